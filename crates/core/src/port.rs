@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::packet::{Packet, Pool};
 use crate::result::Verification;
 use crate::stats::LatencyHistogram;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 /// The counters of a queue or device. `packets` and `bytes` count what [`Rx`] returned or [`Tx`] accepted.
@@ -93,6 +94,12 @@ pub trait Port: Send {
 
     /// Stops receiving and sending, and frees the buffers that the device holds.
     fn stop(&mut self) {}
+
+    /// Returns the descriptors that are readable when packets have arrived. A thread without work can wait for them by poll or epoll. Call
+    /// it after the port was started. Empty if packets can arrive without a descriptor becoming readable.
+    fn wait_descriptors(&self) -> Vec<RawFd> {
+        Vec::new()
+    }
 
     /// Returns the result of checking packets, or `None` if the port checks none. Call it after the queues
     /// are dropped.

@@ -18,6 +18,7 @@ use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::{Counters, Port, PortInfo, Rx, Tx};
 use std::any::Any;
 use std::ffi::CStr;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -352,6 +353,14 @@ fn write_frame(frame: &mut [u8]) {
 impl Port for EthPort {
     fn info(&self) -> &PortInfo {
         &self.info
+    }
+
+    fn wait_descriptors(&self) -> Vec<RawFd> {
+        match self.spec.kind {
+            Kind::AfXdp { .. } => self.sockets.iter().map(|socket| socket.descriptor()).collect(),
+            Kind::AfPacket { .. } => self.device.packet_sockets.clone(),
+            _ => Vec::new(),
+        }
     }
 
     fn configure(&mut self, pools: &[Arc<dyn Pool>], tx_queues: u16) -> inlane_core::Result<()> {

@@ -7,6 +7,7 @@ use crate::port::EthPort;
 use crate::spec::EthSpec;
 use inlane_core::packet::Pool;
 use inlane_core::port::{Counters, Port, PortInfo, Rx, Tx};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 /// An AF_XDP port that consists of several devices with one queue each.
@@ -35,6 +36,10 @@ impl XdpQueues {
 impl Port for XdpQueues {
     fn info(&self) -> &PortInfo {
         &self.info
+    }
+
+    fn wait_descriptors(&self) -> Vec<RawFd> {
+        self.devices.iter().flat_map(|device| device.wait_descriptors()).collect()
     }
 
     fn configure(&mut self, pools: &[Arc<dyn Pool>], tx_queues: u16) -> inlane_core::Result<()> {

@@ -7,6 +7,14 @@ pub const HEADER: usize = 8;
 pub const ECHO_REQUEST: u8 = 8;
 /// ICMP type: echo reply.
 pub const ECHO_REPLY: u8 = 0;
+/// ICMP type: destination unreachable. Code 4 means that the packet was too large and must not be fragmented.
+pub const UNREACHABLE: u8 = 3;
+/// ICMP code of [`UNREACHABLE`]: the packet was too large.
+pub const FRAGMENTATION_NEEDED: u8 = 4;
+/// ICMPv6 type: destination unreachable.
+pub const UNREACHABLE_V6: u8 = 1;
+/// ICMPv6 type: packet too big.
+pub const TOO_BIG_V6: u8 = 2;
 /// ICMPv6 type: echo request.
 pub const ECHO_REQUEST_V6: u8 = 128;
 /// ICMPv6 type: echo reply.
@@ -25,6 +33,10 @@ view! {
         echo_id / set_echo_id: u16 = 4,
         /// Sequence number of an echo.
         echo_sequence / set_echo_sequence: u16 = 6,
+        /// The next hop's MTU in an ICMP message that a packet was too large.
+        next_hop_mtu / set_next_hop_mtu: u16 = 6,
+        /// The next hop's MTU in an ICMPv6 message that a packet was too large.
+        mtu_v6 / set_mtu_v6: u32 = 4,
     }
 }
 

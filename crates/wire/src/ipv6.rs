@@ -158,6 +158,13 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         &mut self.0.as_mut()[HEADER..end]
     }
 
+    /// Sets the traffic class: differentiated services and ECN.
+    pub fn set_traffic_class(&mut self, class: u8) {
+        let bytes = self.0.as_mut();
+        bytes[0] = bytes[0] & 0xf0 | class >> 4;
+        bytes[1] = bytes[1] & 0xf | class << 4;
+    }
+
     /// Sets the flow label to the low 20 bits of `label`.
     pub fn set_flow_label(&mut self, label: u32) {
         let bytes = self.0.as_mut();

@@ -23,6 +23,7 @@
 //! | [`arp`] | ARP for IPv4 over Ethernet | RFC 826 |
 //! | [`ipv4`], [`ipv6`] | with options; with a bounded walk over extension headers | RFC 791, RFC 8200 |
 //! | [`udp`], [`tcp`], [`icmp`] | fixed part, TCP options as bytes | RFC 768, 9293, 792, 4443 |
+//! | [`ndp`] | neighbour solicitations and advertisements | RFC 4861 |
 //! | [`ecpri`], [`oran`] | eCPRI common header, O-RAN user plane sections | eCPRI 2.0, O-RAN WG4 CUS |
 //! | [`checksum`] | internet checksum, complete and incremental | RFC 1071, RFC 1624 |
 //! | [`flow`] | offsets of a frame's layers; its 5-tuple | |
@@ -43,6 +44,7 @@ pub mod flow;
 pub mod icmp;
 pub mod ipv4;
 pub mod ipv6;
+pub mod ndp;
 pub mod oran;
 pub mod tcp;
 pub mod udp;

@@ -1,0 +1,22 @@
+//! What the offload engine and the preloaded library agree on.
+//!
+//! * [`name`]: the names of the UNIX sockets that stand for offloaded sockets. A name describes its socket, so the library keeps no table.
+//! * [`message`]: requests and replies on the engine's control socket.
+//! * [`rules`]: which sockets the engine runs and which stay with the kernel.
+//!
+//! The library runs inside other programs, also in their signal handlers. So nothing here allocates, locks or panics, except where
+//! a function says so.
+
+pub mod address;
+pub mod message;
+pub mod name;
+pub mod rules;
+
+/// The environment variable that names the engine's control socket.
+pub const SOCKET_VARIABLE: &str = "INLANE_OFFLOAD_SOCKET";
+/// The environment variable with the rules, one a line.
+pub const RULES_VARIABLE: &str = "INLANE_OFFLOAD_RULES";
+/// The environment variable that is set if a socket that stays with the kernel is an error.
+pub const REQUIRE_VARIABLE: &str = "INLANE_OFFLOAD_REQUIRE";
+/// The control socket of an engine that was started without `--socket`.
+pub const DEFAULT_SOCKET: &str = "/run/inlane/offload.sock";

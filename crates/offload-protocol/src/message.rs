@@ -1,0 +1,244 @@
+//! Requests and replies on the engine's control socket, a UNIX socket of type SOCK_SEQPACKET.
+//!
+//! A process opens a connection when it first needs one. Messages have one fixed size. A request may carry the program's end of an
+//! offloaded socket, which proves that the sender has the socket. A reply may carry a new program's end.
+
+use crate::address;
+use std::net::SocketAddr;
+
+/// The length of every message, in bytes.
+pub const LEN: usize = 512;
+/// The most bytes of an option's value.
+pub const MAX_VALUE: usize = 384;
+/// The version of the messages. Both sides refuse others.
+const VERSION: u8 = 1;
+/// Where the value begins.
+const VALUE: usize = 96;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Operation {
+    /// Creates a socket bound to [`Message::local`]. The value holds options. The reply carries the program's end and the local address.
+    Bind = 1,
+    /// Connects to [`Message::remote`]. Without a descriptor, creates a socket; the reply then carries the program's end. It becomes
+    /// writable when the connection is established or has failed.
+    Connect = 2,
+    /// Makes the bound socket of the descriptor listen. `number` is the backlog.
+    Listen = 3,
+    /// Sets option `name` of `level` to the value. There is no reply.
+    SetOption = 4,
+    /// Returns the value of option `name` of `level`.
+    GetOption = 5,
+    /// Returns the local and the remote address of the descriptor's socket.
+    Addresses = 6,
+    /// Says that a socket stays with the kernel: the value is the reason. There is no reply.
+    Kernel = 7,
+    /// Asks for the engine's state. The reply carries a file with it as JSON.
+    Status = 8,
+}
+
+impl Operation {
+    const ALL: [Self; 8] = [
+        Self::Bind,
+        Self::Connect,
+        Self::Listen,
+        Self::SetOption,
+        Self::GetOption,
+        Self::Addresses,
+        Self::Kernel,
+        Self::Status,
+    ];
+
+    /// Returns true if the engine replies.
+    pub fn has_reply(self) -> bool {
+        !matches!(self, Self::SetOption | Self::Kernel)
+    }
+}
+
+/// The status of a reply: the socket stays with the kernel. Other negative numbers do not exist.
+pub const KERNEL: i32 = -1;
+
+/// A request or a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// What is asked for. A reply repeats it.
+    pub operation: Operation,
+    /// True if the socket's family is AF_INET6.
+    pub v6: bool,
+    /// In a reply: 0, an errno, or [`KERNEL`].
+    pub status: i32,
+    /// A number whose meaning depends on the operation.
+    pub number: i32,
+    /// The option's level.
+    pub level: i32,
+    /// The option's name.
+    pub name: i32,
+    /// The local address.
+    pub local: Option<SocketAddr>,
+    /// The remote address.
+    pub remote: Option<SocketAddr>,
+    /// The program's name, cut to 16 bytes.
+    pub program: [u8; 16],
+    /// The number of valid bytes in `value`.
+    pub value_len: usize,
+    /// An option's value, or a text.
+    pub value: [u8; MAX_VALUE],
+}
+
+impl Message {
+    /// Creates a message with empty fields.
+    pub fn new(operation: Operation) -> Self {
+        Self {
+            operation,
+            v6: false,
+            status: 0,
+            number: 0,
+            level: 0,
+            name: 0,
+            local: None,
+            remote: None,
+            program: [0; 16],
+            value_len: 0,
+            value: [0; MAX_VALUE],
+        }
+    }
+
+    /// Sets the value, cut to [`MAX_VALUE`] bytes.
+    pub fn set_value(&mut self, value: &[u8]) {
+        self.value_len = value.len().min(MAX_VALUE);
+        self.value[..self.value_len].copy_from_slice(&value[..self.value_len]);
+    }
+
+    /// Returns the value.
+    pub fn value(&self) -> &[u8] {
+        &self.value[..self.value_len]
+    }
+
+    /// Returns the program's name as text.
+    pub fn program(&self) -> &str {
+        let len = self.program.iter().position(|&byte| byte == 0).unwrap_or(self.program.len());
+        std::str::from_utf8(&self.program[..len]).unwrap_or("?")
+    }
+
+    /// Encodes the message.
+    pub fn encode(&self) -> [u8; LEN] {
+        let mut bytes = [0; LEN];
+        bytes[0] = VERSION;
+        bytes[1] = self.operation as u8;
+        bytes[2] = self.v6 as u8;
+        bytes[4..8].copy_from_slice(&self.status.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.number.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.level.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.name.to_le_bytes());
+        bytes[20..40].copy_from_slice(&address::encode(self.local));
+        bytes[40..60].copy_from_slice(&address::encode(self.remote));
+        bytes[60..76].copy_from_slice(&self.program);
+        bytes[76..80].copy_from_slice(&(self.value_len as u32).to_le_bytes());
+        bytes[VALUE..VALUE + MAX_VALUE].copy_from_slice(&self.value);
+        bytes
+    }
+
+    /// Decodes a message. Returns `None` if it has another version, an unknown operation or impossible lengths.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; LEN] = bytes.try_into().ok()?;
+        let number = |at: usize| i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        if bytes[0] != VERSION {
+            return None;
+        }
+        let operation = Operation::ALL.into_iter().find(|&operation| operation as u8 == bytes[1])?;
+        let mut message = Self::new(operation);
+        message.v6 = bytes[2] != 0;
+        message.status = number(4);
+        message.number = number(8);
+        message.level = number(12);
+        message.name = number(16);
+        message.local = address::decode(&bytes[20..]);
+        message.remote = address::decode(&bytes[40..]);
+        message.program.copy_from_slice(&bytes[60..76]);
+        message.value_len = usize::try_from(number(76)).ok().filter(|&len| len <= MAX_VALUE)?;
+        message.value.copy_from_slice(&bytes[VALUE..VALUE + MAX_VALUE]);
+        Some(message)
+    }
+}
+
+/// One option in the value of [`Operation::Bind`] and [`Operation::Connect`]: level, name and a number, 12 bytes.
+pub type NumberOption = (i32, i32, i32);
+
+/// Writes options as a value. Options beyond [`MAX_VALUE`] bytes are left out.
+pub fn write_options(message: &mut Message, options: &[NumberOption]) {
+    let mut len = 0;
+    for &(level, name, value) in options.iter().take(MAX_VALUE / 12) {
+        for number in [level, name, value] {
+            message.value[len..len + 4].copy_from_slice(&number.to_le_bytes());
+            len += 4;
+        }
+    }
+    message.value_len = len;
+}
+
+/// Returns the options of a value.
+pub fn read_options(value: &[u8]) -> impl Iterator<Item = NumberOption> + '_ {
+    let number = |bytes: &[u8]| i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    value.chunks_exact(12).map(move |bytes| (number(bytes), number(&bytes[4..]), number(&bytes[8..])))
+}
+
+/// The record that the engine writes into a listener's pair for each connection, with the connection's descriptor. The program's
+/// accept reads one record.
+pub mod accept {
+    use super::address;
+    use std::net::SocketAddr;
+
+    /// The length of a record, in bytes: the remote address.
+    pub const LEN: usize = address::LEN;
+
+    /// Encodes a record.
+    pub fn encode(remote: SocketAddr) -> [u8; LEN] {
+        address::encode(Some(remote))
+    }
+
+    /// Decodes a record.
+    pub fn decode(bytes: &[u8]) -> Option<SocketAddr> {
+        address::decode(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_and_what_decodes_reads_back(bytes in proptest::collection::vec(any::<u8>(), LEN), operation in 0u8..10, len in 0u8..=255) {
+            let mut bytes = bytes;
+            bytes[..4].copy_from_slice(&[VERSION, operation, 0, 0]);
+            bytes[76..80].copy_from_slice(&[len, 0, 0, 0]);
+            if let Some(message) = Message::decode(&bytes) {
+                prop_assert_eq!(Message::decode(&message.encode()), Some(message));
+                prop_assert!(message.value().len() <= MAX_VALUE);
+                let _ = message.program();
+                prop_assert!(read_options(message.value()).count() <= MAX_VALUE / 12);
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_messages_are_refused() {
+        let good = Message::new(Operation::Bind).encode();
+        assert!(Message::decode(&good).is_some());
+        assert!(Message::decode(&good[..LEN - 1]).is_none());
+        for (at, value) in [(0, 2), (1, 0), (1, 99), (78, 1), (79, 0x80)] {
+            let mut bad = good;
+            bad[at] = value;
+            assert!(Message::decode(&bad).is_none(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn options_read_back_as_written() {
+        let mut message = Message::new(Operation::Bind);
+        write_options(&mut message, &[(6, 1, 1), (1, 9, -5)]);
+        assert_eq!(read_options(message.value()).collect::<Vec<_>>(), [(6, 1, 1), (1, 9, -5)]);
+    }
+}

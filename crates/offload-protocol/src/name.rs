@@ -1,0 +1,266 @@
+//! The names of the UNIX sockets that stand for offloaded sockets.
+//!
+//! Each offloaded socket is a pair of connected UNIX sockets. The program has one end, the engine the other. The engine binds both
+//! ends to abstract names. The kernel keeps the names with the sockets, so they survive dup, fork, exec and passing to another
+//! process, and the program's end can be asked for both names even after the engine has died:
+//!
+//! ```text
+//! program's end:  0 "inlane" 1 kind | engine (8) | socket (8) | local address (20) | remote address (20)
+//! engine's end:   0 "inlane" 1 'E'  | engine (8) | socket (8) | errno (4)         bound when the connection ends
+//! ```
+//!
+//! The engine's end has a name only once the remote end has finished sending (errno 0) or the connection has failed. A program's end
+//! that reads the end of the stream and finds no name at the engine's end has lost its engine.
+
+use crate::address;
+use std::net::SocketAddr;
+
+/// The first bytes of a name: the mark of abstract names, a word, and the version of this layout.
+const PREFIX: [u8; 8] = *b"\0inlane\x01";
+/// The kind byte of an engine's end.
+const END: u8 = b'E';
+/// The length of a program's end's name, in bytes.
+const SOCKET_LEN: usize = 9 + 16 + 2 * address::LEN;
+/// The length of an engine's end's name, in bytes.
+const END_LEN: usize = 9 + 16 + 4;
+
+/// What an offloaded socket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A TCP socket of family AF_INET that was bound. The engine's answer says whether it listens or is connected.
+    BoundV4 = b'b',
+    /// As [`Kind::BoundV4`], of family AF_INET6.
+    BoundV6 = b'B',
+    /// A connected TCP socket of family AF_INET, by connect or accept.
+    StreamV4 = b's',
+    /// As [`Kind::StreamV4`], of family AF_INET6.
+    StreamV6 = b'S',
+}
+
+impl Kind {
+    /// Returns true if the family is AF_INET6.
+    pub fn is_v6(self) -> bool {
+        matches!(self, Self::BoundV6 | Self::StreamV6)
+    }
+
+    /// Returns true if the socket was bound before it was connected, so that its name lacks the remote address.
+    pub fn is_bound(self) -> bool {
+        matches!(self, Self::BoundV4 | Self::BoundV6)
+    }
+}
+
+/// The name of a program's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketName {
+    /// The engine's random number.
+    pub engine: u64,
+    /// The socket's number in the engine.
+    pub socket: u64,
+    /// What the socket is.
+    pub kind: Kind,
+    /// The local address.
+    pub local: SocketAddr,
+    /// The remote address, if the socket was connected when it got its name.
+    pub remote: Option<SocketAddr>,
+}
+
+/// A UNIX address with a name.
+#[derive(Clone, Copy)]
+pub struct UnixAddress {
+    /// The structure for bind.
+    pub raw: libc::sockaddr_un,
+    /// Its length.
+    pub len: libc::socklen_t,
+}
+
+impl UnixAddress {
+    fn of(name: &[u8]) -> Self {
+        // SAFETY: an all-zero sockaddr_un is valid.
+        let mut raw: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+        raw.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        for (to, from) in raw.sun_path.iter_mut().zip(name) {
+            *to = *from as libc::c_char;
+        }
+        let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + name.len();
+        Self { raw, len: len as libc::socklen_t }
+    }
+
+    /// Returns the name's bytes, or an empty slice for another family.
+    fn name(&self) -> &[u8] {
+        let before = std::mem::offset_of!(libc::sockaddr_un, sun_path);
+        if self.raw.sun_family != libc::AF_UNIX as libc::sa_family_t {
+            return &[];
+        }
+        let len = (self.len as usize).saturating_sub(before).min(self.raw.sun_path.len());
+        // SAFETY: c_char and u8 have one layout, and `len` is at most the array's length.
+        unsafe { std::slice::from_raw_parts(self.raw.sun_path.as_ptr().cast(), len) }
+    }
+
+    /// Calls `get`, which is getsockname or getpeername. Returns `None` if it fails.
+    fn ask(
+        fd: i32,
+        get: unsafe extern "C" fn(i32, *mut libc::sockaddr, *mut libc::socklen_t) -> i32,
+    ) -> Option<Self> {
+        let mut address = Self::of(&[]);
+        address.raw.sun_family = 0;
+        address.len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+        // SAFETY: structure and length live through the call.
+        let code = unsafe { get(fd, (&raw mut address.raw).cast(), &mut address.len) };
+        (code == 0).then_some(address)
+    }
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    let mut array = [0; 8];
+    array.copy_from_slice(&bytes[..8]);
+    u64::from_le_bytes(array)
+}
+
+/// The functions that ask the kernel for a socket's names. The library gives the C library's, because its own replace them.
+#[derive(Clone, Copy)]
+pub struct Asking {
+    /// The C library's getsockname.
+    pub own: unsafe extern "C" fn(i32, *mut libc::sockaddr, *mut libc::socklen_t) -> i32,
+    /// The C library's getpeername.
+    pub peer: unsafe extern "C" fn(i32, *mut libc::sockaddr, *mut libc::socklen_t) -> i32,
+}
+
+impl SocketName {
+    /// Returns the address to bind the program's end to.
+    pub fn to_address(&self) -> UnixAddress {
+        let mut name = [0; SOCKET_LEN];
+        name[..8].copy_from_slice(&PREFIX);
+        name[8] = self.kind as u8;
+        name[9..17].copy_from_slice(&self.engine.to_le_bytes());
+        name[17..25].copy_from_slice(&self.socket.to_le_bytes());
+        name[25..45].copy_from_slice(&address::encode(Some(self.local)));
+        name[45..].copy_from_slice(&address::encode(self.remote));
+        UnixAddress::of(&name)
+    }
+
+    /// Reads a name. Returns `None` for sockets that are not offloaded.
+    pub fn from_address(address: &UnixAddress) -> Option<Self> {
+        let name = address.name();
+        if name.len() != SOCKET_LEN || name[..8] != PREFIX {
+            return None;
+        }
+        let kind = match name[8] {
+            b'b' => Kind::BoundV4,
+            b'B' => Kind::BoundV6,
+            b's' => Kind::StreamV4,
+            b'S' => Kind::StreamV6,
+            _ => return None,
+        };
+        Some(Self {
+            engine: number(&name[9..]),
+            socket: number(&name[17..]),
+            kind,
+            local: address::decode(&name[25..])?,
+            remote: address::decode(&name[45..]),
+        })
+    }
+
+    /// Returns the name of the program's end `fd`, or `None` if `fd` is not an offloaded socket.
+    pub fn of(fd: i32, asking: Asking) -> Option<Self> {
+        Self::from_address(&UnixAddress::ask(fd, asking.own)?)
+    }
+}
+
+/// How a connection ended, by the name of the engine's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The remote end has finished sending.
+    Finished,
+    /// The connection failed with this errno.
+    Failed(i32),
+    /// The engine has given no reason. If the stream has ended, the engine is gone.
+    Unnamed,
+}
+
+impl End {
+    /// Returns the address to bind the engine's end to.
+    pub fn to_address(self, engine: u64, socket: u64) -> UnixAddress {
+        let mut name = [0; END_LEN];
+        name[..8].copy_from_slice(&PREFIX);
+        name[8] = END;
+        name[9..17].copy_from_slice(&engine.to_le_bytes());
+        name[17..25].copy_from_slice(&socket.to_le_bytes());
+        let errno = match self {
+            Self::Finished | Self::Unnamed => 0,
+            Self::Failed(errno) => errno,
+        };
+        name[25..].copy_from_slice(&errno.to_le_bytes());
+        UnixAddress::of(&name)
+    }
+
+    fn from_address(address: &UnixAddress) -> Self {
+        let name = address.name();
+        if name.len() != END_LEN || name[..8] != PREFIX || name[8] != END {
+            return Self::Unnamed;
+        }
+        match i32::from_le_bytes([name[25], name[26], name[27], name[28]]) {
+            0 => Self::Finished,
+            errno => Self::Failed(errno),
+        }
+    }
+
+    /// Returns how the connection of the program's end `fd` ended.
+    pub fn of(fd: i32, asking: Asking) -> Self {
+        UnixAddress::ask(fd, asking.peer).map_or(Self::Unnamed, |address| Self::from_address(&address))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    const ASKING: Asking = Asking { own: libc::getsockname, peer: libc::getpeername };
+
+    fn bind(fd: i32, address: &UnixAddress) {
+        // SAFETY: the structure lives through the call.
+        let code = unsafe { libc::bind(fd, (&raw const address.raw).cast(), address.len) };
+        assert_eq!(code, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    #[test]
+    fn the_kernel_keeps_names_beyond_the_life_of_the_engines_end() {
+        let engine = std::process::id() as u64;
+        for (socket, end) in [(1, End::Finished), (2, End::Failed(libc::ETIMEDOUT)), (3, End::Unnamed)] {
+            let (program, other) = UnixStream::pair().unwrap();
+            let name = SocketName {
+                engine,
+                socket,
+                kind: Kind::StreamV6,
+                local: "10.0.0.1:80".parse().unwrap(),
+                remote: Some("[fd00::1]:4000".parse().unwrap()),
+            };
+            bind(program.as_raw_fd(), &name.to_address());
+            assert_eq!(End::of(program.as_raw_fd(), ASKING), End::Unnamed);
+            if end != End::Unnamed {
+                bind(other.as_raw_fd(), &end.to_address(engine, socket));
+            }
+            drop(other);
+            let duplicate = program.try_clone().unwrap();
+            drop(program);
+            assert_eq!(SocketName::of(duplicate.as_raw_fd(), ASKING), Some(name));
+            assert_eq!(End::of(duplicate.as_raw_fd(), ASKING), end);
+        }
+    }
+
+    #[test]
+    fn other_sockets_are_not_offloaded() {
+        let (plain, _other) = UnixStream::pair().unwrap();
+        assert_eq!(SocketName::of(plain.as_raw_fd(), ASKING), None);
+        assert_eq!(SocketName::of(-1, ASKING), None);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert_eq!(SocketName::of(listener.as_raw_fd(), ASKING), None);
+        for name in [&b"\0inlane\x01s"[..], &[0; 108], b"", b"\0inlane\x01Exxxxxxxxxxxxxxxxxx"] {
+            let address = UnixAddress::of(name);
+            assert_eq!(SocketName::from_address(&address), None);
+            assert_eq!(End::from_address(&address), End::Unnamed);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! A table of objects with keys that do not become valid again when an object's place is reused.
+
+/// The key of an object: its place, and how often the place was used before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    index: u32,
+    generation: u32,
+}
+
+impl Key {
+    /// Returns the key as a number.
+    pub fn to_u64(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    /// Returns the key of a number.
+    pub fn from_u64(number: u64) -> Self {
+        Self { index: number as u32, generation: (number >> 32) as u32 }
+    }
+}
+
+/// A table of objects.
+#[derive(Debug)]
+pub struct Arena<T> {
+    places: Vec<(u32, Option<T>)>,
+    free: Vec<u32>,
+}
+
+impl<T> Default for Arena<T> {
+    fn default() -> Self {
+        Self { places: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Arena<T> {
+    /// Adds an object. `make` gets its key.
+    pub fn insert_with(&mut self, make: impl FnOnce(Key) -> T) -> Key {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.places.push((0, None));
+            self.places.len() as u32 - 1
+        });
+        let place = &mut self.places[index as usize];
+        let key = Key { index, generation: place.0 };
+        place.1 = Some(make(key));
+        key
+    }
+
+    /// Returns an object, or `None` if it was removed.
+    #[inline]
+    pub fn get(&self, key: Key) -> Option<&T> {
+        let (generation, object) = self.places.get(key.index as usize)?;
+        object.as_ref().filter(|_| *generation == key.generation)
+    }
+
+    /// Returns an object for writing, or `None` if it was removed.
+    #[inline]
+    pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+        let (generation, object) = self.places.get_mut(key.index as usize)?;
+        object.as_mut().filter(|_| *generation == key.generation)
+    }
+
+    /// Removes an object.
+    pub fn remove(&mut self, key: Key) -> Option<T> {
+        let (generation, object) = self.places.get_mut(key.index as usize)?;
+        if *generation != key.generation {
+            return None;
+        }
+        let object = object.take()?;
+        // The low half of a number is a place; the high half must not make it one of the engine's own tokens.
+        *generation = generation.wrapping_add(1) & 0x7fff_ffff;
+        self.free.push(key.index);
+        Some(object)
+    }
+
+    /// Returns the objects with their keys.
+    pub fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
+        self.places.iter().zip(0u32..).filter_map(|((generation, object), index)| {
+            Some((Key { index, generation: *generation }, object.as_ref()?))
+        })
+    }
+
+    /// Returns the number of objects.
+    pub fn len(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reused_place_has_another_key() {
+        let mut arena = Arena::default();
+        let first = arena.insert_with(|_| "first");
+        assert_eq!(arena.remove(first), Some("first"));
+        let second = arena.insert_with(|_| "second");
+        assert_eq!((arena.get(first), arena.remove(first)), (None, None));
+        assert_eq!(arena.get(Key::from_u64(second.to_u64())), Some(&"second"));
+        assert_eq!((arena.len(), arena.iter().count()), (1, 1));
+        assert_eq!(arena.get(Key::from_u64(u64::MAX)), None);
+    }
+}

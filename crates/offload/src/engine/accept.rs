@@ -1,0 +1,136 @@
+//! Listeners: handshakes, and connections that programs accept.
+
+use super::Engine;
+use crate::arena::Key;
+use crate::network::Route;
+use crate::pair;
+use crate::socket::{Pending, Role, Socket};
+use inlane_offload_protocol::message::accept;
+use inlane_tcp::{Connection, Flow, Header, Segment, TimeWait, Verdict};
+
+impl Engine {
+    /// Hands a segment to a listener. Returns true if the listener answered, so that an old TIME-WAIT entry of the flow ends.
+    pub(super) fn on_listener_segment(
+        &mut self,
+        now: u64,
+        key: Key,
+        flow: &Flow,
+        segment: &Segment<'_>,
+        previous: Option<&TimeWait>,
+    ) -> bool {
+        let Some(Socket { role: Role::Listening(listening), .. }) = self.sockets.get_mut(key) else {
+            return false;
+        };
+        let verdict = listening.listener.on_segment(now, flow, segment, previous);
+        let deadline = listening.listener.next_deadline();
+        if let Some(deadline) = deadline {
+            self.arm(key, deadline);
+        }
+        match verdict {
+            Verdict::Drop => false,
+            Verdict::Reply(header) => {
+                self.send_header(now, flow, &header);
+                true
+            }
+            Verdict::Established(handshake) => {
+                self.establish(now, key, flow, segment, &handshake);
+                true
+            }
+        }
+    }
+
+    /// Creates the connection of a completed handshake and queues it for the program.
+    fn establish(
+        &mut self,
+        now: u64,
+        listener: Key,
+        flow: &Flow,
+        segment: &Segment<'_>,
+        handshake: &inlane_tcp::Handshake,
+    ) {
+        let Some(socket) = self.sockets.get(listener) else { return };
+        let (process, program, v6) = (socket.process, socket.program.clone(), socket.v6);
+        let mut options = socket.options.clone();
+        (options.reuse_address, options.reuse_port) = (false, false);
+        let Some(route) = self.network.route(flow.remote.ip()) else { return };
+        let config = options.config(self.settings.buffer, self.network.mss(route, flow.remote.is_ipv6()));
+        let Ok(connection) = Connection::accept(now, &config, handshake) else { return };
+        let stream = self.stream_of(now, *flow, route, connection);
+        let created = self.create(process, &program, v6, flow.local, Some(flow.remote), options, |_| {
+            Role::Stream(Box::new(stream))
+        });
+        let Ok((key, program_end)) = created else {
+            // The program has too many sockets, or the engine too few descriptors: the peer must not wait for an answer.
+            if let Some(header) = inlane_tcp::reset_for(segment) {
+                self.send_header(now, flow, &header);
+            }
+            return;
+        };
+        self.flows.insert(*flow, key);
+        if let Some(Socket { role: Role::Listening(listening), .. }) = self.sockets.get_mut(listener) {
+            listening.listener.queue(Pending { key, program: program_end, remote: flow.remote });
+        }
+        self.totals.accepted += 1;
+        self.touch(listener);
+        self.on_stream_segment(now, key, segment);
+    }
+
+    /// Hands queued connections to the program, as long as the pair has room.
+    pub(super) fn serve_listener(&mut self, key: Key) {
+        let Some(socket) = self.sockets.get_mut(key) else { return };
+        let fd = socket.fd();
+        let Role::Listening(listening) = &mut socket.role else { return };
+        let Some(fd) = fd.filter(|&fd| !pair::hung_up(fd)) else {
+            self.remove(key);
+            return;
+        };
+        while !listening.full
+            && let Some(pending) = listening.listener.accept()
+        {
+            let record = accept::encode(pending.remote);
+            use std::os::fd::AsRawFd;
+            match pair::send_descriptor(fd, &record, Some(pending.program.as_raw_fd())) {
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    listening.full = true;
+                    // The listener's queue has no way to put a connection back in front, so it goes to the end.
+                    listening.listener.queue(pending);
+                }
+                Err(_) => {
+                    // The program has closed the listener. Dropping its end resets the connection.
+                    let connection = pending.key;
+                    drop(pending);
+                    self.touch(connection);
+                    self.remove(key);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Sends a segment that has no connection.
+    pub(super) fn send_header(&mut self, now: u64, flow: &Flow, header: &Header) {
+        let Some(route) = self.network.route(flow.remote.ip()) else { return };
+        let segment = super::stream::Outgoing { flow, header: *header, ring: None, payload: 0..0 };
+        self.network.send(now, route, flow.local.ip(), flow.remote.ip(), 0, &segment);
+    }
+
+    /// Retransmits unanswered SYN,ACKs of a listener.
+    pub(super) fn on_listener_timer(&mut self, now: u64, key: Key) {
+        let Some(Socket { role: Role::Listening(listening), .. }) = self.sockets.get_mut(key) else { return };
+        let mut replies: Vec<(Flow, Header)> = Vec::new();
+        listening.listener.on_timer(now, |flow, header| replies.push((*flow, header)));
+        let deadline = listening.listener.next_deadline();
+        for (flow, header) in replies {
+            self.send_header(now, &flow, &header);
+        }
+        if let Some(deadline) = deadline {
+            self.arm(key, deadline);
+        }
+    }
+
+    /// Returns true if a route leads to the engine itself.
+    pub(super) fn is_own_route(route: Route) -> bool {
+        route == Route::Own
+    }
+}

@@ -1,0 +1,144 @@
+//! Local ports.
+
+use super::Engine;
+use super::request::Refusal;
+use crate::arena::Key;
+use crate::socket::{Options, Role, Socket};
+use inlane_tcp::Flow;
+use std::net::{IpAddr, SocketAddr};
+
+/// The ports that the engine chooses from, as Linux does by default.
+const EPHEMERAL: std::ops::RangeInclusive<u16> = 32768..=60999;
+/// Ports below this are for privileged users.
+const FIRST_UNPRIVILEGED: u16 = 1024;
+
+/// Returns true if a socket bound to `a` receives connections to `b`, or the reverse. A dual-stack socket is bound to `::` without
+/// `v6_only`.
+fn overlap(a: IpAddr, a_v6_only: bool, b: IpAddr, b_v6_only: bool) -> bool {
+    match (a.is_unspecified(), b.is_unspecified()) {
+        (false, false) => a == b,
+        (true, _) if a.is_ipv4() == b.is_ipv4() => true,
+        (_, true) if a.is_ipv4() == b.is_ipv4() => true,
+        (true, _) if a.is_ipv6() => !a_v6_only,
+        (_, true) if b.is_ipv6() => !b_v6_only,
+        _ => false,
+    }
+}
+
+impl Engine {
+    /// Returns the port for a bind: the wanted one, or a free one for port 0.
+    pub(super) fn choose_port(
+        &mut self,
+        user: u32,
+        wanted: SocketAddr,
+        _v6: bool,
+        options: &Options,
+    ) -> Result<u16, Refusal> {
+        if wanted.port() != 0 {
+            if wanted.port() < FIRST_UNPRIVILEGED && user != 0 {
+                return Err(Refusal::Errno(libc::EACCES));
+            }
+            return match self.conflicts(wanted, options, None) {
+                true => Err(Refusal::Errno(libc::EADDRINUSE)),
+                false => Ok(wanted.port()),
+            };
+        }
+        let first = self.random();
+        let count = EPHEMERAL.len() as u64;
+        let mut ports = (0..count).map(|offset| EPHEMERAL.start() + ((first + offset) % count) as u16);
+        ports.find(|port| !self.ports.contains_key(port)).ok_or(Refusal::Errno(libc::EADDRINUSE))
+    }
+
+    /// Returns true if another socket holds the port for an overlapping address and does not share it. Sockets share a port if all have
+    /// SO_REUSEPORT, or if all have SO_REUSEADDR and none listens.
+    fn conflicts(&self, wanted: SocketAddr, options: &Options, except: Option<Key>) -> bool {
+        let holders = self.ports.get(&wanted.port()).into_iter().flatten();
+        holders.filter(|&&key| Some(key) != except).filter_map(|&key| self.sockets.get(key)).any(|other| {
+            let theirs = &other.options;
+            let listens = matches!(other.role, Role::Listening(_));
+            overlap(wanted.ip(), options.v6_only, other.local.ip(), theirs.v6_only)
+                && !(options.reuse_port && theirs.reuse_port)
+                && !(options.reuse_address && theirs.reuse_address && !listens)
+        })
+    }
+
+    /// Checks that a bound socket may listen: no other socket listens at an overlapping address, unless both share the port.
+    pub(super) fn check_listen(&self, key: Key) -> Result<(), Refusal> {
+        let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
+        match self.conflicts(socket.local, &socket.options, Some(key)) {
+            true => Err(Refusal::Errno(libc::EADDRINUSE)),
+            false => Ok(()),
+        }
+    }
+
+    /// Gives a local port to a socket.
+    pub(super) fn hold_port(&mut self, key: Key, port: u16) {
+        self.ports.entry(port).or_default().push(key);
+        if let Some(socket) = self.sockets.get_mut(key) {
+            socket.holds_port = true;
+        }
+    }
+
+    /// Returns a local address for a connection to `remote`.
+    pub(super) fn ephemeral(&mut self, source: IpAddr, remote: SocketAddr) -> Result<SocketAddr, Refusal> {
+        let first = self.random();
+        let count = EPHEMERAL.len() as u64;
+        let mut waiting = None;
+        for offset in 0..count {
+            let port = EPHEMERAL.start() + ((first + offset) % count) as u16;
+            let local = SocketAddr::new(source, port);
+            let flow = Flow { local, remote };
+            if self.flows.contains_key(&flow) || self.ports.contains_key(&port) {
+                continue;
+            }
+            if !self.time_waits.contains_key(&flow) {
+                return Ok(local);
+            }
+            waiting = waiting.or(Some(local));
+        }
+        // All other ports are in use. One in TIME-WAIT is reused: the new connection begins above its numbers.
+        waiting.ok_or(Refusal::Errno(libc::EADDRNOTAVAIL))
+    }
+
+    /// Returns the listener for a connection to `local`: a socket bound to the address before one bound to all addresses. Sockets that share
+    /// the port get connections by `hash`.
+    pub(super) fn listener(&self, local: SocketAddr, hash: u64) -> Option<Key> {
+        let holders = self.ports.get(&local.port())?;
+        let rank = |socket: &Socket| {
+            let ip = socket.local.ip();
+            match &socket.role {
+                Role::Listening(_) if ip == local.ip() => 3,
+                Role::Listening(_) if ip.is_unspecified() && ip.is_ipv4() == local.is_ipv4() => 2,
+                Role::Listening(_) if ip.is_unspecified() && ip.is_ipv6() && !socket.options.v6_only => 1,
+                _ => 0,
+            }
+        };
+        let ranked = holders.iter().filter_map(|&key| Some((rank(self.sockets.get(key)?), key)));
+        let best = ranked.clone().map(|(rank, _)| rank).max().filter(|&rank| rank > 0)?;
+        let equal = ranked.filter(|&(rank, _)| rank == best).map(|(_, key)| key);
+        let count = equal.clone().count() as u64;
+        equal.into_iter().nth((hash % count.max(1)) as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::overlap;
+
+    #[test]
+    fn addresses_overlap_as_in_linux() {
+        let check = |a: &str, a_only, b: &str, b_only| {
+            let (a, b) = (a.parse().unwrap(), b.parse().unwrap());
+            assert_eq!(overlap(a, a_only, b, b_only), overlap(b, b_only, a, a_only));
+            overlap(a, a_only, b, b_only)
+        };
+        assert!(check("10.0.0.1", false, "10.0.0.1", false));
+        assert!(!check("10.0.0.1", false, "10.0.0.2", false));
+        assert!(check("0.0.0.0", false, "10.0.0.2", false));
+        assert!(check("::", false, "10.0.0.2", false));
+        assert!(!check("::", true, "10.0.0.2", false));
+        assert!(check("::", true, "::", true) && check("::", true, "fd00::1", false));
+        assert!(check("::", false, "0.0.0.0", false) && !check("::", true, "0.0.0.0", false));
+        assert!(!check("fd00::1", false, "0.0.0.0", false));
+    }
+}

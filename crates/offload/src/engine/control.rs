@@ -1,0 +1,177 @@
+//! The control socket and its clients.
+
+use super::{CLIENT, Engine};
+use crate::arena::{Arena, Key};
+use crate::error::{Error, Result};
+use crate::pair;
+use crate::settings::Settings;
+use inlane_offload_protocol::message::{self, Message};
+use rustix::event::epoll;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+/// The most clients at once. A process keeps one connection, and `status` one for its request.
+const MOST_CLIENTS: usize = 16384;
+/// The most requests of one client that are processed in one round, so that one client cannot hold up the engine.
+const MOST_REQUESTS: usize = 32;
+
+/// A process that has connected to the control socket.
+pub(super) struct Client {
+    fd: OwnedFd,
+    /// Its process, as the kernel states it.
+    pub process: i32,
+    /// Its user, as the kernel states it.
+    pub user: u32,
+}
+
+/// The control socket.
+pub(super) struct Control {
+    listener: OwnedFd,
+    path: PathBuf,
+    clients: Arena<Client>,
+    /// The number of sockets of each process.
+    sockets: HashMap<i32, usize>,
+    limit: usize,
+}
+
+impl Control {
+    /// Creates the control socket. Replaces the file of an engine that has ended.
+    ///
+    /// # Errors
+    /// If another engine listens there, or the file cannot be created.
+    pub fn open(settings: &Settings) -> Result<Self> {
+        let path = settings.socket.clone();
+        let shown = path.display().to_string();
+        let os = |what: &'static str| {
+            let shown = shown.clone();
+            move |error: rustix::io::Errno| Error::os(format!("{what} {shown}"))(error.into())
+        };
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)
+                .map_err(Error::os(format!("creating the folder {}", folder.display())))?;
+        }
+        let address = SocketAddrUnix::new(&path).map_err(os("using the path"))?;
+        let new = || net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let probe = new().map_err(os("creating the control socket"))?;
+        match net::connect(&probe, &address) {
+            Ok(()) => return Err(Error::Busy(shown)),
+            Err(rustix::io::Errno::CONNREFUSED) => {
+                std::fs::remove_file(&path).map_err(Error::os(format!("removing the old socket {shown}")))?;
+            }
+            Err(_) => {}
+        }
+        let listener = new().map_err(os("creating the control socket"))?;
+        net::bind(&listener, &address).map_err(os("creating the control socket"))?;
+        let permissions = std::fs::Permissions::from_mode(settings.mode);
+        std::fs::set_permissions(&path, permissions)
+            .map_err(Error::os(format!("setting the permissions of {shown}")))?;
+        net::listen(&listener, 4096).map_err(os("listening on"))?;
+        rustix::io::ioctl_fionbio(&listener, true).map_err(os("listening on"))?;
+        Ok(Self {
+            listener,
+            path,
+            clients: Arena::default(),
+            sockets: HashMap::new(),
+            limit: settings.sockets_per_program,
+        })
+    }
+
+    pub fn listener(&self) -> &OwnedFd {
+        &self.listener
+    }
+
+    /// Removes the control socket's file.
+    pub fn remove(&self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+
+    /// Counts a new socket of a process. Returns false if it has too many.
+    pub fn admit(&mut self, process: i32) -> bool {
+        let count = self.sockets.entry(process).or_default();
+        let admitted = *count < self.limit;
+        *count += usize::from(admitted);
+        admitted
+    }
+
+    /// Counts a socket less of a process.
+    pub fn release(&mut self, process: i32) {
+        if let Some(count) = self.sockets.get_mut(&process) {
+            *count -= 1;
+            if *count == 0 {
+                self.sockets.remove(&process);
+            }
+        }
+    }
+}
+
+/// A request and who sent it.
+pub(super) struct Request {
+    pub message: Message,
+    /// The descriptor that came with it.
+    pub attached: Option<OwnedFd>,
+    pub process: i32,
+    pub user: u32,
+}
+
+impl Engine {
+    /// Accepts the clients that wait.
+    pub(super) fn accept_clients(&mut self) {
+        for _ in 0..MOST_REQUESTS {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let Ok(fd) = net::accept_with(&self.control.listener, flags) else { return };
+            if self.control.clients.len() >= MOST_CLIENTS {
+                continue;
+            }
+            let Ok(peer) = net::sockopt::socket_peercred(&fd) else { continue };
+            let client = Client { process: peer.pid.as_raw_nonzero().get(), user: peer.uid.as_raw(), fd };
+            let key = self.control.clients.insert_with(|_| client);
+            let Some(client) = self.control.clients.get(key) else { return };
+            if self.watch(&client.fd, CLIENT | key.to_u64(), epoll::EventFlags::IN).is_err() {
+                self.control.clients.remove(key);
+            }
+        }
+    }
+
+    /// Processes the requests of a client.
+    pub(super) fn serve_client(&mut self, now: u64, key: Key) {
+        for _ in 0..MOST_REQUESTS {
+            let Some(client) = self.control.clients.get(key) else { return };
+            let fd = client.fd.as_raw_fd();
+            // One byte more than a message, so that a longer one is noticed.
+            let mut bytes = [0; message::LEN + 1];
+            let request = match pair::receive_descriptor(fd, &mut bytes) {
+                Ok((0, _)) => None,
+                Ok((len, attached)) => Message::decode(&bytes[..len]).map(|message| Request {
+                    message,
+                    attached,
+                    process: client.process,
+                    user: client.user,
+                }),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => None,
+            };
+            // A client that has gone, or that does not speak the protocol, is disconnected.
+            let Some(request) = request else {
+                self.control.clients.remove(key);
+                return;
+            };
+            let operation = request.message.operation;
+            let (mut reply, descriptor) = self.process(now, request);
+            reply.operation = operation;
+            if !operation.has_reply() {
+                continue;
+            }
+            let descriptor = descriptor.as_ref().map(AsRawFd::as_raw_fd);
+            // A client that does not read its replies is disconnected.
+            if pair::send_descriptor(fd, &reply.encode(), descriptor).is_err() {
+                self.control.clients.remove(key);
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Received packets.
+
+use super::Engine;
+use inlane_tcp::{Ecn, Flow, Segment, TimeWaitAction, reset_for};
+use inlane_wire::checksum::{self, Sum};
+use inlane_wire::ethernet::{self, Frame};
+use inlane_wire::{icmp, ipv4, ipv6, ndp, tcp};
+use std::net::{IpAddr, SocketAddr};
+
+/// An IP packet for the engine.
+#[derive(Clone, Copy)]
+struct Received<'a> {
+    source: IpAddr,
+    destination: IpAddr,
+    protocol: u8,
+    /// The traffic class.
+    class: u8,
+    /// TTL or hop limit.
+    hops: u8,
+    /// The upper layer.
+    payload: &'a [u8],
+    pseudo: Sum,
+    /// True if the packet is the engine's own, without checksums.
+    trusted: bool,
+}
+
+impl Engine {
+    /// Processes a frame from the port.
+    #[inline]
+    pub(super) fn on_frame(&mut self, now: u64, bytes: &[u8]) {
+        let counters = &mut self.network.counters;
+        counters.received_packets += 1;
+        counters.received_bytes += bytes.len() as u64;
+        let Ok(frame) = Frame::new(bytes) else {
+            counters.malformed += 1;
+            return;
+        };
+        let destination = frame.destination();
+        if destination != self.network.mac() && !destination.is_multicast() {
+            self.network.counters.ignored += 1;
+            return;
+        }
+        match frame.ethertype() {
+            ethernet::IPV4 | ethernet::IPV6 => self.on_ip(now, &bytes[ethernet::HEADER..], false),
+            ethernet::ARP => self.network.on_arp(now, &bytes[ethernet::HEADER..]),
+            _ => self.network.counters.ignored += 1,
+        }
+    }
+
+    /// Processes an IP packet. Packets of the engine itself are trusted: they have no checksums.
+    pub(super) fn on_ip(&mut self, now: u64, bytes: &[u8], trusted: bool) {
+        let parsed = match bytes.first().map_or(0, |byte| byte >> 4) {
+            4 => Self::parse_v4(bytes, trusted),
+            6 => Self::parse_v6(bytes, trusted),
+            _ => Err(Refused::Malformed),
+        };
+        let counters = &mut self.network.counters;
+        let packet = match parsed {
+            Ok(packet) => packet,
+            Err(Refused::Malformed) => {
+                counters.malformed += 1;
+                return;
+            }
+            Err(Refused::Fragment) => {
+                counters.fragments += 1;
+                return;
+            }
+        };
+        let own = self.network.is_own(packet.destination);
+        if packet.source.is_loopback() && !trusted {
+            self.network.counters.malformed += 1;
+            return;
+        }
+        match packet.protocol {
+            ipv4::TCP if own => self.on_tcp(now, packet),
+            ipv4::ICMP if own && packet.source.is_ipv4() => self.on_icmp(now, packet),
+            ipv6::ICMP if packet.source.is_ipv6() && (own || packet.destination.is_multicast()) => {
+                self.on_icmp_v6(now, packet);
+            }
+            _ => self.network.counters.ignored += 1,
+        }
+    }
+
+    fn parse_v4(bytes: &[u8], trusted: bool) -> Result<Received<'_>, Refused> {
+        let packet = ipv4::Packet::new(bytes).map_err(|_| Refused::Malformed)?;
+        if !trusted && (!packet.checksum_ok() || packet.end() < packet.total_length().into()) {
+            return Err(Refused::Malformed);
+        }
+        if packet.is_fragment() {
+            return Err(Refused::Fragment);
+        }
+        Ok(Received {
+            source: packet.source().into(),
+            destination: packet.destination().into(),
+            protocol: packet.protocol(),
+            class: packet.tos(),
+            hops: packet.ttl(),
+            payload: &bytes[packet.header_len()..packet.end()],
+            pseudo: packet.pseudo_sum(),
+            trusted,
+        })
+    }
+
+    fn parse_v6(bytes: &[u8], trusted: bool) -> Result<Received<'_>, Refused> {
+        let packet = ipv6::Packet::new(bytes).map_err(|_| Refused::Malformed)?;
+        let upper = packet.upper().map_err(|_| Refused::Malformed)?;
+        if packet.end() < ipv6::HEADER + usize::from(packet.payload_length()) || upper.offset > packet.end() {
+            return Err(Refused::Malformed);
+        }
+        if upper.fragment_offset.is_some() {
+            return Err(Refused::Fragment);
+        }
+        let payload = &bytes[upper.offset..packet.end()];
+        Ok(Received {
+            source: packet.source().into(),
+            destination: packet.destination().into(),
+            protocol: upper.protocol,
+            class: packet.traffic_class(),
+            hops: packet.hop_limit(),
+            payload,
+            pseudo: packet.pseudo_sum(upper.protocol, payload.len() as u32),
+            trusted,
+        })
+    }
+
+    /// Returns true if a TCP segment has a right checksum, or one that a sender on the same machine left to a network card.
+    fn is_intact(&self, packet: &Received<'_>) -> bool {
+        packet.trusted
+            || packet.pseudo.add_bytes(packet.payload).finish() == 0
+            || (self.network.accepts_partial_checksums()
+                && tcp::Segment::new(packet.payload)
+                    .is_ok_and(|segment| segment.checksum() == packet.pseudo.folded()))
+    }
+
+    fn on_tcp(&mut self, now: u64, packet: Received<'_>) {
+        let ports = tcp::Segment::new(packet.payload).map(|view| (view.source_port(), view.destination_port()));
+        let segment = Segment::parse(packet.payload, Ecn::of(packet.class));
+        let (Ok((source_port, destination_port)), Ok(segment), true) = (ports, segment, self.is_intact(&packet))
+        else {
+            self.network.counters.malformed += 1;
+            return;
+        };
+        if packet.source.is_multicast() || packet.source.is_unspecified() {
+            self.network.counters.malformed += 1;
+            return;
+        }
+        let flow = Flow {
+            local: SocketAddr::new(packet.destination, destination_port),
+            remote: SocketAddr::new(packet.source, source_port),
+        };
+        if let Some(&key) = self.flows.get(&flow) {
+            self.on_stream_segment(now, key, &segment);
+            return;
+        }
+        self.on_other_segment(now, &flow, &segment);
+    }
+
+    /// Processes a segment without a connection.
+    fn on_other_segment(&mut self, now: u64, flow: &Flow, segment: &Segment<'_>) {
+        let mut previous = None;
+        if let Some(entry) = self.time_waits.get_mut(flow) {
+            match entry.on_segment(now, inlane_tcp::Config::default().time_wait, segment) {
+                TimeWaitAction::Drop => return,
+                TimeWaitAction::Reply(header) => return self.send_header(now, flow, &header),
+                TimeWaitAction::Reopen => previous = Some(*entry),
+            }
+        }
+        let hash = u64::from(flow.remote.port()).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        if let Some(listener) = self.listener(flow.local, hash) {
+            if self.on_listener_segment(now, listener, flow, segment, previous.as_ref()) && previous.is_some() {
+                self.time_waits.remove(flow);
+            }
+            return;
+        }
+        if let Some(header) = reset_for(segment) {
+            self.totals.resets_sent += 1;
+            self.send_header(now, flow, &header);
+        }
+    }
+
+    fn on_icmp(&mut self, now: u64, packet: Received<'_>) {
+        let Ok(message) = icmp::Message::new(packet.payload) else {
+            self.network.counters.malformed += 1;
+            return;
+        };
+        if !packet.trusted && checksum::of(packet.payload) != 0 {
+            self.network.counters.malformed += 1;
+            return;
+        }
+        match message.kind() {
+            icmp::ECHO_REQUEST => self.reply_echo(now, packet, icmp::ECHO_REPLY),
+            icmp::UNREACHABLE => {
+                let mtu = (message.code() == icmp::FRAGMENTATION_NEEDED).then(|| message.next_hop_mtu().into());
+                self.on_icmp_error(now, &packet.payload[icmp::HEADER..], message.code(), mtu);
+            }
+            _ => self.network.counters.ignored += 1,
+        }
+    }
+
+    fn on_icmp_v6(&mut self, now: u64, packet: Received<'_>) {
+        let Ok(message) = icmp::Message::new(packet.payload) else {
+            self.network.counters.malformed += 1;
+            return;
+        };
+        if !packet.trusted && packet.pseudo.add_bytes(packet.payload).finish() != 0 {
+            self.network.counters.malformed += 1;
+            return;
+        }
+        match message.kind() {
+            icmp::ECHO_REQUEST_V6 => self.reply_echo(now, packet, icmp::ECHO_REPLY_V6),
+            ndp::SOLICITATION | ndp::ADVERTISEMENT => {
+                self.network.on_discovery(now, packet.source, packet.hops, packet.payload);
+            }
+            icmp::UNREACHABLE_V6 => {
+                self.on_icmp_error(now, &packet.payload[icmp::HEADER..], message.code(), None);
+            }
+            icmp::TOO_BIG_V6 => {
+                let mtu = message.mtu_v6();
+                self.on_icmp_error(now, &packet.payload[icmp::HEADER..], 0, Some(mtu));
+            }
+            _ => self.network.counters.ignored += 1,
+        }
+    }
+
+    fn reply_echo(&mut self, now: u64, packet: Received<'_>, kind: u8) {
+        if !self.network.is_own(packet.destination) {
+            return;
+        }
+        let Some(route) = self.network.route(packet.source) else { return };
+        let (source, destination) = (packet.destination, packet.source);
+        if destination.is_ipv4() {
+            self.network.send(now, route, source, destination, 0, &Echo::<{ ipv4::ICMP }> { kind, request: packet.payload });
+        } else {
+            self.network.send(now, route, source, destination, 0, &Echo::<{ ipv6::ICMP }> { kind, request: packet.payload });
+        }
+    }
+}
+
+/// Why an IP packet is not processed.
+enum Refused {
+    Malformed,
+    Fragment,
+}
+
+/// The reply to an echo request.
+struct Echo<'a, const PROTOCOL: u8> {
+    kind: u8,
+    request: &'a [u8],
+}
+
+impl<const PROTOCOL: u8> crate::network::Payload for Echo<'_, PROTOCOL> {
+    const PROTOCOL: u8 = PROTOCOL;
+
+    fn len(&self) -> usize {
+        self.request.len()
+    }
+
+    fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>) {
+        buffer.copy_from_slice(self.request);
+        let mut message = icmp::Message::new(buffer).expect("the request had a header");
+        message.set_kind(self.kind);
+        message.set_checksum(0);
+        // The checksum of ICMPv6 covers the pseudo header, that of ICMP does not.
+        let start = if PROTOCOL == ipv6::ICMP { pseudo.unwrap_or_default() } else { Sum::new() };
+        let checksum = start.add_bytes(message.bytes()).finish();
+        message.set_checksum(checksum);
+    }
+}

@@ -1,0 +1,377 @@
+//! The engine: one thread that runs the link, the control socket and every connection.
+//!
+//! ```text
+//! loop:  receive a burst ---> input: demultiplex, TCP ---+
+//!        epoll: control socket, pairs -------------------+--> list of changed sockets
+//!        timer wheel ------------------------------------+            |
+//!        for each changed socket: pair <-> rings, segments to send <--+
+//!        flush the transmit queue; without work: spin for a while, then sleep in epoll
+//! ```
+
+mod accept;
+mod bind;
+mod control;
+mod input;
+mod report;
+mod request;
+mod stream;
+
+use crate::arena::{Arena, Key};
+use crate::error::{Error, Result};
+use crate::network::{self, Network};
+use crate::pair;
+use crate::ring::Rings;
+use crate::settings::Settings;
+use crate::socket::{Role, Socket};
+use crate::wheel::Wheel;
+use control::Control;
+use inlane_core::clock::Clock;
+use inlane_core::packet::Packet;
+use inlane_tcp::{Flow, Secrets, TimeWait};
+use rustix::event::epoll;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The largest number of packets received before the engine looks at its programs.
+const BURST: usize = 64;
+/// The most connections in TIME-WAIT. Beyond it, the oldest is forgotten.
+const MOST_TIME_WAITS: usize = 65536;
+/// The longest sleep, in nanoseconds: how late a stop request is seen at most.
+const LONGEST_SLEEP_NS: u64 = 200_000_000;
+/// The sleep if a port cannot wake the engine, in nanoseconds.
+const POLLED_SLEEP_NS: u64 = 100_000;
+/// The tokens of epoll events that belong to no socket.
+const CONTROL: u64 = u64::MAX;
+const PORT: u64 = u64::MAX - 1;
+/// Set in the tokens of control connections.
+const CLIENT: u64 = 1 << 63;
+
+/// An engine.
+pub struct Engine {
+    settings: Settings,
+    /// A random number that differs between engines.
+    number: u64,
+    clock: Clock,
+    network: Network,
+    epoll: OwnedFd,
+    control: Control,
+    sockets: Arena<Socket>,
+    flows: HashMap<Flow, Key>,
+    /// The sockets that hold a local port by a bind.
+    ports: HashMap<u16, Vec<Key>>,
+    /// The sockets by the program's end.
+    inodes: HashMap<u64, Key>,
+    time_waits: HashMap<Flow, TimeWait>,
+    time_wait_order: VecDeque<(u64, Flow)>,
+    secrets: Secrets,
+    wheel: Wheel,
+    rings: Rings,
+    changed: Vec<Key>,
+    /// The number of the last socket.
+    last_id: u64,
+    /// The state of the pseudo-random generator for local ports.
+    random: u64,
+    totals: report::Totals,
+}
+
+/// Returns random bytes of the system.
+fn random_bytes<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    // SAFETY: the bytes live through the call. Fewer than 256 bytes are never cut short.
+    match unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) } {
+        len if len == N as isize => Ok(bytes),
+        _ => Err(Error::os("reading random bytes")(std::io::Error::last_os_error())),
+    }
+}
+
+impl Engine {
+    /// Opens the port and the control socket.
+    ///
+    /// # Errors
+    /// If a setting is wrong, the port cannot be opened, or another engine uses the control socket.
+    pub fn open(settings: Settings) -> Result<Self> {
+        settings.check()?;
+        network::check_port(&settings.port)?;
+        let clock = Clock::new();
+        let control = Control::open(&settings)?;
+        let network = Network::open(&settings, &clock)?;
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create")(error.into()))?;
+        let engine = Self {
+            number: u64::from_ne_bytes(random_bytes()?),
+            network,
+            control,
+            sockets: Arena::default(),
+            flows: HashMap::new(),
+            ports: HashMap::new(),
+            inodes: HashMap::new(),
+            time_waits: HashMap::new(),
+            time_wait_order: VecDeque::new(),
+            secrets: Secrets::new(random_bytes()?),
+            wheel: Wheel::new(clock.now_ns()),
+            rings: Rings::new(settings.buffer),
+            changed: Vec::new(),
+            last_id: 0,
+            random: u64::from_ne_bytes(random_bytes()?),
+            totals: report::Totals::default(),
+            clock,
+            epoll,
+            settings,
+        };
+        engine.watch(engine.control.listener(), CONTROL, epoll::EventFlags::IN)?;
+        for descriptor in engine.network.wait_descriptors() {
+            // SAFETY: the port keeps the descriptor open while it is started.
+            let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+            engine.watch(descriptor, PORT, epoll::EventFlags::IN)?;
+        }
+        Ok(engine)
+    }
+
+    fn watch(&self, fd: impl AsFd, token: u64, flags: epoll::EventFlags) -> Result<()> {
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)
+            .map_err(|error| Error::os("registering a descriptor")(error.into()))
+    }
+
+    /// Returns the link's MAC address and the port's path, for messages.
+    pub fn link(&self) -> (String, String) {
+        (self.network.mac().to_string(), self.network.info().path.clone())
+    }
+
+    /// Runs until `stop` is set.
+    ///
+    /// # Errors
+    /// If the port fails.
+    pub fn run(&mut self, stop: &Arc<AtomicBool>) -> Result<()> {
+        let pool = self.network.pool.clone();
+        let _owner = pool.own();
+        let wakes = !self.network.wait_descriptors().is_empty();
+        let spin_ns = self.settings.spin.as_nanos() as u64;
+        let mut events = Vec::with_capacity(256);
+        let mut packets = [Packet::EMPTY; BURST];
+        let mut last_work = self.clock.now_ns();
+        while !stop.load(Ordering::Relaxed) {
+            let mut now = self.clock.now_ns();
+            let mut worked = self.receive(now, &mut packets)?;
+            worked |= self.receive_own(now);
+            let idle = !worked && self.changed.is_empty();
+            let sleep = match idle && now >= last_work + spin_ns && self.network.flush() {
+                true => self.sleep_ns(now, wakes),
+                false => 0,
+            };
+            worked |= self.wait(now, sleep, &mut events)?;
+            now = self.clock.now_ns();
+            worked |= self.expire(now);
+            worked |= !self.changed.is_empty();
+            self.serve_changed(now);
+            self.network.flush();
+            if worked {
+                last_work = now;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the engine: resets every connection, stops the port and removes the control socket.
+    pub fn close(mut self) {
+        let now = self.clock.now_ns();
+        let keys: Vec<Key> = self.sockets.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            if let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) {
+                stream.connection.abort();
+            }
+            self.serve(now, key);
+        }
+        self.network.flush();
+        self.network.stop();
+        self.control.remove();
+    }
+
+    /// Receives packets from the port. Returns true if there were any.
+    fn receive(&mut self, now: u64, packets: &mut [Packet]) -> Result<bool> {
+        let count = self.network.rx.receive(packets)?;
+        for packet in &packets[..count] {
+            // SAFETY: the packet was received and is not freed before the loop has ended; nobody else writes it.
+            let bytes = unsafe { packet.bytes() };
+            self.on_frame(now, bytes);
+        }
+        if count > 0 {
+            // SAFETY: the packets were received from a queue of this pool and are not used afterwards.
+            unsafe { self.network.pool.free(&packets[..count]) };
+        }
+        Ok(count > 0)
+    }
+
+    /// Receives packets from the engine to itself. Returns true if there were any.
+    fn receive_own(&mut self, now: u64) -> bool {
+        let count = self.network.own.len().min(BURST);
+        for _ in 0..count {
+            if let Some(bytes) = self.network.own.pop_front() {
+                self.on_ip(now, &bytes, true);
+                self.network.recycle(bytes);
+            }
+        }
+        count > 0
+    }
+
+    /// Returns how long the engine may sleep, in nanoseconds.
+    fn sleep_ns(&self, now: u64, wakes: bool) -> u64 {
+        let mut sleep = LONGEST_SLEEP_NS;
+        if !wakes {
+            sleep = POLLED_SLEEP_NS;
+        }
+        if self.network.has_timer() {
+            sleep = sleep.min(50_000_000);
+        }
+        let next = self.wheel.next().into_iter().chain(self.time_wait_order.front().map(|entry| entry.0)).min();
+        next.map_or(sleep, |next| sleep.min(next.saturating_sub(now).max(1)))
+    }
+
+    /// Waits for at most `sleep` nanoseconds for descriptors, and processes their events. Returns true if there were any.
+    fn wait(&mut self, now: u64, sleep: u64, events: &mut Vec<epoll::Event>) -> Result<bool> {
+        let timeout = rustix::event::Timespec {
+            tv_sec: (sleep / 1_000_000_000) as i64,
+            tv_nsec: (sleep % 1_000_000_000) as i64,
+        };
+        events.clear();
+        let outcome = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&timeout));
+        match outcome {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Error::os("epoll_wait")(error.into())),
+        }
+        let now = if sleep > 0 { self.clock.now_ns() } else { now };
+        let mut worked = false;
+        for event in events.iter() {
+            let (token, flags) = (event.data.u64(), event.flags);
+            match token {
+                PORT => {}
+                CONTROL => self.accept_clients(),
+                token if token & CLIENT != 0 => self.serve_client(now, Key::from_u64(token & !CLIENT)),
+                token => self.on_pair_event(Key::from_u64(token), flags),
+            }
+            worked = true;
+        }
+        Ok(worked)
+    }
+
+    /// Notes what epoll reported of a pair.
+    fn on_pair_event(&mut self, key: Key, flags: epoll::EventFlags) {
+        use epoll::EventFlags as Flags;
+        let Some(socket) = self.sockets.get_mut(key) else { return };
+        match &mut socket.role {
+            Role::Stream(stream) => {
+                stream.readable |= flags.intersects(Flags::IN | Flags::RDHUP | Flags::HUP | Flags::ERR);
+                stream.writable |= flags.intersects(Flags::OUT | Flags::HUP | Flags::ERR);
+            }
+            Role::Listening(listening) => listening.full &= !flags.contains(Flags::OUT),
+            Role::Bound => {}
+        }
+        self.touch(key);
+    }
+
+    /// Adds a socket to the list of changed ones.
+    fn touch(&mut self, key: Key) {
+        if let Some(socket) = self.sockets.get_mut(key)
+            && !socket.dirty
+        {
+            socket.dirty = true;
+            self.changed.push(key);
+        }
+    }
+
+    /// Serves the sockets that changed.
+    fn serve_changed(&mut self, now: u64) {
+        let mut keys = std::mem::take(&mut self.changed);
+        for key in keys.drain(..) {
+            if let Some(socket) = self.sockets.get_mut(key) {
+                socket.dirty = false;
+                self.serve(now, key);
+            }
+        }
+        // The buffer is used again, unless serving has touched sockets.
+        if self.changed.is_empty() {
+            self.changed = keys;
+        }
+    }
+
+    fn serve(&mut self, now: u64, key: Key) {
+        let Some(socket) = self.sockets.get(key) else { return };
+        match socket.role {
+            Role::Stream(_) => self.serve_stream(now, key),
+            Role::Listening(_) => self.serve_listener(key),
+            Role::Bound => {
+                if socket.fd().is_none_or(pair::hung_up) {
+                    self.remove(key);
+                }
+            }
+        }
+    }
+
+    /// Runs the timers that are due. Returns true if there were any.
+    fn expire(&mut self, now: u64) -> bool {
+        let mut due = Vec::new();
+        self.wheel.expire(now, &mut due);
+        for &key in &due {
+            self.on_timer(now, key);
+        }
+        while let Some(&(until, flow)) = self.time_wait_order.front()
+            && (until <= now || self.time_wait_order.len() > MOST_TIME_WAITS)
+        {
+            self.time_wait_order.pop_front();
+            match self.time_waits.get(&flow).map(TimeWait::until) {
+                // A retransmitted FIN has prolonged it.
+                Some(later) if later > now && later > until => self.time_wait_order.push_back((later, flow)),
+                _ => drop(self.time_waits.remove(&flow)),
+            }
+        }
+        if self.network.has_timer() {
+            for address in self.network.on_timer(now) {
+                self.on_silent_neighbour(address);
+            }
+        }
+        !due.is_empty()
+    }
+
+    /// Removes a socket: closes its pair and frees its memory.
+    fn remove(&mut self, key: Key) {
+        let Some(socket) = self.sockets.remove(key) else { return };
+        self.inodes.remove(&socket.inode);
+        if socket.holds_port
+            && let Some(keys) = self.ports.get_mut(&socket.local.port())
+        {
+            keys.retain(|&other| other != key);
+            if keys.is_empty() {
+                self.ports.remove(&socket.local.port());
+            }
+        }
+        self.control.release(socket.process);
+        match socket.role {
+            Role::Stream(stream) => {
+                if self.flows.get(&stream.flow) == Some(&key) {
+                    self.flows.remove(&stream.flow);
+                }
+                self.rings.put(stream.send);
+                self.rings.put(stream.receive);
+            }
+            Role::Listening(mut listening) => {
+                // Connections that the program has not accepted are reset.
+                while let Some(pending) = listening.listener.accept() {
+                    drop(pending.program);
+                    self.touch(pending.key);
+                }
+            }
+            Role::Bound => {}
+        }
+    }
+
+    /// Returns a pseudo-random number.
+    fn random(&mut self) -> u64 {
+        // splitmix64 (Steele, Lea and Flood 2014).
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut value = self.random;
+        value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        value ^ value >> 31
+    }
+}

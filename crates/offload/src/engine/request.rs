@@ -1,0 +1,401 @@
+//! The requests of programs.
+
+use super::control::Request;
+use super::{Engine, report};
+use crate::arena::Key;
+use crate::network::Route;
+use crate::pair::{self, Filled};
+use crate::socket::{Listening, Options, Role, Socket, Stream};
+use inlane_offload_protocol::message::{KERNEL, Message, Operation, read_options};
+use inlane_offload_protocol::name::{Kind, SocketName};
+use inlane_tcp::{Connection, Flow, Listener};
+use rustix::event::epoll::{self, EventFlags};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+/// Why a request fails: an errno, or the socket stays with the kernel for a reason.
+pub(super) enum Refusal {
+    Errno(i32),
+    Kernel(&'static str),
+}
+
+impl From<i32> for Refusal {
+    fn from(errno: i32) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+impl From<std::io::Error> for Refusal {
+    fn from(error: std::io::Error) -> Self {
+        Self::Errno(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+impl From<inlane_tcp::Error> for Refusal {
+    fn from(_: inlane_tcp::Error) -> Self {
+        Self::Errno(libc::EINVAL)
+    }
+}
+
+type Answer = Result<(Message, Option<OwnedFd>), Refusal>;
+
+/// Returns an address whose IPv4 part is not in mapped form.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+impl Engine {
+    /// Processes a request. Returns the reply and the descriptor to send with it.
+    pub(super) fn process(&mut self, now: u64, request: Request) -> (Message, Option<OwnedFd>) {
+        let operation = request.message.operation;
+        self.totals.requests += 1;
+        let answer = match operation {
+            Operation::Bind => self.bind(&request),
+            Operation::Connect => self.connect(now, &request),
+            Operation::Listen => self.listen(&request),
+            Operation::SetOption => self.set_option(now, &request),
+            Operation::GetOption => self.get_option(&request),
+            Operation::Addresses => self.socket_addresses(&request),
+            Operation::Kernel => {
+                self.note_kernel(&request.message, request.process, None);
+                Ok((Message::new(operation), None))
+            }
+            Operation::Status => self.status_file(now),
+        };
+        answer.unwrap_or_else(|refusal| {
+            let mut reply = Message::new(operation);
+            match refusal {
+                Refusal::Errno(errno) => reply.status = errno,
+                Refusal::Kernel(reason) => {
+                    self.note_kernel(&request.message, request.process, Some(reason));
+                    reply.status = KERNEL;
+                    reply.set_value(reason.as_bytes());
+                }
+            }
+            (reply, None)
+        })
+    }
+
+    fn note_kernel(&mut self, message: &Message, process: i32, reason: Option<&str>) {
+        let said = String::from_utf8_lossy(message.value()).into_owned();
+        self.totals.note_kernel(report::KernelSocket {
+            program: message.program().to_owned(),
+            process,
+            local: message.local.map(|address| address.to_string()),
+            remote: message.remote.map(|address| address.to_string()),
+            reason: reason.map_or(said, str::to_owned),
+        });
+    }
+
+    /// Returns the socket whose program's end came with a request.
+    fn attached(&self, request: &Request) -> Result<Key, Refusal> {
+        let fd = request.attached.as_ref().ok_or(libc::EBADF)?;
+        self.inodes.get(&pair::inode(fd)?).copied().ok_or(Refusal::Errno(libc::EBADF))
+    }
+
+    /// Creates a socket. `remote` is set if it is about to be connected. Returns its key and the program's end.
+    pub(super) fn create(
+        &mut self,
+        process: i32,
+        program: &str,
+        v6: bool,
+        local: SocketAddr,
+        remote: Option<SocketAddr>,
+        options: Options,
+        role: impl FnOnce(&OwnedFd) -> Role,
+    ) -> Result<(Key, OwnedFd), Refusal> {
+        if !self.control.admit(process) {
+            return Err(Refusal::Errno(libc::ENFILE));
+        }
+        self.last_id += 1;
+        let id = self.last_id;
+        let kind = match (remote.is_some(), v6) {
+            (false, false) => Kind::BoundV4,
+            (false, true) => Kind::BoundV6,
+            (true, false) => Kind::StreamV4,
+            (true, true) => Kind::StreamV6,
+        };
+        let name = SocketName { engine: self.number, socket: id, kind, local, remote };
+        let made = pair::create(&name).and_then(|(end, other)| Ok((pair::inode(&other)?, end, other)));
+        let (inode, end, other) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                self.control.release(process);
+                return Err(error.into());
+            }
+        };
+        let role = role(&end);
+        let key = self.sockets.insert_with(|_| Socket {
+            id,
+            inode,
+            process,
+            program: program.to_owned(),
+            v6,
+            local,
+            holds_port: false,
+            options,
+            end: Some(end),
+            role,
+            armed: u64::MAX,
+            dirty: false,
+        });
+        self.inodes.insert(inode, key);
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        let end = self.sockets.get(key).and_then(|socket| socket.end.as_ref());
+        let watched = end.map(|end| epoll::add(&self.epoll, end, epoll::EventData::new_u64(key.to_u64()), flags));
+        if !matches!(watched, Some(Ok(()))) {
+            self.remove(key);
+            return Err(Refusal::Errno(libc::ENOMEM));
+        }
+        self.totals.sockets += 1;
+        Ok((key, other))
+    }
+
+    fn bind(&mut self, request: &Request) -> Answer {
+        let message = &request.message;
+        let wanted = canonical(message.local.ok_or(libc::EINVAL)?);
+        let options = initial_options(message);
+        let ip = wanted.ip();
+        if ip.is_loopback() && !self.settings.loopback {
+            return Err(Refusal::Kernel("the address is a loopback address of the kernel"));
+        }
+        if !ip.is_unspecified() && !self.network.is_own(ip) {
+            return Err(Refusal::Kernel("the address is not one of the engine's"));
+        }
+        let port = self.choose_port(request.user, wanted, message.v6, &options)?;
+        let local = SocketAddr::new(ip, port);
+        let (key, program) =
+            self.create(request.process, message.program(), message.v6, local, None, options, |_| Role::Bound)?;
+        self.hold_port(key, port);
+        let mut reply = Message::new(Operation::Bind);
+        reply.local = Some(local);
+        Ok((reply, Some(program)))
+    }
+
+    fn connect(&mut self, now: u64, request: &Request) -> Answer {
+        let message = &request.message;
+        let mut remote = canonical(message.remote.ok_or(libc::EINVAL)?);
+        if remote.ip().is_unspecified() {
+            // As in Linux, the unspecified address means this host.
+            let this_host: IpAddr = match remote.is_ipv4() {
+                true => Ipv4Addr::LOCALHOST.into(),
+                false => Ipv6Addr::LOCALHOST.into(),
+            };
+            remote.set_ip(this_host);
+        }
+        if remote.port() == 0 {
+            return Err(Refusal::Errno(libc::ECONNREFUSED));
+        }
+        let existing = match request.attached {
+            Some(_) => Some(self.attached(request)?),
+            None => None,
+        };
+        let Some(route) = self.network.route(remote.ip()) else {
+            return Err(match (existing, remote.ip().is_loopback()) {
+                (Some(_), _) => Refusal::Errno(libc::ENETUNREACH),
+                (None, true) => Refusal::Kernel("the address is a loopback address of the kernel"),
+                (None, false) => Refusal::Kernel("the engine has no route to the address"),
+            });
+        };
+        match existing {
+            Some(key) => {
+                let program = request.attached.as_ref().ok_or(libc::EBADF)?.try_clone()?;
+                self.connect_bound(now, key, remote, route, &program)
+            }
+            None => {
+                let source = self.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
+                let local = self.ephemeral(source, remote)?;
+                let flow = Flow { local, remote };
+                let options = initial_options(message);
+                let stream = self.new_stream(now, flow, route, &options)?;
+                let (key, program) = self.create(
+                    request.process,
+                    message.program(),
+                    message.v6,
+                    local,
+                    Some(remote),
+                    options,
+                    |_| Role::Stream(Box::new(stream)),
+                )?;
+                self.flows.insert(flow, key);
+                self.fill(key, &program)?;
+                self.touch(key);
+                let mut reply = Message::new(Operation::Connect);
+                reply.local = Some(local);
+                Ok((reply, Some(program)))
+            }
+        }
+    }
+
+    /// Makes the program's end not writable until the connection is established.
+    fn fill(&mut self, key: Key, program: &OwnedFd) -> Result<(), Refusal> {
+        let filled = program.try_clone().and_then(Filled::new);
+        match (filled, self.sockets.get_mut(key)) {
+            (Ok(filled), Some(Socket { role: Role::Stream(stream), .. })) => {
+                stream.filled = Some(filled);
+                Ok(())
+            }
+            (filled, _) => {
+                self.remove(key);
+                Err(filled.err().map_or(Refusal::Errno(libc::EIO), Refusal::from))
+            }
+        }
+    }
+
+    /// Connects a socket that was bound before. `program` is the program's end.
+    fn connect_bound(
+        &mut self,
+        now: u64,
+        key: Key,
+        remote: SocketAddr,
+        route: Route,
+        program: &OwnedFd,
+    ) -> Answer {
+        let source = self.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
+        let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
+        match &socket.role {
+            Role::Bound => {}
+            Role::Listening(_) | Role::Stream(_) => return Err(Refusal::Errno(libc::EISCONN)),
+        }
+        let (mut local, options) = (socket.local, socket.options.clone());
+        if local.ip().is_unspecified() {
+            local.set_ip(source);
+        }
+        if local.is_ipv4() != remote.is_ipv4() {
+            return Err(Refusal::Errno(libc::ENETUNREACH));
+        }
+        let flow = Flow { local, remote };
+        if self.flows.contains_key(&flow) {
+            return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
+        }
+        let stream = self.new_stream(now, flow, route, &options)?;
+        let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
+        socket.local = local;
+        socket.role = Role::Stream(Box::new(stream));
+        self.flows.insert(flow, key);
+        self.fill(key, program)?;
+        self.touch(key);
+        Ok((Message::new(Operation::Connect), None))
+    }
+
+    /// Creates the connection of a new flow.
+    pub(super) fn new_stream(
+        &mut self,
+        now: u64,
+        flow: Flow,
+        route: Route,
+        options: &Options,
+    ) -> Result<Stream, Refusal> {
+        let mss = self.network.mss(route, flow.remote.is_ipv6());
+        let config = options.config(self.settings.buffer, mss);
+        let connection = Connection::connect(now, &config, self.secrets.start(now, &flow))?;
+        self.time_waits.remove(&flow);
+        Ok(self.stream_of(now, flow, route, connection))
+    }
+
+    /// Puts a connection into a stream.
+    pub(super) fn stream_of(&mut self, now: u64, flow: Flow, route: Route, connection: Connection) -> Stream {
+        Stream {
+            flow,
+            route,
+            connection,
+            send: self.rings.take(),
+            receive: self.rings.take(),
+            written: 0,
+            delivered: 0,
+            readable: true,
+            writable: true,
+            program_finished: false,
+            discards: false,
+            end_passed: false,
+            filled: None,
+            since: now,
+        }
+    }
+
+    fn listen(&mut self, request: &Request) -> Answer {
+        let key = self.attached(request)?;
+        let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
+        // As Linux's net.core.somaxconn.
+        let backlog = request.message.number.clamp(1, 4096) as usize;
+        if matches!(socket.role, Role::Bound) {
+            self.check_listen(key)?;
+            let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
+            // The segment size depends on the route of each connection; the largest is announced where it fits.
+            let route = if socket.local.ip().is_loopback() { Route::Own } else { Route::Port(socket.local.ip()) };
+            let mss = self.network.mss(route, socket.local.is_ipv6());
+            let config = socket.options.config(self.settings.buffer, mss);
+            let listener = Listener::new(&config, self.secrets.clone(), backlog)?;
+            let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
+            if let Some(end) = &socket.end {
+                // Each waiting connection takes about 1 KiB of the pair.
+                let _ = pair::set_option(end, libc::SO_SNDBUF, backlog.min(200) as i32 * 1024);
+            }
+            socket.role = Role::Listening(Box::new(Listening { listener, full: false }));
+            return Ok((Message::new(Operation::Listen), None));
+        }
+        match self.sockets.get_mut(key) {
+            Some(Socket { role: Role::Listening(listening), .. }) => listening.listener.set_backlog(backlog),
+            _ => return Err(Refusal::Errno(libc::EINVAL)),
+        }
+        Ok((Message::new(Operation::Listen), None))
+    }
+
+    fn set_option(&mut self, now: u64, request: &Request) -> Answer {
+        let key = self.attached(request)?;
+        let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
+        let message = &request.message;
+        socket.options.set(message.level, message.name, message.value());
+        let options = &socket.options;
+        if let Role::Stream(stream) = &mut socket.role {
+            stream.connection.set_no_delay(options.no_delay);
+            stream.connection.set_cork(options.cork);
+            stream.connection.set_keepalive(now, options.keepalive());
+            stream.connection.set_user_timeout(options.user_timeout());
+            self.touch(key);
+        }
+        Ok((Message::new(Operation::SetOption), None))
+    }
+
+    fn get_option(&mut self, request: &Request) -> Answer {
+        let key = self.attached(request)?;
+        let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
+        let message = &request.message;
+        let mut reply = Message::new(Operation::GetOption);
+        match (message.level, message.name, socket.stream()) {
+            (libc::IPPROTO_TCP, libc::TCP_INFO, stream) => reply.set_value(&report::tcp_info(socket, stream)),
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG, Some(stream)) => {
+                reply.set_value(&(stream.connection.segment_size() as i32).to_ne_bytes());
+            }
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG, None) => reply.set_value(&536i32.to_ne_bytes()),
+            (level, name, _) => {
+                let value = socket.options.get(level, name).ok_or(libc::ENOPROTOOPT)?;
+                reply.set_value(&value);
+            }
+        }
+        Ok((reply, None))
+    }
+
+    fn socket_addresses(&mut self, request: &Request) -> Answer {
+        let key = self.attached(request)?;
+        let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
+        let mut reply = Message::new(Operation::Addresses);
+        reply.local = Some(socket.local);
+        reply.remote = socket.stream().map(|stream| stream.flow.remote);
+        reply.number = i32::from(matches!(socket.role, Role::Listening(_)));
+        Ok((reply, None))
+    }
+}
+
+/// Returns the options that a request carries.
+fn initial_options(message: &Message) -> Options {
+    let mut options = Options::default();
+    for (level, name, value) in read_options(message.value()) {
+        if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
+            options.linger = Some(value);
+        } else {
+            options.set(level, name, &value.to_ne_bytes());
+        }
+    }
+    options
+}

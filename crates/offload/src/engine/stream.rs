@@ -1,0 +1,313 @@
+//! Connections: between the pair, the rings and the TCP state machine.
+
+use super::Engine;
+use crate::arena::Key;
+use crate::network::{Network, Payload};
+use crate::pair;
+use crate::ring::Ring;
+use crate::socket::{Options, Role, Socket, Stream};
+use inlane_offload_protocol::name::End;
+use inlane_tcp::{Events, Flow, Header, Reason, Segment, State};
+use inlane_wire::checksum::Sum;
+use inlane_wire::{ipv4, tcp};
+use std::io;
+use std::net::IpAddr;
+use std::ops::Range;
+use std::os::fd::RawFd;
+
+/// The most bytes that one connection moves in each direction before others have their turn.
+const TURN: u64 = 256 << 10;
+
+/// A TCP segment to send.
+pub(super) struct Outgoing<'a> {
+    pub flow: &'a Flow,
+    pub header: Header,
+    /// The ring with the payload.
+    pub ring: Option<&'a Ring>,
+    pub payload: Range<u64>,
+}
+
+impl Payload for Outgoing<'_> {
+    const PROTOCOL: u8 = ipv4::TCP;
+
+    #[inline]
+    fn len(&self) -> usize {
+        self.header.wire_len() + (self.payload.end - self.payload.start) as usize
+    }
+
+    #[inline]
+    fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>) {
+        let ports = (self.flow.local.port(), self.flow.remote.port());
+        let header = self.header.write(ports.0, ports.1, buffer).expect("the buffer has the segment's length");
+        if let Some(ring) = self.ring {
+            ring.read(self.payload.clone(), &mut buffer[header..]);
+        }
+        if let Some(pseudo) = pseudo {
+            tcp::Segment::new(buffer).expect("just written").fill_checksum(pseudo);
+        }
+    }
+}
+
+/// Returns the errno of a failed connection.
+fn errno(reason: Reason) -> i32 {
+    match reason {
+        Reason::Reset => libc::ECONNRESET,
+        Reason::Refused => libc::ECONNREFUSED,
+        Reason::TimedOut => libc::ETIMEDOUT,
+        Reason::Unreachable => libc::EHOSTUNREACH,
+        Reason::Aborted => libc::ECONNABORTED,
+    }
+}
+
+impl Engine {
+    /// Hands a segment to a connection.
+    #[inline]
+    pub(super) fn on_stream_segment(&mut self, now: u64, key: Key, segment: &Segment<'_>) {
+        let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
+        let events = stream.connection.on_segment(now, segment, &mut stream.receive);
+        self.after_events(key, events);
+    }
+
+    fn after_events(&mut self, key: Key, events: Events) {
+        if events.contains(Events::CONNECTED)
+            && let Some(Socket { role: Role::Stream(stream), end: Some(end), .. }) = self.sockets.get_mut(key)
+        {
+            stream.since = self.clock.now_ns();
+            if let Some(filled) = stream.filled.take() {
+                filled.release(end);
+            }
+            self.totals.connected += 1;
+        }
+        self.touch(key);
+    }
+
+    /// Runs the timer of a socket.
+    pub(super) fn on_timer(&mut self, now: u64, key: Key) {
+        let Some(socket) = self.sockets.get_mut(key) else { return };
+        socket.armed = u64::MAX;
+        let Role::Stream(stream) = &mut socket.role else {
+            return self.on_listener_timer(now, key);
+        };
+        match stream.connection.next_deadline() {
+            Some(deadline) if deadline <= now => {
+                let events = stream.connection.on_timer(now);
+                self.after_events(key, events);
+            }
+            Some(deadline) => self.arm(key, deadline),
+            None => {}
+        }
+    }
+
+    /// Makes the wheel call for a socket at `deadline`. An earlier entry serves too: its call arms the rest.
+    #[inline]
+    pub(super) fn arm(&mut self, key: Key, deadline: u64) {
+        if let Some(socket) = self.sockets.get_mut(key)
+            && deadline < socket.armed
+        {
+            socket.armed = deadline;
+            self.wheel.add(deadline, key);
+        }
+    }
+
+    /// Ends connections that are being established through a neighbour that does not answer.
+    pub(super) fn on_silent_neighbour(&mut self, address: IpAddr) {
+        let affected = self.sockets.iter().filter(|(_, socket)| {
+            socket.stream().is_some_and(|stream| {
+                stream.route == crate::network::Route::Port(address)
+                    && stream.connection.state() == State::SynSent
+            })
+        });
+        let keys: Vec<Key> = affected.map(|(key, _)| key).collect();
+        for key in keys {
+            self.finish(key, End::Failed(libc::EHOSTUNREACH));
+        }
+    }
+
+    /// Moves data between the pair and the rings, sends what may be sent, and ends what has ended.
+    pub(super) fn serve_stream(&mut self, now: u64, key: Key) {
+        let Self { sockets, network, .. } = self;
+        let Some(socket) = sockets.get_mut(key) else { return };
+        let fd = socket.fd();
+        let Role::Stream(stream) = &mut socket.role else { return };
+        let mut again = false;
+        if let Some(fd) = fd
+            && stream.filled.is_none()
+        {
+            again |= stream.deliver(fd);
+            again |= stream.collect(now, fd, &socket.options);
+        } else if fd.is_none() {
+            stream.discard();
+        }
+        again |= stream.transmit(now, network);
+        let state = stream.connection.state();
+        let deadline = stream.connection.next_deadline();
+        let (all_delivered, reason) = (stream.delivered == stream.connection.received(), stream.connection.reason());
+        let peer_closed = stream.connection.peer_closed();
+        if peer_closed && all_delivered && !stream.end_passed {
+            stream.end_passed = true;
+            if let (Some(end), Some(fd)) = (&socket.end, fd) {
+                pair::set_end(end, End::Finished, self.number, socket.id);
+                // SAFETY: has no preconditions.
+                unsafe { libc::shutdown(fd, libc::SHUT_WR) };
+            }
+        }
+        let hung_up = fd.is_some_and(|fd| stream.program_finished && pair::hung_up(fd));
+        if hung_up {
+            socket.end = None;
+        }
+        match (state, reason) {
+            (State::Closed, Some(reason)) => self.finish(key, End::Failed(errno(reason))),
+            (State::Closed | State::TimeWait, _) if all_delivered || fd.is_none() || hung_up => {
+                self.enter_time_wait(key);
+                self.finish(key, End::Finished);
+            }
+            _ => {
+                if let Some(deadline) = deadline {
+                    self.arm(key, deadline);
+                }
+                if again {
+                    self.touch(key);
+                }
+            }
+        }
+    }
+
+    fn enter_time_wait(&mut self, key: Key) {
+        let Some(stream) = self.sockets.get(key).and_then(Socket::stream) else { return };
+        if let Some(entry) = stream.connection.time_wait() {
+            self.time_waits.insert(stream.flow, entry);
+            self.time_wait_order.push_back((entry.until(), stream.flow));
+        }
+    }
+
+    /// Tells the program how its connection has ended, and removes the socket.
+    pub(super) fn finish(&mut self, key: Key, end: End) {
+        let number = self.number;
+        if let Some(socket) = self.sockets.get_mut(key) {
+            if let Some(fd) = &socket.end {
+                pair::set_end(fd, end, number, socket.id);
+            }
+            self.totals.add(socket);
+        }
+        self.remove(key);
+    }
+}
+
+impl Stream {
+    /// Writes received data to the pair. Returns true if there is more to do at once.
+    fn deliver(&mut self, fd: RawFd) -> bool {
+        let received = self.connection.received();
+        let stop = received.min(self.delivered + TURN);
+        if self.discards {
+            self.discard();
+            return false;
+        }
+        while self.writable && self.delivered < stop {
+            let (first, second) = self.receive.parts(self.delivered..stop);
+            let wanted = first.len() + second.len();
+            match pair::send(fd, first, second) {
+                Ok(sent) => {
+                    self.delivered += sent as u64;
+                    self.writable = sent == wanted;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => {
+                    // The program has closed its end, or reads no more. What it closed shows when its data is collected.
+                    self.readable = true;
+                    self.discards = true;
+                    self.discard();
+                    return true;
+                }
+            }
+        }
+        self.publish_consumed();
+        self.writable && self.delivered < received
+    }
+
+    /// Drops received data, because nobody reads it.
+    fn discard(&mut self) {
+        self.delivered = self.connection.received();
+        self.publish_consumed();
+    }
+
+    fn publish_consumed(&mut self) {
+        let outcome = self.connection.set_consumed(self.delivered);
+        debug_assert!(outcome.is_ok(), "{outcome:?}");
+    }
+
+    /// Reads the program's data from the pair into the send ring. Returns true if there is more to do at once.
+    fn collect(&mut self, now: u64, fd: RawFd, options: &Options) -> bool {
+        let mut moved = 0;
+        while self.readable && !self.program_finished {
+            let room = self.send.capacity() as u64 - (self.written - self.connection.acknowledged());
+            if room == 0 {
+                return false;
+            }
+            if moved >= TURN {
+                return true;
+            }
+            let (first, second) = self.send.parts_mut(self.written..self.written + room.min(TURN));
+            let wanted = first.len() + second.len();
+            match pair::receive(fd, first, second) {
+                Ok(0) => {
+                    self.program_finished = true;
+                    match pair::hung_up(fd) {
+                        true if options.linger == Some(0) => self.connection.abort(),
+                        true => self.close(now),
+                        false => self.connection.shutdown_write(),
+                    }
+                }
+                Ok(len) => {
+                    moved += len as u64;
+                    self.written += len as u64;
+                    // A short read has emptied the pair; epoll reports the next data.
+                    self.readable = len == wanted || pair_may_have_ended(fd);
+                    let outcome = self.connection.set_written(self.written);
+                    debug_assert!(outcome.is_ok(), "{outcome:?}");
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => {
+                    // The program has closed its end with unread data, which resets the connection as in a kernel.
+                    self.program_finished = true;
+                    self.connection.abort();
+                }
+            }
+        }
+        if self.program_finished && self.readable && !self.discards && pair::hung_up(fd) {
+            // The program had shut down its direction before, and has closed the socket now.
+            self.readable = false;
+            match options.linger == Some(0) {
+                true => self.connection.abort(),
+                false => self.close(now),
+            }
+        }
+        false
+    }
+
+    fn close(&mut self, now: u64) {
+        self.discards = true;
+        self.connection.close(now);
+    }
+
+    /// Sends segments as long as TCP and the link allow. Returns true if the link must be tried again.
+    fn transmit(&mut self, now: u64, network: &mut Network) -> bool {
+        while !network.is_congested() {
+            let Some(transmit) = self.connection.poll_transmit(now) else { return false };
+            let (local, remote) = (self.flow.local.ip(), self.flow.remote.ip());
+            for (header, payload) in transmit.segments() {
+                let segment = Outgoing { flow: &self.flow, header, ring: Some(&self.send), payload };
+                network.send(now, self.route, local, remote, transmit.ecn as u8, &segment);
+            }
+        }
+        true
+    }
+}
+
+/// Returns true if the program may have closed its end after the data that was just read.
+fn pair_may_have_ended(fd: RawFd) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
+    // SAFETY: the structure lives through the call.
+    unsafe { libc::poll(&mut poll, 1, 0) == 1 }
+}

@@ -1,0 +1,77 @@
+//! The errors of an engine and of its clients.
+
+use inlane_core::error::Class;
+use std::io;
+
+/// An error of an engine or of a client.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An error of a port or pool.
+    #[error(transparent)]
+    Core(#[from] inlane_core::Error),
+    /// An error of one of inlane's own ports.
+    #[error(transparent)]
+    Ports(#[from] inlane_ports::Error),
+    /// An error of a DPDK port or pool, or of dropping privileges.
+    #[cfg(feature = "dpdk")]
+    #[error(transparent)]
+    Dpdk(#[from] inlane_dpdk::Error),
+    /// A TCP setting is out of range.
+    #[error(transparent)]
+    Tcp(#[from] inlane_tcp::Error),
+    /// A setting that is wrong, or contradicts another setting.
+    #[error("{what}: {why}")]
+    Setting {
+        /// The flag or key.
+        what: String,
+        /// What is wrong, and what to write instead.
+        why: String,
+    },
+    /// Another engine uses the control socket.
+    #[error("an engine already listens on {0}; stop it, or choose another path with --socket")]
+    Busy(String),
+    /// No engine listens on the control socket.
+    #[error("no engine listens on {path}: {source}; start one with 'inlane offload serve', or give its --socket")]
+    NoEngine {
+        /// The control socket's path.
+        path: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The engine's answer cannot be used.
+    #[error("the engine on {0} gave an invalid answer; use the inlane of the same version for both")]
+    Answer(String),
+    /// The operating system refused an operation.
+    #[error("{what}: {source}")]
+    Os {
+        /// The operation and its object.
+        what: String,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+/// The result type of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// Returns the class of this error.
+    pub fn class(&self) -> Class {
+        match self {
+            Self::Core(error) => error.class(),
+            Self::Ports(error) => error.class(),
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(error) => error.class(),
+            Self::Tcp(_) | Self::Setting { .. } => Class::Usage,
+            Self::Busy(_) | Self::NoEngine { .. } => Class::Environment,
+            Self::Answer(_) | Self::Os { .. } => Class::Failed,
+        }
+    }
+
+    /// Returns a function that makes an error of the system an [`Error::Os`].
+    pub fn os(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Os { what, source }
+    }
+}

@@ -1,0 +1,30 @@
+//! System 2: sockets on an engine. The engine runs other programs' TCP connections on its own network stack, on its own cores.
+//!
+//! ```text
+//! program --- pair of UNIX sockets ---+
+//! program --- pair of UNIX sockets ---+--- engine: TCP, IP, ARP, ... --- port (AF_XDP, packet socket, network card)
+//! `inlane offload status` --- control socket ---+
+//! ```
+//!
+//! * [`engine`] runs everything on one thread.
+//! * [`status`] is what it reports.
+//! * [`rules`] reads which sockets stay with the kernel.
+//!
+//! Everything that a program sends is hostile: its requests are bounded before use, the memory for its sockets is limited, and the
+//! streams of its sockets are only bytes. The engine shares no memory with programs.
+
+mod arena;
+pub mod engine;
+mod error;
+mod network;
+mod pair;
+mod ring;
+pub mod rules;
+mod settings;
+mod socket;
+pub mod status;
+mod wheel;
+
+pub use error::{Error, Result};
+pub use network::LinkCounters;
+pub use settings::Settings;

@@ -1,0 +1,263 @@
+//! The engine's link: its port, addresses, routes and neighbours.
+
+mod neighbours;
+mod send;
+
+pub use send::Payload;
+
+use crate::error::{Error, Result};
+use crate::settings::Settings;
+use inlane_core::clock::Clock;
+use inlane_core::packet::{Packet, Pool};
+use inlane_core::port::{Port, Rx, Tx};
+use inlane_core::{HeapPool, port};
+use inlane_offload_protocol::rules::Prefix;
+use inlane_ports::open::{OpenRequest, is_dpdk, kind};
+use inlane_ports::pcap::Playback;
+use inlane_wire::ethernet::{self, Mac};
+use inlane_wire::ndp;
+use neighbours::Neighbours;
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+/// The number of packet buffers.
+const BUFFERS: usize = 16384;
+/// The largest IP packet that the engine sends to itself, in bytes.
+pub const OWN_MTU: u16 = 65535;
+/// The most packets that wait for a full transmit queue. Further ones are dropped, as a full queue of a kernel does.
+const MOST_WAITING: usize = 1024;
+
+/// Where packets for a destination go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// To the engine itself.
+    Own,
+    /// Through the port, to this neighbour.
+    Port(IpAddr),
+}
+
+/// Counters of the link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
+pub struct LinkCounters {
+    /// Frames received.
+    pub received_packets: u64,
+    /// Bytes of received frames.
+    pub received_bytes: u64,
+    /// Frames sent.
+    pub sent_packets: u64,
+    /// Bytes of sent frames.
+    pub sent_bytes: u64,
+    /// Received frames for other hosts or of other protocols.
+    pub ignored: u64,
+    /// Received packets with a malformed header or a wrong checksum.
+    pub malformed: u64,
+    /// Received fragments of IP packets, which the engine does not reassemble.
+    pub fragments: u64,
+    /// Packets to send that were dropped: no free buffer, a full transmit queue, or a neighbour that did not answer.
+    pub dropped: u64,
+    /// Packets that the engine sent to itself.
+    pub own_packets: u64,
+}
+
+/// The engine's link.
+pub struct Network {
+    port: Box<dyn Port>,
+    pub(crate) rx: Box<dyn Rx>,
+    tx: Box<dyn Tx>,
+    pub(crate) pool: Arc<dyn Pool>,
+    /// Buffers that are allocated and not used yet.
+    spare: Vec<Packet>,
+    /// Packets to send.
+    waiting: Vec<Packet>,
+    mac: Mac,
+    mtu: u16,
+    addresses: Vec<Prefix>,
+    gateways: Vec<IpAddr>,
+    loopback: bool,
+    neighbours: Neighbours,
+    /// IP packets from the engine to itself.
+    pub(crate) own: VecDeque<Vec<u8>>,
+    /// Buffers for such packets.
+    spare_own: Vec<Vec<u8>>,
+    /// True if senders on the same machine may leave checksums to a network card that does not exist, as on a veth.
+    partial_checksums: bool,
+    pub(crate) counters: LinkCounters,
+}
+
+impl Network {
+    /// Opens the port.
+    ///
+    /// # Errors
+    /// Errors of the port and its pool.
+    pub fn open(settings: &Settings, clock: &Clock) -> Result<Self> {
+        let room = (usize::from(settings.mtu) + ethernet::HEADER + 2 * ethernet::TAG).next_multiple_of(64);
+        let names = [settings.port.clone()];
+        let request = OpenRequest {
+            names: &names,
+            rx: None,
+            tx: &[],
+            function: "io",
+            rate: None,
+            playback: Playback::default(),
+            queues: 1,
+            room: room.max(2048),
+        };
+        let mut opened = inlane_ports::open::ports(&request, clock)?;
+        let mut port = opened.ports.remove(0);
+        let pool = pool(&settings.port, opened.room)?;
+        port.configure(std::slice::from_ref(&pool), 1)?;
+        let rx = port.take_rx(0)?;
+        let tx = port.take_tx(0, pool.clone())?;
+        let rx: Box<dyn Rx> = match settings.faults == inlane_ports::wrap::fault::Faults::default() {
+            true => rx,
+            false => Box::new(settings.faults.rx(rx, &pool, clock)?),
+        };
+        port.start()?;
+        let interface = interface(&settings.port);
+        let mac = settings.mac.or_else(|| mac_of(interface?)).unwrap_or(Mac([2, 0x69, 0x6e, 0x6c, 0x61, 0x6e]));
+        let mut addresses = settings.addresses.clone();
+        if addresses.iter().any(|prefix| prefix.address.is_ipv6()) {
+            addresses.push(Prefix { address: ndp::link_local(mac).into(), length: 64 });
+        }
+        Ok(Self {
+            port,
+            rx,
+            tx,
+            pool,
+            spare: Vec::new(),
+            waiting: Vec::new(),
+            mac,
+            mtu: settings.mtu,
+            addresses,
+            gateways: settings.gateways.clone(),
+            loopback: settings.loopback,
+            neighbours: Neighbours::default(),
+            own: VecDeque::new(),
+            spare_own: Vec::new(),
+            partial_checksums: interface.is_some_and(is_virtual),
+            counters: LinkCounters::default(),
+        })
+    }
+
+    /// Returns the port's properties.
+    pub fn info(&self) -> &port::PortInfo {
+        self.port.info()
+    }
+
+    /// Returns the descriptors that become readable when packets arrive. Without any, the port must be polled.
+    pub fn wait_descriptors(&self) -> Vec<RawFd> {
+        self.port.wait_descriptors()
+    }
+
+    /// Stops the port. Buffers that it holds are freed.
+    pub fn stop(&mut self) {
+        let waiting = std::mem::take(&mut self.waiting);
+        let spare = std::mem::take(&mut self.spare);
+        // SAFETY: both lists hold packets of this pool that nobody else holds.
+        unsafe {
+            self.pool.free(&waiting);
+            self.pool.free(&spare);
+        }
+        self.port.stop();
+    }
+
+    /// Returns the engine's MAC address.
+    pub fn mac(&self) -> Mac {
+        self.mac
+    }
+
+    /// Returns the engine's addresses, with the link-local one.
+    pub fn addresses(&self) -> &[Prefix] {
+        &self.addresses
+    }
+
+    /// Returns true if `address` is the engine's own.
+    pub fn is_own(&self, address: IpAddr) -> bool {
+        self.addresses.iter().any(|prefix| prefix.address == address) || (self.loopback && address.is_loopback())
+    }
+
+    /// Returns the route to a destination, or `None` if there is none.
+    pub fn route(&self, destination: IpAddr) -> Option<Route> {
+        if self.is_own(destination) {
+            return Some(Route::Own);
+        }
+        if destination.is_loopback() || destination.is_unspecified() || destination.is_multicast() {
+            return None;
+        }
+        if destination == IpAddr::V4(Ipv4Addr::BROADCAST) {
+            return None;
+        }
+        if self.addresses.iter().any(|prefix| prefix.contains(destination)) {
+            return Some(Route::Port(destination));
+        }
+        let gateway = self.gateways.iter().find(|gateway| gateway.is_ipv4() == destination.is_ipv4());
+        gateway.map(|&gateway| Route::Port(gateway))
+    }
+
+    /// Returns the local address for connections to a destination.
+    pub fn source(&self, destination: IpAddr) -> Option<IpAddr> {
+        match self.route(destination)? {
+            Route::Own => Some(destination),
+            Route::Port(hop) => {
+                let family = self.addresses.iter().filter(|prefix| prefix.address.is_ipv4() == destination.is_ipv4());
+                let near = family.clone().find(|prefix| prefix.contains(hop));
+                near.or_else(|| family.clone().next()).map(|prefix| prefix.address)
+            }
+        }
+    }
+
+    /// Returns the largest payload of a TCP segment without options on a route.
+    pub fn mss(&self, route: Route, v6: bool) -> u16 {
+        let mtu = if route == Route::Own { OWN_MTU } else { self.mtu };
+        mtu - if v6 { 60 } else { 40 }
+    }
+
+    /// Returns true if the sum of the pseudo header is accepted in place of a checksum.
+    pub fn accepts_partial_checksums(&self) -> bool {
+        self.partial_checksums
+    }
+}
+
+/// Creates the pool of packet buffers. DPDK's ports send only mbufs.
+fn pool(port: &str, room: usize) -> Result<Arc<dyn Pool>> {
+    #[cfg(feature = "dpdk")]
+    if is_dpdk(port) {
+        return Ok(inlane_dpdk::MbufPool::new(BUFFERS, room)?);
+    }
+    debug_assert!(!is_dpdk(port));
+    Ok(Arc::new(HeapPool::new(BUFFERS, room)?))
+}
+
+/// Returns the kernel's interface that a port uses.
+fn interface(port: &str) -> Option<&str> {
+    let (_, rest) = port.split_once(':')?;
+    ["af_xdp", "af_packet"].contains(&kind(port)).then(|| rest.split(',').next())?
+}
+
+fn mac_of(interface: &str) -> Option<Mac> {
+    std::fs::read_to_string(format!("/sys/class/net/{interface}/address")).ok()?.trim().parse().ok()
+}
+
+/// Returns true for interfaces without a device: veth, bridges and the like.
+fn is_virtual(interface: &str) -> bool {
+    !std::path::Path::new(&format!("/sys/class/net/{interface}/device")).exists()
+}
+
+/// Returns the address of all nodes of a link.
+pub fn all_nodes() -> Ipv6Addr {
+    Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)
+}
+
+/// Checks that the interface of a port exists before anything else, because the error is then clear.
+///
+/// # Errors
+/// [`Error::Setting`] if the port cannot be the engine's.
+pub fn check_port(port: &str) -> Result<()> {
+    if ["gen", "check", "pcap", "null"].contains(&kind(port)) {
+        let why = format!("a {} port does not both receive and send frames of a network", kind(port));
+        return Err(Error::Setting { what: format!("--port {port}"), why });
+    }
+    Ok(())
+}

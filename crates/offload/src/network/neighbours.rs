@@ -1,0 +1,186 @@
+//! The MAC addresses of neighbours, by ARP and neighbour discovery.
+
+use inlane_core::packet::Packet;
+use inlane_wire::ethernet::Mac;
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+/// The most neighbours that are kept. An attacker on the link can claim any number of addresses.
+const MOST: usize = 4096;
+/// The most packets that wait for one neighbour's answer.
+const MOST_PENDING: usize = 32;
+/// The time between two requests, in nanoseconds.
+const RETRY_NS: u64 = 1_000_000_000;
+/// The requests without an answer after which waiting packets are dropped.
+const TRIES: u32 = 3;
+/// How long an answer is used before the neighbour is asked again, in nanoseconds.
+const LIFETIME_NS: u64 = 60_000_000_000;
+
+/// A neighbour.
+#[derive(Default)]
+struct Neighbour {
+    mac: Option<Mac>,
+    /// When the MAC address was confirmed.
+    confirmed: u64,
+    /// When the neighbour was last asked.
+    asked: u64,
+    tries: u32,
+    pending: Vec<Packet>,
+}
+
+/// The neighbours of the link.
+#[derive(Default)]
+pub struct Neighbours {
+    by_address: HashMap<IpAddr, Neighbour>,
+    /// The number of neighbours that were asked and have not answered.
+    asking: usize,
+}
+
+/// What to do with a packet.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// Send it to this address. If the flag is set, ask the neighbour again, too.
+    Send(Mac, bool),
+    /// It waits for an answer. If the flag is set, ask the neighbour.
+    Waits(bool),
+    /// Too many packets wait. Free it.
+    Drop,
+}
+
+impl Neighbours {
+    /// Returns what to do with a packet for `address`. If it waits, the table holds the packet.
+    #[inline]
+    pub fn look_up(&mut self, now: u64, address: IpAddr, packet: Packet) -> Lookup {
+        if let Some(neighbour) = self.by_address.get_mut(&address)
+            && let Some(mac) = neighbour.mac
+        {
+            let stale = now > neighbour.confirmed + LIFETIME_NS && now > neighbour.asked + RETRY_NS;
+            if stale {
+                neighbour.asked = now;
+            }
+            return Lookup::Send(mac, stale);
+        }
+        self.wait(now, address, packet)
+    }
+
+    #[cold]
+    fn wait(&mut self, now: u64, address: IpAddr, packet: Packet) -> Lookup {
+        if !self.by_address.contains_key(&address) && !self.make_room() {
+            return Lookup::Drop;
+        }
+        let neighbour = self.by_address.entry(address).or_default();
+        if neighbour.pending.len() >= MOST_PENDING {
+            return Lookup::Drop;
+        }
+        neighbour.pending.push(packet);
+        let first = neighbour.pending.len() == 1;
+        if first {
+            (neighbour.asked, neighbour.tries) = (now, 1);
+            self.asking += 1;
+        }
+        Lookup::Waits(first)
+    }
+
+    /// Removes a neighbour nobody waits for if the table is full. Returns false if there is none.
+    fn make_room(&mut self) -> bool {
+        if self.by_address.len() < MOST {
+            return true;
+        }
+        let idle = self.by_address.iter().filter(|(_, neighbour)| neighbour.pending.is_empty());
+        let oldest = idle.min_by_key(|(_, neighbour)| neighbour.confirmed).map(|(&address, _)| address);
+        oldest.is_some_and(|address| self.by_address.remove(&address).is_some())
+    }
+
+    /// Records a neighbour's MAC address. If the neighbour is unknown, adds it only if `add` is set. Returns the packets that waited.
+    pub fn learn(&mut self, now: u64, address: IpAddr, mac: Mac, add: bool) -> Vec<Packet> {
+        if mac.is_multicast() || mac == Mac::default() {
+            return Vec::new();
+        }
+        if !self.by_address.contains_key(&address) && !(add && self.make_room()) {
+            return Vec::new();
+        }
+        let neighbour = self.by_address.entry(address).or_default();
+        (neighbour.mac, neighbour.confirmed) = (Some(mac), now);
+        let waited = std::mem::take(&mut neighbour.pending);
+        self.asking -= usize::from(!waited.is_empty());
+        waited
+    }
+
+    /// Returns the neighbours to ask again, and the packets to drop because a neighbour did not answer, with its address.
+    pub fn on_timer(&mut self, now: u64) -> (Vec<IpAddr>, Vec<(IpAddr, Vec<Packet>)>) {
+        let (mut ask, mut silent) = (Vec::new(), Vec::new());
+        if self.asking == 0 {
+            return (ask, silent);
+        }
+        for (&address, neighbour) in &mut self.by_address {
+            if neighbour.pending.is_empty() || now < neighbour.asked + RETRY_NS {
+                continue;
+            }
+            if neighbour.tries < TRIES {
+                (neighbour.asked, neighbour.tries) = (now, neighbour.tries + 1);
+                ask.push(address);
+            } else {
+                silent.push((address, std::mem::take(&mut neighbour.pending)));
+                self.asking -= 1;
+            }
+        }
+        for (address, _) in &silent {
+            self.by_address.remove(address);
+        }
+        (ask, silent)
+    }
+
+    /// Returns true while a neighbour's answer is awaited.
+    pub fn is_asking(&self) -> bool {
+        self.asking > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+
+    fn address(n: u32) -> IpAddr {
+        std::net::Ipv4Addr::from(0x0a00_0000 + n).into()
+    }
+
+    #[test]
+    fn packets_wait_for_the_answer_and_are_dropped_without_one() {
+        let mut neighbours = Neighbours::default();
+        let packet = |cookie| Packet { cookie, ..Packet::EMPTY };
+        assert_eq!(neighbours.look_up(0, address(1), packet(1)), Lookup::Waits(true));
+        assert_eq!(neighbours.look_up(0, address(1), packet(2)), Lookup::Waits(false));
+        let waited = neighbours.learn(5, address(1), MAC, false);
+        assert_eq!(waited.iter().map(|packet| packet.cookie).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(neighbours.look_up(6, address(1), packet(3)), Lookup::Send(MAC, false));
+        assert!(!neighbours.is_asking());
+        let later = 6 + LIFETIME_NS;
+        assert_eq!(neighbours.look_up(later, address(1), packet(4)), Lookup::Send(MAC, true));
+        assert_eq!(neighbours.look_up(later, address(1), packet(4)), Lookup::Send(MAC, false), "asked already");
+
+        assert_eq!(neighbours.look_up(0, address(2), packet(5)), Lookup::Waits(true));
+        for second in 1..TRIES as u64 {
+            assert_eq!(neighbours.on_timer(second * RETRY_NS).0, [address(2)]);
+        }
+        let (ask, silent) = neighbours.on_timer(TRIES as u64 * RETRY_NS);
+        assert!(ask.is_empty() && silent.len() == 1 && silent[0].1[0].cookie == 5);
+        assert!(!neighbours.is_asking());
+    }
+
+    #[test]
+    fn the_table_is_bounded() {
+        let mut neighbours = Neighbours::default();
+        for n in 0..2 * MOST as u32 {
+            neighbours.learn(n as u64, address(n), MAC, true);
+        }
+        assert_eq!(neighbours.by_address.len(), MOST);
+        for _ in 0..MOST_PENDING {
+            assert!(matches!(neighbours.look_up(0, address(0), Packet::EMPTY), Lookup::Waits(_)));
+        }
+        assert_eq!(neighbours.look_up(0, address(0), Packet::EMPTY), Lookup::Drop);
+        assert!(neighbours.learn(0, address(7_000_000), Mac::BROADCAST, true).is_empty());
+        assert!(!neighbours.by_address.contains_key(&address(7_000_000)));
+    }
+}

@@ -1,0 +1,361 @@
+//! Sending packets and frames.
+
+use super::neighbours::Lookup;
+use super::{MOST_WAITING, Network, Route, all_nodes};
+use inlane_core::packet::Packet;
+use inlane_wire::checksum::Sum;
+use inlane_wire::ethernet::{self, Frame, Mac};
+use inlane_wire::{arp, ipv4, ipv6, ndp};
+use std::net::{IpAddr, Ipv4Addr};
+
+/// The upper layer of an IP packet to send.
+pub trait Payload {
+    /// The IP protocol.
+    const PROTOCOL: u8;
+
+    /// Returns the number of bytes.
+    fn len(&self) -> usize;
+
+    /// Writes the payload to `buffer`, which has [`Payload::len`] bytes. `pseudo` is the sum of the pseudo header; `None` if the
+    /// receiver checks no checksum.
+    fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>);
+}
+
+impl Network {
+    /// Sends an IP packet from `source` to `destination`. Returns false if it was dropped.
+    #[inline]
+    pub fn send<P: Payload>(
+        &mut self,
+        now: u64,
+        route: Route,
+        source: IpAddr,
+        destination: IpAddr,
+        class: u8,
+        payload: &P,
+    ) -> bool {
+        let header = if source.is_ipv4() { ipv4::HEADER } else { ipv6::HEADER };
+        let len = header + payload.len();
+        match route {
+            Route::Own => {
+                let mut bytes = self.spare_own.pop().unwrap_or_default();
+                bytes.resize(len, 0);
+                write_ip(&mut bytes, source, destination, class, payload, false);
+                self.own.push_back(bytes);
+                self.counters.own_packets += 1;
+                true
+            }
+            Route::Port(hop) => {
+                let Some(mut packet) = self.allocate(ethernet::HEADER + len) else { return false };
+                // SAFETY: the packet was just allocated, its length is within its room, and its memory is the CPU's.
+                let bytes = unsafe { packet.bytes_mut() };
+                let ethertype = if source.is_ipv4() { ethernet::IPV4 } else { ethernet::IPV6 };
+                write_ethernet(bytes, self.mac, ethertype);
+                write_ip(&mut bytes[ethernet::HEADER..], source, destination, class, payload, true);
+                self.send_to(now, hop, &mut packet)
+            }
+        }
+    }
+
+    /// Returns the buffer of a packet from the engine to itself.
+    pub fn recycle(&mut self, buffer: Vec<u8>) {
+        if self.spare_own.len() < 64 {
+            self.spare_own.push(buffer);
+        }
+    }
+
+    /// Allocates a packet of `len` bytes.
+    #[inline]
+    fn allocate(&mut self, len: usize) -> Option<Packet> {
+        if self.spare.is_empty() {
+            let mut packets = [Packet::EMPTY; 64];
+            let count = self.pool.allocate(&mut packets);
+            self.spare.extend_from_slice(&packets[..count]);
+        }
+        if len > self.pool.room() || self.waiting.len() >= MOST_WAITING {
+            self.counters.dropped += 1;
+            return None;
+        }
+        match self.spare.pop() {
+            Some(packet) => Some(Packet { length: len as u32, ..packet }),
+            None => {
+                self.counters.dropped += 1;
+                None
+            }
+        }
+    }
+
+    fn send_to(&mut self, now: u64, hop: IpAddr, packet: &mut Packet) -> bool {
+        match self.neighbours.look_up(now, hop, *packet) {
+            Lookup::Send(mac, ask) => {
+                self.send_frame(mac, packet);
+                if ask {
+                    self.ask(hop, Some(mac));
+                }
+                true
+            }
+            Lookup::Waits(ask) => {
+                if ask {
+                    self.ask(hop, None);
+                }
+                true
+            }
+            Lookup::Drop => {
+                self.counters.dropped += 1;
+                // SAFETY: the packet is from this pool, and the table did not keep it.
+                unsafe { self.pool.free(&[*packet]) };
+                false
+            }
+        }
+    }
+
+    #[inline]
+    fn send_frame(&mut self, to: Mac, packet: &Packet) {
+        // SAFETY: this link holds the packet, which begins with an Ethernet header.
+        unsafe { packet.bytes_mut()[..6].copy_from_slice(&to.0) };
+        self.counters.sent_packets += 1;
+        self.counters.sent_bytes += u64::from(packet.length);
+        self.waiting.push(*packet);
+        if self.waiting.len() >= 64 {
+            self.flush();
+        }
+    }
+
+    /// Sends the waiting packets as far as the transmit queue accepts them. Returns true if none waits any more.
+    pub fn flush(&mut self) -> bool {
+        while !self.waiting.is_empty() {
+            // SAFETY: the packets are from the queue's pool, each is in the list once, and sent ones are removed.
+            match unsafe { self.tx.send(&self.waiting) } {
+                Ok(0) => return false,
+                Ok(sent) => drop(self.waiting.drain(..sent)),
+                Err(error) => {
+                    tracing::warn!("sending: {error}");
+                    let lost = std::mem::take(&mut self.waiting);
+                    self.counters.dropped += lost.len() as u64;
+                    // SAFETY: after an error, this link still holds every packet.
+                    unsafe { self.pool.free(&lost) };
+                }
+            }
+        }
+        if let Err(error) = self.tx.flush() {
+            tracing::warn!("sending: {error}");
+        }
+        true
+    }
+
+    /// Returns true if the transmit queue has no room for more.
+    pub fn is_congested(&self) -> bool {
+        self.waiting.len() >= MOST_WAITING / 2
+    }
+
+    /// Asks for the MAC address of a neighbour: everybody, or only the neighbour if its address was known.
+    fn ask(&mut self, hop: IpAddr, known: Option<Mac>) {
+        match hop {
+            IpAddr::V4(target) => {
+                let Some(IpAddr::V4(sender)) = self.source(hop) else { return };
+                self.send_arp(arp::REQUEST, known.unwrap_or(Mac::BROADCAST), sender, Mac::default(), target);
+            }
+            IpAddr::V6(target) => {
+                let Some(source) = self.source(hop) else { return };
+                let group = ndp::solicited_node(target);
+                let message = Discovery {
+                    kind: ndp::SOLICITATION,
+                    option: ndp::SOURCE_LINK_ADDRESS,
+                    flags: 0,
+                    target,
+                    mac: self.mac,
+                };
+                self.send_discovery(ndp::multicast_mac(group), source, group.into(), &message);
+            }
+        }
+    }
+
+    fn send_arp(
+        &mut self,
+        operation: u16,
+        to: Mac,
+        sender: Ipv4Addr,
+        target_mac: Mac,
+        target: Ipv4Addr,
+    ) {
+        let Some(packet) = self.allocate(ethernet::HEADER + arp::HEADER) else { return };
+        // SAFETY: as in `send`.
+        let bytes = unsafe { packet.bytes_mut() };
+        write_ethernet(bytes, self.mac, ethernet::ARP);
+        let mut message = arp::Packet::init(&mut bytes[ethernet::HEADER..]).expect("the packet has this length");
+        message.set_operation(operation);
+        message.set_sender_mac(self.mac);
+        message.set_sender(sender);
+        message.set_target_mac(target_mac);
+        message.set_target(target);
+        self.send_frame(to, &packet);
+    }
+
+    fn send_discovery(&mut self, to: Mac, source: IpAddr, destination: IpAddr, message: &Discovery) {
+        let len = ipv6::HEADER + message.len();
+        let Some(packet) = self.allocate(ethernet::HEADER + len) else { return };
+        // SAFETY: as in `send`.
+        let bytes = unsafe { packet.bytes_mut() };
+        write_ethernet(bytes, self.mac, ethernet::IPV6);
+        write_ip(&mut bytes[ethernet::HEADER..], source, destination, 0, message, true);
+        let ip = &mut bytes[ethernet::HEADER..];
+        ipv6::Packet::new(ip).expect("just written").set_hop_limit(ndp::HOP_LIMIT);
+        self.send_frame(to, &packet);
+    }
+
+    /// Processes an ARP packet.
+    pub fn on_arp(&mut self, now: u64, bytes: &[u8]) {
+        let Ok(packet) = arp::Packet::new(bytes) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        let for_us = self.addresses.iter().any(|prefix| prefix.address == IpAddr::V4(packet.target()));
+        self.learn(now, packet.sender().into(), packet.sender_mac(), for_us);
+        if for_us && packet.operation() == arp::REQUEST {
+            let (mac, sender) = (packet.sender_mac(), packet.sender());
+            self.send_arp(arp::REPLY, mac, packet.target(), mac, sender);
+        }
+    }
+
+    /// Processes a message of neighbour discovery, whose checksum was verified.
+    pub fn on_discovery(&mut self, now: u64, source: IpAddr, hop_limit: u8, bytes: &[u8]) {
+        let message = ndp::Message::new(bytes).ok().filter(|_| hop_limit == ndp::HOP_LIMIT);
+        let (Some(message), IpAddr::V6(asker)) = (message, source) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        let target = IpAddr::V6(message.target());
+        if message.kind() == ndp::ADVERTISEMENT {
+            if let Some(mac) = message.link_address(ndp::TARGET_LINK_ADDRESS) {
+                self.learn(now, target, mac, false);
+            }
+            return;
+        }
+        if !self.addresses.iter().any(|prefix| prefix.address == target) {
+            return;
+        }
+        let mac = message.link_address(ndp::SOURCE_LINK_ADDRESS);
+        if let Some(mac) = mac.filter(|_| !asker.is_unspecified()) {
+            self.learn(now, source, mac, true);
+        }
+        // A host that asks from the unspecified address checks whether its address is in use (RFC 4862).
+        let (destination, flags) = match asker.is_unspecified() {
+            true => (all_nodes(), ndp::OVERRIDE),
+            false => (asker, ndp::OVERRIDE | ndp::SOLICITED),
+        };
+        let to = mac.filter(|_| !asker.is_unspecified()).unwrap_or_else(|| ndp::multicast_mac(destination));
+        let answer = Discovery {
+            kind: ndp::ADVERTISEMENT,
+            option: ndp::TARGET_LINK_ADDRESS,
+            flags,
+            target: message.target(),
+            mac: self.mac,
+        };
+        self.send_discovery(to, target, destination.into(), &answer);
+    }
+
+    fn learn(&mut self, now: u64, address: IpAddr, mac: Mac, add: bool) {
+        if self.is_own(address) || address.is_unspecified() || address.is_multicast() {
+            return;
+        }
+        for packet in self.neighbours.learn(now, address, mac, add) {
+            self.send_frame(mac, &packet);
+        }
+    }
+
+    /// Asks silent neighbours again. Returns those that are given up.
+    pub fn on_timer(&mut self, now: u64) -> Vec<IpAddr> {
+        let (ask, silent) = self.neighbours.on_timer(now);
+        for address in ask {
+            self.ask(address, None);
+        }
+        silent
+            .into_iter()
+            .map(|(address, packets)| {
+                self.counters.dropped += packets.len() as u64;
+                // SAFETY: the table held the packets, which are from this pool, and has given them back.
+                unsafe { self.pool.free(&packets) };
+                address
+            })
+            .collect()
+    }
+
+    /// Returns true while a neighbour's answer is awaited, so that [`Network::on_timer`] must be called.
+    pub fn has_timer(&self) -> bool {
+        self.neighbours.is_asking()
+    }
+}
+
+fn write_ethernet(bytes: &mut [u8], source: Mac, ethertype: u16) {
+    let mut frame = Frame::new(bytes).expect("the packet has room for the header");
+    frame.set_source(source);
+    frame.set_ethertype(ethertype);
+}
+
+/// Writes an IP packet that fills `bytes`.
+#[inline]
+fn write_ip<P: Payload>(
+    bytes: &mut [u8],
+    source: IpAddr,
+    destination: IpAddr,
+    class: u8,
+    payload: &P,
+    checked: bool,
+) {
+    const FITS: &str = "the packet has this length";
+    match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let mut packet = ipv4::Packet::init(bytes).expect(FITS);
+            packet.set_tos(class);
+            packet.set_flags_and_offset(DONT_FRAGMENT);
+            packet.set_protocol(P::PROTOCOL);
+            packet.set_source(source);
+            packet.set_destination(destination);
+            if checked {
+                packet.fill_checksum();
+            }
+            let pseudo = checked.then(|| packet.pseudo_sum());
+            payload.write(packet.payload_mut(), pseudo);
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            let mut packet = ipv6::Packet::init(bytes).expect(FITS);
+            packet.set_traffic_class(class);
+            packet.set_next_header(P::PROTOCOL);
+            packet.set_source(source);
+            packet.set_destination(destination);
+            let pseudo = checked.then(|| packet.pseudo_sum(P::PROTOCOL, payload.len() as u32));
+            payload.write(packet.payload_mut(), pseudo);
+        }
+        _ => unreachable!("both addresses of a flow have one family"),
+    }
+}
+
+/// The flag of IPv4 headers that forbids fragmentation.
+const DONT_FRAGMENT: u16 = 0x4000;
+
+/// A message of neighbour discovery.
+struct Discovery {
+    kind: u8,
+    option: u8,
+    flags: u32,
+    target: std::net::Ipv6Addr,
+    mac: Mac,
+}
+
+impl Payload for Discovery {
+    const PROTOCOL: u8 = ipv6::ICMP;
+
+    fn len(&self) -> usize {
+        ndp::HEADER + ndp::LINK_ADDRESS
+    }
+
+    fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>) {
+        let mut message =
+            ndp::Message::init(buffer, self.kind, self.option, self.mac).expect("the buffer has this length");
+        message.set_flags(self.flags);
+        message.set_target(self.target);
+        if let Some(pseudo) = pseudo {
+            let checksum = pseudo.add_bytes(message.bytes()).finish();
+            message.set_checksum(checksum);
+        }
+    }
+}

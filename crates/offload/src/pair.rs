@@ -1,0 +1,234 @@
+//! The engine's side of the pairs of UNIX sockets that stand for offloaded sockets.
+
+use inlane_offload_protocol::name::{End, SocketName, UnixAddress};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// The value of SO_PRIORITY of a program's end whose connection is being established (`inlane_preload::socket::Flags::CONNECTING`).
+const CONNECTING: i32 = 4;
+
+/// Creates a pair: the engine's end, which is non-blocking, and the program's end, which has a name.
+///
+/// # Errors
+/// Errors of the system: too many descriptors, too little memory.
+pub fn create(name: &SocketName) -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut ends = [-1; 2];
+    // SAFETY: the two descriptors are written during the call, and belong to nobody else.
+    let (engine, program) = unsafe {
+        if libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
+    };
+    // SAFETY: has no preconditions.
+    if unsafe { libc::fcntl(engine.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    bind(&program, &name.to_address())?;
+    Ok((engine, program))
+}
+
+fn bind(end: &OwnedFd, address: &UnixAddress) -> io::Result<()> {
+    // SAFETY: the structure lives through the call.
+    match unsafe { libc::bind(end.as_raw_fd(), (&raw const address.raw).cast(), address.len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Names the engine's end, so that the program's library can tell how the connection ended. An end has one name: later ones have no
+/// effect.
+pub fn set_end(engine_end: &OwnedFd, end: End, engine: u64, socket: u64) {
+    let _ = bind(engine_end, &end.to_address(engine, socket));
+}
+
+/// A program's end that is kept full, so that it is not writable while its connection is being established.
+#[derive(Debug)]
+pub struct Filled {
+    program: OwnedFd,
+    /// The bytes in the pair that are no data.
+    bytes: usize,
+    /// The original value of SO_SNDBUF.
+    capacity: i32,
+}
+
+impl Filled {
+    /// Fills the pair from the program's end. Keeps the program's end, so that the original size can be restored.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn new(program: OwnedFd) -> io::Result<Self> {
+        let capacity = option(&program, libc::SO_SNDBUF)?;
+        set_option(&program, libc::SO_SNDBUF, 1)?;
+        set_option(&program, libc::SO_PRIORITY, CONNECTING)?;
+        let mut bytes = 0;
+        loop {
+            match send(program.as_raw_fd(), &[0; 1024], &[]) {
+                Ok(sent) => bytes += sent,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self { program, bytes, capacity })
+    }
+
+    /// Returns the program's end.
+    pub fn program(&self) -> &OwnedFd {
+        &self.program
+    }
+
+    /// Makes the program's end writable. `engine_end` is its peer.
+    pub fn release(self, engine_end: &OwnedFd) {
+        // The kernel doubles the value that is set.
+        let _ = set_option(&self.program, libc::SO_SNDBUF, self.capacity / 2);
+        let _ = set_option(&self.program, libc::SO_PRIORITY, 0);
+        let mut rest = self.bytes;
+        let mut scrap = [0; 1024];
+        while rest > 0 {
+            let part = rest.min(scrap.len());
+            match receive(engine_end.as_raw_fd(), &mut scrap[..part], &mut []) {
+                Ok(len) if len > 0 => rest -= len,
+                _ => break,
+            }
+        }
+    }
+}
+
+fn option(fd: &OwnedFd, name: i32) -> io::Result<i32> {
+    let (mut value, mut len) = (0i32, 4);
+    // SAFETY: value and length live through the call.
+    match unsafe {
+        libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut value).cast(), &mut len)
+    } {
+        0 => Ok(value),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Sets an option of SOL_SOCKET.
+///
+/// # Errors
+/// Errors of the system.
+pub fn set_option(fd: &OwnedFd, name: i32, value: i32) -> io::Result<()> {
+    // SAFETY: the value lives through the call.
+    match unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, (&raw const value).cast(), 4) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn result(code: isize) -> io::Result<usize> {
+    usize::try_from(code).map_err(|_| io::Error::last_os_error())
+}
+
+/// Sends two parts without blocking.
+///
+/// # Errors
+/// Errors of the system; `WouldBlock` if the pair is full.
+pub fn send(fd: RawFd, first: &[u8], second: &[u8]) -> io::Result<usize> {
+    let mut parts = [first, second]
+        .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+    // SAFETY: an all-zero msghdr is valid. The parts live through the call and are only read.
+    unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        (header.msg_iov, header.msg_iovlen) = (parts.as_mut_ptr(), 1 + usize::from(!second.is_empty()));
+        result(libc::sendmsg(fd, &header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT))
+    }
+}
+
+/// Receives into two parts without blocking. Returns 0 at the end of the stream.
+///
+/// # Errors
+/// Errors of the system; `WouldBlock` if there is nothing to receive.
+pub fn receive(fd: RawFd, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
+    let mut parts =
+        [first, second].map(|part| libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() });
+    let count = 1 + usize::from(parts[1].iov_len > 0);
+    // SAFETY: the parts live through the call, and nothing else accesses them.
+    unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        (header.msg_iov, header.msg_iovlen) = (parts.as_mut_ptr(), count);
+        result(libc::recvmsg(fd, &mut header, libc::MSG_DONTWAIT))
+    }
+}
+
+/// Returns true if the program has closed its end, or shut down both directions.
+pub fn hung_up(fd: RawFd) -> bool {
+    let mut poll = libc::pollfd { fd, events: 0, revents: 0 };
+    // SAFETY: the structure lives through the call.
+    unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents & (libc::POLLHUP | libc::POLLERR) != 0 }
+}
+
+/// The space for one descriptor in a message's control data.
+#[repr(C, align(8))]
+struct Control([u8; 32]);
+
+/// Sends a message with a descriptor without blocking.
+///
+/// # Errors
+/// Errors of the system; `WouldBlock` if the socket is full.
+pub fn send_descriptor(fd: RawFd, bytes: &[u8], descriptor: Option<RawFd>) -> io::Result<usize> {
+    let mut control = Control([0; 32]);
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: the structures live through the call, and the control data has room for one descriptor.
+    unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        (header.msg_iov, header.msg_iovlen) = (&mut part, 1);
+        if let Some(descriptor) = descriptor {
+            header.msg_control = control.0.as_mut_ptr().cast();
+            header.msg_controllen = libc::CMSG_SPACE(4) as _;
+            let first = libc::CMSG_FIRSTHDR(&header);
+            (*first).cmsg_level = libc::SOL_SOCKET;
+            (*first).cmsg_type = libc::SCM_RIGHTS;
+            (*first).cmsg_len = libc::CMSG_LEN(4) as _;
+            libc::CMSG_DATA(first).cast::<i32>().write_unaligned(descriptor);
+        }
+        result(libc::sendmsg(fd, &header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT))
+    }
+}
+
+/// Receives a message and the descriptor that came with it, without blocking. A message longer than `bytes` is an error.
+///
+/// # Errors
+/// Errors of the system; `WouldBlock` if there is no message; `InvalidData` if the message is too long or carries several descriptors.
+pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut control = Control([0; 32]);
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: the structures live through the call. The kernel writes whole control messages within the length that it returns, and closes
+    // descriptors that do not fit. The descriptor belongs to nobody else.
+    unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        (header.msg_iov, header.msg_iovlen) = (&mut part, 1);
+        header.msg_control = control.0.as_mut_ptr().cast();
+        header.msg_controllen = libc::CMSG_SPACE(4) as _;
+        let len = result(libc::recvmsg(fd, &mut header, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC))?;
+        let first = libc::CMSG_FIRSTHDR(&header);
+        let mut descriptor = None;
+        if !first.is_null()
+            && (*first).cmsg_level == libc::SOL_SOCKET
+            && (*first).cmsg_type == libc::SCM_RIGHTS
+        {
+            // CMSG_SPACE rounds up, so a second descriptor may fit.
+            let count = ((*first).cmsg_len as usize - libc::CMSG_LEN(0) as usize) / 4;
+            for index in 0..count {
+                let passed = libc::CMSG_DATA(first).cast::<i32>().add(index).read_unaligned();
+                let passed = OwnedFd::from_raw_fd(passed);
+                if index == 0 {
+                    descriptor = Some(passed);
+                }
+            }
+        }
+        if header.msg_flags & libc::MSG_TRUNC != 0 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok((len, descriptor))
+    }
+}
+
+/// Returns the number by which the system identifies a socket.
+///
+/// # Errors
+/// Errors of the system.
+pub fn inode(fd: &OwnedFd) -> io::Result<u64> {
+    Ok(rustix::fs::fstat(fd)?.st_ino)
+}

@@ -1,0 +1,112 @@
+//! The engine's memory for one direction of a connection: bytes of the stream by their index.
+
+use inlane_tcp::ReceiveBuffer;
+use std::ops::Range;
+
+/// A ring of bytes. Index i of the stream lies at i modulo the capacity.
+pub struct Ring {
+    bytes: Box<[u8]>,
+}
+
+impl Ring {
+    /// Creates a ring of `capacity` bytes, a power of two. Pages that were not written take no memory.
+    ///
+    /// # Panics
+    /// If `capacity` is not a power of two.
+    pub fn new(capacity: usize) -> Self {
+        assert!(capacity.is_power_of_two());
+        Self { bytes: vec![0; capacity].into_boxed_slice() }
+    }
+
+    /// Returns the number of bytes.
+    pub fn capacity(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn place(&self, index: u64) -> usize {
+        (index & (self.bytes.len() as u64 - 1)) as usize
+    }
+
+    /// Returns the bytes of `range`, in two parts.
+    ///
+    /// # Panics
+    /// If the range is longer than the ring.
+    #[inline]
+    pub fn parts(&self, range: Range<u64>) -> (&[u8], &[u8]) {
+        let (start, len) = (self.place(range.start), (range.end - range.start) as usize);
+        let first = len.min(self.bytes.len() - start);
+        (&self.bytes[start..start + first], &self.bytes[..len - first])
+    }
+
+    /// As [`Ring::parts`], for writing.
+    pub fn parts_mut(&mut self, range: Range<u64>) -> (&mut [u8], &mut [u8]) {
+        let (start, len) = (self.place(range.start), (range.end - range.start) as usize);
+        let first = len.min(self.bytes.len() - start);
+        let (low, high) = self.bytes.split_at_mut(start);
+        (&mut high[..first], &mut low[..len - first])
+    }
+
+    /// Copies the bytes of `range` to `to`, which has the range's length.
+    #[inline]
+    pub fn read(&self, range: Range<u64>, to: &mut [u8]) {
+        let (first, second) = self.parts(range);
+        let (low, high) = to.split_at_mut(first.len());
+        low.copy_from_slice(first);
+        high.copy_from_slice(second);
+    }
+}
+
+impl ReceiveBuffer for Ring {
+    #[inline]
+    fn write(&mut self, index: u64, bytes: &[u8]) {
+        let (first, second) = self.parts_mut(index..index + bytes.len() as u64);
+        let (low, high) = bytes.split_at(first.len());
+        first.copy_from_slice(low);
+        second.copy_from_slice(high);
+    }
+}
+
+/// Rings that are ready for the next connection. A used ring's pages are present, so it need not be faulted in again.
+pub struct Rings {
+    free: Vec<Ring>,
+    capacity: usize,
+}
+
+impl Rings {
+    /// The number of rings that are kept.
+    const KEPT: usize = 64;
+
+    /// Creates a supply of rings of `capacity` bytes.
+    pub fn new(capacity: usize) -> Self {
+        Self { free: Vec::new(), capacity }
+    }
+
+    /// Returns a ring. It may hold bytes of an earlier connection, which must not be read before they are overwritten.
+    pub fn take(&mut self) -> Ring {
+        self.free.pop().unwrap_or_else(|| Ring::new(self.capacity))
+    }
+
+    /// Takes a ring back.
+    pub fn put(&mut self, ring: Ring) {
+        if self.free.len() < Self::KEPT {
+            self.free.push(ring);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn bytes_read_back_as_written(start in 0u64..u64::MAX / 2, bytes in proptest::collection::vec(any::<u8>(), 0..=64)) {
+            let mut ring = Ring::new(64);
+            ring.write(start, &bytes);
+            let mut read = vec![0; bytes.len()];
+            ring.read(start..start + bytes.len() as u64, &mut read);
+            prop_assert_eq!(read, bytes);
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Sockets of the engine.
+
+use crate::arena::Key;
+use crate::network::Route;
+use crate::pair::Filled;
+use crate::ring::Ring;
+use inlane_tcp::{Config, Connection, Flow, Keepalive, Listener, SECOND};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// A socket of a program.
+pub struct Socket {
+    /// The socket's number, which is never used again.
+    pub id: u64,
+    /// The number by which the system identifies the program's end.
+    pub inode: u64,
+    /// The process that created the socket.
+    pub process: i32,
+    /// The program's name.
+    pub program: String,
+    /// True for family AF_INET6.
+    pub v6: bool,
+    /// The local address. IPv4 addresses are not in mapped form.
+    pub local: SocketAddr,
+    /// True if the socket has its local port by a bind, so that the port is in the table of local ports.
+    pub holds_port: bool,
+    /// The options.
+    pub options: Options,
+    /// The engine's end. `None` once the program has closed its end.
+    pub end: Option<OwnedFd>,
+    /// What the socket does.
+    pub role: Role,
+    /// The deadline for which the wheel has an entry, or `u64::MAX`.
+    pub armed: u64,
+    /// True if the socket is in the list of sockets to look at.
+    pub dirty: bool,
+}
+
+impl Socket {
+    /// Returns the engine's end, if the program has not closed its end.
+    pub fn fd(&self) -> Option<RawFd> {
+        self.end.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    /// Returns the connection.
+    pub fn stream(&self) -> Option<&Stream> {
+        match &self.role {
+            Role::Stream(stream) => Some(stream),
+            _ => None,
+        }
+    }
+}
+
+/// What a socket does.
+pub enum Role {
+    /// It has a local address.
+    Bound,
+    /// It accepts connections.
+    Listening(Box<Listening>),
+    /// It is connected, or about to be.
+    Stream(Box<Stream>),
+}
+
+/// A listening socket.
+pub struct Listening {
+    /// The queues.
+    pub listener: Listener<Pending>,
+    /// True if the pair is full of connections that the program has not accepted.
+    pub full: bool,
+}
+
+/// A connection whose program's end was not handed over yet.
+#[derive(Debug)]
+pub struct Pending {
+    /// The connection.
+    pub key: Key,
+    /// The program's end.
+    pub program: OwnedFd,
+    /// The remote address.
+    pub remote: SocketAddr,
+}
+
+/// A connection.
+pub struct Stream {
+    /// The addresses.
+    pub flow: Flow,
+    /// Where its packets go.
+    pub route: Route,
+    /// The state machine.
+    pub connection: Connection,
+    /// The program's data that the peer has not acknowledged.
+    pub send: Ring,
+    /// Received data that was not written to the pair.
+    pub receive: Ring,
+    /// The end of the program's data.
+    pub written: u64,
+    /// The end of the data that was written to the pair.
+    pub delivered: u64,
+    /// True if the pair may hold data of the program.
+    pub readable: bool,
+    /// True if the pair may have room.
+    pub writable: bool,
+    /// True if the program has closed or shut down its direction.
+    pub program_finished: bool,
+    /// True if the program does not read any more.
+    pub discards: bool,
+    /// True if the end of the peer's data was passed to the program.
+    pub end_passed: bool,
+    /// The program's end while the connection is being established.
+    pub filled: Option<Filled>,
+    /// When the connection was established, in nanoseconds of the engine's clock.
+    pub since: u64,
+}
+
+/// Options of a socket. Accepted connections inherit those of the listener.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// SO_REUSEADDR.
+    pub reuse_address: bool,
+    /// SO_REUSEPORT.
+    pub reuse_port: bool,
+    /// SO_KEEPALIVE.
+    pub keepalive: bool,
+    /// SO_LINGER: the seconds, if switched on.
+    pub linger: Option<i32>,
+    /// IPV6_V6ONLY.
+    pub v6_only: bool,
+    /// TCP_NODELAY.
+    pub no_delay: bool,
+    /// TCP_CORK.
+    pub cork: bool,
+    /// TCP_USER_TIMEOUT in milliseconds; 0 if off.
+    pub user_timeout: u32,
+    /// TCP_MAXSEG; 0 if not set.
+    pub max_segment: u16,
+    /// Other options as they were set: level, name, value.
+    pub others: BTreeMap<(i32, i32), Vec<u8>>,
+    /// TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, if set.
+    pub keepalive_times: [Option<u32>; 3],
+}
+
+impl Options {
+    /// The most options that are kept only to be returned.
+    const MOST_OTHERS: usize = 32;
+
+    /// Sets an option. Unknown ones are kept, so that they can be read back.
+    pub fn set(&mut self, level: i32, name: i32, value: &[u8]) {
+        let number = match value {
+            [a, b, c, d, ..] => i32::from_ne_bytes([*a, *b, *c, *d]),
+            [a, ..] => i32::from(*a),
+            [] => return,
+        };
+        match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => self.reuse_address = number != 0,
+            (libc::SOL_SOCKET, libc::SO_REUSEPORT) => self.reuse_port = number != 0,
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => self.keepalive = number != 0,
+            (libc::SOL_SOCKET, libc::SO_LINGER) => {
+                let seconds = value.get(4..8).map_or(0, |part| i32::from_ne_bytes([part[0], part[1], part[2], part[3]]));
+                self.linger = (number != 0).then_some(seconds);
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.v6_only = number != 0,
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => self.no_delay = number != 0,
+            (libc::IPPROTO_TCP, libc::TCP_CORK) => self.cork = number != 0,
+            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => self.user_timeout = number.max(0) as u32,
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => self.max_segment = number.clamp(0, 65535) as u16,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => self.keepalive_times[0] = Some(number.clamp(1, 32767) as u32),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => self.keepalive_times[1] = Some(number.clamp(1, 32767) as u32),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.keepalive_times[2] = Some(number.clamp(1, 127) as u32),
+            _ if self.others.len() < Self::MOST_OTHERS || self.others.contains_key(&(level, name)) => {
+                self.others.insert((level, name), value.to_vec());
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns an option's value, or `None` if it is unknown.
+    pub fn get(&self, level: i32, name: i32) -> Option<Vec<u8>> {
+        let usual = Keepalive::default();
+        let times = [(usual.idle / SECOND) as u32, (usual.interval / SECOND) as u32, u32::from(usual.probes)];
+        let time = |index: usize| self.keepalive_times[index].unwrap_or(times[index]) as i32;
+        let number = match (level, name) {
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => i32::from(self.v6_only),
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => i32::from(self.no_delay),
+            (libc::IPPROTO_TCP, libc::TCP_CORK) => i32::from(self.cork),
+            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => self.user_timeout as i32,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => time(0),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => time(1),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => time(2),
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => return Some(b"cubic\0\0\0\0\0\0\0\0\0\0\0".to_vec()),
+            (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => 1,
+            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => 6,
+            (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT | libc::TCP_FASTOPEN | libc::TCP_NOTSENT_LOWAT)
+            | (libc::IPPROTO_IP, libc::IP_TOS)
+            | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)
+                if !self.others.contains_key(&(level, name)) =>
+            {
+                0
+            }
+            (libc::IPPROTO_IP, libc::IP_TTL) if !self.others.contains_key(&(level, name)) => 64,
+            _ => return self.others.get(&(level, name)).cloned(),
+        };
+        Some(number.to_ne_bytes().to_vec())
+    }
+
+    /// Returns the probing of idle connections, if switched on.
+    pub fn keepalive(&self) -> Option<Keepalive> {
+        let [idle, interval, probes] = self.keepalive_times;
+        let usual = Keepalive::default();
+        self.keepalive.then(|| Keepalive {
+            idle: idle.map_or(usual.idle, |seconds| u64::from(seconds) * SECOND),
+            interval: interval.map_or(usual.interval, |seconds| u64::from(seconds) * SECOND),
+            probes: probes.map_or(usual.probes, |probes| probes as u8),
+        })
+    }
+
+    /// Returns the user timeout in nanoseconds, if set.
+    pub fn user_timeout(&self) -> Option<u64> {
+        (self.user_timeout > 0).then(|| u64::from(self.user_timeout) * inlane_tcp::MILLISECOND)
+    }
+
+    /// Returns the settings of a connection with these options. `mss` is the largest payload of a segment on its route.
+    pub fn config(&self, buffer: usize, mss: u16) -> Config {
+        let mss = match self.max_segment {
+            0 => mss,
+            most => mss.min(most.max(Config::MIN_MSS)),
+        };
+        let usual = Config::default();
+        Config {
+            send_capacity: buffer as u32,
+            receive_capacity: buffer as u32,
+            mss,
+            base_mss: usual.base_mss.min(mss),
+            no_delay: self.no_delay,
+            keepalive: self.keepalive(),
+            user_timeout: self.user_timeout(),
+            ..usual
+        }
+    }
+}

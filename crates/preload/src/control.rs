@@ -1,0 +1,242 @@
+//! Requests to the engine.
+//!
+//! A process keeps one connection to the engine. It is used by one thread at a time; a thread that finds it in use opens a connection for one
+//! request instead of waiting, because it may be a signal handler that interrupted the user. The same holds for a child of vfork, which
+//! shares the variables of its parent.
+
+use crate::{real, settings};
+use inlane_offload_protocol::message::{self, Message, Operation};
+use libc::c_int;
+use std::mem::MaybeUninit;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+
+/// The kept connection, or -1.
+static CONNECTION: AtomicI32 = AtomicI32::new(-1);
+/// The inode of the kept connection. The program may close the descriptor and open another with its number.
+static INODE: AtomicU64 = AtomicU64::new(0);
+/// The process that opened the kept connection, or 0.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+/// True while a thread uses the kept connection.
+static IN_USE: AtomicBool = AtomicBool::new(false);
+
+/// The kept connection's number is at least this, if the process may have so many, because programs expect low numbers for their
+/// own descriptors.
+const LOWEST_NUMBER: c_int = 400;
+/// The longest wait for a reply, in seconds.
+const REPLY_SECONDS: i64 = 10;
+
+/// Makes a forked child open its own connection. Two processes must not mix their replies.
+pub fn forget_after_fork() {
+    extern "C" fn child() {
+        let fd = CONNECTION.swap(-1, Ordering::Relaxed);
+        if fd >= 0 && inode(fd) == Some(INODE.load(Ordering::Relaxed)) {
+            // SAFETY: the inode shows that the descriptor is this library's.
+            unsafe { libc::close(fd) };
+        }
+        OWNER.store(0, Ordering::Relaxed);
+        IN_USE.store(false, Ordering::Relaxed);
+    }
+    // SAFETY: the function may be called at any time. A failure leaves `OWNER` of the parent, which the child then notices.
+    unsafe { libc::pthread_atfork(None, None, Some(child)) };
+}
+
+fn inode(fd: RawFd) -> Option<u64> {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the structure is written if the call succeeds, and read only then.
+    unsafe { (libc::fstat(fd, status.as_mut_ptr()) == 0).then(|| status.assume_init().st_ino) }
+}
+
+/// Opens a connection to the engine. Returns `None` if no engine listens.
+fn open() -> Option<RawFd> {
+    // SAFETY: an all-zero sockaddr_un is valid; structures live through the calls; the descriptor is closed on failure.
+    unsafe {
+        let mut address: libc::sockaddr_un = std::mem::zeroed();
+        address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        let path = settings::socket();
+        if path.len() >= address.sun_path.len() {
+            return None;
+        }
+        for (to, from) in address.sun_path.iter_mut().zip(path) {
+            *to = *from as libc::c_char;
+        }
+        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return None;
+        }
+        let limit = libc::timeval { tv_sec: REPLY_SECONDS, tv_usec: 0 };
+        for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+            let len = size_of_val(&limit) as libc::socklen_t;
+            real::setsockopt(fd, libc::SOL_SOCKET, name, (&raw const limit).cast(), len);
+        }
+        let len = size_of_val(&address) as libc::socklen_t;
+        if real::connect(fd, (&raw const address).cast(), len) != 0 {
+            libc::close(fd);
+            return None;
+        }
+        Some(fd)
+    }
+}
+
+/// Sends a request to the engine, with the descriptor `attached` if it is not negative, and returns the reply with the descriptor that came
+/// with it. Returns `None` if there is no engine or it does not answer. For operations without a reply, returns the request.
+///
+/// Leaves errno as it was.
+pub fn request(message: &mut Message, attached: RawFd) -> Option<(Message, Option<RawFd>)> {
+    let before = crate::errno();
+    let program = settings::program();
+    let len = program.len().min(message.program.len());
+    message.program[..len].copy_from_slice(&program[..len]);
+    let reply = send_request(message, attached);
+    crate::set_errno(before);
+    reply
+}
+
+fn send_request(message: &Message, attached: RawFd) -> Option<(Message, Option<RawFd>)> {
+    // SAFETY: has no preconditions.
+    let process = unsafe { libc::getpid() };
+    let owner = OWNER.load(Ordering::Relaxed);
+    if (owner != 0 && owner != process) || IN_USE.swap(true, Ordering::Acquire) {
+        let fd = open()?;
+        let reply = exchange(fd, message, attached);
+        // SAFETY: the descriptor was opened here.
+        unsafe { libc::close(fd) };
+        return reply;
+    }
+    let reply = kept().and_then(|(fd, fresh)| {
+        let reply = exchange(fd, message, attached);
+        if reply.is_some() || fresh {
+            return reply;
+        }
+        // The engine may have been restarted since the connection was opened.
+        drop_kept();
+        let (fd, _) = kept()?;
+        exchange(fd, message, attached)
+    });
+    if reply.is_none() {
+        // A late reply must not be taken for the next request's.
+        drop_kept();
+    }
+    IN_USE.store(false, Ordering::Release);
+    reply
+}
+
+/// Returns the kept connection, and true if it was opened just now.
+fn kept() -> Option<(RawFd, bool)> {
+    let fd = CONNECTION.load(Ordering::Relaxed);
+    if fd >= 0 && inode(fd) == Some(INODE.load(Ordering::Relaxed)) {
+        return Some((fd, false));
+    }
+    let low = open()?;
+    // SAFETY: the descriptor was just opened. If it cannot get a high number, the low one is used.
+    let fd = unsafe {
+        match libc::fcntl(low, libc::F_DUPFD_CLOEXEC, LOWEST_NUMBER) {
+            -1 => low,
+            high => {
+                libc::close(low);
+                high
+            }
+        }
+    };
+    INODE.store(inode(fd)?, Ordering::Relaxed);
+    CONNECTION.store(fd, Ordering::Relaxed);
+    // SAFETY: has no preconditions.
+    OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+    Some((fd, true))
+}
+
+fn drop_kept() {
+    let fd = CONNECTION.swap(-1, Ordering::Relaxed);
+    if fd >= 0 && inode(fd) == Some(INODE.load(Ordering::Relaxed)) {
+        // SAFETY: the inode shows that the descriptor is this library's.
+        unsafe { libc::close(fd) };
+    }
+}
+
+fn exchange(fd: RawFd, message: &Message, attached: RawFd) -> Option<(Message, Option<RawFd>)> {
+    if !send(fd, &message.encode(), attached) {
+        return None;
+    }
+    if !message.operation.has_reply() {
+        return Some((*message, None));
+    }
+    let mut bytes = [0; message::LEN];
+    let (len, passed) = loop {
+        match receive(fd, &mut bytes, libc::MSG_CMSG_CLOEXEC) {
+            (len, _) if len < 0 && crate::errno() == libc::EINTR => {}
+            outcome => break outcome,
+        }
+    };
+    let reply = usize::try_from(len).ok().and_then(|len| Message::decode(&bytes[..len]));
+    match reply {
+        Some(reply) if reply.operation == message.operation => Some((reply, passed)),
+        _ => {
+            if let Some(passed) = passed {
+                // SAFETY: the descriptor was just received.
+                unsafe { libc::close(passed) };
+            }
+            None
+        }
+    }
+}
+
+/// The space for one descriptor in a message's control data.
+#[repr(C, align(8))]
+struct Control([u8; 32]);
+
+fn send(fd: RawFd, bytes: &[u8], attached: RawFd) -> bool {
+    let mut control = Control([0; 32]);
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: an all-zero msghdr is valid. The structures live through the call, and the control data has room for one descriptor.
+    unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        (header.msg_iov, header.msg_iovlen) = (&mut part, 1);
+        if attached >= 0 {
+            header.msg_control = control.0.as_mut_ptr().cast();
+            header.msg_controllen = libc::CMSG_SPACE(4) as _;
+            let first = libc::CMSG_FIRSTHDR(&header);
+            (*first).cmsg_level = libc::SOL_SOCKET;
+            (*first).cmsg_type = libc::SCM_RIGHTS;
+            (*first).cmsg_len = libc::CMSG_LEN(4) as _;
+            libc::CMSG_DATA(first).cast::<c_int>().write_unaligned(attached);
+        }
+        loop {
+            if real::sendmsg(fd, &header, libc::MSG_NOSIGNAL) == bytes.len() as isize {
+                return true;
+            }
+            if crate::errno() != libc::EINTR {
+                return false;
+            }
+        }
+    }
+}
+
+/// Receives a message of at most `bytes.len()` bytes. Returns the result of recvmsg, and the descriptor that came with the message.
+pub fn receive(fd: RawFd, bytes: &mut [u8], flags: c_int) -> (isize, Option<RawFd>) {
+    let mut control = Control([0; 32]);
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: as in `send`; the kernel writes whole control messages, and the length that it returns covers them.
+    unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        (header.msg_iov, header.msg_iovlen) = (&mut part, 1);
+        header.msg_control = control.0.as_mut_ptr().cast();
+        header.msg_controllen = libc::CMSG_SPACE(4) as _;
+        let len = real::recvmsg(fd, &mut header, flags);
+        if len < 0 {
+            return (len, None);
+        }
+        let first = libc::CMSG_FIRSTHDR(&header);
+        let passed = !first.is_null()
+            && (*first).cmsg_level == libc::SOL_SOCKET
+            && (*first).cmsg_type == libc::SCM_RIGHTS
+            && (*first).cmsg_len as usize >= libc::CMSG_LEN(4) as usize;
+        (len, passed.then(|| libc::CMSG_DATA(first).cast::<c_int>().read_unaligned()))
+    }
+}
+
+/// Tells the engine that a socket stays with the kernel, and why.
+pub fn report_kernel(mut message: Message, reason: &[u8]) {
+    message.operation = Operation::Kernel;
+    message.set_value(reason);
+    request(&mut message, -1);
+}

@@ -1,0 +1,258 @@
+//! The functions that replace the C library's.
+//!
+//! Each first does what costs least for sockets that are not offloaded.
+
+use crate::convert::{self, Outcome};
+use crate::socket::name_of;
+use crate::{epoll, errno, fail, real, receive, set_errno, socket};
+use inlane_offload_protocol::address::read_sockaddr;
+use inlane_offload_protocol::rules::Use;
+use libc::{c_int, c_long, c_void, epoll_event, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
+macro_rules! hooks {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty $body:block)*) => {$(
+        #[doc = concat!("Replaces the C library's `", stringify!($name), "`.")]
+        ///
+        /// # Safety
+        /// As for the C library's function.
+        // SAFETY: the name is meant to replace the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            // SAFETY: the program keeps the promises of the C library's function, and passes valid arguments.
+            #[allow(unused_unsafe, reason = "some bodies call no unsafe function")]
+            unsafe { $body }
+        }
+    )*};
+}
+
+hooks! {
+    fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+        if let Some(wanted) = read_sockaddr(address, len) {
+            if name_of(fd).is_some() {
+                return fail(libc::EINVAL);
+            }
+            match convert::offer(fd, Use::Listen, wanted) {
+                Outcome::Kernel => {}
+                Outcome::Engine => return 0,
+                Outcome::Failed(error) => return fail(error),
+            }
+        }
+        real::bind(fd, address, len)
+    }
+
+    fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+        if let Some(remote) = read_sockaddr(address, len) {
+            if let Some(name) = name_of(fd) {
+                return socket::connect(fd, &name, address, len);
+            }
+            match convert::offer(fd, Use::Connect, remote) {
+                Outcome::Kernel => {}
+                Outcome::Engine => return convert::finish_connect(fd),
+                Outcome::Failed(error) => return fail(error),
+            }
+        }
+        real::connect(fd, address, len)
+    }
+
+    fn listen(fd: c_int, backlog: c_int) -> c_int {
+        if name_of(fd).is_some() {
+            return socket::listen(fd, backlog);
+        }
+        // A socket that was never bound gets a port now.
+        let domain = real::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN);
+        let any = match domain {
+            Some(libc::AF_INET) => Some(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))),
+            Some(libc::AF_INET6) => Some(SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))),
+            _ => None,
+        };
+        if let Some(any) = any.filter(|_| !convert::has_port(fd)) {
+            match convert::offer(fd, Use::Listen, any) {
+                Outcome::Kernel => {}
+                Outcome::Engine => return socket::listen(fd, backlog),
+                Outcome::Failed(error) => return fail(error),
+            }
+        }
+        real::listen(fd, backlog)
+    }
+
+    fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        let result = real::accept(fd, address, len);
+        after_accept(result, fd, address, len, 0)
+    }
+
+    fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+        let result = real::accept4(fd, address, len, flags);
+        after_accept(result, fd, address, len, flags)
+    }
+
+    fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        match name_of(fd) {
+            Some(name) => socket::getsockname(fd, &name, address, len),
+            None => real::getsockname(fd, address, len),
+        }
+    }
+
+    fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        match name_of(fd) {
+            Some(name) => socket::getpeername(fd, &name, address, len),
+            None => real::getpeername(fd, address, len),
+        }
+    }
+
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
+        match name_of(fd) {
+            Some(socket) => socket::getsockopt(fd, &socket, level, name, value, len),
+            None => real::getsockopt(fd, level, name, value, len),
+        }
+    }
+
+    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+        match name_of(fd) {
+            Some(_) => socket::setsockopt(fd, level, name, value, len),
+            None => real::setsockopt(fd, level, name, value, len),
+        }
+    }
+
+    fn shutdown(fd: c_int, how: c_int) -> c_int {
+        match name_of(fd) {
+            Some(name) => socket::shutdown(fd, &name, how),
+            None => real::shutdown(fd, how),
+        }
+    }
+
+    fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
+        receive::finish(fd, len, real::read(fd, buffer, len))
+    }
+
+    fn __read_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t) -> ssize_t {
+        receive::finish(fd, len, real::read(fd, buffer, bounded(len, room)))
+    }
+
+    fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+        let result = real::readv(fd, parts, count);
+        receive::finish(fd, if result == 0 { bytes(parts, count.max(0) as usize) } else { 1 }, result)
+    }
+
+    fn recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+        receive::finish(fd, len, real::recv(fd, buffer, len, flags))
+    }
+
+    fn __recv_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
+        receive::finish(fd, len, real::recv(fd, buffer, bounded(len, room), flags))
+    }
+
+    fn recvfrom(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> ssize_t {
+        let result = real::recvfrom(fd, buffer, len, flags, address, address_len);
+        receive::hide_name(fd, result, address, address_len);
+        receive::finish(fd, len, result)
+    }
+
+    fn __recvfrom_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> ssize_t {
+        recvfrom(fd, buffer, bounded(len, room), flags, address, address_len)
+    }
+
+    fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+        let result = real::recvmsg(fd, message, flags);
+        if message.is_null() {
+            return result;
+        }
+        receive::hide_name(fd, result, (*message).msg_name.cast(), &raw mut (*message).msg_namelen);
+        let len = if result == 0 { bytes((*message).msg_iov, (*message).msg_iovlen as usize) } else { 1 };
+        receive::finish(fd, len, result)
+    }
+
+    fn sendto(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t {
+        let before = errno();
+        let result = real::sendto(fd, buffer, len, flags, address, address_len);
+        if result == -1 && refuses_addresses(address.cast()) && name_of(fd).is_some() {
+            // A connected TCP socket ignores the address.
+            set_errno(before);
+            return real::sendto(fd, buffer, len, flags, std::ptr::null(), 0);
+        }
+        result
+    }
+
+    fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+        let before = errno();
+        let result = real::sendmsg(fd, message, flags);
+        if result == -1 && !message.is_null() && refuses_addresses((*message).msg_name) && name_of(fd).is_some() {
+            set_errno(before);
+            let mut without = message.read();
+            (without.msg_name, without.msg_namelen) = (std::ptr::null_mut(), 0);
+            return real::sendmsg(fd, &without, flags);
+        }
+        result
+    }
+
+    fn epoll_ctl(instance: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+        let result = real::epoll_ctl(instance, operation, fd, event);
+        if result == 0 && operation == libc::EPOLL_CTL_ADD {
+            epoll::remember(instance, fd);
+        }
+        result
+    }
+
+    // The C library's function takes a variable number of arguments. On x86-64 and AArch64, these are passed like fixed ones.
+    fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long {
+        let fd = a as c_int;
+        match number {
+            libc::SYS_bind => bind(fd, b as *const _, c as socklen_t) as c_long,
+            libc::SYS_connect => connect(fd, b as *const _, c as socklen_t) as c_long,
+            libc::SYS_listen => listen(fd, b as c_int) as c_long,
+            libc::SYS_accept => accept(fd, b as *mut _, c as *mut _) as c_long,
+            libc::SYS_accept4 => accept4(fd, b as *mut _, c as *mut _, d as c_int) as c_long,
+            libc::SYS_getsockname => getsockname(fd, b as *mut _, c as *mut _) as c_long,
+            libc::SYS_getpeername => getpeername(fd, b as *mut _, c as *mut _) as c_long,
+            libc::SYS_getsockopt => getsockopt(fd, b as c_int, c as c_int, d as *mut _, e as *mut _) as c_long,
+            libc::SYS_setsockopt => setsockopt(fd, b as c_int, c as c_int, d as *const _, e as socklen_t) as c_long,
+            libc::SYS_shutdown => shutdown(fd, b as c_int) as c_long,
+            libc::SYS_read => read(fd, b as *mut _, c as size_t) as c_long,
+            libc::SYS_readv => readv(fd, b as *const _, c as c_int) as c_long,
+            libc::SYS_recvfrom => recvfrom(fd, b as *mut _, c as size_t, d as c_int, e as *mut _, f as *mut _) as c_long,
+            libc::SYS_recvmsg => recvmsg(fd, b as *mut _, c as c_int) as c_long,
+            libc::SYS_sendto => sendto(fd, b as *const _, c as size_t, d as c_int, e as *const _, f as socklen_t) as c_long,
+            libc::SYS_sendmsg => sendmsg(fd, b as *const _, c as c_int) as c_long,
+            libc::SYS_epoll_ctl => epoll_ctl(fd, b as c_int, c as c_int, d as *mut _) as c_long,
+            _ => real::syscall(number, a, b, c, d, e, f),
+        }
+    }
+}
+
+/// Returns what accept must return if the kernel's accept returned `result`. For the program's end of a pair, the kernel's accept fails with
+/// EINVAL at once.
+unsafe fn after_accept(
+    result: c_int,
+    fd: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    if result != -1 || errno() != libc::EINVAL {
+        return result;
+    }
+    match name_of(fd) {
+        Some(name) => socket::accept(fd, &name, address, len, flags),
+        None => result,
+    }
+}
+
+/// Returns true if a send failed because a connected UNIX socket takes no address.
+fn refuses_addresses(address: *const c_void) -> bool {
+    !address.is_null() && matches!(errno(), libc::EISCONN | libc::EOPNOTSUPP)
+}
+
+/// Returns the bytes that `count` parts can hold.
+unsafe fn bytes(parts: *const iovec, count: usize) -> usize {
+    if parts.is_null() {
+        return 0;
+    }
+    // SAFETY: the program's arguments: the kernel has just read the same parts.
+    unsafe { std::slice::from_raw_parts(parts, count).iter().map(|part| part.iov_len).sum() }
+}
+
+/// Checks a read's length against the room of its buffer, as the C library does in programs that were compiled with such checks.
+/// A length beyond the room is cut, so that the buffer is safe.
+fn bounded(len: size_t, room: size_t) -> size_t {
+    len.min(room)
+}

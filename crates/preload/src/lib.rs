@@ -1,0 +1,58 @@
+//! The library that `inlane offload run` preloads into programs. It replaces some of the C library's socket functions, and hands TCP
+//! sockets to the offload engine.
+//!
+//! A socket begins as the kernel's. When the program binds or connects it, the library asks the engine. If the engine takes the socket, its
+//! reply carries one end of a pair of UNIX sockets, which replaces the kernel's socket under the same descriptor. From then on data flows
+//! through the pair. Reads, writes, sendfile, poll, select, epoll, dup, fork, exec and passing to other processes are therefore the
+//! kernel's own and need nothing from this library:
+//!
+//! ```text
+//! program:  connect(5) ---> library --- request ---> engine           5 was a kernel TCP socket
+//!                              | <---- descriptor -----+              5 is now the program's end of a pair
+//!                              +-- dup3(descriptor, 5)
+//! program:  write(5) ----------------- pair ---------> engine ---> TCP segments
+//! ```
+//!
+//! The library keeps no table of sockets. What it must know about a socket is in the names of the pair's ends
+//! ([`inlane_offload_protocol::name`]) and in the [`socket::Flags`] that the kernel keeps with the program's end. So nothing can become out of
+//! date by a call that the library does not see.
+//!
+//! Limits: it does not allocate, and it takes no lock that it would wait for, because programs call these functions in signal handlers and
+//! after vfork. Whatever fails here leaves the socket with the kernel. The library never ends the program.
+
+mod control;
+mod convert;
+mod epoll;
+mod hooks;
+mod real;
+mod receive;
+mod settings;
+mod socket;
+
+/// Runs before the program's `main`.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static INITIALISE: extern "C" fn() = initialise;
+
+extern "C" fn initialise() {
+    settings::read();
+    control::forget_after_fork();
+}
+
+/// Returns the calling thread's errno.
+fn errno() -> i32 {
+    // SAFETY: the location is valid for the thread.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets the calling thread's errno.
+fn set_errno(value: i32) {
+    // SAFETY: the location is valid for the thread.
+    unsafe { *libc::__errno_location() = value }
+}
+
+/// Sets errno and returns -1, as the C library's functions do when they fail.
+fn fail<T: From<i8>>(value: i32) -> T {
+    set_errno(value);
+    T::from(-1)
+}

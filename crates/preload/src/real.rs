@@ -1,0 +1,83 @@
+//! The C library's functions that this library replaces.
+
+use inlane_offload_protocol::name::Asking;
+use libc::{c_int, c_long, c_void, epoll_event, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// Looks up a function of the libraries after this one. Ends the process if there is none, because the program that calls it
+/// could not have been linked.
+fn look_up(name: &CStr, cache: &AtomicPtr<c_void>) -> *mut c_void {
+    let known = cache.load(Ordering::Relaxed);
+    if !known.is_null() {
+        return known;
+    }
+    // SAFETY: a terminated string.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    cache.store(found, Ordering::Relaxed);
+    found
+}
+
+macro_rules! real {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        #[doc = concat!("Calls the C library's `", stringify!($name), "`. Fails with ENOSYS if the C library lacks it.")]
+        ///
+        /// # Safety
+        /// As for the C library's function.
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            static CACHE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+            const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("the string has one zero byte, at its end"),
+            };
+            let found = look_up(NAME, &CACHE);
+            if found.is_null() {
+                return crate::fail(libc::ENOSYS);
+            }
+            // SAFETY: the C library's function of this name has this type, and the caller promises the rest.
+            unsafe {
+                let function: unsafe extern "C" fn($($type),*) -> $result = std::mem::transmute(found);
+                function($($argument),*)
+            }
+        }
+    )*};
+}
+
+real! {
+    bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    listen(fd: c_int, backlog: c_int) -> c_int;
+    accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
+    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
+    shutdown(fd: c_int, how: c_int) -> c_int;
+    read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t;
+    readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
+    recvfrom(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> ssize_t;
+    recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    sendto(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t;
+    sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
+}
+
+/// The kernel's answers about names, past this library's own functions.
+pub const ASKING: Asking = Asking { own: getsockname, peer: getpeername };
+
+/// Returns the number that option `name` of the kernel's socket `fd` has, or `None` if it has none.
+pub fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
+    let (mut value, mut len): (c_int, socklen_t) = (0, 4);
+    // SAFETY: value and length live through the call.
+    let code = unsafe { getsockopt(fd, level, name, (&raw mut value).cast(), &mut len) };
+    (code == 0).then_some(value)
+}
+
+/// Sets a number option of the kernel's socket `fd`.
+pub fn set_option(fd: c_int, level: c_int, name: c_int, value: c_int) -> bool {
+    // SAFETY: the value lives through the call.
+    unsafe { setsockopt(fd, level, name, (&raw const value).cast(), 4) == 0 }
+}

@@ -1,0 +1,91 @@
+//! The library's settings, copied from the environment before `main`: programs overwrite their environment later.
+
+use inlane_offload_protocol::rules::{self, Action, Use};
+use inlane_offload_protocol::{DEFAULT_SOCKET, REQUIRE_VARIABLE, RULES_VARIABLE, SOCKET_VARIABLE};
+use std::cell::UnsafeCell;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A text of at most `N` bytes that is written once, before `main`.
+struct Text<const N: usize> {
+    bytes: UnsafeCell<[u8; N]>,
+    /// The text's length plus 1, or 0 if there is none.
+    len: AtomicUsize,
+}
+
+// SAFETY: the bytes are written before the length is stored, and never again (`set` checks the length).
+unsafe impl<const N: usize> Sync for Text<N> {}
+
+impl<const N: usize> Text<N> {
+    const fn new() -> Self {
+        Self { bytes: UnsafeCell::new([0; N]), len: AtomicUsize::new(0) }
+    }
+
+    /// Stores a text if it fits and there is none yet. Only the initialisation calls this, on one thread.
+    fn set(&self, text: &[u8]) {
+        if text.len() <= N && self.len.load(Ordering::Relaxed) == 0 {
+            // SAFETY: nobody reads the bytes while the length is 0.
+            unsafe { (&mut (*self.bytes.get()))[..text.len()].copy_from_slice(text) };
+            self.len.store(text.len() + 1, Ordering::Release);
+        }
+    }
+
+    fn get(&self) -> Option<&[u8]> {
+        let len = self.len.load(Ordering::Acquire).checked_sub(1)?;
+        // SAFETY: the bytes are not written after the length was stored.
+        Some(unsafe { &(&(*self.bytes.get()))[..len] })
+    }
+}
+
+static SOCKET: Text<108> = Text::new();
+static RULES: Text<16384> = Text::new();
+static REQUIRE: Text<16> = Text::new();
+static PROGRAM: Text<256> = Text::new();
+
+/// Reads the environment and the program's name.
+pub fn read() {
+    let variable = |name: &str| {
+        let mut terminated = [0u8; 64];
+        let room = terminated.get_mut(..name.len())?;
+        room.copy_from_slice(name.as_bytes());
+        // SAFETY: a terminated string. The result is null or a terminated string that is read before it can change.
+        unsafe {
+            let value = libc::getenv(terminated.as_ptr().cast());
+            (!value.is_null()).then(|| std::ffi::CStr::from_ptr(value).to_bytes())
+        }
+    };
+    SOCKET.set(variable(SOCKET_VARIABLE).unwrap_or(DEFAULT_SOCKET.as_bytes()));
+    if let Some(rules) = variable(RULES_VARIABLE) {
+        RULES.set(rules);
+    }
+    if let Some(require) = variable(REQUIRE_VARIABLE) {
+        REQUIRE.set(require);
+    }
+    let mut path = [0u8; 4096];
+    // SAFETY: a terminated string, and a buffer of the given length.
+    let len = unsafe { libc::readlink(c"/proc/self/exe".as_ptr(), path.as_mut_ptr().cast(), path.len()) };
+    let path = &path[..usize::try_from(len).unwrap_or(0)];
+    PROGRAM.set(path.rsplit(|&byte| byte == b'/').next().unwrap_or_default());
+}
+
+/// Returns the path of the engine's control socket.
+pub fn socket() -> &'static [u8] {
+    SOCKET.get().unwrap_or(DEFAULT_SOCKET.as_bytes())
+}
+
+/// Returns the program's name.
+pub fn program() -> &'static [u8] {
+    PROGRAM.get().unwrap_or_default()
+}
+
+/// Returns true if a socket that stays with the kernel is an error.
+pub fn require() -> bool {
+    REQUIRE.get().is_some_and(|value| !value.is_empty() && value != b"0")
+}
+
+/// Returns what the rules decide about a socket.
+pub fn decide(address: SocketAddr, usage: Use) -> Option<Action> {
+    let rules = std::str::from_utf8(RULES.get()?).ok()?;
+    let program = std::str::from_utf8(program()).unwrap_or_default();
+    rules::decide(rules, program, address.ip(), address.port(), usage)
+}

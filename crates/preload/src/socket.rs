@@ -1,0 +1,336 @@
+//! What the library does on sockets that the engine runs.
+
+use crate::{control, errno, fail, real, set_errno};
+use inlane_offload_protocol::address::{read_sockaddr, write_sockaddr};
+use inlane_offload_protocol::message::{Message, Operation, accept};
+use inlane_offload_protocol::name::{End, SocketName};
+use libc::{c_int, c_void, sockaddr, socklen_t};
+use std::os::fd::RawFd;
+
+/// Facts about an offloaded socket that the kernel keeps with the program's end, as the option SO_PRIORITY. That option has no other
+/// effect on a UNIX socket, and every process may set it to these values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flags(c_int);
+
+impl Flags {
+    /// The program has read the connection's error.
+    pub const ERROR_READ: c_int = 1;
+    /// The program has shut down reading.
+    pub const READ_SHUT: c_int = 2;
+    /// The connection is being established. The engine sets and clears this flag.
+    pub const CONNECTING: c_int = 4;
+
+    fn of(fd: RawFd) -> Self {
+        Self(real::option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY).unwrap_or(0))
+    }
+
+    fn has(self, flag: c_int) -> bool {
+        self.0 & flag != 0
+    }
+
+    /// Sets `flag`. All three flags are never set together, because the kernel keeps the value 7 for privileged processes.
+    fn set(fd: RawFd, flag: c_int) {
+        let value = (Self::of(fd).0 | flag).min(6);
+        real::set_option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY, value);
+    }
+}
+
+/// Returns the name of `fd` if the engine runs it. Leaves errno as it was.
+pub fn name_of(fd: RawFd) -> Option<SocketName> {
+    let before = errno();
+    let name = SocketName::of(fd, real::ASKING);
+    set_errno(before);
+    name
+}
+
+fn poll(fd: RawFd, events: i16, timeout: c_int) -> Result<i16, c_int> {
+    let mut poll = libc::pollfd { fd, events, revents: 0 };
+    // SAFETY: the structure lives through the call.
+    match unsafe { libc::poll(&mut poll, 1, timeout) } {
+        -1 => Err(errno()),
+        0 => Err(libc::ETIMEDOUT),
+        _ => Ok(poll.revents),
+    }
+}
+
+/// Returns the error of a socket and clears it, as SO_ERROR does.
+pub fn take_error(fd: RawFd) -> c_int {
+    let native = real::option(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0);
+    match End::of(fd, real::ASKING) {
+        End::Failed(error) if !Flags::of(fd).has(Flags::ERROR_READ) => {
+            Flags::set(fd, Flags::ERROR_READ);
+            error
+        }
+        End::Failed(_) | End::Finished => 0,
+        End::Unnamed => native,
+    }
+}
+
+/// Waits until the connection is established, for at most the socket's send timeout. Returns 0 or -1 with errno.
+pub fn wait_connected(fd: RawFd) -> c_int {
+    // SAFETY: an all-zero timeval is valid; structures live through the call.
+    let timeout = unsafe {
+        let mut limit: libc::timeval = std::mem::zeroed();
+        let mut len = size_of_val(&limit) as socklen_t;
+        real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, (&raw mut limit).cast(), &mut len);
+        match limit.tv_sec.saturating_mul(1000).saturating_add(limit.tv_usec.div_euclid(1000)) {
+            0 if limit.tv_usec == 0 => -1,
+            milliseconds => milliseconds.clamp(1, c_int::MAX as i64) as c_int,
+        }
+    };
+    match poll(fd, libc::POLLOUT, timeout) {
+        Err(libc::ETIMEDOUT) => fail(libc::EINPROGRESS),
+        Err(error) => fail(error),
+        Ok(_) => match take_error(fd) {
+            0 if Flags::of(fd).has(Flags::CONNECTING) => fail(libc::ECONNRESET),
+            0 => 0,
+            error => fail(error),
+        },
+    }
+}
+
+/// Connects a socket that the engine already runs.
+pub fn connect(fd: RawFd, name: &SocketName, address: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the program's arguments.
+    let Some(remote) = (unsafe { read_sockaddr(address, len) }) else { return fail(libc::EAFNOSUPPORT) };
+    if !name.kind.is_bound() || Flags::of(fd).has(Flags::CONNECTING) {
+        return match poll(fd, libc::POLLOUT, 0) {
+            Err(_) if Flags::of(fd).has(Flags::CONNECTING) && blocks(fd) => wait_connected(fd),
+            Err(_) if Flags::of(fd).has(Flags::CONNECTING) => fail(libc::EALREADY),
+            Ok(_) if Flags::of(fd).has(Flags::CONNECTING) => match take_error(fd) {
+                0 => fail(libc::ECONNABORTED),
+                error => fail(error),
+            },
+            _ => fail(libc::EISCONN),
+        };
+    }
+    let mut message = Message::new(Operation::Connect);
+    message.remote = Some(remote);
+    message.v6 = name.kind.is_v6();
+    match control::request(&mut message, fd) {
+        Some((reply, _)) if reply.status == 0 => match blocks(fd) {
+            true => wait_connected(fd),
+            false => fail(libc::EINPROGRESS),
+        },
+        Some((reply, _)) if reply.status > 0 => fail(reply.status),
+        _ => fail(libc::ENETUNREACH),
+    }
+}
+
+/// Returns true unless the descriptor is non-blocking.
+pub fn blocks(fd: RawFd) -> bool {
+    // SAFETY: has no preconditions.
+    unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK == 0 }
+}
+
+/// Makes a bound socket listen.
+pub fn listen(fd: RawFd, backlog: c_int) -> c_int {
+    let mut message = Message::new(Operation::Listen);
+    message.number = backlog;
+    match control::request(&mut message, fd) {
+        Some((reply, _)) if reply.status == 0 => 0,
+        Some((reply, _)) if reply.status > 0 => fail(reply.status),
+        _ => fail(libc::ENETDOWN),
+    }
+}
+
+/// Takes a connection from a listener. `flags` are those of accept4.
+pub fn accept(
+    fd: RawFd,
+    name: &SocketName,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 || !name.kind.is_bound() {
+        return fail(libc::EINVAL);
+    }
+    let before = errno();
+    let close_on_exec = if flags & libc::SOCK_CLOEXEC != 0 { libc::MSG_CMSG_CLOEXEC } else { 0 };
+    let mut record = [0; accept::LEN];
+    let (received, passed) = control::receive(fd, &mut record, close_on_exec);
+    let Some(connection) = passed else {
+        return match received {
+            // errno is that of recvmsg: EAGAIN, EINTR.
+            -1 => -1,
+            // The listener was shut down, or its engine is gone.
+            0 => fail(libc::EINVAL),
+            // The process has no free descriptor, so the kernel dropped the connection's.
+            _ => fail(libc::EMFILE),
+        };
+    };
+    if flags & libc::SOCK_NONBLOCK != 0 {
+        // SAFETY: the descriptor was just received.
+        unsafe { libc::fcntl(connection, libc::F_SETFL, libc::O_NONBLOCK) };
+    }
+    if let Some(remote) = accept::decode(&record) {
+        // SAFETY: the program's arguments.
+        unsafe { write_sockaddr(remote, name.kind.is_v6(), address, len) };
+    }
+    set_errno(before);
+    connection
+}
+
+/// Asks the engine for a socket's addresses.
+fn addresses(fd: RawFd) -> Option<Message> {
+    let (reply, _) = control::request(&mut Message::new(Operation::Addresses), fd)?;
+    (reply.status == 0).then_some(reply)
+}
+
+/// Writes the local address.
+pub fn getsockname(fd: RawFd, name: &SocketName, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let mut local = name.local;
+    if name.kind.is_bound()
+        && let Some(reply) = addresses(fd)
+    {
+        local = reply.local.unwrap_or(local);
+    }
+    // SAFETY: the program's arguments.
+    unsafe { write_sockaddr(local, name.kind.is_v6(), address, len) };
+    0
+}
+
+/// Writes the remote address.
+pub fn getpeername(fd: RawFd, name: &SocketName, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let remote = match name.kind.is_bound() {
+        true => addresses(fd).and_then(|reply| reply.remote),
+        false => name.remote,
+    };
+    match remote {
+        Some(remote) if !Flags::of(fd).has(Flags::CONNECTING) && !has_failed(fd) => {
+            // SAFETY: the program's arguments.
+            unsafe { write_sockaddr(remote, name.kind.is_v6(), address, len) };
+            0
+        }
+        _ => fail(libc::ENOTCONN),
+    }
+}
+
+fn has_failed(fd: RawFd) -> bool {
+    matches!(End::of(fd, real::ASKING), End::Failed(_))
+}
+
+/// Options of SOL_SOCKET that the kernel keeps with the program's end and that the engine must know too.
+const SHARED: [c_int; 4] = [libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR, libc::SO_REUSEPORT];
+
+/// Returns an option's value.
+pub fn getsockopt(
+    fd: RawFd,
+    socket: &SocketName,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    if value.is_null() || len.is_null() {
+        return fail(libc::EFAULT);
+    }
+    let put = |bytes: &[u8]| {
+        // SAFETY: the program's arguments: `*len` bytes at `value`.
+        unsafe {
+            let count = (len.read() as usize).min(bytes.len());
+            value.cast::<u8>().copy_from(bytes.as_ptr(), count);
+            len.write(count as socklen_t);
+        }
+        0
+    };
+    if level == libc::SOL_SOCKET {
+        let number = match name {
+            libc::SO_ERROR => take_error(fd),
+            libc::SO_DOMAIN if socket.kind.is_v6() => libc::AF_INET6,
+            libc::SO_DOMAIN => libc::AF_INET,
+            libc::SO_PROTOCOL => libc::IPPROTO_TCP,
+            libc::SO_PRIORITY => 0,
+            libc::SO_ACCEPTCONN => addresses(fd).map_or(0, |reply| reply.number),
+            // SAFETY: the program's arguments.
+            _ => return unsafe { real::getsockopt(fd, level, name, value, len) },
+        };
+        return put(&number.to_ne_bytes());
+    }
+    let mut message = Message::new(Operation::GetOption);
+    (message.level, message.name) = (level, name);
+    match control::request(&mut message, fd) {
+        Some((reply, _)) if reply.status == 0 => put(reply.value()),
+        Some((reply, _)) if reply.status > 0 => fail(reply.status),
+        _ => fail(libc::ENOPROTOOPT),
+    }
+}
+
+/// Sets an option.
+pub fn setsockopt(fd: RawFd, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+    if level == libc::SOL_SOCKET {
+        if name == libc::SO_PRIORITY {
+            return 0;
+        }
+        // SAFETY: the program's arguments.
+        let code = unsafe { real::setsockopt(fd, level, name, value, len) };
+        if code != 0 || !SHARED.contains(&name) {
+            return code;
+        }
+    } else if !is_known(level, name) {
+        return fail(libc::ENOPROTOOPT);
+    } else if value.is_null() {
+        return fail(libc::EFAULT);
+    } else if len == 0 || (len < 4 && (level, name) != (libc::IPPROTO_TCP, libc::TCP_CONGESTION)) {
+        // IP options may have one byte.
+        if level == libc::IPPROTO_TCP || len == 0 {
+            return fail(libc::EINVAL);
+        }
+    }
+    let mut message = Message::new(Operation::SetOption);
+    (message.level, message.name) = (level, name);
+    // SAFETY: the program's arguments: `len` bytes at `value`.
+    message.set_value(unsafe { std::slice::from_raw_parts(value.cast(), (len as usize).min(64)) });
+    control::request(&mut message, fd);
+    0
+}
+
+/// Returns true for options of TCP, IPv4 and IPv6 that programs set on TCP sockets. The engine ignores some of them.
+fn is_known(level: c_int, name: c_int) -> bool {
+    match level {
+        libc::IPPROTO_TCP => matches!(name, 1..=10 | 12 | 13 | 18 | 23 | 25),
+        libc::IPPROTO_IP => {
+            matches!(name, libc::IP_TOS | libc::IP_TTL | libc::IP_RECVERR | libc::IP_MTU_DISCOVER)
+        }
+        libc::IPPROTO_IPV6 => {
+            matches!(
+                name,
+                libc::IPV6_V6ONLY
+                    | libc::IPV6_TCLASS
+                    | libc::IPV6_UNICAST_HOPS
+                    | libc::IPV6_RECVERR
+                    | libc::IPV6_MTU_DISCOVER
+            )
+        }
+        _ => false,
+    }
+}
+
+/// Shuts down one or both directions.
+pub fn shutdown(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
+    if !name.kind.is_bound() && Flags::of(fd).has(Flags::CONNECTING) {
+        return fail(libc::ENOTCONN);
+    }
+    if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
+        Flags::set(fd, Flags::READ_SHUT);
+    }
+    // SAFETY: has no preconditions.
+    unsafe { real::shutdown(fd, how) }
+}
+
+/// Returns the errno to fail a read with that the kernel ended with `result` 0, or with -1 and ECONNRESET. Returns 0 if the result stands.
+pub fn reason_of_end(fd: RawFd) -> c_int {
+    if name_of(fd).is_none() {
+        return 0;
+    }
+    match End::of(fd, real::ASKING) {
+        End::Finished => 0,
+        End::Failed(_) if Flags::of(fd).has(Flags::ERROR_READ) => 0,
+        End::Failed(error) => {
+            Flags::set(fd, Flags::ERROR_READ);
+            error
+        }
+        End::Unnamed if Flags::of(fd).has(Flags::READ_SHUT) => 0,
+        End::Unnamed => libc::ECONNRESET,
+    }
+}
