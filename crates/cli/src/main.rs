@@ -9,6 +9,7 @@ mod forward;
 mod manual;
 mod ntb;
 mod nvme;
+mod offload;
 mod output;
 mod schema;
 mod settings;
@@ -41,6 +42,7 @@ enum Command {
     Copy(Box<copy::Copy>),
     Ntb(ntb::Ntb),
     Nvme(Box<nvme::Nvme>),
+    Offload(offload::Offload),
     Doctor(doctor::Args),
     Topo(topo::Args),
     Report(schema::ReportArgs),
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
         Command::Copy(copy) => copy.run(),
         Command::Ntb(ntb) => ntb.run(),
         Command::Nvme(nvme) => nvme.run(),
+        Command::Offload(offload) => offload.run(),
         Command::Report(report) => report.run(),
     };
     exit::with(match outcome {

@@ -10,6 +10,7 @@ use inlane_core::result::schema;
 use inlane_forward::result::PacketResult;
 use inlane_nvme::bench::IoResult;
 use inlane_nvme::target::TargetResult;
+use inlane_offload::status::EngineStatus;
 use inlane_pgas::bench::WindowResult;
 
 /// Prints the JSON schema of result documents
@@ -46,6 +47,8 @@ enum Schema {
     NvmeBench,
     /// Written by `inlane nvme discover`
     NvmeSubsystems,
+    /// Written by `inlane offload status`
+    Engine,
     /// Written by `inlane doctor`
     Doctor,
     /// Written by `inlane topo`
@@ -63,6 +66,7 @@ impl Schema {
             Schema::NvmeTarget => schema::<TargetResult>(),
             Schema::NvmeBench => schema::<IoResult>(),
             Schema::NvmeSubsystems => schema::<DiscoveredSubsystem>(),
+            Schema::Engine => schema::<EngineStatus>(),
             Schema::Doctor => schema::<Check>(),
             Schema::Topo => schema::<Topology>(),
         }

@@ -13,10 +13,10 @@ pub mod name;
 pub mod rules;
 
 /// The environment variable that names the engine's control socket.
-pub const SOCKET_VARIABLE: &str = "INLANE_OFFLOAD_SOCKET";
+pub const SOCKET_VARIABLE: &str = "_INLANE_OFFLOAD_SOCKET";
 /// The environment variable with the rules, one a line.
-pub const RULES_VARIABLE: &str = "INLANE_OFFLOAD_RULES";
+pub const RULES_VARIABLE: &str = "_INLANE_OFFLOAD_RULES";
 /// The environment variable that is set if a socket that stays with the kernel is an error.
-pub const REQUIRE_VARIABLE: &str = "INLANE_OFFLOAD_REQUIRE";
+pub const REQUIRE_VARIABLE: &str = "_INLANE_OFFLOAD_REQUIRE";
 /// The control socket of an engine that was started without `--socket`.
 pub const DEFAULT_SOCKET: &str = "/run/inlane/offload.sock";

@@ -32,7 +32,9 @@ pub enum Error {
     #[error("an engine already listens on {0}; stop it, or choose another path with --socket")]
     Busy(String),
     /// No engine listens on the control socket.
-    #[error("no engine listens on {path}: {source}; start one with 'inlane offload serve', or give its --socket")]
+    #[error(
+        "no engine listens on {path}: {source}; start one with 'inlane offload serve', or give its --socket"
+    )]
     NoEngine {
         /// The control socket's path.
         path: String,

@@ -39,7 +39,9 @@ pub enum Route {
 }
 
 /// Counters of the link.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
+)]
 pub struct LinkCounters {
     /// Frames received.
     pub received_packets: u64,
@@ -116,7 +118,8 @@ impl Network {
         };
         port.start()?;
         let interface = interface(&settings.port);
-        let mac = settings.mac.or_else(|| mac_of(interface?)).unwrap_or(Mac([2, 0x69, 0x6e, 0x6c, 0x61, 0x6e]));
+        let mac =
+            settings.mac.or_else(|| mac_of(interface?)).unwrap_or(Mac([2, 0x69, 0x6e, 0x6c, 0x61, 0x6e]));
         let mut addresses = settings.addresses.clone();
         if addresses.iter().any(|prefix| prefix.address.is_ipv6()) {
             addresses.push(Prefix { address: ndp::link_local(mac).into(), length: 64 });
@@ -175,7 +178,8 @@ impl Network {
 
     /// Returns true if `address` is the engine's own.
     pub fn is_own(&self, address: IpAddr) -> bool {
-        self.addresses.iter().any(|prefix| prefix.address == address) || (self.loopback && address.is_loopback())
+        self.addresses.iter().any(|prefix| prefix.address == address)
+            || (self.loopback && address.is_loopback())
     }
 
     /// Returns the route to a destination, or `None` if there is none.
@@ -201,7 +205,8 @@ impl Network {
         match self.route(destination)? {
             Route::Own => Some(destination),
             Route::Port(hop) => {
-                let family = self.addresses.iter().filter(|prefix| prefix.address.is_ipv4() == destination.is_ipv4());
+                let family =
+                    self.addresses.iter().filter(|prefix| prefix.address.is_ipv4() == destination.is_ipv4());
                 let near = family.clone().find(|prefix| prefix.contains(hop));
                 near.or_else(|| family.clone().next()).map(|prefix| prefix.address)
             }

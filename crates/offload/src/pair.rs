@@ -15,7 +15,8 @@ pub fn create(name: &SocketName) -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [-1; 2];
     // SAFETY: the two descriptors are written during the call, and belong to nobody else.
     let (engine, program) = unsafe {
-        if libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) != 0 {
+        if libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) != 0
+        {
             return Err(io::Error::last_os_error());
         }
         (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
@@ -70,11 +71,6 @@ impl Filled {
             }
         }
         Ok(Self { program, bytes, capacity })
-    }
-
-    /// Returns the program's end.
-    pub fn program(&self) -> &OwnedFd {
-        &self.program
     }
 
     /// Makes the program's end writable. `engine_end` is its peer.

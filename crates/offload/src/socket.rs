@@ -156,7 +156,9 @@ impl Options {
             (libc::SOL_SOCKET, libc::SO_REUSEPORT) => self.reuse_port = number != 0,
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => self.keepalive = number != 0,
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
-                let seconds = value.get(4..8).map_or(0, |part| i32::from_ne_bytes([part[0], part[1], part[2], part[3]]));
+                let seconds = value
+                    .get(4..8)
+                    .map_or(0, |part| i32::from_ne_bytes([part[0], part[1], part[2], part[3]]));
                 self.linger = (number != 0).then_some(seconds);
             }
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.v6_only = number != 0,
@@ -164,9 +166,15 @@ impl Options {
             (libc::IPPROTO_TCP, libc::TCP_CORK) => self.cork = number != 0,
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => self.user_timeout = number.max(0) as u32,
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => self.max_segment = number.clamp(0, 65535) as u16,
-            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => self.keepalive_times[0] = Some(number.clamp(1, 32767) as u32),
-            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => self.keepalive_times[1] = Some(number.clamp(1, 32767) as u32),
-            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.keepalive_times[2] = Some(number.clamp(1, 127) as u32),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
+                self.keepalive_times[0] = Some(number.clamp(1, 32767) as u32)
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => {
+                self.keepalive_times[1] = Some(number.clamp(1, 32767) as u32)
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => {
+                self.keepalive_times[2] = Some(number.clamp(1, 127) as u32)
+            }
             _ if self.others.len() < Self::MOST_OTHERS || self.others.contains_key(&(level, name)) => {
                 self.others.insert((level, name), value.to_vec());
             }
@@ -187,7 +195,9 @@ impl Options {
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => time(0),
             (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => time(1),
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => time(2),
-            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => return Some(b"cubic\0\0\0\0\0\0\0\0\0\0\0".to_vec()),
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+                return Some(b"cubic\0\0\0\0\0\0\0\0\0\0\0".to_vec());
+            }
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => 1,
             (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => 6,
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT | libc::TCP_FASTOPEN | libc::TCP_NOTSENT_LOWAT)

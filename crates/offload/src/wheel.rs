@@ -83,7 +83,8 @@ impl Wheel {
             let index = (word + distance) % self.used.len();
             let bits = self.used[index];
             let bits = if index == word { bits & !(!0 << bit) } else { bits };
-            (bits != 0).then(|| self.tick - bit as u64 + (distance * 64) as u64 + u64::from(bits.trailing_zeros()))
+            (bits != 0)
+                .then(|| self.tick - bit as u64 + (distance * 64) as u64 + u64::from(bits.trailing_zeros()))
         })
     }
 }

@@ -2,7 +2,6 @@
 
 use super::Engine;
 use crate::arena::Key;
-use crate::network::Route;
 use crate::pair;
 use crate::socket::{Pending, Role, Socket};
 use inlane_offload_protocol::message::accept;
@@ -127,10 +126,5 @@ impl Engine {
         if let Some(deadline) = deadline {
             self.arm(key, deadline);
         }
-    }
-
-    /// Returns true if a route leads to the engine itself.
-    pub(super) fn is_own_route(route: Route) -> bool {
-        route == Route::Own
     }
 }

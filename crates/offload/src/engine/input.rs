@@ -1,7 +1,8 @@
 //! Received packets.
 
 use super::Engine;
-use inlane_tcp::{Ecn, Flow, Segment, TimeWaitAction, reset_for};
+use inlane_offload_protocol::name::End;
+use inlane_tcp::{Ecn, Flow, Segment, State, TimeWaitAction, reset_for};
 use inlane_wire::checksum::{self, Sum};
 use inlane_wire::ethernet::{self, Frame};
 use inlane_wire::{icmp, ipv4, ipv6, ndp, tcp};
@@ -133,9 +134,11 @@ impl Engine {
     }
 
     fn on_tcp(&mut self, now: u64, packet: Received<'_>) {
-        let ports = tcp::Segment::new(packet.payload).map(|view| (view.source_port(), view.destination_port()));
+        let ports =
+            tcp::Segment::new(packet.payload).map(|view| (view.source_port(), view.destination_port()));
         let segment = Segment::parse(packet.payload, Ecn::of(packet.class));
-        let (Ok((source_port, destination_port)), Ok(segment), true) = (ports, segment, self.is_intact(&packet))
+        let (Ok((source_port, destination_port)), Ok(segment), true) =
+            (ports, segment, self.is_intact(&packet))
         else {
             self.network.counters.malformed += 1;
             return;
@@ -167,7 +170,8 @@ impl Engine {
         }
         let hash = u64::from(flow.remote.port()).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         if let Some(listener) = self.listener(flow.local, hash) {
-            if self.on_listener_segment(now, listener, flow, segment, previous.as_ref()) && previous.is_some() {
+            if self.on_listener_segment(now, listener, flow, segment, previous.as_ref()) && previous.is_some()
+            {
                 self.time_waits.remove(flow);
             }
             return;
@@ -189,9 +193,8 @@ impl Engine {
         }
         match message.kind() {
             icmp::ECHO_REQUEST => self.reply_echo(now, packet, icmp::ECHO_REPLY),
-            icmp::UNREACHABLE => {
-                let mtu = (message.code() == icmp::FRAGMENTATION_NEEDED).then(|| message.next_hop_mtu().into());
-                self.on_icmp_error(now, &packet.payload[icmp::HEADER..], message.code(), mtu);
+            icmp::UNREACHABLE if message.code() != icmp::FRAGMENTATION_NEEDED => {
+                self.on_icmp_error(&packet.payload[icmp::HEADER..]);
             }
             _ => self.network.counters.ignored += 1,
         }
@@ -211,14 +214,23 @@ impl Engine {
             ndp::SOLICITATION | ndp::ADVERTISEMENT => {
                 self.network.on_discovery(now, packet.source, packet.hops, packet.payload);
             }
-            icmp::UNREACHABLE_V6 => {
-                self.on_icmp_error(now, &packet.payload[icmp::HEADER..], message.code(), None);
-            }
-            icmp::TOO_BIG_V6 => {
-                let mtu = message.mtu_v6();
-                self.on_icmp_error(now, &packet.payload[icmp::HEADER..], 0, Some(mtu));
-            }
+            icmp::UNREACHABLE_V6 => self.on_icmp_error(&packet.payload[icmp::HEADER..]),
             _ => self.network.counters.ignored += 1,
+        }
+    }
+
+    /// Processes an ICMP error about a packet of the engine, whose first bytes are `original`.
+    fn on_icmp_error(&mut self, original: &[u8]) {
+        let Some(flow) = original_flow(original) else {
+            self.network.counters.ignored += 1;
+            return;
+        };
+        // Only a connection attempt is ended: a forged message must not reset an established connection (RFC 5927).
+        if let Some(&key) = self.flows.get(&flow)
+            && let Some(stream) = self.sockets.get(key).and_then(crate::socket::Socket::stream)
+            && stream.connection.state() == State::SynSent
+        {
+            self.finish(key, End::Failed(libc::EHOSTUNREACH));
         }
     }
 
@@ -229,11 +241,43 @@ impl Engine {
         let Some(route) = self.network.route(packet.source) else { return };
         let (source, destination) = (packet.destination, packet.source);
         if destination.is_ipv4() {
-            self.network.send(now, route, source, destination, 0, &Echo::<{ ipv4::ICMP }> { kind, request: packet.payload });
+            self.network.send(
+                now,
+                route,
+                source,
+                destination,
+                0,
+                &Echo::<{ ipv4::ICMP }> { kind, request: packet.payload },
+            );
         } else {
-            self.network.send(now, route, source, destination, 0, &Echo::<{ ipv6::ICMP }> { kind, request: packet.payload });
+            self.network.send(
+                now,
+                route,
+                source,
+                destination,
+                0,
+                &Echo::<{ ipv6::ICMP }> { kind, request: packet.payload },
+            );
         }
     }
+}
+
+/// Returns the flow of a TCP segment that the engine sent, from the start of its IP packet.
+fn original_flow(original: &[u8]) -> Option<Flow> {
+    let (source, destination, protocol, at): (IpAddr, IpAddr, u8, usize) = match original.first()? >> 4 {
+        4 => {
+            let packet = ipv4::Packet::new(original).ok()?;
+            (packet.source().into(), packet.destination().into(), packet.protocol(), packet.header_len())
+        }
+        _ => {
+            let packet = ipv6::Packet::new(original).ok()?;
+            let upper = packet.upper().ok()?;
+            (packet.source().into(), packet.destination().into(), upper.protocol, upper.offset)
+        }
+    };
+    let ports = original.get(at..at + 4).filter(|_| protocol == ipv4::TCP)?;
+    let port = |at: usize| u16::from_be_bytes([ports[at], ports[at + 1]]);
+    Some(Flow { local: SocketAddr::new(source, port(0)), remote: SocketAddr::new(destination, port(2)) })
 }
 
 /// Why an IP packet is not processed.

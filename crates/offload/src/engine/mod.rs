@@ -97,8 +97,8 @@ impl Engine {
         let clock = Clock::new();
         let control = Control::open(&settings)?;
         let network = Network::open(&settings, &clock)?;
-        let epoll =
-            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create")(error.into()))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|error| Error::os("epoll_create")(error.into()))?;
         let engine = Self {
             number: u64::from_ne_bytes(random_bytes()?),
             network,
@@ -224,7 +224,8 @@ impl Engine {
         if self.network.has_timer() {
             sleep = sleep.min(50_000_000);
         }
-        let next = self.wheel.next().into_iter().chain(self.time_wait_order.front().map(|entry| entry.0)).min();
+        let next =
+            self.wheel.next().into_iter().chain(self.time_wait_order.front().map(|entry| entry.0)).min();
         next.map_or(sleep, |next| sleep.min(next.saturating_sub(now).max(1)))
     }
 

@@ -142,7 +142,8 @@ impl Engine {
         self.inodes.insert(inode, key);
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         let end = self.sockets.get(key).and_then(|socket| socket.end.as_ref());
-        let watched = end.map(|end| epoll::add(&self.epoll, end, epoll::EventData::new_u64(key.to_u64()), flags));
+        let watched =
+            end.map(|end| epoll::add(&self.epoll, end, epoll::EventData::new_u64(key.to_u64()), flags));
         if !matches!(watched, Some(Ok(()))) {
             self.remove(key);
             return Err(Refusal::Errno(libc::ENOMEM));
@@ -165,7 +166,9 @@ impl Engine {
         let port = self.choose_port(request.user, wanted, message.v6, &options)?;
         let local = SocketAddr::new(ip, port);
         let (key, program) =
-            self.create(request.process, message.program(), message.v6, local, None, options, |_| Role::Bound)?;
+            self.create(request.process, message.program(), message.v6, local, None, options, |_| {
+                Role::Bound
+            })?;
         self.hold_port(key, port);
         let mut reply = Message::new(Operation::Bind);
         reply.local = Some(local);
@@ -322,7 +325,8 @@ impl Engine {
             self.check_listen(key)?;
             let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
             // The segment size depends on the route of each connection; the largest is announced where it fits.
-            let route = if socket.local.ip().is_loopback() { Route::Own } else { Route::Port(socket.local.ip()) };
+            let route =
+                if socket.local.ip().is_loopback() { Route::Own } else { Route::Port(socket.local.ip()) };
             let mss = self.network.mss(route, socket.local.is_ipv6());
             let config = socket.options.config(self.settings.buffer, mss);
             let listener = Listener::new(&config, self.secrets.clone(), backlog)?;

@@ -38,7 +38,8 @@ impl Payload for Outgoing<'_> {
     #[inline]
     fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>) {
         let ports = (self.flow.local.port(), self.flow.remote.port());
-        let header = self.header.write(ports.0, ports.1, buffer).expect("the buffer has the segment's length");
+        let header =
+            self.header.write(ports.0, ports.1, buffer).expect("the buffer has the segment's length");
         if let Some(ring) = self.ring {
             ring.read(self.payload.clone(), &mut buffer[header..]);
         }
@@ -141,7 +142,8 @@ impl Engine {
         again |= stream.transmit(now, network);
         let state = stream.connection.state();
         let deadline = stream.connection.next_deadline();
-        let (all_delivered, reason) = (stream.delivered == stream.connection.received(), stream.connection.reason());
+        let (all_delivered, reason) =
+            (stream.delivered == stream.connection.received(), stream.connection.reason());
         let peer_closed = stream.connection.peer_closed();
         if peer_closed && all_delivered && !stream.end_passed {
             stream.end_passed = true;

@@ -158,7 +158,11 @@ mod tests {
         assert!(!neighbours.is_asking());
         let later = 6 + LIFETIME_NS;
         assert_eq!(neighbours.look_up(later, address(1), packet(4)), Lookup::Send(MAC, true));
-        assert_eq!(neighbours.look_up(later, address(1), packet(4)), Lookup::Send(MAC, false), "asked already");
+        assert_eq!(
+            neighbours.look_up(later, address(1), packet(4)),
+            Lookup::Send(MAC, false),
+            "asked already"
+        );
 
         assert_eq!(neighbours.look_up(0, address(2), packet(5)), Lookup::Waits(true));
         for second in 1..TRIES as u64 {

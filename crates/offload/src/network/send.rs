@@ -169,19 +169,13 @@ impl Network {
         }
     }
 
-    fn send_arp(
-        &mut self,
-        operation: u16,
-        to: Mac,
-        sender: Ipv4Addr,
-        target_mac: Mac,
-        target: Ipv4Addr,
-    ) {
+    fn send_arp(&mut self, operation: u16, to: Mac, sender: Ipv4Addr, target_mac: Mac, target: Ipv4Addr) {
         let Some(packet) = self.allocate(ethernet::HEADER + arp::HEADER) else { return };
         // SAFETY: as in `send`.
         let bytes = unsafe { packet.bytes_mut() };
         write_ethernet(bytes, self.mac, ethernet::ARP);
-        let mut message = arp::Packet::init(&mut bytes[ethernet::HEADER..]).expect("the packet has this length");
+        let mut message =
+            arp::Packet::init(&mut bytes[ethernet::HEADER..]).expect("the packet has this length");
         message.set_operation(operation);
         message.set_sender_mac(self.mac);
         message.set_sender(sender);

@@ -1,0 +1,44 @@
+//! `inlane offload`: runs an engine, runs programs whose sockets the engine takes, and shows the engine's state.
+
+mod program;
+mod run;
+mod serve;
+mod status;
+
+use clap::{Args, Subcommand};
+
+/// Runs the TCP sockets of unmodified programs on an engine with its own network stack
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  inlane offload serve --port af_xdp:veth0 --address 10.0.0.1/24
+                                          the engine, on a kernel interface
+  inlane offload run -- redis-server --bind 10.0.0.1
+                                          a program whose sockets it runs
+  inlane offload status                   sockets, rates, retransmissions; what stayed with the kernel
+  inlane offload status --watch 1s        the same, every second")]
+pub struct Offload {
+    #[command(subcommand)]
+    command: OffloadCommand,
+}
+
+#[derive(Subcommand)]
+enum OffloadCommand {
+    Serve(serve::Serve),
+    Run(run::Run),
+    Status(status::Status),
+}
+
+impl Offload {
+    /// Runs the subcommand.
+    ///
+    /// # Errors
+    /// Errors of the subcommand.
+    pub fn run(self) -> anyhow::Result<()> {
+        match self.command {
+            OffloadCommand::Serve(serve) => serve.run(),
+            OffloadCommand::Run(run) => run.run(),
+            OffloadCommand::Status(status) => status.run(),
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! `inlane offload run`: a program whose sockets the engine runs.
+
+use super::program;
+use crate::exit::NotReady;
+use anyhow::Context;
+use clap::Args;
+use inlane_offload_protocol::{DEFAULT_SOCKET, REQUIRE_VARIABLE, RULES_VARIABLE, SOCKET_VARIABLE};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The preloaded library's file.
+const LIBRARY: &str = "libinlane_preload.so";
+
+/// Runs a program with its TCP sockets on the engine
+///
+/// Replaces this process by the program, so its status is the program's. A socket that the engine does not take stays with the kernel;
+/// 'inlane offload status' lists such sockets and the reasons.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  inlane offload run -- curl http://10.0.0.2/
+  inlane offload run --rules rules.toml -- nginx -g 'daemon off;'
+  inlane offload run --require -- iperf3 -c 10.0.0.2")]
+pub struct Run {
+    /// Control socket of the engine
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
+    /// TOML file with rules: which programs, addresses and ports stay with the kernel
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+    /// Fail instead of leaving a socket with the kernel. Rules still may leave one there
+    #[arg(long)]
+    require: bool,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+impl Run {
+    /// Starts the program.
+    ///
+    /// # Errors
+    /// If the program or the library is missing, or, with `--require`, if the engine or the program rules offloading out.
+    pub fn run(self) -> anyhow::Result<()> {
+        let (name, arguments) = self.program.split_first().context("no program given")?;
+        let library = library()?;
+        let socket = std::path::absolute(&self.socket)?;
+        let rules = self.rules.as_deref().map(read_rules).transpose()?;
+        if let Some(path) = program::find(Path::new(name))
+            && let Some(why) = program::obstacle(&path)
+        {
+            self.note(&format!("{why}; its sockets stay with the kernel"))?;
+        }
+        if let Err(error) = inlane_offload::status::fetch(&socket) {
+            self.note(&format!("{error}; sockets stay with the kernel until then"))?;
+        }
+        let mut preload = library.into_os_string();
+        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+            preload.push(":");
+            preload.push(others);
+        }
+        let mut command = Command::new(name);
+        command.args(arguments).env("LD_PRELOAD", preload).env(SOCKET_VARIABLE, socket);
+        match rules {
+            Some(rules) => command.env(RULES_VARIABLE, rules),
+            None => command.env_remove(RULES_VARIABLE),
+        };
+        match self.require {
+            true => command.env(REQUIRE_VARIABLE, "1"),
+            false => command.env_remove(REQUIRE_VARIABLE),
+        };
+        let error = command.exec();
+        Err(error).with_context(|| format!("cannot start {}", Path::new(name).display()))
+    }
+
+    /// Reports why sockets will not be offloaded. With `--require` this is an error.
+    fn note(&self, why: &str) -> anyhow::Result<()> {
+        if self.require {
+            return Err(NotReady(format!("{why}; --require forbids that")).into());
+        }
+        crate::print_to_stderr(format_args!("inlane: warning: {why}"));
+        Ok(())
+    }
+}
+
+fn read_rules(path: &Path) -> anyhow::Result<String> {
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| inlane_core::Error::invalid(format!("--rules {name}"), error.to_string()))?;
+    Ok(inlane_offload::rules::read(&name, &text)?)
+}
+
+/// Finds the library: beside the command, as cargo builds it, or in the folder of libraries where `make install` puts it.
+fn library() -> anyhow::Result<PathBuf> {
+    let command = std::env::current_exe().context("cannot find the command's own file")?;
+    let folder = command.parent().context("the command's file has no folder")?;
+    let places = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY)];
+    let found = places.iter().find(|path| path.exists());
+    let found = found.ok_or_else(|| {
+        NotReady(format!(
+            "{LIBRARY} is neither in {0} nor in {0}/../lib; build it with 'cargo build --release -p inlane-preload' or 'make install'",
+            folder.display()
+        ))
+    })?;
+    Ok(found.canonicalize()?)
+}

@@ -1,0 +1,129 @@
+//! `inlane offload serve`: the engine.
+
+use clap::Args;
+use inlane_core::units;
+use inlane_offload::Settings;
+use inlane_offload::engine::Engine;
+use inlane_offload_protocol::DEFAULT_SOCKET;
+use inlane_offload_protocol::rules::Prefix;
+use inlane_ports::wrap::fault::Faults;
+use inlane_wire::Mac;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Runs an engine until it is interrupted
+///
+/// The engine has its own IP addresses on the port. Programs that 'inlane offload run' starts use them.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  inlane offload serve --port af_xdp:veth0 --address 10.0.0.1/24
+  inlane offload serve --port af_packet:eth1 --address 10.0.0.1/24 --address fd00::1/64 --gateway 10.0.0.254
+  inlane offload serve --port af_xdp:veth0 --address 10.0.0.1/24 --loopback
+                                          connections within this machine, too")]
+pub struct Serve {
+    /// Port to the network: af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET, pci:ADDRESS
+    #[arg(long, value_name = "PORT")]
+    port: String,
+    /// Address of the engine and length of its network's prefix; repeat for several
+    #[arg(long, value_name = "ADDRESS/LENGTH", required = true, value_parser = parse_address)]
+    address: Vec<Prefix>,
+    /// Router for destinations outside these networks; one for IPv4 and one for IPv6
+    #[arg(long, value_name = "ADDRESS")]
+    gateway: Vec<IpAddr>,
+    /// Run connections to 127.0.0.0/8 and ::1 too, between programs of this engine
+    #[arg(long)]
+    loopback: bool,
+    /// Control socket, by which programs reach the engine
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
+    /// Permissions of the control socket, octal: who may open connections with the engine's addresses
+    #[arg(long, value_name = "MODE", default_value = "666", value_parser = parse_mode)]
+    socket_mode: u32,
+    /// Largest IP packet on the port
+    #[arg(long, value_name = "BYTES", default_value_t = 1500)]
+    mtu: u16,
+    /// MAC address of the engine [default: that of the interface]
+    #[arg(long, value_name = "MAC")]
+    mac: Option<Mac>,
+    /// Send and receive buffer of each connection, a power of two
+    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = units::parse_size)]
+    buffer: u64,
+    /// Most sockets of one process
+    #[arg(long, value_name = "N", default_value_t = 65536)]
+    sockets: usize,
+    /// How long to poll after the last work before sleeping [default: 50us with four or more cores, else 0s]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    spin: Option<Duration>,
+    /// Faults to inject into received frames: drop=1%,duplicate=0.1%,reorder=1%:3,corrupt=0.1%,delay=5%:50us,seed=7
+    #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true, value_parser = Faults::parse)]
+    faults: Faults,
+}
+
+fn parse_address(text: &str) -> Result<Prefix, String> {
+    match text.contains('/') {
+        true => Prefix::parse(text).ok_or_else(|| "write for example 10.0.0.1/24 or fd00::1/64".to_owned()),
+        false => Err("the prefix length is missing; write for example 10.0.0.1/24".to_owned()),
+    }
+}
+
+fn parse_mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|&mode| mode <= 0o777);
+    mode.ok_or_else(|| "write an octal number from 0 to 777".to_owned())
+}
+
+impl Serve {
+    /// Runs the engine.
+    ///
+    /// # Errors
+    /// If a setting is wrong, the port cannot be opened, or another engine uses the control socket.
+    pub fn run(self) -> anyhow::Result<()> {
+        let cores = std::thread::available_parallelism().map_or(1, Into::into);
+        let spin = if cores >= 4 { Duration::from_micros(50) } else { Duration::ZERO };
+        let settings = Settings {
+            port: self.port.clone(),
+            addresses: self.address,
+            gateways: self.gateway,
+            loopback: self.loopback,
+            socket: self.socket.clone(),
+            mode: self.socket_mode,
+            mtu: self.mtu,
+            mac: self.mac,
+            buffer: usize::try_from(self.buffer)?,
+            sockets_per_program: self.sockets,
+            spin: self.spin.unwrap_or(spin),
+            faults: self.faults,
+        };
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopping = stop.clone();
+        crate::signal::on_signal(move |signal, before| match before {
+            0 => {
+                stopping.store(true, Ordering::Relaxed);
+                crate::devices::stop_waiting();
+            }
+            _ => crate::signal::end_by(signal),
+        })?;
+        raise_descriptor_limit();
+        let mut engine = Engine::open(settings)?;
+        let (mac, path) = engine.link();
+        crate::print_to_stderr(format_args!(
+            "inlane: engine ready: {path}, MAC address {mac}, control socket {}",
+            self.socket.display()
+        ));
+        let outcome = engine.run(&stop);
+        engine.close();
+        Ok(outcome?)
+    }
+}
+
+/// Raises the limit of open descriptors as far as the system allows, because each socket takes one.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // The engine also runs with the limit that it has.
+    let _ = setrlimit(Resource::Nofile, limit);
+}

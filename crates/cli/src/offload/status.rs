@@ -1,0 +1,98 @@
+//! `inlane offload status`: the engine's state.
+
+use crate::output::Output;
+use clap::Args;
+use inlane_core::result::Document;
+use inlane_core::units;
+use inlane_offload::status::{EngineStatus, SocketStatus, fetch};
+use inlane_offload_protocol::DEFAULT_SOCKET;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Shows the engine's sockets, their rates and retransmissions, and the sockets that stayed with the kernel
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  inlane offload status
+  inlane offload status --watch 1s
+  inlane offload status --json -")]
+pub struct Status {
+    /// Control socket of the engine
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
+    /// Show the state again after this time, until interrupted
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time, conflicts_with = "json")]
+    watch: Option<Duration>,
+    /// Write the result as JSON to a file, or to standard output for -
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<String>,
+}
+
+impl Status {
+    /// Shows the state.
+    ///
+    /// # Errors
+    /// If no engine runs, or an output cannot be written.
+    pub fn run(self) -> anyhow::Result<()> {
+        loop {
+            let output = Output::open(self.json.as_deref(), None, None)?;
+            let mut document = Document::new("offload status");
+            document.results = vec![fetch(&self.socket)?];
+            output.write(&mut document, text, |_| None)?;
+            let Some(time) = self.watch else { return Ok(()) };
+            std::thread::sleep(time);
+            crate::print(|out| writeln!(out))?;
+        }
+    }
+}
+
+fn text(out: &mut dyn Write, document: &Document<EngineStatus>) -> io::Result<()> {
+    for engine in &document.results {
+        let counters = &engine.connections;
+        let share = engine.cpu_ns as f64 / engine.uptime_ns.max(1) as f64 * 100.0;
+        writeln!(
+            out,
+            "engine on {} ({}), MAC {}, {}",
+            engine.port,
+            engine.path,
+            engine.mac,
+            engine.addresses.join(", ")
+        )?;
+        writeln!(
+            out,
+            "up {:.0} s, {share:.1} % of a core; connections: {} opened, {} accepted, {} in TIME-WAIT; {} received, {} sent, {} retransmitted",
+            engine.uptime_ns as f64 / 1e9,
+            counters.connected,
+            counters.accepted,
+            counters.time_wait,
+            units::bytes(counters.received_bytes),
+            units::bytes(counters.sent_bytes),
+            units::bytes(counters.retransmitted_bytes),
+        )?;
+        let link = &engine.link;
+        writeln!(
+            out,
+            "link: {} frames received, {} sent, {} malformed, {} dropped",
+            link.received_packets, link.sent_packets, link.malformed, link.dropped
+        )?;
+        if engine.sockets.is_empty() {
+            writeln!(out, "no sockets")?;
+        } else {
+            let mut sockets: Document<SocketStatus> = Document::new("offload status");
+            sockets.results = engine.sockets.clone();
+            out.write_all(inlane_report::text(&sockets).as_bytes())?;
+        }
+        for socket in &engine.kernel {
+            writeln!(
+                out,
+                "kernel: {}[{}] {}: {}",
+                socket.program,
+                socket.process,
+                socket.remote.as_deref().or(socket.local.as_deref()).unwrap_or("?"),
+                socket.reason
+            )?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! What the engine reports of itself and its sockets.
+
+use super::Engine;
+use super::request::Refusal;
+use crate::socket::{Role, Socket, Stream};
+use crate::status::{ConnectionCounters, EngineStatus, SocketStatus};
+use inlane_offload_protocol::message::{Message, Operation};
+use inlane_tcp::State;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+
+pub(super) use crate::status::KernelSocket;
+
+/// The number of sockets of the kernel that are kept for the report.
+const KEPT: usize = 64;
+
+/// Counters of the engine, and the last sockets that stayed with the kernel.
+#[derive(Default)]
+pub(super) struct Totals {
+    pub requests: u64,
+    pub sockets: u64,
+    pub accepted: u64,
+    pub connected: u64,
+    pub resets_sent: u64,
+    kernel: u64,
+    kernel_sockets: VecDeque<KernelSocket>,
+    /// Of connections that have ended.
+    received_bytes: u64,
+    sent_bytes: u64,
+    retransmitted_bytes: u64,
+}
+
+impl Totals {
+    pub fn note_kernel(&mut self, socket: KernelSocket) {
+        self.kernel += 1;
+        self.kernel_sockets.truncate(KEPT - 1);
+        self.kernel_sockets.push_front(socket);
+    }
+
+    /// Adds the counters of a connection that ends.
+    pub fn add(&mut self, socket: &Socket) {
+        if let Some(stream) = socket.stream() {
+            self.received_bytes += stream.delivered;
+            self.sent_bytes += stream.connection.acknowledged();
+            self.retransmitted_bytes += stream.connection.counters().retransmitted_bytes;
+        }
+    }
+}
+
+/// Returns the name of a state as RFC 9293 has it.
+fn state_name(state: State) -> &'static str {
+    match state {
+        State::SynSent => "SYN-SENT",
+        State::SynReceived => "SYN-RECEIVED",
+        State::Established => "ESTABLISHED",
+        State::FinWait1 => "FIN-WAIT-1",
+        State::FinWait2 => "FIN-WAIT-2",
+        State::CloseWait => "CLOSE-WAIT",
+        State::Closing => "CLOSING",
+        State::LastAck => "LAST-ACK",
+        State::TimeWait => "TIME-WAIT",
+        State::Closed => "CLOSED",
+    }
+}
+
+/// Returns Linux's `struct tcp_info` up to the field `tcpi_total_retrans`, as programs read it.
+pub(super) fn tcp_info(socket: &Socket, stream: Option<&Stream>) -> [u8; 104] {
+    let mut bytes = [0; 104];
+    let Some(stream) = stream else {
+        bytes[0] = if matches!(socket.role, Role::Listening(_)) { 10 } else { 7 };
+        return bytes;
+    };
+    let connection = &stream.connection;
+    // The numbers of Linux's include/net/tcp_states.h.
+    bytes[0] = match connection.state() {
+        State::Established => 1,
+        State::SynSent => 2,
+        State::SynReceived => 3,
+        State::FinWait1 => 4,
+        State::FinWait2 => 5,
+        State::TimeWait => 6,
+        State::Closed => 7,
+        State::CloseWait => 8,
+        State::LastAck => 9,
+        State::Closing => 11,
+    };
+    let mss = connection.segment_size().max(1);
+    let us = |ns: u64| (ns / 1000) as u32;
+    let segments = |bytes: u64| (bytes / u64::from(mss)).min(u64::from(u32::MAX)) as u32;
+    let mut put = |at: usize, value: u32| bytes[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    put(8, us(connection.retransmission_timeout()));
+    put(16, mss);
+    put(20, mss);
+    put(24, segments(connection.in_flight()));
+    put(68, us(connection.smoothed_rtt().unwrap_or(0)));
+    put(72, us(connection.rtt_variation()));
+    put(76, segments(connection.slow_start_threshold()));
+    put(80, segments(connection.congestion_window()));
+    put(84, mss);
+    put(100, segments(connection.counters().retransmitted_bytes));
+    bytes
+}
+
+impl Engine {
+    fn socket_status(&self, now: u64, socket: &Socket) -> SocketStatus {
+        let stream = socket.stream();
+        let connection = stream.map(|stream| &stream.connection);
+        let seconds = stream.map(|stream| now.saturating_sub(stream.since) as f64 / 1e9);
+        let rate =
+            |bytes: u64| seconds.filter(|&seconds| seconds > 0.0).map(|seconds| bytes as f64 / seconds);
+        let received = stream.map_or(0, |stream| stream.delivered);
+        let sent = connection.map_or(0, |connection| connection.acknowledged());
+        let (state, backlog) = match &socket.role {
+            Role::Bound => ("bound", None),
+            Role::Listening(listening) => ("LISTEN", Some(listening.listener.acceptable() as u64)),
+            Role::Stream(stream) => (state_name(stream.connection.state()), None),
+        };
+        SocketStatus {
+            program: socket.program.clone(),
+            process: socket.process,
+            state: state.into(),
+            local: socket.local.to_string(),
+            remote: stream.map(|stream| stream.flow.remote.to_string()),
+            run_by: "engine".into(),
+            congestion_window_bytes: connection.map(|connection| connection.congestion_window()),
+            rtt_ns: connection.and_then(|connection| connection.smoothed_rtt()),
+            received_bytes: received,
+            sent_bytes: sent,
+            received_bytes_per_second: rate(received),
+            sent_bytes_per_second: rate(sent),
+            retransmitted_bytes: connection.map_or(0, |connection| connection.counters().retransmitted_bytes),
+            placed_directly: 0.0,
+            backlog,
+        }
+    }
+
+    fn status(&self, now: u64) -> EngineStatus {
+        let totals = &self.totals;
+        let sockets: Vec<SocketStatus> =
+            self.sockets.iter().map(|(_, socket)| self.socket_status(now, socket)).collect();
+        let sum = |field: fn(&SocketStatus) -> u64| sockets.iter().map(field).sum::<u64>();
+        EngineStatus {
+            port: self.settings.port.clone(),
+            path: self.network.info().path.clone(),
+            mac: self.network.mac().to_string(),
+            addresses: self.network.addresses().iter().map(ToString::to_string).collect(),
+            uptime_ns: now,
+            cpu_ns: inlane_core::clock::thread_cpu_ns(),
+            link: self.network.counters,
+            connections: ConnectionCounters {
+                sockets: totals.sockets,
+                connected: totals.connected,
+                accepted: totals.accepted,
+                time_wait: self.time_waits.len() as u64,
+                resets_sent: totals.resets_sent,
+                kernel: totals.kernel,
+                requests: totals.requests,
+                received_bytes: totals.received_bytes + sum(|socket| socket.received_bytes),
+                sent_bytes: totals.sent_bytes + sum(|socket| socket.sent_bytes),
+                retransmitted_bytes: totals.retransmitted_bytes + sum(|socket| socket.retransmitted_bytes),
+            },
+            sockets,
+            kernel: totals.kernel_sockets.iter().cloned().collect(),
+        }
+    }
+
+    /// Returns a file with the engine's state as JSON.
+    pub(super) fn status_file(&self, now: u64) -> Result<(Message, Option<OwnedFd>), Refusal> {
+        let text = serde_json::to_vec(&self.status(now)).map_err(|_| Refusal::Errno(libc::EIO))?;
+        let fd = rustix::fs::memfd_create("inlane-status", rustix::fs::MemfdFlags::CLOEXEC)
+            .map_err(|error| Refusal::Errno(error.raw_os_error()))?;
+        let mut file = File::from(fd);
+        file.write_all(&text)?;
+        Ok((Message::new(Operation::Status), Some(file.into())))
+    }
+}

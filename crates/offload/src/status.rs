@@ -1,0 +1,174 @@
+//! The state of an engine, as `inlane offload status` shows it.
+
+use crate::error::{Error, Result};
+use crate::network::LinkCounters;
+use crate::pair;
+use inlane_core::result::{Cell, Row};
+use inlane_core::units;
+use inlane_offload_protocol::message::{self, Message, Operation};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::time::Duration;
+
+/// The state of an engine.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct EngineStatus {
+    /// The port as the user wrote it.
+    pub port: String,
+    /// The driver and mode that carry the packets.
+    pub path: String,
+    /// The engine's MAC address.
+    pub mac: String,
+    /// The engine's addresses.
+    pub addresses: Vec<String>,
+    /// How long the engine has been running.
+    pub uptime_ns: u64,
+    /// The processor time that the engine has used.
+    pub cpu_ns: u64,
+    /// Counters of the link.
+    pub link: LinkCounters,
+    /// Counters of connections.
+    pub connections: ConnectionCounters,
+    /// The sockets that the engine runs.
+    pub sockets: Vec<SocketStatus>,
+    /// The last sockets of programs that stayed with the kernel, the latest first.
+    pub kernel: Vec<KernelSocket>,
+}
+
+/// Counters of connections since the engine started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ConnectionCounters {
+    /// Sockets created, those of accepted connections included.
+    pub sockets: u64,
+    /// Connections that programs opened and that were established.
+    pub connected: u64,
+    /// Connections accepted by listeners.
+    pub accepted: u64,
+    /// Connections in TIME-WAIT now.
+    pub time_wait: u64,
+    /// Resets sent because there was no connection or listener.
+    pub resets_sent: u64,
+    /// Sockets that stayed with the kernel.
+    pub kernel: u64,
+    /// Requests of programs.
+    pub requests: u64,
+    /// Payload bytes that programs received over connections.
+    pub received_bytes: u64,
+    /// Payload bytes of programs that peers have acknowledged.
+    pub sent_bytes: u64,
+    /// Payload bytes that were retransmitted.
+    pub retransmitted_bytes: u64,
+}
+
+/// A socket that stayed with the kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct KernelSocket {
+    /// The program's name.
+    pub program: String,
+    /// The process.
+    pub process: i32,
+    /// The address to which the program bound the socket.
+    pub local: Option<String>,
+    /// The address to which the program connected the socket.
+    pub remote: Option<String>,
+    /// Why the socket stayed with the kernel.
+    pub reason: String,
+}
+
+/// A socket that the engine runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SocketStatus {
+    /// The program that created the socket.
+    pub program: String,
+    /// Its process.
+    pub process: i32,
+    /// The state, by its name in RFC 9293, or `bound`.
+    pub state: String,
+    /// The local address.
+    pub local: String,
+    /// The remote address; `null` for listeners.
+    pub remote: Option<String>,
+    /// Who runs the socket: always `engine`, because sockets of the kernel are listed apart.
+    pub run_by: String,
+    /// The congestion window.
+    pub congestion_window_bytes: Option<u64>,
+    /// The smoothed round-trip time.
+    pub rtt_ns: Option<u64>,
+    /// Payload bytes that the program has received.
+    pub received_bytes: u64,
+    /// Payload bytes of the program that the peer has acknowledged.
+    pub sent_bytes: u64,
+    /// Payload bytes received a second, over the connection's life.
+    pub received_bytes_per_second: Option<f64>,
+    /// Payload bytes sent a second, over the connection's life.
+    pub sent_bytes_per_second: Option<f64>,
+    /// Payload bytes that were retransmitted.
+    pub retransmitted_bytes: u64,
+    /// The share of received bytes that were placed directly into the program's buffer. It is 0: this version copies all data through
+    /// the pair.
+    pub placed_directly: f64,
+    /// Connections that wait to be accepted; `null` unless the socket listens.
+    pub backlog: Option<u64>,
+}
+
+impl Row for SocketStatus {
+    fn error(&self) -> Option<&str> {
+        None
+    }
+
+    fn parameters(&self) -> Vec<Cell> {
+        vec![
+            Cell::new("program", format!("{}[{}]", self.program, self.process)),
+            Cell::new("local", &self.local),
+            Cell::new("remote", self.remote.as_deref().unwrap_or("*")),
+        ]
+    }
+
+    fn figures(&self) -> Vec<Cell> {
+        let rate = |rate: Option<f64>| rate.map(|bytes| units::bits_per_second(bytes * 8.0));
+        vec![
+            Cell::new("state", &self.state),
+            Cell::optional("cwnd", self.congestion_window_bytes.map(units::bytes)),
+            Cell::optional("rtt us", self.rtt_ns.map(|ns| format!("{:.0}", ns as f64 / 1e3))),
+            Cell::new("received", units::bytes(self.received_bytes)),
+            Cell::new("sent", units::bytes(self.sent_bytes)),
+            Cell::optional("in", rate(self.received_bytes_per_second)),
+            Cell::optional("out", rate(self.sent_bytes_per_second)),
+            Cell::new("retransmitted", units::bytes(self.retransmitted_bytes)),
+            Cell::optional("backlog", self.backlog.map(|count| count.to_string())),
+        ]
+    }
+}
+
+/// Asks the engine whose control socket is `path` for its state.
+///
+/// # Errors
+/// If no engine listens there, or its answer is invalid.
+pub fn fetch(path: &Path) -> Result<EngineStatus> {
+    let shown = path.display().to_string();
+    let no_engine = |source: io::Error| Error::NoEngine { path: shown.clone(), source };
+    let address = SocketAddrUnix::new(path).map_err(|error| no_engine(error.into()))?;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .map_err(|error| no_engine(error.into()))?;
+    net::connect(&socket, &address).map_err(|error| no_engine(error.into()))?;
+    let fd = socket.as_raw_fd();
+    pair::send_descriptor(fd, &Message::new(Operation::Status).encode(), None).map_err(no_engine)?;
+    let timeout = rustix::event::Timespec::try_from(Duration::from_secs(10)).ok();
+    let mut poll = [rustix::event::PollFd::new(&socket, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut poll, timeout.as_ref()).map_err(|error| no_engine(error.into()))?;
+    let mut bytes = [0; message::LEN];
+    let (len, file) = pair::receive_descriptor(fd, &mut bytes).map_err(no_engine)?;
+    let reply = Message::decode(&bytes[..len]).filter(|reply| reply.status == 0);
+    let (Some(_), Some(file)) = (reply, file) else { return Err(Error::Answer(shown)) };
+    let mut text = String::new();
+    let mut file = File::from(file);
+    file.rewind()
+        .and_then(|()| file.read_to_string(&mut text))
+        .map_err(Error::os("reading the engine's answer"))?;
+    serde_json::from_str(&text).map_err(|_| Error::Answer(shown))
+}
