@@ -123,6 +123,7 @@ mod tests {
         #[test]
         fn addresses_read_back_as_written(address in addresses()) {
             prop_assert_eq!(decode(&encode(Some(address))), Some(address));
+            // SAFETY: an all-zero structure is valid.
             let mut raw: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
             let mut len = size_of_val(&raw) as libc::socklen_t;
             let pointer = (&raw mut raw).cast();

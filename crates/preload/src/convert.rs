@@ -121,7 +121,7 @@ fn add_options(message: &mut Message, fd: RawFd) {
     let mut found = [(0, 0, 0); OPTIONS.len() + 1];
     let mut count = 0;
     for (level, name, usual) in OPTIONS {
-        if (level == libc::IPPROTO_IPV6) > message.v6 {
+        if level == libc::IPPROTO_IPV6 && !message.v6 {
             continue;
         }
         if let Some(value) = real::option(fd, level, name).filter(|&value| value != usual) {

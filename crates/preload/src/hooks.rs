@@ -158,7 +158,7 @@ hooks! {
             return result;
         }
         receive::hide_name(fd, result, (*message).msg_name.cast(), &raw mut (*message).msg_namelen);
-        let len = if result == 0 { bytes((*message).msg_iov, (*message).msg_iovlen as usize) } else { 1 };
+        let len = if result == 0 { bytes((*message).msg_iov, (*message).msg_iovlen as _) } else { 1 };
         receive::finish(fd, len, result)
     }
 

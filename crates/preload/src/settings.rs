@@ -42,6 +42,11 @@ static RULES: Text<16384> = Text::new();
 static REQUIRE: Text<16> = Text::new();
 static PROGRAM: Text<256> = Text::new();
 
+unsafe extern "C" {
+    /// The last part of the program's path (an extension of glibc and musl).
+    static program_invocation_short_name: *const libc::c_char;
+}
+
 /// Reads the environment and the program's name.
 pub fn read() {
     let variable = |name: &str| {
@@ -61,11 +66,12 @@ pub fn read() {
     if let Some(require) = variable(REQUIRE_VARIABLE) {
         REQUIRE.set(require);
     }
-    let mut path = [0u8; 4096];
-    // SAFETY: a terminated string, and a buffer of the given length.
-    let len = unsafe { libc::readlink(c"/proc/self/exe".as_ptr(), path.as_mut_ptr().cast(), path.len()) };
-    let path = &path[..usize::try_from(len).unwrap_or(0)];
-    PROGRAM.set(path.rsplit(|&byte| byte == b'/').next().unwrap_or_default());
+    // SAFETY: the C library sets the variable before it calls initialisers; it is null or a terminated string.
+    let name = unsafe {
+        let name = program_invocation_short_name;
+        if name.is_null() { &[][..] } else { std::ffi::CStr::from_ptr(name).to_bytes() }
+    };
+    PROGRAM.set(name);
 }
 
 /// Returns the path of the engine's control socket.

@@ -1,11 +1,13 @@
 //! Listeners: handshakes, and connections that programs accept.
 
 use super::Engine;
+use super::request::Owner;
 use crate::arena::Key;
 use crate::pair;
 use crate::socket::{Pending, Role, Socket};
 use inlane_offload_protocol::message::accept;
 use inlane_tcp::{Connection, Flow, Header, Segment, TimeWait, Verdict};
+use std::os::fd::AsRawFd;
 
 impl Engine {
     /// Hands a segment to a listener. Returns true if the listener answered, so that an old TIME-WAIT entry of the flow ends.
@@ -55,9 +57,9 @@ impl Engine {
         let config = options.config(self.settings.buffer, self.network.mss(route, flow.remote.is_ipv6()));
         let Ok(connection) = Connection::accept(now, &config, handshake) else { return };
         let stream = self.stream_of(now, *flow, route, connection);
-        let created = self.create(process, &program, v6, flow.local, Some(flow.remote), options, |_| {
-            Role::Stream(Box::new(stream))
-        });
+        let owner = Owner { process, program: &program, v6 };
+        let role = Role::Stream(Box::new(stream));
+        let created = self.create(owner, flow.local, Some(flow.remote), options, role);
         let Ok((key, program_end)) = created else {
             // The program has too many sockets, or the engine too few descriptors: the peer must not wait for an answer.
             if let Some(header) = inlane_tcp::reset_for(segment) {
@@ -87,7 +89,6 @@ impl Engine {
             && let Some(pending) = listening.listener.accept()
         {
             let record = accept::encode(pending.remote);
-            use std::os::fd::AsRawFd;
             match pair::send_descriptor(fd, &record, Some(pending.program.as_raw_fd())) {
                 Ok(_) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {

@@ -37,6 +37,20 @@ impl From<inlane_tcp::Error> for Refusal {
     }
 }
 
+/// The program that a socket is created for.
+#[derive(Clone, Copy)]
+pub(super) struct Owner<'a> {
+    pub process: i32,
+    pub program: &'a str,
+    /// True for family AF_INET6.
+    pub v6: bool,
+}
+
+/// Returns the program that sent a request.
+fn owner(request: &Request) -> Owner<'_> {
+    Owner { process: request.process, program: request.message.program(), v6: request.message.v6 }
+}
+
 type Answer = Result<(Message, Option<OwnedFd>), Refusal>;
 
 /// Returns an address whose IPv4 part is not in mapped form.
@@ -96,14 +110,13 @@ impl Engine {
     /// Creates a socket. `remote` is set if it is about to be connected. Returns its key and the program's end.
     pub(super) fn create(
         &mut self,
-        process: i32,
-        program: &str,
-        v6: bool,
+        owner: Owner<'_>,
         local: SocketAddr,
         remote: Option<SocketAddr>,
         options: Options,
-        role: impl FnOnce(&OwnedFd) -> Role,
+        role: Role,
     ) -> Result<(Key, OwnedFd), Refusal> {
+        let Owner { process, program, v6 } = owner;
         if !self.control.admit(process) {
             return Err(Refusal::Errno(libc::ENFILE));
         }
@@ -124,7 +137,6 @@ impl Engine {
                 return Err(error.into());
             }
         };
-        let role = role(&end);
         let key = self.sockets.insert_with(|_| Socket {
             id,
             inode,
@@ -165,10 +177,7 @@ impl Engine {
         }
         let port = self.choose_port(request.user, wanted, message.v6, &options)?;
         let local = SocketAddr::new(ip, port);
-        let (key, program) =
-            self.create(request.process, message.program(), message.v6, local, None, options, |_| {
-                Role::Bound
-            })?;
+        let (key, program) = self.create(owner(request), local, None, options, Role::Bound)?;
         self.hold_port(key, port);
         let mut reply = Message::new(Operation::Bind);
         reply.local = Some(local);
@@ -212,13 +221,11 @@ impl Engine {
                 let options = initial_options(message);
                 let stream = self.new_stream(now, flow, route, &options)?;
                 let (key, program) = self.create(
-                    request.process,
-                    message.program(),
-                    message.v6,
+                    owner(request),
                     local,
                     Some(remote),
                     options,
-                    |_| Role::Stream(Box::new(stream)),
+                    Role::Stream(Box::new(stream)),
                 )?;
                 self.flows.insert(flow, key);
                 self.fill(key, &program)?;

@@ -96,7 +96,8 @@ impl Neighbours {
         if mac.is_multicast() || mac == Mac::default() {
             return Vec::new();
         }
-        if !self.by_address.contains_key(&address) && !(add && self.make_room()) {
+        let known = self.by_address.contains_key(&address);
+        if !known && (!add || !self.make_room()) {
             return Vec::new();
         }
         let neighbour = self.by_address.entry(address).or_default();
