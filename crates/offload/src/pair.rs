@@ -75,9 +75,10 @@ impl Filled {
 
     /// Makes the program's end writable. `engine_end` is its peer.
     pub fn release(self, engine_end: &OwnedFd) {
+        // The larger capacity makes the end writable, so the flag must be cleared before.
+        let _ = set_option(&self.program, libc::SO_PRIORITY, 0);
         // The kernel doubles the value that is set.
         let _ = set_option(&self.program, libc::SO_SNDBUF, self.capacity / 2);
-        let _ = set_option(&self.program, libc::SO_PRIORITY, 0);
         let mut rest = self.bytes;
         let mut scrap = [0; 1024];
         while rest > 0 {
