@@ -40,7 +40,14 @@ pub fn report(error: &anyhow::Error) -> u8 {
         let pgas = || cause.downcast_ref::<inlane_pgas::error::Error>().map(inlane_pgas::error::Error::class);
         let offload = || cause.downcast_ref::<inlane_offload::Error>().map(inlane_offload::Error::class);
         let report = || cause.downcast_ref::<inlane_report::Error>().map(inlane_report::Error::class);
-        core().or_else(forward).or_else(pci).or_else(ntb).or_else(nvme).or_else(pgas).or_else(offload).or_else(report)
+        core()
+            .or_else(forward)
+            .or_else(pci)
+            .or_else(ntb)
+            .or_else(nvme)
+            .or_else(pgas)
+            .or_else(offload)
+            .or_else(report)
     });
     match class {
         Some(Class::Usage) => 2,
