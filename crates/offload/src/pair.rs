@@ -25,6 +25,8 @@ pub fn create(name: &SocketName) -> io::Result<(OwnedFd, OwnedFd)> {
     if unsafe { libc::fcntl(engine.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } != 0 {
         return Err(io::Error::last_os_error());
     }
+    // Urgent data of the program is data to the engine. Old kernels lack urgent data on UNIX sockets.
+    let _ = set_option(&engine, libc::SO_OOBINLINE, 1);
     bind(&program, &name.to_address())?;
     Ok((engine, program))
 }

@@ -188,6 +188,7 @@ impl Options {
         let times = [(usual.idle / SECOND) as u32, (usual.interval / SECOND) as u32, u32::from(usual.probes)];
         let time = |index: usize| self.keepalive_times[index].unwrap_or(times[index]) as i32;
         let number = match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_REUSEPORT) => i32::from(self.reuse_port),
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => i32::from(self.v6_only),
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => i32::from(self.no_delay),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => i32::from(self.cork),

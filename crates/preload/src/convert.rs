@@ -166,14 +166,8 @@ fn replace(fd: RawFd, new: RawFd) -> bool {
 
 /// Copies the options that the kernel keeps with the program's end.
 fn copy_options(fd: RawFd, new: RawFd) {
-    const NAMES: [c_int; 6] = [
-        libc::SO_RCVTIMEO,
-        libc::SO_SNDTIMEO,
-        libc::SO_KEEPALIVE,
-        libc::SO_LINGER,
-        libc::SO_REUSEADDR,
-        libc::SO_REUSEPORT,
-    ];
+    const NAMES: [c_int; 5] =
+        [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR];
     for name in NAMES {
         let mut value = [0u64; 2];
         let mut len = size_of_val(&value) as socklen_t;

@@ -211,7 +211,7 @@ fn has_failed(fd: RawFd) -> bool {
 }
 
 /// Options of SOL_SOCKET that the kernel keeps with the program's end and that the engine must know too.
-const SHARED: [c_int; 4] = [libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR, libc::SO_REUSEPORT];
+const SHARED: [c_int; 3] = [libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR];
 
 /// Returns an option's value.
 pub fn getsockopt(
@@ -234,7 +234,8 @@ pub fn getsockopt(
         }
         0
     };
-    if level == libc::SOL_SOCKET {
+    // UNIX sockets have no SO_REUSEPORT, so only the engine knows it.
+    if level == libc::SOL_SOCKET && name != libc::SO_REUSEPORT {
         let number = match name {
             libc::SO_ERROR => take_error(fd),
             libc::SO_DOMAIN if socket.kind.is_v6() => libc::AF_INET6,
@@ -258,7 +259,7 @@ pub fn getsockopt(
 
 /// Sets an option.
 pub fn setsockopt(fd: RawFd, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
-    if level == libc::SOL_SOCKET {
+    if level == libc::SOL_SOCKET && name != libc::SO_REUSEPORT {
         if name == libc::SO_PRIORITY {
             return 0;
         }
@@ -288,6 +289,7 @@ pub fn setsockopt(fd: RawFd, level: c_int, name: c_int, value: *const c_void, le
 /// Returns true for options of TCP, IPv4 and IPv6 that programs set on TCP sockets. The engine ignores some of them.
 fn is_known(level: c_int, name: c_int) -> bool {
     match level {
+        libc::SOL_SOCKET => name == libc::SO_REUSEPORT,
         libc::IPPROTO_TCP => matches!(name, 1..=10 | 12 | 13 | 18 | 23 | 25),
         libc::IPPROTO_IP => {
             matches!(name, libc::IP_TOS | libc::IP_TTL | libc::IP_RECVERR | libc::IP_MTU_DISCOVER)

@@ -38,6 +38,7 @@ impl Engine {
             if wanted.port() < FIRST_UNPRIVILEGED && user != 0 {
                 return Err(Refusal::Errno(libc::EACCES));
             }
+            self.remove_closed(wanted.port());
             return match self.conflicts(wanted, options, None) {
                 true => Err(Refusal::Errno(libc::EADDRINUSE)),
                 false => Ok(wanted.port()),
@@ -47,6 +48,21 @@ impl Engine {
         let count = EPHEMERAL.len() as u64;
         let mut ports = (0..count).map(|offset| EPHEMERAL.start() + ((first + offset) % count) as u16);
         ports.find(|port| !self.ports.contains_key(port)).ok_or(Refusal::Errno(libc::EADDRINUSE))
+    }
+
+    /// Removes sockets that programs have closed from a port. Their closing may still wait among the events of this round.
+    fn remove_closed(&mut self, port: u16) {
+        let Some(holders) = self.ports.get(&port) else { return };
+        let closed = |&&key: &&Key| {
+            let socket = self.sockets.get(key);
+            socket.is_some_and(|socket| {
+                socket.stream().is_none() && socket.fd().is_none_or(crate::pair::hung_up)
+            })
+        };
+        let closed: Vec<Key> = holders.iter().filter(closed).copied().collect();
+        for key in closed {
+            self.remove(key);
+        }
     }
 
     /// Returns true if another socket holds the port for an overlapping address and does not share it. Sockets share a port if all have
