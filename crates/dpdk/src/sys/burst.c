@@ -82,8 +82,9 @@ static inline __attribute__((always_inline)) uint16_t rx_burst(uint16_t port, ui
 	for (size_t i = 0; i < got; i++) {
 		struct rte_mbuf *mbuf = mbufs[i];
 
-		/* One load of the whole word replaces two, and loads and stores limit this loop's rate. But the load
-		 * stalls on store forwarding if the driver has just written the word's fields one by one. */
+		/* One load of the whole word replaces two loads. That is faster, because loads and stores limit this
+		 * loop's rate. But if the driver has just written the word's fields one by one, the load stalls on
+		 * store forwarding. */
 		if (settled) {
 			const uint64_t word = rearm_word(mbuf);
 
@@ -210,7 +211,7 @@ static inline __attribute__((always_inline)) uint16_t tx_burst(uint16_t port, ui
 	return done;
 }
 
-/* Not inlined into the function for unchanged packets, whose frame would become three times as large. */
+/* Not inlined into the function for unchanged packets, whose stack frame would become three times as large. */
 __attribute__((noinline)) uint16_t inlane_tx_burst(uint16_t port, uint16_t queue, const struct inlane_packet *packets,
 						   uint16_t count, uint64_t *bytes, uint64_t *errors)
 {

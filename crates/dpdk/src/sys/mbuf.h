@@ -22,8 +22,8 @@ static inline void register_thread(void)
 /* A flag in bit 0 of a packet's cookie: the packet's mbuf must be read when the packet is sent. It is set if
  * the packet was allocated from the pool or has several segments. The mbuf of any other packet has the
  * packet's address and length, unless a packet function changed them. Bit 0 of a pointer to an mbuf is 0,
- * because mbufs are aligned to 64 bytes. So a cookie with a clear flag is the pointer that drivers take, as
- * in most packets. */
+ * because mbufs are aligned to 64 bytes. So a cookie with a clear flag is the pointer that drivers take. The
+ * flag of most packets is clear. */
 #define READ_MBUF 1ull
 
 static inline struct rte_mbuf *mbuf_at(uint64_t cookie)
