@@ -51,7 +51,7 @@ fn a_job_ends_as_its_first_failure() {
     assert!(stderr(&killed).contains("PE 1 was killed by signal 9"));
     assert!(start.elapsed() < Duration::from_secs(60));
     let missing = inlane(&["ntb", "run", "--", "/no/such/program"]);
-    assert_eq!(missing.status.code(), Some(2));
+    assert_eq!(missing.status.code(), Some(3));
     assert!(stderr(&missing).contains("'/no/such/program'"), "{}", stderr(&missing));
     assert_eq!(inlane(&["ntb", "run", "-n", "0", "--", "true"]).status.code(), Some(2));
     for wrong in [&["--faults", "tear"][..], &["--faulty", "1"], &["--faults", "torn", "--faulty", "2"]] {

@@ -96,7 +96,7 @@ pub fn compile(source: &Source<'_>, arch: &str) -> Result<CompiledProgram> {
     let key = key(source, arch, &compiler.version);
     let wants_output = source.options.iter().any(|option| option.starts_with("--ptxas-options"));
     let cache = if wants_output { Ok(None) } else { CodeCache::open("kernels") };
-    let cache = cache.inspect_err(|error| tracing::warn!("kernels are not cached: {error}")).ok().flatten();
+    let cache = cache.inspect_err(|error| not_cached(error)).ok().flatten();
     if let Some(machine_code) = cache.as_ref().and_then(|cache| cache.read(&key)) {
         return Ok(CompiledProgram { arch: arch.into(), machine_code, log: String::new(), cached: true });
     }
@@ -104,10 +104,20 @@ pub fn compile(source: &Source<'_>, arch: &str) -> Result<CompiledProgram> {
     if let Some(cache) = &cache {
         let entry = cache.insert(&key);
         if let Err(error) = std::fs::write(entry.path(), &machine_code).and_then(|()| entry.commit()) {
-            tracing::warn!("a kernel is not cached in {}: {error}", cache.directory().display());
+            not_cached(&format_args!("{}: {error}", cache.directory().display()));
         }
     }
     Ok(CompiledProgram { arch: arch.into(), machine_code, log, cached: false })
+}
+
+/// Warns, once per process, that kernels are compiled again in each run.
+fn not_cached(why: &dyn std::fmt::Display) {
+    static WARNED: std::sync::Once = std::sync::Once::new();
+    WARNED.call_once(|| {
+        tracing::warn!(
+            "kernels are not cached: {why}; set INLANE_CACHE to a directory that the run's user may write"
+        );
+    });
 }
 
 /// Returns the cache key: everything that the machine code depends on.

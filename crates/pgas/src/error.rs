@@ -134,7 +134,8 @@ impl Error {
         let what = format!("cannot start '{}'", program.to_string_lossy());
         match source.kind() {
             NotFound | PermissionDenied => {
-                Self::invalid(what, format!("{source}; name an executable program"))
+                inlane_core::Error::device_environment(what, format!("{source}; name an executable program"))
+                    .into()
             }
             _ => Error::Os { what, source },
         }

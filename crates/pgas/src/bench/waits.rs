@@ -12,6 +12,7 @@ use inlane_core::clock::thread_cpu_ns;
 use inlane_core::completion::CompletionMode;
 use inlane_core::mover::Mover;
 use inlane_core::region::Region;
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -151,24 +152,49 @@ impl Bench {
     pub(super) fn pushed(&self, size: usize) -> Result<Vec<Point>> {
         let inbox = self.inbox.as_ptr() as usize;
         let offset = self.world.offset_of(inbox, size)?;
-        if !self.driver {
-            self.world.put(self.inbox, 0, &self.source[..size], self.world.me())?;
-        }
+        let fill = || match self.driver {
+            true => Ok(()),
+            false => self.world.put(self.inbox, 0, &self.source[..size], self.world.me()),
+        };
+        fill()?;
         let mut into = vec![0u8; size];
         let into_address = into.as_mut_ptr() as usize;
-        let points = self.in_turn(Operation::GetPushed, "owner's stores", size, 1, |mode, base, count| {
-            if !self.driver {
-                return self.await_word(DONE, base + count, 0, mode);
+        let get = |mode| {
+            // SAFETY: the destination is a private buffer of `size` bytes. It outlives the call.
+            unsafe {
+                let transport = self.world.transport();
+                transport.get_pushed(self.other, offset, into_address as *mut u8, size, Some(mode))
             }
-            for _ in 0..count {
-                // SAFETY: the destination is a private buffer of `size` bytes. It outlives the call.
-                unsafe {
-                    let transport = self.world.transport();
-                    transport.get_pushed(self.other, offset, into_address as *mut u8, size, Some(mode))?;
+        };
+        let ended = Cell::new(0);
+        let mut points =
+            self.in_turn(Operation::GetPushed, "owner's stores", size, 1, |mode, base, count| {
+                ended.set(base + count);
+                if !self.driver {
+                    return self.await_word(DONE, base + count, 0, mode);
                 }
+                (0..count).try_for_each(|_| get(mode))?;
+                self.world.put(self.words, DONE, &[base + count], self.other)
+            })?;
+        self.compare(&into, size)?;
+        // The check of the puts has changed the inbox.
+        fill()?;
+        // Samples each get of a batch. In a batch of one get, the owner has just begun to wait, and polls whatever the mode.
+        for (point, mode) in points.iter_mut().zip(MODES) {
+            ended.set(ended.get() + 1);
+            self.world.barrier_all()?;
+            if !self.driver {
+                self.await_word(DONE, ended.get(), 0, mode)?;
+                continue;
             }
-            self.world.put(self.words, DONE, &[base + count], self.other)
-        })?;
+            for sample in &mut point.samples_ns {
+                let start = Instant::now();
+                get(mode)?;
+                *sample = start.elapsed().as_nanos() as u64;
+            }
+            point.transferred_bytes += (point.samples_ns.len() * size) as u64;
+            self.world.put(self.words, DONE, &[ended.get()], self.other)?;
+        }
         self.compare(&into, size)?;
         Ok(points)
     }
