@@ -100,7 +100,8 @@ fn reverse(flow: &Flow) -> Flow {
     Flow { local: flow.remote, remote: flow.local }
 }
 
-fn sides(count: usize) -> [Side; 2] {
+/// Creates `count` connections. With `shared`, all use the same two rings, so the time is that of TCP without cache misses on payload.
+fn sides(count: usize, shared: bool) -> [Side; 2] {
     let secrets = Secrets::new([1; 16]);
     let mut listener = Listener::<()>::new(&config(), Secrets::new([2; 16]), 16).unwrap();
     let side = || Side { flows: HashMap::new(), connections: Vec::new(), rings: Vec::new() };
@@ -124,8 +125,10 @@ fn sides(count: usize) -> [Side; 2] {
         b.flows.insert(key(&reverse(&flow)), n);
         a.connections.push(connection);
         b.connections.push(Connection::accept(0, &config(), &handshake).unwrap());
-        a.rings.push(ring);
-        b.rings.push(Ring(vec![0; BUFFER].into()));
+        if n == 0 || !shared {
+            a.rings.push(ring);
+            b.rings.push(Ring(vec![0; BUFFER].into()));
+        }
     }
     [a, b]
 }
@@ -143,7 +146,7 @@ fn transmit(now: u64, side: &mut Side, n: usize, flow: &Flow, frames: &mut Frame
             let len = (payload.end - payload.start) as usize;
             let at = header.write(from.1, to.1, packet.payload_mut()).unwrap();
             packet.set_total_length((20 + at + len) as u16);
-            side.rings[n].read(payload.start, &mut frame[20 + at..20 + at + len]);
+            side.rings[n % side.rings.len()].read(payload.start, &mut frame[20 + at..20 + at + len]);
             frames.set_len(20 + at + len);
         }
     }
@@ -172,7 +175,8 @@ fn receive(now: u64, side: &mut Side, frames: &mut Frames) {
         );
         let n = side.flows[&key];
         let segment = Segment::parse(packet.payload(), Ecn::NotEct).unwrap();
-        side.connections[n].on_segment(now, &segment, &mut side.rings[n]);
+        let ring = n % side.rings.len();
+        side.connections[n].on_segment(now, &segment, &mut side.rings[ring]);
     }
     frames.lens.clear();
 }
@@ -356,18 +360,19 @@ fn segments(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("segment");
     group.throughput(Throughput::Elements(SEGMENTS)).measurement_time(Duration::from_secs(3)).sample_size(20);
     for count in COUNTS {
-        let mut both = sides(count);
-        let mut frames = [Frames::default(), Frames::default()];
-        let (mut now, mut n) = (1_000_000, 0);
-        group.bench_function(format!("inlane/{count}"), |bencher| {
-            bencher.iter_custom(|turns| {
-                cpu_time(turns, || {
-                    now = turn(now, &mut both, n, &mut frames);
-                    n = (n + 7919) % count;
-                })
+        for (name, shared) in [("inlane, shared rings", true), ("inlane", false)] {
+            let mut both = sides(count, shared);
+            let mut frames = [Frames::default(), Frames::default()];
+            let (mut now, mut n) = (1_000_000, 0);
+            group.bench_function(format!("{name}/{count}"), |bencher| {
+                bencher.iter_custom(|turns| {
+                    cpu_time(turns, || {
+                        now = turn(now, &mut both, n, &mut frames);
+                        n = (n + 7919) % count;
+                    })
+                });
             });
-        });
-        drop(both);
+        }
         let mut both = peer::sides(count);
         let data = vec![0; BUFFER];
         let (mut now, mut n) = (1_000, 0);

@@ -32,8 +32,7 @@ impl Connection {
         let header = &segment.header;
         let ack = extend(self.snd.una, header.acknowledgment);
         if header.has(ACK) && (ack <= self.snd.una || ack > self.snd.next) {
-            // An engine answers with `reset_for`, because this segment belongs to another connection.
-            self.counters.unacceptable += 1;
+            self.reject(segment);
             return Events::NONE;
         }
         if header.has(RST) {
@@ -147,6 +146,7 @@ impl Connection {
         let mut events = Events::NONE;
         if self.state == State::SynReceived {
             if ack <= self.snd.una {
+                self.reject(segment);
                 return Events::NONE;
             }
             self.snd.una = ack;
@@ -178,6 +178,13 @@ impl Connection {
             events |= self.receive(now, seq, segment.payload, flags & FIN != 0, buffer);
         }
         events
+    }
+
+    /// Resets the peer's connection to which an acknowledgment belongs that this one did not cause: it is left from before a restart of this
+    /// side (RFC 9293, section 3.5.1).
+    fn reject(&mut self, segment: &Segment<'_>) {
+        self.counters.unacceptable += 1;
+        self.stray_reset = crate::reset_for(segment).map(|reset| reset.sequence);
     }
 
     /// Checks a segment's timestamp (RFC 7323, sections 3.2 and 5.3). An old one is answered with an acknowledgment.

@@ -369,10 +369,15 @@ pub struct Connection {
     counters: Counters,
     reassembly: Reassembly,
     reason: Option<Reason>,
+    /// The number of a reset to send during the handshake; the connection itself goes on.
+    stray_reset: Option<u32>,
     timestamp_offset: u32,
     syn_sent_at: u64,
     config: Config,
 }
+
+// A host holds tens of thousands of connections, and each segment loads the state from memory.
+const _: () = assert!(size_of::<Connection>() <= 1152);
 
 /// The number of segments that are acknowledged at once at the start of a connection.
 const QUICK_ACKS: u8 = 16;
@@ -485,6 +490,7 @@ impl Connection {
             counters: Counters::default(),
             reassembly: Reassembly::default(),
             reason: None,
+            stray_reset: None,
             timestamp_offset: start.timestamp_offset,
             syn_sent_at: now,
             config: config.clone(),

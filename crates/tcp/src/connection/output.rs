@@ -74,6 +74,9 @@ impl Connection {
     }
 
     fn transmit_syn(&mut self, now: u64) -> Option<Transmit> {
+        if let Some(sequence) = self.stray_reset.take() {
+            return Some(Transmit::bare(Header { sequence, flags: RST, ..Header::default() }));
+        }
         if !std::mem::take(&mut self.flags.syn_pending) {
             return None;
         }

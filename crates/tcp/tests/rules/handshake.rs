@@ -57,6 +57,19 @@ fn rfc9293_syn_sent_ignores_an_acknowledgment_of_something_else() {
 }
 
 #[test]
+fn rfc9293_an_acknowledgment_from_before_a_restart_is_reset_and_the_attempt_goes_on() {
+    let mut script = Script::new(&config());
+    script.one();
+    let old = Header { sequence: IRS, acknowledgment: 77, flags: ACK, ..Header::default() };
+    script.connection.on_segment(script.now, &raw(old), &mut script.memory);
+    let reset = script.one().header;
+    assert_eq!((reset.flags, reset.sequence), (RST, 77));
+    assert_eq!(script.state(), State::SynSent);
+    assert_eq!(script.next_timer(), SECOND);
+    assert_eq!(script.one().header.flags, SYN);
+}
+
+#[test]
 fn rfc9293_a_reset_refuses_the_connection() {
     let mut script = Script::new(&config());
     script.one();
