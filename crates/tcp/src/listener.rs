@@ -315,6 +315,3 @@ impl<C> Listener<C> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -235,7 +235,7 @@ impl Scoreboard {
         context: &AckContext,
         delivered: &mut Delivered,
     ) {
-        let bound = SPARE_RECORDS + 2 * (self.outstanding() / mss as u64) as usize;
+        let bound = (SPARE_RECORDS + 2 * (self.outstanding() / mss as u64) as usize).min(MAX_RECORDS);
         let mut at = self.position(left);
         while let Some(&record) = self.records.get(at)
             && record.start < right

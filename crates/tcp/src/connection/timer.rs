@@ -5,6 +5,8 @@ use crate::SECOND;
 
 /// The exponent of the backoff of window probes at most, so that a peer that opens its window late is noticed.
 pub(super) const MAX_PROBE_BACKOFF: u8 = 8;
+/// Retransmissions or window probes of a connection without application, after which it is aborted.
+const ORPHAN_RETRIES: u8 = 8;
 /// The delay of an acknowledgment that a loss probe allows for (RFC 8985, section 7.2, TLP.max_ack_delay).
 const MAX_ACK_DELAY: u64 = 200 * crate::MILLISECOND;
 
@@ -94,7 +96,13 @@ impl Connection {
             return Events::NONE;
         }
         let overdue = |timeout| now.saturating_sub(self.timers.last_progress) >= timeout;
-        if self.recovery.backoff >= self.config.retries || self.config.user_timeout.is_some_and(overdue) {
+        // Without an application, a peer that never opens its window must not hold memory for ever.
+        let orphan =
+            self.flags.orphan && self.recovery.backoff.max(self.timers.window_probes) >= ORPHAN_RETRIES;
+        if orphan
+            || self.recovery.backoff >= self.config.retries
+            || self.config.user_timeout.is_some_and(overdue)
+        {
             self.abort_for(Reason::TimedOut);
             return Events::ENDED;
         }

@@ -99,6 +99,25 @@ fn rfc9293_a_peer_that_does_not_answer_probes_is_given_up() {
 }
 
 #[test]
+fn a_closed_connection_does_not_probe_a_closed_window_for_ever() {
+    let mut script = Script::open(&config(), plain());
+    script.receive(ack(0).window(0));
+    script.connection.set_written(10_000).unwrap();
+    script.connection.close(script.now);
+    script.sent();
+    for n in 0.. {
+        assert!(n < 12, "still probing");
+        script.next_timer();
+        script.sent();
+        if script.state() == State::Closed {
+            break;
+        }
+        script.receive(ack(0).window(0));
+    }
+    assert_eq!(script.connection.reason(), Some(Reason::TimedOut));
+}
+
+#[test]
 fn rfc9293_a_fin_enters_a_closed_window() {
     let mut script = Script::open(&config(), plain());
     script.connection.set_written(100).unwrap();
