@@ -1,4 +1,5 @@
-//! `inlane offload`: runs an engine, runs programs whose sockets the engine takes, and shows the engine's state.
+//! `inlane offload`: runs the engine, which has its own network stack. Starts programs whose TCP sockets the
+//! engine runs, and shows the engine's state.
 
 mod program;
 mod run;
@@ -14,7 +15,7 @@ Examples:
   inlane offload serve --port af_xdp:veth0 --address 10.0.0.1/24
                                           the engine, on a kernel interface
   inlane offload run -- redis-server --bind 10.0.0.1
-                                          a program whose sockets it runs
+                                          a program whose sockets the engine runs
   inlane offload status                   sockets, rates, retransmissions; what stayed with the kernel
   inlane offload status --watch 1s        the same, every second")]
 pub struct Offload {
@@ -33,7 +34,7 @@ impl Offload {
     /// Runs the subcommand.
     ///
     /// # Errors
-    /// Errors of the subcommand.
+    /// If the subcommand fails.
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
             OffloadCommand::Serve(serve) => serve.run(),

@@ -510,7 +510,7 @@ fn a_paused_reader_does_not_hold_up_signals() {
             std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
         let arguments = ["--rx", "gen:1000", "--tx", &port, "--duration", "60s", "--no-baseline"];
         let mut child = inlane(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Once the pipe is full, packets are in flight that only the reader can let pass.
+        // Once the pipe is full, the packets in flight can pass only if the reader reads.
         support::until("the pipe is full", || {
             let mut bytes = 0i32;
             // SAFETY: the call writes one number.
@@ -574,7 +574,7 @@ fn a_file_and_the_environment_provide_settings() {
     assert!(stderr(&output).contains("burts"), "{}", stderr(&output));
 }
 
-/// The user must learn that the function crashed, not the program.
+/// The error must name the packet function, so that the user does not look for the defect in inlane.
 #[test]
 fn a_function_that_crashes_is_named() {
     use std::os::unix::process::ExitStatusExt;
@@ -627,7 +627,7 @@ fn a_missing_file_is_status_3_and_a_wrong_value_status_2() {
     assert_eq!(man.status.code(), Some(3), "{}", stderr(&man));
 }
 
-/// `inlane forward --tx pcap:- | head` is an ordinary use.
+/// In `inlane forward --tx pcap:- | head`, the reader closes standard output early. That is no failure.
 #[test]
 fn a_closed_standard_output_ends_the_run_in_order() {
     let arguments = ["--rx", "gen:64", "--tx", "pcap:-", "--duration", "60s", "--no-baseline"];
@@ -637,7 +637,7 @@ fn a_closed_standard_output_ends_the_run_in_order() {
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    assert!(stderr(&output).contains("the reader of standard output closed it"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("the reader of standard output closed the pipe"), "{}", stderr(&output));
     assert!(!stderr(&output).contains("ERROR"), "{}", stderr(&output));
 }
 

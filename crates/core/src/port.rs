@@ -95,8 +95,9 @@ pub trait Port: Send {
     /// Stops receiving and sending, and frees the buffers that the device holds.
     fn stop(&mut self) {}
 
-    /// Returns the descriptors that are readable when packets have arrived. A thread without work can wait for them by poll or epoll. Call
-    /// it after the port was started. Empty if packets can arrive without a descriptor becoming readable.
+    /// Returns file descriptors that become readable when packets arrive. A thread without work can wait for
+    /// the descriptors by poll or epoll. Call it after the port was started. Returns an empty list if packets
+    /// can arrive without a descriptor becoming readable.
     fn wait_descriptors(&self) -> Vec<RawFd> {
         Vec::new()
     }

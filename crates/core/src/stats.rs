@@ -71,8 +71,8 @@ impl LatencyHistogram {
         self.0.len()
     }
 
-    /// Returns the latency that a share of the records does not exceed, in nanoseconds, or `None` if nothing was recorded.
-    /// `quantile` is 0 to 1.
+    /// Returns the latency in nanoseconds that the share `quantile` of the records, from 0 to 1, does not
+    /// exceed. Returns `None` if nothing was recorded.
     pub fn at(&self, quantile: f64) -> Option<f64> {
         (!self.0.is_empty()).then(|| self.0.value_at_quantile(quantile) as f64)
     }

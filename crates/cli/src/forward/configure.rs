@@ -97,7 +97,7 @@ impl Forward {
         };
         // By default, a run whose source has no end takes 5 s. A run with --between ends by a signal only.
         let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.ports.repeat);
-        // A generator and a repeated capture never end by themselves, so 'all' of their packets would be an endless run.
+        // An endless source has no last packet, so a run of 'all' its packets would never end.
         if let (true, None, Route::OneWay { rx, .. }) = (whole_capture, self.run.duration, &config.route)
             && self.never_ends(rx)
         {

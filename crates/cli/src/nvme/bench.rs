@@ -20,7 +20,8 @@ enum Verify {
 
 /// Measures a namespace with fio's workloads
 ///
-/// Writing workloads overwrite the namespace. Each job is a thread with a connection and a part of the range of its own.
+/// Workloads that write overwrite the namespace. Each job is a thread with its own connection and its own
+/// part of the range.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -35,13 +36,13 @@ pub struct Bench {
     /// Operations: read, write, rw, randread, randwrite or randrw
     #[arg(long, value_name = "PATTERN", default_value = "randread")]
     rw: Pattern,
-    /// Bytes of an operation
+    /// Bytes per operation
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = units::parse_size)]
     bs: u64,
-    /// Operations in flight of each job
+    /// Operations that each job keeps in flight
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4094))]
     iodepth: u32,
-    /// Jobs: threads with a connection each
+    /// Number of jobs. Each job is a thread with a connection of its own
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     numjobs: u32,
     /// Share of reads in rw and randrw, in percent
@@ -56,7 +57,8 @@ pub struct Bench {
     /// Length of the range [default: up to the end of the namespace]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     size: Option<u64>,
-    /// Check blocks: reads expect blocks that were written with --verify; written blocks are read back at the end
+    /// Check the contents of blocks. Reads expect blocks that were written with --verify. Written blocks are
+    /// read back at the end
     #[arg(long, value_enum, value_name = "METHOD")]
     verify: Option<Verify>,
     /// Seed of the random numbers
@@ -74,7 +76,7 @@ impl Bench {
     /// Measures, and writes the result.
     ///
     /// # Errors
-    /// Invalid options, errors of the connection and of commands, and blocks with wrong contents.
+    /// If an option is invalid, the connection or a command fails, or a block has wrong contents.
     pub fn run(&self) -> anyhow::Result<()> {
         let output = Output::open(self.json.as_deref(), self.csv.as_deref(), None)?;
         let stop = stop_on_signal()?;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Which digests protect the PDUs.
+/// The digests that protect PDUs, the messages of NVMe/TCP.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Digests {
     /// No digests; TCP's checksum only
@@ -33,13 +33,13 @@ impl From<Digests> for pdu::Digests {
     }
 }
 
-/// The host and its connections.
+/// The flags about this host and its connections.
 #[derive(Args)]
 pub struct Host {
     /// NQN of this host [default: that of /etc/nvme/hostnqn, or made from the machine's identifier]
     #[arg(long, value_name = "NQN")]
     host_nqn: Option<String>,
-    /// Digests (CRC-32C) of headers and data
+    /// Protect headers, data or both by digests (CRC-32C)
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = Digests::None)]
     digests: Digests,
     /// Time within which the target must accept a connection and answer a command
@@ -57,7 +57,7 @@ impl Host {
         }
     }
 
-    /// Returns how queues of `depth` commands are connected.
+    /// Returns the options of a queue with up to `depth` commands in flight.
     pub fn queue(&self, depth: u32) -> QueueOptions {
         QueueOptions { digests: self.digests.into(), entries: depth + 1, timeout: self.timeout }
     }
@@ -75,11 +75,11 @@ impl FromStr for Paths {
     }
 }
 
-/// A namespace of a target.
+/// The flags that name a namespace of a target, and how to connect to the target.
 #[derive(Args)]
 pub struct Connect {
-    /// Address of the target: HOST:PORT, port 4420 by default. Several addresses of one subsystem, joined by commas, are paths
-    /// to it: if one fails, the next is used
+    /// Address of the target: HOST:PORT, port 4420 by default. Several addresses of one subsystem, joined by
+    /// commas, are paths to it: if one fails, the next is used
     #[arg(value_name = "ADDRESS[,ADDRESS...]")]
     addresses: Paths,
     /// NQN of the subsystem [default: the only one that the target offers]
@@ -99,8 +99,8 @@ pub struct Connect {
 }
 
 impl Connect {
-    /// Returns the options of sessions that keep up to `depth` commands in flight. Asks the target for its subsystem if none is
-    /// given.
+    /// Returns the options of sessions that keep up to `depth` commands in flight. Asks the target for its
+    /// subsystem if none is given.
     ///
     /// # Errors
     /// If the flags are invalid, or the target cannot be asked.

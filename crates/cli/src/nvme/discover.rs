@@ -35,7 +35,8 @@ pub struct Discover {
 pub struct DiscoveredSubsystem {
     /// The NQN of the subsystem.
     pub subsystem: String,
-    /// `nvm` for a subsystem with namespaces, `discovery` for the service that was asked, `referral` for another one.
+    /// `nvm` for a subsystem with namespaces, `discovery` for the service that was asked, `referral` for
+    /// another one.
     pub kind: String,
     /// The transport: `tcp`, `rdma`, `fc`, `loop`, or its number.
     pub transport: String,

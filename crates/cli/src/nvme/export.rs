@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use inlane_nvme::initiator::Session;
 use inlane_nvme::nbd::{ListenAddress, Server};
 
-/// The commands in flight of each client.
+/// The most commands that each client has in flight.
 const DEPTH: u32 = 127;
 
 /// Gives other programs a namespace as a block device
@@ -32,13 +32,14 @@ Examples:
 struct Nbd {
     #[command(flatten)]
     connect: Connect,
-    /// Where NBD clients connect: unix:PATH or HOST:PORT. NBD has no authentication: whoever can connect can read and write
+    /// Where NBD clients connect: unix:PATH or HOST:PORT. NBD has no authentication: whoever can connect can
+    /// read and write
     #[arg(long, value_name = "LISTENER", default_value = "127.0.0.1:10809")]
     listen: ListenAddress,
 }
 
 impl Export {
-    /// Serves clients until a signal ends it.
+    /// Serves clients until a signal arrives.
     ///
     /// # Errors
     /// If the namespace cannot be accessed or the listener fails.

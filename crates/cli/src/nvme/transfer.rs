@@ -10,7 +10,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The commands in flight.
+/// The number of commands in flight.
 const DEPTH: u32 = 16;
 
 /// Copies a range of a namespace to a file
@@ -23,7 +23,7 @@ Examples:
 pub struct Read {
     #[command(flatten)]
     connect: Connect,
-    /// Where the range starts
+    /// Start of the range in the namespace
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = units::parse_size)]
     offset: u64,
     /// Length of the range [default: up to the end of the namespace]
@@ -56,10 +56,10 @@ pub struct Write {
 }
 
 impl Read {
-    /// Copies, and prints what was copied.
+    /// Copies the range, and prints how much was copied.
     ///
     /// # Errors
-    /// Errors of the connection, of commands and of the file.
+    /// If the connection, a command or the file fails.
     pub fn run(&self) -> anyhow::Result<()> {
         let stop = stop_on_signal()?;
         let options = self.connect.session(DEPTH)?;
@@ -89,10 +89,10 @@ impl Read {
 }
 
 impl Write {
-    /// Copies, flushes, and prints what was copied.
+    /// Copies the file, flushes the namespace, and prints how much was copied.
     ///
     /// # Errors
-    /// Errors of the connection, of commands and of the file.
+    /// If the connection, a command or the file fails.
     pub fn run(&self) -> anyhow::Result<()> {
         let stop = stop_on_signal()?;
         let mut input: Box<dyn io::Read> = match self.file.as_path() == Path::new("-") {

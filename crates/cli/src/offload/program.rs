@@ -1,11 +1,11 @@
-//! Examines a program before it is started: can a library be preloaded into it?
+//! Checks whether a library can be preloaded into a program, before the program is started.
 
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The bytes of a file that are examined.
+/// The number of bytes at a file's beginning that are examined.
 const HEAD: usize = 4096;
 
 /// Returns the file that the system would start for `program`, or `None` if there is none.
@@ -20,7 +20,8 @@ pub fn find(program: &Path) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| executable(path))
 }
 
-/// Returns why a library cannot be preloaded into the program in `path`, or `None` if it can, or if that is unknown.
+/// Returns why a library cannot be preloaded into the program at `path`. Returns `None` if it can be
+/// preloaded, or if that is unknown.
 pub fn obstacle(path: &Path) -> Option<String> {
     obstacle_within(path, 4)
 }
@@ -63,11 +64,12 @@ enum Kind {
     Other,
 }
 
-/// Returns what kind of program begins with `head`, or `None` if it is no ELF file or its program headers are farther away.
+/// Returns the kind of a program whose file begins with `head`. Returns `None` if the file is no ELF file, or
+/// if its program headers lie behind `head`.
 fn kind(head: &[u8]) -> Option<Kind> {
     const PT_INTERP: u32 = 3;
     let rest = head.strip_prefix(b"\x7fELF")?;
-    // Class 64 bits, little endian.
+    // The file must be 64-bit and little-endian.
     if rest.get(..2)? != [2, 1] {
         return Some(Kind::Other);
     }
@@ -110,7 +112,7 @@ mod tests {
                 "{found:?}"
             );
         };
-        // Without program headers there is no interpreter.
+        // A program without program headers names no interpreter, so it counts as statically linked.
         check(&mut |bytes| bytes[56..58].fill(0), Some("statically linked"));
         check(&mut |bytes| bytes[4] = 1, Some("not a 64-bit program"));
         check(&mut |bytes| bytes.truncate(20), Some("not a 64-bit program"));

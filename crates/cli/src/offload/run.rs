@@ -1,4 +1,4 @@
-//! `inlane offload run`: a program whose sockets the engine runs.
+//! `inlane offload run`: starts a program whose sockets the engine runs.
 
 use super::program;
 use crate::exit::NotReady;
@@ -15,8 +15,8 @@ const LIBRARY: &str = "libinlane_preload.so";
 
 /// Runs a program with its TCP sockets on the engine
 ///
-/// Replaces this process by the program, so its status is the program's. A socket that the engine does not take stays with the kernel;
-/// 'inlane offload status' lists such sockets and the reasons.
+/// This process becomes the program, so the exit status is that of the program. A socket that the engine does
+/// not take stays with the kernel; 'inlane offload status' lists such sockets and the reasons.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -30,7 +30,7 @@ pub struct Run {
     /// TOML file with rules: which programs, addresses and ports stay with the kernel
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// Fail instead of leaving a socket with the kernel. Rules still may leave one there
+    /// Fail instead of leaving a socket with the kernel. Rules may still leave sockets with the kernel
     #[arg(long)]
     require: bool,
     /// The program and its arguments
@@ -42,7 +42,8 @@ impl Run {
     /// Starts the program.
     ///
     /// # Errors
-    /// If the program or the library is missing, or, with `--require`, if the engine or the program rules offloading out.
+    /// If the program or the library is missing. With `--require`, also if no engine runs, or if the library
+    /// cannot be preloaded into the program.
     pub fn run(self) -> anyhow::Result<()> {
         let (name, arguments) = self.program.split_first().context("no program given")?;
         let library = library()?;
@@ -54,7 +55,7 @@ impl Run {
             self.note(&format!("{why}; its sockets stay with the kernel"))?;
         }
         if let Err(error) = inlane_offload::status::fetch(&socket) {
-            self.note(&format!("{error}; sockets stay with the kernel until then"))?;
+            self.note(&format!("{error}; sockets stay with the kernel until an engine runs"))?;
         }
         let mut preload = library.into_os_string();
         if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
@@ -92,7 +93,8 @@ fn read_rules(path: &Path) -> anyhow::Result<String> {
     Ok(inlane_offload::rules::read(&name, &text)?)
 }
 
-/// Finds the library: beside the command, as cargo builds it, or in the folder of libraries where `make install` puts it.
+/// Finds the library: beside the command, as cargo builds it, or in the folder of libraries where `make
+/// install` puts it.
 fn library() -> anyhow::Result<PathBuf> {
     let command = std::env::current_exe().context("cannot find the command's own file")?;
     let folder = command.parent().context("the command's file has no folder")?;

@@ -1,4 +1,4 @@
-//! `inlane offload serve`: the engine.
+//! `inlane offload serve`: runs the engine.
 
 use clap::Args;
 use inlane_core::units;
@@ -16,7 +16,8 @@ use std::time::Duration;
 
 /// Runs an engine until it is interrupted
 ///
-/// The engine has its own IP addresses on the port. Programs that 'inlane offload run' starts use them.
+/// The engine has its own IP addresses on the port. Programs that 'inlane offload run' starts use these
+/// addresses.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -28,19 +29,20 @@ pub struct Serve {
     /// Port to the network: af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET, pci:ADDRESS
     #[arg(long, value_name = "PORT")]
     port: String,
-    /// Address of the engine and length of its network's prefix; repeat for several
+    /// IP address of the engine, with the prefix length of its network. Repeat the flag for more addresses
     #[arg(long, value_name = "ADDRESS/LENGTH", required = true, value_parser = parse_address)]
     address: Vec<Prefix>,
-    /// Router for destinations outside these networks; one for IPv4 and one for IPv6
+    /// Router for destinations outside these networks. Repeat the flag to give one for IPv4 and one for IPv6
     #[arg(long, value_name = "ADDRESS")]
     gateway: Vec<IpAddr>,
-    /// Run connections to 127.0.0.0/8 and ::1 too, between programs of this engine
+    /// Also run connections to 127.0.0.0/8 and ::1 between programs of this engine
     #[arg(long)]
     loopback: bool,
-    /// Control socket, by which programs reach the engine
+    /// Path of the control socket, through which programs reach the engine
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
-    /// Permissions of the control socket, octal: who may open connections with the engine's addresses
+    /// Permissions of the control socket, in octal. They decide who may open connections with the engine's
+    /// addresses
     #[arg(long, value_name = "MODE", default_value = "666", value_parser = parse_mode)]
     socket_mode: u32,
     /// Largest IP packet on the port
@@ -49,16 +51,17 @@ pub struct Serve {
     /// MAC address of the engine [default: that of the interface]
     #[arg(long, value_name = "MAC")]
     mac: Option<Mac>,
-    /// Send and receive buffer of each connection, a power of two
+    /// Size of the send buffer and of the receive buffer of each connection, a power of two
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = units::parse_size)]
     buffer: u64,
-    /// Most sockets of one process
+    /// The most sockets of one process
     #[arg(long, value_name = "N", default_value_t = 65536)]
     sockets: usize,
-    /// How long to poll after the last work before sleeping [default: 50us with four or more cores, else 0s]
+    /// Poll for this long after the last work, then sleep [default: 50us with four or more cores, else 0s]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     spin: Option<Duration>,
-    /// Faults to inject into received frames: drop=1%,duplicate=0.1%,reorder=1%:3,corrupt=0.1%,delay=5%:50us,seed=7
+    /// Faults to inject into received frames:
+    /// drop=1%,duplicate=0.1%,reorder=1%:3,corrupt=0.1%,delay=5%:50us,seed=7
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true, value_parser = Faults::parse)]
     faults: Faults,
 }
@@ -119,11 +122,11 @@ impl Serve {
     }
 }
 
-/// Raises the limit of open descriptors as far as the system allows, because each socket takes one.
+/// Raises the limit of open descriptors as far as the system allows, because each socket takes a descriptor.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // The engine also runs with the limit that it has.
+    // If the call fails, the engine runs with the limit that it has.
     let _ = setrlimit(Resource::Nofile, limit);
 }

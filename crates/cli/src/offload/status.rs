@@ -1,4 +1,4 @@
-//! `inlane offload status`: the engine's state.
+//! `inlane offload status`: shows the engine's state.
 
 use crate::output::Output;
 use clap::Args;
@@ -21,7 +21,7 @@ pub struct Status {
     /// Control socket of the engine
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
-    /// Show the state again after this time, until interrupted
+    /// Show the state again and again at this interval, until interrupted
     #[arg(long, value_name = "TIME", value_parser = units::parse_time, conflicts_with = "json")]
     watch: Option<Duration>,
     /// Write the result as JSON to a file, or to standard output for -

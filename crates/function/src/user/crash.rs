@@ -1,7 +1,7 @@
 //! Names the packet function if the process crashes in compiled code of the user.
 //!
-//! The function runs with the rights of the process and may access any memory. Without this handler, a wrong access would
-//! end the process with the shell's bare "Segmentation fault".
+//! The function runs with the rights of the process and may access any memory. Without this handler, a wrong
+//! access would end the process with the shell's bare "Segmentation fault".
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -18,14 +18,14 @@ static LENGTH: AtomicUsize = AtomicUsize::new(0);
 static FORMER: [AtomicPtr<libc::sigaction>; SIGNALS.len()] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; SIGNALS.len()];
 
-/// Prints a message that names the function's `file` if the process crashes from now on. The process still ends by the
-/// signal. Only the first call has an effect.
+/// Prints a message that names the function's `file` if the process crashes from now on. The process still
+/// ends by the signal. Only the first call has an effect.
 pub(super) fn explain(file: &str) {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         let message = format!(
-            "inlane: crashed, most likely in the packet function {file}: check that it stays within the packet's length and \
-             its state, and divides by no zero\n"
+            "inlane: crashed, most likely in the packet function {file}; check that the function stays within the packet's \
+             length and its state, and never divides by zero\n"
         );
         let message: &'static mut [u8] = message.into_bytes().leak();
         LENGTH.store(message.len(), Ordering::Relaxed);
@@ -35,10 +35,11 @@ pub(super) fn explain(file: &str) {
             // SAFETY: an all-zero sigaction is valid.
             let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
             action.sa_sigaction = handler as extern "C" fn(c_int) as libc::sighandler_t;
-            // A stack overflow leaves no room on the thread's own stack.
+            // After a stack overflow, the thread's own stack has no room, so the handler runs on another
+            // stack.
             action.sa_flags = libc::SA_ONSTACK;
-            // SAFETY: both structures live through the calls. The first call writes `before`, and the handler reads the
-            // pointer only after it was stored.
+            // SAFETY: both structures live through the calls. The first call writes `before`, and the handler
+            // reads the pointer only after it was stored.
             unsafe {
                 if libc::sigaction(signal, std::ptr::null(), before.as_mut_ptr()) == 0 {
                     former.store(Box::leak(Box::new(before.assume_init())), Ordering::Release);
@@ -49,8 +50,8 @@ pub(super) fn explain(file: &str) {
     });
 }
 
-/// Writes the message and restores the former action. The instruction then runs again and raises the signal for that action.
-/// Calls only functions that are safe in a signal handler.
+/// Writes the message and restores the former action. The instruction then runs again and raises the signal
+/// for that action. Calls only functions that are safe in a signal handler.
 extern "C" fn handler(signal: c_int) {
     let (message, length) = (MESSAGE.load(Ordering::Acquire), LENGTH.load(Ordering::Relaxed));
     let former =
