@@ -16,7 +16,7 @@ demo: setup ## build, forward a real capture with MAC addresses swapped, check e
 
 build: setup ## build the release binary, target/release/inlane, and the OpenSHMEM library
 	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" cargo build --release --bin inlane
-	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" cargo build --release -p inlane-shmem
+	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" cargo build --release -p inlane-shmem -p inlane-preload
 
 install: build ## install inlane, its man pages, completions and the OpenSHMEM library under PREFIX (/usr/local)
 	@packaging/install "$(DESTDIR)$(PREFIX)"

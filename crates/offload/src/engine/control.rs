@@ -84,11 +84,6 @@ impl Control {
         &self.listener
     }
 
-    /// Removes the control socket's file.
-    pub fn remove(&self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
-
     /// Counts a new socket of a process. Returns false if it has too many.
     pub fn admit(&mut self, process: i32) -> bool {
         let count = self.sockets.entry(process).or_default();
@@ -105,6 +100,12 @@ impl Control {
                 self.sockets.remove(&process);
             }
         }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Received packets.
 
 use super::Engine;
-use inlane_offload_protocol::name::End;
-use inlane_tcp::{Ecn, Flow, Segment, State, TimeWaitAction, reset_for};
+use crate::socket::{Role, Socket};
+use inlane_tcp::{Ecn, Events, Flow, Segment, TimeWaitAction, reset_for};
 use inlane_wire::checksum::{self, Sum};
 use inlane_wire::ethernet::{self, Frame};
 use inlane_wire::{icmp, ipv4, ipv6, ndp, tcp};
@@ -193,8 +193,10 @@ impl Engine {
         }
         match message.kind() {
             icmp::ECHO_REQUEST => self.reply_echo(now, packet, icmp::ECHO_REPLY),
-            icmp::UNREACHABLE if message.code() != icmp::FRAGMENTATION_NEEDED => {
-                self.on_icmp_error(&packet.payload[icmp::HEADER..]);
+            icmp::UNREACHABLE => {
+                let mtu =
+                    (message.code() == icmp::FRAGMENTATION_NEEDED).then(|| message.next_hop_mtu().into());
+                self.on_icmp_error(now, &packet.payload[icmp::HEADER..], mtu);
             }
             _ => self.network.counters.ignored += 1,
         }
@@ -214,24 +216,34 @@ impl Engine {
             ndp::SOLICITATION | ndp::ADVERTISEMENT => {
                 self.network.on_discovery(now, packet.source, packet.hops, packet.payload);
             }
-            icmp::UNREACHABLE_V6 => self.on_icmp_error(&packet.payload[icmp::HEADER..]),
+            icmp::UNREACHABLE_V6 => self.on_icmp_error(now, &packet.payload[icmp::HEADER..], None),
+            icmp::TOO_BIG_V6 => {
+                let mtu = message.mtu_v6();
+                self.on_icmp_error(now, &packet.payload[icmp::HEADER..], Some(mtu));
+            }
             _ => self.network.counters.ignored += 1,
         }
     }
 
-    /// Processes an ICMP error about a packet of the engine, whose first bytes are `original`.
-    fn on_icmp_error(&mut self, original: &[u8]) {
-        let Some(flow) = original_flow(original) else {
+    /// Processes an ICMP error about a packet of the engine, whose first bytes are `original`. `mtu` is set if the packet was too large. TCP
+    /// checks the sequence number, because the message may be forged (RFC 5927).
+    fn on_icmp_error(&mut self, now: u64, original: &[u8], mtu: Option<u32>) {
+        let Some((flow, sequence)) = original_segment(original) else {
             self.network.counters.ignored += 1;
             return;
         };
-        // Only a connection attempt is ended: a forged message must not reset an established connection (RFC 5927).
-        if let Some(&key) = self.flows.get(&flow)
-            && let Some(stream) = self.sockets.get(key).and_then(crate::socket::Socket::stream)
-            && stream.connection.state() == State::SynSent
-        {
-            self.finish(key, End::Failed(libc::EHOSTUNREACH));
-        }
+        let Some(&key) = self.flows.get(&flow) else { return };
+        let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
+        let events = match mtu {
+            Some(mtu) => {
+                let headers = if flow.remote.is_ipv4() { 40 } else { 60 };
+                let mss = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
+                stream.connection.on_packet_too_big(now, sequence, mss);
+                Events::NONE
+            }
+            None => stream.connection.on_unreachable(sequence),
+        };
+        self.after_events(key, events);
     }
 
     fn reply_echo(&mut self, now: u64, packet: Received<'_>, kind: u8) {
@@ -262,8 +274,8 @@ impl Engine {
     }
 }
 
-/// Returns the flow of a TCP segment that the engine sent, from the start of its IP packet.
-fn original_flow(original: &[u8]) -> Option<Flow> {
+/// Returns the flow and the sequence number of a TCP segment that the engine sent, from the start of its IP packet.
+fn original_segment(original: &[u8]) -> Option<(Flow, u32)> {
     let (source, destination, protocol, at): (IpAddr, IpAddr, u8, usize) = match original.first()? >> 4 {
         4 => {
             let packet = ipv4::Packet::new(original).ok()?;
@@ -275,9 +287,12 @@ fn original_flow(original: &[u8]) -> Option<Flow> {
             (packet.source().into(), packet.destination().into(), upper.protocol, upper.offset)
         }
     };
-    let ports = original.get(at..at + 4).filter(|_| protocol == ipv4::TCP)?;
-    let port = |at: usize| u16::from_be_bytes([ports[at], ports[at + 1]]);
-    Some(Flow { local: SocketAddr::new(source, port(0)), remote: SocketAddr::new(destination, port(2)) })
+    let bytes = original.get(at..at + 8).filter(|_| protocol == ipv4::TCP)?;
+    let port = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+    let sequence = u32::from_be_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
+    let flow =
+        Flow { local: SocketAddr::new(source, port(0)), remote: SocketAddr::new(destination, port(2)) };
+    Some((flow, sequence))
 }
 
 /// Why an IP packet is not processed.

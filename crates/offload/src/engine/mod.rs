@@ -15,6 +15,8 @@ mod input;
 mod report;
 mod request;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use crate::arena::{Arena, Key};
 use crate::error::{Error, Result};
@@ -92,8 +94,13 @@ impl Engine {
     /// # Errors
     /// If a setting is wrong, the port cannot be opened, or another engine uses the control socket.
     pub fn open(settings: Settings) -> Result<Self> {
-        settings.check()?;
         network::check_port(&settings.port)?;
+        Self::open_on(settings)
+    }
+
+    /// Opens the port and the control socket. Tests use ports that do not carry frames of a network.
+    fn open_on(settings: Settings) -> Result<Self> {
+        settings.check()?;
         let clock = Clock::new();
         let control = Control::open(&settings)?;
         let network = Network::open(&settings, &clock)?;
@@ -173,7 +180,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends the engine: resets every connection, stops the port and removes the control socket.
+    /// Ends the engine: resets every connection and stops the port. The control socket's file is removed.
     pub fn close(mut self) {
         let now = self.clock.now_ns();
         let keys: Vec<Key> = self.sockets.iter().map(|(key, _)| key).collect();
@@ -185,7 +192,6 @@ impl Engine {
         }
         self.network.flush();
         self.network.stop();
-        self.control.remove();
     }
 
     /// Receives packets from the port. Returns true if there were any.

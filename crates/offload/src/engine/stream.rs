@@ -69,7 +69,7 @@ impl Engine {
         self.after_events(key, events);
     }
 
-    fn after_events(&mut self, key: Key, events: Events) {
+    pub(super) fn after_events(&mut self, key: Key, events: Events) {
         if events.contains(Events::CONNECTED)
             && let Some(Socket { role: Role::Stream(stream), end: Some(end), .. }) = self.sockets.get_mut(key)
         {

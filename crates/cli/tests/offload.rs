@@ -1,0 +1,448 @@
+//! Unmodified programs over the offload engine: curl, redis, nginx, iperf3, and Python's own tests of sockets.
+//!
+//! ```text
+//!   namespace E                                   namespace K
+//!   engine 10.79.0.1, fd79::1 on e0 ====veth==== k0  10.79.0.2, fd79::2: the kernel's stack
+//! ```
+//!
+//! Programs whose sockets the engine runs are started outside both namespaces: they reach the engine by its control socket only, and
+//! a socket that stayed with the kernel would find no peer. Without root, or without a program, a test prints why and is skipped.
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const ENGINE: &str = "10.79.0.1";
+const KERNEL: &str = "10.79.0.2";
+
+/// Kills a program that runs longer.
+const LIMIT: &str = "60";
+
+/// An engine and a peer on the kernel's stack, each in a network namespace, removed when the value is dropped.
+struct Lab {
+    prefix: String,
+    folder: tempfile::TempDir,
+    engine: Option<Child>,
+}
+
+impl Lab {
+    /// Creates the namespaces. If this machine does not allow that, or lacks a program, prints why and returns `None`.
+    fn new(test: &str, programs: &[(&str, &str)]) -> Option<Self> {
+        // SAFETY: geteuid has no preconditions.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("SKIPPED {test}: network namespaces need root");
+            return None;
+        }
+        let common = [("ip", "iproute2"), ("timeout", "coreutils")];
+        for (program, package) in common.iter().chain(programs) {
+            let quiet = || Stdio::null();
+            let found = Command::new(program)
+                .arg("--version")
+                .stdout(quiet())
+                .stderr(quiet())
+                .stdin(quiet())
+                .status();
+            if found.is_err() {
+                eprintln!("SKIPPED {test}: the program {program} is missing; apt-get install {package}");
+                return None;
+            }
+        }
+        build_library();
+        let folder = tempfile::tempdir().unwrap();
+        shell(&format!("chmod 755 {}", folder.path().display())).unwrap();
+        let lab = Self { prefix: format!("inlane-off-{test}-{}", std::process::id()), folder, engine: None };
+        for side in ["e", "k"] {
+            if let Err(error) = shell(&format!("ip netns add {}", lab.name(side))) {
+                eprintln!("SKIPPED {test}: no network namespace: {error}");
+                return None;
+            }
+            shell(&format!("ip -n {} link set lo up", lab.name(side))).unwrap();
+        }
+        let (e, k) = (lab.name("e"), lab.name("k"));
+        for line in [
+            format!("ip link add e0 netns {e} type veth peer name k0 netns {k}"),
+            format!("ip -n {e} link set e0 up"),
+            format!("ip -n {k} link set k0 up"),
+            format!("ip -n {k} address add {KERNEL}/24 dev k0"),
+            format!("ip -n {k} address add fd79::2/64 dev k0 nodad"),
+        ] {
+            shell(&line).unwrap();
+        }
+        Some(lab)
+    }
+
+    fn name(&self, side: &str) -> String {
+        format!("{}-{side}", self.prefix)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("control")
+    }
+
+    /// Starts the engine and waits until it is ready.
+    fn serve(&mut self, more: &[&str]) {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name("e"), env!("CARGO_BIN_EXE_inlane"), "offload", "serve"]);
+        command.args(["--port", "af_xdp:e0", "--address", "10.79.0.1/24", "--address", "fd79::1/64"]);
+        command.arg("--socket").arg(self.socket()).args(more).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut errors = std::io::BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut errors, &mut line).unwrap();
+        assert!(line.contains("engine ready"), "{line}");
+        // The rest of the output is shown if a test fails.
+        std::thread::spawn(move || {
+            let mut rest = String::new();
+            let _ = errors.read_to_string(&mut rest);
+            eprint!("{rest}");
+        });
+        self.engine = Some(child);
+    }
+
+    /// Returns a command that runs a program with its sockets on the engine.
+    fn offloaded(&self, program: &str) -> Command {
+        let mut command = Command::new("timeout");
+        command.args([
+            "--kill-after",
+            "5",
+            LIMIT,
+            env!("CARGO_BIN_EXE_inlane"),
+            "offload",
+            "run",
+            "--socket",
+        ]);
+        command.arg(self.socket()).args(["--", program]).current_dir(self.folder.path());
+        command
+    }
+
+    /// Returns a command that runs a program on the kernel's stack.
+    fn on_kernel(&self, program: &str) -> Command {
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after", "5", LIMIT, "ip", "netns", "exec", &self.name("k"), program]);
+        command.current_dir(self.folder.path());
+        command
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let output = Command::new(env!("CARGO_BIN_EXE_inlane"))
+            .args(["offload", "status", "--json", "-", "--socket"])
+            .arg(self.socket())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        document["results"][0].clone()
+    }
+
+    /// Returns a counter of connections.
+    fn count(&self, name: &str) -> u64 {
+        self.status()["connections"][name].as_u64().unwrap()
+    }
+
+    /// Waits until the engine runs a listener of this port.
+    fn wait_for_listener(&self, port: u16) {
+        let local = format!(":{port}");
+        self.wait(&format!("no listener at {local}"), || {
+            let status = self.status();
+            let sockets = status["sockets"].as_array().unwrap();
+            sockets.iter().any(|socket| {
+                socket["state"] == "LISTEN" && socket["local"].as_str().unwrap().ends_with(&local)
+            })
+        });
+    }
+
+    fn wait(&self, what: &str, condition: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !condition() {
+            assert!(start.elapsed() < Duration::from_secs(30), "{what}: {}", self.status());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if let Some(mut engine) = self.engine.take() {
+            let _ = engine.kill();
+            let _ = engine.wait();
+        }
+        for side in ["e", "k"] {
+            let _ = shell(&format!("ip netns delete {}", self.name(side)));
+        }
+    }
+}
+
+/// A running program, ended when the value is dropped.
+struct Running(Child);
+
+impl Running {
+    fn start(command: &mut Command) -> Self {
+        Self(command.stdout(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // `timeout` passes SIGTERM on to the program.
+        // SAFETY: the child has not been waited for, so the id is still its own.
+        unsafe { libc::kill(self.0.id() as i32, libc::SIGTERM) };
+        let _ = self.0.wait();
+    }
+}
+
+/// Builds the library that is preloaded. It then lies beside the command.
+fn build_library() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let mut command = Command::new(env!("CARGO"));
+        command.args(["build", "--quiet", "--package", "inlane-preload"]);
+        let release =
+            Path::new(env!("CARGO_BIN_EXE_inlane")).components().any(|part| part.as_os_str() == "release");
+        if release {
+            command.arg("--release");
+        }
+        assert!(command.status().unwrap().success(), "the preloaded library could not be built");
+    });
+}
+
+fn shell(line: &str) -> Result<(), String> {
+    let mut words = line.split_whitespace();
+    let output =
+        Command::new(words.next().unwrap()).args(words).output().map_err(|error| error.to_string())?;
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+}
+
+fn must(command: &mut Command) -> Vec<u8> {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).chars().take(4000).collect::<String>();
+    assert!(status.success(), "{command:?}: {status}\n{}\n{}", text(&stdout), text(&stderr));
+    stdout
+}
+
+fn page(len: u32) -> Vec<u8> {
+    (0..len).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()[3..].to_vec()).collect()
+}
+
+/// Starts an HTTP server of Python that serves the lab's folder on the kernel's stack, and waits until it listens.
+fn kernel_web_server(lab: &Lab) -> Running {
+    let server = Running::start(
+        lab.on_kernel("python3").args(["-m", "http.server", "--bind", "::", "8000"]).stderr(Stdio::null()),
+    );
+    let start = Instant::now();
+    let address = format!("http://{KERNEL}:8000/");
+    while !lab.on_kernel("curl").args(["-s", "-o", "/dev/null", &address]).status().unwrap().success() {
+        assert!(start.elapsed() < Duration::from_secs(20), "the web server does not start");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    server
+}
+
+#[test]
+fn curl_fetches_from_a_kernel_server_over_ipv4_and_ipv6_with_faults() {
+    let programs = [("curl", "curl"), ("python3", "python3"), ("ethtool", "ethtool")];
+    let Some(mut lab) = Lab::new("curl", &programs) else { return };
+    // On a veth the kernel leaves checksums unfinished, and corruption could not be noticed.
+    shell(&format!("ip netns exec {} ethtool -K k0 tx off", lab.name("k"))).unwrap();
+    lab.serve(&["--faults", "drop=0.5%,duplicate=1%,reorder=1%:3,corrupt=0.5%,seed=3"]);
+    let page = page(1_000_000);
+    std::fs::write(lab.folder.path().join("page"), &page).unwrap();
+    let _server = kernel_web_server(&lab);
+    for host in ["10.79.0.2", "[fd79::2]"] {
+        let fetched =
+            must(lab.offloaded("curl").args(["-sS", "--fail", &format!("http://{host}:8000/page")]));
+        assert!(fetched == page, "{host}: the page was altered on its way");
+    }
+    assert!(lab.count("received_bytes") > 2_000_000, "{}", lab.status());
+    assert!(lab.count("connected") >= 2);
+
+    let refused = lab.offloaded("curl").args(["-sS", "http://10.79.0.2:1/"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(7), "curl's status for a refused connection");
+    lab.wait("a socket is left", || lab.status()["sockets"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn redis_serves_kernel_clients_and_its_memory_returns_when_it_is_killed() {
+    let programs = [("redis-server", "redis-server"), ("redis-benchmark", "redis-tools")];
+    let Some(mut lab) = Lab::new("redis", &programs) else { return };
+    lab.serve(&[]);
+    let mut server = lab.offloaded("redis-server");
+    server.args(["--bind", ENGINE, "--port", "6379", "--save", "", "--protected-mode", "no"]);
+    let server = Running::start(&mut server);
+    lab.wait_for_listener(6379);
+    let mut benchmark = lab.on_kernel("redis-benchmark");
+    benchmark.args(["-h", ENGINE, "-n", "5000", "-c", "20", "-t", "set,get,lrange_100", "--csv"]);
+    let report = String::from_utf8(must(&mut benchmark)).unwrap();
+    assert!(report.contains("\"GET\""), "{report}");
+    assert!(lab.count("accepted") >= 60 && lab.count("received_bytes") > 200_000, "{}", lab.status());
+
+    // A client that is connected when the server is killed must notice.
+    let mut client = lab.on_kernel("redis-cli");
+    let mut client = client.args(["-h", ENGINE, "subscribe", "x"]).stdout(Stdio::piped()).spawn().unwrap();
+    lab.wait("no client", || lab.status()["sockets"].as_array().unwrap().len() == 2);
+    drop(server);
+    client.wait().unwrap();
+    lab.wait("sockets are left", || lab.status()["sockets"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn nginx_serves_files_with_forked_workers() {
+    let programs = [("nginx", "nginx-light"), ("curl", "curl")];
+    let Some(mut lab) = Lab::new("nginx", &programs) else { return };
+    lab.serve(&[]);
+    let folder = lab.folder.path();
+    let page = page(3_000_000);
+    std::fs::write(folder.join("page"), &page).unwrap();
+    let configuration = folder.join("nginx.conf");
+    let text = format!(
+        "daemon off; worker_processes 2; user root; pid {0}/pid; error_log {0}/errors; events {{}} \
+         http {{ access_log off; sendfile on; client_body_temp_path {0}/body; proxy_temp_path {0}/proxy; \
+         fastcgi_temp_path {0}/fastcgi; uwsgi_temp_path {0}/uwsgi; scgi_temp_path {0}/scgi; \
+         server {{ listen {ENGINE}:80; root {0}; }} \
+         server {{ listen {ENGINE}:81; location / {{ proxy_pass http://{ENGINE}:80; }} }} }}",
+        folder.display()
+    );
+    std::fs::write(&configuration, text).unwrap();
+    let mut nginx = lab.offloaded("nginx");
+    let _nginx = Running::start(nginx.arg("-c").arg(&configuration).arg("-p").arg(folder));
+    lab.wait_for_listener(81);
+    // Port 81 is a proxy: nginx connects to itself, through the engine, with sockets that it registers with epoll before it connects them.
+    for port in [80, 81] {
+        for _ in 0..5 {
+            let address = format!("http://{ENGINE}:{port}/page");
+            let fetched = must(lab.on_kernel("curl").args(["-sS", "--fail", &address]));
+            assert!(fetched == page, "port {port}: the page was altered on its way");
+        }
+    }
+    assert!(lab.count("sent_bytes") > 30_000_000);
+}
+
+#[test]
+fn iperf_moves_bulk_data_in_both_directions() {
+    let Some(mut lab) = Lab::new("iperf", &[("iperf3", "iperf3")]) else { return };
+    lab.serve(&[]);
+    for (port, more) in [("5201", ["-4", "-n"]), ("5202", ["-R", "-n"])] {
+        let _server = Running::start(lab.offloaded("iperf3").args(["-s", "-B", ENGINE, "-p", port, "-1"]));
+        lab.wait_for_listener(port.parse().unwrap());
+        let mut client = lab.on_kernel("iperf3");
+        must(client.args(["-c", ENGINE, "-p", port]).args(more).arg("20M"));
+    }
+    assert!(lab.count("received_bytes") > 20_000_000 && lab.count("sent_bytes") > 20_000_000);
+}
+
+/// The engine is killed while a program receives: the program gets an error instead of the end of the stream, and a new engine serves its
+/// next sockets.
+#[test]
+fn a_killed_engine_resets_connections_and_a_new_one_serves_the_same_program() {
+    let Some(mut lab) = Lab::new("killed", &[("python3", "python3")]) else { return };
+    lab.serve(&[]);
+    let script = "\
+import socket, sys, time
+def fetch():
+    s = socket.create_connection(('10.79.0.2', 8000), 20)
+    s.settimeout(20)
+    return s
+s = fetch()
+print('connected', flush=True)
+try:
+    data = s.recv(10)
+    print('end', len(data), flush=True)
+except ConnectionResetError:
+    print('reset', flush=True)
+sys.stdin.readline()
+s = fetch()
+s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n')
+print(s.recv(8).decode(), flush=True)
+";
+    let mut server = lab.on_kernel("python3");
+    let _server =
+        Running::start(server.args(["-m", "http.server", "--bind", KERNEL, "8000"]).stderr(Stdio::null()));
+    std::thread::sleep(Duration::from_secs(1));
+    let mut program = lab.offloaded("python3");
+    program.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = program.spawn().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(program.stdout.take().unwrap()));
+    let mut next = || lines.next().unwrap().unwrap();
+    assert_eq!(next(), "connected");
+    let mut engine = lab.engine.take().unwrap();
+    engine.kill().unwrap();
+    engine.wait().unwrap();
+    assert_eq!(next(), "reset");
+    lab.serve(&[]);
+    program.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert_eq!(next(), "HTTP/1.0");
+    assert!(program.wait().unwrap().success());
+    assert_eq!(lab.count("connected"), 1);
+}
+
+/// Python's own tests of blocking, non-blocking and timed sockets, over the engine's loopback.
+#[test]
+fn pythons_own_socket_tests_pass() {
+    let test = "pythons_own_socket_tests_pass";
+    let python = "/usr/bin/python3";
+    let quiet = |command: &mut Command| command.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if !quiet(Command::new(python).args(["-c", "import test.test_socket"]))
+        .is_ok_and(|status| status.success())
+    {
+        eprintln!("SKIPPED {test}: Python's tests are missing; apt-get install libpython3.11-testsuite");
+        return;
+    }
+    let Some(mut lab) = Lab::new("python", &[]) else { return };
+    lab.serve(&["--loopback"]);
+    let mut suite = lab.offloaded(python);
+    suite.args([
+        "-m",
+        "test",
+        "-u",
+        "network",
+        "--timeout",
+        "50",
+        "-m",
+        "*TCP*",
+        "-m",
+        "*CreateServer*",
+        "-m",
+        "*FileObject*",
+    ]);
+    suite.args([
+        "-m",
+        "*SocketServer*",
+        "-m",
+        "*Sendfile*",
+        "test_socket",
+        "test_socketserver",
+        "test_selectors",
+        "test_epoll",
+    ]);
+    must(&mut suite);
+    assert!(lab.count("received_bytes") > 1_000_000 && lab.count("accepted") > 50, "{}", lab.status());
+}
+
+#[test]
+fn rules_and_requirements_decide_who_runs_a_socket() {
+    let programs = [("curl", "curl"), ("python3", "python3")];
+    let Some(mut lab) = Lab::new("rules", &programs) else { return };
+    lab.serve(&[]);
+    std::fs::write(lab.folder.path().join("page"), "text").unwrap();
+    let _server = kernel_web_server(&lab);
+    let address = format!("http://{KERNEL}:8000/page");
+    let rules = lab.folder.path().join("rules.toml");
+    std::fs::write(&rules, "[[rule]]\nrun_by = \"kernel\"\nprogram = \"curl\"\nport = 8000\n").unwrap();
+    let run = |flags: &[&str], program: &[&str]| {
+        let mut command = Command::new("timeout");
+        command.args([LIMIT, env!("CARGO_BIN_EXE_inlane"), "offload", "run", "--socket"]);
+        command.arg(lab.socket()).args(flags).arg("--").args(program).output().unwrap()
+    };
+    // Whether the kernel can connect depends on the machine that runs this test.
+    run(&["--rules", rules.to_str().unwrap()], &["curl", "-sS", "-m", "2", &address]);
+    assert_eq!(lab.count("connected"), 0);
+    let kernel = &lab.status()["kernel"][0];
+    assert!(kernel["program"] == "curl" && kernel["reason"].as_str().unwrap().contains("rule"), "{kernel}");
+
+    let required = run(&["--require"], &["curl", "-sS", "-m", "5", &address]);
+    assert_eq!(required.stdout, b"text", "{required:?}");
+    let outside = run(&["--require"], &["curl", "-sS", "-m", "5", "http://127.0.0.1:9/"]);
+    let said = String::from_utf8_lossy(&outside.stderr);
+    assert!(said.contains("--require") && said.contains("loopback"), "{said}");
+    assert!(lab.count("connected") == 1);
+}

@@ -1,0 +1,250 @@
+//! The engine against hostile frames and hostile programs.
+
+use super::Engine;
+use super::control::Request;
+use crate::pair;
+use crate::settings::Settings;
+use inlane_offload_protocol::message::{Message, Operation};
+use inlane_offload_protocol::rules::Prefix;
+use inlane_tcp::Header;
+use inlane_wire::ethernet::Mac;
+use inlane_wire::{checksum, ethernet, ipv4, tcp};
+use proptest::prelude::*;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+const OURS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+
+/// An engine on a port that discards everything, and the folder of its control socket.
+struct Bench {
+    engine: Engine,
+    now: u64,
+    _folder: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new(sockets: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Settings {
+            port: "null".into(),
+            addresses: vec![Prefix::parse("10.0.0.1/24").unwrap(), Prefix::parse("fd00::1/64").unwrap()],
+            gateways: Vec::new(),
+            loopback: true,
+            socket: folder.path().join("control"),
+            mode: 0o600,
+            mtu: 1500,
+            mac: Some(MAC),
+            buffer: 65536,
+            sockets_per_program: sockets,
+            spin: Duration::ZERO,
+            faults: Default::default(),
+        };
+        Self { engine: Engine::open_on(settings).unwrap(), now: 0, _folder: folder }
+    }
+
+    fn ask(&mut self, message: Message, attached: Option<OwnedFd>) -> (Message, Option<OwnedFd>) {
+        self.engine.process(self.now, Request { message, attached, process: 1, user: 1000 })
+    }
+
+    /// Runs the engine's loop for its own packets, without waiting.
+    fn turn(&mut self) {
+        for _ in 0..20 {
+            self.now += 1_000_000;
+            self.engine.receive_own(self.now);
+            self.engine.wait(self.now, 0, &mut Vec::with_capacity(64)).unwrap();
+            self.engine.expire(self.now);
+            self.engine.serve_changed(self.now);
+            self.engine.network.flush();
+        }
+    }
+
+    fn bound(&mut self, address: &str) -> (Message, Option<OwnedFd>) {
+        let mut message = Message::new(Operation::Bind);
+        message.local = Some(address.parse().unwrap());
+        self.ask(message, None)
+    }
+
+    fn listening(&mut self, address: &str) -> OwnedFd {
+        let (reply, fd) = self.bound(address);
+        assert_eq!(reply.status, 0);
+        let fd = fd.unwrap();
+        let mut message = Message::new(Operation::Listen);
+        message.number = 16;
+        assert_eq!(self.ask(message, Some(fd.try_clone().unwrap())).0.status, 0);
+        fd
+    }
+
+    fn connecting(&mut self, address: &str) -> (Message, Option<OwnedFd>) {
+        let mut message = Message::new(Operation::Connect);
+        message.remote = Some(address.parse().unwrap());
+        self.ask(message, None)
+    }
+}
+
+/// Returns a frame with a TCP segment for the engine.
+fn frame(header: &Header, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
+    let len = header.wire_len() + payload.len();
+    let mut bytes = vec![0; ethernet::HEADER + ipv4::HEADER + len];
+    let mut frame = ethernet::Frame::new(&mut bytes[..]).unwrap();
+    frame.set_destination(MAC);
+    frame.set_ethertype(ethernet::IPV4);
+    let mut packet = ipv4::Packet::init(frame.payload_mut()).unwrap();
+    packet.set_protocol(ipv4::TCP);
+    packet.set_source(PEER);
+    packet.set_destination(OURS);
+    packet.fill_checksum();
+    let pseudo = packet.pseudo_sum();
+    let buffer = packet.payload_mut();
+    let at = header.write(ports.0, ports.1, buffer).unwrap();
+    buffer[at..].copy_from_slice(payload);
+    tcp::Segment::new(buffer).unwrap().fill_checksum(pseudo);
+    bytes
+}
+
+/// Fills the checksums of IP and TCP if the frame has these headers, so that damage elsewhere reaches the code behind the checks.
+fn repair(bytes: &mut [u8]) {
+    let Some(ip) = bytes.get_mut(ethernet::HEADER..) else { return };
+    let Ok(mut packet) = ipv4::Packet::new(ip) else { return };
+    packet.fill_checksum();
+    let pseudo = packet.pseudo_sum();
+    if packet.protocol() == ipv4::ICMP {
+        let payload = packet.payload_mut();
+        if payload.len() >= 4 {
+            payload[2..4].fill(0);
+            let sum = checksum::of(payload);
+            payload[2..4].copy_from_slice(&sum.to_be_bytes());
+        }
+    } else if let Ok(mut segment) = tcp::Segment::new(packet.payload_mut()) {
+        segment.fill_checksum(pseudo);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Frames of any content, and damaged segments to a listener, neither panic nor leave more sockets than handshakes allow.
+    #[test]
+    fn hostile_frames_do_no_harm(frames in proptest::collection::vec(
+        (proptest::collection::vec(any::<u8>(), 0..100), any::<u8>(), any::<[u32; 2]>(), proptest::collection::vec((14usize..90, any::<u8>()), 0..4), any::<bool>()), 1..20)) {
+        let mut bench = Bench::new(100);
+        let _listener = bench.listening("10.0.0.1:8080");
+        for (payload, flags, [sequence, acknowledgment], damage, fix) in frames {
+            bench.engine.on_frame(bench.now, &payload);
+            let header = Header { sequence, acknowledgment, window: 1000, flags, ..Header::default() };
+            let mut bytes = frame(&header, (4000, 8080), &payload);
+            for (at, value) in damage {
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte = value;
+                }
+            }
+            if fix {
+                repair(&mut bytes);
+            }
+            bench.engine.on_frame(bench.now, &bytes);
+            bench.turn();
+        }
+        prop_assert!(bench.engine.sockets.len() <= 21);
+    }
+
+    /// Any request is answered, and no request without a descriptor of the engine reaches a socket.
+    #[test]
+    fn hostile_requests_do_no_harm(requests in proptest::collection::vec(
+        (1u8..9, any::<bool>(), any::<[u8; 6]>(), any::<[i32; 3]>(), proptest::collection::vec(any::<u8>(), 0..100), any::<bool>()), 1..20)) {
+        let mut bench = Bench::new(10);
+        let _listener = bench.listening("10.0.0.1:8080");
+        for (operation, v6, [a, b, c, d, high, low], [number, level, name], value, attach) in requests {
+            let mut bytes = Message::new(Operation::Bind).encode();
+            bytes[1] = operation;
+            let mut message = Message::decode(&bytes).unwrap();
+            let address = (Ipv4Addr::new(a, b, c, d), u16::from_be_bytes([high, low])).into();
+            (message.v6, message.number, message.level, message.name) = (v6, number, level, name);
+            (message.local, message.remote) = (Some(address), Some(address));
+            message.set_value(&value);
+            let other = attach.then(|| OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
+            let (reply, _) = bench.ask(message, other);
+            prop_assert_eq!(reply.operation, message.operation);
+            if attach && matches!(operation, 3..=6) {
+                prop_assert_eq!(reply.status, libc::EBADF);
+            }
+            bench.turn();
+        }
+        prop_assert!(bench.engine.sockets.len() <= 10);
+    }
+}
+
+#[test]
+fn a_program_has_a_limited_number_of_sockets() {
+    let mut bench = Bench::new(3);
+    let held: Vec<_> = (0..3).map(|_| bench.bound("10.0.0.1:0").1.unwrap()).collect();
+    assert_eq!(bench.bound("10.0.0.1:0").0.status, libc::ENFILE);
+    drop(held);
+    bench.turn();
+    assert_eq!(bench.engine.sockets.len(), 0);
+    assert_eq!(bench.bound("10.0.0.1:0").0.status, 0);
+}
+
+#[test]
+fn binds_follow_the_rules_of_linux() {
+    let mut bench = Bench::new(100);
+    let first = bench.listening("10.0.0.1:8080");
+    assert_eq!(bench.bound("10.0.0.1:8080").0.status, libc::EADDRINUSE);
+    assert_eq!(bench.bound("0.0.0.0:8080").0.status, libc::EADDRINUSE);
+    assert_eq!(bench.bound("10.0.0.1:80").0.status, libc::EACCES, "a privileged port");
+    assert!(bench.bound("10.0.0.9:9000").0.status < 0, "another host's address stays with the kernel");
+    drop(first);
+    assert_eq!(bench.bound("10.0.0.1:8080").0.status, 0, "a port is free as soon as it is closed");
+}
+
+#[test]
+fn a_connection_within_the_engine_carries_data_and_its_end() {
+    let mut bench = Bench::new(100);
+    let listener = bench.listening("127.0.0.1:8080");
+    let (reply, client) = bench.connecting("127.0.0.1:8080");
+    assert_eq!(reply.status, 0);
+    let client = client.unwrap();
+    bench.turn();
+    let mut record = [0; 64];
+    let (_, server) = pair::receive_descriptor(listener.as_raw_fd(), &mut record).unwrap();
+    let server = server.unwrap();
+    let data: Vec<u8> = (0..100_000u32).map(|i| i as u8).collect();
+    let (mut sent, mut received, mut buffer) = (0, Vec::new(), vec![0; 65536]);
+    while received.len() < data.len() {
+        sent += pair::send(client.as_raw_fd(), &data[sent..], &[]).unwrap_or(0);
+        bench.turn();
+        let len = pair::receive(server.as_raw_fd(), &mut buffer, &mut []).unwrap_or(0);
+        received.extend_from_slice(&buffer[..len]);
+        assert!(bench.now < 60_000_000_000, "{sent} sent, {} received", received.len());
+    }
+    assert!(received == data);
+    drop(client);
+    bench.turn();
+    assert_eq!(pair::receive(server.as_raw_fd(), &mut buffer, &mut []).unwrap(), 0);
+    drop((server, listener));
+    bench.turn();
+    assert_eq!(bench.engine.sockets.len(), 0, "sockets are left");
+    assert_eq!(bench.engine.flows.len() + bench.engine.inodes.len() + bench.engine.ports.len(), 0);
+}
+
+/// A flood of SYNs with forged sources: the listener's memory stays bounded, and a real client still gets in.
+#[test]
+fn a_listener_accepts_during_a_flood_of_syns() {
+    let mut bench = Bench::new(100);
+    let listener = bench.listening("10.0.0.1:8080");
+    for port in 0..5000u16 {
+        let header = Header { sequence: port.into(), window: 1000, flags: tcp::SYN, ..Header::default() };
+        bench.engine.on_frame(bench.now, &frame(&header, (port, 8080), &[]));
+        if port % 64 == 0 {
+            bench.engine.network.flush();
+        }
+    }
+    assert_eq!(bench.engine.sockets.len(), 1);
+    let (reply, client) = bench.connecting("10.0.0.1:8080");
+    assert_eq!(reply.status, 0);
+    bench.turn();
+    let mut record = [0; 64];
+    assert!(pair::receive_descriptor(listener.as_raw_fd(), &mut record).unwrap().1.is_some());
+    drop(client);
+}
