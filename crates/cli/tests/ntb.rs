@@ -59,7 +59,7 @@ fn a_job_ends_as_its_first_failure() {
         assert_eq!(output.status.code(), Some(2), "{wrong:?}: {}", stderr(&output));
     }
     let bench = inlane(&["ntb", "bench", "--only", "puts", "--sizes", "8", "--ucx", "/no/such/program"]);
-    assert_eq!(bench.status.code(), Some(2), "{}", stderr(&bench));
+    assert_eq!(bench.status.code(), Some(3), "{}", stderr(&bench));
 }
 
 #[test]
