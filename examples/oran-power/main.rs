@@ -73,7 +73,8 @@ fn run() -> Result<(), Box<dyn Error>> {
         unsafe {
             kernel.launch(&stream, shape, arguments)?;
             stream.copy(&sums, &answer[0])?;
-            // The records are copied after the sums, so they show which slots had been delivered by then.
+            // The records are copied last. They show whether the memory of this slot may have been overwritten
+            // while the kernel read it; the check is below.
             stream.copy(&records, &answer[1])?;
         }
         stream.synchronize()?;

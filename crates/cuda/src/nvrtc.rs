@@ -146,7 +146,8 @@ struct Located {
     builtins: Vec<File>,
 }
 
-/// The candidates, opened once per process.
+/// The NVRTC libraries to try, in order. Searched once per process, and each file is kept open if it can be
+/// opened.
 static LOCATED: OnceLock<Vec<Located>> = OnceLock::new();
 
 fn locate() -> Vec<Located> {

@@ -10,7 +10,7 @@ use std::path::Path;
 pub(crate) struct Queues {
     /// The number of all receive queues, including those of pairs.
     pub(crate) receive: u16,
-    /// The number of pairs of a receive and a send queue ("combined"). DPDK's AF_XDP driver counts only
+    /// The number of pairs of a receive and a transmit queue ("combined"). DPDK's AF_XDP driver counts only
     /// pairs.
     pub(crate) pairs: u16,
 }

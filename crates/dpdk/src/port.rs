@@ -39,8 +39,8 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>> {
     open_for(spec, 1)
 }
 
-/// Opens a port for a run that will use `queues` of its queues. Some drivers must be given the number when
-/// they are opened.
+/// Opens a port for a run that will use `queues` of its queues. Some drivers need the number of queues when
+/// the device is created.
 ///
 /// # Errors
 /// As for [`open`].
@@ -75,7 +75,7 @@ pub struct EthPort {
     mapped: Vec<dma::Mapping>,
     /// For each configured receive queue: true if the caller has taken its receiving end.
     rx_taken: Vec<bool>,
-    /// For each configured send queue: true if the caller has taken its sending end.
+    /// For each configured transmit queue: true if the caller has taken its sending end.
     tx_taken: Vec<bool>,
     /// The sockets that the driver opened for an AF_XDP port. The port closes those that the driver leaves
     /// open.

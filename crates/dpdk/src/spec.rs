@@ -10,7 +10,7 @@
 //! | `memif` | socket path | `role=server` or `client` (client), `id=N` (0), `wait=SECONDS` for the peer (10), `secret=TEXT`; `mtu` for frames over 2 KiB |
 //! | `pci` | address as `lspci -D` prints it | |
 //!
-//! All take `descriptors=N`, the length of each receive and send queue. All but `net_null` and `ring` take
+//! All take `descriptors=N`, the length of each receive and transmit queue. All but `net_null` and `ring` take
 //! `mtu=BYTES`.
 
 use crate::error::{Error, Result};
@@ -23,7 +23,7 @@ pub struct EthSpec {
     pub text: String,
     /// The kind of port, with the options of that kind.
     pub kind: Kind,
-    /// Descriptors of each receive and send queue, if given.
+    /// Descriptors of each receive and transmit queue, if given.
     pub descriptors: Option<u16>,
     /// Largest payload of a frame in bytes, if given.
     pub mtu: Option<u16>,

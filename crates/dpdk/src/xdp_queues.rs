@@ -1,4 +1,4 @@
-//! AF_XDP on interfaces that count receive and send queues separately, as veth does. DPDK's driver counts
+//! AF_XDP on interfaces that count receive and transmit queues separately, as veth does. DPDK's driver counts
 //! only pairs of queues, so it treats such an interface as one with a single queue. This module opens a
 //! device for each queue, and combines the devices into one port.
 

@@ -1,10 +1,12 @@
-//! A run: opens ports, connects the ports by pipelines, starts both, waits for the end, and reports what
-//! became of every packet.
+//! A run: opens ports, connects the ports by pipelines, starts the ports, runs the pipelines until the end,
+//! and reports what became of every packet.
 //!
 //! ```text
-//! Run::open -> connect -> start -> join -> stop
-//! ports,       queues,    threads'  packets  figures
-//! buffers      pipelines  devices   flow
+//! open      opens the ports and allocates the buffers
+//! connect   splits the ports into queues and makes the pipelines
+//! start     starts the ports and prepares the executors
+//! join      runs the pipelines' threads until the end
+//! stop      stops the ports and adds up the results
 //! ```
 //!
 //! Each step consumes the value that the previous step returned, so no step can be repeated or left out.

@@ -112,8 +112,9 @@ INLANE bool differs(const inlane_packet_verdict &now, const inlane_descriptor &b
 
 #if INLANE_GPU
 
-// Thread i handles packets i, i + threads, ... Writes no verdicts as long as no packet changes. At the first
-// change, writes the verdicts of all packets.
+// Runs a `packet` function on a burst. Thread i handles packets i, i + threads, ... Writes no verdicts while
+// every packet is forwarded with its length unchanged. At the first packet that `differs`, starts to write:
+// the verdicts of all packets, including those before it.
 template <class F>
 INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                             const context &call) {

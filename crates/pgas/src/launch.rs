@@ -335,8 +335,8 @@ impl Job {
             Some(from) => command.env("INLANE_NTB_MOVER_FROM", from.to_string()),
             None => command.env_remove("INLANE_NTB_MOVER_FROM"),
         };
-        // SAFETY: the closure only makes system calls that are allowed between fork and exec. Their values
-        // were copied before.
+        // SAFETY: the closure only makes system calls that are allowed between fork and exec. The arguments of
+        // these calls were moved into the closure before the fork.
         unsafe {
             command.pre_exec(move || {
                 libc::fcntl(fd, libc::F_SETFD, 0);

@@ -22,7 +22,7 @@ pub struct Null {
     rate: Option<Rate>,
     clock: Clock,
     rx: Vec<Option<NullRx>>,
-    /// For each send queue: true if it was taken.
+    /// For each transmit queue: true if it was taken.
     tx: Vec<bool>,
 }
 
@@ -145,7 +145,7 @@ unsafe impl Rx for NullRx {
     }
 }
 
-/// A send queue of a null port.
+/// A transmit queue of a null port.
 struct NullTx {
     pool: Arc<dyn Pool>,
     counters: Counters,

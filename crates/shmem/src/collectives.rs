@@ -87,8 +87,8 @@ pub unsafe extern "C" fn inlane_shmem_alltoall(
     });
 }
 
-/// Combines the `count` elements of `width` bytes of all PEs. `combine(accumulator, other, count)` combines
-/// elements of two PEs.
+/// Combines the `count` elements of `width` bytes at `source` of the PEs in the active set. Stores the result
+/// at `destination` of each of them. `combine(accumulator, other, count)` combines elements of two PEs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_reduce(
     destination: *mut c_void,

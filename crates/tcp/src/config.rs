@@ -68,7 +68,7 @@ pub struct Config {
     pub syn_retries: u8,
     /// The number of retransmissions of one segment after which the connection is aborted.
     pub retries: u8,
-    /// If set, the connection is aborted when data stays unacknowledged for so long (RFC 9293, section 3.8.3).
+    /// If set, the connection is aborted when data stays unacknowledged for this long (RFC 9293, section 3.8.3).
     pub user_timeout: Option<u64>,
     /// If set, the peer is probed while the connection is idle.
     pub keepalive: Option<Keepalive>,

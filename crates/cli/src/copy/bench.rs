@@ -156,8 +156,8 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Returns the stored costs of the paths. Without stored costs, calibrates if the path is chosen by cost,
-    /// and else returns `None`. Call this before the buffers are allocated: on a BAR, calibration needs the
+    /// Returns the stored costs of the paths. Without stored costs, or with `--calibrate`, calibrates if the
+    /// path is chosen by cost, and else returns `None`. Call this before the buffers are allocated: on a BAR, calibration needs the
     /// same memory.
     fn costs(&mut self, way: Way) -> Result<Option<Costs>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());

@@ -9,7 +9,8 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a wait sleeps and polls, counted from the end of its first polls.
+/// What a wait does if its first [`Wait::FIRST_POLLS`] polls found the operation incomplete: how long it
+/// sleeps, and how long it then polls before it blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitPlan {
     /// How long to sleep before polling again; zero to poll at once.

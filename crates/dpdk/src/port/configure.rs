@@ -13,7 +13,7 @@ use std::sync::Arc;
 const DESCRIPTORS: u16 = 1024;
 
 impl EthPort {
-    /// Configures the device with `queues` receive queues and as many send queues, because some drivers have
+    /// Configures the device with `queues` receive queues and as many transmit queues, because some drivers have
     /// only pairs. Records the sockets of an AF_XDP port. Set `receives` if the receive queues will be read.
     pub(super) fn configure_device(
         &mut self,
@@ -76,7 +76,7 @@ impl EthPort {
             })?;
         }
         for queue in 0..queues {
-            self.call("setting up a send queue", |port| {
+            self.call("setting up a transmit queue", |port| {
                 // SAFETY: the call gets no pointer.
                 unsafe { sys::rte_eth_tx_queue_setup(port, queue, tx_descriptors, socket, std::ptr::null()) }
             })?;

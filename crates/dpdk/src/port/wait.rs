@@ -92,7 +92,7 @@ impl EthPort {
         }
     }
 
-    /// Waits until a card has sent the packets in its send queues. A card would drop these packets when it
+    /// Waits until a card has sent the packets in its transmit queues. A card would drop these packets when it
     /// stops.
     pub(super) fn wait_for_last_packets(&self) {
         let start = Instant::now();

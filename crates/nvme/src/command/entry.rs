@@ -296,9 +296,9 @@ pub mod log {
 /// Asynchronous events (Base section 5.2.1). Dword 0 of the completion holds the type in bits 2:0, the information in bits 15:8
 /// and the log page in bits 23:16.
 pub mod async_event {
-    /// The dword of "Namespace Attribute Changed". The log page is the Changed Namespace List.
+    /// Dword 0 of the completion that reports "Namespace Attribute Changed". The log page is the Changed Namespace List.
     pub const NAMESPACE_CHANGED: u32 = 0x02 | (super::log::CHANGED_NAMESPACES as u32) << 16;
-    /// The dword of "Discovery Log Page Change".
+    /// Dword 0 of the completion that reports "Discovery Log Page Change".
     pub const DISCOVERY_CHANGED: u32 = 0x02 | 0xF0 << 8 | (super::log::DISCOVERY as u32) << 16;
     /// Bit of Asynchronous Event Configuration and of OAES: namespace attribute notices.
     pub const NAMESPACE_NOTICES: u32 = 1 << 8;

@@ -119,7 +119,7 @@ pub fn read_range(
 /// Writes the bytes of `input` from `offset`, up to its end or `length` bytes, and flushes them. Returns the bytes written.
 ///
 /// # Errors
-/// If the offset or the length is no multiple of the block size, the range exceeds the namespace, a command fails, no path
+/// If the offset or the length is not a multiple of the block size, the range exceeds the namespace, a command fails, no path
 /// works, `input` fails, or `stop` is set. Bytes before the error may have been written.
 pub fn write_range(
     session: &mut Session,

@@ -27,7 +27,7 @@ impl Memory {
     /// Maps `bytes` bytes of zeros. Asks the kernel for huge pages, which make random accesses faster.
     ///
     /// # Errors
-    /// If `bytes` is no multiple of 512, or if the address space is too small.
+    /// If `bytes` is not a multiple of 512, or if the address space is too small.
     pub fn new(bytes: u64) -> Result<Self> {
         let what = || format!("memory:{bytes}");
         if bytes == 0 || !bytes.is_multiple_of(512) {
@@ -75,7 +75,7 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(self.at(offset, length as u64).cast(), length / 8) }
     }
 
-    /// Copies the bytes from `offset` on into `to`.
+    /// Fills `to` with the bytes that start at `offset`.
     ///
     /// # Panics
     /// If the range ends beyond the memory, or if offset and length are no multiples of 8.
@@ -87,7 +87,7 @@ impl Memory {
         }
     }
 
-    /// Copies `from` to the bytes from `offset` on.
+    /// Stores `from` at `offset`.
     ///
     /// # Panics
     /// As for [`Memory::read`].
@@ -99,7 +99,7 @@ impl Memory {
         }
     }
 
-    /// Returns true if the bytes from `offset` on equal `expected`.
+    /// Returns true if the bytes that start at `offset` equal `expected`.
     ///
     /// # Panics
     /// As for [`Memory::read`].
@@ -111,7 +111,7 @@ impl Memory {
             .all(|(word, bytes)| word.load(Relaxed).to_ne_bytes() == bytes)
     }
 
-    /// Sets `length` bytes from `offset` on to zero. Whole pages are given back to the kernel.
+    /// Sets the `length` bytes that start at `offset` to zero. Whole pages are given back to the kernel.
     ///
     /// # Panics
     /// As for [`Memory::read`].

@@ -86,7 +86,7 @@ impl Namespace {
     /// reading zeros.
     ///
     /// # Errors
-    /// If the storage cannot be opened or locked, or if its size is no multiple of the block size.
+    /// If the storage cannot be opened or locked, or if its size is not a multiple of the block size.
     pub fn open(specification: &Specification, id: u32, subsystem: &str) -> Result<Self> {
         let name = specification.text.clone();
         let (storage, uuid, bytes) = match &specification.kind {

@@ -144,7 +144,8 @@ impl PeContext {
             if looks.is_multiple_of(32) {
                 let since = started(&mut start).elapsed();
                 if since > if rung { RING_AGAIN } else { after } {
-                    // The peer exists, so this cannot fail. A lost doorbell is rung again.
+                    // The call fails only if the peer does not exist. A doorbell that was lost is rung again by
+                    // a later round of this loop.
                     let _ = self.ntb.peer_doorbell_set(pe, REQUEST);
                     (rung, start) = (true, Some(Instant::now()));
                 }

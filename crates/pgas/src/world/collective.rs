@@ -283,8 +283,8 @@ impl<T: Transport> World<T> {
         self.exchange(&set, index)
     }
 
-    /// Combines the `count` elements of `width` bytes at `source` of all PEs by `reduce`. Stores the result
-    /// at `destination` of every PE. All PEs get the same bits, because one PE computes each result.
+    /// Combines the `count` elements of `width` bytes at `source` of the PEs in `set` by `reduce`. Stores the
+    /// result at `destination` of each of them. All get the same bits, because one PE computes each result.
     ///
     /// # Errors
     /// As for [`World::broadcast`].

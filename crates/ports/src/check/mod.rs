@@ -30,7 +30,7 @@ use reference::ReferenceFunction;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tracker::{Counts, Tracker};
 
-/// The `check` port, which verifies the packets that are sent to it. It has send queues only.
+/// The `check` port, which verifies the packets that are sent to it. It has transmit queues only.
 pub struct Checker {
     info: PortInfo,
     clock: Clock,
@@ -150,7 +150,7 @@ impl Port for Checker {
         match self.taken.get_mut(queue as usize) {
             Some(taken @ false) => *taken = true,
             _ => {
-                let why = format!("send queue {queue} does not exist or is taken");
+                let why = format!("transmit queue {queue} does not exist or is taken");
                 return Err(Error::port_usage(&self.info.name, why));
             }
         }
@@ -192,7 +192,7 @@ impl Port for Checker {
     }
 }
 
-/// A send queue of a checker.
+/// A transmit queue of a checker.
 struct CheckerTx {
     pool: Arc<dyn Pool>,
     clock: Clock,

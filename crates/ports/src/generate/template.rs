@@ -119,7 +119,8 @@ impl Template {
             return false;
         }
         let stamp_at = bytes.len() - stamp::BYTES;
-        // The body is compared with the known body, because that is faster than computing its CRC.
+        // Uses the CRC of the known body instead of computing that of `bytes`. The comparison of the bodies
+        // below makes this correct, and is faster.
         let stamp = stamp.to_bytes(self.body_crc);
         bytes[..at] == self.header[..at]
             && bytes[at..at + 2] == self.checksum(&stamp)

@@ -107,7 +107,7 @@ impl Port for CaptureSink {
         match self.free.get_mut(queue as usize) {
             Some(free) if *free => *free = false,
             _ => {
-                let why = format!("send queue {queue} does not exist or is taken");
+                let why = format!("transmit queue {queue} does not exist or is taken");
                 return Err(Error::port_usage(&self.info.name, why));
             }
         }
@@ -288,7 +288,7 @@ fn poisoned() -> Error {
     Error::port_failed("capture", "another of its queues panicked")
 }
 
-/// A send queue of a capture.
+/// A transmit queue of a capture.
 pub(super) struct CaptureTx {
     writer: QueueWriter,
     pool: Arc<dyn Pool>,

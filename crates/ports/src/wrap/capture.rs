@@ -12,7 +12,7 @@ use inlane_core::{Error, Packet, Pool, Result, Tx};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// A capture to which all send queues of a run write.
+/// A capture to which all transmit queues of a run write.
 #[derive(Clone)]
 pub struct Capture {
     writer: Arc<Mutex<CaptureWriter>>,
@@ -37,7 +37,7 @@ impl Capture {
         Ok(Self { writer: Arc::new(Mutex::new(writer)), timestamps })
     }
 
-    /// Wraps the send queue `inner`, whose packets come from `pool`. The wrapper sends packets by `inner`,
+    /// Wraps the transmit queue `inner`, whose packets come from `pool`. The wrapper sends packets by `inner`,
     /// and writes the sent packets to the capture.
     ///
     /// # Errors

@@ -241,8 +241,9 @@ struct AckState {
     quick: u8,
     /// A duplicate segment to report (RFC 2883).
     dsack: Option<(u32, u32)>,
-    /// The second of the rate limit for challenge ACKs, and how many were sent in it.
+    /// When the last challenge ACK was due, in whole seconds. Their rate limit counts per second.
     challenge_second: u64,
+    /// The number of challenge ACKs that were sent in `challenge_second`.
     challenges: u8,
 }
 

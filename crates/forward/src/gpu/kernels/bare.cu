@@ -1,5 +1,5 @@
-// Bare kernels: two cause the memory traffic of an executor without a ring, host threads or ports. Their
-// rates are the ceilings that results show. The third is the competing job.
+// Bare kernels. `bare_pull` and `bare_round_trip` cause the same memory traffic as an executor, but need no
+// ring, host threads or ports. Their rates are the ceilings in results. `bare_compete` is the competing job.
 #include "system.cuh"
 
 typedef unsigned char uint8_t;
