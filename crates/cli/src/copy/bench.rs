@@ -157,8 +157,8 @@ impl<'a> Bench<'a> {
     }
 
     /// Returns the stored costs of the paths. Without stored costs, or with `--calibrate`, calibrates if the
-    /// path is chosen by cost, and else returns `None`. Call this before the buffers are allocated: on a BAR, calibration needs the
-    /// same memory.
+    /// path is chosen by cost, and else returns `None`. Call this before the buffers are allocated: on a BAR,
+    /// calibration needs the same memory.
     fn costs(&mut self, way: Way) -> Result<Option<Costs>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         let kept = self.cache.get(way.from, way.to, way.options).filter(|_| !self.args.calibrate).cloned();
