@@ -46,6 +46,8 @@
 //! | path MTU: ICMP, black holes, probing | RFC 1191, 8201, 8899 |
 //! | TIME-WAIT | RFC 9293, 6191, 1337 |
 //!
+//! Segments are not paced: a window that opens is used at once.
+//!
 //! Urgent data is delivered inline, as if the flag URG were not set (RFC 6093 recommends that programs do not use it).
 
 #![forbid(unsafe_code)]

@@ -51,8 +51,9 @@ impl Connection {
             dsack = self.on_sack(segment, &context, &mut delivered);
         }
         // RFC 9293: a segment that is older than the one that set the window does not change it.
+        let announced = (header.window as u32) << self.snd.scale;
         if self.snd.wl1 < seq || (self.snd.wl1 == seq && self.snd.wl2 <= ack) {
-            self.snd.window = (header.window as u32) << self.snd.scale;
+            self.snd.window = announced;
             self.snd.max_window = self.snd.max_window.max(self.snd.window);
             (self.snd.wl1, self.snd.wl2) = (seq, ack);
         }
@@ -71,7 +72,7 @@ impl Connection {
         let duplicate = !advanced
             && segment.payload.is_empty()
             && !header.has(FIN)
-            && self.snd.window == window_before
+            && announced == window_before
             && !self.scoreboard.is_empty();
         if self.recovery.probe.is_some() {
             self.on_probe_acknowledged(ack, duplicate, dsack, header.options.sack.is_empty());

@@ -64,7 +64,7 @@ impl Connection {
         self.snd.una = ack;
         self.snd.wl2 = ack;
         self.flags.syn_pending = false;
-        let rtt = (retransmissions == 0).then(|| now - self.syn_sent_at);
+        let rtt = (retransmissions == 0).then(|| now.saturating_sub(self.syn_sent_at));
         self.on_established(now, rtt, retransmissions);
         self.ack.now = true;
         let mut events = Events::CONNECTED;
@@ -101,7 +101,8 @@ impl Connection {
 
         let len = segment.payload.len() as u64 + (flags & FIN != 0) as u64;
         let end = seq + len;
-        if end < self.rcv.next || seq > self.rcv.edge() {
+        // Segments that crossed the last acknowledgment may still acknowledge something. Older ones are repeated or forged.
+        if end < self.rcv.last_ack || seq > self.rcv.edge() {
             self.counters.unacceptable += 1;
             if reset {
             } else if len > 0 {
@@ -124,7 +125,9 @@ impl Connection {
                 self.end(if self.state == State::SynReceived { Reason::Refused } else { Reason::Reset });
                 return Events::ENDED;
             }
-            self.challenge(now);
+            if seq > self.rcv.next {
+                self.challenge(now);
+            }
             return Events::NONE;
         }
         if flags & SYN != 0 {
@@ -152,7 +155,7 @@ impl Connection {
             self.snd.una = ack;
             self.snd.wl2 = ack;
             let retransmissions = self.recovery.backoff;
-            let rtt = (retransmissions == 0).then(|| now - self.syn_sent_at);
+            let rtt = (retransmissions == 0).then(|| now.saturating_sub(self.syn_sent_at));
             self.on_established(now, rtt, retransmissions);
             self.flags.syn_pending = false;
             events |= Events::CONNECTED;

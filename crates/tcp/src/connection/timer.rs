@@ -113,8 +113,13 @@ impl Connection {
             self.counters.window_probes += 1;
             0
         } else {
-            let first = self.recovery.phase != Phase::Loss || self.recovery.backoff == 0;
-            if first && self.recovery.phase == Phase::Open {
+            // A fast recovery has reduced the window for this loss already (RFC 6675, section 5.1).
+            let first = match self.recovery.phase {
+                Phase::Open => true,
+                Phase::Recovery => false,
+                Phase::Loss => self.recovery.backoff == 0,
+            };
+            if self.recovery.phase == Phase::Open {
                 self.save_for_undo();
             }
             self.congestion.on_timeout(self.snd.mss as u32, first);

@@ -108,6 +108,18 @@ fn rfc9293_overlapping_segments_are_trimmed() {
 }
 
 #[test]
+fn rfc9293_an_acknowledgment_that_data_overtook_still_counts() {
+    let (mut script, at) = settled(plain());
+    script.connection.set_written(1000).unwrap();
+    script.ranges();
+    script.receive(data(at, 10).acking(0));
+    script.silent();
+    script.receive(ack(1000).at(at));
+    assert_eq!(script.connection.acknowledged(), 1000);
+    script.silent();
+}
+
+#[test]
 fn rfc9293_data_that_was_received_is_not_overwritten() {
     let mut script = Script::open(&config(), plain());
     script.receive(data(0, 100));

@@ -40,6 +40,19 @@ fn rfc6298_the_timeout_retransmits_the_first_segment_with_backoff() {
 }
 
 #[test]
+fn rfc6675_a_timeout_within_a_recovery_does_not_reduce_the_threshold_again() {
+    let mut script = in_flight(plain(), 40);
+    script.receive(ack(0).sack(&[edges(1, 5)]));
+    script.sent();
+    let threshold = script.connection.slow_start_threshold();
+    script.next_timer();
+    script.sent();
+    assert_eq!(script.connection.counters().timeouts, 1);
+    assert_eq!(script.connection.slow_start_threshold(), threshold);
+    assert_eq!(script.connection.congestion_window(), MSS);
+}
+
+#[test]
 fn rfc6298_an_acknowledged_retransmission_gives_no_sample() {
     let mut script = Script::open(&config(), plain());
     script.connection.set_written(100).unwrap();
