@@ -25,6 +25,8 @@ pub struct Handshake {
     pub(crate) timestamp_offset: u32,
     pub(crate) window: u16,
     pub(crate) ecn: bool,
+    /// The window scale that this side announced.
+    pub(crate) receive_scale: u8,
     pub(crate) rtt: Option<u64>,
     pub(crate) syn_retransmissions: u8,
 }
@@ -132,6 +134,11 @@ impl<C> Listener<C> {
         self.accepted.push_back(connection);
     }
 
+    /// Puts a connection back in front of the accept queue, because the application could not take it.
+    pub fn requeue(&mut self, connection: C) {
+        self.accepted.push_front(connection);
+    }
+
     /// Takes the oldest connection from the accept queue.
     pub fn accept(&mut self) -> Option<C> {
         self.accepted.pop_front()
@@ -173,6 +180,7 @@ impl<C> Listener<C> {
             timestamp_offset: start.timestamp_offset,
             window: header.window,
             ecn: self.config.ecn != EcnMode::Off && header.has(ECE | CWR),
+            receive_scale: self.config.window_scale(),
             rtt: None,
             syn_retransmissions: 0,
         };

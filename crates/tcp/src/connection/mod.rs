@@ -397,7 +397,8 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Creates the established connection of a completed handshake. The segment that completed it must then be handed to
+    /// Creates the established connection of a completed handshake. `config` may differ from the listener's: a smaller MSS limits what is sent, and
+    /// the announced window scale stays. The segment that completed it must then be handed to
     /// [`Connection::on_segment`], because it may carry data.
     ///
     /// # Errors
@@ -408,6 +409,9 @@ impl Connection {
         let mut connection = Self::new(now, config, start, State::Established);
         connection.set_peer(now, sequence::initial(handshake.peer_sequence), &handshake.options, config);
         connection.flags.ecn = handshake.ecn;
+        if handshake.options.window_scale.is_some() && config.window_scaling {
+            connection.rcv.scale = handshake.receive_scale;
+        }
         let first = connection.snd.start;
         (connection.snd.una, connection.snd.next) = (first, first);
         connection.snd.window = (handshake.window as u32) << connection.snd.scale;

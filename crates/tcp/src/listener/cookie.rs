@@ -100,6 +100,7 @@ impl<C> Listener<C> {
             timestamp_offset: self.secrets.start(now, flow).timestamp_offset,
             window: header.window,
             ecn: bits & ECN != 0,
+            receive_scale: self.config.window_scale(),
             rtt: None,
             syn_retransmissions: 0,
         })

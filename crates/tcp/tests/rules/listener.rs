@@ -55,6 +55,25 @@ fn rfc9293_passive_open() {
     assert!(connection.on_segment(RTT, &segment, &mut memory).contains(Events::READABLE));
     listener.queue(7);
     assert_eq!((listener.half_open(), listener.acceptable(), listener.accept()), (0, 1, Some(7)));
+    listener.queue(8);
+    listener.requeue(7);
+    assert_eq!((listener.accept(), listener.accept()), (Some(7), Some(8)));
+}
+
+#[test]
+fn rfc7323_the_announced_window_scale_holds_whatever_the_connections_buffer_is() {
+    let mut listener = listener(4);
+    let answer = reply(listener.on_segment(0, &flow(1), &raw(syn(modern())), None));
+    let Verdict::Established(handshake) = listener.on_segment(RTT, &flow(1), &raw(last(&answer)), None)
+    else {
+        panic!()
+    };
+    let config = Config { receive_capacity: 1 << 17, mss: 1000, ..config() };
+    let mut connection = Connection::accept(RTT, &config, &handshake).unwrap();
+    connection.set_written(5000).unwrap();
+    let sent = connection.poll_transmit(RTT).unwrap();
+    assert_eq!(sent.payload, 0..988);
+    assert_eq!((sent.header.window as u64) << 5, 1 << 17);
 }
 
 #[test]
