@@ -1,1 +1,116 @@
+use super::negotiation::{Export, negotiate};
+use crate::initiator::NamespaceInfo;
+use proptest::prelude::*;
+use std::io::{self, Read, Write};
 
+const NAMESPACE: NamespaceInfo = NamespaceInfo {
+    nsid: 1,
+    blocks: 2048,
+    block_bytes: 4096,
+    read_only: false,
+    write_zeroes: true,
+    deallocate: false,
+    volatile_cache: true,
+    max_transfer: 1 << 20,
+};
+const EXPORT: Export<'static> = Export { namespace: &NAMESPACE, name: "nqn.2024-01.org.example:disk" };
+
+/// What a client sends, and what it receives.
+struct Client<'a> {
+    sends: &'a [u8],
+    receives: Vec<u8>,
+}
+
+impl Read for Client<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.sends.read(buffer)
+    }
+}
+
+impl Write for Client<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.receives.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn option(code: u32, data: &[u8]) -> Vec<u8> {
+    [b"IHAVEOPT".as_slice(), &code.to_be_bytes(), &(data.len() as u32).to_be_bytes(), data].concat()
+}
+
+fn go(name: &str) -> Vec<u8> {
+    [&(name.len() as u32).to_be_bytes(), name.as_bytes(), &[0, 1, 0, 3]].concat()
+}
+
+/// Runs a negotiation. Returns its result, and what the client received after the greeting.
+fn run(options: &[Vec<u8>]) -> (io::Result<bool>, Vec<u8>) {
+    let sends = [3_u32.to_be_bytes().to_vec(), options.concat()].concat();
+    let mut client = Client { sends: &sends, receives: Vec::new() };
+    let result = negotiate(&mut client, &EXPORT);
+    (result, client.receives.split_off(18))
+}
+
+/// Returns the types of the answers to options.
+fn answers(mut received: &[u8]) -> Vec<u32> {
+    let mut types = Vec::new();
+    while let Some((header, rest)) = received.split_first_chunk::<20>() {
+        assert_eq!(header[..8], 0x0003_e889_0455_65a9_u64.to_be_bytes());
+        types.push(u32::from_be_bytes(header[12..16].try_into().unwrap()));
+        let len = u32::from_be_bytes(header[16..].try_into().unwrap());
+        received = &rest[len as usize..];
+    }
+    types
+}
+
+#[test]
+fn clients_choose_the_export_by_either_name() {
+    const ACK: u32 = 1;
+    const SERVER: u32 = 2;
+    const INFO: u32 = 3;
+    const UNSUPPORTED: u32 = 1 << 31 | 1;
+    const UNKNOWN: u32 = 1 << 31 | 6;
+    let structured_replies = option(8, &[]);
+    let (result, received) =
+        run(&[structured_replies, option(3, &[]), option(7, &go("other")), option(7, &go(""))]);
+    assert!(result.unwrap());
+    assert_eq!(answers(&received), [UNSUPPORTED, SERVER, ACK, UNKNOWN, INFO, INFO, ACK]);
+    let (result, received) = run(&[option(1, EXPORT.name.as_bytes())]);
+    assert!(result.unwrap());
+    // Size, then HAS_FLAGS, FLUSH, FUA, WRITE_ZEROES and MULTI_CONN.
+    assert_eq!(received, [&(8_u64 << 20).to_be_bytes()[..], &[1, 0x4D]].concat());
+    assert!(!run(&[option(2, &[])]).0.unwrap());
+}
+
+#[test]
+fn clients_that_violate_the_protocol_are_disconnected() {
+    let mut bad_magic = option(7, &go(""));
+    bad_magic[0] = 0;
+    for bad in [bad_magic, option(1, b"other"), option(9, &[0; 9000]), b"IHAVEOPT".to_vec()] {
+        assert!(run(&[bad]).0.is_err());
+    }
+    let invalid: u32 = 1 << 31 | 3;
+    let (result, received) =
+        run(&[option(7, &[0, 0, 0, 9]), option(6, &[]), option(3, b"x"), option(2, &[])]);
+    assert!(!result.unwrap());
+    assert_eq!(answers(&received), [invalid, invalid, invalid, 1]);
+}
+
+proptest! {
+    #[test]
+    fn any_negotiation_ends(bytes in proptest::collection::vec(any::<u8>(), 0..400), valid in any::<bool>()) {
+        let start = if valid { option(7, &bytes) } else { bytes };
+        let _ = run(&[start]);
+    }
+
+    #[test]
+    fn any_request_is_parsed(bytes in any::<[u8; 28]>(), valid in any::<bool>()) {
+        let mut bytes = bytes;
+        if valid {
+            bytes[..4].copy_from_slice(&0x2560_9513_u32.to_be_bytes());
+        }
+        prop_assert_eq!(super::parse_request(&bytes).is_some(), bytes[..4] == 0x2560_9513_u32.to_be_bytes());
+    }
+}

@@ -1,0 +1,443 @@
+//! Tests `inlane nvme` as a process: discover, read, write, bench and export, against inlane's target. Programs of others (fio,
+//! qemu-img) use the NBD export; their tests are skipped with a message if they are missing.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const INLANE: &str = env!("CARGO_BIN_EXE_inlane");
+/// No command of these tests takes longer, even on a loaded machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A process that is killed at the end of the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a program that prints a line with `marker` to standard error when it is ready. Returns that line.
+fn start(arguments: &[&str], marker: &str) -> (Running, String) {
+    let mut child = Command::new(INLANE)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("inlane starts");
+    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    let running = Running(child);
+    let line = loop {
+        let line = lines.next().expect("the program ended early").expect("text");
+        if line.contains(marker) {
+            break line;
+        }
+    };
+    // The pipe must not fill up.
+    std::thread::spawn(move || lines.for_each(drop));
+    (running, line)
+}
+
+/// Starts a target with a namespace in memory. Returns its address.
+fn target(namespace: &str) -> (Running, String) {
+    let arguments = ["nvme", "target", "--listen", "127.0.0.1:0", "--threads", "1", "--namespace", namespace];
+    let (running, line) = start(&arguments, "listens on");
+    let address = line.split("listens on ").nth(1).and_then(|rest| rest.split([' ', ',']).next());
+    (running, address.expect("an address").to_string())
+}
+
+fn inlane(arguments: &[&str]) -> Output {
+    inlane_with_input(arguments, &[])
+}
+
+fn inlane_with_input(arguments: &[&str], input: &[u8]) -> Output {
+    let mut child = Command::new(INLANE)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("inlane starts");
+    // A program that fails early does not read its input.
+    let _ = child.stdin.take().expect("a pipe").write_all(input);
+    child.wait_with_output().expect("inlane ends")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn succeeds(arguments: &[&str]) -> String {
+    let output = inlane(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}{}", text(&output.stderr), text(&output.stdout));
+    text(&output.stdout)
+}
+
+fn pattern(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|n| (n % 251) as u8 ^ (n >> 12) as u8).collect()
+}
+
+#[test]
+fn a_drive_is_discovered_written_and_read() {
+    let (_target, address) = target("memory:16M");
+    let found = succeeds(&["nvme", "discover", &address, "--json", "-"]);
+    let found: serde_json::Value = serde_json::from_str(&found).expect("JSON");
+    let kinds: Vec<_> = found["results"].as_array().unwrap().iter().map(|row| &row["kind"]).collect();
+    assert!(kinds.iter().any(|kind| *kind == "nvm"), "{found}");
+    let port = address.rsplit(':').next().unwrap();
+    assert!(found["results"].as_array().unwrap().iter().any(|row| row["port"] == port), "{found}");
+
+    let data = pattern(3 << 20);
+    for digests in ["none", "header", "data", "both"] {
+        let write = ["nvme", "write", &address, "--digests", digests, "--offset", "1M", "-"];
+        let output = inlane_with_input(&write, &data);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        // The range of a read need not be aligned to blocks.
+        let read = [
+            "nvme",
+            "read",
+            &address,
+            "--digests",
+            digests,
+            "--offset",
+            "1048577",
+            "--length",
+            "3000000",
+            "-",
+        ];
+        let output = inlane(&read);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert!(output.stdout == data[1..3_000_001], "{digests}: the bytes differ");
+    }
+}
+
+#[test]
+fn workloads_are_verified() {
+    let (_target, address) = target("memory:16M");
+    for (rw, bs, digests) in [
+        ("write", "64K", "none"),
+        ("read", "64K", "both"),
+        ("randrw", "4K", "data"),
+        ("rw", "512", "header"),
+        ("randwrite", "128K", "both"),
+    ] {
+        let size = if bs == "512" { "256K" } else { "8M" };
+        let bench = ["nvme", "bench", &address, "--rw", rw, "--bs", bs, "--iodepth", "16", "--numjobs", "2"];
+        let rest = ["--size", size, "--verify", "crc32c", "--digests", digests, "--json", "-"];
+        let document = succeeds(&[&bench[..], &rest].concat());
+        let document: serde_json::Value = serde_json::from_str(&document).expect("JSON");
+        let rows = document["results"].as_array().unwrap();
+        assert_eq!(rows.len(), if rw.ends_with("rw") { 2 } else { 1 }, "{rw}");
+        for row in rows {
+            assert_eq!(row["verification"]["altered_bytes"], 0, "{rw}: {row}");
+            assert!(row["operations"].as_u64().unwrap() > 0, "{rw}: {row}");
+            assert_eq!(row["latency_percentiles"].as_array().unwrap().len(), 17, "{rw}");
+        }
+        let verified: u64 =
+            rows.iter().map(|row| row["verification"]["verified_bytes"].as_u64().unwrap()).sum();
+        assert!(verified > 0, "{rw}");
+    }
+    // Blocks that another program wrote are found.
+    assert!(
+        inlane_with_input(&["nvme", "write", &address, "--offset", "64K", "-"], &[7; 4096]).status.success()
+    );
+    let output = inlane(&[
+        "nvme", "bench", &address, "--rw", "read", "--bs", "128K", "--size", "4M", "--verify", "crc32c",
+    ]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+    assert!(
+        text(&output.stderr).contains("verification failed: the block at offset 0"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+/// Forwards connections to a target until it is cut.
+struct Proxy {
+    address: String,
+    cut: Arc<AtomicBool>,
+    bytes: Arc<AtomicUsize>,
+    streams: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Proxy {
+    fn start(target: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let proxy = Self {
+            address: listener.local_addr().unwrap().to_string(),
+            cut: Arc::default(),
+            bytes: Arc::default(),
+            streams: Arc::default(),
+        };
+        let (target, cut) = (target.to_string(), proxy.cut.clone());
+        let (bytes, streams) = (proxy.bytes.clone(), proxy.streams.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let stream = stream.unwrap();
+                if cut.load(Ordering::SeqCst) {
+                    return;
+                }
+                let other = TcpStream::connect(&target).unwrap();
+                streams.lock().unwrap().extend([stream.try_clone().unwrap(), other.try_clone().unwrap()]);
+                for (mut from, mut to) in
+                    [(stream.try_clone().unwrap(), other.try_clone().unwrap()), (other, stream)]
+                {
+                    let bytes = bytes.clone();
+                    std::thread::spawn(move || {
+                        let mut buffer = [0; 16384];
+                        while let Ok(count @ 1..) = from.read(&mut buffer) {
+                            bytes.fetch_add(count, Ordering::SeqCst);
+                            if to.write_all(&buffer[..count]).is_err() {
+                                break;
+                            }
+                        }
+                        let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+                    });
+                }
+            }
+        });
+        proxy
+    }
+
+    /// Closes all connections, and refuses new ones.
+    fn cut(&self) {
+        self.cut.store(true, Ordering::SeqCst);
+        for stream in self.streams.lock().unwrap().iter() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        // The listener ends when it accepts the next connection.
+        let _ = TcpStream::connect(&self.address);
+    }
+}
+
+#[test]
+fn commands_in_flight_are_sent_again_on_the_other_path() {
+    let (_target, address) = target("memory:16M");
+    let proxy = Proxy::start(&address);
+    let paths = format!("{},{address}", proxy.address);
+    let bench = std::thread::spawn(move || {
+        succeeds(&[
+            "nvme",
+            "bench",
+            &paths,
+            "--rw",
+            "randrw",
+            "--bs",
+            "4K",
+            "--iodepth",
+            "16",
+            "--size",
+            "2M",
+            "--duration",
+            "3s",
+            "--verify",
+            "crc32c",
+            "--json",
+            "-",
+        ])
+    });
+    let started = Instant::now();
+    while proxy.bytes.load(Ordering::SeqCst) < 1 << 20 {
+        assert!(started.elapsed() < TIMEOUT, "no commands pass the first path");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    proxy.cut();
+    let document: serde_json::Value = serde_json::from_str(&bench.join().unwrap()).expect("JSON");
+    for row in document["results"].as_array().unwrap() {
+        assert_eq!(row["failovers"], 1, "{row}");
+        assert_eq!(row["verification"]["altered_bytes"], 0, "{row}");
+        assert!(row["path"]["hops"].as_array().unwrap().iter().any(|hop| *hop == address), "{row}");
+    }
+}
+
+#[test]
+fn a_target_that_disappears_ends_the_run_with_the_reason() {
+    let (target, address) = target("memory:16M");
+    let bench = std::thread::spawn({
+        let address = address.clone();
+        move || inlane(&["nvme", "bench", &address, "--duration", "60s", "--reconnect", "500ms"])
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    drop(target);
+    let started = Instant::now();
+    let output = bench.join().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let message = text(&output.stderr);
+    assert!(message.contains("not restored within 0.5 s") || message.contains("cannot connect"), "{message}");
+    assert!(started.elapsed() < Duration::from_secs(40), "the run went on without a target");
+}
+
+#[test]
+fn a_peer_that_is_no_target_is_refused() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"SSH-2.0-OpenSSH_9.2p1\r\n").unwrap();
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let output = inlane(&["nvme", "discover", &address]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = text(&output.stderr);
+    assert!(message.contains("violates the NVMe/TCP protocol") && message.contains("PDU-Type"), "{message}");
+    server.join().unwrap();
+
+    // A listener that never answers.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let output = inlane(&["nvme", "discover", &address, "--timeout", "300ms"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        text(&output.stderr).contains("no answer to the connection request for 0.3 s"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn wrong_usage_has_status_2() {
+    let (_target, address) = target("memory:1M,ro");
+    for arguments in [
+        &["read", "::1", "-"][..],
+        &["read", &address, "--offset", "1M", "--length", "1", "-"],
+        &["bench", &address, "--bs", "1000"],
+        &["bench", &address, "--size", "2M"],
+        &["bench", &address, "--rw", "write"],
+        &["bench", &address, "--rw", "sideways"],
+        &["bench", &address, "--host-nqn", "x"],
+        &["write", &address, "/dev/null"],
+        &["export", "nbd", &address, "--listen", "nowhere"],
+    ] {
+        let output = inlane(&[&["nvme"], arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", text(&output.stderr));
+    }
+}
+
+/// Starts a target and its NBD export at a Unix socket.
+fn export(namespace: &str, socket: &Path) -> (Running, Running) {
+    let (target, address) = target(namespace);
+    let listen = format!("unix:{}", socket.display());
+    let (export, _) = start(&["nvme", "export", "nbd", &address, "--listen", &listen], "is exported");
+    (target, export)
+}
+
+/// Returns true if a program can be run. Prints that the test is skipped otherwise.
+fn has(test: &str, program: &str) -> bool {
+    let found =
+        Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
+    if !found {
+        eprintln!("SKIPPED {test}: {program} is missing; run packaging/setup test");
+    }
+    found
+}
+
+#[test]
+fn nbd_requests_are_answered_and_bad_ones_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("nbd");
+    let _export = export("memory:1M", &socket);
+    let mut stream = UnixStream::connect(&socket).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let take = |stream: &mut UnixStream, bytes: usize| {
+        let mut buffer = vec![0; bytes];
+        stream.read_exact(&mut buffer).unwrap();
+        buffer
+    };
+    // The newstyle greeting, then the export with the empty name.
+    let greeting = take(&mut stream, 18);
+    assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
+    stream.write_all(&3_u32.to_be_bytes()).unwrap();
+    stream.write_all(b"IHAVEOPT").unwrap();
+    stream.write_all(&[0, 0, 0, 1, 0, 0, 0, 0]).unwrap();
+    let export = take(&mut stream, 10);
+    assert_eq!(u64::from_be_bytes(export[..8].try_into().unwrap()), 1 << 20);
+
+    let mut request = |kind: u16, offset: u64, length: u32, data: &[u8], answer: usize| {
+        let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
+        bytes.extend([0, 0]);
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend(77_u64.to_be_bytes());
+        bytes.extend(offset.to_be_bytes());
+        bytes.extend(length.to_be_bytes());
+        bytes.extend(data);
+        stream.write_all(&bytes).unwrap();
+        let reply = take(&mut stream, 16);
+        assert_eq!(reply[..4], 0x6744_6698_u32.to_be_bytes());
+        assert_eq!(reply[8..], 77_u64.to_be_bytes());
+        let error = u32::from_be_bytes(reply[4..8].try_into().unwrap());
+        let data = if error == 0 { take(&mut stream, answer) } else { Vec::new() };
+        (error, data)
+    };
+    const EINVAL: u32 = 22;
+    const ENOSPC: u32 = 28;
+    let block = pattern(1024);
+    assert_eq!(request(1, 512, 1024, &block, 0).0, 0);
+    assert_eq!(request(3, 0, 0, &[], 0).0, 0);
+    assert_eq!(request(0, 512, 1024, &[], 1024), (0, block.clone()));
+    assert_eq!(request(0, 1, 512, &[], 512).0, EINVAL);
+    assert_eq!(request(0, 0, 0, &[], 0).0, EINVAL);
+    assert_eq!(request(0, 1 << 20, 512, &[], 512).0, EINVAL);
+    assert_eq!(request(0, u64::MAX - 511, 512, &[], 512).0, EINVAL);
+    assert_eq!(request(0, 0, u32::MAX, &[], 0).0, EINVAL);
+    assert_eq!(request(1, 1 << 20, 512, &block[..512], 0).0, ENOSPC);
+    assert_eq!(request(1, 7, 3, &[1, 2, 3], 0).0, EINVAL);
+    assert_eq!(request(99, 0, 512, &[], 0).0, EINVAL);
+    // The connection is usable after each error, and the block is unchanged.
+    assert_eq!(request(0, 512, 1024, &[], 1024), (0, block));
+}
+
+#[test]
+fn qemu_copies_a_file_system_through_nbd() {
+    const TEST: &str = "qemu_copies_a_file_system_through_nbd";
+    if !has(TEST, "qemu-img") || !has(TEST, "mkfs.ext4") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, image) = (folder.path().join("nbd"), folder.path().join("image"));
+    let back = folder.path().join("back");
+    let _export = export("memory:16M", &socket);
+    std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    let run = |program: &str, arguments: &[&str]| {
+        let output = Command::new(program).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{program}: {}", text(&output.stderr));
+    };
+    let (image, uri) = (image.to_str().unwrap(), format!("nbd:unix:{}", socket.display()));
+    run("mkfs.ext4", &["-q", "-F", image]);
+    run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", image, &uri]);
+    run("qemu-img", &["compare", "-f", "raw", "-F", "raw", image, &uri]);
+    run("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, back.to_str().unwrap()]);
+    assert!(std::fs::read(image).unwrap() == std::fs::read(back).unwrap(), "the file systems differ");
+}
+
+#[test]
+fn fio_verifies_through_nbd() {
+    const TEST: &str = "fio_verifies_through_nbd";
+    if !has(TEST, "fio") {
+        return;
+    }
+    let engines = Command::new("fio").arg("--enghelp").output().unwrap();
+    if !text(&engines.stdout).contains("nbd") {
+        eprintln!("SKIPPED {TEST}: this fio has no nbd engine");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("nbd");
+    let _export = export("memory:16M", &socket);
+    let uri = format!("--uri=nbd+unix:///?socket={}", socket.display());
+    let output = Command::new("fio")
+        .current_dir(folder.path())
+        .args(["--name=verify", "--ioengine=nbd", &uri, "--rw=randrw", "--bsrange=512-64k", "--size=8M"])
+        .args(["--iodepth=16", "--verify=crc32c", "--do_verify=1", "--fsync=32"])
+        .output()
+        .unwrap();
+    let out = text(&output.stdout);
+    assert!(output.status.success() && out.contains("err= 0"), "{out}{}", text(&output.stderr));
+}

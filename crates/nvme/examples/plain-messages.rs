@@ -1,0 +1,142 @@
+//! Plain request and response messages over TCP: the floor under which no storage protocol of the same message sizes can get.
+//!
+//!     plain-messages serve 127.0.0.1:7000
+//!     plain-messages load 127.0.0.1:7000 DEPTH REQUEST_BYTES RESPONSE_BYTES SECONDS
+//!
+//! The server answers each request with bytes of a memory of 1 GiB, at an offset that the request names. Both sides handle as many
+//! messages with a system call as have arrived. The load prints one JSON line.
+
+use inlane_core::stats::LatencyHistogram;
+use rustix::net::{SendFlags, sendmsg};
+use std::collections::VecDeque;
+use std::io::{IoSlice, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+const MEMORY: usize = 1 << 30;
+/// A request starts with its own length, the length of the response and the offset of the data.
+const HEADER: usize = 16;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["serve", address] => serve(address),
+        ["load", address, depth, request, response, seconds] => {
+            load(address, depth.parse()?, request.parse()?, response.parse()?, seconds.parse()?)
+        }
+        _ => Err("usage: plain-messages serve ADDRESS | load ADDRESS DEPTH REQUEST RESPONSE SECONDS".into()),
+    }
+}
+
+fn serve(address: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let memory = vec![1_u8; MEMORY];
+    let listener = TcpListener::bind(address)?;
+    for stream in listener.incoming() {
+        let stream = stream?;
+        stream.set_nodelay(true)?;
+        // A client that ends closes its connection.
+        let _ = answer(stream, &memory);
+    }
+    Ok(())
+}
+
+fn answer(mut stream: TcpStream, memory: &[u8]) -> std::io::Result<()> {
+    let mut buffer = vec![0; 128 << 10];
+    let mut filled = 0;
+    loop {
+        let received = stream.read(&mut buffer[filled..])?;
+        if received == 0 {
+            return Ok(());
+        }
+        filled += received;
+        let mut at = 0;
+        let mut slices = Vec::new();
+        while filled - at >= HEADER {
+            let number =
+                |from| u32::from_le_bytes(buffer[at + from..at + from + 4].try_into().expect("4 bytes"));
+            let (request, response, offset) = (number(0) as usize, number(4) as usize, number(8) as usize);
+            if filled - at < request {
+                break;
+            }
+            slices.push(&memory[offset..offset + response]);
+            at += request;
+        }
+        buffer.copy_within(at..filled, 0);
+        filled -= at;
+        let mut rest = 0;
+        while !slices.is_empty() {
+            let list: Vec<_> = slices
+                .iter()
+                .take(64)
+                .enumerate()
+                .map(|(n, slice)| IoSlice::new(&slice[if n == 0 { rest } else { 0 }..]))
+                .collect();
+            rest += sendmsg(&stream, &list, &mut Default::default(), SendFlags::NOSIGNAL)?;
+            let sent = slices.iter().scan(0, |end, slice| {
+                *end += slice.len();
+                (*end <= rest).then_some(*end)
+            });
+            let sent: Vec<_> = sent.collect();
+            rest -= sent.last().copied().unwrap_or(0);
+            slices.drain(..sent.len());
+        }
+    }
+}
+
+fn load(
+    address: &str,
+    depth: usize,
+    request: usize,
+    response: usize,
+    seconds: f64,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    let mut random = 1_u64;
+    let mut message = |out: &mut Vec<u8>| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let offset = (random >> 33) as usize % (MEMORY / response - 1) * response;
+        let start = out.len();
+        for number in [request, response, offset, 0] {
+            out.extend_from_slice(&(number as u32).to_le_bytes());
+        }
+        out.resize(start + request, 0);
+    };
+    let mut buffer = vec![0; (128 << 10).max(response * 2)];
+    let mut out = Vec::new();
+    let mut started: VecDeque<Instant> = VecDeque::new();
+    let mut latency = LatencyHistogram::default();
+    let begin = Instant::now();
+    let end = begin + Duration::from_secs_f64(seconds);
+    let (mut received, mut messages) = (0, 0_u64);
+    let mut now = begin;
+    for _ in 0..depth {
+        message(&mut out);
+        started.push_back(now);
+    }
+    while now < end {
+        stream.write_all(&out)?;
+        out.clear();
+        received += stream.read(&mut buffer)?;
+        now = Instant::now();
+        while received >= response {
+            received -= response;
+            messages += 1;
+            let sent = started.pop_front().expect("a message in flight");
+            latency.record((now - sent).as_nanos() as u64, 1);
+            message(&mut out);
+            started.push_back(now);
+        }
+    }
+    let seconds = (now - begin).as_secs_f64();
+    let percentiles = latency.percentiles().ok_or("no message was answered")?;
+    println!(
+        "{{\"operations_per_second\": {:.1}, \"bytes_per_second\": {:.1}, \"p50_ns\": {}, \"p99_ns\": {}}}",
+        messages as f64 / seconds,
+        messages as f64 * response as f64 / seconds,
+        percentiles.p50_ns,
+        percentiles.p99_ns
+    );
+    Ok(())
+}
