@@ -171,8 +171,9 @@ impl Session {
     /// Returns the command if it has completed for good. Keeps it for another attempt otherwise.
     fn settled(&mut self, done: Done) -> Option<Done> {
         if done.status().is_success() {
-            if self.lost_since.is_some() {
-                self.lost_since = None;
+            self.lost_since = None;
+            if !self.retries.is_empty() {
+                self.retries.remove(&done.token);
             }
             return Some(done);
         }
