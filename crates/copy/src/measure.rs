@@ -215,7 +215,7 @@ fn stream_once(
 /// Measures a stream of transfers, with up to [`Plan::window`] of them in flight.
 ///
 /// # Errors
-/// As [`latency`].
+/// As for [`latency`].
 pub fn stream(mover: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: &Plan) -> Result<Measurement> {
     stream_with(mover, buffers, size, plan, &Barrier::new(1))
 }
@@ -282,7 +282,7 @@ fn stream_with(
 /// Results are in the order of `runs`.
 ///
 /// # Errors
-/// As [`latency`]: the error of the first failed stream in the order of `runs`.
+/// As for [`latency`]: the error of the first failed stream in the order of `runs`.
 pub fn together(
     runs: Vec<(&mut dyn Mover, &mut Buffers)>,
     size: usize,

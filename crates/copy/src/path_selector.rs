@@ -174,7 +174,7 @@ impl PathSelector {
     /// says.
     ///
     /// # Errors
-    /// As [`Mover::submit`] and [`Mover::wait`].
+    /// As for [`Mover::submit`] and [`Mover::wait`].
     pub fn copy(&mut self, source: &Region, destination: &Region) -> Result<()> {
         let ticket = self.submit(source, destination)?;
         self.wait(ticket, CompletionMode::Adaptive)
@@ -183,7 +183,7 @@ impl PathSelector {
     /// Blocks until no transfer is in flight.
     ///
     /// # Errors
-    /// As [`Mover::wait`].
+    /// As for [`Mover::wait`].
     pub fn drain(&mut self) -> Result<()> {
         self.wait(self.tickets.newest(), CompletionMode::Adaptive)
     }

@@ -90,7 +90,8 @@ impl PortContext {
         })
     }
 
-    /// Opens the port's gate: from now on the ends can call the driver. The device must have started.
+    /// Opens the port's gate: from now on the receiving and sending ends of its queues can call the driver. The
+    /// device must have started.
     pub(crate) fn open_gate(&self) {
         self.gate.open();
     }

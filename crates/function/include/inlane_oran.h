@@ -4,7 +4,8 @@
 //   offset 4096   uint32_t          the number of received PRBs, for each window, stream (eAxC) and symbol
 //   then          data              the PRBs in order, as received (compressed or not), for each window, stream and symbol
 //
-// The data of a slot is valid until a slot `windows` later begins. PRBs that did not arrive are zero.
+// The data of a slot is valid until another slot is assembled in the same memory. In order, that is the slot
+// that follows n slots later, where n is the setting `windows=`. PRBs that did not arrive are zero.
 #ifndef INLANE_ORAN_H
 #define INLANE_ORAN_H
 

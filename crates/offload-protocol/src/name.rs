@@ -19,9 +19,9 @@ use std::net::SocketAddr;
 const PREFIX: [u8; 8] = *b"\0inlane\x01";
 /// The kind byte of an engine's end.
 const END: u8 = b'E';
-/// The length of a program's end's name, in bytes.
+/// The length of the name of a program's end, in bytes.
 const SOCKET_LEN: usize = 9 + 16 + 2 * address::LEN;
-/// The length of an engine's end's name, in bytes.
+/// The length of the name of an engine's end, in bytes.
 const END_LEN: usize = 9 + 16 + 4;
 
 /// What an offloaded socket is.
@@ -30,11 +30,11 @@ const END_LEN: usize = 9 + 16 + 4;
 pub enum Kind {
     /// A TCP socket of family AF_INET that was bound. The engine's answer says whether it listens or is connected.
     BoundV4 = b'b',
-    /// As [`Kind::BoundV4`], of family AF_INET6.
+    /// Like [`Kind::BoundV4`], of family AF_INET6.
     BoundV6 = b'B',
     /// A connected TCP socket of family AF_INET, by connect or accept.
     StreamV4 = b's',
-    /// As [`Kind::StreamV4`], of family AF_INET6.
+    /// Like [`Kind::StreamV4`], of family AF_INET6.
     StreamV6 = b'S',
 }
 
@@ -205,7 +205,8 @@ impl End {
         }
     }
 
-    /// Returns how the connection of the program's end `fd` ended.
+    /// Reads from the name of the engine's end how a connection finished. `fd` is the program's end of the pair,
+    /// and `asking.peer` asks the kernel for the name of the other end.
     pub fn of(fd: i32, asking: Asking) -> Self {
         UnixAddress::ask(fd, asking.peer).map_or(Self::Unnamed, |address| Self::from_address(&address))
     }

@@ -38,7 +38,7 @@ impl Ring {
         (&self.bytes[start..start + first], &self.bytes[..len - first])
     }
 
-    /// As [`Ring::parts`], for writing.
+    /// Like [`Ring::parts`], for writing.
     pub fn parts_mut(&mut self, range: Range<u64>) -> (&mut [u8], &mut [u8]) {
         let (start, len) = (self.place(range.start), (range.end - range.start) as usize);
         let first = len.min(self.bytes.len() - start);

@@ -93,9 +93,9 @@ pub struct Stream {
     pub send: Ring,
     /// Received data that was not written to the pair.
     pub receive: Ring,
-    /// The end of the program's data.
+    /// The number of bytes taken from the pair into `send` so far: the index at which the program's data ends.
     pub written: u64,
-    /// The end of the data that was written to the pair.
+    /// The number of received bytes that were handed to the pair so far.
     pub delivered: u64,
     /// True if the pair may hold data of the program.
     pub readable: bool,

@@ -63,7 +63,7 @@ impl Bar {
     /// Maps a BAR of an opened VFIO device. Reads and writes need permission, as in [`Bar::open`].
     ///
     /// # Errors
-    /// As [`Bar::open`].
+    /// As for [`Bar::open`].
     pub fn of_device(device: &vfio::Device, spec: &BarSpec, permission: &Permission) -> Result<Self> {
         if spec.address != device.address() {
             return Err(Error::NoDevice { address: spec.address });
@@ -201,7 +201,7 @@ impl Bar {
     /// Writes the 32-bit register at `offset`.
     ///
     /// # Errors
-    /// As [`Bar::read_u32`], for write permission.
+    /// As for [`Bar::read_u32`], but for write permission.
     pub fn write_u32(&self, offset: usize, value: u32) -> Result<()> {
         self.permission.check_write(&self.name)?;
         let register = self.register::<u32>(offset)?;
@@ -213,7 +213,7 @@ impl Bar {
     /// Writes the 64-bit register at `offset`.
     ///
     /// # Errors
-    /// As [`Bar::write_u32`], but `offset` must be a multiple of 8.
+    /// Like [`Bar::write_u32`], but `offset` must be a multiple of 8.
     pub fn write_u64(&self, offset: usize, value: u64) -> Result<()> {
         self.permission.check_write(&self.name)?;
         let register = self.register::<u64>(offset)?;

@@ -80,7 +80,7 @@ impl Target {
     /// Opens a file. Here `-` is an ordinary file name.
     ///
     /// # Errors
-    /// As [`Target::open`].
+    /// As for [`Target::open`].
     pub fn file(path: &Path) -> Result<Self, Error> {
         let made = OpenOptions::new().write(true).create_new(true).open(path);
         if made.is_ok() {

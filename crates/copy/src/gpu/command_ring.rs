@@ -227,7 +227,7 @@ impl CommandRing {
     /// Tells resident kernels to leave after all earlier commands. Does not wait until the kernels end.
     ///
     /// # Errors
-    /// As [`CommandRing::publish`].
+    /// As for [`CommandRing::publish`].
     pub fn leave(&mut self) -> Result<()> {
         if self.running {
             self.publish([0, 0, LEAVE, 0])?;

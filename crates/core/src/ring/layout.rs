@@ -31,7 +31,8 @@ pub struct Descriptor {
     pub address: u64,
     /// The number of bytes.
     pub length: u32,
-    /// The lap of the item, as in the item's word. It is used only in rings whose burst is at most
+    /// The lap of the item. Device code may read a descriptor together with the item's word, and uses the
+    /// descriptor only if this lap equals the word's. Not used if the ring's burst exceeds
     /// [`DESCRIPTORS_WITH_WORD`].
     pub lap: u32,
 }

@@ -184,8 +184,8 @@ pub(super) fn on_threads(
     })
 }
 
-/// What the dispatching thread does for a GPU besides moving packets: it launches kernels for method
-/// `single`, and ticks if the method has no feeder.
+/// What the dispatching thread does for a GPU besides moving packets. For method `single`, it launches the
+/// kernels. If the method has no feeder, it also calls the packet function's `tick`, if the function has one.
 struct GpuHooks<'a> {
     /// Launches a kernel for each submitted item. `None` unless the method is `single`.
     launcher: Option<Launcher<'a>>,

@@ -18,7 +18,7 @@ pub enum Memory {
     /// Packets lie in pinned host memory. The kernel pulls them into GPU memory and writes back what the
     /// function changed.
     Gpu,
-    /// As [`Memory::Gpu`], but the kernel pulls only this many bytes from the front of each packet.
+    /// Like [`Memory::Gpu`], but the kernel pulls only this many bytes from the front of each packet.
     Split(u32),
     /// Packets lie in GPU memory from the start. Only for ports that never access packet bytes with the CPU.
     Pool,

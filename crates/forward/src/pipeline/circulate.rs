@@ -142,7 +142,7 @@ impl Circulation {
             self.tally.errors.push(error);
         }
         let Self { mut rx_stage, tx_stage, mut tally, .. } = self;
-        // Packets are left in the stage only if the run was aborted. They count as unsent.
+        // Packets are left in the receiving stage only if the run was aborted. They count as unsent.
         tally.dropped_unsent += rx_stage.burst.free_all() as u64;
         rx_stage.publish(context.progress);
         tx_stage.publish(context.progress, tally.dropped());
@@ -210,7 +210,8 @@ impl Circulation {
                 rx_stage.shrink_bursts();
             } else if receiving && in_flight < limits.all {
                 match rx_stage.receive(control, clock, in_flight >= limits.partial) {
-                    // An aborted run submits nothing more. The packets stay in the stage and count as unsent.
+                    // An aborted run submits nothing more. The packets stay in the receiving
+                    // stage and count as unsent.
                     Received::Burst if control.aborting() => {}
                     Received::Burst if full => {
                         busy = true;

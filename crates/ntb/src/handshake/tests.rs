@@ -1,4 +1,5 @@
-//! Tests of the handshake under arbitrary rows and arbitrary interleavings, and with loom.
+//! Tests of the handshake under arbitrary rows (the scratchpads of one writer) and arbitrary interleavings, and
+//! with loom.
 
 use super::protocol::*;
 use proptest::prelude::*;

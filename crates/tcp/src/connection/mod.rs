@@ -261,10 +261,11 @@ enum Phase {
 /// The detection of a spurious retransmission by timestamps (RFC 3522). The first acknowledgment that advances SND.UNA decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Eifel {
-    /// Nothing was retransmitted in this phase.
+    /// Waits for the first retransmission of this phase.
     Waiting,
     /// The timestamp of the first retransmission.
     Sent(u32),
+    /// The retransmission was judged, or cannot be, because there are no timestamps.
     Decided,
 }
 

@@ -51,7 +51,8 @@ impl<C> Listener<C> {
             let scale =
                 options.window_scale.filter(|_| self.config.window_scaling).map_or(NO_SCALE, u32::from);
             let bits = scale | if options.sack_permitted { SACK } else { 0 } | if ecn { ECN } else { 0 };
-            // Not above the clock, because the connection's timestamps must not decrease.
+            // The options replace the low six bits. If this raises the value above the clock, uses the value 64
+            // lower: the connection's next timestamp comes from the clock and must not be smaller.
             let value = timestamps.value & !OPTION_BITS | bits;
             timestamps.value =
                 if before(timestamps.value, value) { value.wrapping_sub(OPTION_BITS + 1) } else { value };

@@ -94,7 +94,7 @@ struct Queue {
     held: Vec<u16>,
 }
 
-/// Memory into which the driver receives.
+/// Which memory [`Connection::space`] has lent for received bytes to the code that drives the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lent {
     Nothing,
