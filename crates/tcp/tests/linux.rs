@@ -51,8 +51,8 @@ fn device() -> Result<File, String> {
         // SAFETY: as above.
         check(what, unsafe { libc::ioctl(socket.as_raw_fd(), code as _, &request) })
     };
-    address("SIOCSIFADDR", libc::SIOCSIFADDR as u64, KERNEL)?;
-    address("SIOCSIFNETMASK", libc::SIOCSIFNETMASK as u64, [255, 255, 255, 0])?;
+    address("SIOCSIFADDR", libc::SIOCSIFADDR, KERNEL)?;
+    address("SIOCSIFNETMASK", libc::SIOCSIFNETMASK, [255, 255, 255, 0])?;
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
     // SAFETY: as above.
     check("SIOCSIFFLAGS", unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &request) })?;
