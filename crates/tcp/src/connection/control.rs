@@ -1,0 +1,159 @@
+//! What an application does: indices, closing, options.
+
+use super::*;
+
+impl Connection {
+    /// Publishes that the application has written up to `index` into the send ring.
+    ///
+    /// # Errors
+    /// [`Error::Index`] if the index decreases, exceeds the ring, or advances after the application closed.
+    #[inline]
+    pub fn set_written(&mut self, index: u64) -> Result<()> {
+        let least = self.snd.limit - self.snd.start;
+        let most = if self.snd.fin { least } else { self.acknowledged() + self.config.send_capacity as u64 };
+        if !(least..=most).contains(&index) {
+            return Err(Error::Index { index: "written", value: index, least, most });
+        }
+        self.snd.limit = self.snd.start + index;
+        Ok(())
+    }
+
+    /// Publishes that the application has consumed the receive ring up to `index`. This may open the window, so poll for transmission.
+    ///
+    /// # Errors
+    /// [`Error::Index`] if the index decreases or exceeds [`Connection::received`].
+    #[inline]
+    pub fn set_consumed(&mut self, index: u64) -> Result<()> {
+        let (least, most) = (self.rcv.consumed - self.rcv.start, self.received());
+        if !(least..=most).contains(&index) {
+            return Err(Error::Index { index: "consumed", value: index, least, most });
+        }
+        if index > least {
+            self.rcv.consumed = self.rcv.start + index;
+            self.update_window();
+        }
+        Ok(())
+    }
+
+    /// Returns the index up to which the peer has acknowledged data. The application may reuse the send ring below it.
+    #[inline]
+    pub fn acknowledged(&self) -> u64 {
+        self.snd.una.clamp(self.snd.start, self.snd.limit) - self.snd.start
+    }
+
+    /// Returns the index up to which data was received in order. The application may read the receive ring below it.
+    #[inline]
+    pub fn received(&self) -> u64 {
+        // The peer's FIN takes a sequence number, but no byte of the ring.
+        self.rcv.next - self.rcv.start - self.peer_closed() as u64
+    }
+
+    /// Returns true if the peer has closed its direction and all its data was received.
+    #[inline]
+    pub fn peer_closed(&self) -> bool {
+        self.rcv.fin.is_some_and(|fin| self.rcv.next > fin)
+    }
+
+    /// Closes the direction to the peer after all written data. Data can still be received.
+    pub fn shutdown_write(&mut self) {
+        if self.snd.fin || matches!(self.state, State::Closed | State::TimeWait) {
+            return;
+        }
+        self.snd.fin = true;
+        match self.state {
+            State::Established => self.state = State::FinWait1,
+            State::CloseWait => self.state = State::LastAck,
+            _ => {} // Before the handshake's end the FIN waits.
+        }
+    }
+
+    /// Closes both directions: the application neither reads nor writes any more. Written data is still sent. If received data was not
+    /// consumed, or more arrives, the connection is reset, because that data is lost (RFC 9293, section 3.6.1; RFC 2525, section 2.17).
+    pub fn close(&mut self, now: u64) {
+        if self.state == State::SynSent {
+            self.end(Reason::Aborted);
+            return;
+        }
+        if self.received() > self.rcv.consumed - self.rcv.start || !self.reassembly.is_empty() {
+            self.abort();
+            return;
+        }
+        self.flags.orphan = true;
+        self.flags.cork = false;
+        self.shutdown_write();
+        if self.state == State::FinWait2 {
+            self.timers.close_at = now + self.config.fin_timeout;
+        }
+    }
+
+    /// Aborts the connection. The peer gets a reset, which [`Connection::poll_transmit`] returns.
+    pub fn abort(&mut self) {
+        self.abort_for(Reason::Aborted);
+    }
+
+    pub(super) fn abort_for(&mut self, reason: Reason) {
+        let reset = !matches!(self.state, State::SynSent | State::TimeWait | State::Closed);
+        self.end(reason);
+        self.flags.reset_pending |= reset;
+    }
+
+    /// Enters CLOSED and stops all timers.
+    pub(super) fn end(&mut self, reason: Reason) {
+        if self.state != State::Closed {
+            self.state = State::Closed;
+            self.reason = Some(reason);
+            self.stop_timers();
+        }
+    }
+
+    pub(super) fn stop_timers(&mut self) {
+        let timers = &mut self.timers;
+        timers.loss_at = NEVER;
+        timers.reordering_at = NEVER;
+        timers.ack_at = NEVER;
+        timers.keepalive_at = NEVER;
+        timers.cork_at = NEVER;
+        timers.close_at = NEVER;
+    }
+
+    pub(super) fn enter_time_wait(&mut self, now: u64) {
+        self.state = State::TimeWait;
+        self.stop_timers();
+        self.timers.close_at = now + self.config.time_wait;
+    }
+
+    /// Returns the table entry that replaces a connection in state TIME-WAIT, or `None` in other states. Take it when
+    /// [`Connection::poll_transmit`] has nothing left to send and the application has closed.
+    pub fn time_wait(&self) -> Option<TimeWait> {
+        (self.state == State::TimeWait).then(|| TimeWait {
+            sequence: self.snd.next as u32,
+            acknowledgment: self.rcv.next as u32,
+            window: self.window_field(),
+            timestamps: self.flags.timestamps.then_some((self.rcv.ts_recent, self.timestamp_offset)),
+            until: self.timers.close_at,
+        })
+    }
+
+    /// Switches Nagle's algorithm off or on.
+    pub fn set_no_delay(&mut self, no_delay: bool) {
+        self.config.no_delay = no_delay;
+    }
+
+    /// Holds segments smaller than the MSS back until the cork is removed, for at most 200 ms.
+    pub fn set_cork(&mut self, cork: bool) {
+        self.flags.cork = cork;
+        self.flags.cork_expired = false;
+        self.timers.cork_at = NEVER;
+    }
+
+    /// Sets the probing of the idle connection.
+    pub fn set_keepalive(&mut self, now: u64, keepalive: Option<crate::Keepalive>) {
+        self.config.keepalive = keepalive;
+        self.arm_keepalive(now);
+    }
+
+    /// Sets how long data may stay unacknowledged, in nanoseconds.
+    pub fn set_user_timeout(&mut self, timeout: Option<u64>) {
+        self.config.user_timeout = timeout;
+    }
+}

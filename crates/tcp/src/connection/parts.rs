@@ -1,0 +1,205 @@
+//! The parts of a connection's state.
+
+use crate::congestion::Saved;
+use crate::sequence::Sequence;
+
+/// The direction to the peer.
+#[derive(Clone, Debug)]
+pub(super) struct Sender {
+    /// SND.UNA, SND.NXT. `next` is the highest number ever sent.
+    pub(super) una: Sequence,
+    pub(super) next: Sequence,
+    /// The end of the application's data. The FIN has this number.
+    pub(super) limit: Sequence,
+    /// The sequence number of index 0.
+    pub(super) start: Sequence,
+    /// SND.WND, SND.WL1, SND.WL2.
+    pub(super) window: u32,
+    pub(super) wl1: Sequence,
+    pub(super) wl2: Sequence,
+    pub(super) max_window: u32,
+    /// The greatest payload without options.
+    pub(super) mss: u16,
+    /// The MSS that the peer announced, or this side's, whichever is less.
+    pub(super) max_mss: u16,
+    pub(super) scale: u8,
+    /// The application has closed this direction.
+    pub(super) fin: bool,
+    /// The end of the last segment that was smaller than the MSS (Minshall's variant of Nagle's algorithm).
+    pub(super) small_end: Sequence,
+    pub(super) last_sent: u64,
+}
+
+impl Sender {
+    /// The right edge of the peer's window.
+    #[inline]
+    pub(super) fn edge(&self) -> Sequence {
+        self.una + self.window as u64
+    }
+
+    /// The sequence number behind the FIN, or behind the data if there is none.
+    #[inline]
+    pub(super) fn end(&self) -> Sequence {
+        self.limit + self.fin as u64
+    }
+}
+
+/// The direction from the peer.
+#[derive(Clone, Debug)]
+pub(super) struct Receiver {
+    /// RCV.NXT.
+    pub(super) next: Sequence,
+    /// The first byte that the application has not consumed.
+    pub(super) consumed: Sequence,
+    /// The right edge of the window that was announced.
+    pub(super) advertised: Sequence,
+    /// The acknowledgment number sent last.
+    pub(super) last_ack: Sequence,
+    /// The sequence number of index 0.
+    pub(super) start: Sequence,
+    pub(super) capacity: u32,
+    pub(super) scale: u8,
+    /// The largest segment received, up to this side's MSS.
+    pub(super) mss: u16,
+    /// The sequence number of the peer's FIN, if received.
+    pub(super) fin: Option<Sequence>,
+    /// TS.Recent and when it was updated.
+    pub(super) ts_recent: u32,
+    pub(super) ts_recent_at: u64,
+}
+
+impl Receiver {
+    /// The right edge of the free buffer.
+    #[inline]
+    pub(super) fn edge(&self) -> Sequence {
+        self.consumed + self.capacity as u64
+    }
+}
+
+/// Acknowledgments to send.
+#[derive(Clone, Debug, Default)]
+pub(super) struct AckState {
+    /// Bytes received and not acknowledged yet.
+    pub(super) pending: u32,
+    /// Send an acknowledgment at once.
+    pub(super) now: bool,
+    /// Duplicate acknowledgments to send in addition; a peer without SACK counts them.
+    pub(super) duplicates: u8,
+    /// The number of segments that are still acknowledged at once, because the peer is probably in slow start.
+    pub(super) quick: u8,
+    /// A duplicate segment to report (RFC 2883).
+    pub(super) dsack: Option<(u32, u32)>,
+    /// When the last challenge ACK was due, in whole seconds. Their rate limit counts per second.
+    pub(super) challenge_second: u64,
+    /// The number of challenge ACKs that were sent in `challenge_second`.
+    pub(super) challenges: u8,
+}
+
+/// The phase of loss recovery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Nothing is being recovered.
+    Open,
+    /// Fast recovery (RFC 6675), with proportional rate reduction.
+    Recovery,
+    /// Recovery after a retransmission timeout.
+    Loss,
+}
+
+/// The detection of a spurious retransmission by timestamps (RFC 3522). The first acknowledgment that advances SND.UNA decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Eifel {
+    /// Waits for the first retransmission of this phase.
+    Waiting,
+    /// The timestamp of the first retransmission.
+    Sent(u32),
+    /// The retransmission was judged, or cannot be, because there are no timestamps.
+    Decided,
+}
+
+/// Loss recovery and its undo.
+#[derive(Clone, Debug)]
+pub(super) struct Recovery {
+    pub(super) phase: Phase,
+    /// SND.NXT when the phase began. The phase ends when it is acknowledged.
+    pub(super) point: Sequence,
+    pub(super) prr_delivered: u64,
+    pub(super) prr_out: u64,
+    pub(super) prr_flight: u64,
+    /// The congestion state to which a spurious recovery returns.
+    pub(super) saved: Option<Saved>,
+    /// Bytes retransmitted in this phase, less those reported as duplicates.
+    pub(super) undo_bytes: u64,
+    /// SND.UNA when the phase began.
+    pub(super) undo_start: Sequence,
+    pub(super) eifel: Eifel,
+    /// Duplicate acknowledgments, counted if the peer has no SACK.
+    pub(super) duplicate_acks: u32,
+    /// A loss probe in flight: its end, and whether it was a retransmission (RFC 8985, section 7).
+    pub(super) probe: Option<(Sequence, bool)>,
+    pub(super) probe_pending: bool,
+    /// Consecutive timeouts without progress: the exponent of the backoff.
+    pub(super) backoff: u8,
+    /// Until this number is acknowledged, further congestion marks have no effect.
+    pub(super) ecn_point: Sequence,
+}
+
+/// What the timer of the sender's side waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LossTimer {
+    Retransmission,
+    LossProbe,
+    Reordering,
+    WindowProbe,
+}
+
+/// A deadline that never comes.
+pub(super) const NEVER: u64 = u64::MAX;
+
+/// The deadlines, and the times from which they count.
+#[derive(Clone, Debug)]
+pub(super) struct Timers {
+    pub(super) loss_at: u64,
+    pub(super) loss: LossTimer,
+    /// From when the retransmission timeout and the loss probe's timeout count.
+    pub(super) rto_base: u64,
+    pub(super) probe_base: u64,
+    /// When segments are lost if no acknowledgment arrives until then (RFC 8985, section 6.2).
+    pub(super) reordering_at: u64,
+    pub(super) ack_at: u64,
+    pub(super) keepalive_at: u64,
+    pub(super) cork_at: u64,
+    pub(super) close_at: u64,
+    pub(super) last_received: u64,
+    /// When data was acknowledged last, or when the oldest unacknowledged data was sent.
+    pub(super) last_progress: u64,
+    pub(super) keepalive_probes: u8,
+    pub(super) window_probes: u8,
+}
+
+/// What was negotiated, and what waits to be sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Flags {
+    pub(super) timestamps: bool,
+    pub(super) sack: bool,
+    pub(super) ecn: bool,
+    /// A SYN or SYN,ACK is to be sent.
+    pub(super) syn_pending: bool,
+    pub(super) reset_pending: bool,
+    pub(super) keepalive_pending: bool,
+    pub(super) window_probe_pending: bool,
+    /// The retransmission timer expired: one segment is sent whatever the congestion window is.
+    pub(super) retransmission_forced: bool,
+    /// The congestion window stopped the last transmission.
+    pub(super) cwnd_limited: bool,
+    /// The application holds small segments back.
+    pub(super) cork: bool,
+    /// Small segments are sent once, because the cork was held for too long.
+    pub(super) cork_expired: bool,
+    /// Echo a congestion mark until the peer reports that it has reduced its window.
+    pub(super) ece: bool,
+    /// Report that the window was reduced.
+    pub(super) cwr: bool,
+    /// No application reads or writes any more.
+    pub(super) orphan: bool,
+}

@@ -1,0 +1,98 @@
+//! What an engine reports of a connection.
+
+use super::*;
+
+impl Connection {
+    /// Returns the state.
+    #[inline]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// Returns why the connection ended, or `None` if it did not or both sides closed it.
+    pub fn reason(&self) -> Option<Reason> {
+        self.reason
+    }
+
+    /// Returns the counters.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Returns the congestion window in bytes.
+    pub fn congestion_window(&self) -> u64 {
+        self.congestion.window()
+    }
+
+    /// Returns the slow start threshold in bytes; `u64::MAX` before the first loss.
+    pub fn slow_start_threshold(&self) -> u64 {
+        self.congestion.threshold()
+    }
+
+    /// Returns the peer's receive window in bytes.
+    pub fn send_window(&self) -> u32 {
+        self.snd.window
+    }
+
+    /// Returns the smoothed RTT in nanoseconds.
+    pub fn smoothed_rtt(&self) -> Option<u64> {
+        self.rtt.smoothed()
+    }
+
+    /// Returns the variation of the RTT in nanoseconds.
+    pub fn rtt_variation(&self) -> u64 {
+        self.rtt.variation()
+    }
+
+    /// Returns the least RTT of the last seconds in nanoseconds.
+    pub fn minimum_rtt(&self) -> Option<u64> {
+        self.rtt.minimum()
+    }
+
+    /// Returns the retransmission timeout in nanoseconds, without backoff.
+    pub fn retransmission_timeout(&self) -> u64 {
+        self.rtt.timeout()
+    }
+
+    /// Returns the bytes sent and neither acknowledged nor lost.
+    pub fn in_flight(&self) -> u64 {
+        if self.scoreboard.is_empty() {
+            return 0;
+        }
+        // Each duplicate acknowledgment of a peer without SACK reports that a segment has left the network.
+        let left = self.recovery.duplicate_acks as u64 * self.snd.mss as u64;
+        self.scoreboard.in_flight().saturating_sub(left)
+    }
+
+    /// Returns the payload of the largest segment that is sent, in bytes.
+    pub fn segment_size(&self) -> u32 {
+        self.effective_mss()
+    }
+
+    /// Returns true if the peer accepts selective acknowledgments.
+    pub fn sack(&self) -> bool {
+        self.flags.sack
+    }
+
+    /// Returns true if ECN was negotiated.
+    pub fn ecn(&self) -> bool {
+        self.flags.ecn
+    }
+
+    pub(super) fn requests_ecn(&self) -> bool {
+        self.config.ecn == EcnMode::Request
+    }
+
+    /// The SACK option of the next segment, with at most `room` blocks.
+    pub(super) fn sack_blocks(&self, room: usize) -> SackBlocks {
+        let mut blocks = SackBlocks::default();
+        if self.flags.sack && (self.ack.dsack.is_some() || !self.reassembly.is_empty()) {
+            if let Some((left, right)) = self.ack.dsack {
+                blocks.push(left, right);
+            }
+            let room = room.saturating_sub(blocks.len());
+            self.reassembly.report(&mut blocks, room);
+        }
+        blocks
+    }
+}
