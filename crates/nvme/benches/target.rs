@@ -1,0 +1,257 @@
+//! Compares the target with plain messages over TCP, taking turns.
+//!
+//! One client thread keeps requests of 72 bytes in flight and counts the bytes of the responses. The server is in turn
+//!
+//! * **plain**: a loop that receives requests and sends responses of the same sizes from one buffer, all that have arrived in one
+//!   call. It is the floor: it does nothing else;
+//! * **target**: inlane's target with a namespace in memory and random reads.
+//!
+//! Both servers have one thread. The medians of several turns and their ratio are printed. Run with
+//! `cargo bench -p inlane-nvme --bench target [-- SERVER_CORE CLIENT_CORE]`.
+
+use inlane_nvme::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};
+use inlane_nvme::pdu::{CapsuleCmd, Digests, IcReq, MAX_HEADER, encode};
+use inlane_nvme::target::subsystem::Limits;
+use inlane_nvme::target::{Config, Hosts, Target};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+const TURN: Duration = Duration::from_millis(400);
+const TURNS: usize = 9;
+const NAMESPACE_BYTES: u64 = 256 << 20;
+const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:0f01fb42-9f7f-4856-b0b3-51e60b8de349";
+
+/// The requests of a client: how to make the next, and how long its response is.
+struct Load {
+    stream: TcpStream,
+    digests: Digests,
+    block: u32,
+    depth: usize,
+    state: u64,
+}
+
+/// What a turn measured.
+#[derive(Clone, Copy)]
+struct Figures {
+    per_second: f64,
+    median_us: f64,
+    p99_us: f64,
+}
+
+impl Load {
+    fn response_bytes(&self) -> usize {
+        let digest = |used: bool| if used { 4 } else { 0 };
+        2 * (24 + digest(self.digests.header)) + self.block as usize + digest(self.digests.data)
+    }
+
+    fn request(&mut self, cid: u16, out: &mut Vec<u8>) {
+        self.state = self.state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let blocks = self.block / 512;
+        let lba = (self.state >> 33) % (NAMESPACE_BYTES / u64::from(self.block)) * u64::from(blocks);
+        let mut command = Command::blocks(io::READ, 1, lba, blocks, Sgl::transport(self.block));
+        command.cid = cid.into();
+        let start = out.len();
+        out.resize(start + MAX_HEADER, 0);
+        let length = encode(&CapsuleCmd::new(command), 0, self.digests, 4, &mut out[start..]);
+        out.truncate(start + length);
+    }
+
+    /// Keeps `depth` requests in flight for the time of a turn.
+    fn run(&mut self) -> Figures {
+        let size = self.response_bytes();
+        let (mut out, mut input) = (Vec::new(), vec![0_u8; 1 << 20]);
+        let (mut latencies, mut sent_at) = (Vec::new(), Instant::now());
+        for cid in 0..self.depth {
+            self.request(cid as u16, &mut out);
+        }
+        self.stream.write_all(&out).expect("sent");
+        let (start, mut bytes, mut responses) = (Instant::now(), 0, 0_u64);
+        loop {
+            let count = self.stream.read(&mut input).expect("received");
+            assert!(count > 0, "the server closed the connection");
+            bytes += count;
+            let complete = bytes / size;
+            bytes %= size;
+            if complete == 0 {
+                continue;
+            }
+            responses += complete as u64;
+            if self.depth == 1 {
+                latencies.push(sent_at.elapsed().as_nanos() as u32);
+            }
+            if start.elapsed() >= TURN {
+                let mut left = self.depth - complete;
+                while left > 0 {
+                    bytes += self.stream.read(&mut input).expect("received");
+                    left -= bytes / size;
+                    bytes %= size;
+                }
+                break;
+            }
+            out.clear();
+            for n in 0..complete {
+                self.request(((responses as usize + n) % self.depth) as u16, &mut out);
+            }
+            sent_at = Instant::now();
+            self.stream.write_all(&out).expect("sent");
+        }
+        latencies.sort_unstable();
+        let at = |share: f64| {
+            latencies
+                .get(((latencies.len() as f64 * share) as usize).min(latencies.len().max(1) - 1))
+                .map_or(0.0, |ns| f64::from(*ns) / 1e3)
+        };
+        Figures {
+            per_second: responses as f64 / start.elapsed().as_secs_f64(),
+            median_us: at(0.5),
+            p99_us: at(0.99),
+        }
+    }
+}
+
+/// Starts the plain server. Returns a connection to it.
+fn plain(core: usize, request: usize, response: usize) -> TcpStream {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("listens");
+    let address = listener.local_addr().expect("an address");
+    std::thread::spawn(move || {
+        bind(core);
+        let (mut stream, _) = listener.accept().expect("accepted");
+        stream.set_nodelay(true).expect("set");
+        let (mut input, mut pending) = (vec![0_u8; 64 << 10], 0);
+        let output = vec![7_u8; response * 256];
+        while let Ok(count @ 1..) = stream.read(&mut input) {
+            pending += count;
+            let mut complete = pending / request;
+            pending %= request;
+            while complete > 0 {
+                let now = complete.min(256);
+                if stream.write_all(&output[..now * response]).is_err() {
+                    return;
+                }
+                complete -= now;
+            }
+        }
+    });
+    let stream = TcpStream::connect(address).expect("connected");
+    stream.set_nodelay(true).expect("set");
+    stream
+}
+
+/// Sends a command on a fresh connection and waits for its completion. Returns dword 0.
+fn call(stream: &mut TcpStream, digests: Digests, mut command: Command, data: &[u8]) -> u32 {
+    command.cid = 1.into();
+    let mut bytes = vec![0; MAX_HEADER];
+    let length = encode(&CapsuleCmd::new(command), data.len() as u32, digests, 4, &mut bytes);
+    bytes.truncate(length);
+    bytes.extend_from_slice(data);
+    if digests.data && !data.is_empty() {
+        bytes.extend_from_slice(&inlane_nvme::pdu::digest(data));
+    }
+    stream.write_all(&bytes).expect("sent");
+    let mut response = vec![0; 24 + if digests.header { 4 } else { 0 }];
+    stream.read_exact(&mut response).expect("received");
+    let status = u16::from_le_bytes([response[22], response[23]]) >> 1;
+    assert_eq!(status, 0, "status {status:#x}");
+    u32::from_le_bytes(response[8..12].try_into().expect("4 bytes"))
+}
+
+fn initialize(address: SocketAddr, digests: Digests) -> TcpStream {
+    let mut stream = TcpStream::connect(address).expect("connected");
+    stream.set_nodelay(true).expect("set");
+    let mut bytes = [0; MAX_HEADER];
+    let length = encode(&IcReq::new(digests, 1), 0, Digests::default(), 4, &mut bytes);
+    stream.write_all(&bytes[..length]).expect("sent");
+    stream.read_exact(&mut bytes).expect("received");
+    stream
+}
+
+/// Connects an admin queue and an I/O queue.
+fn attach(target: &Target, digests: Digests) -> (TcpStream, TcpStream) {
+    let (address, nqn) = (target.subsystem().listeners()[0], &target.subsystem().nqn);
+    let mut admin = initialize(address, digests);
+    let data = |id| ConnectData::new([1; 16], id, nqn, HOST);
+    let command = Command::connect(0, 32, 0, 0);
+    let id = call(&mut admin, digests, command, data(connect::ANY_CONTROLLER).as_bytes()) as u16;
+    call(&mut admin, digests, Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES), &[]);
+    let mut queues = Command::new(admin::SET_FEATURES, 0);
+    queues.cdw10 = u32::from(feature::NUMBER_OF_QUEUES).into();
+    call(&mut admin, digests, queues, &[]);
+    let mut queue = initialize(address, digests);
+    call(&mut queue, digests, Command::connect(1, 256, 0, 0), data(id).as_bytes());
+    (admin, queue)
+}
+
+fn bind(core: usize) {
+    // SAFETY: a set on the stack, and a system call that reads it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(core, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+    }
+}
+
+fn median(values: &[Figures], of: impl Fn(&Figures) -> f64) -> f64 {
+    let mut values: Vec<f64> = values.iter().map(of).collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn main() {
+    let numbers: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
+    let (server, client) = (numbers.first().copied().unwrap_or(0), numbers.get(1).copied().unwrap_or(1));
+    let config = Config {
+        listen: vec!["127.0.0.1:0".parse().expect("an address")],
+        namespaces: vec![format!("memory:{}", NAMESPACE_BYTES).parse().expect("a namespace")],
+        nqn: None,
+        hosts: Hosts::Any,
+        cores: vec![server],
+        threads: 1,
+        limits: Limits::default(),
+    };
+    let target = Target::start(config).expect("the target starts");
+    bind(client);
+    // Write the memory once, so that reads do not meet the kernel's page of zeros.
+    let memory = &target.subsystem().namespaces[0];
+    if let inlane_nvme::namespace::Storage::Memory(memory) = &memory.storage {
+        let data = vec![7; 1 << 20];
+        (0..NAMESPACE_BYTES >> 20).for_each(|n| memory.write(n << 20, &data));
+    }
+    println!("medians of {TURNS} turns of {} ms each; ratio = target / plain", TURN.as_millis());
+    for (block, depth, digests) in [
+        (4096, 1, Digests::default()),
+        (4096, 32, Digests::default()),
+        (4096, 128, Digests::default()),
+        (131_072, 8, Digests::default()),
+        (4096, 32, Digests { header: true, data: true }),
+        (131_072, 8, Digests { header: true, data: true }),
+    ] {
+        let (_admin, stream) = attach(&target, digests);
+        let mut target_load = Load { stream, digests, block, depth, state: 1 };
+        let request = 72 + if digests.header { 4 } else { 0 };
+        let stream = plain(server, request, target_load.response_bytes());
+        let mut plain_load = Load { stream, digests, block, depth, state: 1 };
+        let (mut of_target, mut of_plain) = (Vec::new(), Vec::new());
+        for _ in 0..TURNS {
+            of_plain.push(plain_load.run());
+            of_target.push(target_load.run());
+        }
+        let rate = |values: &[Figures]| median(values, |it| it.per_second);
+        let (a, b) = (rate(&of_target), rate(&of_plain));
+        print!(
+            "{block:>6} B, depth {depth:>3}, digests {:<5}: target {a:>8.0}/s, plain {b:>8.0}/s, ratio {:.3}",
+            digests.data,
+            a / b
+        );
+        println!(", {:.2} GB/s", a * f64::from(block) / 1e9);
+        if depth == 1 {
+            let show = |name: &str, of: &dyn Fn(&Figures) -> f64| {
+                let (a, b) = (median(&of_target, of), median(&of_plain, of));
+                println!("        latency {name}: target {a:.1} us, plain {b:.1} us, ratio {:.3}", a / b);
+            };
+            show("median", &|it| it.median_us);
+            show("p99", &|it| it.p99_us);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+# Runs in a guest. Starts `inlane nvme target` and uses it with Linux's NVMe/TCP host: discovery, file systems, digests, events,
+# resizing, and a target that is killed and restarted under load.
+#
+#   lab/vm/run.py --memory 1G --module nvme_tcp --module ext4 --module crc32c_generic --file target/debug/inlane \
+#       --file $(which nvme) --file $(which mkfs.ext4) --file $(which fio) --file lab/guest/nvme-host.sh -- sh /bin/nvme-host.sh
+#
+# Each step prints a line that ends in ': ok'. The first failing step ends the script.
+set -e
+nqn=nqn.2026-11.inlane:lab
+at="--transport tcp --traddr 127.0.0.1"
+mkdir -p /etc/nvme /tmp/mount
+echo nqn.2014-08.org.nvmexpress:uuid:0f01fb42-9f7f-4856-b0b3-51e60b8de349 >/etc/nvme/hostnqn
+echo 0f01fb42-9f7f-4856-b0b3-51e60b8de349 >/etc/nvme/hostid
+cp /etc/nvme/hostnqn /tmp/hosts
+truncate -s 64M /tmp/disk /tmp/readonly
+
+fail() {
+    echo "FAILED: $*"
+    cat /tmp/target.log
+    dmesg | tail -n 30
+    trap - EXIT
+    exit 1
+}
+trap 'fail "the last command of the script"' EXIT
+
+await() { # SECONDS COMMAND...: repeats a command until it succeeds
+    left=$(($1 * 10))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        left=$((left - 1))
+        [ $left -gt 0 ] || fail "no success in time: $*"
+        usleep 100000
+    done
+}
+
+start() { # starts the target on two ports
+    inlane nvme target --listen 127.0.0.1:4420 --listen 127.0.0.1:4421 --namespace memory:64M --namespace file:/tmp/disk \
+        --namespace file:/tmp/readonly,ro --nqn $nqn --hosts-file /tmp/hosts --threads 2 --json /tmp/result.json \
+        2>>/tmp/target.log >/tmp/result.txt &
+    target=$!
+    await 20 grep -q "$1" /tmp/target.log
+}
+
+connect() { # ARGUMENTS...: connects to the subsystem and waits for its namespaces
+    nvme connect $at --nqn $nqn --trsvcid 4420 --keep-alive-tmo 4 --reconnect-delay 1 --ctrl-loss-tmo 60 "$@"
+    await 10 test -b /dev/nvme0n3
+}
+
+start "namespace 3"
+
+nvme discover $at --trsvcid 4421 >/tmp/discovery
+[ "$(grep -c "subnqn: *$nqn" /tmp/discovery)" = 2 ] || fail "$(cat /tmp/discovery)"
+echo discovery: ok
+
+! nvme connect $at --trsvcid 4420 --nqn nqn.2026-11.inlane:other 2>/tmp/err
+! nvme connect $at --trsvcid 4420 --nqn $nqn --hostnqn nqn.2026-11.inlane:stranger 2>/tmp/err
+echo refusals: ok
+
+for digests in "" "--hdr-digest --data-digest"; do
+    connect $digests
+    for n in 1 2; do
+        mkfs.ext4 -q /dev/nvme0n$n
+        mount /dev/nvme0n$n /tmp/mount
+        dd if=/dev/urandom of=/tmp/source bs=1M count=6 2>/dev/null
+        cp /tmp/source /tmp/mount/copy
+        umount /tmp/mount
+        mount -o ro /dev/nvme0n$n /tmp/mount
+        cmp /tmp/source /tmp/mount/copy
+        umount /tmp/mount
+    done
+    nvme disconnect --nqn $nqn >/tmp/out
+    echo "file systems ${digests:-without digests}: ok"
+done
+
+connect --hdr-digest --data-digest
+[ "$(cat /sys/block/nvme0n3/ro)" = 1 ]
+! dd if=/dev/zero of=/dev/nvme0n3 bs=4096 count=1 2>/tmp/err
+echo read-only: ok
+
+dd if=/dev/urandom of=/tmp/block bs=4096 count=1 2>/tmp/err
+dd if=/tmp/block of=/dev/nvme0n2 bs=4096 count=2 conv=fsync 2>/tmp/err
+for n in 1 2; do
+    dd if=/tmp/block of=/dev/nvme0n$n bs=4096 count=1 conv=fsync 2>/tmp/err
+    nvme compare /dev/nvme0n$n --start-block 0 --block-count 7 --data-size 4096 --data /tmp/block >/tmp/out
+    nvme write-zeroes /dev/nvme0n$n --start-block 0 --block-count 3 >/tmp/out
+    ! nvme compare /dev/nvme0n$n --start-block 0 --block-count 7 --data-size 4096 --data /tmp/block >/tmp/out 2>&1
+    nvme dsm /dev/nvme0n$n --ad --slbs 0 --blocks 8 >/tmp/out
+    nvme flush /dev/nvme0n$n >/tmp/out
+    nvme read /dev/nvme0n$n --start-block 0 --block-count 7 --data-size 4096 --data /tmp/read 2>/tmp/out
+    dd if=/dev/zero bs=4096 count=1 2>/tmp/err | cmp - /tmp/read
+done
+! nvme resv-register /dev/nvme0n1 --nrkey 1 >/tmp/out 2>&1
+nvme id-ctrl /dev/nvme0 >/tmp/out
+nvme effects-log /dev/nvme0 >/tmp/out
+nvme fw-log /dev/nvme0 >/tmp/out
+nvme error-log /dev/nvme0 >/tmp/out
+echo commands: ok
+
+truncate -s 96M /tmp/disk
+await 10 grep -qx $((96 * 2048)) /sys/block/nvme0n2/size
+truncate -s 64M /tmp/disk
+await 10 grep -qx $((64 * 2048)) /sys/block/nvme0n2/size
+echo resizing: ok
+
+# The target is killed and restarted while fio writes and verifies. Linux's host reconnects and repeats what was not acknowledged.
+fio --name=load --filename=/dev/nvme0n2 --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bs=4k --size=8M \
+    --verify=crc32c --do_verify=1 --verify_fatal=1 --rate_iops=400 --randseed=7 >/tmp/fio.txt 2>&1 &
+load=$!
+sleep 2
+kill -9 $target
+sleep 1
+: >/tmp/target.log
+start "namespace 3"
+wait $load || fail "$(cat /tmp/fio.txt)"
+[ "$(cat /sys/class/nvme/nvme0/state)" = live ]
+echo restart: ok
+
+nvme disconnect --nqn $nqn >/tmp/out
+kill -TERM $target
+wait $target || fail "the target ended with an error"
+grep -q '"protocol_violations": 0' /tmp/result.json || fail "$(cat /tmp/result.json)"
+echo end: ok
+trap - EXIT
