@@ -12,7 +12,7 @@
 use crate::target::buffer::Buffer;
 
 /// The most parts of one call of sendmsg.
-const MAX_PARTS: usize = 256;
+const MAX_PARTS: usize = 1024;
 /// The number of bytes after which a call of sendmsg takes no further part.
 const ENOUGH_BYTES: usize = 1 << 20;
 

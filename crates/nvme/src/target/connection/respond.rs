@@ -8,7 +8,7 @@ use crate::target::fabrics::Connected;
 use crate::target::io::{self, Request};
 
 /// Up to this length, data from memory is copied to the output. Sending it in place would cost more than the copy.
-const COPY_BYTES: usize = 8 << 10;
+const COPY_BYTES: usize = 1 << 10;
 
 impl Queue {
     pub(super) fn new(connected: Connected) -> Self {
