@@ -2,18 +2,21 @@
 //!
 //! One client thread keeps requests of 72 bytes in flight and counts the bytes of the responses. The server is in turn
 //!
-//! * **plain**: a loop that receives requests and sends responses of the same sizes from one buffer, all that have arrived in one
-//!   call. It is the floor: it does nothing else;
+//! * **plain**: a loop that receives requests and sends responses of the same sizes, all that have arrived in one call. It is the
+//!   floor: it does nothing else. It sends either the block of a large memory that a request names, as the target must, or always
+//!   the same buffer, which stays in the cache;
 //! * **target**: inlane's target with a namespace in memory and random reads.
 //!
-//! Both servers have one thread. The medians of several turns and their ratio are printed. Run with
+//! All servers have one thread. The medians of several turns and their ratios are printed. The ratio of the servers' processor
+//! times is also meaningful on a machine that is busy with other work. Run with
 //! `cargo bench -p inlane-nvme --bench target [-- SERVER_CORE CLIENT_CORE]`.
 
 use inlane_nvme::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};
+use inlane_nvme::namespace::Storage;
 use inlane_nvme::pdu::{CapsuleCmd, Digests, IcReq, MAX_HEADER, encode};
 use inlane_nvme::target::subsystem::Limits;
 use inlane_nvme::target::{Config, Hosts, Target};
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -135,30 +138,55 @@ impl Load {
     }
 }
 
-/// Starts the plain server. Returns a connection to it.
-fn plain(core: usize, request: usize, response: usize) -> TcpStream {
+/// What a plain server sends: always the same bytes, or the bytes of a large memory that the request names.
+#[derive(Clone, Copy)]
+enum Source {
+    Buffer,
+    Memory(&'static [u8]),
+}
+
+/// Starts a plain server. Returns a connection to it.
+fn plain(core: usize, source: Source, request: usize, response: usize, block: usize) -> TcpStream {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listens");
     let address = listener.local_addr().expect("an address");
+    let name = match source {
+        Source::Buffer => "plain-buffer",
+        Source::Memory(_) => "plain-memory",
+    };
     let serve = move || {
         bind(core);
         let (mut stream, _) = listener.accept().expect("accepted");
         stream.set_nodelay(true).expect("set");
         let (mut input, mut pending) = (vec![0_u8; 64 << 10], 0);
         let output = vec![7_u8; response * 256];
-        while let Ok(count @ 1..) = stream.read(&mut input) {
+        while let Ok(count @ 1..) = stream.read(&mut input[pending..]) {
             pending += count;
-            let mut complete = pending / request;
-            pending %= request;
-            while complete > 0 {
-                let now = complete.min(256);
-                if stream.write_all(&output[..now * response]).is_err() {
-                    return;
+            let complete = pending / request;
+            let mut parts = Vec::with_capacity(2 * complete);
+            match source {
+                Source::Buffer if complete <= 256 => parts.push(IoSlice::new(&output[..complete * response])),
+                Source::Buffer => parts.resize(complete, IoSlice::new(&output[..response])),
+                Source::Memory(memory) => {
+                    for request in input[..complete * request].chunks_exact(request) {
+                        // Bytes 48 to 55 of a command capsule are its first block.
+                        let lba = u64::from_le_bytes(request[48..56].try_into().expect("8 bytes")) as usize;
+                        parts.push(IoSlice::new(&memory[lba * 512..][..block]));
+                        parts.push(IoSlice::new(&output[..response - block]));
+                    }
                 }
-                complete -= now;
             }
+            let mut left = &mut parts[..];
+            while !left.is_empty() {
+                match stream.write_vectored(&left[..left.len().min(1024)]) {
+                    Ok(count) => IoSlice::advance_slices(&mut left, count),
+                    Err(_) => return,
+                }
+            }
+            input.copy_within(complete * request..pending, 0);
+            pending -= complete * request;
         }
     };
-    std::thread::Builder::new().name("plain".into()).spawn(serve).expect("started");
+    std::thread::Builder::new().name(name.into()).spawn(serve).expect("started");
     let stream = TcpStream::connect(address).expect("connected");
     stream.set_nodelay(true).expect("set");
     stream
@@ -225,25 +253,26 @@ fn median(values: &[Figures], of: impl Fn(&Figures) -> f64) -> f64 {
 
 fn main() {
     let numbers: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
-    let (server, client) = (numbers.first().copied().unwrap_or(0), numbers.get(1).copied().unwrap_or(1));
+    let numbers = (numbers.first().copied().unwrap_or(0), numbers.get(1).copied().unwrap_or(1));
     let config = Config {
         listen: vec!["127.0.0.1:0".parse().expect("an address")],
         namespaces: vec![format!("memory:{}", NAMESPACE_BYTES).parse().expect("a namespace")],
         nqn: None,
         hosts: Hosts::Any,
-        cores: vec![server],
+        cores: vec![numbers.0],
         threads: 1,
         limits: Limits::default(),
     };
     let target = Target::start(config).expect("the target starts");
-    bind(client);
-    // Write the memory once, so that reads do not meet the kernel's page of zeros.
-    let memory = &target.subsystem().namespaces[0];
-    if let inlane_nvme::namespace::Storage::Memory(memory) = &memory.storage {
-        let data = vec![7; 1 << 20];
-        (0..NAMESPACE_BYTES >> 20).for_each(|n| memory.write(n << 20, &data));
-    }
-    println!("medians of {TURNS} turns of {} ms each; ratio = target / plain", TURN.as_millis());
+    bind(numbers.1);
+    // Write the memory once, so that reads do not meet the kernel's page of zeros. The plain server reads the same memory.
+    let Storage::Memory(storage) = &target.subsystem().namespaces[0].storage else { unreachable!("memory") };
+    let data = vec![7; 1 << 20];
+    (0..NAMESPACE_BYTES >> 20).for_each(|n| storage.write(n << 20, &data));
+    let address = storage.address(0, NAMESPACE_BYTES as usize);
+    // SAFETY: the memory lives until the process ends, because the target is not stopped. Nothing writes it any more.
+    let memory: &'static [u8] = unsafe { std::slice::from_raw_parts(address, NAMESPACE_BYTES as usize) };
+    println!("medians of {TURNS} turns of {} ms each", TURN.as_millis());
     for (block, depth, digests) in [
         (4096, 1, Digests::default()),
         (4096, 32, Digests::default()),
@@ -253,33 +282,44 @@ fn main() {
         (131_072, 8, Digests { header: true, data: true }),
     ] {
         let (_admin, stream) = attach(&target, digests);
-        let mut target_load = Load { stream, digests, block, depth, state: 1, server: "inlane-nvme-0" };
+        let target_load = Load { stream, digests, block, depth, state: 1, server: "inlane-nvme-0" };
         let request = 72 + if digests.header { 4 } else { 0 };
-        let stream = plain(server, request, target_load.response_bytes());
-        let mut plain_load = Load { stream, digests, block, depth, state: 1, server: "plain" };
-        let (mut of_target, mut of_plain) = (Vec::new(), Vec::new());
+        let response = target_load.response_bytes();
+        let start = |server, source| {
+            let stream = plain(numbers.0, source, request, response, block as usize);
+            Load { stream, digests, block, depth, state: 1, server }
+        };
+        let mut loads = [
+            target_load,
+            start("plain-memory", Source::Memory(memory)),
+            start("plain-buffer", Source::Buffer),
+        ];
+        let mut found = [const { Vec::new() }; 3];
         for _ in 0..TURNS {
-            of_plain.push(plain_load.run());
-            of_target.push(target_load.run());
+            loads.iter_mut().zip(&mut found).for_each(|(load, figures)| figures.push(load.run()));
         }
-        let rate = |values: &[Figures]| median(values, |it| it.per_second);
-        let (a, b) = (rate(&of_target), rate(&of_plain));
-        print!(
-            "{block:>6} B, depth {depth:>3}, digests {:<5}: target {a:>8.0}/s, plain {b:>8.0}/s, ratio {:.3}",
-            digests.data,
-            a / b
-        );
-        print!(", {:.2} GB/s", a * f64::from(block) / 1e9);
-        let time = |values: &[Figures]| median(values, |it| it.server_ns);
-        let (a, b) = (time(&of_target), time(&of_plain));
-        println!("; processor time of the server {a:.0} ns, plain {b:.0} ns, plain / target {:.3}", b / a);
-        if depth == 1 {
-            let show = |name: &str, of: &dyn Fn(&Figures) -> f64| {
-                let (a, b) = (median(&of_target, of), median(&of_plain, of));
-                println!("        latency {name}: target {a:.1} us, plain {b:.1} us, ratio {:.3}", a / b);
-            };
-            show("median", &|it| it.median_us);
-            show("p99", &|it| it.p99_us);
+        println!("{block} B, depth {depth}, digests {}", if digests.data { "on" } else { "off" });
+        let of = |index: usize, what: fn(&Figures) -> f64| median(&found[index], what);
+        for (index, name) in ["target", "plain, random memory", "plain, one buffer"].into_iter().enumerate() {
+            let (rate, time) = (of(index, |it| it.per_second), of(index, |it| it.server_ns));
+            print!(
+                "  {name:<21} {rate:>8.0}/s {:>6.2} GB/s, server {time:>6.0} ns",
+                rate * f64::from(block) / 1e9
+            );
+            if index > 0 {
+                let (rates, times) = (of(0, |it| it.per_second) / rate, time / of(0, |it| it.server_ns));
+                print!("; target / plain: rate {rates:.3}, by processor time {times:.3}");
+            }
+            if depth == 1 {
+                print!(
+                    "; median {:.1} us, p99 {:.1} us",
+                    of(index, |it| it.median_us),
+                    of(index, |it| it.p99_us)
+                );
+            }
+            println!();
         }
     }
+    // The plain servers still use the memory.
+    std::mem::forget(target);
 }

@@ -1,10 +1,11 @@
 //! A namespace in memory.
 //!
-//! Several threads read and write the memory at the same time, as hosts may. Therefore no reference to it exists: it is only
-//! accessed by relaxed atomic loads and stores of 8 bytes, or by the kernel when it sends from it. A block that is read while
-//! another host writes it may contain both old and new words.
+//! Several threads read and write the memory at the same time, as hosts may. Therefore no reference to its bytes exists: they are
+//! copied by assembly of inlane-core, whose loads and stores the compiler cannot see, by atomic words, or by the kernel when it
+//! sends from the memory. A block that is read while another host writes it may contain both old and new bytes.
 
 use crate::{Error, Result};
+use inlane_core::access::Access;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -16,9 +17,11 @@ const PAGE: u64 = 4096;
 pub struct Memory {
     start: NonNull<u8>,
     bytes: u64,
+    /// The registers by which bytes are copied.
+    access: Access,
 }
 
-// SAFETY: all accesses are atomic or by the kernel, and the mapping lives as long as this value.
+// SAFETY: all accesses are atomic, by assembly or by the kernel, and the mapping lives as long as this value.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -48,7 +51,11 @@ impl Memory {
         }
         // SAFETY: the range is the mapping. A refusal is harmless: the pages stay small.
         unsafe { libc::madvise(start, length, libc::MADV_HUGEPAGE) };
-        Ok(Self { start: NonNull::new(start.cast()).expect("mmap returns no null"), bytes })
+        Ok(Self {
+            start: NonNull::new(start.cast()).expect("mmap returns no null"),
+            bytes,
+            access: Access::widest(),
+        })
     }
 
     /// Returns the address of byte `offset`, from which the kernel may send `length` bytes while this value lives.
@@ -78,13 +85,19 @@ impl Memory {
     /// Fills `to` with the bytes that start at `offset`.
     ///
     /// # Panics
-    /// If the range ends beyond the memory, or if offset and length are no multiples of 8.
+    /// If the range ends beyond the memory, or if offset and length are no multiples of 64.
     #[inline]
     pub fn read(&self, offset: u64, to: &mut [u8]) {
-        let words = self.words(offset, to.len());
-        for (word, bytes) in words.iter().zip(to.chunks_exact_mut(8)) {
-            bytes.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
-        }
+        let source = self.whole_lines(offset, to.len());
+        // SAFETY: both spans have the length of `to`, which is a multiple of every width, and do not overlap.
+        unsafe { self.access.copy(to.as_mut_ptr(), source, to.len() / self.access.width()) };
+    }
+
+    /// Returns the address of byte `offset` of a range that consists of whole cache lines.
+    #[inline]
+    fn whole_lines(&self, offset: u64, length: usize) -> *mut u8 {
+        assert!(offset.is_multiple_of(64) && length.is_multiple_of(64), "a range of whole blocks");
+        self.at(offset, length as u64)
     }
 
     /// Stores `from` at `offset`.
@@ -93,10 +106,9 @@ impl Memory {
     /// As for [`Memory::read`].
     #[inline]
     pub fn write(&self, offset: u64, from: &[u8]) {
-        let words = self.words(offset, from.len());
-        for (word, bytes) in words.iter().zip(from.chunks_exact(8)) {
-            word.store(u64::from_ne_bytes(bytes.try_into().expect("8 bytes")), Relaxed);
-        }
+        let destination = self.whole_lines(offset, from.len());
+        // SAFETY: both spans have the length of `from`, which is a multiple of every width, and do not overlap.
+        unsafe { self.access.copy(destination, from.as_ptr(), from.len() / self.access.width()) };
     }
 
     /// Returns true if the bytes that start at `offset` equal `expected`.

@@ -1,6 +1,7 @@
 //! The common header: type, flags and lengths.
 
 use super::{FatalStatus, Fault};
+use crc_fast::CrcAlgorithm;
 
 /// The most bytes that a header takes in an encoder's buffer: a 128-byte ICReq, or a 72-byte header with digest and padding to the
 /// largest data alignment of 128 bytes.
@@ -20,7 +21,8 @@ pub(super) const TERMINATION_DATA: usize = 128;
 /// Returns the digest of `bytes` as it is sent: CRC-32C, little-endian (TCP section 3.3.1.1).
 #[inline]
 pub fn digest(bytes: &[u8]) -> [u8; 4] {
-    crc32c::crc32c(bytes).to_le_bytes()
+    // The checksum has 32 bits. The function returns 64 because it serves longer ones, too.
+    (crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32).to_le_bytes()
 }
 
 /// The type of a PDU.
