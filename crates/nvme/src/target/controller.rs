@@ -53,6 +53,8 @@ pub struct Controller {
     /// When the host was last heard, on the clock of [`super::subsystem::Subsystem::now_ms`].
     heard_at_ms: AtomicU64,
     keep_alive_ms: AtomicU64,
+    /// Bit RDY of the status, which every command reads.
+    ready: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -100,6 +102,7 @@ impl Controller {
             alive: AtomicBool::new(true),
             heard_at_ms: AtomicU64::new(now_ms),
             keep_alive_ms: AtomicU64::new(keep_alive_ms),
+            ready: AtomicBool::new(false),
             state: Mutex::default(),
         }
     }
@@ -182,8 +185,9 @@ impl Controller {
     }
 
     /// Returns true if the host has enabled the controller and it accepts commands.
+    #[inline]
     pub fn is_ready(&self) -> bool {
-        self.status() & csts::READY != 0
+        self.ready.load(Relaxed)
     }
 
     /// Returns true if the values in CC that the host chooses are supported: the NVM command set, pages of 4 KiB, round-robin
@@ -221,6 +225,7 @@ impl Controller {
             state.status = state.status & !csts::SHUTDOWN_MASK | SHUTDOWN_IN_PROGRESS;
             transition = Transition::Shutdown;
         }
+        self.ready.store(state.status & csts::READY != 0, Relaxed);
         transition
     }
 
@@ -228,11 +233,6 @@ impl Controller {
     pub fn shut_down(&self) {
         let mut state = self.state();
         state.status = state.status & !csts::SHUTDOWN_MASK | csts::SHUTDOWN_COMPLETE;
-    }
-
-    /// Reports in CSTS that the controller failed and must be reset.
-    pub fn fail(&self) {
-        self.state().status |= csts::FATAL;
     }
 
     /// Returns the number of I/O queues that the host may create.

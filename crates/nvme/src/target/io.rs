@@ -168,26 +168,61 @@ pub fn execute_on_memory(
     Ok(())
 }
 
-/// Adds a completed command to the counters of its namespace.
-#[inline]
-pub fn count(namespace: &Namespace, request: &Request, status: Status) {
-    let counters = &namespace.counters;
-    let add = |counter: &std::sync::atomic::AtomicU64, value| {
-        counter.fetch_add(value, Relaxed);
-    };
-    if !status.is_success() {
-        return add(&counters.errors, 1);
+/// Completed commands that are not yet added to the counters of their namespace. A connection adds them once for each batch of
+/// commands, because all threads share the counters.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    namespace: u32,
+    reads: u64,
+    read_bytes: u64,
+    writes: u64,
+    written_bytes: u64,
+    flushes: u64,
+    others: u64,
+    errors: u64,
+}
+
+impl Tally {
+    /// Counts a completed command.
+    #[inline]
+    pub fn count(&mut self, request: &Request, status: Status, subsystem: &Subsystem) {
+        if self.namespace != request.namespace {
+            self.flush(subsystem);
+            self.namespace = request.namespace;
+        }
+        match request.operation {
+            _ if !status.is_success() => self.errors += 1,
+            Operation::Read => {
+                self.reads += 1;
+                self.read_bytes += request.length;
+            }
+            Operation::Write { .. } => {
+                self.writes += 1;
+                self.written_bytes += request.length;
+            }
+            Operation::Flush => self.flushes += 1,
+            _ => self.others += 1,
+        }
     }
-    match request.operation {
-        Operation::Read => {
-            add(&counters.reads, 1);
-            add(&counters.read_bytes, request.length);
+
+    /// Adds the counted commands to the counters of their namespace.
+    #[inline]
+    pub fn flush(&mut self, subsystem: &Subsystem) {
+        let Some(namespace) = subsystem.namespace(self.namespace) else { return };
+        let counters = &namespace.counters;
+        for (counter, value) in [
+            (&counters.reads, self.reads),
+            (&counters.read_bytes, self.read_bytes),
+            (&counters.writes, self.writes),
+            (&counters.written_bytes, self.written_bytes),
+            (&counters.flushes, self.flushes),
+            (&counters.others, self.others),
+            (&counters.errors, self.errors),
+        ] {
+            if value > 0 {
+                counter.fetch_add(value, Relaxed);
+            }
         }
-        Operation::Write { .. } => {
-            add(&counters.writes, 1);
-            add(&counters.written_bytes, request.length);
-        }
-        Operation::Flush => add(&counters.flushes, 1),
-        _ => add(&counters.others, 1),
+        *self = Self::default();
     }
 }

@@ -172,15 +172,14 @@ impl Connection {
 
     /// Carries an I/O command out. Returns false if no buffer is available.
     fn execute_io(&mut self, slot: u16, request: Request) -> bool {
-        let subsystem = self.setup.subsystem.clone();
-        let namespace = subsystem.namespace(request.namespace).expect("a validated namespace");
-        let entry = self.slots.get_mut(slot);
+        let namespace = self.setup.subsystem.namespace(request.namespace).expect("a validated namespace");
         let Storage::Memory(memory) = &namespace.storage else {
             return self.start_file_operation(slot, request);
         };
         if request.operation == Operation::Read {
-            return self.send_memory(slot, memory, request);
+            return self.send_memory(slot, request);
         }
+        let entry = self.slots.get(slot);
         let data = entry.buffer.as_deref().unwrap_or_default();
         let result = io::execute_on_memory(memory, namespace, &entry.command, &request, data);
         self.finish(slot, result.err().unwrap_or(Status::SUCCESS), 0);

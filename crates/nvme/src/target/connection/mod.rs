@@ -34,6 +34,7 @@ pub use output::Output;
 
 use super::buffer::Share;
 use super::controller::{Controller, Reach};
+use super::io::Tally;
 use super::storage::{Call, Next};
 use super::subsystem::Subsystem;
 use crate::command::Status;
@@ -127,6 +128,8 @@ pub struct Connection {
     identifiers: Vec<u64>,
     /// The flushes in progress for a shutdown of the controller.
     shutdown_flushes: u32,
+    /// Completed commands that are not yet counted.
+    tally: Tally,
     end: Option<End>,
     draining: bool,
     now_ms: u64,
@@ -158,6 +161,7 @@ impl Connection {
             starved: VecDeque::new(),
             identifiers: Vec::new(),
             shutdown_flushes: 0,
+            tally: Tally::default(),
             end: None,
             draining: false,
             now_ms: 0,
@@ -206,10 +210,11 @@ impl Connection {
         while self.end.is_none() && self.output.pending_bytes() <= MAX_BACKLOG {
             match self.step() {
                 Ok(true) => {}
-                Ok(false) => return,
-                Err(fault) => return self.terminate(fault),
+                Ok(false) => break,
+                Err(fault) => self.terminate(fault),
             }
         }
+        self.tally.flush(&self.setup.subsystem);
     }
 
     /// Ends the connection with a termination request.

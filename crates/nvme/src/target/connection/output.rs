@@ -16,6 +16,11 @@ const MAX_PARTS: usize = 1024;
 /// The number of bytes after which a call of sendmsg takes no further part.
 const ENOUGH_BYTES: usize = 1 << 20;
 
+/// The least space for headers and small data, in bytes.
+const LEAST_BYTES: usize = 4 << 10;
+/// More space than this is given back when it has been sent.
+const KEPT_BYTES: usize = 256 << 10;
+
 #[derive(Debug)]
 enum Part {
     /// A range of the batch's own bytes.
@@ -37,14 +42,20 @@ impl Part {
 
 #[derive(Debug, Default)]
 struct Batch {
+    /// Space for headers and small data. It only grows, so that it is not set to zero for each header.
     bytes: Vec<u8>,
+    /// The bytes in use.
+    used: usize,
     parts: Vec<Option<Part>>,
     total: usize,
 }
 
 impl Batch {
     fn clear(&mut self) {
-        self.bytes.clear();
+        if self.bytes.len() > KEPT_BYTES {
+            self.bytes = Vec::new();
+        }
+        self.used = 0;
         self.parts.clear();
         self.total = 0;
     }
@@ -70,11 +81,13 @@ impl Output {
     /// Appends space for up to `most` bytes. `fill` writes to the space and returns the number of bytes that it wrote.
     #[inline]
     pub fn append(&mut self, most: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
-        let Batch { bytes, parts, total } = &mut self.building;
-        let start = bytes.len();
-        bytes.resize(start + most, 0);
-        let written = fill(&mut bytes[start..]);
-        bytes.truncate(start + written);
+        let Batch { bytes, used, parts, total } = &mut self.building;
+        let start = *used;
+        if bytes.len() < start + most {
+            bytes.resize((start + most).next_multiple_of(LEAST_BYTES).max(2 * bytes.len()), 0);
+        }
+        let written = fill(&mut bytes[start..start + most]);
+        *used += written;
         *total += written;
         match parts.last_mut() {
             Some(Some(Part::Bytes { end, .. })) => *end = start + written,

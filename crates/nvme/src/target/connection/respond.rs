@@ -2,10 +2,11 @@
 
 use super::{Connection, Queue};
 use crate::command::{Completion, Status};
-use crate::namespace::Memory;
+use crate::namespace::{Memory, Storage};
 use crate::pdu::{CapsuleResp, Data, Kind, MAX_HEADER, data_flags, digest, encode};
 use crate::target::fabrics::Connected;
-use crate::target::io::{self, Request};
+use crate::target::io::Request;
+use crate::target::subsystem::Subsystem;
 
 /// Up to this length, data from memory is copied to the output. Sending it in place would cost more than the copy.
 const COPY_BYTES: usize = 1 << 10;
@@ -59,10 +60,8 @@ impl Connection {
     fn release(&mut self, slot: u16, status: Status) -> u16 {
         let entry = self.slots.get(slot);
         let cid = entry.command.cid.get();
-        if let Some(request) = &entry.request
-            && let Some(namespace) = self.setup.subsystem.namespace(request.namespace)
-        {
-            io::count(namespace, request, status);
+        if let Some(request) = &entry.request {
+            self.tally.count(request, status, &self.setup.subsystem);
         }
         self.slots.remove(slot);
         self.forget_identifier(cid);
@@ -71,11 +70,12 @@ impl Connection {
 
     /// Completes a read with bytes from memory. Returns false if no buffer is available.
     #[inline]
-    pub(super) fn send_memory(&mut self, slot: u16, memory: &Memory, request: Request) -> bool {
+    pub(super) fn send_memory(&mut self, slot: u16, request: Request) -> bool {
         let length = request.length as usize;
         if length <= COPY_BYTES {
             self.data_header(slot, length as u32);
             let with_digest = self.rules.digests.data;
+            let memory = memory_of(&self.setup.subsystem, &request);
             self.output.append(length + 4, |out| {
                 memory.read(request.offset, &mut out[..length]);
                 if !with_digest {
@@ -89,14 +89,15 @@ impl Connection {
             // Another host may write the memory at any time. The digest must be that of the bytes that are sent, so the bytes are
             // copied first.
             let Some(mut buffer) = self.setup.share.allocate(length) else { return false };
-            memory.read(request.offset, &mut buffer[..length]);
+            memory_of(&self.setup.subsystem, &request).read(request.offset, &mut buffer[..length]);
             self.slots.get_mut(slot).buffer = Some(buffer);
             self.send_buffer(slot, length);
             return true;
         } else {
             self.data_header(slot, length as u32);
+            let address = memory_of(&self.setup.subsystem, &request).address(request.offset, length);
             // SAFETY: the memory belongs to a namespace of the subsystem, which this connection keeps alive.
-            unsafe { self.output.append_memory(memory.address(request.offset, length), length) };
+            unsafe { self.output.append_memory(address, length) };
         }
         self.data_end(slot);
         true
@@ -173,5 +174,14 @@ impl Connection {
     #[inline]
     pub(super) fn forget_identifier(&mut self, cid: u16) {
         self.identifiers[usize::from(cid / 64)] &= !(1 << (cid % 64));
+    }
+}
+
+/// Returns the memory of a request's namespace.
+#[inline]
+fn memory_of<'a>(subsystem: &'a Subsystem, request: &Request) -> &'a Memory {
+    match subsystem.namespace(request.namespace).map(|namespace| &namespace.storage) {
+        Some(Storage::Memory(memory)) => memory,
+        _ => unreachable!("only requests to memory are answered from memory"),
     }
 }
