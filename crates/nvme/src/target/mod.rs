@@ -26,6 +26,8 @@ mod ring;
 mod server;
 pub mod storage;
 pub mod subsystem;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 pub use result::{NamespaceResult, TargetResult};

@@ -1,0 +1,179 @@
+//! Drives a whole target over sockets on loopback.
+
+use super::subsystem::Limits;
+use super::{Config, Hosts, Target};
+use crate::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};
+use crate::pdu::{CapsuleCmd, Digests, IcReq, MAX_HEADER, encode};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:0f01fb42-9f7f-4856-b0b3-51e60b8de349";
+/// A time after which a test fails that waits for the target.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn start(namespace: &str, limits: Limits) -> Target {
+    let config = Config {
+        listen: vec!["127.0.0.1:0".parse().unwrap()],
+        namespaces: vec![namespace.parse().unwrap()],
+        nqn: Some("nqn.2026-11.inlane:test".into()),
+        hosts: Hosts::Any,
+        cores: Vec::new(),
+        threads: 2,
+        limits,
+    };
+    Target::start(config).unwrap()
+}
+
+fn open(target: &Target) -> TcpStream {
+    let stream = TcpStream::connect(target.subsystem().listeners()[0]).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Returns true if the target closes the connection.
+fn is_closed(stream: &mut TcpStream) -> bool {
+    let mut bytes = [0; 4096];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+fn initialize(target: &Target) -> TcpStream {
+    let mut stream = open(target);
+    let mut bytes = [0; MAX_HEADER];
+    let length = encode(&IcReq::new(Digests::default(), 1), 0, Digests::default(), 4, &mut bytes);
+    stream.write_all(&bytes[..length]).unwrap();
+    stream.read_exact(&mut bytes).unwrap();
+    stream
+}
+
+fn send(stream: &mut TcpStream, command: Command, data: &[u8]) {
+    let mut bytes = vec![0; MAX_HEADER];
+    let length = encode(&CapsuleCmd::new(command), data.len() as u32, Digests::default(), 4, &mut bytes);
+    bytes.truncate(length);
+    bytes.extend_from_slice(data);
+    stream.write_all(&bytes).unwrap();
+}
+
+/// Sends a command without data to the host. Returns dword 0 of its completion.
+fn call(stream: &mut TcpStream, command: Command, data: &[u8]) -> u32 {
+    send(stream, command, data);
+    let mut response = [0; 24];
+    stream.read_exact(&mut response).unwrap();
+    assert_eq!(u16::from_le_bytes([response[22], response[23]]) >> 1, 0, "{command:?}");
+    u32::from_le_bytes(response[8..12].try_into().unwrap())
+}
+
+/// Connects an admin queue and an I/O queue.
+fn attach(target: &Target, keep_alive_ms: u32) -> (TcpStream, TcpStream) {
+    let data = |id| ConnectData::new([1; 16], id, &target.subsystem().nqn, HOST);
+    let mut admin = initialize(target);
+    let any = data(connect::ANY_CONTROLLER);
+    let id = call(&mut admin, Command::connect(0, 32, 0, keep_alive_ms), any.as_bytes()) as u16;
+    call(&mut admin, Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES), &[]);
+    let mut queues = Command::new(admin::SET_FEATURES, 0);
+    queues.cdw10 = u32::from(feature::NUMBER_OF_QUEUES).into();
+    call(&mut admin, queues, &[]);
+    let mut queue = initialize(target);
+    call(&mut queue, Command::connect(1, 64, 0, 0), data(id).as_bytes());
+    (admin, queue)
+}
+
+fn read(stream: &mut TcpStream, blocks: u32) -> Vec<u8> {
+    send(stream, Command::blocks(io::READ, 1, 0, blocks, Sgl::transport(blocks * 512)), &[]);
+    let mut bytes = vec![0; 24 + blocks as usize * 512 + 24];
+    stream.read_exact(&mut bytes).unwrap();
+    bytes[24..24 + blocks as usize * 512].to_vec()
+}
+
+fn write(stream: &mut TcpStream, byte: u8) {
+    call(stream, Command::blocks(io::WRITE, 1, 0, 8, Sgl::in_capsule(4096)), &[byte; 4096]);
+}
+
+#[test]
+fn half_open_connections_end_and_do_not_disturb_other_hosts() {
+    let limits =
+        Limits { connections: 64, handshake_timeout: Duration::from_millis(700), ..Limits::default() };
+    let target = start("memory:1M", limits);
+    let mut silent: Vec<_> = (0..300).map(|_| open(&target)).collect();
+    // Half of them send the start of a PDU and then nothing.
+    for stream in silent.iter_mut().step_by(2) {
+        let _ = stream.write_all(&[0, 0, 128]);
+    }
+    // A quarter of the connections may be without a queue. The target closes the oldest of the others at once.
+    let start = Instant::now();
+    while target.subsystem().counters.connections.load(Relaxed) < 300 || target.connections() > 16 {
+        assert!(start.elapsed() < PATIENCE, "{} connections", target.connections());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (_admin, mut queue) = attach(&target, 0);
+    write(&mut queue, 5);
+    assert_eq!(read(&mut queue, 8), [5; 4096]);
+    assert!(silent.iter_mut().all(is_closed));
+    assert_eq!(read(&mut queue, 8), [5; 4096]);
+    assert!(target.subsystem().counters.refused.load(Relaxed) >= 200);
+}
+
+#[test]
+fn a_host_that_stops_reading_is_closed_and_others_are_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let limits =
+        Limits { stall_timeout: Duration::from_millis(500), buffer_bytes: 8 << 20, ..Limits::default() };
+    let limits = Limits { connection_bytes: 4 << 20, ..limits };
+    let target = start(&format!("file:{}/disk,size=8M", directory.path().display()), limits);
+    let (_admin, mut greedy) = attach(&target, 0);
+    for cid in 0..40_u16 {
+        let mut command = Command::blocks(io::READ, 1, 0, 2048, Sgl::transport(1 << 20));
+        command.cid = cid.into();
+        send(&mut greedy, command, &[]);
+    }
+    let (_admin2, mut other) = attach(&target, 0);
+    let start = Instant::now();
+    while target.subsystem().counters.refused.load(Relaxed) == 0 {
+        assert_eq!(read(&mut other, 8).len(), 4096);
+        assert!(start.elapsed() < PATIENCE, "the greedy host is not closed");
+    }
+    assert!(is_closed(&mut greedy));
+    assert_eq!(read(&mut other, 2048).len(), 1 << 20);
+}
+
+#[test]
+fn a_controller_whose_keep_alive_timer_expires_loses_its_connections() {
+    let target = start("memory:1M", Limits::default());
+    let (mut admin, mut queue) = attach(&target, 300);
+    let (_admin2, mut other) = attach(&target, 0);
+    assert!(is_closed(&mut admin) && is_closed(&mut queue));
+    assert_eq!(target.subsystem().counters.expired.load(Relaxed), 1);
+    assert_eq!(read(&mut other, 8).len(), 4096);
+}
+
+#[test]
+fn the_end_of_the_admin_queue_ends_the_controller() {
+    let target = start("memory:1M", Limits::default());
+    let (admin, mut queue) = attach(&target, 0);
+    drop(admin);
+    assert!(is_closed(&mut queue));
+    assert_eq!(target.subsystem().controller_count(), 0);
+}
+
+#[test]
+fn a_target_that_stops_closes_its_connections_and_reports_what_it_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    let target = start(&format!("file:{},size=1M", path.display()), Limits::default());
+    let (mut admin, mut queue) = attach(&target, 0);
+    write(&mut queue, 9);
+    assert_eq!(read(&mut queue, 8), [9; 4096]);
+    let result = target.stop().unwrap();
+    assert!(is_closed(&mut admin) && is_closed(&mut queue));
+    let namespace = &result.namespaces[0];
+    assert_eq!((namespace.writes, namespace.written_bytes, namespace.reads), (1, 4096, 1));
+    assert_eq!(std::fs::read(path).unwrap()[..4096], [9; 4096]);
+}
