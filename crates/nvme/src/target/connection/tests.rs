@@ -82,8 +82,7 @@ impl Host {
     }
 
     fn run(&mut self) {
-        loop {
-            let Some(slot) = self.connection.next_operation() else { break };
+        while let Some(slot) = self.connection.next_operation() {
             loop {
                 let (descriptor, call) = self.connection.call(slot);
                 if !self.connection.returned(slot, storage::make(call, descriptor), self.now_ms) {
