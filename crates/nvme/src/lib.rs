@@ -10,6 +10,8 @@
 //! statuses that they carry. [`identify`] defines the data structures that commands transfer. Both sides share these modules;
 //! they contain no unsafe code.
 //!
+//! [`target`] serves the drives that [`namespace`] opens.
+//!
 //! Sources: NVM Express TCP Transport Specification 1.0 ("TCP"), NVM Express Base Specification 2.0 ("Base") and NVM Command Set
 //! Specification 1.0 ("NVM").
 

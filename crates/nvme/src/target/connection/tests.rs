@@ -49,6 +49,8 @@ struct Host {
     digests: Digests,
     received: Vec<u8>,
     now_ms: u64,
+    /// The bytes of both directions as a hex dump, if they are recorded.
+    trace: Option<String>,
 }
 
 impl Host {
@@ -66,11 +68,23 @@ impl Host {
             local: "127.0.0.1:4420".parse().unwrap(),
         };
         let connection = Connection::new(setup);
-        Self { connection, pool, inbox, digests: Digests::default(), received: Vec::new(), now_ms: 1 }
+        Self {
+            connection,
+            pool,
+            inbox,
+            digests: Digests::default(),
+            received: Vec::new(),
+            now_ms: 1,
+            trace: None,
+        }
     }
 
     /// Sends bytes and makes the system calls that follow.
     fn send(&mut self, mut bytes: &[u8]) {
+        if let Some(trace) = &mut self.trace {
+            dump('O', bytes, trace);
+        }
+        let answered = self.received.len();
         while !bytes.is_empty() {
             let Some(space) = self.connection.space() else { break };
             let count = space.len().min(bytes.len());
@@ -78,6 +92,9 @@ impl Host {
             bytes = &bytes[count..];
             self.connection.received(count, self.now_ms);
             self.run();
+        }
+        if let Some(trace) = &mut self.trace {
+            dump('I', &self.received[answered..], trace);
         }
     }
 
@@ -768,6 +785,95 @@ fn a_host_that_does_not_read_is_not_read() {
         assert!(sent < 100, "the target takes commands without bound");
     }
     assert!(queue.connection.waits_for_host());
+}
+
+/// Writes bytes as a packet of a hex dump that text2pcap reads. `direction` is `O` for the host, `I` for the target.
+fn dump(direction: char, bytes: &[u8], dump: &mut String) {
+    use std::fmt::Write as _;
+    for packet in bytes.chunks(16 << 10) {
+        let _ = writeln!(dump, "{direction}");
+        for (line, row) in packet.chunks(16).enumerate() {
+            let hex: Vec<String> = row.iter().map(|byte| format!("{byte:02x}")).collect();
+            let _ = writeln!(dump, "{:06x} {}", line * 16, hex.join(" "));
+        }
+        dump.push('\n');
+    }
+}
+
+#[test]
+fn tshark_dissects_a_session_without_a_malformed_pdu() {
+    const TEST: &str = "tshark_dissects_a_session_without_a_malformed_pdu";
+    let missing = |program: &str| {
+        std::process::Command::new(program).arg("--version").output().err().map(|_| program.to_string())
+    };
+    if let Some(program) = missing("text2pcap").or_else(|| missing("tshark")) {
+        eprintln!("SKIPPED {TEST}: no {program}; install the package tshark");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    for digests in ALL_DIGESTS {
+        let subsystem = subsystem(&["memory:4M"], |_| {});
+        let (mut admin, mut queue) = (Host::new(&subsystem), Host::new(&subsystem));
+        (admin.trace, queue.trace) = (Some(String::new()), Some(String::new()));
+        admin.initialize(digests);
+        let controller = admin.enable(NQN);
+        queue.initialize(digests);
+        assert!(queue.connect(1, controller, NQN).status().is_success());
+        admin.identify(cns::CONTROLLER, 0);
+        admin.identify(cns::NAMESPACE, 1);
+        admin.identify(cns::ACTIVE_NAMESPACES, 0);
+        admin.log_page(log::HEALTH, 512);
+        let data = pattern(64 << 10, 1);
+        assert!(write(&mut queue, 0, &data, 512, 3).is_success());
+        assert_eq!(read(&mut queue, 1, 0, 128, 512).1, data);
+        let in_capsule = Command::blocks(io::WRITE, 1, 0, 8, Sgl::in_capsule(4096));
+        assert!(queue.call(in_capsule, &data[..4096]).0.status().is_success());
+        assert!(read(&mut queue, 9, 0, 8, 512).0 == Status::INVALID_NAMESPACE.dnr());
+        for (name, host) in [("admin", &admin), ("queue", &queue)] {
+            let (text, capture) =
+                (directory.path().join("dump"), directory.path().join(format!("{name}.pcap")));
+            std::fs::write(&text, host.trace.as_ref().unwrap()).unwrap();
+            let made = std::process::Command::new("text2pcap")
+                .args(["-q", "-D", "-T", "50000,4420"])
+                .args([&text, &capture])
+                .output()
+                .unwrap();
+            assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+            let fields = |filter: &str| {
+                let run = std::process::Command::new("tshark")
+                    .arg("-r")
+                    .arg(&capture)
+                    .args([
+                        "-d",
+                        "tcp.port==4420,nvme-tcp",
+                        "-Y",
+                        filter,
+                        "-T",
+                        "fields",
+                        "-e",
+                        "nvme-tcp.type",
+                    ])
+                    .output()
+                    .unwrap();
+                assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+                String::from_utf8_lossy(&run.stdout).into_owned()
+            };
+            assert_eq!(fields("_ws.malformed || _ws.expert.severity == error"), "", "{name} {digests:?}");
+            let types = fields("nvme-tcp");
+            let types: Vec<&str> = types.split([',', '\n']).filter(|it| !it.is_empty()).collect();
+            assert!(types.len() >= 10, "{name} {digests:?}: {types:?}");
+            for expected in if name == "queue" {
+                &["0", "1", "4", "5", "6", "7", "9"][..]
+            } else {
+                &["0", "1", "4", "5", "7"]
+            } {
+                assert!(
+                    types.contains(expected),
+                    "{name} {digests:?}: no PDU of type {expected} in {types:?}"
+                );
+            }
+        }
+    }
 }
 
 proptest! {
