@@ -76,6 +76,8 @@ struct Link {
     accepted_ms: u64,
     /// When bytes were last received or sent.
     progress_ms: u64,
+    /// The first of the consecutive checks at which the target waited for the host.
+    waiting_ms: Option<u64>,
     /// True if the link is in the list of links to serve in this round.
     due: bool,
     /// True if the link is in the list of links that wait for buffers.
@@ -255,6 +257,7 @@ impl Worker {
             message: unsafe { std::mem::zeroed() },
             accepted_ms: self.now_ms,
             progress_ms: self.now_ms,
+            waiting_ms: None,
             due: false,
             starved: false,
             discard: Box::default(),
@@ -348,7 +351,8 @@ impl Worker {
 
     /// Starts everything that a connection is ready for, or removes the link if it has ended.
     fn serve(&mut self, index: usize) {
-        let link = self.link(index);
+        // A link may be on the list again although it was removed when it was served before.
+        let Some(link) = self.links[index].as_mut() else { return };
         link.due = false;
         if link.closing == Closing::No
             && link.connection.is_drained()
@@ -455,7 +459,11 @@ impl Worker {
         let now = self.now_ms;
         let drained_by = self.draining_since.map(|since| since + DRAIN_MS);
         for index in 0..self.links.len() {
-            let Some(link) = self.links[index].as_ref() else { continue };
+            let Some(link) = self.links[index].as_mut() else { continue };
+            let waits = link.connection.waits_for_host();
+            link.waiting_ms = waits.then(|| link.waiting_ms.unwrap_or(now));
+            // After a long idle time, a host gets the whole time again.
+            let stalled_since = link.waiting_ms.map(|since| since.max(link.progress_ms));
             let late = |since: u64, limit: u64| now.saturating_sub(since) > limit;
             let why = match link.closing {
                 Closing::Yes => continue,
@@ -465,7 +473,7 @@ impl Worker {
                 Closing::No if !link.connection.is_connected() && late(link.accepted_ms, handshake_ms) => {
                     "the host did not connect a queue in time"
                 }
-                Closing::No if link.connection.waits_for_host() && late(link.progress_ms, stall_ms) => {
+                Closing::No if stalled_since.is_some_and(|since| late(since, stall_ms)) => {
                     "the host neither reads responses nor sends data"
                 }
                 Closing::No => continue,

@@ -207,7 +207,7 @@ impl Connection {
 
     /// Processes the received bytes as far as possible. Ends the connection if they violate the protocol.
     fn proceed(&mut self) {
-        while self.end.is_none() && self.output.pending_bytes() <= MAX_BACKLOG {
+        while self.end.is_none() && !self.draining && self.output.pending_bytes() <= MAX_BACKLOG {
             match self.step() {
                 Ok(true) => {}
                 Ok(false) => break,
@@ -328,6 +328,9 @@ impl Connection {
     /// Ends what other threads see of the connection: removes the queue from its controller. The end of the admin queue ends the
     /// controller.
     pub fn disconnected(&mut self) {
+        // Received bytes that are not processed yet must not take effect any more.
+        self.draining = true;
+        self.starved.clear();
         let Some(queue) = self.queue.take() else { return };
         if queue.id == 0 {
             self.setup.subsystem.end(&queue.controller);
