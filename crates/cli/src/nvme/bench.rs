@@ -174,6 +174,6 @@ mod tests {
         live.last = (Duration::from_secs(1), Progress { reads: 1000, ..Progress::default() });
         let progress = Progress { reads: 3000, writes: 500, checking: false };
         let line = live.line(Duration::from_secs(3), progress);
-        assert_eq!(line, "    3 s  read 1000 IOPS, 0.004 GB/s  write 250 IOPS, 0.001 GB/s");
+        assert_eq!(line, "    3 s  read 1000 IOPS, 4.10 MB/s  write 250 IOPS, 1.02 MB/s");
     }
 }
