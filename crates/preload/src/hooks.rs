@@ -4,10 +4,12 @@
 
 use crate::convert::{self, Outcome};
 use crate::socket::name_of;
-use crate::{epoll, errno, fail, real, receive, set_errno, socket};
+use crate::{epoll, errno, exec, fail, real, receive, set_errno, socket};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::rules::Use;
-use libc::{c_int, c_long, c_void, epoll_event, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use libc::{
+    c_char, c_int, c_long, c_void, epoll_event, iovec, msghdr, pid_t, size_t, sockaddr, socklen_t, ssize_t,
+};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 macro_rules! hooks {
@@ -191,6 +193,33 @@ hooks! {
             epoll::remember(instance, fd);
         }
         result
+    }
+
+    fn execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        let mut room = exec::EMPTY;
+        real::execve(path, arguments, exec::environment(environment, &mut room))
+    }
+
+    fn execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        let mut room = exec::EMPTY;
+        real::execvpe(file, arguments, exec::environment(environment, &mut room))
+    }
+
+    fn fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        let mut room = exec::EMPTY;
+        real::fexecve(fd, arguments, exec::environment(environment, &mut room))
+    }
+
+    fn posix_spawn(process: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        let mut room = exec::EMPTY;
+        let environment = exec::environment(environment, &mut room);
+        real::posix_spawn(process, path, actions, attributes, arguments, environment)
+    }
+
+    fn posix_spawnp(process: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        let mut room = exec::EMPTY;
+        let environment = exec::environment(environment, &mut room);
+        real::posix_spawnp(process, file, actions, attributes, arguments, environment)
     }
 
     // The C library's function takes a variable number of arguments. On x86-64 and AArch64, these are passed like fixed ones.

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! The library keeps no table of sockets. What it must know about a socket is in the names of the pair's ends
-//! ([`inlane_offload_protocol::name`]) and in the [`socket::Flags`] that the kernel keeps with the program's end. So nothing can become out of
+//! ([`inlane_offload_protocol::name`]) and in the `socket::Flags` that the kernel keeps with the program's end. So nothing can become out of
 //! date by a call that the library does not see.
 //!
 //! Limits: it does not allocate, and it takes no lock that it would wait for, because programs call these functions in signal handlers and
@@ -23,6 +23,7 @@
 mod control;
 mod convert;
 mod epoll;
+mod exec;
 mod hooks;
 mod real;
 mod receive;

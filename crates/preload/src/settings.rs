@@ -23,10 +23,20 @@ impl<const N: usize> Text<N> {
 
     /// Stores a text if it fits and there is none yet. Only the initialisation calls this, on one thread.
     fn set(&self, text: &[u8]) {
-        if text.len() <= N && self.len.load(Ordering::Relaxed) == 0 {
-            // SAFETY: nobody reads the bytes while the length is 0.
-            unsafe { (&mut (*self.bytes.get()))[..text.len()].copy_from_slice(text) };
-            self.len.store(text.len() + 1, Ordering::Release);
+        self.set_parts(&[text]);
+    }
+
+    /// As [`Text::set`], for a text in parts.
+    fn set_parts(&self, parts: &[&[u8]]) {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        if len <= N && self.len.load(Ordering::Relaxed) == 0 {
+            let mut at = 0;
+            for part in parts {
+                // SAFETY: nobody reads the bytes while the length is 0.
+                unsafe { (&mut (*self.bytes.get()))[at..at + part.len()].copy_from_slice(part) };
+                at += part.len();
+            }
+            self.len.store(len + 1, Ordering::Release);
         }
     }
 
@@ -41,6 +51,8 @@ static SOCKET: Text<108> = Text::new();
 static RULES: Text<16384> = Text::new();
 static REQUIRE: Text<16> = Text::new();
 static PROGRAM: Text<256> = Text::new();
+/// The variables to pass on, each as `NAME=VALUE` with a terminating zero byte.
+static EXPORTED: [Text<16640>; 4] = [const { Text::new() }; 4];
 
 unsafe extern "C" {
     /// The last part of the program's path (an extension of glibc and musl).
@@ -49,7 +61,7 @@ unsafe extern "C" {
 
 /// Reads the environment and the program's name.
 pub fn read() {
-    let variable = |name: &str| {
+    let variable = |name: &str| -> Option<&[u8]> {
         let mut terminated = [0u8; 64];
         let room = terminated.get_mut(..name.len())?;
         room.copy_from_slice(name.as_bytes());
@@ -59,6 +71,12 @@ pub fn read() {
             (!value.is_null()).then(|| std::ffi::CStr::from_ptr(value).to_bytes())
         }
     };
+    for (text, name) in EXPORTED.iter().zip(["LD_PRELOAD", SOCKET_VARIABLE, RULES_VARIABLE, REQUIRE_VARIABLE])
+    {
+        if let Some(value) = variable(name) {
+            text.set_parts(&[name.as_bytes(), b"=", value, b"\0"]);
+        }
+    }
     SOCKET.set(variable(SOCKET_VARIABLE).unwrap_or(DEFAULT_SOCKET.as_bytes()));
     if let Some(rules) = variable(RULES_VARIABLE) {
         RULES.set(rules);
@@ -72,6 +90,12 @@ pub fn read() {
         if name.is_null() { &[][..] } else { std::ffi::CStr::from_ptr(name).to_bytes() }
     };
     PROGRAM.set(name);
+}
+
+/// Returns the variables to pass on to programs that this one starts; null for those that are not set. The first is the list of preloaded
+/// libraries.
+pub fn exported() -> [*const libc::c_char; 4] {
+    std::array::from_fn(|index| EXPORTED[index].get().map_or(std::ptr::null(), |text| text.as_ptr().cast()))
 }
 
 /// Returns the path of the engine's control socket.

@@ -1,0 +1,47 @@
+//! Keeps the library in programs that are started with another environment.
+
+use crate::settings;
+use libc::c_char;
+
+/// Environments with more variables are passed on unchanged.
+const MOST: usize = 1024;
+
+/// The memory for an environment.
+pub type Room = [*const c_char; MOST + 1];
+
+/// Memory for an environment, on the caller's stack: a child of vfork must not allocate.
+pub const EMPTY: Room = [std::ptr::null(); MOST + 1];
+
+/// Returns the environment for a program that is started with `given`: with the variables by which this library was loaded, unless it
+/// has a list of preloaded libraries of its own.
+///
+/// # Safety
+/// `given` is null or an array of terminated strings that ends with null.
+pub unsafe fn environment(given: *const *const c_char, room: &mut Room) -> *const *const c_char {
+    let exported = settings::exported();
+    if given.is_null() || exported[0].is_null() {
+        return given;
+    }
+    let mut count = 0;
+    // SAFETY: the array ends with null, and each entry is a terminated string.
+    unsafe {
+        while !(*given.add(count)).is_null() {
+            let entry = *given.add(count);
+            if count + exported.len() >= MOST || libc::strncmp(entry, c"LD_PRELOAD=".as_ptr(), 11) == 0 {
+                return given;
+            }
+            room[count] = entry;
+            count += 1;
+        }
+        for variable in exported.into_iter().filter(|variable| !variable.is_null()) {
+            let name = libc::strchr(variable, i32::from(b'=')).offset_from(variable) as usize + 1;
+            let known = room[..count].iter().any(|&entry| libc::strncmp(entry, variable, name) == 0);
+            if !known {
+                room[count] = variable;
+                count += 1;
+            }
+        }
+    }
+    room[count] = std::ptr::null();
+    room.as_ptr()
+}

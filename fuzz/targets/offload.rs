@@ -1,0 +1,32 @@
+//! Feeds arbitrary bytes to what the offload engine and its preloaded library read from each other: messages, records, addresses
+//! and rules. What decodes must encode to the same.
+
+#![no_main]
+
+use inlane_offload_protocol::message::{Message, accept, read_options};
+use inlane_offload_protocol::rules::{Rule, Use, decide};
+use inlane_offload_protocol::{address, message};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut whole = bytes.to_vec();
+    whole.resize(message::LEN, 0);
+    for bytes in [bytes, &whole] {
+        if let Some(message) = Message::decode(bytes) {
+            assert_eq!(Message::decode(&message.encode()), Some(message));
+            assert!(message.program().len() <= message.program.len());
+            assert!(read_options(message.value()).count() <= message::MAX_VALUE / 12);
+        }
+    }
+    if let Some(found) = address::decode(bytes) {
+        assert_eq!(address::decode(&address::encode(Some(found))), Some(found));
+    }
+    let _ = accept::decode(bytes);
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        if let Some(rule) = text.lines().next().and_then(Rule::parse) {
+            let printed = rule.to_string();
+            assert_eq!(Rule::parse(&printed), Some(rule));
+        }
+        let _ = decide(text, "program", [10, 0, 0, 1].into(), 80, Use::Listen);
+    }
+});
