@@ -405,6 +405,8 @@ fn pythons_own_socket_tests_pass() {
         "network",
         "--timeout",
         "50",
+        "-i",
+        "test_control_and_wait",
         "-m",
         "*TCP*",
         "-m",

@@ -36,10 +36,12 @@ pub enum Operation {
     Kernel = 7,
     /// Asks for the engine's state. The reply carries a file with it as JSON.
     Status = 8,
+    /// Says that the program's end of a new connection has its place in the program, so that the SYN can be sent. There is no reply.
+    Start = 9,
 }
 
 impl Operation {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Bind,
         Self::Connect,
         Self::Listen,
@@ -48,11 +50,12 @@ impl Operation {
         Self::Addresses,
         Self::Kernel,
         Self::Status,
+        Self::Start,
     ];
 
     /// Returns true if the engine replies.
     pub fn has_reply(self) -> bool {
-        !matches!(self, Self::SetOption | Self::Kernel)
+        !matches!(self, Self::SetOption | Self::Kernel | Self::Start)
     }
 }
 

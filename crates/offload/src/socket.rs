@@ -107,6 +107,8 @@ pub struct Stream {
     pub discards: bool,
     /// True if the end of the peer's data was passed to the program.
     pub end_passed: bool,
+    /// While set, nothing is sent before this time: the program has not put its end in place.
+    pub held_until: Option<u64>,
     /// The program's end while the connection is being established.
     pub filled: Option<Filled>,
     /// When the connection was established, in nanoseconds of the engine's clock.

@@ -86,7 +86,12 @@ fn offer_socket(fd: RawFd, usage: Use, address: SocketAddr) -> Outcome {
     };
     match (reply.status, passed) {
         (0, Some(new)) => match replace(fd, new) {
-            true => Outcome::Engine,
+            true => {
+                if usage == Use::Connect {
+                    control::request(&mut Message::new(Operation::Start), fd);
+                }
+                Outcome::Engine
+            }
             false => stays(&message, b"the descriptor could not be replaced", true),
         },
         (KERNEL, _) => {

@@ -13,6 +13,9 @@ use rustix::event::epoll::{self, EventFlags};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
+/// How long a new connection waits for its program, in nanoseconds. The program may have been killed.
+const LONGEST_HOLD_NS: u64 = 20_000_000;
+
 /// Why a request fails: an errno, or the socket stays with the kernel for a reason.
 pub(super) enum Refusal {
     Errno(i32),
@@ -75,6 +78,7 @@ impl Engine {
                 Ok((Message::new(operation), None))
             }
             Operation::Status => self.status_file(now),
+            Operation::Start => self.start(&request),
         };
         answer.unwrap_or_else(|refusal| {
             let mut reply = Message::new(operation);
@@ -219,7 +223,8 @@ impl Engine {
                 let local = self.ephemeral(source, remote)?;
                 let flow = Flow { local, remote };
                 let options = initial_options(message);
-                let stream = self.new_stream(now, flow, route, &options)?;
+                let mut stream = self.new_stream(now, flow, route, &options)?;
+                stream.held_until = Some(now + LONGEST_HOLD_NS);
                 let (key, program) = self.create(
                     owner(request),
                     local,
@@ -229,12 +234,23 @@ impl Engine {
                 )?;
                 self.flows.insert(flow, key);
                 self.fill(key, &program)?;
-                self.touch(key);
+                self.arm(key, now + LONGEST_HOLD_NS);
                 let mut reply = Message::new(Operation::Connect);
                 reply.local = Some(local);
                 Ok((reply, Some(program)))
             }
         }
+    }
+
+    /// Lets a new connection send its SYN. Before, a fast peer could answer, and another thread see the answer, while the descriptor is still
+    /// the kernel's socket.
+    fn start(&mut self, request: &Request) -> Answer {
+        let key = self.attached(request)?;
+        if let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) {
+            stream.held_until = None;
+            self.touch(key);
+        }
+        Ok((Message::new(Operation::Start), None))
     }
 
     /// Makes the program's end not writable until the connection is established.
@@ -318,6 +334,7 @@ impl Engine {
             program_finished: false,
             discards: false,
             end_passed: false,
+            held_until: None,
             filled: None,
             since: now,
         }

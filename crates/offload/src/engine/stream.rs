@@ -89,6 +89,9 @@ impl Engine {
         let Role::Stream(stream) = &mut socket.role else {
             return self.on_listener_timer(now, key);
         };
+        if stream.held_until.take_if(|until| *until <= now).is_some() {
+            return self.touch(key);
+        }
         match stream.connection.next_deadline() {
             Some(deadline) if deadline <= now => {
                 let events = stream.connection.on_timer(now);
@@ -139,7 +142,9 @@ impl Engine {
         } else if fd.is_none() {
             stream.discard();
         }
-        again |= stream.transmit(now, network);
+        if stream.held_until.is_none() {
+            again |= stream.transmit(now, network);
+        }
         let state = stream.connection.state();
         let deadline = stream.connection.next_deadline();
         let (all_delivered, reason) =

@@ -80,7 +80,11 @@ impl Bench {
     fn connecting(&mut self, address: &str) -> (Message, Option<OwnedFd>) {
         let mut message = Message::new(Operation::Connect);
         message.remote = Some(address.parse().unwrap());
-        self.ask(message, None)
+        let (reply, program) = self.ask(message, None);
+        if let Some(program) = &program {
+            self.ask(Message::new(Operation::Start), Some(program.try_clone().unwrap()));
+        }
+        (reply, program)
     }
 }
 
@@ -152,7 +156,7 @@ proptest! {
     /// Any request is answered, and no request without a descriptor of the engine reaches a socket.
     #[test]
     fn hostile_requests_do_no_harm(requests in proptest::collection::vec(
-        (1u8..9, any::<bool>(), any::<[u8; 6]>(), any::<[i32; 3]>(), proptest::collection::vec(any::<u8>(), 0..100), any::<bool>()), 1..20)) {
+        (1u8..10, any::<bool>(), any::<[u8; 6]>(), any::<[i32; 3]>(), proptest::collection::vec(any::<u8>(), 0..100), any::<bool>()), 1..20)) {
         let mut bench = Bench::new(10);
         let _listener = bench.listening("10.0.0.1:8080");
         for (operation, v6, [a, b, c, d, high, low], [number, level, name], value, attach) in requests {
