@@ -58,7 +58,7 @@ impl TimeWait {
                 return TimeWaitAction::Reopen;
             }
         } else if header.has(inlane_wire::tcp::FIN) {
-            self.until = self.until.max(now + time_wait);
+            self.until = self.until.max(now.saturating_add(time_wait));
         } else if segment.payload.is_empty() && header.sequence == self.acknowledgment {
             return TimeWaitAction::Drop; // an acknowledgment must not be answered with another
         }

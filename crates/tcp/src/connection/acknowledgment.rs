@@ -359,7 +359,7 @@ impl Connection {
                 State::FinWait1 => {
                     self.state = State::FinWait2;
                     if self.flags.orphan {
-                        self.timers.close_at = now + self.config.fin_timeout;
+                        self.timers.close_at = now.saturating_add(self.config.fin_timeout);
                     }
                 }
                 State::Closing => {

@@ -82,7 +82,7 @@ impl Connection {
         self.flags.cork = false;
         self.shutdown_write();
         if self.state == State::FinWait2 {
-            self.timers.close_at = now + self.config.fin_timeout;
+            self.timers.close_at = now.saturating_add(self.config.fin_timeout);
         }
     }
 
@@ -119,7 +119,7 @@ impl Connection {
     pub(super) fn enter_time_wait(&mut self, now: u64) {
         self.state = State::TimeWait;
         self.stop_timers();
-        self.timers.close_at = now + self.config.time_wait;
+        self.timers.close_at = now.saturating_add(self.config.time_wait);
     }
 
     /// Returns the table entry that replaces a connection in state TIME-WAIT, or `None` in other states. Take it when

@@ -255,7 +255,7 @@ impl Connection {
             // The peer's FIN was received, so this is a retransmission.
             self.ack.now = true;
             if self.state == State::TimeWait {
-                self.timers.close_at = now + self.config.time_wait;
+                self.timers.close_at = now.saturating_add(self.config.time_wait);
             }
             return Events::NONE;
         }

@@ -141,7 +141,7 @@ impl Connection {
 
     fn choose_candidate(&mut self, now: u64) {
         self.path.failures = 0;
-        if self.snd.mss + PRECISION > self.path.high {
+        if self.snd.mss.saturating_add(PRECISION) > self.path.high {
             self.path.high = self.snd.max_mss;
             self.path.candidate = self.path.high;
             self.path.probe_at = now + RAISE_AFTER;

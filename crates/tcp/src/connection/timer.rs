@@ -144,11 +144,12 @@ impl Connection {
 
     fn on_keepalive_timer(&mut self, now: u64) -> Events {
         let Some(keepalive) = self.config.keepalive else { return Events::NONE };
-        let idle_end = self.timers.last_received + keepalive.idle;
+        let idle_end = self.timers.last_received.saturating_add(keepalive.idle);
         if now < idle_end || !self.scoreboard.is_empty() {
             // Data in flight is supervised by the retransmission timer.
             self.timers.keepalive_probes = 0;
-            self.timers.keepalive_at = idle_end.max(now + keepalive.interval.min(keepalive.idle));
+            self.timers.keepalive_at =
+                idle_end.max(now.saturating_add(keepalive.interval.min(keepalive.idle)));
             return Events::NONE;
         }
         if self.timers.keepalive_probes >= keepalive.probes {
@@ -157,7 +158,7 @@ impl Connection {
         }
         self.timers.keepalive_probes += 1;
         self.flags.keepalive_pending = true;
-        self.timers.keepalive_at = now + keepalive.interval;
+        self.timers.keepalive_at = now.saturating_add(keepalive.interval);
         Events::NONE
     }
 
@@ -166,7 +167,7 @@ impl Connection {
             !matches!(self.state, State::SynSent | State::SynReceived | State::TimeWait | State::Closed);
         self.timers.keepalive_probes = 0;
         self.timers.keepalive_at = match self.config.keepalive {
-            Some(keepalive) if open => now.max(self.timers.last_received + keepalive.idle),
+            Some(keepalive) if open => now.max(self.timers.last_received.saturating_add(keepalive.idle)),
             _ => NEVER,
         };
     }
@@ -188,7 +189,7 @@ impl Connection {
         }
         let mut rto_at = self.timers.rto_base + self.backed_off(self.recovery.backoff);
         if let Some(timeout) = self.config.user_timeout {
-            rto_at = rto_at.min(self.timers.last_progress + timeout).max(now + 1);
+            rto_at = rto_at.min(self.timers.last_progress.saturating_add(timeout)).max(now + 1);
         }
         self.timers.loss = LossTimer::Retransmission;
         self.timers.loss_at = rto_at;

@@ -85,3 +85,24 @@ fn an_idle_connection_has_no_deadline() {
     script.silent();
     assert_eq!(script.connection.next_deadline(), None);
 }
+
+#[test]
+fn the_greatest_settings_mean_never() {
+    let keepalive = Keepalive { idle: u64::MAX, interval: u64::MAX, probes: 3 };
+    let config = Config {
+        keepalive: Some(keepalive),
+        user_timeout: Some(u64::MAX),
+        time_wait: u64::MAX,
+        fin_timeout: u64::MAX,
+        mss: u16::MAX,
+        ..config()
+    };
+    let mut script = Script::open(&config, Options { mss: Some(u16::MAX), ..plain() });
+    script.connection.close(script.now);
+    script.one();
+    script.receive(ack(1));
+    assert_eq!((script.state(), script.connection.next_deadline()), (State::FinWait2, None));
+    script.receive(seg(FIN | ACK, 0, 0));
+    script.sent();
+    assert_eq!((script.state(), script.connection.next_deadline()), (State::TimeWait, None));
+}
