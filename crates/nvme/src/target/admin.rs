@@ -41,24 +41,24 @@ pub enum Reply {
     Shutdown,
 }
 
-/// Carries out a command. `data` is the data that the host sent.
-pub fn execute(context: Context<'_>, command: &Command, data: &[u8]) -> Reply {
-    run(context, command, data).unwrap_or_else(|status| Reply::Done(status, 0))
+/// Carries out a command. None of the supported commands uses data from the host.
+pub fn execute(context: Context<'_>, command: &Command) -> Reply {
+    run(context, command).unwrap_or_else(|status| Reply::Done(status, 0))
 }
 
 fn done(result: u64) -> Result<Reply, Status> {
     Ok(Reply::Done(Status::SUCCESS, result))
 }
 
-fn run(context: Context<'_>, command: &Command, data: &[u8]) -> Result<Reply, Status> {
-    let Context { subsystem, controller, .. } = context;
+fn run(context: Context<'_>, command: &Command) -> Result<Reply, Status> {
+    let controller = context.controller;
     if command.opcode == FABRICS {
         return fabrics_command(&context, command);
     }
     match command.opcode {
         admin::IDENTIFY => identify(&context, command),
         admin::GET_LOG_PAGE => get_log_page(&context, command),
-        admin::SET_FEATURES => set_features(&context, command, data),
+        admin::SET_FEATURES => set_features(&context, command),
         admin::GET_FEATURES => get_features(&context, command),
         admin::KEEP_ALIVE => done(0),
         admin::ASYNC_EVENT_REQUEST if context.held.len() >= MAX_EVENT_REQUESTS => {
@@ -76,10 +76,7 @@ fn run(context: Context<'_>, command: &Command, data: &[u8]) -> Result<Reply, St
                 None => done(1),
             }
         }
-        _ => {
-            let _ = subsystem;
-            Err(Status::INVALID_OPCODE.dnr())
-        }
+        _ => Err(Status::INVALID_OPCODE.dnr()),
     }
 }
 
@@ -141,7 +138,7 @@ fn get_log_page(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
     Ok(Reply::Data(bytes))
 }
 
-fn set_features(context: &Context<'_>, command: &Command, _data: &[u8]) -> Result<Reply, Status> {
+fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Status> {
     let Context { subsystem, controller, .. } = context;
     let (id, save) = (command.cdw10.get() as u8, command.cdw10.get() & 1 << 31 != 0);
     let value = command.cdw11.get();

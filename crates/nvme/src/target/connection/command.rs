@@ -287,7 +287,7 @@ impl Connection {
             local: self.setup.local,
             now_ms: self.now_ms,
         };
-        match admin::execute(context, &command, data) {
+        match admin::execute(context, &command) {
             Reply::Done(status, result) => self.finish(slot, status, result),
             Reply::Data(bytes) => {
                 let bytes_wanted = command.sgl.length.get() as usize;
