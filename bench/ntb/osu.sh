@@ -19,6 +19,8 @@ inlane=${INLANE:-$here/target/release/inlane}
 library=${INLANE_LIB:-$here/target/release}
 out=$(mktemp -d -t inlane-osu-XXXXXX)
 trap 'rm -rf "$out"' EXIT
+# Programs look for the library under its name with the version.
+ln -s "$(realpath "$library/libinlane_shmem.so")" "$out/libinlane_shmem.so.0"
 
 if [[ -d $sources/c/openshmem ]]; then
     tests=$sources/c/openshmem
@@ -32,7 +34,7 @@ for source in "$tests"/osu_oshm_*.c; do
     name=$(basename "$source" .c)
     # -w hides warnings, because these sources must stay unmodified.
     if ! "${CC:-cc}" -std=gnu99 -O2 -w -D_OSHM_ -DFIELD_WIDTH=18 -DFLOAT_PRECISION=2 -o "$out/$name" "$source" "${shared[@]}" \
-        -I "$here/crates/shmem/include" -L "$library" -linlane_shmem "-Wl,-rpath,$library" -lm; then
+        -I "$here/crates/shmem/include" -L "$library" -linlane_shmem "-Wl,-rpath,$out" -lm; then
         echo "$name: does not compile" >&2
         failed=1
         continue

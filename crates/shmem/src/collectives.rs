@@ -1,107 +1,190 @@
-//! Barriers and collectives over active sets. A set is given by its first PE, the logarithm of its stride,
-//! and its size.
+//! Barriers and collectives, over teams and over active sets. Those of teams return 0, or -1 for an invalid
+//! team. An active set is given by its first PE, the logarithm of its stride, and its size.
+//!
+//! A caller of an unsafe function passes valid pointers, as the OpenSHMEM specification demands.
 
-use crate::world::{check, world};
+use crate::numbers::Combine;
+use crate::teams::{self, Team};
+use crate::world::{check, invalid, world};
 use inlane_pgas::world::Set;
 use std::ffi::{c_int, c_void};
 
-fn set(start: c_int, log_stride: c_int, size: c_int) -> Set {
+/// First PE, logarithm of the stride, and size.
+type ActiveSet = (c_int, c_int, c_int);
+
+fn active((start, log_stride, size): ActiveSet) -> Set {
     // A negative start becomes a very large number. A bad stride or a negative size becomes 0. The library
     // refuses such a set.
-    Set {
-        start: start as u32,
-        stride: 1u32.checked_shl(log_stride as u32).unwrap_or(0),
-        size: size.max(0) as u32,
+    let stride = 1i32.checked_shl(log_stride as u32).unwrap_or(0);
+    let size = size.max(0) as u32;
+    Set { start: start as u32, stride, size }
+}
+
+/// Carries out a collective over the team's PEs. Returns 0, or -1 if the team is invalid.
+fn over(team: Team, collective: impl FnOnce(Set) -> inlane_pgas::error::Result<()>) -> c_int {
+    match teams::set(team) {
+        Some(set) => {
+            check(collective(set));
+            0
+        }
+        None => -1,
     }
 }
 
 /// Blocks until all PEs have called this function and their earlier puts are delivered.
-#[unsafe(no_mangle)]
-pub extern "C" fn shmem_barrier_all() {
+pub fn barrier_all() {
     check(world().barrier_all());
 }
 
 /// Blocks until all PEs have called this function.
-#[unsafe(no_mangle)]
-pub extern "C" fn shmem_sync_all() {
+pub fn sync_all() {
     check(world().sync(world().all()));
 }
 
-/// Blocks until all PEs of the set have called this function and their earlier puts are delivered.
-#[unsafe(no_mangle)]
-pub extern "C" fn shmem_barrier(start: c_int, log_stride: c_int, size: c_int, _psync: *mut i64) {
-    check(world().barrier(set(start, log_stride, size)));
+/// Blocks until all PEs of the team have called this function.
+pub fn team_sync(team: Team) -> c_int {
+    over(team, |set| world().sync(set))
 }
 
-/// Copies `bytes` from the root to the destination of all other PEs of the set.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn inlane_shmem_broadcast(
+/// Blocks until all PEs of the set have called this function and their earlier puts are delivered.
+pub fn barrier(set: ActiveSet) {
+    check(world().barrier(active(set)));
+}
+
+/// Blocks until all PEs of the set have called this function.
+pub fn sync(set: ActiveSet) {
+    check(world().sync(active(set)));
+}
+
+/// Copies `bytes` from the root to the destination of all PEs of the team, the root included.
+pub unsafe fn broadcast(
+    team: Team,
     destination: *mut c_void,
     source: *const c_void,
     bytes: usize,
     root: c_int,
-    start: c_int,
-    log_stride: c_int,
-    size: c_int,
-) {
-    let set = set(start, log_stride, size);
-    // SAFETY: the caller's pointers are valid, as the OpenSHMEM specification demands.
-    check(unsafe { world().broadcast(set, root as u32, destination as usize, source.cast(), bytes) });
+) -> c_int {
+    over(team, |set| {
+        // SAFETY: the caller's pointers are valid.
+        unsafe {
+            world().broadcast(set, root as u32, destination as usize, source.cast(), bytes)?;
+            if set.pe(root as u32) == world().me() {
+                std::ptr::copy(source.cast::<u8>(), destination.cast(), bytes);
+            }
+        }
+        Ok(())
+    })
 }
 
-/// Concatenates the sources of all PEs. Set `same` to a value other than 0 if the lengths are equal on all
-/// PEs.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn inlane_shmem_collect(
+/// Copies `bytes` from the root to the destination of all other PEs of the set.
+pub unsafe fn broadcast_active(
     destination: *mut c_void,
     source: *const c_void,
     bytes: usize,
-    same: c_int,
-    start: c_int,
-    log_stride: c_int,
-    size: c_int,
+    root: c_int,
+    set: ActiveSet,
 ) {
-    let set = set(start, log_stride, size);
-    // SAFETY: the caller's pointers are valid, as the OpenSHMEM specification demands.
-    check(unsafe {
-        match same {
-            0 => world().collect(set, destination as usize, source.cast(), bytes),
-            _ => world().fcollect(set, destination as usize, source.cast(), bytes),
-        }
-    });
+    // SAFETY: the caller's pointers are valid.
+    check(unsafe { world().broadcast(active(set), root as u32, destination as usize, source.cast(), bytes) });
+}
+
+/// Concatenates the sources of all PEs of the team. Their lengths may differ.
+pub unsafe fn collect(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
+    // SAFETY: the caller's pointers are valid.
+    over(team, |set| unsafe { world().collect(set, destination as usize, source.cast(), bytes) })
+}
+
+/// Concatenates the sources of all PEs of the set. Their lengths may differ.
+pub unsafe fn collect_active(destination: *mut c_void, source: *const c_void, bytes: usize, set: ActiveSet) {
+    // SAFETY: the caller's pointers are valid.
+    check(unsafe { world().collect(active(set), destination as usize, source.cast(), bytes) });
+}
+
+/// Concatenates the sources of all PEs of the team, which have equal lengths.
+pub unsafe fn fcollect(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
+    // SAFETY: the caller's pointers are valid.
+    over(team, |set| unsafe { world().fcollect(set, destination as usize, source.cast(), bytes) })
+}
+
+/// Concatenates the sources of all PEs of the set, which have equal lengths.
+pub unsafe fn fcollect_active(destination: *mut c_void, source: *const c_void, bytes: usize, set: ActiveSet) {
+    // SAFETY: the caller's pointers are valid.
+    check(unsafe { world().fcollect(active(set), destination as usize, source.cast(), bytes) });
+}
+
+/// Sends one block of `bytes` to each PE of the team.
+pub unsafe fn all_to_all(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
+    // SAFETY: the caller's pointers are valid.
+    over(team, |set| unsafe { world().all_to_all(set, destination as usize, source.cast(), bytes) })
 }
 
 /// Sends one block of `bytes` to each PE of the set.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn inlane_shmem_alltoall(
+pub unsafe fn all_to_all_active(
     destination: *mut c_void,
     source: *const c_void,
     bytes: usize,
-    start: c_int,
-    log_stride: c_int,
-    size: c_int,
+    set: ActiveSet,
 ) {
-    // SAFETY: the caller's pointers are valid, as the OpenSHMEM specification demands.
+    // SAFETY: the caller's pointers are valid.
+    check(unsafe { world().all_to_all(active(set), destination as usize, source.cast(), bytes) });
+}
+
+/// Sends `elements` (count, width in bytes) to each PE of the team. The strides are distances in elements, at
+/// the destination and at the source.
+pub unsafe fn all_to_all_strided(
+    team: Team,
+    destination: *mut c_void,
+    source: *const c_void,
+    strides: (isize, isize),
+    elements: (usize, usize),
+) -> c_int {
+    // SAFETY: the caller's pointers are valid.
+    over(team, |set| unsafe {
+        world().all_to_all_strided(set, destination as usize, source.cast(), strides, elements)
+    })
+}
+
+/// As [`all_to_all_strided`], over the PEs of the set.
+pub unsafe fn all_to_all_strided_active(
+    destination: *mut c_void,
+    source: *const c_void,
+    strides: (isize, isize),
+    elements: (usize, usize),
+    set: ActiveSet,
+) {
+    // SAFETY: the caller's pointers are valid.
     check(unsafe {
-        world().all_to_all(set(start, log_stride, size), destination as usize, source.cast(), bytes)
+        world().all_to_all_strided(active(set), destination as usize, source.cast(), strides, elements)
     });
 }
 
-/// Combines the `count` elements of `width` bytes at `source` of the PEs in the active set. Stores the result
-/// at `destination` of each of them. `combine(accumulator, other, count)` combines elements of two PEs.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn inlane_shmem_reduce(
+/// Combines `elements` (count, width in bytes) of all PEs of the team.
+pub unsafe fn reduce(
+    team: Team,
     destination: *mut c_void,
     source: *const c_void,
-    count: usize,
-    width: usize,
-    combine: extern "C" fn(*mut c_void, *const c_void, usize),
-    start: c_int,
-    log_stride: c_int,
-    size: c_int,
+    elements: (usize, usize),
+    combine: Combine,
+) -> c_int {
+    // SAFETY: `World::reduce` passes arrays of `count` elements.
+    let all = |sum: *mut u8, other: *const u8, count: usize| unsafe { combine(sum, other, count) };
+    // SAFETY: the caller's pointers are valid.
+    over(team, |set| unsafe { world().reduce(set, destination as usize, source.cast(), elements, &all) })
+}
+
+/// Combines `elements` (count, width in bytes) of all PEs of the set.
+pub unsafe fn to_all(
+    destination: *mut c_void,
+    source: *const c_void,
+    (count, width): (c_int, usize),
+    set: ActiveSet,
+    combine: Combine,
 ) {
-    let reduce = |sum: *mut u8, other: *const u8, count: usize| combine(sum.cast(), other.cast(), count);
-    let set = set(start, log_stride, size);
-    // SAFETY: the caller's pointers are valid, as the OpenSHMEM specification demands.
-    check(unsafe { world().reduce(set, destination as usize, source.cast(), (count, width), &reduce) });
+    let Ok(count) = usize::try_from(count) else {
+        invalid(format!("a reduction of {count} elements"), "the number is negative; give 0 or more")
+    };
+    // SAFETY: `World::reduce` passes arrays of `count` elements.
+    let all = |sum: *mut u8, other: *const u8, count: usize| unsafe { combine(sum, other, count) };
+    // SAFETY: the caller's pointers are valid.
+    check(unsafe { world().reduce(active(set), destination as usize, source.cast(), (count, width), &all) });
 }

@@ -39,8 +39,7 @@ fn atomic(operation: Operation, target: usize, operand: u32, comparand: u32, pe:
 }
 
 /// Sets a lock. PEs get it in the order in which they ask.
-#[unsafe(no_mangle)]
-pub extern "C" fn shmem_set_lock(lock: *mut i64) {
+pub fn set(lock: *mut i64) {
     let me = world().me();
     atomic(Operation::Swap, links(lock), WAITING, 0, me);
     let last = atomic(Operation::Swap, lock as usize, me + 1, 0, HOME);
@@ -51,8 +50,7 @@ pub extern "C" fn shmem_set_lock(lock: *mut i64) {
 }
 
 /// Clears a lock. All earlier puts of this PE are delivered before the next PE gets it.
-#[unsafe(no_mangle)]
-pub extern "C" fn shmem_clear_lock(lock: *mut i64) {
+pub fn clear(lock: *mut i64) {
     check(world().quiet());
     let me = world().me();
     let next = || own_link(lock) & !WAITING;
@@ -69,8 +67,7 @@ pub extern "C" fn shmem_clear_lock(lock: *mut i64) {
 }
 
 /// Sets a lock if it is free. Returns 0 if this PE holds it now, else 1.
-#[unsafe(no_mangle)]
-pub extern "C" fn shmem_test_lock(lock: *mut i64) -> c_int {
+pub fn test(lock: *mut i64) -> c_int {
     let me = world().me();
     // Clear the own link before the swap, because the next PE may store its number right after the swap.
     atomic(Operation::Swap, links(lock), 0, 0, me);

@@ -67,6 +67,12 @@ pub fn fail(error: &Error) -> ! {
     unsafe { libc::_exit(1) }
 }
 
+/// Prints that an argument is invalid, and ends the job.
+#[cold]
+pub fn invalid(what: String, why: &str) -> ! {
+    fail(&Error::Invalid { what, why: why.into() })
+}
+
 fn connect() -> Result<Process> {
     let session = Session::from_environment()?;
     let (pes, heap) = (session.twin.ports(), session.heap_bytes);

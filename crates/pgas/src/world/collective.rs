@@ -14,8 +14,8 @@ use std::sync::PoisonError;
 pub struct Set {
     /// The first PE.
     pub start: u32,
-    /// The distance between neighbours, at least 1.
-    pub stride: u32,
+    /// The distance between neighbours. It may be negative. A set of one PE may have the distance 0.
+    pub stride: i32,
     /// The number of PEs.
     pub size: u32,
 }
@@ -27,7 +27,26 @@ pub type Reduce<'a> = &'a dyn Fn(*mut u8, *const u8, usize);
 impl Set {
     /// Returns the PE at `index`.
     pub fn pe(&self, index: u32) -> u32 {
-        self.start + index * self.stride
+        self.start.wrapping_add(index.wrapping_mul(self.stride as u32))
+    }
+
+    /// Returns the index of `pe`, or `None` if the set does not contain it.
+    pub fn index(&self, pe: u32) -> Option<u32> {
+        let distance = pe as i64 - self.start as i64;
+        let index = match self.stride as i64 {
+            0 => (distance == 0).then_some(0),
+            stride => (distance % stride == 0).then_some(distance / stride),
+        }?;
+        (0..self.size as i64).contains(&index).then_some(index as u32)
+    }
+
+    /// Returns true if the set is not empty, its PEs differ, and all lie within PEs 0 to `pes - 1`.
+    pub fn is_within(&self, pes: u32) -> bool {
+        let last = (self.size as i64 - 1) * self.stride as i64 + self.start as i64;
+        self.size > 0
+            && (self.stride != 0 || self.size == 1)
+            && self.start < pes
+            && (0..pes as i64).contains(&last)
     }
 
     /// Returns all PEs but the one at `index`, starting with its successor. If all PEs iterate at the same
@@ -37,17 +56,9 @@ impl Set {
     }
 
     fn index_of(&self, pe: u32, pes: u32) -> Result<u32> {
-        let last = (self.size as u64).saturating_sub(1) * self.stride as u64 + self.start as u64;
-        let distance = pe.wrapping_sub(self.start);
-        let member = self.size > 0
-            && self.stride > 0
-            && last < pes as u64
-            && pe >= self.start
-            && distance.is_multiple_of(self.stride)
-            && distance / self.stride < self.size;
-        match member {
-            true => Ok(distance / self.stride),
-            false => Err(Error::invalid(
+        match self.index(pe).filter(|_| self.is_within(pes)) {
+            Some(index) => Ok(index),
+            None => Err(Error::invalid(
                 format!(
                     "the set of {} PEs that starts at PE {} with stride {}",
                     self.size, self.start, self.stride
@@ -279,6 +290,40 @@ impl<T: Transport> World<T> {
             let other = (index + distance) % set.size;
             // SAFETY: the caller guarantees that the source contains block `other`.
             unsafe { self.transport.put(set.pe(other), offset, source.add(other as usize * bytes), bytes)? };
+        }
+        self.exchange(&set, index)
+    }
+
+    /// Sends `count` elements of `width` bytes to each PE of the set, like [`World::all_to_all`], but the
+    /// elements are not contiguous. `strides` are the distances, in elements, between neighbouring elements
+    /// of the destination and of the source.
+    ///
+    /// # Errors
+    /// As for [`World::broadcast`].
+    ///
+    /// # Safety
+    /// All elements of `source` are readable: `count` for each PE, at the source's distance.
+    pub unsafe fn all_to_all_strided(
+        &self,
+        set: Set,
+        destination: usize,
+        source: *const u8,
+        strides: (isize, isize),
+        (count, width): (usize, usize),
+    ) -> Result<()> {
+        let (index, _one) = self.enter(&set)?;
+        let at = |element: usize, stride: isize| {
+            (element as isize).wrapping_mul(stride).wrapping_mul(width as isize)
+        };
+        for distance in 0..set.size {
+            let other = (index + distance) % set.size;
+            for element in 0..count {
+                let to = at(index as usize * count + element, strides.0);
+                let offset = self.offset_of(destination.wrapping_add_signed(to), width)?;
+                let from = source.wrapping_offset(at(other as usize * count + element, strides.1));
+                // SAFETY: the caller guarantees that the source contains this element.
+                unsafe { self.transport.put(set.pe(other), offset, from, width)? };
+            }
         }
         self.exchange(&set, index)
     }

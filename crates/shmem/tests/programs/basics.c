@@ -1,5 +1,5 @@
-/* /* Calls the OpenSHMEM functions that inlane supports, and checks every result. Exits with the number of
-/* wrong results. */
+/* Calls the functions that programs use most, and checks every result. Exits with the number of
+ * wrong results. */
 #include <shmem.h>
 #include <stdio.h>
 #include <string.h>

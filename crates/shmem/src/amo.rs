@@ -1,0 +1,56 @@
+//! Atomics on words of 4 and 8 bytes.
+
+use crate::world::{check, world};
+use inlane_pgas::transport::Operation;
+use std::ffi::c_void;
+
+/// A type of 4 or 8 bytes.
+pub trait Word: Copy {
+    /// Returns the bits of the value in the low bytes.
+    fn bits(self) -> u64;
+    /// Returns the value of these bits.
+    fn value(bits: u64) -> Self;
+}
+
+macro_rules! integers {
+    ($($type:ty)*) => {
+        $(impl Word for $type {
+            fn bits(self) -> u64 {
+                self as u64
+            }
+            fn value(bits: u64) -> Self {
+                bits as Self
+            }
+        })*
+    };
+}
+integers!(i32 u32 i64 u64 isize usize);
+
+impl Word for f32 {
+    fn bits(self) -> u64 {
+        self.to_bits().into()
+    }
+    fn value(bits: u64) -> Self {
+        Self::from_bits(bits as u32)
+    }
+}
+
+impl Word for f64 {
+    fn bits(self) -> u64 {
+        self.to_bits()
+    }
+    fn value(bits: u64) -> Self {
+        Self::from_bits(bits)
+    }
+}
+
+/// Makes a PE carry out an atomic. Returns the previous value.
+#[inline]
+pub fn fetch<T: Word>(operation: Operation, target: *const T, operand: u64, comparand: u64, pe: u32) -> T {
+    T::value(check(world().atomic(operation, target as usize, size_of::<T>(), operand, comparand, pe)))
+}
+
+/// Starts an atomic whose result is not needed. It is complete after the next quiet.
+pub fn post(operation: Operation, target: *mut c_void, width: usize, operand: u64, pe: u32) {
+    check(world().atomic_nbi(operation, target as usize, width, operand, pe));
+}

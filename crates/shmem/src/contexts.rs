@@ -1,0 +1,107 @@
+//! Contexts (OpenSHMEM 1.5, section 9.5). A context numbers PEs as its team does. All contexts of a PE share
+//! one stream of operations, so fence and quiet of one context order and complete the operations of all.
+
+use crate::rma;
+use crate::teams::{self, Team};
+use inlane_pgas::world::Set;
+use std::ffi::c_int;
+use std::sync::{Mutex, PoisonError};
+
+/// A handle, C's `shmem_ctx_t`: a small number for the default context, and otherwise the address of the
+/// context's state.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Context(usize);
+
+impl Context {
+    const INVALID: Context = Context(0);
+    const DEFAULT: Context = Context(1);
+}
+
+/// SHMEM_CTX_SERIALIZED, SHMEM_CTX_PRIVATE and SHMEM_CTX_NOSTORE. All contexts suit all threads, so they make
+/// no difference.
+const OPTIONS: i64 = 0b111;
+
+struct State {
+    team: Team,
+    set: Set,
+}
+
+/// States of ended contexts. They are reused and never freed, so that operations read valid memory even with
+/// the handle of an ended context.
+static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// Returns the state of a context other than the default one. `None` for SHMEM_CTX_INVALID.
+#[inline]
+fn state(context: Context) -> Option<&'static State> {
+    // SAFETY: other handles are addresses of states, which live as long as the process.
+    (context.0 > Context::DEFAULT.0).then(|| unsafe { &*(context.0 as *const State) })
+}
+
+/// Returns the number in the job of the PE that has this number in the context. A number outside the
+/// context's team becomes one that no PE has, so that the operation fails.
+#[inline]
+pub fn pe(context: Context, number: c_int) -> u32 {
+    if context == Context::DEFAULT {
+        return number as u32;
+    }
+    match state(context) {
+        Some(state) if (number as u32) < state.set.size => state.set.pe(number as u32),
+        _ => u32::MAX,
+    }
+}
+
+/// Makes a context of a team. Stores it, or SHMEM_CTX_INVALID. Returns 0, or -1 if an argument is invalid.
+pub unsafe fn create(team: Team, options: i64, context: *mut Context) -> c_int {
+    // SAFETY: the caller's pointer is valid, as the specification demands.
+    unsafe { context.write(Context::INVALID) };
+    let (Some(set), 0) = (teams::set(team), options & !OPTIONS) else { return -1 };
+    let made = State { team, set };
+    let address = match FREE.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+        Some(address) => {
+            // SAFETY: the state's context has ended, so the program does not use it.
+            unsafe { (address as *mut State).write(made) };
+            address
+        }
+        None => Box::into_raw(Box::new(made)) as usize,
+    };
+    // SAFETY: the caller's pointer is valid, as the specification demands.
+    unsafe { context.write(Context(address)) };
+    0
+}
+
+/// Completes the context's operations and ends it. Does nothing for the default context, or for none.
+pub fn destroy(context: Context) {
+    if context.0 > Context::DEFAULT.0 {
+        rma::quiet();
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        if !free.contains(&context.0) {
+            free.push(context.0);
+        }
+    }
+}
+
+/// Stores the context's team. Returns 0, or -1 for SHMEM_CTX_INVALID.
+pub unsafe fn get_team(context: Context, team: *mut Team) -> c_int {
+    let found = match context {
+        Context::DEFAULT => Team::WORLD,
+        _ => state(context).map_or(Team::INVALID, |state| state.team),
+    };
+    // SAFETY: the caller's pointer is valid, as the specification demands.
+    unsafe { team.write(found) };
+    if found == Team::INVALID { -1 } else { 0 }
+}
+
+/// Orders the context's operations. Does nothing for SHMEM_CTX_INVALID.
+pub fn fence(context: Context) {
+    if context != Context::INVALID {
+        rma::fence();
+    }
+}
+
+/// Completes the context's operations. Does nothing for SHMEM_CTX_INVALID.
+pub fn quiet(context: Context) {
+    if context != Context::INVALID {
+        rma::quiet();
+    }
+}

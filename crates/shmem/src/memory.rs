@@ -1,0 +1,69 @@
+//! The symmetric heap. All PEs make the same calls in the same order.
+
+use crate::world::{self, check, world};
+use inlane_pgas::error::Error;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+/// Alignment of allocations for which the program names none.
+const ALIGNMENT: usize = 16;
+
+/// Allocates aligned memory. Returns null if the heap is full or the alignment is invalid.
+pub fn allocate(alignment: usize, size: usize) -> *mut c_void {
+    if size == 0 {
+        check(world().barrier_all());
+        return null_mut();
+    }
+    match world().allocate(size, alignment) {
+        Ok(address) => address.cast(),
+        Err(Error::Heap { .. } | Error::Invalid { .. }) => null_mut(),
+        Err(error) => world::fail(&error),
+    }
+}
+
+/// Allocates memory. The hints make no difference: all memory serves atomics and signals equally well.
+pub fn allocate_with_hints(size: usize, _hints: i64) -> *mut c_void {
+    allocate(ALIGNMENT, size)
+}
+
+/// Allocates memory of zeros. Returns null if the heap is full.
+pub fn allocate_zeros(count: usize, size: usize) -> *mut c_void {
+    let Some(bytes) = count.checked_mul(size) else { return null_mut() };
+    let address = allocate(ALIGNMENT, bytes);
+    if !address.is_null() {
+        // SAFETY: the memory was just allocated with `bytes` bytes.
+        unsafe { std::ptr::write_bytes(address.cast::<u8>(), 0, bytes) };
+        check(world().barrier_all());
+    }
+    address
+}
+
+/// Frees memory. Does nothing but wait for all PEs if the address is null.
+pub fn free(address: *mut c_void) {
+    match address.is_null() {
+        true => check(world().barrier_all()),
+        false => check(world().release(address.cast())),
+    }
+}
+
+/// Moves memory to an allocation of another size. Returns null if the heap is full.
+pub fn reallocate(address: *mut c_void, size: usize) -> *mut c_void {
+    if address.is_null() {
+        return allocate(ALIGNMENT, size);
+    }
+    if size == 0 {
+        free(address);
+        return null_mut();
+    }
+    let Some(old) = world().allocated(address.cast()) else {
+        check::<()>(world().release(address.cast()));
+        return null_mut();
+    };
+    let fresh = allocate(ALIGNMENT, size);
+    if !fresh.is_null() {
+        // SAFETY: the old allocation has `old` bytes, and the new one has `size` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(address.cast::<u8>(), fresh.cast(), old.min(size)) };
+        free(address);
+    }
+    fresh
+}

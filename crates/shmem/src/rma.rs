@@ -1,0 +1,127 @@
+//! Put, get, put with signal, fence and quiet, on bytes.
+//!
+//! A caller of an unsafe function passes valid pointers, as the OpenSHMEM specification demands.
+
+use crate::world::{check, invalid, world};
+use inlane_pgas::world::Signal;
+use std::ffi::{c_int, c_void};
+
+/// Returns the bytes of `count` elements. A product that overflows becomes a length that no memory has.
+#[inline(always)]
+pub fn bytes(count: usize, width: usize) -> usize {
+    count.saturating_mul(width)
+}
+
+/// Copies to a PE. The source may be reused after the return.
+pub unsafe fn put(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
+    // SAFETY: the caller's pointers are valid.
+    check(unsafe { world().put_bytes(destination as usize, source.cast(), bytes, pe) });
+}
+
+/// Copies one value to a PE.
+#[inline]
+pub unsafe fn put_value<T>(destination: *mut T, value: T, pe: u32) {
+    // SAFETY: the source is a local variable.
+    unsafe { put(destination.cast(), (&raw const value).cast(), size_of::<T>(), pe) };
+}
+
+/// Starts a copy to a PE. The source stays in use until the next quiet.
+pub unsafe fn put_nbi(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
+    // SAFETY: the caller's pointers are valid until the next quiet.
+    check(unsafe { world().put_bytes_nbi(destination as usize, source.cast(), bytes, pe) });
+}
+
+/// Copies from a PE. The bytes have arrived at the return. This serves the non-blocking gets too, because the
+/// specification lets them complete early.
+pub unsafe fn get(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
+    // SAFETY: the caller's pointers are valid.
+    check(unsafe { world().get_bytes(destination.cast(), source as usize, bytes, pe) });
+}
+
+/// Copies one value from a PE.
+#[inline]
+pub unsafe fn get_value<T>(source: *const T, pe: u32) -> T {
+    let mut value = std::mem::MaybeUninit::<T>::uninit();
+    // SAFETY: the destination is a local variable, which `get` fills. T is a plain number.
+    unsafe {
+        get(value.as_mut_ptr().cast(), source.cast(), size_of::<T>(), pe);
+        value.assume_init()
+    }
+}
+
+/// The distance in bytes of an element of a strided array.
+fn at(element: usize, stride: isize, width: usize) -> isize {
+    (element as isize).wrapping_mul(stride).wrapping_mul(width as isize)
+}
+
+/// Copies `count` elements of `width` bytes to a PE. The strides are distances in elements, at the
+/// destination and at the source.
+pub unsafe fn put_strided(
+    destination: *mut c_void,
+    source: *const c_void,
+    (to, from): (isize, isize),
+    (count, width): (usize, usize),
+    pe: u32,
+) {
+    if to == 1 && from == 1 {
+        // SAFETY: the caller's pointers are valid.
+        return unsafe { put(destination, source, bytes(count, width), pe) };
+    }
+    for i in 0..count {
+        let (to, from) = (at(i, to, width), at(i, from, width));
+        // SAFETY: the caller's pointers are valid for all elements.
+        unsafe { put(destination.wrapping_byte_offset(to), source.wrapping_byte_offset(from), width, pe) };
+    }
+}
+
+/// Copies `count` elements of `width` bytes from a PE. The strides are distances in elements, at the
+/// destination and at the source.
+pub unsafe fn get_strided(
+    destination: *mut c_void,
+    source: *const c_void,
+    (to, from): (isize, isize),
+    (count, width): (usize, usize),
+    pe: u32,
+) {
+    if to == 1 && from == 1 {
+        // SAFETY: the caller's pointers are valid.
+        return unsafe { get(destination, source, bytes(count, width), pe) };
+    }
+    for i in 0..count {
+        let (to, from) = (at(i, to, width), at(i, from, width));
+        // SAFETY: the caller's pointers are valid for all elements.
+        unsafe { get(destination.wrapping_byte_offset(to), source.wrapping_byte_offset(from), width, pe) };
+    }
+}
+
+/// Copies to a PE, then changes a signal there. The signal is its address, the value, and the operation: 0
+/// sets the signal, 1 adds to it.
+pub unsafe fn put_signal(
+    destination: *mut c_void,
+    source: *const c_void,
+    bytes: usize,
+    (address, value, operation): (*mut u64, u64, c_int),
+    pe: u32,
+) {
+    let how = match operation {
+        0 => Signal::Set,
+        1 => Signal::Add,
+        _ => invalid(
+            format!("signal operation {operation}"),
+            "no such operation; give SHMEM_SIGNAL_SET or SHMEM_SIGNAL_ADD",
+        ),
+    };
+    let signal = (address as usize, how, value);
+    // SAFETY: the caller's pointers are valid.
+    check(unsafe { world().put_signal_bytes(destination as usize, source.cast(), bytes, signal, pe) });
+}
+
+/// Orders puts and atomics. Those before this call arrive at each PE before all later ones to that PE.
+pub fn fence() {
+    check(world().fence());
+}
+
+/// Blocks until all earlier puts and atomics of this PE are delivered.
+pub fn quiet() {
+    check(world().quiet());
+}

@@ -1,0 +1,78 @@
+//! Start, names and numbers of PEs, and queries.
+
+use crate::world::{self, world};
+use inlane_pgas::transport::Transport;
+use std::ffi::{c_char, c_int, c_void};
+
+const THREAD_MULTIPLE: c_int = 3;
+
+/// Returns the number of a PE of the job. A negative number becomes a very large one. No such PE exists, so
+/// the library refuses it.
+#[inline(always)]
+pub fn pe(number: c_int) -> u32 {
+    number as u32
+}
+
+/// Starts the library. Any thread may call it, whatever level was requested.
+pub fn init_thread(_requested: c_int, provided: *mut c_int) -> c_int {
+    world::start();
+    query_thread(provided);
+    0
+}
+
+/// Stores the thread level.
+pub fn query_thread(provided: *mut c_int) {
+    if !provided.is_null() {
+        // SAFETY: the caller's pointer is valid, as the specification demands.
+        unsafe { provided.write(THREAD_MULTIPLE) };
+    }
+}
+
+/// Returns the number of this PE.
+pub fn my_pe() -> c_int {
+    world().me() as c_int
+}
+
+/// Returns the number of PEs.
+pub fn n_pes() -> c_int {
+    world().pes() as c_int
+}
+
+/// Returns 1 if the PE exists, else 0.
+pub fn pe_accessible(number: c_int) -> c_int {
+    (pe(number) < world().pes()) as c_int
+}
+
+/// Returns 1 if the address lies in symmetric memory and the PE exists, else 0.
+pub fn addr_accessible(address: *const c_void, number: c_int) -> c_int {
+    (pe(number) < world().pes() && world().offset_of(address as usize, 1).is_ok()) as c_int
+}
+
+/// Returns the address at which loads and stores reach the PE's copy of the object, or null if they cannot.
+pub fn ptr(address: *const c_void, number: c_int) -> *mut c_void {
+    world().direct(address as usize, pe(number)).map_or(std::ptr::null_mut(), |address| address.cast())
+}
+
+/// Returns true if loads and stores reach the memory of every PE.
+pub fn all_reachable() -> bool {
+    (0..world().pes()).all(|pe| pe == world().me() || world().transport().direct(pe).is_some())
+}
+
+/// Stores the version of the specification.
+pub unsafe fn version(major: *mut c_int, minor: *mut c_int) {
+    // SAFETY: the caller's pointers are valid, as the specification demands.
+    unsafe {
+        major.write(1);
+        minor.write(5);
+    }
+}
+
+/// Stores the library's name, which is SHMEM_VENDOR_STRING.
+pub unsafe fn name(name: *mut c_char) {
+    let text = "inlane\0";
+    // SAFETY: the caller's buffer holds SHMEM_MAX_NAME_LEN (256) characters.
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), name, text.len()) };
+}
+
+/// Accepts the program's hints to a profiling tool. The library itself has no profiling to control.
+pub fn pcontrol(_level: c_int) {}

@@ -1,0 +1,192 @@
+//! Teams: regular sets of PEs (OpenSHMEM 1.5, section 9.4).
+//!
+//! A split needs no communication, because every PE of the parent computes the same set. A handle is a small
+//! number for a predefined team, and otherwise the address of the team's state. Destroyed states are reused
+//! and never freed, so a destroyed handle does not lead outside valid memory.
+
+use crate::setup;
+use crate::world::world;
+use inlane_pgas::world::Set;
+use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, PoisonError};
+
+/// A handle, C's `shmem_team_t`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Team(usize);
+
+impl Team {
+    /// No team.
+    pub const INVALID: Team = Team(0);
+    /// All PEs.
+    pub const WORLD: Team = Team(1);
+    /// The PEs whose memory loads and stores of this PE reach.
+    pub const SHARED: Team = Team(2);
+}
+
+/// C's `shmem_team_config_t`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct TeamConfig {
+    num_contexts: c_int,
+}
+
+const NUM_CONTEXTS: i64 = 1;
+
+#[derive(Clone, Copy)]
+struct State {
+    set: Set,
+    config: TeamConfig,
+}
+
+/// The team's state; `None` after its end.
+type Slot = Mutex<Option<State>>;
+
+static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
+
+fn make(state: State) -> Team {
+    let slot = match FREE.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+        Some(slot) => slot,
+        None => Box::leak(Box::new(Slot::new(None))),
+    };
+    *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(state);
+    Team(std::ptr::from_ref(slot) as usize)
+}
+
+fn slot(team: Team) -> Option<&'static Slot> {
+    // SAFETY: other handles are addresses of slots, which live as long as the process.
+    (team.0 > Team::SHARED.0).then(|| unsafe { &*(team.0 as *const Slot) })
+}
+
+fn state(team: Team) -> Option<State> {
+    let predefined = |set| Some(State { set, config: TeamConfig::default() });
+    match team {
+        Team::INVALID => None,
+        Team::WORLD => predefined(world().all()),
+        Team::SHARED if setup::all_reachable() => predefined(world().all()),
+        Team::SHARED => predefined(Set { start: world().me(), stride: 1, size: 1 }),
+        _ => *slot(team)?.lock().unwrap_or_else(PoisonError::into_inner),
+    }
+}
+
+/// Returns the PEs of a team. `None` if the team is invalid.
+pub fn set(team: Team) -> Option<Set> {
+    state(team).map(|state| state.set)
+}
+
+/// Returns this PE's number in the team, or -1.
+pub fn my_pe(team: Team) -> c_int {
+    set(team).and_then(|set| set.index(world().me())).map_or(-1, |index| index as c_int)
+}
+
+/// Returns the number of PEs of the team, or -1.
+pub fn n_pes(team: Team) -> c_int {
+    set(team).map_or(-1, |set| set.size as c_int)
+}
+
+/// Stores the fields of the team's configuration that the mask names.
+pub unsafe fn get_config(team: Team, mask: i64, config: *mut TeamConfig) -> c_int {
+    let Some(state) = state(team) else { return -1 };
+    if mask & !NUM_CONTEXTS != 0 || (mask != 0 && config.is_null()) {
+        return -1;
+    }
+    if mask != 0 {
+        // SAFETY: the caller's pointer is valid, as the specification demands.
+        unsafe { config.write(state.config) };
+    }
+    0
+}
+
+/// Returns the number in `to` of the PE that has number `pe` in `from`, or -1.
+pub fn translate_pe(from: Team, pe: c_int, to: Team) -> c_int {
+    let (Some(from), Some(to)) = (set(from), set(to)) else { return -1 };
+    match u32::try_from(pe) {
+        Ok(pe) if pe < from.size => to.index(from.pe(pe)).map_or(-1, |index| index as c_int),
+        _ => -1,
+    }
+}
+
+/// Returns the configuration that a split asks for. `None` if it is invalid.
+unsafe fn wanted(config: *const TeamConfig, mask: i64) -> Option<TeamConfig> {
+    if mask == 0 {
+        return Some(TeamConfig::default());
+    }
+    // SAFETY: the caller's pointer is valid unless it is null.
+    let config = unsafe { config.as_ref() }?;
+    (mask == NUM_CONTEXTS && config.num_contexts >= 0).then_some(*config)
+}
+
+/// Returns the subset of `parent`: `size` PEs from `start` on, at distance `stride`. `None` if it is invalid.
+fn subset(parent: Set, start: c_int, stride: c_int, size: c_int) -> Option<Set> {
+    let within = Set { start: u32::try_from(start).ok()?, stride, size: u32::try_from(size).ok()? };
+    let stride = parent.stride.checked_mul(stride)?;
+    within.is_within(parent.size).then(|| Set { start: parent.pe(within.start), stride, size: within.size })
+}
+
+/// Makes a team of PEs of `parent`. Stores it, or [`Team::INVALID`] on a PE that is not in it. Returns 0, or
+/// -1 if an argument is invalid.
+pub unsafe fn split_strided(
+    parent: Team,
+    (start, stride, size): (c_int, c_int, c_int),
+    config: *const TeamConfig,
+    mask: i64,
+    team: *mut Team,
+) -> c_int {
+    // SAFETY: the caller's pointers are valid, as the specification demands.
+    unsafe {
+        team.write(Team::INVALID);
+        let Some(config) = wanted(config, mask) else { return -1 };
+        let Some(set) = set(parent).and_then(|parent| subset(parent, start, stride, size)) else { return -1 };
+        if set.index(world().me()).is_some() {
+            team.write(make(State { set, config }));
+        }
+    }
+    0
+}
+
+/// An axis of a split: the configuration, its mask, and where to store the team.
+type Axis = (*const TeamConfig, i64, *mut Team);
+
+/// Makes two teams of each PE of `parent`: its row of `xrange` PEs, and its column. Returns 0, or -1 if an
+/// argument is invalid.
+pub unsafe fn split_2d(parent: Team, xrange: c_int, x: Axis, y: Axis) -> c_int {
+    // SAFETY: the caller's pointers are valid, as the specification demands.
+    unsafe {
+        x.2.write(Team::INVALID);
+        y.2.write(Team::INVALID);
+    }
+    let Some(set) = set(parent) else { return -1 };
+    let (Some(me), true) = (set.index(world().me()), xrange > 0) else { return -1 };
+    let (me, size) = (me as c_int, set.size as c_int);
+    let xrange = xrange.min(size);
+    let (row, column) = (me / xrange * xrange, me % xrange);
+    let rows = (row, 1, xrange.min(size - row));
+    let columns = (column, xrange, (size - column + xrange - 1) / xrange);
+    // SAFETY: the caller's pointers are valid, as the specification demands.
+    unsafe {
+        match split_strided(parent, rows, x.0, x.1, x.2) {
+            0 if split_strided(parent, columns, y.0, y.1, y.2) == 0 => 0,
+            _ => {
+                destroy(x.2.read());
+                x.2.write(Team::INVALID);
+                -1
+            }
+        }
+    }
+}
+
+/// Ends a team. Does nothing for a predefined team, or for none.
+pub fn destroy(team: Team) {
+    let Some(slot) = slot(team) else { return };
+    if slot.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {
+        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+    }
+}
+
+/// Returns the address at which loads and stores reach the copy of the team's PE, or null.
+pub fn ptr(team: Team, address: *const c_void, pe: c_int) -> *mut c_void {
+    match (set(team), u32::try_from(pe)) {
+        (Some(set), Ok(pe)) if pe < set.size => setup::ptr(address, set.pe(pe) as c_int),
+        _ => std::ptr::null_mut(),
+    }
+}

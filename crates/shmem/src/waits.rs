@@ -1,0 +1,210 @@
+//! Waits for words of this PE's symmetric memory, and tests of them.
+//!
+//! Functions on several words skip each word whose `status` is not 0. A null `status` skips none.
+
+use crate::world::{check, invalid, world};
+use inlane_pgas::transport::Transport;
+use inlane_pgas::world::Compare;
+use std::ffi::c_int;
+use std::sync::atomic::{Ordering, fence};
+
+/// SHMEM_CMP_NE.
+pub const NOT_EQUAL: c_int = 1;
+
+/// The values that words are compared with.
+#[derive(Clone, Copy)]
+pub enum Operands<T> {
+    /// The same value for all words.
+    One(T),
+    /// One value for each word.
+    Each(*const T),
+}
+
+/// Returns the comparison SHMEM_CMP_* of this number.
+fn compare(how: c_int) -> Compare {
+    use Compare::*;
+    match [Eq, Ne, Gt, Ge, Lt, Le].get(how as usize) {
+        Some(compare) => *compare,
+        None => invalid(
+            format!("comparison {how}"),
+            "no such comparison; give one of SHMEM_CMP_EQ to SHMEM_CMP_LE",
+        ),
+    }
+}
+
+/// Loads a word. Later loads of this PE see all that was delivered before the word's value.
+pub unsafe fn load<T: Copy>(word: *const T) -> T {
+    // SAFETY: the caller passes an aligned word, as the specification demands.
+    let value = unsafe { word.read_volatile() };
+    fence(Ordering::Acquire);
+    value
+}
+
+/// Words that are compared.
+struct Words<T> {
+    words: *const T,
+    count: usize,
+    status: *const c_int,
+    how: Compare,
+    operands: Operands<T>,
+}
+
+impl<T: Copy + PartialOrd> Words<T> {
+    unsafe fn new(
+        words: *const T,
+        count: usize,
+        status: *const c_int,
+        how: c_int,
+        operands: Operands<T>,
+    ) -> Self {
+        Self { words, count, status, how: compare(how), operands }
+    }
+
+    /// Returns the indices of the words that are not skipped.
+    fn included(&self) -> impl Iterator<Item = usize> {
+        // SAFETY: `status` has `count` elements unless it is null.
+        (0..self.count).filter(|index| self.status.is_null() || unsafe { *self.status.add(*index) } == 0)
+    }
+
+    fn holds(&self, index: usize) -> bool {
+        // SAFETY: the arrays have `count` elements.
+        let (word, operand) = unsafe {
+            let operand = match self.operands {
+                Operands::One(value) => value,
+                Operands::Each(values) => *values.add(index),
+            };
+            (load(self.words.add(index)), operand)
+        };
+        self.how.holds(word, operand)
+    }
+
+    fn all(&self) -> bool {
+        self.included().all(|index| self.holds(index))
+    }
+
+    /// Returns the first index of a word whose comparison holds. `usize::MAX` if there is none.
+    fn any(&self) -> usize {
+        self.included().find(|index| self.holds(*index)).unwrap_or(usize::MAX)
+    }
+
+    /// Stores the indices of the words whose comparison holds. Returns their number.
+    unsafe fn some(&self, indices: *mut usize) -> usize {
+        let mut found = 0;
+        for index in self.included().filter(|index| self.holds(*index)) {
+            // SAFETY: `indices` has room for `count` elements, and `found` is below that.
+            unsafe { indices.add(found).write(index) };
+            found += 1;
+        }
+        found
+    }
+}
+
+/// Blocks until the comparison of the word with `value` holds. Returns the word's value that made it hold.
+pub unsafe fn wait_until<T: Copy + PartialOrd>(word: *const T, how: c_int, value: T) -> T {
+    let how = compare(how);
+    let mut seen = value;
+    check(world().wait_word(word as usize, size_of::<T>(), || {
+        // SAFETY: the caller passes an aligned word.
+        seen = unsafe { load(word) };
+        how.holds(seen, value)
+    }));
+    seen
+}
+
+/// Blocks until the comparisons of all words hold.
+pub unsafe fn wait_until_all<T: Copy + PartialOrd>(
+    words: *const T,
+    count: usize,
+    status: *const c_int,
+    how: c_int,
+    operands: Operands<T>,
+) {
+    // SAFETY: the caller's arrays are valid.
+    let words = unsafe { Words::new(words, count, status, how, operands) };
+    check(world().wait(|| words.all()));
+}
+
+/// Blocks until the comparison of a word holds. Returns its index, or `usize::MAX` at once if all words are
+/// skipped.
+pub unsafe fn wait_until_any<T: Copy + PartialOrd>(
+    words: *const T,
+    count: usize,
+    status: *const c_int,
+    how: c_int,
+    operands: Operands<T>,
+) -> usize {
+    // SAFETY: the caller's arrays are valid.
+    let words = unsafe { Words::new(words, count, status, how, operands) };
+    let mut index = usize::MAX;
+    if words.included().next().is_some() {
+        check(world().wait(|| {
+            index = words.any();
+            index != usize::MAX
+        }));
+    }
+    index
+}
+
+/// Blocks until the comparison of at least one word holds. Stores the indices of all such words and returns
+/// their number, or 0 at once if all words are skipped.
+pub unsafe fn wait_until_some<T: Copy + PartialOrd>(
+    words: *const T,
+    count: usize,
+    indices: *mut usize,
+    status: *const c_int,
+    how: c_int,
+    operands: Operands<T>,
+) -> usize {
+    // SAFETY: the caller's arrays are valid.
+    let words = unsafe { Words::new(words, count, status, how, operands) };
+    let mut found = 0;
+    if words.included().next().is_some() {
+        check(world().wait(|| {
+            // SAFETY: the caller's arrays are valid.
+            found = unsafe { words.some(indices) };
+            found > 0
+        }));
+    }
+    found
+}
+
+/// Returns 1 if the comparisons of all words hold, else 0. Also carries out other PEs' pending requests, as
+/// the functions below do.
+pub unsafe fn test_all<T: Copy + PartialOrd>(
+    words: *const T,
+    count: usize,
+    status: *const c_int,
+    how: c_int,
+    operands: Operands<T>,
+) -> c_int {
+    world().transport().progress();
+    // SAFETY: the caller's arrays are valid.
+    unsafe { Words::new(words, count, status, how, operands) }.all() as c_int
+}
+
+/// Returns the index of a word whose comparison holds, or `usize::MAX` if there is none.
+pub unsafe fn test_any<T: Copy + PartialOrd>(
+    words: *const T,
+    count: usize,
+    status: *const c_int,
+    how: c_int,
+    operands: Operands<T>,
+) -> usize {
+    world().transport().progress();
+    // SAFETY: the caller's arrays are valid.
+    unsafe { Words::new(words, count, status, how, operands) }.any()
+}
+
+/// Stores the indices of all words whose comparison holds. Returns their number.
+pub unsafe fn test_some<T: Copy + PartialOrd>(
+    words: *const T,
+    count: usize,
+    indices: *mut usize,
+    status: *const c_int,
+    how: c_int,
+    operands: Operands<T>,
+) -> usize {
+    world().transport().progress();
+    // SAFETY: the caller's arrays are valid.
+    unsafe { Words::new(words, count, status, how, operands).some(indices) }
+}
