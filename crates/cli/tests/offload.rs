@@ -5,8 +5,9 @@
 //!   engine 10.79.0.1, fd79::1 on e0 ====veth==== k0  10.79.0.2, fd79::2: the kernel's stack
 //! ```
 //!
-//! Programs whose sockets the engine runs are started outside both namespaces: they reach the engine by its control socket only, and
-//! a socket that stayed with the kernel would find no peer. Without root, or without a program, a test prints why and is skipped.
+//! Programs whose sockets the engine runs are started outside both namespaces. They can reach the engine only
+//! through its control socket, and a socket that stayed with the kernel would find no peer. Without root, or
+//! without one of the programs, a test prints why and is skipped.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -16,10 +17,11 @@ use std::time::{Duration, Instant};
 const ENGINE: &str = "10.79.0.1";
 const KERNEL: &str = "10.79.0.2";
 
-/// Kills a program that runs longer.
+/// How long a program may run, in seconds. Then `timeout` ends it.
 const LIMIT: &str = "60";
 
-/// An engine and a peer on the kernel's stack, each in a network namespace, removed when the value is dropped.
+/// An engine, and a peer that uses the kernel's stack, each in a network namespace. Dropping the value ends
+/// the engine and removes the namespaces.
 struct Lab {
     prefix: String,
     folder: tempfile::TempDir,
@@ -27,7 +29,8 @@ struct Lab {
 }
 
 impl Lab {
-    /// Creates the namespaces. If this machine does not allow that, or lacks a program, prints why and returns `None`.
+    /// Creates the namespaces. If this machine does not allow that, or lacks a program, prints why and
+    /// returns `None`.
     fn new(test: &str, programs: &[(&str, &str)]) -> Option<Self> {
         // SAFETY: geteuid has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
@@ -135,7 +138,7 @@ impl Lab {
         document["results"][0].clone()
     }
 
-    /// Returns a counter of connections.
+    /// Returns the engine's counter `name` of its connections, from `inlane offload status`.
     fn count(&self, name: &str) -> u64 {
         self.status()["connections"][name].as_u64().unwrap()
     }
@@ -224,7 +227,7 @@ fn page(len: u32) -> Vec<u8> {
     (0..len).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()[3..].to_vec()).collect()
 }
 
-/// Starts an HTTP server of Python that serves the lab's folder on the kernel's stack, and waits until it listens.
+/// Starts Python's HTTP server on the kernel's stack, and waits until it listens. It serves the lab's folder.
 fn kernel_web_server(lab: &Lab) -> Running {
     let server = Running::start(
         lab.on_kernel("python3").args(["-m", "http.server", "--bind", "::", "8000"]).stderr(Stdio::null()),
@@ -242,7 +245,8 @@ fn kernel_web_server(lab: &Lab) -> Running {
 fn curl_fetches_from_a_kernel_server_over_ipv4_and_ipv6_with_faults() {
     let programs = [("curl", "curl"), ("python3", "python3"), ("ethtool", "ethtool")];
     let Some(mut lab) = Lab::new("curl", &programs) else { return };
-    // On a veth the kernel leaves checksums unfinished, and corruption could not be noticed.
+    // Turns off checksum offload. With it, the kernel sends frames over a veth without complete checksums, so
+    // nobody could notice that a frame was corrupted.
     shell(&format!("ip netns exec {} ethtool -K k0 tx off", lab.name("k"))).unwrap();
     lab.serve(&["--faults", "drop=0.5%,duplicate=1%,reorder=1%:3,corrupt=0.5%,seed=3"]);
     let page = page(1_000_000);
@@ -314,7 +318,8 @@ fn nginx_serves_files_with_forked_workers() {
     let mut nginx = lab.offloaded("nginx");
     let _nginx = Running::start(nginx.arg("-c").arg(&configuration).arg("-p").arg(folder));
     lab.wait_for_listener(81);
-    // Port 81 is a proxy: nginx connects to itself, through the engine, with sockets that it registers with epoll before it connects them.
+    // Port 81 is a proxy: nginx connects to itself through the engine. It registers the sockets with epoll
+    // before it connects them.
     for port in [80, 81] {
         for _ in 0..5 {
             let address = format!("http://{ENGINE}:{port}/page");
@@ -339,8 +344,8 @@ fn iperf_moves_bulk_data_in_both_directions() {
     assert!(lab.count("received_bytes") > 10_000_000 && lab.count("sent_bytes") > 10_000_000);
 }
 
-/// The engine is killed while a program receives: the program gets an error instead of the end of the stream, and a new engine serves its
-/// next sockets.
+/// Kills the engine while a program receives. The program must get an error, not the end of the stream. A new
+/// engine must serve the program's next sockets.
 #[test]
 fn a_killed_engine_resets_connections_and_a_new_one_serves_the_same_program() {
     let Some(mut lab) = Lab::new("killed", &[("python3", "python3")]) else { return };
@@ -384,7 +389,7 @@ print(s.recv(8).decode(), flush=True)
     assert_eq!(lab.count("connected"), 1);
 }
 
-/// Python's own tests of blocking, non-blocking and timed sockets, over the engine's loopback.
+/// Runs Python's own tests of blocking sockets, non-blocking sockets and timeouts over the engine's loopback.
 #[test]
 fn pythons_own_socket_tests_pass() {
     let test = "pythons_own_socket_tests_pass";

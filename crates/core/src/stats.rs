@@ -71,8 +71,8 @@ impl LatencyHistogram {
         self.0.len()
     }
 
-    /// Returns the latency in nanoseconds that the share `quantile` of the records, from 0 to 1, does not
-    /// exceed. Returns `None` if nothing was recorded.
+    /// Returns a quantile of the latency, in nanoseconds. For example, half of the packets do not exceed the
+    /// latency that `at(0.5)` returns. Returns `None` if nothing was recorded.
     pub fn at(&self, quantile: f64) -> Option<f64> {
         (!self.0.is_empty()).then(|| self.0.value_at_quantile(quantile) as f64)
     }

@@ -90,14 +90,14 @@ impl PortContext {
         })
     }
 
-    /// Opens the port's gate: from now on the receiving and sending ends of its queues can call the driver. The
-    /// device must have started.
+    /// Opens the port's gate: from now on the receiving and sending ends of its queues can call the driver.
+    /// The device must have started.
     pub(crate) fn open_gate(&self) {
         self.gate.open();
     }
 
-    /// Closes the port's gate for good. When this returns, no end is inside the driver, and no end can call
-    /// it.
+    /// Closes the port's gate for good. When this returns, no thread is inside the driver, and the receiving
+    /// and sending ends of the port's queues can no longer call it.
     pub(crate) fn close_gate(&self) {
         self.gate.close();
         self.stopped.store(true, Ordering::Release);

@@ -223,8 +223,8 @@ impl Config {
         if !(64..=MAX_ROOM).contains(&self.room) {
             return range("--room", self.room, "give 64 to 128K".into());
         }
-        // The pipeline, the ring and the device's queues each hold at least one burst, so the pool needs
-        // buffers for at least four bursts.
+        // The pipeline, the ring, the receive queue and the transmit queue each hold at least one burst, so
+        // the pool needs buffers for at least four bursts.
         let least = burst * 4;
         if self.buffers != 0 && !(least..=1 << 22).contains(&self.buffers) {
             return range("--buffers", self.buffers, format!("give {least} (four bursts) to 4M"));

@@ -164,8 +164,8 @@ impl<'a> Connected<'a> {
             open::drop_privileges()?;
         }
         // Creating the competing job takes time: it compiles kernels for a GPU, and the job is measured
-        // alone. So ports that need no privileges start later. Otherwise their queues would overflow
-        // meanwhile.
+        // alone. The queues of started ports would overflow meanwhile. So the ports start afterwards, unless
+        // they had to start above because privileges were dropped.
         let competing = CompetingJob::new(config, run.gpu.as_ref(), pipelines.len(), &cores)?;
         let pipelines = ready(config, &run.function, pipelines, run.gpu.as_ref())?;
         if !drops {
@@ -277,8 +277,8 @@ impl ReadyPipeline {
     }
 }
 
-/// A guard that stops the run if its thread panics. Otherwise the thread that joins the pipelines would wait
-/// for those that still receive.
+/// A guard that stops the run if its thread panics. Otherwise the other pipelines would go on receiving, and
+/// the thread that joins all pipelines would wait for them.
 struct StopOnPanic<'a>(&'a Control);
 
 impl Drop for StopOnPanic<'_> {

@@ -4,8 +4,8 @@
 //   offset 4096   uint32_t          the number of received PRBs, for each window, stream (eAxC) and symbol
 //   then          data              the PRBs in order, as received (compressed or not), for each window, stream and symbol
 //
-// The data of a slot is valid until another slot is assembled in the same memory. In order, that is the slot
-// that follows n slots later, where n is the setting `windows=`. PRBs that did not arrive are zero.
+// Slots whose numbers differ by a multiple of the setting `windows` use the same memory in turn. So the data
+// of a slot is valid until the next of these slots begins. PRBs that did not arrive are zero.
 #ifndef INLANE_ORAN_H
 #define INLANE_ORAN_H
 
@@ -37,8 +37,8 @@ static_assert(sizeof(oran_record) == 64, "64 records fill the first 4096 bytes")
 namespace inlane {
 
 // Returns record n, or null if slot n has not been delivered or is not among the last 64. The record may
-// appear at any moment. So if a block works on a record together, one thread calls this and passes the result
-// on through shared memory and a barrier.
+// appear at any moment. So if the threads of a block work on a record together, only one of them calls this
+// function. It passes the result to the others through shared memory and a barrier.
 INLANE const oran_record *oran_slot(const uint8_t *output, uint64_t n) {
     const oran_record *record = reinterpret_cast<const oran_record *>(output) + n % INLANE_ORAN_RECORDS;
     return load_acquire(record->sequence) == n + 1 ? record : nullptr;

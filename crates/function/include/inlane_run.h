@@ -141,7 +141,7 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 
 #else
 
-// Called when the first changed packet was found. Writes verdicts for all packets: `forward` for the first
+// Called when the first packet that `differs` was found. Writes verdicts for all packets: `forward` for the first
 // `done` packets, the verdicts in `known` for the next `some` packets, and the function's verdicts for the
 // rest.
 template <class F>

@@ -1,5 +1,5 @@
-//! The text that a GPU executor compiles: a function's source between inlane's header and the two calls that
-//! kernels make.
+//! The text that a GPU executor compiles: inlane's header, a packet function's source, the two functions that
+//! kernels call, and the kernels.
 //!
 //! ```text
 //! inlane.h | the function's source, with its own file name and lines | inlane_run_item, inlane_run_tick | the executor's kernels

@@ -64,9 +64,11 @@ impl Instance {
     }
 
     /// Runs the function on `count` packets. `packets` is the first [`Descriptor`], and `stride` the bytes
-    /// from one to the next. Returns [`UNCHANGED`](inlane_core::ring::layout::UNCHANGED) if no packet
-    /// changed; `verdicts` is then not written. Otherwise returns
-    /// [`VERDICTS`](inlane_core::ring::layout::VERDICTS), and `verdicts` holds one for each packet.
+    /// from one to the next.
+    ///
+    /// Returns [`UNCHANGED`](inlane_core::ring::layout::UNCHANGED) if every packet is forwarded with its
+    /// length unchanged; `verdicts` is then not written. Otherwise returns
+    /// [`VERDICTS`](inlane_core::ring::layout::VERDICTS), and `verdicts` holds one verdict for each packet.
     ///
     /// # Panics
     /// If the stride is neither 16 (descriptors) nor 24 (packets), or if there are more than [`MAX_BURST`]

@@ -29,8 +29,8 @@ fn decremented(frame: &[u8]) -> Fate {
     }
     frame[life] -= 1;
     if ip.version == 4 {
-        // The word that holds the time to live becomes 0x100 less. RFC 1624 updates the checksum by that
-        // difference, so a wrong checksum stays wrong.
+        // The time to live is the upper byte of its 16-bit word, so the word decreases by 0x100. RFC 1624
+        // updates the checksum by that difference, so a wrong checksum stays wrong.
         let sum = ip.start + 10;
         let old = u16::from_be_bytes([frame[sum], frame[sum + 1]]);
         let (new, carry) = (!old).overflowing_add(0xfeff);

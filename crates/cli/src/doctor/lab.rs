@@ -1,4 +1,5 @@
-//! Checks whether this machine has the programs that the lab's virtual machines need.
+//! Checks whether this machine has what the lab needs: QEMU, a kernel, and tools. The lab consists of virtual
+//! machines, in which tests with PCI devices run.
 
 use super::Machine;
 use super::check::{Check, Name};

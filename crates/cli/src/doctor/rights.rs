@@ -4,8 +4,8 @@ use super::Machine;
 use super::check::{Check, Name};
 use inlane_core::units;
 
-/// The bit of CAP_NET_ADMIN in the kernel's capability sets (`linux/capability.h`). The next constants are
-/// bits, too.
+/// The bit of CAP_NET_ADMIN in the kernel's capability sets (`linux/capability.h`). The constants below are
+/// the bits of other capabilities.
 pub const NET_ADMIN: u32 = 12;
 const NET_RAW: u32 = 13;
 const IPC_LOCK: u32 = 14;

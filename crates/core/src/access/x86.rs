@@ -11,7 +11,7 @@ pub(super) fn has_movdir64b() -> bool {
 
 macro_rules! copy {
     ($name:ident, $feature:literal, $class:ident, $width:literal, $load:literal, $store:literal) => {
-        /// Copies `count` registers, with four loads before their four stores.
+        /// Copies `count` times the width of a register. Loads four registers, then stores the four.
         ///
         /// # Safety
         /// As for [`super::Access::copy`], and the CPU has the feature.

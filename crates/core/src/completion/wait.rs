@@ -79,7 +79,7 @@ pub trait Wait {
     }
 
     /// Checks for reasons to give up, and does work that must continue during the wait. `waited` is the time
-    /// since the start.
+    /// since the end of the first polls.
     ///
     /// # Errors
     /// If the wait should end. The wait still succeeds if one more poll finds the operation completed.

@@ -3,13 +3,13 @@
 /// A capability, by its bit in the kernel's sets (`linux/capability.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
-    /// Permits to configure network interfaces.
+    /// Permits configuring network interfaces.
     NetAdmin = 12,
-    /// Permits to open raw sockets and packet sockets.
+    /// Permits opening raw sockets and packet sockets.
     NetRaw = 13,
     /// Permits most of what root may do.
     SysAdmin = 21,
-    /// Permits to load BPF programs.
+    /// Permits loading BPF programs.
     Bpf = 39,
 }
 

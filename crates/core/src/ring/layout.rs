@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! submission half (the dispatcher writes)
-//!   0        end                                        a line of its own
+//!   0        end: the word that closes the ring         a line of its own
 //!   128      slot 0:  word (8) | reserved (8) | descriptor 0 (16) | descriptor 1 | ... | descriptor burst-1
 //!   128 + stride: slot 1 ...                            stride: a multiple of 128
 //!
@@ -31,9 +31,9 @@ pub struct Descriptor {
     pub address: u64,
     /// The number of bytes.
     pub length: u32,
-    /// The lap of the item. Device code may read a descriptor together with the item's word, and uses the
-    /// descriptor only if this lap equals the word's. Not used if the ring's burst exceeds
-    /// [`DESCRIPTORS_WITH_WORD`].
+    /// The lap of the item. Device code may read a descriptor together with the item's word; it uses the
+    /// descriptor only if this lap is the word's. If the ring's burst exceeds [`DESCRIPTORS_WITH_WORD`],
+    /// nobody reads this field, and it may hold another number.
     pub lap: u32,
 }
 

@@ -22,8 +22,9 @@ struct Small {
     completed: Vec<AtomicU64>,
     freed: AtomicU64,
     end: AtomicU64,
-    /// The payloads of the slots. The dispatcher writes these, and consumers write those of the next field.
+    /// For each slot: the payload that the dispatcher writes.
     requests: Vec<UnsafeCell<u64>>,
+    /// For each slot: the payload that a consumer writes.
     answers: Vec<UnsafeCell<u64>>,
 }
 

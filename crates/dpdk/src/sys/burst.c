@@ -236,7 +236,7 @@ static inline __attribute__((always_inline)) uint16_t tx_chunk_as_received(uint1
 		const struct inlane_packet *packets, uint16_t count, uint64_t *bytes, uint64_t *errors)
 {
 	struct rte_mbuf *mbufs[CHUNK];
-	/* The sums over the packets with even and odd index. */
+	/* The sums of length_and_cookie over the packets with even and with odd index. */
 	word_pair even = { 0, 0 }, odd = { 0, 0 };
 	size_t i = 0;
 
@@ -258,8 +258,8 @@ static inline __attribute__((always_inline)) uint16_t tx_chunk_as_received(uint1
 	_Static_assert(CHUNK / 2 < 64, "6 bits count the flags");
 	if (unlikely((even[1] | odd[1]) & 63))
 		return inlane_tx_burst(port, queue, packets, count, bytes, errors);
-	/* The upper halves of the other two sums are ports. The lengths in a chunk of received packets add up to
-	 * less than 2^32, so the lower halves are numbers of bytes. */
+	/* Word 0 of each sum has ports in its upper half, which the cast drops, and bytes in its lower half.
+	 * The bytes do not overflow: the lengths in a chunk of received packets add up to less than 2^32. */
 	uint64_t sum = (uint32_t)(even[0] + odd[0]);
 	const uint16_t sent = rte_eth_tx_burst(port, queue, mbufs, count);
 	for (size_t i = sent; unlikely(i < count); i++)

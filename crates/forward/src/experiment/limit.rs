@@ -210,9 +210,9 @@ fn threads(config: &Config, outcome: &RunOutcome) -> String {
     format!("{what}: {feeding}{busy}; {more}{share}")
 }
 
-/// Describes how busy the threads were whose share of time `share` returns, one thread per pipeline. `one`
-/// and `several` say what such a thread does and what such threads do. Returns the text, and the share of the
-/// busiest thread.
+/// Describes how busy one thread of each pipeline was, for example the feeder. `share` returns the share of
+/// the time in which the thread had work. `one` completes the text "the thread that ...", and `several` the
+/// text "the threads that ...". Returns the text, and the largest share.
 fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]: [&str; 2]) -> (String, f64) {
     let shares = || outcome.time_shares.iter().map(share);
     let (least, most) = (shares().fold(1.0, f64::min), shares().fold(0.0, f64::max));

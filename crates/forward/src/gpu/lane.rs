@@ -86,9 +86,9 @@ pub struct Lane {
     location: Location,
     /// The address of the pool's memory.
     pub(super) packets: u64,
-    /// True while this lane is counted in `LoadedFunction::starting`. The next field says the same about
-    /// `LoadedFunction::users`.
+    /// True while `LoadedFunction::starting` counts this lane.
     starting: AtomicBool,
+    /// True while `LoadedFunction::users` counts this lane.
     uses: AtomicBool,
 }
 

@@ -24,9 +24,9 @@ pub struct LoadedFunction {
     pub(super) items: cuda::Kernel,
     pub(super) slots: cuda::Kernel,
     pub(super) tick: cuda::Kernel,
-    /// The number of lanes that are still allocating memory. The next field is the number of lanes that have
-    /// not finished.
+    /// The number of lanes that are still allocating memory.
     pub(super) starting: AtomicU32,
+    /// The number of lanes that have not finished.
     pub(super) users: AtomicU32,
     /// True if the kernels can pull packets into GPU memory.
     pub(super) pulls: bool,

@@ -235,8 +235,8 @@ fn waiting(lane: &Lane, first: usize, items: usize, odd: u32) -> Result<GraphExe
     for branch in 0..branches {
         let mut last = None;
         for slot in (first + branch..first + items).step_by(branches) {
-            // For an odd lap the wait is for a set lowest bit. For an even lap it is for a clear lowest bit,
-            // the only bit that is clear in !1.
+            // For an odd lap, waits until the word's lowest bit is set. For an even lap, waits until that bit
+            // is clear. `AnyBitClear` ignores the bits that are set in `value`: here all bits but the lowest.
             let (value, until) = if odd == 1 { (1, WaitUntil::AnyBit) } else { (!1, WaitUntil::AnyBitClear) };
             let wait = MemoryOperation::Wait { address: word_address(lane, slot as u64), value, until };
             let index = slot as u32;

@@ -89,8 +89,8 @@ fn on_streams(
     feeder.begin()?;
     let begun = context.progress.begin();
     let has_feeder = lane.settings.method.has_feeder();
-    // Ticks are launched by the feeder's thread if the method has a feeder, otherwise by the dispatching
-    // thread.
+    // The feeder's thread calls the function's `tick`. If the method has no feeder, the dispatching thread
+    // calls it.
     let (dispatcher_ticks, feeder_ticks) = if has_feeder { (None, ticks) } else { (ticks, None) };
     let launcher = (lane.settings.method == Method::Single).then(|| Launcher::new(lane, &streams));
     let mut hooks = GpuHooks { launcher, ticks: dispatcher_ticks };
@@ -185,10 +185,11 @@ pub(super) fn on_threads(
 }
 
 /// What the dispatching thread does for a GPU besides moving packets. For method `single`, it launches the
-/// kernels. If the method has no feeder, it also calls the packet function's `tick`, if the function has one.
+/// kernels. If the method has no feeder, it also calls the packet function's `tick`.
 struct GpuHooks<'a> {
     /// Launches a kernel for each submitted item. `None` unless the method is `single`.
     launcher: Option<Launcher<'a>>,
+    /// `None` if the method has a feeder, or the function has no `tick`.
     ticks: Option<Ticks<'a>>,
 }
 

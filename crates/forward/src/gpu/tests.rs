@@ -184,8 +184,8 @@ fn released_waits_are_not_reported_as_stuck_items() {
 fn large_bursts_need_permission_for_shared_memory() {
     use loaded_function::{SharedMemory, fit_shared, shared_bytes};
     const KIB: u32 = 1 << 10;
-    // `most`: what a block can have on the supported GPU with the least shared memory. `declared`: the most
-    // that a packet function can declare.
+    // Bytes of shared memory. `most` is the most that a block can have, on the supported GPU that has least.
+    // `declared` is the most that a packet function can declare.
     let (most, declared) = (99 * KIB, 48 * KIB);
     assert_eq!(shared_bytes(1024, false), 16 * KIB);
     assert_eq!(shared_bytes(1024, true), 40 * KIB);
@@ -345,8 +345,8 @@ fn waiting_for_the_competing_job_ends() {
     let begun = Instant::now();
     assert_eq!(wait_for_end(never, || false, &stop, short).unwrap(), End::Late);
     assert!(begun.elapsed() >= short);
-    // `running` says that packets still flow. Then there is no limit, so a launch of three times the limit is
-    // not late.
+    // `running` says that packets still flow. The time limit does not count yet, so a launch that takes three
+    // times the limit is not late.
     let begun = Instant::now();
     let slow = || Ok(begun.elapsed() > 3 * short);
     assert_eq!(wait_for_end(slow, || false, &running, short).unwrap(), End::Done);

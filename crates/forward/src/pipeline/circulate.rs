@@ -210,8 +210,8 @@ impl Circulation {
                 rx_stage.shrink_bursts();
             } else if receiving && in_flight < limits.all {
                 match rx_stage.receive(control, clock, in_flight >= limits.partial) {
-                    // An aborted run submits nothing more. The packets stay in the receiving
-                    // stage and count as unsent.
+                    // An aborted run submits nothing more. The packets stay in the receiving stage and count
+                    // as unsent.
                     Received::Burst if control.aborting() => {}
                     Received::Burst if full => {
                         busy = true;

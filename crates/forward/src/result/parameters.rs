@@ -36,7 +36,7 @@ impl Quantity {
         parsed.unwrap_or_else(|| Self::Text(text.into()))
     }
 
-    /// Returns the number to draw: microseconds, bytes, Gb/s, Mpps or per cent. `None` for a text.
+    /// Returns the number to draw in a figure: microseconds, bytes, Gb/s, Mpps or per cent. `None` for a text.
     pub fn drawn(&self) -> Option<f64> {
         match *self {
             Self::Number(number) | Self::Percent(number) => Some(number),
@@ -61,7 +61,7 @@ impl Quantity {
         }
     }
 
-    /// Returns the end of the JSON key, which names the unit.
+    /// Returns the suffix of the JSON key. It names the unit.
     fn suffix(&self) -> &'static str {
         match self {
             Self::Number(_) | Self::Text(_) => "",

@@ -21,7 +21,7 @@ pub struct Carrier {
 pub struct Section {
     /// The first PRB.
     pub start: u16,
-    /// The number of PRBs. 0 means all from the first on.
+    /// The number of PRBs. 0 means all from `start` to the last PRB of the carrier.
     pub count: u16,
     /// True if only every second PRB is included.
     pub every_second: bool,

@@ -182,7 +182,8 @@ fn without_comments(source: &str) -> String {
     code + rest
 }
 
-/// Converts parameters such as `1,0x20,3` to the 64-bit numbers that a state begins with.
+/// Converts parameters such as `1,0x20,3` to the bytes at the beginning of a packet function's state: 64-bit
+/// numbers in native byte order.
 pub(crate) fn parameters(text: &str) -> Result<Vec<u8>, String> {
     if text.is_empty() {
         return Ok(Vec::new());

@@ -43,9 +43,9 @@ pub enum Pace {
 pub struct Playback {
     /// How fast.
     pub pace: Pace,
-    /// If set, plays the capture again whenever it ends. Timestamps continue from one lap to the next. The
-    /// classic format can represent times up to the year 2106. If a lap would exceed that, its timestamps
-    /// start over.
+    /// If set, plays the capture again whenever it ends. Each playing is a lap, and timestamps continue from
+    /// one lap to the next. The classic format can represent times up to the year 2106. If a lap would exceed
+    /// that, its timestamps start over.
     pub repeat: bool,
 }
 

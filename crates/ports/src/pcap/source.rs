@@ -20,7 +20,8 @@ use std::sync::Arc;
 /// The longest frame that a pipe is expected to contain, in bytes. If frames are longer, the user must set
 /// --room.
 const JUMBO: usize = 9216;
-/// The time between the last packet of a lap and the first packet of the next, in nanoseconds.
+/// If a capture is played again and again, each playing is a lap. This is the time between the last packet of
+/// a lap and the first packet of the next, in nanoseconds.
 const LAP_GAP_NS: u64 = 1000;
 
 /// A port that plays a capture: its packets are received from the port.

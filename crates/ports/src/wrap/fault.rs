@@ -133,8 +133,8 @@ struct FaultyLink {
     random: u64,
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// The number of packets that have become ready. A reordered packet is due when this number reaches its
-    /// `behind`.
+    /// The number of packets that have become ready, without reordered packets and copies. A reordered packet
+    /// is due when this number reaches its `behind`.
     passed: u64,
     reordered: VecDeque<Reordered>,
     /// Delayed packets with their due times, the earliest first. Packets arrive in this order because all
@@ -216,8 +216,8 @@ impl FaultyLink {
         }
     }
 
-    /// Makes a packet ready to be returned. Then makes ready all reordered packets that have become due by
-    /// this.
+    /// Makes a packet ready to be returned. Then does the same with each reordered packet that enough packets
+    /// have now overtaken.
     fn pass(&mut self, packet: Packet) {
         self.ready.push_back(packet);
         self.passed += 1;

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The type of `emulated_launch` in `launch.h`. Its arguments are kernel, threads, seed, block, blocks, lane,
-/// place, more.
+/// and `place` and `more`: the kernel's parameters after the lane. A kernel with fewer parameters ignores the
+/// rest.
 type LaunchBlock = unsafe extern "C" fn(u32, u32, u64, u32, u32, *const Parameters, u64, u32);
 
 /// A kernel. Its value is its number in `launch.h`.
