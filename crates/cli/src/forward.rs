@@ -140,7 +140,7 @@ impl Forward {
         }
         let mut failure = outcome.errors.into_iter().next();
         // Standard output is often a pipe to a program that takes only the first packets, so a closed pipe is
-        // no failure.
+        // not a failure.
         if sends_to_stdout(config) && failure.as_ref().is_some_and(closed_by_reader) {
             document.notes.push("the reader of standard output closed the pipe, which ended the run".into());
             failure = None;

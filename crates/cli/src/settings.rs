@@ -65,7 +65,7 @@ pub struct Expanded {
 /// Returns the command line with the flags of the file and of the environment inserted behind the subcommand.
 ///
 /// # Errors
-/// If the file cannot be read or parsed, or has a key that is no flag.
+/// If the file cannot be read or parsed, or has a key that is not a flag.
 pub fn expand(
     command: &Command,
     arguments: Vec<OsString>,

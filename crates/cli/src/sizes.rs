@@ -6,7 +6,7 @@ use inlane_core::{Error, units};
 /// of a range is always included, even if the step would skip it. A list keeps its order.
 ///
 /// # Errors
-/// If the text is no size, list or range, or a size is zero or above `largest`.
+/// If the text is not a size, list or range, or a size is zero or above `largest`.
 pub fn parse(text: &str, largest: u64) -> Result<Vec<u64>, Error> {
     let invalid = |why: &str| {
         let example = "write 1M, 4K,1M, 4K..256M or 4K..256M,x2";

@@ -627,7 +627,7 @@ fn a_missing_file_is_status_3_and_a_wrong_value_status_2() {
     assert_eq!(man.status.code(), Some(3), "{}", stderr(&man));
 }
 
-/// In `inlane forward --tx pcap:- | head`, the reader closes standard output early. That is no failure.
+/// In `inlane forward --tx pcap:- | head`, the reader closes standard output early. That is not a failure.
 #[test]
 fn a_closed_standard_output_ends_the_run_in_order() {
     let arguments = ["--rx", "gen:64", "--tx", "pcap:-", "--duration", "60s", "--no-baseline"];

@@ -94,7 +94,7 @@ impl Lab {
         let mut line = String::new();
         std::io::BufRead::read_line(&mut errors, &mut line).unwrap();
         assert!(line.contains("engine ready"), "{line}");
-        // The rest of the output is shown if a test fails.
+        // Prints the rest of the output, so that it is shown if a test fails.
         std::thread::spawn(move || {
             let mut rest = String::new();
             let _ = errors.read_to_string(&mut rest);

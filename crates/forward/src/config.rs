@@ -17,8 +17,8 @@ pub use executor::{CpuMethod, Device, Executor, Method};
 /// The largest data room. It holds an Ethernet frame with two VLAN tags and 64 KiB of IP.
 const MAX_ROOM: usize = 128 << 10;
 
-/// The largest accepted time of forced work per packet. A signal ends a run only after the current burst,
-/// which may have 1024 packets.
+/// The largest value of `--work`, the extra time to spend on each packet. It is limited because a signal ends
+/// a run only after the current burst, which may have 1024 packets.
 const MAX_WORK: Duration = Duration::from_millis(1);
 
 /// The ports that packets come from and go to.

@@ -141,9 +141,9 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 
 #else
 
-// Called when the first packet that `differs` was found. Writes verdicts for all packets: `forward` for the first
-// `done` packets, the verdicts in `known` for the next `some` packets, and the function's verdicts for the
-// rest.
+// Called when the first packet that `differs` was found. Writes verdicts for all packets: `forward` for the
+// first `done` packets, the verdicts in `known` for the next `some` packets, and the function's verdicts for
+// the rest.
 template <class F>
 INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done, const inlane_packet_verdict *known, uint32_t some,
                              uint32_t count, inlane_packet_verdict *verdicts, const context &call, F &function) {

@@ -361,7 +361,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Overwrites the progress line on standard error. Prints nothing if standard error is no terminal.
+/// Overwrites the progress line on standard error. Prints nothing if standard error is not a terminal.
 fn progress(text: &str) {
     use std::io::{IsTerminal, Write};
     let mut stderr = std::io::stderr();

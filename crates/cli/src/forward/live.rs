@@ -15,7 +15,7 @@ pub(super) struct Live {
 }
 
 impl Live {
-    /// Creates the display. With an interval, it prints lines even if standard error is no terminal.
+    /// Creates the display. With an interval, it prints lines even if standard error is not a terminal.
     pub(super) fn new(interval: Option<Duration>) -> Self {
         Self { terminal: std::io::stderr().is_terminal(), interval, last: Default::default() }
     }

@@ -64,7 +64,7 @@ enum Kind {
     Other,
 }
 
-/// Returns the kind of a program whose file begins with `head`. Returns `None` if the file is no ELF file, or
+/// Returns the kind of a program whose file begins with `head`. Returns `None` if the file is not ELF, or
 /// if its program headers lie behind `head`.
 fn kind(head: &[u8]) -> Option<Kind> {
     const PT_INTERP: u32 = 3;

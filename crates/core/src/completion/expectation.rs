@@ -59,8 +59,8 @@ impl Default for Expectation {
 }
 
 impl Expectation {
-    /// Creates an expectation without durations. `overshoot` is how much longer than asked this system's
-    /// sleeps last.
+    /// Creates an expectation without durations. Sleeps on this system last longer than asked; `overshoot` is
+    /// the usual difference.
     pub fn with_overshoot(overshoot: Duration) -> Self {
         Self { by_size: vec![Entry::default(); 64 * STEPS], overshoot_ns: overshoot.as_nanos() as u64 }
     }

@@ -48,9 +48,9 @@ impl Dispatcher {
         true
     }
 
-    /// Prefetches half of the cache lines that the next item will be written to. Until then, these lines are
-    /// in the cache of the consumer that completed the slot's last item. Call it once for each half, with
-    /// other work in between, because a whole item would exceed the core's line-fill buffers.
+    /// Prefetches half of the cache lines that the next item will be written to. So far, these lines are in
+    /// the cache of the consumer that completed the slot's last item. Call it once for each half, with other
+    /// work in between, because a whole item would exceed the core's line-fill buffers.
     #[inline]
     pub fn prefetch_next(&self, half: Half) {
         let Some(slot) = self.cursor.claim(&RingWords(&self.ring)) else { return };
@@ -109,7 +109,7 @@ pub enum Half {
     Second,
 }
 
-/// The number of packets beyond which an item's cache lines are not prefetched.
+/// Only the cache lines of an item's first packets are prefetched: of at most this many packets.
 const MOST_PREFETCHED: usize = 128;
 /// The length of a cache line, in bytes.
 const CORE_LINE: usize = 64;

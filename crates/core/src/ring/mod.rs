@@ -227,7 +227,7 @@ impl Ring {
         self.info_of(RingWords(self).submitted(position as u32), position)
     }
 
-    /// Returns true if the item at `position` is completed and no later item of its slot is.
+    /// Returns true if the item at `position` is completed, and no later item of the same slot is completed.
     #[inline]
     pub fn is_completed(&self, position: u64) -> bool {
         self.info_of(RingWords(self).completed(position as u32), position).is_some()

@@ -121,7 +121,7 @@ pub fn describe<W: Word>(words: [&W; 2], address: u64, length: u32, lap: u32) {
 }
 
 /// Returns true if a descriptor whose second word is `second` was written for the item of `lap`. Both words
-/// must have been read at once. Device code does this check; here it serves the model.
+/// must have been read at once. Device code does this check; here only tests do.
 #[cfg(test)]
 pub fn belongs(second: u64, lap: u32) -> bool {
     lap != 0 && (second >> 32) as u32 == lap

@@ -247,7 +247,7 @@ mod tests {
         config.function = "drop-rule:all".into();
         config.duration = Some(Duration::from_millis(20));
         config.cores = Some(Vec::new());
-        // Forced work lowers the rate, so the generator keeps up even on a busy machine.
+        // The extra work per packet lowers the rate, so the generator keeps up even on a busy machine.
         config.per_pipeline.work = Duration::from_micros(20);
         let mut ceilings = Ceilings::default();
         let (document, error) =

@@ -36,7 +36,7 @@ impl Quantity {
         parsed.unwrap_or_else(|| Self::Text(text.into()))
     }
 
-    /// Returns the number to draw in a figure: microseconds, bytes, Gb/s, Mpps or per cent. `None` for a text.
+    /// Returns the number to draw in figures: microseconds, bytes, Gb/s, Mpps or per cent. `None` for a text.
     pub fn drawn(&self) -> Option<f64> {
         match *self {
             Self::Number(number) | Self::Percent(number) => Some(number),

@@ -39,7 +39,7 @@ enum Kind {
     Full(File, usize),
 }
 
-/// Returns the error of an output. `name` is a port, or the flag of an output that is no port.
+/// Returns the error of an output. `name` is a port, or the flag of an output that is not a port.
 pub(super) fn refused(name: &str, class: Class, why: String) -> Error {
     match name.starts_with("--") {
         true => Error::Device { device: name.into(), why, class },

@@ -176,7 +176,7 @@ fn units_per_second(resolution: u8) -> u128 {
     let exponent = (resolution & 0x7f) as u32;
     let units =
         if resolution & 0x80 != 0 { 2u128.checked_pow(exponent) } else { 10u128.checked_pow(exponent) };
-    // If there are more units per second than 128 bits can express, u128::MAX is used. Every 64-bit timestamp
-    // is 0 ns in both cases.
+    // If there are more units per second than 128 bits can express, u128::MAX is used. That changes nothing:
+    // the units are so short that every 64-bit timestamp is 0 ns.
     units.unwrap_or(u128::MAX)
 }

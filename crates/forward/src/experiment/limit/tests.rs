@@ -95,7 +95,7 @@ fn a_stalled_sink_is_the_limit_however_it_stalls() {
     let mut dropping = outcome(&config, &[0.99]);
     (dropping.refused_packets, dropping.result.dropped_overload) = (600_000, 600_000);
     assert_limit(&config, &dropping, &["sending port: ", "full for 60 % of the packets"]);
-    // Packets that were dropped because the ring was full are no evidence about the port.
+    // If packets were dropped because the ring was full, they do not show that the port is the limit.
     dropping.refused_packets = 0;
     assert_limit(&config, &dropping, &["thread: "]);
 }
