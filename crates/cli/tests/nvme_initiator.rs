@@ -1,5 +1,5 @@
-//! Tests `inlane nvme` as a process: discover, read, write, bench and export, against inlane's target. Programs of others (fio,
-//! qemu-img) use the NBD export; their tests are skipped with a message if they are missing.
+//! Tests `inlane nvme` as a process: discover, read, write, bench and export, against inlane's target. fio
+//! and qemu-img use the NBD export. Without one of these programs, its test prints why and is skipped.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -41,7 +41,7 @@ fn start(arguments: &[&str], marker: &str) -> (Running, String) {
             break line;
         }
     };
-    // The pipe must not fill up.
+    // Reads the rest of the output. The program would block if it filled the pipe.
     std::thread::spawn(move || lines.for_each(drop));
     (running, line)
 }
@@ -66,7 +66,7 @@ fn inlane_with_input(arguments: &[&str], input: &[u8]) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .expect("inlane starts");
-    // A program that fails early does not read its input.
+    // Ignores an error of the write, because a program that fails early does not read its input.
     let _ = child.stdin.take().expect("a pipe").write_all(input);
     child.wait_with_output().expect("inlane ends")
 }
@@ -145,7 +145,7 @@ fn workloads_are_verified() {
             rows.iter().map(|row| row["verification"]["verified_bytes"].as_u64().unwrap()).sum();
         assert!(verified > 0, "{rw}");
     }
-    // Blocks that another program wrote are found.
+    // Overwrites a block without the contents that --verify expects. The bench must report it.
     assert!(
         inlane_with_input(&["nvme", "write", &address, "--offset", "64K", "-"], &[7; 4096]).status.success()
     );
@@ -160,7 +160,7 @@ fn workloads_are_verified() {
     );
 }
 
-/// Forwards connections to a target until it is cut.
+/// Forwards connections to a target until [`Proxy::cut`] is called.
 struct Proxy {
     address: String,
     cut: Arc<AtomicBool>,
@@ -213,7 +213,7 @@ impl Proxy {
         for stream in self.streams.lock().unwrap().iter() {
             let _ = stream.shutdown(Shutdown::Both);
         }
-        // The listener ends when it accepts the next connection.
+        // Wakes the listening thread with one more connection, so that the thread sees the flag and ends.
         let _ = TcpStream::connect(&self.address);
     }
 }
@@ -351,7 +351,7 @@ fn nbd_requests_are_answered_and_bad_ones_refused() {
         stream.read_exact(&mut buffer).unwrap();
         buffer
     };
-    // The newstyle greeting, then the export with the empty name.
+    // NBD's newstyle handshake: reads the greeting, then chooses the export with the empty name.
     let greeting = take(&mut stream, 18);
     assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
     stream.write_all(&3_u32.to_be_bytes()).unwrap();
