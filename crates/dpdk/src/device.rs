@@ -39,13 +39,13 @@ pub(crate) struct Device {
     pub(crate) required_room: Option<u32>,
     /// The packet sockets that the driver opened.
     pub(crate) packet_sockets: Vec<RawFd>,
-    /// Counts the frames that the packet sockets refuse.
+    /// Counts the frames that the packet sockets refuse. `None` for ports without packet sockets.
     pub(crate) refused: Option<RefusedFrames>,
     /// A socket that keeps an existing kernel interface promiscuous. Closing the socket ends the promiscuous
-    /// mode.
+    /// mode. `None` if the port uses no existing kernel interface.
     promiscuous: Option<OwnedFd>,
-    /// The XDP program of an AF_XDP port. The ports of an interface share it, and dropping the last reference
-    /// detaches it.
+    /// The XDP program of an AF_XDP port; `None` for other ports. The ports of an interface share the
+    /// program. Dropping the last reference detaches it.
     program: Option<Arc<xdp::Program>>,
 }
 
@@ -56,7 +56,7 @@ struct Plan {
     arguments: String,
     driver: &'static str,
     interface: Option<Interface>,
-    /// The slots of a packet socket's rings.
+    /// The slots of a packet socket's rings. `None` for ports without packet sockets.
     slots: Option<kernel::Slots>,
     program: Option<Arc<xdp::Program>>,
 }

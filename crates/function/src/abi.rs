@@ -58,7 +58,7 @@ impl FunctionInfo {
         self.time & 1 != 0
     }
 
-    /// Returns true if the function reads the time of its packets. Other functions may be given 0.
+    /// Returns true if the function reads the time of its packets. Other functions may be given the time 0.
     pub fn needs_time(&self) -> bool {
         self.time != 0
     }

@@ -108,8 +108,8 @@ impl Series {
         self.keys.iter().map(String::as_str).filter(|&key| Some(key) != self.axis()).collect()
     }
 
-    /// Runs all points in turns, once per repeat. Prints a line of progress for each run. Returns the results
-    /// and the first failure.
+    /// Runs each point once, then each point again, until all repeats are done. Prints a line of progress for
+    /// each run. Returns the results and the first failure.
     ///
     /// # Errors
     /// If every point failed: the error of the first failed point.

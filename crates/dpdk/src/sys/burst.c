@@ -10,7 +10,7 @@ static void mark_chain(struct rte_mbuf *mbuf, uint16_t mark)
 		mbuf->port = mark;
 }
 
-/* Returns the 64-bit word of data_off, refcnt, nb_segs and port. */
+/* Returns the rearm word of an mbuf: the 64 bits that hold its fields data_off, refcnt, nb_segs and port. */
 static inline uint64_t rearm_word(const struct rte_mbuf *mbuf)
 {
 	return *(const uint64_t *)&mbuf->rearm_data;

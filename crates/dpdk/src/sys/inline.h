@@ -48,14 +48,15 @@ static const uint64_t INLANE_RX_SCATTER = RTE_ETH_RX_OFFLOAD_SCATTER;
 static const uint64_t INLANE_TX_MULTI_SEGS = RTE_ETH_TX_OFFLOAD_MULTI_SEGS;
 
 uint16_t inlane_rx_burst(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count, uint64_t *bytes);
-/* For net_ring, a driver that passes mbufs on without writing them. */
+/* Does the same for net_ring, a driver that passes mbufs on without writing them. */
 uint16_t inlane_rx_burst_settled(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
 				uint64_t *bytes);
 uint16_t inlane_tx_burst(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
 			 uint64_t *bytes, uint64_t *errors);
 uint16_t inlane_tx_burst_as_received(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
 				     uint64_t *bytes, uint64_t *errors);
-/* For devices whose lost buffers inlane_reclaim finds by marks in the mbufs. */
+/* The next two functions also mark in each mbuf who holds it. They are for devices that lose buffers:
+ * inlane_reclaim finds the lost buffers by these marks. */
 uint16_t inlane_rx_burst_marking(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
 				uint64_t *bytes);
 uint16_t inlane_tx_burst_marking(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,

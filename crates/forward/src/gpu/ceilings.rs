@@ -167,7 +167,7 @@ pub struct RoundTrip {
     pub nanoseconds: Option<Percentiles>,
 }
 
-/// Measures the round trip `rounds` times, one after the other. The first tenth of the rounds is not counted.
+/// Measures the round trip `rounds` times, one after the other. Leaves out the first tenth of the rounds.
 ///
 /// # Errors
 /// [`Error::Stuck`] if the kernel does not answer within 2 s, or if a driver call fails.

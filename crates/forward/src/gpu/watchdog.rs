@@ -50,7 +50,8 @@ pub(super) fn oldest_in_flight(ring: &Ring) -> Option<u64> {
 /// limit.
 pub(super) struct Watchdog {
     limit: Duration,
-    /// The oldest item in flight, and the time at which it became the oldest.
+    /// The oldest item in flight at the last check, and the time of the check that first found it the oldest.
+    /// `None` if no item was in flight.
     oldest: Option<(u64, Instant)>,
 }
 

@@ -60,8 +60,8 @@ impl SentCounts {
         (0..self.flows as u64)
             .map(|flow| {
                 let Some(&total) = counts.get((flow % queues.max(1)) as usize) else { return 0 };
-                // The flows of a queue send in turns, so flows with an earlier turn may have sent one packet
-                // more.
+                // The flows of a queue take turns to send, so flows with an earlier turn may have sent one
+                // packet more.
                 let (queue, turn) = (flow % queues, flow / queues);
                 let of_queue = flows_of(self.flows, queue as u32, queues as u32) as u64;
                 total / of_queue + (turn < total % of_queue) as u64
@@ -225,7 +225,7 @@ impl Port for Generator {
     }
 }
 
-/// A receive queue of a generator. Its flows send in turns.
+/// A receive queue of a generator. Its flows take turns to send.
 struct GeneratorRx {
     pool: Arc<dyn Pool>,
     clock: Clock,

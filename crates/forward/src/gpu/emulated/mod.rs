@@ -137,7 +137,7 @@ struct TestLane {
     packets: Region,
     state: Region,
     /// The memory of `stage` and of `shadow`, each with the number of bytes that blocks may write. The bytes
-    /// behind must stay unchanged.
+    /// after these must stay unchanged.
     pulled: [(Region, usize); 2],
     /// The control words and the relay words.
     words: [Region; 2],
