@@ -1,5 +1,5 @@
-//! Runs the built-in functions on hostile frames, built with AddressSanitizer and UndefinedBehaviorSanitizer.
-//! Each frame is an allocation of exactly its length.
+//! Builds the built-in functions with AddressSanitizer and UndefinedBehaviorSanitizer, and runs them on
+//! hostile frames. Each frame is an allocation of exactly its length.
 
 #[path = "harness/dissect.rs"]
 mod dissect;

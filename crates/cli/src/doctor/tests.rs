@@ -203,8 +203,8 @@ fn memory_lock_reads_the_soft_limit() {
     assert_eq!(with("much").state, State::Degraded);
 }
 
-/// Checks the PCIe link of a device. `now` and `best` are the width and the speed that the link has and could
-/// have.
+/// Checks the PCIe link of a device. `now` is the width and speed that the link has. `best` is the width and
+/// speed that it could have.
 fn link(class: &str, now: (&str, &str), best: (&str, &str)) -> Check {
     let base = "sys/bus/pci/devices/0000:b5:00.0";
     let fake = Fake::new(&[]);

@@ -31,8 +31,8 @@ impl Slots {
     /// Returns the smallest slots of at least `bytes`, and blocks that fit them.
     fn of(bytes: u32) -> Self {
         let slot = bytes.next_multiple_of(SLOT_ALIGNMENT);
-        // Slot and page are both multiples of 16. So the largest power of two in the slot divides the page,
-        // or the page divides the slot. The smaller of the two is their greatest common divisor.
+        // The greatest common divisor of slot and page. The page size is a power of two, so the divisor is
+        // the largest power of two that divides the slot, or the page size if that is smaller.
         let shared = (1 << slot.trailing_zeros()).min(PAGE);
         Self { slot, block: slot * (PAGE / shared) }
     }

@@ -82,7 +82,7 @@ fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
 }
 
 /// Returns true if no process listens on the Unix socket at `path`. Connects with the same socket type as
-/// memif, because the kernel tells sockets of other types nothing about the listener.
+/// memif, because a connection with another type fails even if a process listens.
 fn nobody_listens(path: &Path) -> bool {
     use rustix::io::Errno;
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};

@@ -32,7 +32,7 @@ enum Posting<'a> {
 
 impl<'a> Feeder<'a> {
     /// Allocates what the method needs and uses each stream once. No kernel is running when this returns.
-    /// `tick_stream` is the stream for ticks, if the function has a `tick`.
+    /// `tick_stream` is the stream for launches of the function's `tick`, if it has one.
     ///
     /// # Errors
     /// If a driver call fails.
@@ -169,7 +169,7 @@ impl<'a> Ticks<'a> {
         Self { lane, stream, last: Instant::now() }
     }
 
-    /// Launches a tick if the last tick was launched at least 1 ms ago and has ended.
+    /// Launches the function's `tick` if its last launch was at least 1 ms ago and has ended.
     ///
     /// # Errors
     /// If a driver call fails, or a kernel failed.
@@ -182,7 +182,7 @@ impl<'a> Ticks<'a> {
         Ok(())
     }
 
-    /// Launches the last tick of a run. It passes the largest possible time, so every time limit in the
+    /// Launches the last `tick` of a run. It passes the largest possible time, so every time limit in the
     /// packet function has passed.
     ///
     /// # Errors

@@ -102,7 +102,7 @@ fn on_streams(
     let clean = !context.control.aborting() && tally.errors.is_empty();
     let stuck = tally.errors.iter().any(|error| matches!(error, Error::Stuck { .. }));
     let ended = feeder.finish(clean, stuck).and_then(|()| match &tick_stream {
-        // A packet function may hold back unfinished output. So a last tick makes the function deliver it.
+        // A packet function may hold back unfinished output. So a last `tick` makes it deliver the output.
         Some(stream) if !stuck => {
             Ticks::new(lane, stream).last()?;
             wait_until_idle(lane, std::slice::from_ref(stream))

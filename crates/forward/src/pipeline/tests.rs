@@ -288,8 +288,8 @@ fn packets_a_full_port_refuses_are_told_from_those_that_found_the_ring_full() {
     assert_eq!(tally.refused_packets, tally.dropped_overload, "method single has no ring");
 }
 
-/// Sends one burst by a stage with two sinks. Packet i of the burst names port `ports[i]`. Returns the
-/// numbers of the packets that each sink accepted, and the tally.
+/// Sends one burst by a sending stage with two sinks. Packet i of the burst names port `ports[i]`. Returns
+/// the numbers of the packets that each sink accepted, and the tally.
 fn send_to_two_ports(ports: &[u32]) -> ([Vec<u64>; 2], Tally) {
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, 256).unwrap());
     let settings = PipelineSettings { burst: 16, ..Default::default() };

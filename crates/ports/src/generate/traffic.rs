@@ -1,7 +1,7 @@
 //! The traffic of a generator: flows, frame sizes, headers. A checker computes the same traffic from the same
 //! specification.
 //!
-//! Flows take turns to send, so packet n of each flow is sent in round n. No two flows share a 5-tuple. Addresses
+//! Flows take turns, so packet n of each flow is sent in round n. No two flows share a 5-tuple. Addresses
 //! are those reserved for benchmarks: from 198.18.0.0/16 to 198.19.0.0/16 (RFC 2544), or within 2001:2::/48
 //! (RFC 5180).
 
