@@ -81,8 +81,8 @@ fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if no process listens on the Unix socket at `path`. Connects with the same socket type as
-/// memif, because a connection with another type fails even if a process listens.
+/// Returns true if no process listens on the Unix socket at `path`, so that the kernel refuses a connection.
+/// Tries both socket types that can listen, because the wrong type may get another error instead.
 fn nobody_listens(path: &Path) -> bool {
     use rustix::io::Errno;
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
