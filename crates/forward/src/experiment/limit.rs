@@ -31,8 +31,8 @@ use std::time::Duration;
 
 /// A thread that is busy for at least this share of the run has no time left.
 const BUSY: f64 = 0.9;
-/// If at least this share of the offered packets arrived, all count as arrived. The rest is lost at the run's
-/// start and end.
+/// If at least this share of the offered packets arrived, all count as arrived, because a few packets are
+/// always missing at the start and end of a run.
 const ALL: f64 = 0.99;
 /// Replaces [`ALL`] for a run whose threads were not busy.
 const NEARLY_ALL: f64 = 0.95;
@@ -65,7 +65,7 @@ pub fn limit(config: &Config, outcome: &RunOutcome) -> Option<String> {
     )
 }
 
-/// Returns the number of packets that arrived and were lost before the packet function.
+/// Returns the number of packets that were lost because the receive port or the pipeline was full.
 fn lost(result: &PacketResult) -> u64 {
     result.rx.missed + result.dropped_overload
 }

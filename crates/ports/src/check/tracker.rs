@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 /// The largest number of gaps kept for a flow. If there are more, the tracker forgets the oldest gap. Packets
-/// from that gap count as reordered, even if they are duplicates.
+/// older than the kept gaps then count as reordered, even if they are duplicates.
 const MAX_GAPS: usize = 4096;
 
 /// Finds duplicated and reordered packets among the flows that one queue receives.
