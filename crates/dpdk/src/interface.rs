@@ -115,8 +115,8 @@ impl Interface {
     }
 
     /// Returns how many packets the kernel dropped while it sent to the interface. For a tap interface, these
-    /// are packets that the port did not read in time. Returns 0 if the interface was moved to another
-    /// namespace.
+    /// are packets that the port did not read in time. Returns 0 if the interface was renamed, or moved to
+    /// another namespace.
     pub(crate) fn dropped_on_sending(&self) -> u64 {
         let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
         let counters = table.lines().find_map(|line| {
