@@ -70,8 +70,8 @@ impl Compiler {
         code_cache::key(fixed.into_iter().chain(FLAGS).chain(headers))
     }
 
-    /// Compiles `unit` into the shared object `to`. While the compiler runs, inlane's headers are in the same
-    /// directory as `to`.
+    /// Compiles `unit` into the shared object `to`. While the compiler runs, inlane's headers are in a
+    /// temporary directory beside `to`.
     pub fn compile(&self, file: &str, unit: &str, to: &Path) -> Result<()> {
         let failed = |error: std::io::Error| Error::Environment {
             what: format!("compiling {file} with {}", self.path.display()),
