@@ -35,10 +35,10 @@ const NOBODY: u32 = 65534;
 const OTHER_THREADS: Duration = Duration::from_secs(1);
 
 /// Gives up all privileges of the process permanently. Root becomes the user who called sudo, or nobody. All
-/// threads lose all capabilities, whoever the user is. Returns `None` if there was nothing to give up.
+/// threads lose all capabilities, with one exception. Returns `None` if there was nothing to give up.
 ///
-/// A thread of a library may block signals. Such a thread keeps the capabilities that the program's file gave
-/// it (setcap), and a warning names the thread. Threads that start later have no capabilities.
+/// The exception is a library's thread that blocks signals. It keeps the capabilities that the program's file
+/// gave it (setcap), and a warning names the thread. Threads that start later have no capabilities.
 ///
 /// # Errors
 /// [`Error::Os`] that names the step that failed. End the process then, because it may still have some of its
