@@ -109,8 +109,8 @@ def own():
 def oran():
     """A radio in real time, with reordering and losses. The counts must equal those of the CPU."""
     radio = "gen:oran,slots=1000,shuffle=256,loss=1%,seed=5,realtime"
-    # 16 windows hold every packet in whatever order this radio sends them. So the time decides only for which
-    # reason a slot is delivered. All other counts must equal the CPU's.
+    # With 16 slots assembled at a time, no packet of this radio is late. Timing then decides only the reason
+    # for which a slot is delivered. All other counts must equal the CPU's.
     roomy = "oran-reorder:windows=16,limit=5ms"
     exact = ("uplane_packets", "malformed_packets", "late_packets", "received_prbs", "duplicate_prbs", "missing_prbs")
     slots = ("complete_slots", "timed_out_slots", "overtaken_slots")

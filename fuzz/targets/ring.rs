@@ -1,5 +1,5 @@
-//! Drives the burst ring's dispatcher against a hostile consumer. The consumer writes any value anywhere in
-//! the completion half at any time.
+//! Drives the burst ring's dispatcher against a hostile consumer. The consumer may write any value to the
+//! completion half, which is the part of the ring's memory that belongs to it, at any time.
 //!
 //! Each submitted packet must come back at most once, with its own address and a length that fits its buffer.
 //! An item that the consumer completes by the protocol must come back, whatever the consumer wrote before.
@@ -47,7 +47,8 @@ fuzz_target!(|bytes: &[u8]| {
                 }
             }
             Some((kind @ (1 | 2), argument)) => {
-                // Store a small value where words and verdicts are read, or any value.
+                // Overwrite one of a slot's first 8 words: with small 32-bit halves if `kind` is 1, with any
+                // bits if it is 2.
                 let word = input.next().unwrap_or(0) as usize % 8;
                 let mut value = input.next().unwrap_or(0) as u64 | (input.next().unwrap_or(0) as u64) << 32;
                 if kind == 2 {

@@ -1,5 +1,6 @@
-//! Drives a TCP connection and a listener with arbitrary segments, timers and application calls. Nothing may panic or loop, the indices must
-//! stay in order, and nothing may be written outside the receive ring.
+//! Drives a TCP connection and a listener with arbitrary segments, timers and application calls. Nothing may
+//! panic or loop, the connection's indices into its streams must stay in order, and nothing may be written
+//! outside the receive ring.
 
 #![no_main]
 
@@ -8,7 +9,8 @@ use libfuzzer_sys::fuzz_target;
 
 const CAPACITY: u32 = 4096;
 
-/// Checks that each write fits into the ring in front of what the application has consumed.
+/// A receive ring of [`CAPACITY`] bytes that stores nothing. It checks that each write lies within the
+/// `CAPACITY` bytes that follow the bytes which the application has consumed.
 struct Ring {
     consumed: u64,
 }
@@ -69,7 +71,7 @@ fuzz_target!(|bytes: &[u8]| {
         Connection::connect(0, &config, Start { sequence: 1000, timestamp_offset: 0 }).unwrap();
     let mut ring = Ring { consumed: 0 };
     let (mut now, mut written) = (0u64, 0u64);
-    // The numbers that a plausible segment has.
+    // The sequence number, acknowledgment number and timestamp of a plausible next segment.
     let (mut sequence, mut acknowledgment, mut clock) = (5000u32, 1001u32, 0u32);
     while !input.0.is_empty() {
         match input.byte() {
@@ -103,7 +105,7 @@ fuzz_target!(|bytes: &[u8]| {
             8 => drop(connection.on_unreachable(input.near(acknowledgment))),
             9 if input.byte() == 77 => connection.abort(),
             10 => {
-                // Bytes as they come from the wire.
+                // Parse arbitrary bytes as a segment.
                 let len = (input.byte() as usize).min(input.0.len());
                 let (wire, rest) = input.0.split_at(len);
                 input.0 = rest;

@@ -36,7 +36,7 @@ const LONG: Duration = Duration::from_millis(60);
 /// A size whose transfer is expected to take longer than this is not measured in both directions at once,
 /// because that measurement keeps many transfers in flight.
 const SLOW: Duration = Duration::from_millis(5);
-/// The chunk size of the staging path through the CPU.
+/// The largest chunk, in bytes, that the prediction of a staged path assumes.
 const CHUNK: u64 = 1 << 20;
 
 /// The measured times of one path's single transfers, by size.

@@ -1,5 +1,5 @@
-//! The published hybrid path: DMA from one device to a host buffer, a CPU copy to another buffer, and DMA to
-//! the other device, one after the other.
+//! The hybrid path of the published experiment ([`crate::published`]): DMA from one device to a host buffer,
+//! a CPU copy to another buffer, and DMA to the other device, one after the other.
 
 use crate::open_path::set_stages_completion_mode;
 use crate::stop::check_stop;

@@ -15,8 +15,8 @@ pub enum Path {
     Dma,
     /// A GPU's SMs copy to or from pinned host memory.
     Sm,
-    /// DMA to a host buffer, a CPU copy to another buffer, and DMA onward, one after the other. A published
-    /// path.
+    /// DMA to a host buffer, a CPU copy to another buffer, and DMA onward, one after the other. The published
+    /// experiment ([`crate::published`]) uses this path.
     Hybrid,
     /// DMA out and DMA in at the same time, through a ring of chunks in host memory.
     Staged,

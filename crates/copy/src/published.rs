@@ -1,5 +1,5 @@
-//! A published experiment, run on models of the published accelerator: BAR and DMA in each direction at two
-//! link speeds, and device to device by BAR and by the hybrid path.
+//! A published experiment, run on models of the publication's accelerator: BAR and DMA in each direction at
+//! two link speeds, and device to device by BAR and by the hybrid path.
 //!
 //! The models have the published rates of single stages, so the lines of single stages measure nothing new.
 //! The lines between two devices show what the published rates of the stages predict. The published
@@ -27,7 +27,7 @@ pub struct Line {
     pub name: String,
     /// The bytes of a transfer.
     pub size: usize,
-    /// The published rate in MiB (2^20 bytes) per second, if one was published.
+    /// The rate that the publication gives, in MiB (2^20 bytes) per second. `None` if it gives none.
     pub published_mib: Option<f64>,
     /// The predicted rate in bytes per second. It is computed from the rates of the single stages.
     pub predicted: Option<f64>,

@@ -193,7 +193,7 @@ impl Row for TransferResult {
             ..self.path.clone()
         };
         let mut cells = path.cells();
-        // The row names the path already. This line has its movers.
+        // The table has the path's name in each row already. This cell lists the path's movers.
         cells.iter_mut().filter(|cell| cell.name == "path").for_each(|cell| cell.name = "movers".into());
         cells.extend(self.ceiling.as_ref().map(Ceiling::cell));
         cells

@@ -29,7 +29,8 @@ pub fn check_stop(stop: &AtomicBool) -> Result<()> {
 /// A synchronous mover whose transfers end early, with an error, when the stop flag is set.
 pub(crate) struct Interruptible {
     mover: Box<dyn Mover>,
-    /// Flushes the destination after the last piece, so that the transfer is delivered.
+    /// Flushes the destination after the last piece, so that the transfer is delivered. `None`: a transfer is
+    /// done when the last piece is.
     flush: Option<CpuMover>,
     stop: Arc<AtomicBool>,
     tickets: TicketCounter,

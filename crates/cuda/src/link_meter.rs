@@ -1,5 +1,5 @@
-//! Measures the traffic on a GPU's PCIe link with the GPU's own counters. NVML reports averages over windows
-//! of 20 ms.
+//! Measures the traffic on a GPU's PCIe link with the GPU's own counters. NVML reports the average rate over
+//! an interval of 20 ms.
 
 use crate::device::Gpu;
 use crate::error::{Error, Result};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// The rate in each window, in bytes per second.
+/// The average rate in each sampled interval, in bytes per second.
 #[derive(Clone, Debug, Default)]
 pub struct LinkSamples {
     /// Traffic to the GPU.
@@ -46,7 +46,7 @@ impl LinkMeter {
             // owns.
             let Ok(device) = nvml.device_by_pci_bus_id(address.as_str()) else { return samples };
             while !stopped.load(Ordering::Relaxed) {
-                // Each call blocks for its window and returns kB per second.
+                // Each call blocks for one interval and returns kB per second.
                 let [received, sent] = [PcieUtilCounter::Receive, PcieUtilCounter::Send]
                     .map(|counter| device.pcie_throughput(counter).ok().map(|rate| rate as f64 * 1e3));
                 samples.received.extend(received);
@@ -61,8 +61,8 @@ impl LinkMeter {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// Stops and returns the samples without the first and the last window, which may include time before and
-    /// after the run.
+    /// Stops sampling and returns the samples without the first and the last interval, which may include time
+    /// before and after the run.
     pub fn stop(mut self) -> LinkSamples {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().expect("only this method and drop take it");

@@ -163,8 +163,8 @@ impl Pending {
         others: &[Stream],
     ) -> Result<()> {
         if !event.has_completed()? {
-            // Takes the waiter out of `self` until it has answered. If this function fails before, the waiter
-            // may still sleep and must not be used again.
+            // Takes the waiter out of `self`, and puts it back once it has answered. If this function returns
+            // an error earlier, the waiter may still sleep and must not be used again.
             let waiter = self.waiter.take().map_or_else(EventWaiter::start, Ok)?;
             waiter.request(event);
             let (mut done, mut progress) = (self.flight.done(), Instant::now());

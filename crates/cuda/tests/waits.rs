@@ -133,7 +133,7 @@ fn slow() {
         // Waits until the thread above has acted, before the next round begins.
         std::thread::sleep(Duration::from_millis(5));
     }
-    // The whole wait exceeds the timeout, but some copy completes within each timeout.
+    // The whole wait takes longer than the timeout, but a copy completes every 500 ms.
     engine.set_timeout(Duration::from_millis(1000));
     script.allow(60);
     let last = (0..4).map(|_| engine.submit(&source, &destination).unwrap()).next_back().unwrap();

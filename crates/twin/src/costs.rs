@@ -92,8 +92,9 @@ mod tests {
 
     #[test]
     fn rates_are_the_published_shares_of_the_link() {
-        // The published shares of the link's rate: 49.68 % in and 59.25 % out of 15.754 GB/s in slot 0, and
-        // 60.80 % and 74.96 % of 3.94 GB/s in slot 1. The shares were computed with 1 GB = 1024 MB.
+        // The published rates as shares of the link's rate, to the device and from it. Slot 0: 49.68 % and
+        // 59.25 % of 15.754 GB/s. Slot 1: 60.80 % and 74.96 % of 3.94 GB/s. The publication computes the
+        // shares with 1 GB = 1024 MB.
         let share = |slot, to_device: bool| {
             let costs = Costs::published(slot);
             let rate = if to_device { costs.dma.to_device } else { costs.dma.from_device };

@@ -32,7 +32,8 @@ pub(super) const ENDED: usize = size_of::<Control>();
 /// Offsets in bytes of the words of [`Control`].
 const FAILED: usize = offset_of!(Control, failed);
 const LEAVE_NOW: usize = offset_of!(Control, leave);
-/// The offset in bytes, within a channel's words, of the newest command that this channel of the pusher read.
+/// The offset in bytes, within a channel's words, of `seen`: the number of the newest command that the
+/// pusher's block of this channel has read.
 const SEEN: usize = offset_of!(Channel, seen);
 /// The value of `Control::failed` after a kernel waited too long for a command.
 const NO_COMMAND: u64 = 1;
@@ -137,8 +138,8 @@ pub(super) struct CommandRing {
     sequence: u64,
     /// The newest command that every channel of the pusher is known to have read.
     read_by_all: u64,
-    /// The upper 32 bits of the next command's number when the lines were last cleared. A line's lap is the
-    /// lower 32 bits of a command's number. So while the upper bits stay the same, no lap occurs twice.
+    /// The upper 32 bits of the commands' numbers since the laps of all lines were last cleared. A line's lap
+    /// is the lower 32 bits of a command's number, so no lap occurs twice while the upper bits stay the same.
     epoch: u64,
     /// True while resident kernels run and wait for commands.
     running: bool,

@@ -277,7 +277,7 @@ fn short_name(from: &Gpu, to: &Gpu) -> String {
     format!("staging by SMs from gpu:{} to gpu:{}", from.index(), to.index())
 }
 
-/// Returns the newest ticket that is done. `entries` starts with the transfer after `first`.
+/// Returns the newest ticket that is done. `first` is the ticket before the oldest transfer in `entries`.
 fn newest_done(
     memory: &Region,
     channels: u32,
@@ -355,8 +355,8 @@ impl Mover for SmStaged {
         let outcome = match completion {
             CompletionMode::Interrupt => self.wait_interrupt(ticket),
             _ => {
-                // `entries` stays unchanged during this wait, so its first entry is always the transfer after
-                // `first`.
+                // `entries` does not change during this wait. So `first` stays the ticket before its oldest
+                // transfer.
                 let Self { flight, memory, entries, from, to, layout, push, pull, ring, .. } = self;
                 let name = || short_name(from, to);
                 let mut looks = 0u32;

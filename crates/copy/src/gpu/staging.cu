@@ -43,7 +43,7 @@ constexpr u32 AHEAD = 4;
 // The mask of all 32 threads of a warp.
 constexpr u32 ALL = ~0u;
 
-// Notes the time of a step. Each mark costs a read of the timer.
+// Stores a timestamp at the end of a step. This takes a read of the GPU's timer.
 #ifdef TRACE
 #define MARK(place, index) \
     if (threadIdx.x == 0) place[index] = now_ns()

@@ -203,7 +203,7 @@ fn in_pieces(
     Ok(())
 }
 
-/// Returns the distance between two slots for transfers of `size` bytes.
+/// Returns the bytes from the start of one slot to the start of the next, for transfers of `size` bytes.
 fn stride(size: usize) -> usize {
     size.next_multiple_of(ALIGNMENT)
 }

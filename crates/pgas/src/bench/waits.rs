@@ -58,8 +58,8 @@ impl Bench {
         self.world.put(self.words, index, &[value], self.other)
     }
 
-    /// Measures `body` at both PEs, in all completion modes in turn. `body` handles the values from `base +
-    /// 1` to `base + count`.
+    /// Measures `body(mode, base, count)` at both PEs, in all completion modes in turn. `body` does `count`
+    /// operations. Operation i, counted from 1, signals its end by the value `base + i`.
     fn in_turn(
         &self,
         operation: Operation,
@@ -177,9 +177,10 @@ impl Bench {
                 self.world.put(self.words, DONE, &[base + count], self.other)
             })?;
         self.compare(&into, size)?;
-        // The check of the puts has changed the inbox.
+        // `in_turn` ends with a check that overwrites the inbox, so fill the inbox again.
         fill()?;
-        // Samples each get of a batch. In a batch of one get, the owner has just begun to wait, and polls whatever the mode.
+        // Times each get of a long batch for the percentiles. The samples of `in_turn` are batches of one
+        // get: in these the owner has just begun to wait, and still polls whatever the mode.
         for (point, mode) in points.iter_mut().zip(MODES) {
             ended.set(ended.get() + 1);
             self.world.barrier_all()?;

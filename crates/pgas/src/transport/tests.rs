@@ -74,7 +74,7 @@ fn silence_and_staleness_are_told_apart() {
     assert!(error.to_string().contains("another epoch"), "{error}");
 }
 
-/// Answers each row of this side with a row of epoch 9, until the given time.
+/// Answers each handshake row that the other port writes with a row of epoch 9, until the given time.
 fn answer(hostile: &Twin, version: u16, limit_pages: u32, inbound_pages: u32, until: Instant) {
     while Instant::now() < until {
         let words: [u32; ROW] = std::array::from_fn(|index| hostile.scratchpad_read(index as u32));

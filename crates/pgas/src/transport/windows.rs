@@ -116,7 +116,7 @@ pub(super) struct PeContext {
     pub wake_vector: u32,
     mover: Option<Mutex<Box<dyn Mover>>>,
     mover_from: usize,
-    /// The last copy that was submitted to the mover and that nobody has waited for, or 0.
+    /// The ticket of the last copy that was submitted to the mover, or 0 if all copies have been waited for.
     pending: AtomicU64,
     landing: Mutex<()>,
     _inbound: Region,

@@ -188,8 +188,8 @@ impl<T: Transport> World<T> {
         Ok(())
     }
 
-    /// Concatenates the `bytes` at `source` of all PEs, in the order of the set, at `destination` of every
-    /// PE. The lengths may differ.
+    /// Concatenates the `bytes` at `source` of all PEs of the set, in the order of the set. Stores the result
+    /// at `destination` of each of them. The lengths may differ.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -222,8 +222,8 @@ impl<T: Transport> World<T> {
         unsafe { self.put_to_all(&set, index, offset, source, bytes) }
     }
 
-    /// Concatenates as [`World::collect`] does, for lengths that are equal on all PEs. It is faster, because
-    /// no lengths are exchanged.
+    /// Concatenates as [`World::collect`] does, but `bytes` must be equal on all PEs of the set. This is
+    /// faster, because no lengths are exchanged.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
