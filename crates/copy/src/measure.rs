@@ -55,8 +55,8 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Returns how many transfers of `size` bytes are in flight at once: enough that they total 64 MiB, but
-    /// at least 2 and at most 32.
+    /// Returns how many transfers of `size` bytes are in flight at once: [`Plan::window`] if it is set.
+    /// Otherwise as many as total 64 MiB, but at least 2 and at most 32.
     pub fn window_for(&self, size: usize) -> usize {
         self.window.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(2, 32))
     }

@@ -1,8 +1,8 @@
 //! NVRTC, CUDA's run-time compiler: finding and loading the library, compiling, caching the results.
 //!
 //! The library is searched in this order: the file named by `INLANE_NVRTC`, and no other if it is set; the
-//! dynamic loader's paths; the `nvidia/*/lib` folders of Python's site-packages, where the wheel
-//! `nvidia-cuda-nvrtc` installs it; `/usr/local/cuda*`.
+//! dynamic loader's paths; the folders of Python's site-packages into which NVIDIA's wheels of NVRTC install
+//! it; `/usr/local/cuda` and `/usr/local/cuda-13.0`.
 //!
 //! Kernels are compiled to machine code for the GPU's own architecture. PTX from a newer compiler would not
 //! load on an older driver.

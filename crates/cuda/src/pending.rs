@@ -214,7 +214,7 @@ fn abandoned(device: &str) -> Error {
 /// then, the GPUs of this process are abandoned.
 ///
 /// # Errors
-/// If some of the work failed, or did not end in time.
+/// If some of the work failed or did not end in time, or if the stream's GPU was already abandoned.
 pub fn finish(stream: &Stream) -> Result<()> {
     finish_within(stream, TIMEOUT)
 }

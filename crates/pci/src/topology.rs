@@ -96,7 +96,7 @@ impl Device {
             device: number("device").unwrap_or(0) as u16,
             class,
             kind: kind(class),
-            // The kernel reports -1 if the firmware does not tell.
+            // If the firmware names no node, the kernel reports -1, which `number` does not parse.
             numa_node: number("numa_node").and_then(|node| node.try_into().ok()),
             local_cpus: sysfs.text(address, "local_cpulist").filter(|list| !list.is_empty()),
             driver: sysfs.driver(address),

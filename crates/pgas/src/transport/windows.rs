@@ -452,7 +452,8 @@ fn no_such_pe(pe: u32, pes: u32) -> Error {
 impl Drop for Windows {
     fn drop(&mut self) {
         self.context.stop.store(true, Ordering::Release);
-        // Ring at this PE, so that the service thread wakes and sees `stop`.
+        // Ring at this PE, so that the service thread wakes and sees `stop`. A bit that is already set raises
+        // no event, so clear the bit and ring again.
         let _ = self.context.ntb.peer_doorbell_set(self.context.me, REQUEST);
         self.context.ntb.doorbell_clear(REQUEST);
         let _ = self.context.ntb.peer_doorbell_set(self.context.me, REQUEST);
