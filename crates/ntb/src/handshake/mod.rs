@@ -67,7 +67,8 @@ fn write_row(ntb: &dyn Ntb, peer: u32, words: &[u32; ROW]) -> Result<()> {
 /// # Errors
 /// * [`Error::Window`] if one side's memory does not fit the other side's window.
 /// * [`Error::Version`] if the peer uses another protocol version.
-/// * [`Error::Handshake`] if the peer does not answer in time, or only with garbage.
+/// * [`Error::Handshake`] if the bridge has too few scratchpads, or if the peer does not answer in time or
+///   only with garbage.
 /// * Errors of the bridge.
 pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> Result<Connection> {
     let capabilities = ntb.capabilities();

@@ -122,11 +122,13 @@ pub trait Transport: Send + Sync + 'static {
     /// Blocks until all earlier puts and atomics of this PE are delivered.
     ///
     /// # Errors
-    /// [`crate::error::Error::LinkLost`], which says how many bytes are known to be delivered.
+    /// [`crate::error::Error::LinkLost`], which says how many bytes are known to be delivered; as for
+    /// [`Transport::fence`].
     fn quiet(&self) -> Result<()>;
 
     /// Notifies `pe`, which counts the notifications of each PE. The notification arrives after all earlier
-    /// puts to `pe`. Only one thread at a time may call it.
+    /// [`Transport::put`]s to `pe`, but maybe before copies that [`Transport::put_nbi`] started. Only one
+    /// thread at a time may call it.
     ///
     /// # Errors
     /// [`crate::error::Error::Invalid`] for a PE that does not exist.
