@@ -2,9 +2,9 @@
 //!
 //! One client thread keeps requests of 72 bytes in flight and counts the bytes of the responses. The server is in turn
 //!
-//! * **plain**: a loop that receives requests and sends responses of the same sizes, all that have arrived in one call. It is the
-//!   floor: it does nothing else. It sends either the block of a large memory that a request names, as the target must, or always
-//!   the same buffer, which stays in the cache;
+//! * **plain**: a loop that only receives requests and sends responses of the same sizes as the target's.
+//!   With each call it handles all requests that have arrived. It sends either the block of a large memory
+//!   that the request names, as the target must, or always the same buffer, which stays in the cache;
 //! * **target**: inlane's target with a namespace in memory and random reads.
 //!
 //! All servers have one thread. The medians of several turns and their ratios are printed. The ratio of the servers' processor
@@ -265,7 +265,8 @@ fn main() {
     };
     let target = Target::start(config).expect("the target starts");
     bind(numbers.1);
-    // Write the memory once, so that reads do not meet the kernel's page of zeros. The plain server reads the same memory.
+    // Write the memory once. Reads of memory that was never written would all return the kernel's one page of
+    // zeros, which stays in the cache. The plain server reads the same memory.
     let Storage::Memory(storage) = &target.subsystem().namespaces[0].storage else { unreachable!("memory") };
     let data = vec![7; 1 << 20];
     (0..NAMESPACE_BYTES >> 20).for_each(|n| storage.write(n << 20, &data));
@@ -320,6 +321,6 @@ fn main() {
             println!();
         }
     }
-    // The plain servers still use the memory.
+    // The plain servers still use the target's memory, so it must not be dropped.
     std::mem::forget(target);
 }

@@ -1,10 +1,11 @@
-//! Plain request and response messages over TCP: the floor under which no storage protocol of the same message sizes can get.
+//! Measures plain request and response messages over TCP. No storage protocol with messages of the same sizes
+//! can be faster.
 //!
 //!     plain-messages serve 127.0.0.1:7000
 //!     plain-messages load 127.0.0.1:7000 DEPTH REQUEST_BYTES RESPONSE_BYTES SECONDS
 //!
-//! The server answers each request with bytes of a memory of 1 GiB, at an offset that the request names. Both sides handle as many
-//! messages with a system call as have arrived. The load prints one JSON line.
+//! The server answers each request with bytes of a memory of 1 GiB, at an offset that the request names. With
+//! each system call, both sides handle all messages that have arrived. `load` prints one line of JSON.
 
 use inlane_core::stats::LatencyHistogram;
 use rustix::net::{SendFlags, sendmsg};
@@ -35,7 +36,7 @@ fn serve(address: &str) -> Result<(), Box<dyn std::error::Error>> {
     for stream in listener.incoming() {
         let stream = stream?;
         stream.set_nodelay(true)?;
-        // A client that ends closes its connection.
+        // A client ends by closing its connection, which is an error here, so errors are ignored.
         let _ = answer(stream, &memory);
     }
     Ok(())

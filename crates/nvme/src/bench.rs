@@ -1,8 +1,8 @@
 //! Measures a namespace with fio's workloads.
 //!
-//! Each job is a thread with a [`Session`] of its own and a part of the range of its own. It keeps a set number of commands in
-//! flight. With verification, each written block carries its offset, a sequence number and a checksum; blocks are checked when
-//! they are read, and all written blocks are read back at the end.
+//! Each job is a thread with a [`Session`] of its own. It works on its own part of the range, and keeps a set
+//! number of commands in flight. With verification, each written block carries its offset, a sequence number
+//! and a checksum. Blocks are checked when they are read, and all written blocks are read back at the end.
 
 mod block;
 mod job;
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 pub struct Counters {
     reads: AtomicU64,
     writes: AtomicU64,
-    /// Set when the jobs have ended and written blocks are read back.
+    /// True once the operations of the workload have ended and the written blocks are read back.
     checking: AtomicBool,
 }
 
@@ -36,7 +36,7 @@ pub struct Progress {
     pub reads: u64,
     /// Completed writes.
     pub writes: u64,
-    /// The written blocks are being read back.
+    /// True while the written blocks are read back.
     pub checking: bool,
 }
 
@@ -50,8 +50,8 @@ impl Counters {
     }
 }
 
-/// Runs a workload. Returns a row for the reads and one for the writes, as far as the workload has them. Calls `progress` about
-/// ten times a second. Ends early if `stop` is set.
+/// Runs a workload. Returns a row for its reads and a row for its writes, or only one if the workload does
+/// not have both. Calls `progress` about ten times a second. Ends early if `stop` is set.
 ///
 /// # Errors
 /// Invalid workloads, and failures to connect. An error after the jobs have started is in the rows.
@@ -96,7 +96,7 @@ pub fn run(
     Ok(result::rows(workload, &namespace, outcomes, &path))
 }
 
-/// Describes the way that the data took.
+/// Describes the path between host and target, for the result.
 fn path(options: &SessionOptions, outcomes: &[Outcome]) -> Path {
     let digests = match options.connect.queue.digests.bits() {
         0 => "without digests",

@@ -50,7 +50,7 @@ struct Side {
     rings: Vec<Ring>,
 }
 
-/// Frames of fixed room that are reused.
+/// Buffers for frames, each with a fixed size. They are reused.
 #[derive(Default)]
 struct Frames {
     room: Vec<Vec<u8>>,
@@ -181,7 +181,7 @@ fn receive(now: u64, side: &mut Side, frames: &mut Frames) {
     frames.lens.clear();
 }
 
-/// Sends data on one connection and returns the time after it.
+/// Transfers [`SEGMENTS`] segments on connection `n`. Returns the virtual time at the end.
 fn turn(mut now: u64, [a, b]: &mut [Side; 2], n: usize, frames: &mut [Frames; 2]) -> u64 {
     let flow = flow(n);
     let written = a.connections[n].acknowledged() + SEGMENTS * PAYLOAD;

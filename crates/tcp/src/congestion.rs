@@ -7,7 +7,7 @@ use crate::sequence::Sequence;
 const BETA: f64 = 0.7;
 /// CUBIC's constant C, in segments per second cubed.
 const C: f64 = 0.4;
-/// The increase in segments a round trip with which Reno would have the same average window as CUBIC.
+/// Reno has the same average window as CUBIC if it grows by this number of segments in a round trip.
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
 /// The congestion window of one connection, in bytes.
@@ -34,7 +34,8 @@ pub struct Ack {
     pub una: Sequence,
     /// See `una`.
     pub next: Sequence,
-    /// The window limits what is sent. If not, it does not grow (RFC 9293, section 3.8.2; RFC 7661).
+    /// True if the window limits what is sent. Otherwise the window does not grow (RFC 9293, section 3.8.2;
+    /// RFC 7661).
     pub limited: bool,
 }
 
@@ -136,9 +137,9 @@ struct Cubic {
     w_max: f64,
     /// The time that the cubic function needs to reach `w_max` again, in seconds.
     k: f64,
-    /// When the current growth began.
+    /// When the current growth began. `None` from a reduction until the next acknowledgment.
     epoch: Option<u64>,
-    /// The window that Reno would have.
+    /// The window that Reno would have, in bytes.
     w_est: f64,
     last_ack: u64,
 }
@@ -150,7 +151,8 @@ impl Cubic {
         self.epoch = None;
     }
 
-    /// Excludes the time since the last acknowledgment from the growth, because the sender did not use its window.
+    /// Excludes the time since the last acknowledgment from CUBIC's growth, because the sender did not use
+    /// its whole window.
     fn pause(&mut self, now: u64) {
         if let Some(epoch) = &mut self.epoch {
             *epoch += now.saturating_sub(self.last_ack);
@@ -193,7 +195,8 @@ struct HyStart {
     last_min: u64,
     current_min: u64,
     samples: u8,
-    /// The baseline of conservative slow start, and its number of rounds.
+    /// The RTT at which conservative slow start began; `None` outside it. `css_rounds` counts its round
+    /// trips.
     css_baseline: Option<u64>,
     css_rounds: u8,
 }
@@ -212,7 +215,7 @@ impl Default for HyStart {
 }
 
 impl HyStart {
-    /// Returns the divisor of the growth.
+    /// Processes an acknowledgment in slow start. Returns the number by which the window's growth is divided.
     fn on_ack(&mut self, ack: &Ack) -> u64 {
         if ack.una >= self.round_end {
             self.round_end = ack.next;

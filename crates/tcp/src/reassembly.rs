@@ -25,7 +25,7 @@ impl Reassembly {
         self.ranges.is_empty()
     }
 
-    /// Returns the bytes beyond a gap.
+    /// Returns the number of bytes that lie beyond a gap.
     #[cfg(test)]
     pub fn bytes(&self) -> u64 {
         self.ranges.iter().map(|(start, end)| end - start).sum()

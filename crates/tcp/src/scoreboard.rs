@@ -16,9 +16,9 @@ const SACKED: u8 = 1;
 const LOST: u8 = 2;
 const RETRANSMITTED: u8 = 4;
 
-/// Records that a peer can always cause by SACK blocks, beyond two a segment in flight.
+/// SACK blocks may split the scoreboard into two records for each full segment in flight, and this many more.
 const SPARE_RECORDS: usize = 64;
-/// Records kept apart at most. Beyond this number, segments that follow each other share a record.
+/// The most records. Beyond this number, segments that follow each other share a record.
 const MAX_RECORDS: usize = 16_384;
 /// The number of loss recoveries for which a widened reordering window is kept (RFC 8985, section 6.2).
 const REORDERING_PERSISTENCE: u8 = 16;
@@ -47,9 +47,9 @@ impl Record {
 pub struct Delivered {
     /// Bytes that are acknowledged for the first time, cumulatively or selectively.
     pub bytes: u64,
-    /// The transmission time of the earliest of them that was sent once only.
+    /// The earliest transmission time of those bytes that were sent only once.
     pub oldest: Option<u64>,
-    /// The transmission time of the latest of them that was sent once only.
+    /// The latest transmission time of those bytes that were sent only once.
     pub newest: Option<u64>,
 }
 
@@ -91,7 +91,7 @@ impl Scoreboard {
         self.records.is_empty()
     }
 
-    /// Returns SND.UNA to SND.NXT as the records cover it.
+    /// Returns the number of bytes from SND.UNA to SND.NXT, all of which the records cover.
     fn outstanding(&self) -> u64 {
         match (self.records.front(), self.records.back()) {
             (Some(first), Some(last)) => last.end() - first.start,

@@ -48,8 +48,8 @@ impl Secrets {
         hasher.finish()
     }
 
-    /// Returns where a new connection's numbers begin (RFC 6528): a keyed hash of the flow plus a clock of 4 microseconds. A later connection
-    /// of the same flow begins above an earlier one.
+    /// Returns where a new connection's numbers begin (RFC 6528): a keyed hash of the flow, plus a clock that
+    /// counts every 4 microseconds. A later connection of the same flow begins above an earlier one.
     pub fn start(&self, now: u64, flow: &Flow) -> Start {
         let hash = self.hash(0, flow);
         Start {

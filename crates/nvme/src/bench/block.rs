@@ -61,7 +61,7 @@ pub(super) fn fill(block: &mut [u8], state: &mut u64) {
     }
 }
 
-/// Makes `block` the write number `sequence` of the block at `offset`.
+/// Fills `block` with the contents for `offset`. `sequence` counts the writes to this offset.
 pub(super) fn write(block: &mut [u8], offset: u64, sequence: u64) {
     fill(&mut block[HEADER..], &mut (offset ^ sequence.rotate_left(48)));
     block[..8].copy_from_slice(&MAGIC.to_le_bytes());

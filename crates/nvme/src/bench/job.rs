@@ -59,7 +59,8 @@ pub(super) struct Job<'a> {
     random: u64,
     /// The index of the next sequential block, from the start of the part.
     next: u64,
-    /// With verification of writes: the number of writes of each block, and [`BUSY`] while one is in flight.
+    /// For each block, the number of its writes, plus [`BUSY`] while an operation on it is in flight. Empty
+    /// without verification of writes.
     written: Vec<u32>,
     submitted: u64,
     reads: Tally,
@@ -68,7 +69,8 @@ pub(super) struct Job<'a> {
     wrong: Option<String>,
 }
 
-/// Marks a block with an operation in flight. Two operations on the same block could be executed in any order.
+/// Marks a block that has an operation in flight. No second operation on it is submitted meanwhile, because
+/// the target may execute the two in any order.
 const BUSY: u32 = 1 << 31;
 
 impl<'a> Job<'a> {
@@ -127,7 +129,7 @@ impl<'a> Job<'a> {
         };
         match outcome.error {
             None => self.session.close(),
-            // The other jobs need not go on.
+            // One job has failed, so the other jobs end, too.
             Some(_) => stop.store(true, Ordering::Relaxed),
         }
         outcome
@@ -247,7 +249,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Reads all written blocks and checks them. Their operations do not count in the measurement.
+    /// Reads all written blocks and checks them. These reads do not count in the measurement.
     fn read_back(&mut self, stop: &AtomicBool) -> Result<()> {
         let measured = std::mem::take(&mut self.reads);
         let mut next = 0;

@@ -97,13 +97,13 @@ pub struct Workload {
     pub jobs: u32,
     /// The share of reads in mixed workloads, in percent.
     pub read_percent: u32,
-    /// How long the jobs run. Without it, each job goes through its part of the range once.
+    /// How long the jobs run. `None`: each job goes through its part of the range once.
     pub duration: Option<Duration>,
-    /// The start of the range.
+    /// The start of the range, in bytes.
     pub offset: u64,
-    /// The length of the range. Without it, up to the end of the namespace.
+    /// The length of the range in bytes. `None`: up to the end of the namespace.
     pub size: Option<u64>,
-    /// Check the contents of blocks.
+    /// True if the contents of blocks are checked.
     pub verify: bool,
     /// The seed of the random numbers.
     pub seed: u64,

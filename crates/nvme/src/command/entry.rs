@@ -169,7 +169,7 @@ impl Completion {
         Status(self.status_and_phase.get() >> 1)
     }
 
-    /// Returns the result of a command that has 64 bits of it.
+    /// Returns the result of a command whose result has 64 bits.
     pub fn result(&self) -> u64 {
         u64::from(self.dw0.get()) | u64::from(self.dw1.get()) << 32
     }

@@ -93,8 +93,8 @@ pub mod connect {
     pub const ANY_CONTROLLER: u16 = 0xFFFF;
 }
 
-/// Returns dword 0 of a refused Connect, which says which parameter is invalid: its offset, in the data or in the command (Base
-/// section 6.3).
+/// Returns dword 0 of the completion of a refused Connect (Base section 6.3). It gives the offset of the
+/// invalid parameter: in the data if `in_data` is set, otherwise in the command.
 pub fn connect_error(in_data: bool, offset: u16) -> u32 {
     u32::from(offset) | u32::from(in_data) << 16
 }

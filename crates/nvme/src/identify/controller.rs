@@ -3,7 +3,8 @@
 use zerocopy::little_endian::{U16, U32};
 
 wire! {
-    /// Identify Controller, 4096 bytes. Fields that only drives with firmware, power states or sanitize have are not named.
+    /// Identify Controller, 4096 bytes. Fields that matter only to drives with firmware, power states or
+    /// sanitize have no names here.
     pub struct Controller {
         /// VID: the PCI vendor.
         pub vid: U16,

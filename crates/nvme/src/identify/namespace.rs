@@ -91,8 +91,8 @@ wire! {
 }
 
 impl Namespace {
-    /// Returns the block size in bytes, or `None` if the format in use is unsupported: blocks below 512 bytes or of 4 GiB and
-    /// more, or metadata.
+    /// Returns the block size in bytes. `None` if the format in use is unsupported: it has metadata, or its
+    /// blocks have less than 512 bytes or at least 4 GiB.
     pub fn block_bytes(&self) -> Option<u32> {
         let index = usize::from(self.flbas & 0x0F | (self.flbas >> 1 & 0x30));
         let format = self.lbaf.get(index)?;
@@ -101,7 +101,7 @@ impl Namespace {
     }
 }
 
-/// An identifier in the list of CNS 03h.
+/// An identifier of a namespace, as Identify with CNS 03h lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespaceDescriptor {
     /// NIDT 1: an IEEE Extended Unique Identifier.

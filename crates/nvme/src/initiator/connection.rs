@@ -5,8 +5,9 @@
 //!   next_done <-- done <-- slot <-- inbox <-- receive_slices / received <------------- socket
 //! ```
 //!
-//! A driver sends what [`Connection::transmit_slices`] returns. It receives into what [`Connection::receive_slices`] returns: the
-//! rest of the current data, which lies in the command's buffer, and a scratch buffer for headers.
+//! The caller sends what [`Connection::transmit_slices`] returns. It receives into what
+//! [`Connection::receive_slices`] returns: the rest of the current data, which lies in the command's buffer,
+//! and a scratch buffer for headers.
 //!
 //! Everything that the controller sends is checked before it is used. Data goes only into the buffer of a read in flight, in
 //! order and within the buffer. A violation is returned as a [`Fault`], after which the connection must be closed.
@@ -88,13 +89,13 @@ struct Slot {
     buffer: Option<Buffer>,
     /// Bytes received into the buffer, or requested from it by R2T.
     transferred: u32,
-    /// The data segments of this slot in the outbox.
+    /// The number of data segments of this slot that are still in the outbox.
     queued: u32,
-    /// The controller may request the data by R2T.
+    /// True if the controller may request the data by R2T.
     by_r2t: bool,
-    /// The digest of some data was wrong.
+    /// True if a digest of received data was wrong.
     corrupted: bool,
-    /// The completion, while data segments are still in the outbox.
+    /// The completion, if it arrived while data segments of this slot are still in the outbox.
     completion: Option<Completion>,
 }
 
@@ -106,7 +107,7 @@ pub struct Connection {
     closed: bool,
     max_capsule_data: u32,
     max_h2c_data: u32,
-    /// The data alignment that the controller asked for.
+    /// The data alignment that the controller asked for, in bytes.
     alignment: u8,
     slots: Vec<Slot>,
     free: Vec<u16>,
@@ -239,8 +240,8 @@ impl Connection {
         }
     }
 
-    /// Returns where the next received bytes go: the rest of the current data, which can be empty, then scratch space. The driver
-    /// fills the first slice before the second.
+    /// Returns where the next received bytes go: the rest of the current data, which can be empty, then
+    /// scratch space. The caller fills the first slice before the second.
     pub fn receive_slices(&mut self) -> [IoSliceMut<'_>; 2] {
         let Inbox { payload, scratch, expect_large, .. } = &mut self.inbox;
         let (data, large): (&mut [u8], bool) = match payload {

@@ -26,7 +26,7 @@ pub struct SessionOptions {
     pub paths: Vec<Address>,
     /// How controllers are connected.
     pub connect: ConnectOptions,
-    /// The namespace, or the first one.
+    /// The identifier of the namespace. `None`: the first namespace.
     pub nsid: Option<u32>,
     /// How long the session tries to reconnect after all paths have failed.
     pub reconnect: Duration,

@@ -16,7 +16,7 @@ const DEPTH: usize = 16;
 /// A command of a transfer, in the order of offsets.
 struct Chunk {
     token: u64,
-    /// The bytes before the requested range.
+    /// The number of bytes at the chunk's start that lie before the requested range.
     skip: usize,
     /// The requested bytes.
     len: usize,

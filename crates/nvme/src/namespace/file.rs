@@ -103,7 +103,7 @@ impl Storage {
         self.file.as_raw_fd()
     }
 
-    /// Returns the size of which offsets and lengths of requests must be multiples, in bytes.
+    /// Returns the alignment of requests, in bytes: their offsets and lengths must be multiples of it.
     pub fn alignment(&self) -> u32 {
         self.alignment
     }
@@ -185,8 +185,8 @@ fn logical_block(file: &File, path: &Path) -> Result<u32> {
     Ok(bytes as u32)
 }
 
-/// Returns the size of which offsets of direct requests to a file must be multiples. Kernels before 6.1 do not say it; then it
-/// is found by a trial read of 512 bytes.
+/// Returns the alignment of direct requests to a file, in bytes: 512 if a trial read of 512 bytes succeeds,
+/// else 4096. Does not ask the kernel, because kernels before 6.1 do not tell it.
 fn direct_alignment(file: &File) -> u32 {
     #[repr(C, align(4096))]
     struct Block([u8; 512]);

@@ -74,7 +74,7 @@ impl Memory {
         unsafe { self.start.as_ptr().add(offset as usize) }
     }
 
-    /// Returns the words from byte `offset` on. `length` is a multiple of 8.
+    /// Returns the words of the `length` bytes that start at byte `offset`. Both are multiples of 8.
     #[inline]
     fn words(&self, offset: u64, length: usize) -> &[AtomicU64] {
         assert!(offset.is_multiple_of(8) && length.is_multiple_of(8), "a range of whole blocks");
@@ -85,7 +85,7 @@ impl Memory {
     /// Fills `to` with the bytes that start at `offset`.
     ///
     /// # Panics
-    /// If the range ends beyond the memory, or if offset and length are no multiples of 64.
+    /// If the range ends beyond the memory, or if the offset or the length is not a multiple of 64.
     #[inline]
     pub fn read(&self, offset: u64, to: &mut [u8]) {
         let source = self.whole_lines(offset, to.len());
@@ -114,7 +114,7 @@ impl Memory {
     /// Returns true if the bytes that start at `offset` equal `expected`.
     ///
     /// # Panics
-    /// As for [`Memory::read`].
+    /// If the range ends beyond the memory, or if the offset or the length is not a multiple of 8.
     pub fn equals(&self, offset: u64, expected: &[u8]) -> bool {
         let words = self.words(offset, expected.len());
         words
@@ -126,7 +126,7 @@ impl Memory {
     /// Sets the `length` bytes that start at `offset` to zero. Whole pages are given back to the kernel.
     ///
     /// # Panics
-    /// As for [`Memory::read`].
+    /// If the range ends beyond the memory, or if the offset or the length is not a multiple of 8.
     pub fn zero(&self, offset: u64, length: u64) {
         let (end, first, last) =
             (offset + length, offset.next_multiple_of(PAGE), (offset + length) / PAGE * PAGE);

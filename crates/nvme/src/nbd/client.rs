@@ -240,7 +240,7 @@ impl Client {
         }
     }
 
-    /// Returns why a request is refused.
+    /// Checks a request. Returns the error number of the reply if the request must be refused.
     fn check(&self, request: &NbdRequest) -> Result<(), u32> {
         let namespace = self.session.namespace();
         let writes = matches!(request.kind, Kind::Write | Kind::Trim | Kind::WriteZeroes);

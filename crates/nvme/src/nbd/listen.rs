@@ -18,7 +18,7 @@ use std::time::Duration;
 const NEGOTIATION: Duration = Duration::from_secs(5);
 /// The most clients at a time. Each has a thread, buffers and two connections to the target.
 const MAX_CLIENTS: usize = 128;
-/// How often the listener looks whether it shall stop.
+/// How often the listener checks whether it must stop.
 const TICK: Duration = Duration::from_millis(100);
 
 /// Where the server listens: `unix:PATH` or `HOST:PORT`.

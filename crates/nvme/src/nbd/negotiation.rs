@@ -33,7 +33,7 @@ const INFO_BLOCK_SIZE: u16 = 3;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Export<'a> {
     pub(super) namespace: &'a NamespaceInfo,
-    /// The export's other name. The default export, with the empty name, is the same.
+    /// The name of the export. The empty name, which stands for the default export, selects it too.
     pub(super) name: &'a str,
 }
 

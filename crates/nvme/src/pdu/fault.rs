@@ -5,7 +5,8 @@ use super::{Common, Kind, Sender, TermReq};
 use std::fmt;
 use zerocopy::IntoBytes;
 
-/// The reason for which a connection is terminated (FES; TCP sections 3.6.2.4 and 3.6.2.5).
+/// The reason for which a connection is terminated (FES; TCP sections 3.6.2.4 and 3.6.2.5). "The information"
+/// is the field FEI of the termination request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FatalStatus {

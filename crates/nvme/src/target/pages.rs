@@ -90,7 +90,8 @@ pub fn namespace(namespace: &Namespace) -> Vec<u8> {
     page.as_bytes().to_vec()
 }
 
-/// Returns what all namespaces have in common: with different block sizes, nothing.
+/// Returns the Identify data that all namespaces have in common. It is all zeros, because their block sizes
+/// may differ.
 pub fn common_namespace() -> Vec<u8> {
     vec![0; IDENTIFY_BYTES]
 }

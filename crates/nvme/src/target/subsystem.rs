@@ -271,10 +271,9 @@ impl Subsystem {
         expired
     }
 
-    /// Reads the sizes of all namespaces again and reports changes to the hosts. Returns the identifiers of changed namespaces.
-    ///
-    /// # Errors
-    /// The first error of a namespace whose size cannot be read. The other namespaces are still checked.
+    /// Reads the sizes of all namespaces again and reports changes to the hosts. Returns the identifiers of
+    /// changed namespaces, and the first error if the size of a namespace cannot be read. The other
+    /// namespaces are still checked.
     pub fn refresh(&self) -> (Vec<u32>, Option<Error>) {
         let (mut changed, mut failure) = (Vec::new(), None);
         for namespace in &self.namespaces {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:0f01fb42-9f7f-4856-b0b3-51e60b8de349";
-/// A time after which a test fails that waits for the target.
+/// How long a test waits for the target before it fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn start(namespace: &str, limits: Limits) -> Target {
@@ -107,7 +107,8 @@ fn half_open_connections_end_and_do_not_disturb_other_hosts() {
     for stream in silent.iter_mut().step_by(2) {
         let _ = stream.write_all(&[0, 0, 128]);
     }
-    // A quarter of the connections may be without a queue. The target closes the oldest of the others at once.
+    // At most a quarter of the connections may be without a queue. If there are more, the target closes the
+    // oldest of them at once.
     let start = Instant::now();
     while target.subsystem().counters.connections.load(Relaxed) < 300 || target.connections() > 16 {
         assert!(start.elapsed() < PATIENCE, "{} connections", target.connections());

@@ -76,7 +76,8 @@ struct Link {
     accepted_ms: u64,
     /// When bytes were last received or sent.
     progress_ms: u64,
-    /// The first of the consecutive checks at which the target waited for the host.
+    /// The time of the first of the consecutive checks that found the target waiting for the host. `None` if
+    /// the last check did not.
     waiting_ms: Option<u64>,
     /// True if the link is in the list of links to serve in this round.
     due: bool,
@@ -462,7 +463,7 @@ impl Worker {
             let Some(link) = self.links[index].as_mut() else { continue };
             let waits = link.connection.waits_for_host();
             link.waiting_ms = waits.then(|| link.waiting_ms.unwrap_or(now));
-            // After a long idle time, a host gets the whole time again.
+            // Bytes were received or sent meanwhile, so the host gets the whole timeout again.
             let stalled_since = link.waiting_ms.map(|since| since.max(link.progress_ms));
             let late = |since: u64, limit: u64| now.saturating_sub(since) > limit;
             let why = match link.closing {

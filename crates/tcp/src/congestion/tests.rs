@@ -65,7 +65,8 @@ fn rfc9438_a_small_window_grows_at_least_as_fast_as_reno() {
     congestion.on_congestion(MSS);
     congestion.set_window(congestion.threshold(), MSS);
     run(&mut congestion, 0, 2 * SECOND);
-    // 20 round trips at 0.53 segments, and at a whole one above the former maximum.
+    // In each of 20 round trips the window grows by 0.53 segments, and by a whole segment above the former
+    // maximum.
     assert!((17_000..25_000).contains(&congestion.window()), "{}", congestion.window());
 }
 

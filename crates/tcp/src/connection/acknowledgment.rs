@@ -60,7 +60,7 @@ impl Connection {
         if self.snd.window > 0 {
             self.timers.window_probes = 0;
         } else {
-            // The peer lives and has no room. It may take as long as it wants.
+            // The peer lives but has no room, so the user timeout starts again.
             self.timers.last_progress = now;
             self.recovery.backoff = self.recovery.backoff.min(super::timer::MAX_PROBE_BACKOFF);
         }
@@ -84,7 +84,8 @@ impl Connection {
             }
         }
         self.recover(now, advanced, duplicate, &mut delivered, &context);
-        // The window was closed when segments beyond it were probed: what lies beyond it was dropped.
+        // Window probes sent bytes beyond the closed window, and the peer dropped them. The window is open
+        // now, so these bytes are sent again.
         if edge_before <= ack
             && self.snd.edge() > ack
             && self.recovery.phase == Phase::Open
@@ -351,7 +352,7 @@ impl Connection {
         }
     }
 
-    /// Follows the acknowledgment of data or of the FIN.
+    /// Processes the acknowledgment of new data or of the FIN.
     fn on_advance(&mut self, now: u64) -> Events {
         let mut events = Events::WRITABLE;
         if self.snd.fin && self.snd.una > self.snd.limit {

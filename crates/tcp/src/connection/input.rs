@@ -101,7 +101,8 @@ impl Connection {
 
         let len = segment.payload.len() as u64 + (flags & FIN != 0) as u64;
         let end = seq + len;
-        // Segments that crossed the last acknowledgment may still acknowledge something. Older ones are repeated or forged.
+        // A segment that was sent before the last acknowledgment arrived may still acknowledge something. An
+        // older one is repeated or forged.
         if end < self.rcv.last_ack || seq > self.rcv.edge() {
             self.counters.unacceptable += 1;
             if reset {
@@ -183,8 +184,8 @@ impl Connection {
         events
     }
 
-    /// Resets the peer's connection to which an acknowledgment belongs that this one did not cause: it is left from before a restart of this
-    /// side (RFC 9293, section 3.5.1).
+    /// Answers an acknowledgment of something that this connection never sent. It belongs to a connection
+    /// from before a restart of this side, so the peer gets a reset (RFC 9293, section 3.5.1).
     fn reject(&mut self, segment: &Segment<'_>) {
         self.counters.unacceptable += 1;
         self.stray_reset = crate::reset_for(segment).map(|reset| reset.sequence);
@@ -263,7 +264,8 @@ impl Connection {
         let limit = self.rcv.fin.map_or(self.rcv.edge(), |fin| fin.min(self.rcv.edge()));
         let (start, end) = (seq.max(self.rcv.next), data_end.min(limit));
         if fin && self.rcv.fin.is_none() && data_end <= self.rcv.edge() {
-            // A FIN below data that was received before would contradict it. The earlier data counts.
+            // If data beyond this FIN was received before, the two contradict each other. The data counts,
+            // and the FIN is ignored.
             if self.reassembly.end().is_none_or(|end| end <= data_end) {
                 self.rcv.fin = Some(data_end);
             }

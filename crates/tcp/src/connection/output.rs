@@ -47,7 +47,8 @@ impl Connection {
         }
         if self.flags.keepalive_pending {
             self.flags.keepalive_pending = false;
-            // A number that was acknowledged: the peer must answer (RFC 9293, section 3.8.4).
+            // The probe carries a number that was acknowledged already, so the peer must answer (RFC 9293,
+            // section 3.8.4).
             return Some(Transmit::bare(self.header(now, self.snd.una - 1, ACK, MAX_SACK_BLOCKS)));
         }
         if self.ack.now || self.ack.duplicates > 0 {
@@ -306,7 +307,9 @@ impl Connection {
     /// Decides whether the last `tail` bytes of `len` may be sent although they do not fill a segment.
     fn small_segment_allowed(&mut self, now: u64, len: u64, tail: u64, pending: u64, window: u64) -> bool {
         if len < pending {
-            // The peer's window ends here, or one transmission does. Wait for more room, unless half of the window is open.
+            // More data follows, but the peer's window or one transmission ends here. Wait for more room,
+            // unless these bytes are all that the window allows and at least half of the peer's largest
+            // window.
             return len == tail && window == len && tail >= (self.snd.max_window as u64 / 2).max(1);
         }
         if self.snd.fin {

@@ -9,7 +9,7 @@ pub(super) struct Sender {
     /// SND.UNA, SND.NXT. `next` is the highest number ever sent.
     pub(super) una: Sequence,
     pub(super) next: Sequence,
-    /// The end of the application's data. The FIN has this number.
+    /// The sequence number behind the application's data, which is also the number of the FIN.
     pub(super) limit: Sequence,
     /// The sequence number of index 0.
     pub(super) start: Sequence,
@@ -121,12 +121,13 @@ pub(super) enum Eifel {
 #[derive(Clone, Debug)]
 pub(super) struct Recovery {
     pub(super) phase: Phase,
-    /// SND.NXT when the phase began. The phase ends when it is acknowledged.
+    /// SND.NXT when the phase began. The phase ends when this number is acknowledged.
     pub(super) point: Sequence,
     pub(super) prr_delivered: u64,
     pub(super) prr_out: u64,
     pub(super) prr_flight: u64,
-    /// The congestion state to which a spurious recovery returns.
+    /// The congestion state before the recovery, which is restored if the recovery was spurious. `None`
+    /// before the first recovery and after an undo.
     pub(super) saved: Option<Saved>,
     /// Bytes retransmitted in this phase, less those reported as duplicates.
     pub(super) undo_bytes: u64,
@@ -161,10 +162,11 @@ pub(super) const NEVER: u64 = u64::MAX;
 pub(super) struct Timers {
     pub(super) loss_at: u64,
     pub(super) loss: LossTimer,
-    /// From when the retransmission timeout and the loss probe's timeout count.
+    /// The time from which the timeouts of the retransmission and of the loss probe count.
     pub(super) rto_base: u64,
     pub(super) probe_base: u64,
-    /// When segments are lost if no acknowledgment arrives until then (RFC 8985, section 6.2).
+    /// The time at which further segments count as lost, unless an acknowledgment arrives before (RFC 8985,
+    /// section 6.2).
     pub(super) reordering_at: u64,
     pub(super) ack_at: u64,
     pub(super) keepalive_at: u64,

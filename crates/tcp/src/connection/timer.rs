@@ -3,9 +3,10 @@
 use super::*;
 use crate::SECOND;
 
-/// The exponent of the backoff of window probes at most, so that a peer that opens its window late is noticed.
+/// The greatest backoff exponent of window probes. It is limited because a window that opens late must be
+/// noticed.
 pub(super) const MAX_PROBE_BACKOFF: u8 = 8;
-/// Retransmissions or window probes of a connection without application, after which it is aborted.
+/// The number of retransmissions or window probes after which a connection without application is aborted.
 const ORPHAN_RETRIES: u8 = 8;
 /// The delay of an acknowledgment that a loss probe allows for (RFC 8985, section 7.2, TLP.max_ack_delay).
 const MAX_ACK_DELAY: u64 = 200 * crate::MILLISECOND;
@@ -47,7 +48,8 @@ impl Connection {
         }
         if now >= self.timers.close_at {
             self.timers.close_at = NEVER;
-            // The end of TIME-WAIT, or of the wait for the FIN of a peer that nobody reads any more.
+            // TIME-WAIT has ended, or a connection without application has waited long enough for the peer's
+            // FIN.
             self.state = State::Closed;
             self.stop_timers();
             events |= Events::ENDED;

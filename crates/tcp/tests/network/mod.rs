@@ -40,16 +40,17 @@ pub struct Link {
     pub delay: u64,
     /// Bits per second; 0 for no limit.
     pub rate: u64,
-    /// Bytes that wait for the link at most; more are dropped.
+    /// The most bytes that may wait for the link. Further ones are dropped.
     pub queue: u64,
-    /// From this many waiting bytes on, ECN-capable segments are marked.
+    /// ECN-capable segments are marked while more than this number of bytes waits for the link.
     pub mark: u64,
-    /// Probability of the loss of a segment, and how many are lost together if they follow within 5 ms.
+    /// The probability that a segment is lost. Then `burst` segments are lost together if they follow within
+    /// 5 ms.
     pub loss: f64,
     pub burst: u32,
     pub duplicate: f64,
     pub corrupt: f64,
-    /// Probability of an additional delay, and its greatest value.
+    /// The probability of an additional delay. `jitter` is the greatest such delay.
     pub reorder: f64,
     pub jitter: u64,
     /// Segments with more payload are dropped silently; 0 for no limit.
@@ -113,7 +114,8 @@ pub fn encode(header: &inlane_tcp::Header, payload: std::ops::Range<u64>, ring: 
     bytes
 }
 
-/// A frame under way: when it arrives, an order for equal times, where, its bytes.
+/// A frame under way: the time of its arrival, a number that orders frames with equal times, the receiving
+/// host, and the bytes.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub struct Frame {
     pub at: u64,
@@ -216,13 +218,13 @@ pub struct Host {
     pub seed: u64,
     pub peer_seed: u64,
     pub events: Events,
-    /// The application reads at most so much at once; 0 stops it.
+    /// The most bytes that the application reads at once. 0 stops it.
     pub read_limit: u64,
-    /// The stream is all zeros and is not checked: for measurements.
+    /// True if the stream is all zeros and is not checked, for measurements.
     pub zeros: bool,
-    /// Close when everything is written.
+    /// True if the application closes the connection when everything is written.
     pub close: bool,
-    /// When data was received last, and the longest time between two receptions.
+    /// When data was received last. `longest_gap` is the longest time between two receptions.
     pub last_read: u64,
     pub longest_gap: u64,
 }
@@ -260,7 +262,7 @@ impl Host {
         }
     }
 
-    /// Runs the application: writes what fits, checks and consumes what came.
+    /// Runs the application: writes what fits, then checks and consumes what was received.
     pub fn run(&mut self, now: u64) {
         let room = self.connection.acknowledged() + self.send.0.len() as u64 - self.written;
         let len = room.min(self.to_write - self.written);

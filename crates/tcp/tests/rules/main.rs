@@ -46,7 +46,7 @@ pub(crate) struct Script {
     pub(crate) timestamps: bool,
     /// The window field of the peer's segments.
     pub(crate) window: u16,
-    /// What the peer acknowledges.
+    /// The index up to which the peer acknowledges data.
     pub(crate) ack: u64,
     pub(crate) events: Events,
 }

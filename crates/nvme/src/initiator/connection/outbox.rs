@@ -7,7 +7,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 #[derive(Clone, Copy, Debug)]
 enum Segment {
-    /// The next bytes of `bytes`.
+    /// This number of bytes of `bytes`, after those of the earlier segments.
     Inline(usize),
     /// Bytes of the buffer of a slot.
     Data { slot: u16, at: usize, len: usize },

@@ -108,7 +108,7 @@ enum Lent {
 #[derive(Debug)]
 pub struct Connection {
     setup: Setup,
-    /// None until the ICReq is processed.
+    /// False until the ICReq is processed.
     initialized: bool,
     rules: Rules,
     /// The alignment of data in PDUs to the host, in bytes.
@@ -120,9 +120,9 @@ pub struct Connection {
     queue: Option<Queue>,
     slots: Slots,
     output: Output,
-    /// Commands whose file operations the driver has to start.
+    /// The slots of commands whose file operations the connection's driver has to start.
     ready: VecDeque<u16>,
-    /// Commands that wait for a buffer, in order.
+    /// The slots of commands that wait for a buffer, in order.
     starved: VecDeque<u16>,
     /// The identifiers of commands in progress: bit n of word n / 64.
     identifiers: Vec<u64>,
@@ -232,7 +232,8 @@ impl Connection {
         &mut self.output
     }
 
-    /// Returns why the connection ends, or `None` while it goes on. The driver sends the remaining output and closes the socket.
+    /// Returns why the connection ends, or `None` while it goes on. If it ends, send the remaining output and
+    /// close the socket.
     pub fn end(&self) -> Option<&End> {
         self.end.as_ref()
     }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   building: [ headers, small data ... ] [ buffer ] [ headers ... ]      <- responses
-//!   sending:  [ headers ... ] [ memory ] [ headers ... ]                  -> kernel; `position` has been sent
+//!   sending:  [ headers ... ] [ memory ] [ headers ... ]                  -> kernel, from `part` and `sent` on
 //! ```
 
 use crate::target::buffer::Buffer;
@@ -18,7 +18,8 @@ const ENOUGH_BYTES: usize = 1 << 20;
 
 /// The least space for headers and small data, in bytes.
 const LEAST_BYTES: usize = 4 << 10;
-/// More space than this is given back when it has been sent.
+/// If the space for headers and small data exceeds this number of bytes, it is freed once its contents are
+/// sent.
 const KEPT_BYTES: usize = 256 << 10;
 
 #[derive(Debug)]
@@ -42,9 +43,10 @@ impl Part {
 
 #[derive(Debug, Default)]
 struct Batch {
-    /// Space for headers and small data. It only grows, so that it is not set to zero for each header.
+    /// Space for headers and small data. Its length is kept when a batch is sent, because extending it again
+    /// would set the bytes to zero each time.
     bytes: Vec<u8>,
-    /// The bytes in use.
+    /// The number of bytes in use, from the start.
     used: usize,
     parts: Vec<Option<Part>>,
     total: usize,

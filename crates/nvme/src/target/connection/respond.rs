@@ -144,7 +144,8 @@ impl Connection {
         self.output.append(MAX_HEADER, |out| encode(&header, length, digests, alignment, out));
     }
 
-    /// Ends a successful command with data: by its completion, unless the flag of its data has reported success.
+    /// Ends a successful command with data. Sends its completion, unless the flag SUCCESS of its data has
+    /// reported the success already.
     #[inline]
     fn data_end(&mut self, slot: u16) {
         let cid = self.release(slot, Status::SUCCESS);

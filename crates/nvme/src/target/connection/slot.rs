@@ -31,9 +31,9 @@ pub struct Slot {
     pub buffer: Option<Buffer>,
     /// The blocks with which Compare compares its data.
     pub compared: Option<Buffer>,
-    /// The bytes that the host sends.
+    /// The number of bytes that the host sends for this command.
     pub expected: u32,
-    /// The bytes that the host has sent.
+    /// The number of these bytes that have arrived.
     pub received: u32,
     /// True if the host was asked for data by an R2T.
     pub requested: bool,
