@@ -11,7 +11,7 @@ use std::path::PathBuf;
 /// reference makes of the capture that was read. Compares every packet and its timestamp.
 ///
 /// Returns `None` if the run was not from one capture file to another, if it did not cover the whole capture,
-/// or if the function has no reference.
+/// if it had several pipelines or injected faults, or if the function has no reference.
 ///
 /// # Errors
 /// When one of the files cannot be read again.

@@ -207,7 +207,7 @@ fn published_experiment(plan: &Plan, report: &mut Report, failures: &mut Failure
 /// interrupted, and others succeeded.
 ///
 /// # Errors
-/// The first failure, if no measurement succeeded.
+/// The first failure, if no measurement succeeded. Also if the run was interrupted before any result.
 fn failure_of(
     plan: &Plan,
     measured: usize,

@@ -112,7 +112,7 @@ impl Series {
     /// each run. Returns the results and the first failure.
     ///
     /// # Errors
-    /// If every point failed: the error of the first failed point.
+    /// The first error, if no run of any point gave a result.
     pub fn run(
         &self,
         control: &Arc<Control>,
@@ -228,8 +228,8 @@ impl Series {
     }
 }
 
-/// Merges the repeats of a point. Returns the run with the median rate, and replaces its values by the
-/// medians and the spread over all repeats.
+/// Merges the repeats of a point. Returns the run with the median rate. Its field `repeats` has the medians
+/// and the spread over all repeats, and its verification adds up those of all repeats.
 fn merge(mut runs: Vec<PacketResult>) -> PacketResult {
     let rate = |run: &PacketResult| run.tx.packets_per_second;
     runs.sort_by(|a, b| rate(a).total_cmp(&rate(b)));

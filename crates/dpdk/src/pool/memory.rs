@@ -90,7 +90,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Maps whole hugepages at an address in [`LOW`]. Returns `None` if no address there is free.
+/// Maps `length` bytes, a whole number of hugepages, at an address in [`LOW`] that is aligned to a hugepage.
+/// Returns `None` if no address there is free, or the kernel refuses the mapping.
 fn map_low(length: usize, flags: i32) -> Option<*mut libc::c_void> {
     // The distance to the next attempt if an address is in use.
     const STEP: usize = 1 << 30;

@@ -63,8 +63,8 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     })
 }
 
-/// Returns true if the source can be opened a second time and then gives the same packets. True for
-/// generators and files, false for pipes.
+/// Returns true if the source can be opened a second time and then gives the same packets. True for null
+/// ports, generators and files, false for pipes and DPDK's ports.
 pub(super) fn is_repeatable(rx: &str) -> bool {
     match kind(rx) {
         "null" | "gen" => true,
