@@ -201,7 +201,7 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 template <class F>
 INLANE uint32_t run_burst(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                           const context &call) {
-    // Verdicts are staged in the block's own memory, so that they are written together, or not at all.
+    // Verdicts are staged in the block's shared memory, so that they are written together, or not at all.
     INLANE_SHARED inlane_packet_verdict staged[INLANE_MAX_BURST];
     for (uint32_t i = thread_index(); i < count; i += threads())
         staged[i] = {descriptor_at(packets, stride, i).length, INLANE_FORWARD};

@@ -233,7 +233,7 @@ impl Executor {
     }
 }
 
-/// Returns the first flag that differs from its default.
+/// Returns the first flag of a GPU whose value is not the default, or `None` if all have their defaults.
 fn gpu_flag(set: &gpu::Settings) -> Option<String> {
     let default = gpu::Settings::default();
     let memory = match set.memory {
