@@ -22,6 +22,7 @@ Examples:
   inlane report --schema paths           the result of `inlane copy --list --json`
   inlane report --schema windows         the result of `inlane ntb bench --json`
   inlane report --schema nvme-bench      the result of `inlane nvme bench --json`
+  inlane report --schema engine          the result of `inlane offload status --json`
   inlane report --schema doctor          the result of `inlane doctor --json`")]
 pub struct ReportArgs {
     /// Print the schema of this document
