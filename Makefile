@@ -18,6 +18,7 @@ build: setup ## build the release binary, target/release/inlane, and the OpenSHM
 	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" cargo build --release --bin inlane
 	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" cargo build --release -p inlane-shmem -p inlane-preload
 	@ln -sf libinlane_shmem.so "$${CARGO_TARGET_DIR:-target}/release/libinlane_shmem.so.0"
+	@cp -P packaging/openshmem/osh* "$${CARGO_TARGET_DIR:-target}/release"
 
 install: build ## install inlane, its man pages, completions and the OpenSHMEM library under PREFIX (/usr/local)
 	@packaging/install "$(DESTDIR)$(PREFIX)"

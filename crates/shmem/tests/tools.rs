@@ -1,0 +1,74 @@
+//! Runs oshcc and oshrun with a compiler and an `inlane` that print their arguments.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Copies the tools and a fake `inlane` to a folder.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/openshmem");
+    for name in ["oshcc", "oshc++", "oshrun"] {
+        std::fs::copy(tools.join(name), folder.path().join(name)).unwrap();
+    }
+    let inlane = folder.path().join("inlane");
+    std::fs::write(&inlane, "#!/bin/sh\nprintf '%s\\n' \"$*\"\n").unwrap();
+    assert!(Command::new("chmod").arg("755").arg(&inlane).status().unwrap().success());
+    folder
+}
+
+fn oshrun(folder: &Path, heap: &str, arguments: &[&str]) -> Output {
+    let mut command = Command::new(folder.join("oshrun"));
+    command.args(arguments).env("SHMEM_SYMMETRIC_SIZE", heap).output().unwrap()
+}
+
+#[test]
+fn oshrun_starts_the_job() {
+    let folder = folder();
+    for (heap, arguments, expected) in [
+        ("", &["-np", "4", "./a.out", "-np", "7"][..], "ntb run -n 4 -- ./a.out -np 7\n"),
+        ("1.5G", &["-n", "2", "./a.out"], "ntb run -n 2 --heap 1610612736 -- ./a.out\n"),
+        ("4096", &["-n", "2", "a"], "ntb run -n 2 --heap 4096 -- a\n"),
+        ("64m", &["-n", "2", "--heap", "1G", "--", "a"], "ntb run -n 2 --heap 1G -- a\n"),
+        ("", &["--faults=torn", "-n", "2", "a"], "ntb run -n 2 --faults=torn -- a\n"),
+    ] {
+        let output = oshrun(folder.path(), heap, arguments);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{arguments:?}");
+    }
+    for (heap, arguments) in [
+        ("nonsense", &["-n", "2", "a"][..]),
+        ("-5M", &["-n", "2", "a"]),
+        ("0", &["-n", "2", "a"]),
+        ("", &["a"]),
+        ("", &["-n", "0", "a"]),
+        ("", &["-n", "2"]),
+        ("", &["-q", "-n", "2", "a"]),
+    ] {
+        let output = oshrun(folder.path(), heap, arguments);
+        assert_eq!(output.status.code(), Some(2), "{heap} {arguments:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).starts_with("oshrun: "), "{arguments:?}");
+    }
+}
+
+#[test]
+fn oshcc_adds_the_librarys_flags() {
+    let folder = folder();
+    let run = |tool: &str, arguments: &[&str]| {
+        let prefix = tempfile::tempdir().unwrap();
+        let (bin, include) = (prefix.path().join("bin"), prefix.path().join("include"));
+        for path in [&bin, &include, &prefix.path().join("lib")] {
+            std::fs::create_dir(path).unwrap();
+        }
+        std::fs::write(include.join("shmem.h"), "").unwrap();
+        std::fs::copy(folder.path().join(tool), bin.join(tool)).unwrap();
+        let mut command = Command::new(bin.join(tool));
+        let output = command.args(arguments).env("CC", "echo C").env("CXX", "echo C++").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let prefix = prefix.path().canonicalize().unwrap();
+        String::from_utf8(output.stdout).unwrap().replace(prefix.to_str().unwrap(), "PREFIX")
+    };
+    let link = "-LPREFIX/lib -Wl,-rpath,PREFIX/lib -linlane_shmem\n";
+    assert_eq!(run("oshcc", &["a.c", "-o", "a"]), format!("C -IPREFIX/include a.c -o a {link}"));
+    assert_eq!(run("oshc++", &["a.cc"]), format!("C++ -IPREFIX/include a.cc {link}"));
+    assert_eq!(run("oshcc", &["-c", "a.c"]).trim_end(), "C -IPREFIX/include -c a.c");
+    assert_eq!(run("oshcc", &["-show", "a.c"]), format!("echo C -IPREFIX/include a.c {link}"));
+}
