@@ -6,7 +6,7 @@ use crate::world::{check, invalid, world};
 use inlane_pgas::transport::Transport;
 use inlane_pgas::world::Compare;
 use std::ffi::c_int;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 /// SHMEM_CMP_NE.
 pub const NOT_EQUAL: c_int = 1;
@@ -82,9 +82,14 @@ impl<T: Copy + PartialOrd> Words<T> {
         self.included().all(|index| self.holds(index))
     }
 
-    /// Returns the first index of a word whose comparison holds. `usize::MAX` if there is none.
+    /// Returns the index of a word whose comparison holds. `usize::MAX` if there is none. Each call begins at
+    /// another word, so that no word is passed over forever.
     fn any(&self) -> usize {
-        self.included().find(|index| self.holds(*index)).unwrap_or(usize::MAX)
+        static CALLS: AtomicUsize = AtomicUsize::new(0);
+        let first = CALLS.fetch_add(1, Ordering::Relaxed) % self.count.max(1);
+        let (before, after) = (self.included(), self.included());
+        let mut order = after.filter(|index| *index >= first).chain(before.filter(|index| *index < first));
+        order.find(|index| self.holds(*index)).unwrap_or(usize::MAX)
     }
 
     /// Stores the indices of the words whose comparison holds. Returns their number.
