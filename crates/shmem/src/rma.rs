@@ -1,6 +1,7 @@
 //! Put, get, put with signal, fence and quiet, on bytes.
 //!
-//! A caller of an unsafe function passes valid pointers, as the OpenSHMEM specification demands.
+//! A caller of an unsafe function passes valid pointers, as the OpenSHMEM specification demands. Put and get
+//! are `extern "C"`, which never unwinds, so that the typed functions end with a jump to them.
 
 use crate::world::{check, invalid, world};
 use inlane_pgas::world::Signal;
@@ -13,7 +14,7 @@ pub fn bytes(count: usize, width: usize) -> usize {
 }
 
 /// Copies to a PE. The source may be reused after the return.
-pub unsafe fn put(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
+pub unsafe extern "C" fn put(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
     // SAFETY: the caller's pointers are valid.
     check(unsafe { world().put_bytes(destination as usize, source.cast(), bytes, pe) });
 }
@@ -26,14 +27,14 @@ pub unsafe fn put_value<T>(destination: *mut T, value: T, pe: u32) {
 }
 
 /// Starts a copy to a PE. The source stays in use until the next quiet.
-pub unsafe fn put_nbi(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
+pub unsafe extern "C" fn put_nbi(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
     // SAFETY: the caller's pointers are valid until the next quiet.
     check(unsafe { world().put_bytes_nbi(destination as usize, source.cast(), bytes, pe) });
 }
 
 /// Copies from a PE. The bytes have arrived at the return. This serves the non-blocking gets too, because the
 /// specification lets them complete early.
-pub unsafe fn get(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
+pub unsafe extern "C" fn get(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
     // SAFETY: the caller's pointers are valid.
     check(unsafe { world().get_bytes(destination.cast(), source as usize, bytes, pe) });
 }
