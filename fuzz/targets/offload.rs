@@ -1,5 +1,6 @@
-//! Feeds arbitrary bytes to what the offload engine and its preloaded library read from each other: messages, records, addresses
-//! and rules. What decodes must encode to the same.
+//! Decodes arbitrary bytes as the data that the offload engine and its preloaded library send each other:
+//! messages, records, addresses and rules. A decoded value must be the same after it was encoded and decoded
+//! again.
 
 #![no_main]
 

@@ -61,7 +61,7 @@ fn device() -> Result<File, String> {
     Ok(tun)
 }
 
-/// The kernel's side: writes its stream, reads and checks the other one until its end.
+/// Runs the kernel's side: writes its stream, and reads and checks the other stream until its end.
 fn kernel(mut stream: TcpStream) {
     let mut writer = stream.try_clone().unwrap();
     let sender = thread::spawn(move || {

@@ -210,7 +210,8 @@ impl Server {
                 let stream = match self.listener.accept() {
                     Ok(stream) => stream,
                     Err(error) => {
-                        // Out of file descriptors: clients that end release some.
+                        // The process may have run out of file descriptors. Wait, because clients that end
+                        // release some.
                         if error.kind() != io::ErrorKind::WouldBlock {
                             log(&format!("cannot accept an NBD client: {error}"));
                             std::thread::sleep(TICK);

@@ -7,7 +7,7 @@ use crate::command::{Command, FABRICS, Status, admin, async_event, fabrics, feat
 use crate::identify::cns;
 use std::net::SocketAddr;
 
-/// The Asynchronous Event Requests that a host may keep in flight.
+/// The number of Asynchronous Event Requests that a host may keep in flight.
 pub const MAX_EVENT_REQUESTS: usize = 4;
 
 /// What a command can use.

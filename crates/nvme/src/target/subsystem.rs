@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// The longest NQN (Base section 4.5).
 const MAX_NQN: usize = 223;
 
-/// What bounds the resources that hosts can take.
+/// Limits of the resources that hosts can take. Each number is the most that is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The entries of a queue, at most 1024.

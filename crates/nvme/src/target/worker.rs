@@ -390,7 +390,7 @@ impl Worker {
         unsafe { ring.send(link.socket.as_raw_fd(), &link.message, tag(kind::SEND, index, 0)) };
     }
 
-    /// After the last output of a connection that ends: lets the host read it, then closes the connection.
+    /// Lets the host read the last output of a connection that ends, then closes the connection.
     fn linger(&mut self, index: usize) {
         let now = self.now_ms;
         let link = self.link(index);

@@ -102,7 +102,7 @@ fn rfc4015_an_undone_reduction_restores_window_and_threshold() {
     assert_eq!((congestion.window(), congestion.threshold()), (100_000, u64::MAX));
 }
 
-/// One round trip of slow start whose samples are all `rtt`.
+/// Runs one round trip of slow start whose samples are all `rtt`.
 fn round(congestion: &mut Congestion, number: u64, rtt: u64) {
     for n in 0..10 {
         let una = number * 10 + n;

@@ -11,7 +11,7 @@ use inlane_wire::tcp::{ECE, FIN};
 const DUPLICATE_THRESHOLD: u32 = 3;
 
 impl Connection {
-    /// Processes an acknowledgment between SND.UNA less the largest window and SND.NXT.
+    /// Processes an acknowledgment whose number lies between SND.UNA minus the largest window and SND.NXT.
     #[inline]
     pub(super) fn on_acknowledgment(
         &mut self,
@@ -235,7 +235,8 @@ impl Connection {
         lost
     }
 
-    /// NewReno for peers without SACK (RFC 6582). Returns the bytes marked lost.
+    /// Marks losses by duplicate acknowledgments, as NewReno does, for peers without SACK (RFC 6582). Returns
+    /// the bytes marked.
     fn detect_loss_by_duplicates(
         &mut self,
         advanced: bool,
@@ -296,7 +297,7 @@ impl Connection {
         self.recovery.eifel = if self.flags.timestamps { Eifel::Waiting } else { Eifel::Decided };
     }
 
-    /// Proportional rate reduction (RFC 6937): sets the window to what may be in flight now.
+    /// Sets the window to what may be in flight now, by proportional rate reduction (RFC 6937).
     fn reduce_rate(&mut self, delivered: u64, advanced: bool, lost: u64) {
         let flight = self.in_flight();
         let mss = self.snd.mss as u64;
@@ -341,7 +342,8 @@ impl Connection {
         }
     }
 
-    /// Sender's side of ECN (RFC 3168, section 6.1.2): reduces the window once for each window of data.
+    /// Reduces the window because the peer echoed a congestion mark, once for each window of data (RFC 3168,
+    /// section 6.1.2).
     fn on_congestion_echo(&mut self) {
         self.recovery.ecn_point = self.snd.next;
         if self.recovery.phase == Phase::Open {

@@ -22,7 +22,7 @@ impl Connection {
         }
     }
 
-    /// RFC 9293, section 3.10.7.3.
+    /// Processes a segment in state SYN-SENT (RFC 9293, section 3.10.7.3).
     fn on_segment_in_syn_sent(
         &mut self,
         now: u64,
@@ -74,7 +74,7 @@ impl Connection {
         events
     }
 
-    /// RFC 9293, section 3.10.7.4.
+    /// Processes a segment in all later states (RFC 9293, section 3.10.7.4).
     fn on_segment_synchronized(
         &mut self,
         now: u64,
@@ -208,7 +208,7 @@ impl Connection {
         true
     }
 
-    /// Receiver's side of ECN (RFC 3168, section 6.1.3).
+    /// Processes the congestion marks of a received segment, as a receiver of data (RFC 3168, section 6.1.3).
     fn on_congestion_field(&mut self, segment: &Segment<'_>) {
         if segment.header.has(CWR) {
             self.flags.ece = false;

@@ -223,7 +223,7 @@ impl Connection {
         self.arm_keepalive(now);
     }
 
-    /// The payload of a full segment with the usual options.
+    /// Returns the payload of a full segment with the usual options, in bytes.
     #[inline]
     fn effective_mss(&self) -> u32 {
         let options = if self.flags.timestamps { crate::options::TIMESTAMPS_LEN as u32 } else { 0 };

@@ -26,7 +26,7 @@ impl Connection {
             _ => {}
         }
         if self.ack.now && self.flags.sack && (self.ack.dsack.is_some() || !self.reassembly.is_empty()) {
-            // An acknowledgment of its own has room for SACK blocks, a full data segment has not.
+            // A segment without data has room for SACK blocks. A full data segment has none.
             return Some(Transmit::bare(self.header(now, self.snd.next, ACK, MAX_SACK_BLOCKS)));
         }
         if self.scoreboard.lost() > 0
@@ -113,7 +113,7 @@ impl Connection {
         }))
     }
 
-    /// The window field of the next segment.
+    /// Returns the window field of the next segment.
     pub(super) fn window_field(&self) -> u16 {
         ((self.rcv.advertised.saturating_sub(self.rcv.next)) >> self.rcv.scale).min(u16::MAX as u64) as u16
     }
@@ -228,7 +228,8 @@ impl Connection {
         Some(transmit)
     }
 
-    /// A FIN without data behind all acknowledged data may be sent into a closed window, because it needs no room.
+    /// Returns the number up to which a FIN may be sent even into a closed window, because a FIN needs no
+    /// room. If data is not acknowledged yet, returns 0.
     fn fin_edge(&self) -> Sequence {
         if self.snd.fin && self.snd.una == self.snd.limit { self.snd.end() } else { 0 }
     }

@@ -31,13 +31,13 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    /// The right edge of the peer's window.
+    /// Returns the right edge of the peer's window.
     #[inline]
     pub(super) fn edge(&self) -> Sequence {
         self.una + self.window as u64
     }
 
-    /// The sequence number behind the FIN, or behind the data if there is none.
+    /// Returns the sequence number behind the FIN, or behind the data if there is no FIN.
     #[inline]
     pub(super) fn end(&self) -> Sequence {
         self.limit + self.fin as u64
@@ -69,7 +69,7 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    /// The right edge of the free buffer.
+    /// Returns the sequence number behind the free part of the receive buffer.
     #[inline]
     pub(super) fn edge(&self) -> Sequence {
         self.consumed + self.capacity as u64
@@ -89,7 +89,8 @@ pub(super) struct AckState {
     pub(super) quick: u8,
     /// A duplicate segment to report (RFC 2883).
     pub(super) dsack: Option<(u32, u32)>,
-    /// When the last challenge ACK was due, in whole seconds. Their rate limit counts per second.
+    /// When the last challenge ACK was due, in whole seconds. The rate limit of challenge ACKs counts per
+    /// second.
     pub(super) challenge_second: u64,
     /// The number of challenge ACKs that were sent in `challenge_second`.
     pub(super) challenges: u8,

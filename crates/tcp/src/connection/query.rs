@@ -83,7 +83,7 @@ impl Connection {
         self.config.ecn == EcnMode::Request
     }
 
-    /// The SACK option of the next segment, with at most `room` blocks.
+    /// Returns the SACK option of the next segment, with at most `room` blocks.
     pub(super) fn sack_blocks(&self, room: usize) -> SackBlocks {
         let mut blocks = SackBlocks::default();
         if self.flags.sack && (self.ack.dsack.is_some() || !self.reassembly.is_empty()) {

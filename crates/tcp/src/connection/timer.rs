@@ -92,7 +92,8 @@ impl Connection {
         Events::NONE
     }
 
-    /// RFC 6298, section 5, with the marking of RFC 8985, section 6.3.
+    /// Handles the retransmission timeout (RFC 6298, section 5). Marks lost segments as RFC 8985, section 6.3
+    /// does.
     fn on_retransmission_timeout(&mut self, now: u64) -> Events {
         if self.scoreboard.is_empty() {
             return Events::NONE;
@@ -148,7 +149,7 @@ impl Connection {
         let Some(keepalive) = self.config.keepalive else { return Events::NONE };
         let idle_end = self.timers.last_received.saturating_add(keepalive.idle);
         if now < idle_end || !self.scoreboard.is_empty() {
-            // Data in flight is supervised by the retransmission timer.
+            // While data is in flight, the retransmission timer finds out whether the peer lives.
             self.timers.keepalive_probes = 0;
             self.timers.keepalive_at =
                 idle_end.max(now.saturating_add(keepalive.interval.min(keepalive.idle)));

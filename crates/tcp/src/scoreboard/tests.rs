@@ -101,7 +101,8 @@ proptest! {
     }
 }
 
-/// Which bytes are lost is the scoreboard's decision. The model checks that none of them was delivered.
+/// Copies from the scoreboard which bytes are lost, because the model does not decide that. Checks that none
+/// of them was delivered.
 fn copy_lost(board: &Scoreboard, model: &mut Model) {
     for record in &board.records {
         for at in record.start..record.end() {

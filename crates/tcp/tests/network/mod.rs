@@ -229,7 +229,7 @@ pub struct Host {
     pub longest_gap: u64,
 }
 
-/// The byte at `index` of the stream with `seed`.
+/// Returns the byte at `index` of the stream with `seed`.
 pub fn byte(seed: u64, index: u64) -> u8 {
     let word = Random(seed ^ (index / 8)).next();
     (word >> (index % 8 * 8)) as u8

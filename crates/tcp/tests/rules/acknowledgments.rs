@@ -2,7 +2,8 @@
 
 use crate::*;
 
-/// Receives enough in order that acknowledgments are delayed.
+/// Opens a connection and hands it 16 segments, each of which it acknowledges at once. From then on it delays
+/// acknowledgments.
 fn settled(options: Options) -> (Script, i64) {
     let mut script = Script::open(&config(), options);
     for n in 0..16 {

@@ -21,7 +21,7 @@ fn reply(verdict: Verdict) -> Header {
     }
 }
 
-/// The acknowledgment that completes the handshake of `syn_ack`.
+/// Returns the acknowledgment that completes the handshake of `syn_ack`.
 fn last(syn_ack: &Header) -> Header {
     Header {
         sequence: IRS.wrapping_add(1),

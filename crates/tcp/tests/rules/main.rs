@@ -73,7 +73,7 @@ pub(crate) fn data(seq: i64, len: usize) -> Seg {
     seg(ACK, seq, len)
 }
 
-/// An acknowledgment without data.
+/// Returns an acknowledgment without data.
 pub(crate) fn ack(ack: u64) -> Seg {
     Seg { ack: Some(ack), ..seg(ACK, 0, 0) }
 }
@@ -105,7 +105,7 @@ impl Seg {
     }
 }
 
-/// The options of a modern peer's SYN.
+/// Returns the options of a modern peer's SYN.
 pub(crate) fn modern() -> Options {
     Options {
         mss: Some(1460),
@@ -116,7 +116,7 @@ pub(crate) fn modern() -> Options {
     }
 }
 
-/// A peer's SYN with SACK but without timestamps, so that segments hold 1460 bytes.
+/// Returns the options of a SYN with SACK but without timestamps. Segments then hold 1460 bytes.
 pub(crate) fn plain() -> Options {
     Options { timestamps: None, window_scale: None, ..modern() }
 }

@@ -550,7 +550,8 @@ fn connect_names_the_parameter_that_it_refuses() {
         refused(Command { cdw10: 1.into(), ..admin }, good).0,
         Status::CONNECT_INCOMPATIBLE_FORMAT.dnr()
     );
-    // An I/O queue of a controller that does not exist, or beyond the granted number.
+    // Connect fails for an I/O queue of a controller that does not exist, and for one beyond the granted
+    // number.
     assert_eq!(
         refused(Command::connect(1, 32, 0, 0), ConnectData::new([1; 16], 99, NQN, HOST)),
         (invalid, 0x1_0000 | 16)
