@@ -19,7 +19,7 @@ inlane=${INLANE:-$here/target/release/inlane}
 library=${INLANE_LIB:-$here/target/release}
 out=$(mktemp -d -t inlane-osu-XXXXXX)
 trap 'rm -rf "$out"' EXIT
-# Programs look for the library under its name with the version.
+# A program that was linked with the library looks for it by the name with the version.
 ln -s "$(realpath "$library/libinlane_shmem.so")" "$out/libinlane_shmem.so.0"
 
 if [[ -d $sources/c/openshmem ]]; then

@@ -62,7 +62,7 @@ fuzz_target!(|input: &[u8]| {
     let mut connection = Connection::new(digests, 9, 4096);
     drain(&mut connection);
     if mode & 4 != 0 && !feed(&mut connection, rest, part) {
-        // Arbitrary bytes before the connection is initialized.
+        // The controller sent arbitrary bytes before the connection was initialized, and was refused.
         return;
     }
     if !feed(&mut connection, &encode(&IcResp::new(digests, 4096), &[], Digests::default()), part) {

@@ -67,7 +67,7 @@ impl Host {
         }
     }
 
-    /// Sends a command. If `sound` is set, with its digests.
+    /// Sends a command and its data, with the digests that were negotiated.
     fn command(&mut self, command: Command, data: &[u8]) {
         let mut bytes = vec![0; MAX_HEADER];
         let length = encode(&CapsuleCmd::new(command), data.len() as u32, self.digests, 4, &mut bytes);
@@ -103,7 +103,8 @@ impl Host {
     }
 }
 
-/// The subsystem: a namespace in memory and one in a file, which has been removed from its directory.
+/// Returns the subsystem. It has a namespace in memory and one in a file. The file is open, but already
+/// removed from its directory.
 fn subsystem() -> Arc<Subsystem> {
     static SHARED: OnceLock<Arc<Subsystem>> = OnceLock::new();
     let make = || {
@@ -170,7 +171,7 @@ fuzz_target!(|data: &[u8]| {
                 (false, false) => command.sgl,
             };
             target.command(command, &vec![chunk[63]; if in_capsule { bytes.min(8192) as usize } else { 0 }]);
-            // An H2CData with fields from the input.
+            // Send an H2CData with fields from the input.
             if choice & 0x80 != 0 {
                 let length = u32::from(chunk[60]) * 32 + 4;
                 let header = Data::new(

@@ -122,8 +122,8 @@ pub trait Transport: Send + Sync + 'static {
     /// Blocks until all earlier puts and atomics of this PE are delivered.
     ///
     /// # Errors
-    /// [`crate::error::Error::LinkLost`], which says how many bytes are known to be delivered; as for
-    /// [`Transport::fence`].
+    /// [`crate::error::Error::LinkLost`], which says how many bytes are known to be delivered. Also the
+    /// errors of [`Transport::fence`].
     fn quiet(&self) -> Result<()>;
 
     /// Notifies `pe`, which counts the notifications of each PE. The notification arrives after all earlier

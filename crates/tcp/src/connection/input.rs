@@ -361,8 +361,8 @@ impl Connection {
         }
     }
 
-    /// Announces a larger window at once if the peer may be waiting for it: the window that it knows is at most half of the buffer, and has
-    /// at least doubled.
+    /// Announces a larger window at once if the peer may be waiting for it: the peer knows of at most half of
+    /// the greatest window, and the window has at least doubled since.
     pub(super) fn update_window(&mut self) {
         if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
             return;

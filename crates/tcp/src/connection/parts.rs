@@ -174,7 +174,8 @@ pub(super) struct Timers {
     pub(super) cork_at: u64,
     pub(super) close_at: u64,
     pub(super) last_received: u64,
-    /// When data was acknowledged last, or when the oldest unacknowledged data was sent.
+    /// When the user timeout began: when data was acknowledged last, the peer last announced a closed window,
+    /// or the oldest unacknowledged data was sent.
     pub(super) last_progress: u64,
     pub(super) keepalive_probes: u8,
     pub(super) window_probes: u8,

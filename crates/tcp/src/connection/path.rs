@@ -91,7 +91,7 @@ impl Connection {
         let size = self.path.candidate;
         let payload = size as u64 - (self.snd.mss as u64 - self.effective_mss() as u64);
         let room = self.snd.edge().min(self.snd.limit).saturating_sub(self.snd.next);
-        // Data behind the probe reveals its loss without a timeout.
+        // Wait until data can follow the probe, because that data reveals the probe's loss without a timeout.
         if room < 2 * payload || self.congestion.window() < self.in_flight() + 2 * payload {
             return None;
         }

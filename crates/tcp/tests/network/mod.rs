@@ -53,7 +53,7 @@ pub struct Link {
     /// The probability of an additional delay. `jitter` is the greatest such delay.
     pub reorder: f64,
     pub jitter: u64,
-    /// Segments with more payload are dropped silently; 0 for no limit.
+    /// The greatest payload that passes; 0 for no limit. Larger segments are dropped without a message.
     pub black_hole: usize,
 }
 
