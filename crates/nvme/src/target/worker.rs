@@ -463,7 +463,8 @@ impl Worker {
             let Some(link) = self.links[index].as_mut() else { continue };
             let waits = link.connection.waits_for_host();
             link.waiting_ms = waits.then(|| link.waiting_ms.unwrap_or(now));
-            // Bytes were received or sent meanwhile, so the host gets the whole timeout again.
+            // The timeout counts from when the target began to wait for the host, or from the last progress
+            // if that was later. Idle time before does not count.
             let stalled_since = link.waiting_ms.map(|since| since.max(link.progress_ms));
             let late = |since: u64, limit: u64| now.saturating_sub(since) > limit;
             let why = match link.closing {
