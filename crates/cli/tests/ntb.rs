@@ -64,14 +64,16 @@ fn a_job_ends_as_its_first_failure() {
 
 #[test]
 fn jobs_pass_the_check_with_and_without_faults() {
-    for (pes, faults) in
-        [("1", ""), ("2", ""), ("4", ""), ("3", "delay=10us,reorder,torn,lose=0.3,early=0.3,stale=0.1")]
+    for (pes, faults) in [("2", ""), ("4", ""), ("3", "delay=10us,reorder,torn,lose=0.3,early=0.3,stale=0.1")]
     {
         let output = inlane(&[
             "ntb", "run", "-n", pes, "--faults", faults, "--", INLANE, "ntb", "check", "--rounds", "2",
         ]);
         assert_eq!(output.status.code(), Some(0), "{pes} {faults}: {}", stderr(&output));
     }
+    let alone = inlane(&["ntb", "check"]);
+    assert_eq!(alone.status.code(), Some(2), "nothing can be checked between fewer than two PEs");
+    assert!(stderr(&alone).contains("inlane ntb run -n 2 -- inlane ntb check"), "{}", stderr(&alone));
 }
 
 #[test]

@@ -120,6 +120,31 @@ fn a_drive_is_discovered_written_and_read() {
 }
 
 #[test]
+fn a_file_that_does_not_fit_is_refused_before_the_first_write() {
+    let (_target, address) = target("memory:8M");
+    let folder = tempfile::tempdir().unwrap();
+    let (big, small) = (folder.path().join("big"), folder.path().join("small"));
+    std::fs::write(&big, pattern(16 << 20)).unwrap();
+    std::fs::write(&small, pattern(4096)).unwrap();
+    let [big, small] = [&big, &small].map(|path| path.to_str().unwrap());
+    for arguments in [&[big][..], &[small, "--length", "1M"], &[small, "--offset", "16M"]] {
+        let output = inlane(&[&["nvme", "write", &address], arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", text(&output.stderr));
+        let read = inlane(&["nvme", "read", &address, "-"]);
+        assert!(read.stdout.iter().all(|byte| *byte == 0), "{arguments:?} wrote something");
+    }
+    // The length of standard input is unknown, so its beginning is written, and the message says how much.
+    for (input, arguments, written) in [
+        (pattern(9 << 20), &[][..], "8 MiB were written"),
+        (pattern(4096), &["--length", "1M"], "4 KiB were written"),
+    ] {
+        let output = inlane_with_input(&[&["nvme", "write", &address, "-"], arguments].concat(), &input);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(written), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
 fn workloads_are_verified() {
     let (_target, address) = target("memory:16M");
     for (rw, bs, digests) in [
@@ -312,6 +337,13 @@ fn wrong_usage_has_status_2() {
         &["bench", &address, "--size", "2M"],
         &["bench", &address, "--rw", "write"],
         &["bench", &address, "--rw", "sideways"],
+        &["bench", &address, "--bs", "0"],
+        &["bench", &address, "--duration", "0s"],
+        &["bench", &address, "--offset", "1M"],
+        &["bench", &address, "--rwmixread", "20"],
+        &["discover", &address, "--timeout", "0s"],
+        &["read", &address, "--namespace", "7", "-"],
+        &["write", &address, "/tmp"],
         &["bench", &address, "--host-nqn", "x"],
         &["write", &address, "/dev/null"],
         &["export", "nbd", &address, "--listen", "nowhere"],

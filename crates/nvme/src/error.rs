@@ -3,6 +3,7 @@
 use crate::command::Status;
 use crate::pdu::{Fault, Termination};
 use inlane_core::error::Class;
+use std::io::ErrorKind;
 
 /// An error of a connection, a command or a namespace. Its message names the object, what was found and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +60,23 @@ pub enum Error {
         /// The status.
         status: Status,
     },
-    /// The connection ended while commands were in flight, or could not be opened.
+    /// The target cannot be reached: its name cannot be resolved, or nothing accepts a connection.
+    #[error("{peer}: {why}")]
+    Unreachable {
+        /// The target's address.
+        peer: String,
+        /// What happened, and what to do.
+        why: String,
+    },
+    /// A transfer ended before all bytes were copied.
+    #[error("{what}: {why}")]
+    Incomplete {
+        /// The transfer, or its input.
+        what: String,
+        /// What happened, and how many bytes were copied.
+        why: String,
+    },
+    /// The connection ended while commands were in flight, or the target refused it.
     #[error("{peer}: {why}")]
     Disconnected {
         /// The peer's address.
@@ -78,7 +95,22 @@ impl Error {
         match self {
             Error::Core(error) => error.class(),
             Error::Invalid { .. } => Class::Usage,
-            Error::Environment { .. } => Class::Environment,
+            Error::Environment { .. } | Error::Unreachable { .. } => Class::Environment,
+            // A missing file or device, a missing right, or an address in use.
+            Error::Os { source, .. }
+                if matches!(
+                    source.kind(),
+                    ErrorKind::NotFound
+                        | ErrorKind::NotADirectory
+                        | ErrorKind::PermissionDenied
+                        | ErrorKind::ReadOnlyFilesystem
+                        | ErrorKind::ResourceBusy
+                        | ErrorKind::AddrInUse
+                        | ErrorKind::AddrNotAvailable
+                ) =>
+            {
+                Class::Environment
+            }
             _ => Class::Failed,
         }
     }

@@ -67,6 +67,15 @@ impl Error {
             Self::Dpdk(error) => error.class(),
             Self::Tcp(_) | Self::Setting { .. } => Class::Usage,
             Self::Busy(_) | Self::NoEngine { .. } => Class::Environment,
+            // A missing folder or device, or a missing right.
+            Self::Os { source, .. }
+                if matches!(
+                    source.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::PermissionDenied
+                ) =>
+            {
+                Class::Environment
+            }
             Self::Answer(_) | Self::Os { .. } => Class::Failed,
         }
     }

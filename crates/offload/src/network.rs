@@ -260,9 +260,14 @@ pub fn all_nodes() -> Ipv6Addr {
 /// # Errors
 /// [`Error::Setting`] if the port cannot be the engine's.
 pub fn check_port(port: &str) -> Result<()> {
-    if ["gen", "check", "pcap", "null"].contains(&kind(port)) {
-        let why = format!("a {} port does not both receive and send frames of a network", kind(port));
-        return Err(Error::Setting { what: format!("--port {port}"), why });
-    }
-    Ok(())
+    let kind = kind(port);
+    let why = match kind {
+        "gen" | "check" | "pcap" | "null" => "it does not both receive and send frames of a network",
+        "af_xdp" | "af_packet" | "tap" | "memif" | "pci" | "ring" => return Ok(()),
+        // Virtual devices of DPDK.
+        _ if kind.starts_with("net_") => return Ok(()),
+        _ => "there is no such kind of port",
+    };
+    let why = format!("{why}; write af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET or pci:ADDRESS");
+    Err(Error::Setting { what: format!("--port {port}"), why })
 }

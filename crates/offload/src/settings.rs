@@ -40,6 +40,8 @@ pub struct Settings {
 impl Settings {
     /// The least MTU, which IPv6 requires of every link.
     pub const MIN_MTU: u16 = 1280;
+    /// The most sockets of a process: the kernel's default limit of descriptors, `fs.nr_open`.
+    pub const MAX_SOCKETS: usize = 1 << 20;
 
     /// Checks the settings.
     ///
@@ -50,26 +52,122 @@ impl Settings {
         if self.addresses.is_empty() {
             return wrong("--address", "give at least one, such as 10.0.0.1/24".into());
         }
-        for prefix in &self.addresses {
+        for (index, prefix) in self.addresses.iter().enumerate() {
             let ip = prefix.address;
-            if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() {
-                return wrong("--address", format!("{ip} cannot be an interface's address"));
+            let what = format!("--address {prefix}");
+            if ip.is_loopback() {
+                let why =
+                    "it cannot be an interface's address; for connections within the machine add --loopback";
+                return wrong(&what, why.into());
+            }
+            if ip.is_unspecified() || ip.is_multicast() {
+                return wrong(
+                    &what,
+                    "it cannot be an interface's address; write for example 10.0.0.1/24".into(),
+                );
+            }
+            if self.addresses[..index].iter().any(|other| other.address == ip) {
+                return wrong(&what, format!("{ip} is given twice"));
+            }
+            if let Some(why) = reserved(prefix) {
+                return wrong(&what, why);
             }
         }
         for (index, gateway) in self.gateways.iter().enumerate() {
             if self.gateways[..index].iter().any(|other| other.is_ipv4() == gateway.is_ipv4()) {
-                return wrong("--gateway", format!("{gateway} is the second of its family; give one"));
+                return wrong(
+                    &format!("--gateway {gateway}"),
+                    "it is the second of its family; give one for IPv4 and one for IPv6".into(),
+                );
             }
             if !self.addresses.iter().any(|prefix| prefix.contains(*gateway)) {
-                return wrong("--gateway", format!("{gateway} is in the network of no --address"));
+                let why =
+                    "no --address has a network that contains it; choose a router in one of these networks";
+                return wrong(&format!("--gateway {gateway}"), why.into());
             }
         }
         if self.mtu < Self::MIN_MTU {
-            return wrong("--mtu", format!("{} is less than {}", self.mtu, Self::MIN_MTU));
+            return wrong(&format!("--mtu {}", self.mtu), format!("give {} to {}", Self::MIN_MTU, u16::MAX));
         }
         if !self.buffer.is_power_of_two() || !(4096..=1 << 30).contains(&self.buffer) {
-            return wrong("--buffer", format!("{} is not a power of two from 4K to 1G", self.buffer));
+            return wrong(&format!("--buffer {}", self.buffer), "give a power of two from 4K to 1G".into());
+        }
+        if !(1..=Self::MAX_SOCKETS).contains(&self.sockets_per_program) {
+            let what = format!("--sockets {}", self.sockets_per_program);
+            return wrong(&what, format!("give 1 to {}", Self::MAX_SOCKETS));
+        }
+        if let Some(mac) = self.mac.filter(|mac| mac.is_multicast() || *mac == Mac::default()) {
+            let why = if mac.is_multicast() {
+                "it is the address of a group; give one whose first byte is even, such as 02:00:00:00:00:01"
+            } else {
+                "no interface has this address; give another, such as 02:00:00:00:00:01"
+            };
+            return wrong(&format!("--mac {mac}"), why.into());
         }
         Ok(())
+    }
+}
+
+/// Returns why an IPv4 address cannot be an interface's because its network reserves it.
+fn reserved(prefix: &Prefix) -> Option<String> {
+    // Networks of one or two addresses reserve none (RFC 3021).
+    let (IpAddr::V4(ip), ..=30) = (prefix.address, prefix.length) else { return None };
+    let hosts = u32::MAX.checked_shr(prefix.length.into()).unwrap_or(0);
+    match ip.to_bits() & hosts {
+        0 => Some(format!("{ip} is the address of the network itself; give that of an interface in it")),
+        host if host == hosts => {
+            Some(format!("{ip} is the broadcast address of its network; give that of an interface in it"))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        Settings {
+            port: "null".into(),
+            addresses: vec![Prefix::parse("10.0.0.1/24").unwrap()],
+            gateways: Vec::new(),
+            loopback: false,
+            socket: PathBuf::new(),
+            mode: 0o600,
+            mtu: 1500,
+            mac: None,
+            buffer: 65536,
+            sockets_per_program: 1,
+            spin: Duration::ZERO,
+            faults: Faults::default(),
+        }
+    }
+
+    #[test]
+    fn addresses_that_no_interface_can_have_are_refused() {
+        let check = |addresses: &[&str]| {
+            let addresses = addresses.iter().map(|text| Prefix::parse(text).unwrap()).collect();
+            let checked = Settings { addresses, ..settings() }.check();
+            checked.map_err(|error| error.to_string())
+        };
+        for good in ["10.0.0.0/31", "10.0.0.255/31", "10.0.0.1/32", "10.0.1.0/23", "1.2.3.4/0", "fd00::1/64"]
+        {
+            assert_eq!(check(&[good]), Ok(()), "{good}");
+        }
+        for bad in ["10.0.0.0/24", "10.0.0.255/24", "127.0.0.1/8", "0.0.0.0/24", "224.0.0.1/4"] {
+            assert!(check(&[bad]).is_err_and(|why| why.contains(bad)), "{bad}");
+        }
+        assert!(check(&["10.0.0.1/24", "10.0.0.1/24"]).is_err_and(|why| why.contains("twice")));
+    }
+
+    #[test]
+    fn a_group_address_and_a_limit_of_zero_sockets_are_refused() {
+        let mac = Some(Mac::BROADCAST);
+        assert!(
+            Settings { mac, ..settings() }.check().is_err_and(|error| error.to_string().contains("--mac"))
+        );
+        let sockets_per_program = 0;
+        let checked = Settings { sockets_per_program, ..settings() }.check();
+        assert!(checked.is_err_and(|error| error.to_string().contains("--sockets 0: give 1 to")));
     }
 }

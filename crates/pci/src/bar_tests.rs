@@ -61,6 +61,8 @@ fn access_needs_permission_a_range_and_no_driver() {
     open("bar2@0+4K", allowed.write()).unwrap();
 
     fake.link(address, "driver", "bus/pci/drivers/nvme");
+    let error = open("bar2@0+4K", all().device(address)).unwrap_err();
+    assert!(error.to_string().contains("--allow-device applies only"), "{error}");
     let error = open("bar2@0+4K", all()).unwrap_err();
     assert!(matches!(&error, Error::Held { driver, .. } if driver == "nvme"));
     assert_eq!(error.class(), Class::Environment);
@@ -73,12 +75,15 @@ fn a_mapping_allows_what_is_permitted() {
     let address = fake.memory_device(ADDRESS);
     let reader = Permission::default().read().device(address);
     let bar = Bar::open(&fake.sysfs(), &spec("bar2"), &reader).unwrap();
-    assert!(matches!(bar.write_u32(0, 1), Err(Error::NotPermitted { what: "written", .. })));
+    assert!(matches!(
+        bar.write_u32(0, 1),
+        Err(Error::NotPermitted { what: "written only if you allow it", .. })
+    ));
     assert_eq!(bar.len(), 1 << 20);
     let writer = Permission::default().write().device(address);
     let bar = Bar::open(&fake.sysfs(), &spec("bar2@0+4K"), &writer).unwrap();
     bar.write_u32(0, 1).unwrap();
-    assert!(matches!(bar.read_u32(0), Err(Error::NotPermitted { what: "read", .. })));
+    assert!(matches!(bar.read_u32(0), Err(Error::NotPermitted { what: "read only if you allow it", .. })));
 }
 
 #[test]
@@ -100,7 +105,10 @@ fn missing_bars_and_unready_devices_are_errors() {
     fs::write(home.join("power_state"), "D3cold\n").unwrap();
     assert!(open("bar2@0+4K").to_string().contains("D3cold"));
     let other = "pci:0000:00:09.0/bar2@0+4K".parse().unwrap();
-    assert!(matches!(Bar::open(&fake.sysfs(), &other, &all()), Err(Error::NoDevice { .. })));
+    for permission in [all(), Permission::default()] {
+        let opened = Bar::open(&fake.sysfs(), &other, &permission);
+        assert!(matches!(opened, Err(Error::NoDevice { .. })), "existence is checked before permission");
+    }
 }
 
 #[test]

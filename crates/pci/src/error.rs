@@ -21,7 +21,7 @@ pub enum Error {
         example: &'static str,
     },
     /// There is no such device.
-    #[error("no PCI device {address}; 'inlane topo' lists the devices of this machine")]
+    #[error("PCI device {address} does not exist; 'inlane topo --all' lists the devices of this machine")]
     NoDevice {
         /// The requested address.
         address: Address,
@@ -48,7 +48,7 @@ pub enum Error {
     },
     /// A kernel driver holds the device.
     #[error(
-        "{address} is in use by the kernel driver {driver}, so its BARs are not accessed; if nothing needs the device, \
+        "{address} is in use by the kernel driver {driver}, so its BARs are not accessed{note}; if nothing needs the device, \
          bind it to vfio-pci: sudo sh -c 'modprobe vfio-pci; cd /sys/bus/pci; echo {address} >devices/{address}/driver/unbind; \
          echo vfio-pci >devices/{address}/driver_override; echo {address} >drivers_probe'"
     )]
@@ -57,6 +57,8 @@ pub enum Error {
         address: Address,
         /// The kernel driver that holds the device.
         driver: String,
+        /// Text about a flag that has no effect on this device, or nothing.
+        note: &'static str,
     },
     /// The device has no driver and is not in the allow list.
     #[error(
@@ -69,11 +71,11 @@ pub enum Error {
         address: Address,
     },
     /// The access is not permitted.
-    #[error("{name} must not be {what}; {remedy}")]
+    #[error("{name}: a BAR is {what}; {remedy}")]
     NotPermitted {
         /// The BAR.
         name: String,
-        /// "read" or "written".
+        /// The access and its condition: "read only if you allow it".
         what: &'static str,
         /// The flag or range to give.
         remedy: String,
@@ -152,12 +154,12 @@ impl Error {
     pub fn class(&self) -> Class {
         match self {
             Error::Text { .. }
-            | Error::NoDevice { .. }
             | Error::NoBar { .. }
             | Error::TooSmall { .. }
             | Error::NotPermitted { .. }
             | Error::Unsupported { .. } => Class::Usage,
-            Error::Held { .. }
+            Error::NoDevice { .. }
+            | Error::Held { .. }
             | Error::NotAllowed { .. }
             | Error::NoIommu { .. }
             | Error::NotViable { .. }

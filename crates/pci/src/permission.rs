@@ -18,6 +18,11 @@ use std::collections::BTreeSet;
 /// The kernel driver through which VFIO gives a device to a process.
 pub const VFIO_DRIVER: &str = "vfio-pci";
 
+/// The condition of reads.
+const READ: &str = "read only if you allow it";
+/// The condition of writes.
+const WRITTEN: &str = "written only if you allow it";
+
 /// The access that the user permitted. None by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Permission {
@@ -59,11 +64,11 @@ impl Permission {
     }
 
     pub(crate) fn check_read(&self, name: &str) -> Result<()> {
-        if self.read { Ok(()) } else { Err(not_permitted(name, "read", "give --allow-bar-read")) }
+        if self.read { Ok(()) } else { Err(not_permitted(name, READ, "add --allow-bar-read")) }
     }
 
     pub(crate) fn check_write(&self, name: &str) -> Result<()> {
-        if self.write { Ok(()) } else { Err(not_permitted(name, "written", "give --allow-bar-write")) }
+        if self.write { Ok(()) } else { Err(not_permitted(name, WRITTEN, "add --allow-bar-write")) }
     }
 }
 
@@ -86,17 +91,20 @@ pub enum AccessMethod {
 /// [`Error::NoDevice`]; [`Error::Held`]; [`Error::NotAllowed`]; [`Error::NotPermitted`] if neither reads nor
 /// writes are permitted, or writes without an explicit range.
 pub fn check(sysfs: &Sysfs, spec: &BarSpec, permission: &Permission) -> Result<AccessMethod> {
+    if !sysfs.device(spec.address).is_dir() {
+        return Err(Error::NoDevice { address: spec.address });
+    }
     let name = spec.to_string();
+    let example = format!("pci:{}/bar{}@0+4K", spec.address, spec.bar);
     if !permission.read && !permission.write {
-        return Err(not_permitted(
-            &name,
-            "read or written",
-            "give --allow-bar-read, --allow-bar-write or both",
-        ));
+        let remedy = format!(
+            "to read, add --allow-bar-read; to write, add --allow-bar-write and a range, such as {example}"
+        );
+        return Err(not_permitted(&name, "read or written only if you allow it", &remedy));
     }
     if permission.write && spec.range.is_none() {
-        let remedy = format!("give a range, such as pci:{}/bar{}@0+4K", spec.address, spec.bar);
-        return Err(not_permitted(&name, "written", &remedy));
+        let remedy = format!("give a range, such as {example}");
+        return Err(not_permitted(&name, "written only within a range that you name", &remedy));
     }
     access_method(sysfs, spec.address, permission)
 }
@@ -113,10 +121,16 @@ pub(crate) fn access_method(
     }
     match sysfs.driver(address) {
         Some(driver) if driver == VFIO_DRIVER => Ok(AccessMethod::Vfio),
-        Some(driver) => Err(Error::Held { address, driver }),
+        Some(driver) => {
+            let note = match permission.devices.contains(&address) {
+                true => " (--allow-device applies only to devices without a driver)",
+                false => "",
+            };
+            Err(Error::Held { address, driver, note })
+        }
         // An unreadable link still means that a driver is bound.
         None if sysfs.device(address).join("driver").symlink_metadata().is_ok() => {
-            Err(Error::Held { address, driver: "(unknown)".into() })
+            Err(Error::Held { address, driver: "(unknown)".into(), note: "" })
         }
         None if permission.devices.contains(&address) => Ok(AccessMethod::Sysfs),
         None => Err(Error::NotAllowed { address }),

@@ -59,8 +59,13 @@ impl FromStr for BarSpec {
         let range = range.map(|range| {
             let (start, length) =
                 range.split_once('+').ok_or_else(|| bad("the range must be START+LENGTH"))?;
-            let read = |size: &str| parse_size(size).map_err(|error| bad(&error.to_string()));
-            let (start, length) = (read(start)?, read(length)?);
+            let read = |what: &str, size: &str| {
+                parse_size(size).map_err(|_| match size {
+                    "" => bad(&format!("the {what} of the range is missing")),
+                    _ => bad(&format!("the {what} of the range, '{size}', is not a size")),
+                })
+            };
+            let (start, length) = (read("start", start)?, read("length", length)?);
             // `parse_size` returns at most 2^62, so the sum does not overflow.
             if length == 0 { Err(bad("the length of the range is 0")) } else { Ok(start..start + length) }
         });

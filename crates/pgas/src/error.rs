@@ -28,6 +28,14 @@ pub enum Error {
         /// Why the setting or argument is invalid, and what to give instead.
         why: String,
     },
+    /// A program or check that started has failed.
+    #[error("{what}: {why}")]
+    Failed {
+        /// What failed.
+        what: String,
+        /// What was found, and what to do.
+        why: String,
+    },
     /// The link to a peer went down, or the peer restarted, during an operation.
     #[error("link to PE {peer} lost: {lost}; look for the cause at PE {peer}")]
     LinkLost {

@@ -271,10 +271,10 @@ impl Job {
         }
         let window = self.heap_bytes.saturating_add(STATICS);
         if window > 1 << 40 {
-            let what = format!("a symmetric heap of {} bytes", self.heap_bytes);
+            let what = format!("--heap {}", inlane_core::units::bytes(self.heap_bytes));
             return Err(Error::invalid(
                 what,
-                "windows have at most 1 TiB; give a smaller --heap, such as 512G",
+                "a window has at most 1 TiB; give a smaller heap, such as 512G",
             ));
         }
         let hub = Hub::new(self.pes, window)?;

@@ -56,16 +56,12 @@ impl FromStr for Mac {
     fn from_str(text: &str) -> crate::Result<Self> {
         let mut mac = [0; 6];
         let mut parts = text.split([':', '-']);
-        let malformed = |at: usize| crate::Error::Malformed {
-            header: "MAC address (write 02:00:00:00:00:01)",
-            field: "byte",
-            value: at as u64,
-        };
-        for (at, byte) in mac.iter_mut().enumerate() {
-            let part = parts.next().filter(|part| part.len() == 2).ok_or_else(|| malformed(at))?;
-            *byte = u8::from_str_radix(part, 16).map_err(|_| malformed(at))?;
+        for byte in &mut mac {
+            let digits = |part: &&str| part.len() == 2 && part.bytes().all(|digit| digit.is_ascii_hexdigit());
+            let part = parts.next().filter(digits).ok_or(crate::Error::NotMac)?;
+            *byte = u8::from_str_radix(part, 16).map_err(|_| crate::Error::NotMac)?;
         }
-        parts.next().map_or(Ok(Mac(mac)), |_| Err(malformed(6)))
+        parts.next().map_or(Ok(Mac(mac)), |_| Err(crate::Error::NotMac))
     }
 }
 

@@ -75,6 +75,9 @@ pub enum Error {
         /// Its value.
         value: u64,
     },
+    /// A text is not a MAC address.
+    #[error("it is not a MAC address; write six bytes, for example 02:00:00:00:00:01")]
+    NotMac,
 }
 
 /// The result type of this crate.

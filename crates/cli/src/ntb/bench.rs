@@ -51,7 +51,7 @@ pub struct Bench {
     #[arg(long, value_name = "PROGRAM")]
     ucx: Option<PathBuf>,
     /// Repeats in which ucx_perftest takes part; each starts two processes
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "ucx")]
     ucx_repeats: u32,
     /// Measure one part only: puts (beside a plain copy and --ucx), or mover
     #[arg(long, value_name = "PART", value_parser = part)]
@@ -125,6 +125,16 @@ fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
     Ok(Started { mover, reach: Box::new(reach) })
 }
 
+/// Checks that a program given by a path exists. One without a slash is searched in PATH when it is started.
+fn check_program(program: &std::path::Path) -> anyhow::Result<()> {
+    if program.components().count() > 1 && !program.is_file() {
+        let why =
+            format!("--ucx {}: there is no such program; give the path of ucx_perftest", program.display());
+        return Err(NotReady(why).into());
+    }
+    Ok(())
+}
+
 impl BenchPe {
     /// Runs one PE of the bench. PE 0 writes the measured points to a file.
     ///
@@ -150,6 +160,9 @@ impl Bench {
         if self.only == Some(Part::Mover) && self.sizes.largest() < LEAST_MOVED {
             let why = format!("a mover is measured from {LEAST_MOVED} bytes; give larger --sizes");
             return Err(Error::invalid("--only mover", why).into());
+        }
+        if let Some(program) = &self.ucx {
+            check_program(program)?;
         }
         let plan = Plan {
             sizes: self.sizes.0.clone(),

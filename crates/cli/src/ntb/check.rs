@@ -15,16 +15,23 @@ use std::time::{Duration, Instant};
 
 /// Checks windows: compares every result of put, get, signals, atomics and reductions between all PEs
 ///
-/// Run it under `inlane ntb run`, or in each of the virtual machines that share an ivshmem device.
+/// Run it under 'inlane ntb run', or in each of the virtual machines that share an ivshmem device.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  # two PEs over the twin, a software model of a PCIe bridge
+  inlane ntb run -n 2 -- inlane ntb check
+
+  # in each of two virtual machines that share the device
+  inlane ntb check --ivshmem 0000:00:01.0")]
 pub struct Check {
-    /// PCI address of an ivshmem device bound to vfio-pci [default: the twin that `inlane ntb run` made]
+    /// PCI address of an ivshmem device bound to vfio-pci [default: the twin that 'inlane ntb run' made]
     #[arg(long, value_name = "ADDRESS")]
     ivshmem: Option<Address>,
     /// Number of virtual machines that share the ivshmem device
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 2, requires = "ivshmem", value_parser = clap::value_parser!(u32).range(2..=64))]
     machines: u32,
-    /// How waits end: poll, interrupt or adaptive [default: as given to `inlane ntb run`, else adaptive]
+    /// How waits end: poll, interrupt or adaptive [default: as given to 'inlane ntb run', else adaptive]
     #[arg(long, value_name = "MODE")]
     completion: Option<CompletionMode>,
     /// Number of rounds
@@ -53,6 +60,10 @@ impl Check {
         };
         settings.completion = self.completion.unwrap_or(settings.completion);
         let pes = ntb.ports();
+        if pes < 2 {
+            let why = "it needs at least two PEs; start it with: inlane ntb run -n 2 -- inlane ntb check";
+            return Err(inlane_core::Error::invalid("ntb check", why).into());
+        }
         let bytes = Layout::overhead(pes) + World::<Windows>::symmetric_bytes(pes, 0, heap);
         let name = ntb.capabilities().name;
         let start = Instant::now();

@@ -1,6 +1,6 @@
 //! `inlane nvme bench`: measures a namespace with fio's workloads.
 
-use super::connect::{Connect, stop_on_signal};
+use super::connect::{Connect, stop_on_signal, time_above_zero};
 use crate::output::Output;
 use anyhow::bail;
 use clap::{Args, ValueEnum};
@@ -33,11 +33,12 @@ Examples:
 pub struct Bench {
     #[command(flatten)]
     connect: Connect,
-    /// Operations: read, write, rw, randread, randwrite or randrw
+    /// Operations: read, write, rw, randread, randwrite or randrw. All but read and randread overwrite the
+    /// namespace
     #[arg(long, value_name = "PATTERN", default_value = "randread")]
     rw: Pattern,
     /// Bytes per operation
-    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = units::parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_block)]
     bs: u64,
     /// Operations that each job keeps in flight
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4094))]
@@ -45,11 +46,11 @@ pub struct Bench {
     /// Number of jobs. Each job is a thread with a connection of its own
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     numjobs: u32,
-    /// Share of reads in rw and randrw, in percent
-    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=100))]
-    rwmixread: u32,
+    /// Share of reads in rw and randrw, in percent [default: 50]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
+    rwmixread: Option<u32>,
     /// How long to run [default: 10s; with --size, once through the range]
-    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = time_above_zero)]
     duration: Option<Duration>,
     /// Start of the range in the namespace
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = units::parse_size)]
@@ -72,12 +73,23 @@ pub struct Bench {
     csv: Option<PathBuf>,
 }
 
+fn parse_block(text: &str) -> inlane_core::Result<u64> {
+    match units::parse_size(text)? {
+        bytes if bytes >= 512 => Ok(bytes),
+        _ => Err(inlane_core::Error::invalid(format!("'{text}'"), "give 512 or more, for example 4K")),
+    }
+}
+
 impl Bench {
     /// Measures, and writes the result.
     ///
     /// # Errors
     /// If an option is invalid, the connection or a command fails, or a block has wrong contents.
     pub fn run(&self) -> anyhow::Result<()> {
+        if self.rwmixread.is_some() && !(self.rw.reads() && self.rw.writes()) {
+            let why = "it applies to --rw rw and --rw randrw only; leave it out";
+            return Err(inlane_core::Error::invalid("--rwmixread", why).into());
+        }
         let output = Output::open(self.json.as_deref(), self.csv.as_deref(), None)?;
         let stop = stop_on_signal()?;
         let duration = match (self.duration, self.size) {
@@ -89,7 +101,7 @@ impl Bench {
             block_bytes: self.bs,
             depth: self.iodepth,
             jobs: self.numjobs,
-            read_percent: self.rwmixread,
+            read_percent: self.rwmixread.unwrap_or(50),
             duration,
             offset: self.offset,
             size: self.size,

@@ -2,11 +2,11 @@
 
 use clap::{Args, ValueEnum};
 use inlane_core::units;
-use inlane_nvme::Result;
 use inlane_nvme::initiator::{
     Address, ConnectOptions, HostIdentity, QueueOptions, SessionOptions, resolve_subsystem,
 };
 use inlane_nvme::pdu;
+use inlane_nvme::{Error, Result};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,8 +42,8 @@ pub struct Host {
     /// Protect headers, data or both by digests (CRC-32C)
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = Digests::None)]
     digests: Digests,
-    /// Time within which the target must accept a connection and answer a command
-    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = units::parse_time)]
+    /// Time above zero within which the target must accept a connection and answer a command
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = time_above_zero)]
     timeout: Duration,
 }
 
@@ -93,7 +93,7 @@ pub struct Connect {
     /// Time after which either side gives up a silent peer; 0 turns the check off
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = units::parse_time)]
     keep_alive: Duration,
-    /// How long to try to reconnect after all paths have failed
+    /// How long to try to reconnect after all paths have failed; 0 fails at once
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::parse_time)]
     reconnect: Duration,
 }
@@ -125,10 +125,31 @@ impl Connect {
         for address in &self.addresses.0 {
             match resolve_subsystem(address, host, queue) {
                 Ok(subsystem) => return Ok(subsystem),
-                Err(error) => failure = failure.or(Some(error)),
+                Err(error) => failure = Some(both(failure, error)),
             }
         }
         Err(failure.expect("clap requires an address"))
+    }
+}
+
+/// Joins the errors of two addresses that cannot be reached. Other errors stay alone, the first of them.
+fn both(first: Option<Error>, second: Error) -> Error {
+    match (first, second) {
+        (None, error) => error,
+        (Some(Error::Unreachable { peer, why }), other @ Error::Unreachable { .. }) => {
+            Error::Unreachable { peer, why: format!("{why}; {other}") }
+        }
+        (Some(first), _) => first,
+    }
+}
+
+/// Parses a time that is above zero.
+pub fn time_above_zero(text: &str) -> inlane_core::Result<Duration> {
+    match units::parse_time(text)? {
+        time if time.is_zero() => {
+            Err(inlane_core::Error::invalid(format!("'{text}'"), "give a time above zero"))
+        }
+        time => Ok(time),
     }
 }
 

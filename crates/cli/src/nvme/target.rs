@@ -10,7 +10,7 @@ use inlane_nvme::namespace::{Specification, Storage};
 use inlane_nvme::target::subsystem::Limits;
 use inlane_nvme::target::{Config, Hosts, TargetResult};
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ and ends the target.";
 pub struct Target {
     /// Listen on this address. Repeat the flag for more addresses: hosts can then use several paths. Port 0
     /// chooses a free port
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:4420")]
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:4420", value_parser = parse_listen)]
     listen: Vec<SocketAddr>,
     /// Serve this drive: memory:SIZE, file:PATH or block:PATH. Repeat the flag for more namespaces
     #[arg(long = "namespace", value_name = "NAMESPACE", required = true)]
@@ -74,6 +74,16 @@ pub struct Target {
     json: Option<String>,
 }
 
+fn parse_listen(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        let port = match text.parse::<IpAddr>() {
+            Ok(_) => "the port is missing; ",
+            Err(_) => "",
+        };
+        format!("{port}write IP:PORT, for example 127.0.0.1:4420 or [::1]:4420")
+    })
+}
+
 impl Target {
     /// Serves until a signal arrives or the time is over.
     ///
@@ -81,6 +91,12 @@ impl Target {
     /// If the target cannot start, a thread fails, or data cannot be made durable at the end.
     pub fn run(self) -> anyhow::Result<()> {
         let output = Output::open(self.json.as_deref(), None, None)?;
+        for (index, address) in self.listen.iter().enumerate() {
+            if address.port() != 0 && self.listen[..index].contains(address) {
+                let what = format!("--listen {address}");
+                return Err(inlane_core::Error::invalid(what, "it is given twice; give it once").into());
+            }
+        }
         let listed: BTreeSet<String> = self.hosts.into_iter().collect();
         let hosts = match self.hosts_file {
             Some(path) => Hosts::File(path, listed),

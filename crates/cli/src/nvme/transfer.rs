@@ -4,9 +4,11 @@ use super::connect::{Connect, stop_on_signal};
 use anyhow::Context;
 use clap::Args;
 use inlane_core::units;
+use inlane_nvme::Error;
 use inlane_nvme::initiator::{Session, check_range, read_range, write_range};
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io::{self, Seek as _, Write as _};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -76,7 +78,16 @@ impl Read {
                 out.flush().context("cannot write standard output")?;
             }
             false => {
-                let mut file = File::create(&self.file).with_context(|| format!("cannot create {path}"))?;
+                let mut file = File::create(&self.file).map_err(|source| match self.file.is_dir() {
+                    true => Error::Invalid {
+                        what: path.to_string(),
+                        why: "it is a folder; name a file in it".into(),
+                    },
+                    false => Error::Os {
+                        what: format!("cannot create {path}; name a file that you may write"),
+                        source,
+                    },
+                })?;
                 read_range(&mut session, self.offset, length, &mut file, &stop)
                     .with_context(|| format!("copying to {path}"))?;
                 file.sync_all().with_context(|| format!("cannot write {path}"))?;
@@ -95,20 +106,74 @@ impl Write {
     /// If the connection, a command or the file fails.
     pub fn run(&self) -> anyhow::Result<()> {
         let stop = stop_on_signal()?;
-        let mut input: Box<dyn io::Read> = match self.file.as_path() == Path::new("-") {
-            true => Box::new(io::stdin().lock()),
-            false => {
-                let opened = File::open(&self.file);
-                Box::new(opened.with_context(|| format!("cannot open {}", self.file.display()))?)
-            }
-        };
+        let (mut input, size) = self.open()?;
         let options = self.connect.session(DEPTH)?;
         let mut session = Session::open(&options)?;
+        if let Some(size) = size {
+            self.check_room(size, session.namespace().bytes())?;
+        }
         let started = Instant::now();
-        let written = write_range(&mut session, self.offset, self.length, &mut input, &stop)?;
+        // With the size of the file as the length, an input that does not fit is refused before the first write.
+        let length = self.length.or(size);
+        let written = write_range(&mut session, self.offset, length, &mut input, &stop)
+            .with_context(|| format!("copying from {}", self.file.display()))?;
         report("wrote", written, self.offset, started);
         session.close();
         Ok(())
+    }
+}
+
+impl Write {
+    /// Opens the input. Returns it and, if it is a file or a block device, its size.
+    fn open(&self) -> anyhow::Result<(Box<dyn io::Read>, Option<u64>)> {
+        if self.file.as_path() == Path::new("-") {
+            return Ok((Box::new(io::stdin().lock()), None));
+        }
+        let shown = self.file.display();
+        let os = |source| Error::Os {
+            what: format!("cannot open {shown}; name a file that you may read"),
+            source,
+        };
+        let mut file = File::open(&self.file).map_err(os)?;
+        let kind = file.metadata().map_err(os)?.file_type();
+        if kind.is_dir() {
+            let why = "it is a folder; name a file".into();
+            return Err(Error::Invalid { what: shown.to_string(), why }.into());
+        }
+        if !kind.is_file() && !kind.is_block_device() {
+            return Ok((Box::new(file), None));
+        }
+        let size = file.seek(io::SeekFrom::End(0)).map_err(os)?;
+        file.rewind().map_err(os)?;
+        // Files of /proc have contents, but the size 0.
+        let size = Some(size).filter(|size| *size > 0);
+        if let (Some(size), Some(length)) =
+            (size, self.length.filter(|length| size.is_some_and(|size| size < *length)))
+        {
+            let why = format!(
+                "it has {}, less than --length {}; nothing was written; leave out --length",
+                units::bytes(size),
+                units::bytes(length)
+            );
+            return Err(Error::Invalid { what: shown.to_string(), why }.into());
+        }
+        Ok((Box::new(file), size))
+    }
+
+    /// Checks that a file of `size` bytes fits into the namespace, unless only its beginning is copied.
+    fn check_room(&self, size: u64, namespace: u64) -> anyhow::Result<()> {
+        let room = namespace.saturating_sub(self.offset);
+        if self.length.is_some() || size <= room || room == 0 {
+            return Ok(());
+        }
+        let why = format!(
+            "it has {}, and the namespace has {} from --offset {}; nothing was written; give --length {room} to copy its \
+             beginning, or choose a larger namespace",
+            units::bytes(size),
+            units::bytes(room),
+            units::bytes(self.offset)
+        );
+        Err(Error::Invalid { what: self.file.display().to_string(), why }.into())
     }
 }
 

@@ -22,9 +22,11 @@ use std::time::Duration;
 #[command(after_help = "\
 Examples:
   inlane offload serve --port af_xdp:veth0 --address 10.0.0.1/24
-  inlane offload serve --port af_packet:eth1 --address 10.0.0.1/24 --address fd00::1/64 --gateway 10.0.0.254
-  inlane offload serve --port af_xdp:veth0 --address 10.0.0.1/24 --loopback
-                                          connections within this machine, too")]
+  inlane offload serve --port af_packet:eth1 --address 10.0.0.1/24 --address fd00::1/64 \\
+      --gateway 10.0.0.254
+
+  # connections within this machine, too
+  inlane offload serve --port af_xdp:veth0 --address 10.0.0.1/24 --loopback")]
 pub struct Serve {
     /// Port to the network: af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET, pci:ADDRESS
     #[arg(long, value_name = "PORT")]
@@ -33,7 +35,7 @@ pub struct Serve {
     #[arg(long, value_name = "ADDRESS/LENGTH", required = true, value_parser = parse_address)]
     address: Vec<Prefix>,
     /// Router for destinations outside these networks. Repeat the flag to give one for IPv4 and one for IPv6
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_gateway)]
     gateway: Vec<IpAddr>,
     /// Also run connections to 127.0.0.0/8 and ::1 between programs of this engine
     #[arg(long)]
@@ -42,11 +44,11 @@ pub struct Serve {
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
     /// Permissions of the control socket, in octal. They decide who may open connections with the engine's
-    /// addresses
+    /// addresses: 666 is everyone, 600 only the user who runs the engine
     #[arg(long, value_name = "MODE", default_value = "666", value_parser = parse_mode)]
     socket_mode: u32,
-    /// Largest IP packet on the port
-    #[arg(long, value_name = "BYTES", default_value_t = 1500)]
+    /// Largest IP packet on the port, 1280 to 65535
+    #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = clap::value_parser!(u16).range(1280..))]
     mtu: u16,
     /// MAC address of the engine [default: that of the interface]
     #[arg(long, value_name = "MAC")]
@@ -54,23 +56,37 @@ pub struct Serve {
     /// Size of the send buffer and of the receive buffer of each connection, a power of two
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = units::parse_size)]
     buffer: u64,
-    /// The most sockets of one process
+    /// The most sockets of one process, 1 to 1048576
     #[arg(long, value_name = "N", default_value_t = 65536)]
     sockets: usize,
     /// Poll for this long after the last work, then sleep [default: 50us with four or more cores, else 0s]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     spin: Option<Duration>,
-    /// Faults to inject into received frames:
-    /// drop=1%,duplicate=0.1%,reorder=1%:3,corrupt=0.1%,delay=5%:50us,seed=7
+    /// Faults to inject into received frames, joined by commas: drop=P, duplicate=P, corrupt=P, reorder=P:N
+    /// (N later frames overtake the frame), delay=P:TIME, seed=N. P is a probability such as 1%
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true, value_parser = Faults::parse)]
     faults: Faults,
 }
 
 fn parse_address(text: &str) -> Result<Prefix, String> {
     match text.contains('/') {
-        true => Prefix::parse(text).ok_or_else(|| "write for example 10.0.0.1/24 or fd00::1/64".to_owned()),
+        true => Prefix::parse(text).ok_or_else(|| why_no_prefix(text)),
         false => Err("the prefix length is missing; write for example 10.0.0.1/24".to_owned()),
     }
+}
+
+/// Returns why a text with a slash is no address with a prefix length.
+fn why_no_prefix(text: &str) -> String {
+    let (address, length) = text.split_once('/').unwrap_or((text, ""));
+    match address.parse::<IpAddr>() {
+        Ok(IpAddr::V4(_)) => format!("/{length}: give a prefix of 0 to 32 bits, for example {address}/24"),
+        Ok(IpAddr::V6(_)) => format!("/{length}: give a prefix of 0 to 128 bits, for example {address}/64"),
+        Err(_) => format!("{address} is not an IP address; write for example 10.0.0.1/24 or fd00::1/64"),
+    }
+}
+
+fn parse_gateway(text: &str) -> Result<IpAddr, &'static str> {
+    text.parse().map_err(|_| "it is not an IP address; write for example 10.0.0.254 or fd00::ff")
 }
 
 fn parse_mode(text: &str) -> Result<u32, String> {

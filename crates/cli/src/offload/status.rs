@@ -21,12 +21,19 @@ pub struct Status {
     /// Control socket of the engine
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
-    /// Show the state again and again at this interval, until interrupted
-    #[arg(long, value_name = "TIME", value_parser = units::parse_time, conflicts_with = "json")]
+    /// Show the state again and again at this interval, 100ms or more, until interrupted
+    #[arg(long, value_name = "TIME", value_parser = parse_interval, conflicts_with = "json")]
     watch: Option<Duration>,
     /// Write the result as JSON to a file, or to standard output for -
     #[arg(long, value_name = "FILE|-")]
     json: Option<String>,
+}
+
+fn parse_interval(text: &str) -> inlane_core::Result<Duration> {
+    match units::parse_time(text)? {
+        time if time >= Duration::from_millis(100) => Ok(time),
+        _ => Err(inlane_core::Error::invalid(format!("'{text}'"), "give 100ms or more")),
+    }
 }
 
 impl Status {

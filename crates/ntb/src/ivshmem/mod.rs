@@ -92,15 +92,16 @@ impl Ivshmem {
     /// * [`Error::Invalid`] if another machine was started with a different number of ports, or if this
     ///   machine's port number is not below `ports`.
     pub fn open(address: Address, ports: u32) -> Result<Self> {
-        let invalid = |why: String| Error::invalid(format!("pci:{address}"), why);
+        let invalid = |why: String| Error::invalid(format!("--ivshmem {address}"), why);
         let sysfs = Sysfs::system();
-        let device = Device::open(&sysfs, address).map_err(pci)?;
+        // First the kind of the device: the remedies for a device that is in use must not be offered for others.
         let known = inlane_pci::Device::read(&sysfs, address).map_err(pci)?;
         if (known.vendor, known.device) != crate::discover::IVSHMEM {
             return Err(invalid(
                 "it is not an ivshmem device (1af4:1110); 'inlane topo --all' lists the devices".into(),
             ));
         }
+        let device = Device::open(&sysfs, address).map_err(pci)?;
         let vectors = device.interrupt_vectors(InterruptKind::MsiX).map_err(pci)?;
         if vectors <= LINK_VECTOR {
             let wanted = LINK_VECTOR + 1;
@@ -156,7 +157,8 @@ impl Ivshmem {
 }
 
 fn pci(error: inlane_pci::Error) -> Error {
-    Error::Core(error.into())
+    let (why, class) = (error.to_string(), error.class());
+    Error::Core(inlane_core::Error::Device { device: "--ivshmem".into(), why, class })
 }
 
 fn capabilities(window_bytes: u64) -> Capabilities {

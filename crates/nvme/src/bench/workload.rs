@@ -125,23 +125,39 @@ impl Workload {
         multiple("--offset", self.offset)?;
         let most = u64::from(namespace.max_transfer);
         if self.block_bytes == 0 || self.block_bytes > most {
-            let why = format!("the target transfers 1 byte to {} with a command; give less", shown(most));
-            return Err(invalid("--bs", why));
+            let why = format!(
+                "give {unit} to {} bytes, which the target transfers with a command",
+                most / unit * unit
+            );
+            return Err(invalid(&format!("--bs {}", self.block_bytes), why));
         }
         if self.depth == 0 || self.depth >= MAX_ENTRIES {
             return Err(invalid("--iodepth", format!("give 1 to {}", MAX_ENTRIES - 1)));
         }
         let rest = namespace.bytes().saturating_sub(self.offset);
+        if rest == 0 {
+            let why = format!("the namespace of {} ends there; give less", shown(namespace.bytes()));
+            return Err(invalid(&format!("--offset {}", shown(self.offset)), why));
+        }
         let size = self.size.unwrap_or(rest);
         if size > rest {
-            let why =
-                format!("the range ends beyond the namespace of {}; give less", shown(namespace.bytes()));
-            return Err(invalid("--size", why));
+            let why = format!(
+                "the namespace has only {} from --offset {}; give less",
+                shown(rest),
+                shown(self.offset)
+            );
+            return Err(invalid(&format!("--size {}", shown(size)), why));
         }
         let part = size / u64::from(self.jobs) / self.block_bytes * self.block_bytes;
         if part == 0 {
-            let why = format!("{} jobs need {} each", self.jobs, shown(self.block_bytes));
-            return Err(invalid("--size", why));
+            let needed = u64::from(self.jobs).saturating_mul(self.block_bytes);
+            let what = format!("--numjobs {} with --bs {}", self.jobs, shown(self.block_bytes));
+            let why = format!(
+                "they need {}, and the range has {}; give fewer jobs, a smaller --bs or a larger --size",
+                shown(needed),
+                shown(size)
+            );
+            return Err(invalid(&what, why));
         }
         if self.verify && self.pattern.writes() && part / self.block_bytes > 1 << 28 {
             let why =

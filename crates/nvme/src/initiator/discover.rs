@@ -122,7 +122,11 @@ pub fn resolve_subsystem(address: &Address, host: &HostIdentity, queue: &QueueOp
         (Some(name), None) => Ok(name),
         (None, _) => Err(Error::Disconnected {
             peer: address.to_string(),
-            why: "it offers this host no subsystem over TCP; check the host's NQN at the target".into(),
+            why: format!(
+                "it offers this host no subsystem over TCP; let {} connect there (for inlane's target: --host), or give \
+                 --host-nqn",
+                host.nqn
+            ),
         }),
         (Some(first), Some(second)) => {
             let all: Vec<_> = [first, second].into_iter().chain(names).collect();

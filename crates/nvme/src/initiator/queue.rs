@@ -52,7 +52,7 @@ impl Queue {
     /// If the target cannot be reached, does not answer in time, or refuses the negotiation.
     pub fn connect(address: SocketAddr, options: &QueueOptions, max_capsule_data: u32) -> Result<Self> {
         let peer = address.to_string();
-        let refused = |error: std::io::Error| Error::Disconnected {
+        let refused = |error: std::io::Error| Error::Unreachable {
             why: format!(
                 "cannot connect: {error}; check that the target listens there and that no firewall blocks the port"
             ),

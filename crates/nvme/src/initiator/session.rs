@@ -99,7 +99,16 @@ impl Session {
                 why: format!("subsystem {} has no namespace", options.connect.subsystem),
             })?,
         };
-        let namespace = controller.namespace(nsid)?;
+        let namespace = match controller.namespace(nsid) {
+            Ok(namespace) => namespace,
+            Err(Error::Status { .. }) if !controller.namespace_ids()?.contains(&nsid) => {
+                let ids = controller.namespace_ids()?;
+                let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
+                let why = format!("the subsystem does not have it; it has {}", ids.join(", "));
+                return Err(Error::Invalid { what: format!("--namespace {nsid}"), why });
+            }
+            Err(error) => return Err(error),
+        };
         let queue = controller.open_queue()?;
         controller.watch_events()?;
         Ok((Live { controller, queue }, namespace))

@@ -4,6 +4,7 @@ use super::connection::{Done, Request};
 use super::{Buffer, Session};
 use crate::command::{Command, Sgl, io};
 use crate::{Error, Result};
+use inlane_core::units;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +30,13 @@ fn chunk_bytes(session: &Session) -> u64 {
 }
 
 fn stopped() -> Error {
-    Error::Invalid { what: "the transfer".into(), why: "interrupted".into() }
+    Error::Incomplete { what: "the transfer".into(), why: "it was interrupted".into() }
+}
+
+/// Prints a size with a unit if that is exact, otherwise in bytes.
+fn exact(bytes: u64) -> String {
+    let text = units::bytes(bytes);
+    if text.contains('.') { format!("{bytes} bytes") } else { text }
 }
 
 /// Checks that a range lies in the namespace, and returns its end.
@@ -44,10 +51,16 @@ pub fn check_range(session: &Session, offset: u64, length: u64) -> Result<u64> {
 
 fn outside(session: &Session, offset: u64, length: u64) -> Error {
     let bytes = session.namespace().bytes();
-    Error::Invalid {
-        what: format!("{length} bytes at offset {offset}"),
-        why: format!("the namespace ends at {bytes}; give a smaller --offset or --length"),
-    }
+    let what = format!("--offset {}", exact(offset));
+    let why = match bytes.checked_sub(offset) {
+        None => format!("it is beyond the end of the namespace ({}); give less", exact(bytes)),
+        Some(room) => format!(
+            "the namespace has {} from there, less than the {} to transfer; give --length {room} or less, or a smaller --offset",
+            exact(room),
+            exact(length)
+        ),
+    };
+    Error::Invalid { what, why }
 }
 
 fn status(done: &Done, what: &str) -> Result<()> {
@@ -120,7 +133,8 @@ pub fn read_range(
 ///
 /// # Errors
 /// If the offset or the length is not a multiple of the block size, the range exceeds the namespace, a command fails, no path
-/// works, `input` fails, or `stop` is set. Bytes before the error may have been written.
+/// works, `input` fails, or `stop` is set. [`Error::Incomplete`] if the input is longer than the rest of the namespace, shorter
+/// than `length`, or ends within a block. Bytes before the error may have been written.
 pub fn write_range(
     session: &mut Session,
     offset: u64,
@@ -151,6 +165,7 @@ pub fn write_range(
     let length = length.unwrap_or(u64::MAX);
     let mut spare = Vec::new();
     let (mut written, mut ended, mut token) = (0_u64, false, 0);
+    let mut problem = None;
     while !ended || session.in_flight() > 0 {
         if stop.load(Ordering::Relaxed) {
             return Err(stopped());
@@ -168,9 +183,15 @@ pub fn write_range(
                 break;
             }
             if written + got as u64 > room {
-                return Err(outside(session, offset, written + got as u64));
+                problem = Some(format!("it is longer than the namespace's {} from the offset", exact(room)));
+            } else if !(got as u64).is_multiple_of(unit) {
+                let length = written + got as u64;
+                problem = Some(format!("its {length} bytes do not end at a block of {unit} bytes"));
             }
-            aligned("the length of the input", got as u64)?;
+            if problem.is_some() {
+                ended = true;
+                break;
+            }
             buffer.set_len(got);
             let blocks = (got as u64 / unit) as u32;
             let lba = (offset + written) / unit;
@@ -189,12 +210,17 @@ pub fn write_range(
             spare.extend(done.buffer);
         }
     }
-    if length != u64::MAX && written < length {
-        let why = format!("it ended after {written} of {length} bytes");
-        return Err(Error::Invalid { what: "the input".into(), why });
+    if problem.is_none() && length != u64::MAX && written < length {
+        problem = Some(format!("it ended before the {} of --length", exact(length)));
     }
     flush(session)?;
-    Ok(written)
+    match problem {
+        None => Ok(written),
+        Some(problem) => {
+            let why = format!("{problem}; {} were written", exact(written));
+            Err(Error::Incomplete { what: "the input".into(), why })
+        }
+    }
 }
 
 /// Makes all completed writes durable.

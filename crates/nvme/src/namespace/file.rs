@@ -58,7 +58,7 @@ impl Storage {
             }
             (_, Err(error)) => (Err(error), false),
         };
-        let file = file.map_err(|source| cannot_open(path, writable, source))?;
+        let file = file.map_err(|source| cannot_open(path, writable, block_device, source))?;
         let metadata = file.metadata().map_err(|source| os(path, "cannot read the size of", source))?;
         let invalid = |why: &str| Err(Error::Invalid { what: path.display().to_string(), why: why.into() });
         match (metadata.file_type().is_block_device(), metadata.is_file()) {
@@ -146,13 +146,21 @@ fn create(path: &Path, bytes: u64) -> Result<()> {
             }
             Ok(())
         }
-        Err(source) => Err(os(path, "cannot create", source)),
+        Err(source) => {
+            let what = format!("cannot create {} (its folder must exist and be writable)", path.display());
+            Err(Error::Os { what, source })
+        }
     }
 }
 
-fn cannot_open(path: &Path, writable: bool, source: std::io::Error) -> Error {
+fn cannot_open(path: &Path, writable: bool, block_device: bool, source: std::io::Error) -> Error {
     let remedy = match source.raw_os_error() {
+        Some(libc::ENOENT) if block_device => " (list block devices: lsblk)",
         Some(libc::ENOENT) => " (add ,size=SIZE to create a file)",
+        Some(libc::EISDIR) => {
+            let why = "it is a folder; name a file in it".into();
+            return Error::Invalid { what: path.display().to_string(), why };
+        }
         Some(libc::EACCES | libc::EPERM | libc::EROFS) if writable => " (add ,ro to serve it read-only)",
         Some(libc::EBUSY) => " (it is mounted or in use; unmount it)",
         _ => "",

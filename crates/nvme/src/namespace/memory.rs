@@ -6,6 +6,7 @@
 
 use crate::{Error, Result};
 use inlane_core::access::Access;
+use inlane_core::units;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -46,8 +47,12 @@ impl Memory {
         // SAFETY: a new mapping at an address that the kernel chooses.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, -1, 0) };
         if start == libc::MAP_FAILED {
-            let source = std::io::Error::last_os_error();
-            return Err(Error::Os { what: format!("cannot map {bytes} bytes of memory"), source });
+            let error = std::io::Error::last_os_error();
+            let why = format!("the system cannot map this much memory ({error}); give less");
+            return Err(Error::Environment {
+                what: format!("--namespace memory:{}", units::bytes(bytes)),
+                why,
+            });
         }
         // SAFETY: the range is the mapping. A refusal is harmless: the pages stay small.
         unsafe { libc::madvise(start, length, libc::MADV_HUGEPAGE) };

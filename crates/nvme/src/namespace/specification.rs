@@ -89,8 +89,11 @@ impl FromStr for Specification {
         let kind = match kind {
             "memory" => {
                 let bytes = units::parse_size(rest).map_err(|error| invalid(error.to_string()))?;
-                if bytes == 0 || !bytes.is_multiple_of(block_bytes.unwrap_or(512).into()) {
-                    return Err(invalid("the size must be a multiple of the block size and not 0".into()));
+                let block = block_bytes.unwrap_or(512);
+                if bytes == 0 || !bytes.is_multiple_of(block.into()) {
+                    return Err(invalid(format!(
+                        "give a multiple of {block} bytes, the block size, above 0"
+                    )));
                 }
                 Kind::Memory { bytes }
             }

@@ -163,7 +163,22 @@ impl Server {
     /// # Errors
     /// If the address is in use or cannot be used.
     pub fn bind(address: &ListenAddress, options: &SessionOptions) -> Result<Self> {
-        let failed = |source| Error::Os { what: format!("cannot listen on {address}"), source };
+        let failed = |source: io::Error| {
+            let remedy = match (source.kind(), address) {
+                (io::ErrorKind::AddrInUse, ListenAddress::Tcp(_)) => {
+                    " (another program listens there; choose another port)"
+                }
+                (io::ErrorKind::AddrInUse, ListenAddress::Unix(_)) => {
+                    " (another program listens there; choose another path)"
+                }
+                (io::ErrorKind::AddrNotAvailable, _) => {
+                    " (no interface of this machine has this address; list them: ip address)"
+                }
+                (io::ErrorKind::NotFound, _) => " (its folder does not exist; create it)",
+                _ => "",
+            };
+            Error::Os { what: format!("cannot listen on {address}{remedy}"), source }
+        };
         let listener = match address {
             ListenAddress::Tcp(address) => {
                 let listener = TcpListener::bind(address).map_err(failed)?;
@@ -171,7 +186,12 @@ impl Server {
                 Listener::Tcp(listener)
             }
             ListenAddress::Unix(path) => {
-                let is_socket = std::fs::metadata(path).is_ok_and(|file| file.file_type().is_socket());
+                let found = std::fs::metadata(path);
+                let is_socket = found.as_ref().is_ok_and(|file| file.file_type().is_socket());
+                if found.is_ok() && !is_socket {
+                    let why = "it exists and is not a socket; choose another path".into();
+                    return Err(Error::Invalid { what: format!("--listen {address}"), why });
+                }
                 if is_socket && UnixStream::connect(path).is_err() {
                     let _ = std::fs::remove_file(path);
                 }

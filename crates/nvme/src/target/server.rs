@@ -221,12 +221,25 @@ impl Hosts {
             Hosts::Listed(hosts) => Ok(Some(hosts.clone())),
             Hosts::File(path, others) => {
                 let text = std::fs::read_to_string(path).map_err(|source| Error::Os {
-                    what: format!("cannot read {}", path.display()),
+                    what: format!(
+                        "--hosts-file {}: it cannot be read; name a text file that you may read",
+                        path.display()
+                    ),
                     source,
                 })?;
-                let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-                let named = lines.filter(|line| !line.is_empty()).map(String::from);
-                Ok(Some(named.chain(others.iter().cloned()).collect()))
+                let mut named = others.clone();
+                for (line, number) in text.lines().zip(1..) {
+                    let nqn = line.split('#').next().unwrap_or_default().trim();
+                    if nqn.is_empty() {
+                        continue;
+                    }
+                    super::subsystem::check_nqn(nqn).map_err(|error| Error::Invalid {
+                        what: format!("--hosts-file {}, line {number}", path.display()),
+                        why: error.to_string(),
+                    })?;
+                    named.insert(nqn.into());
+                }
+                Ok(Some(named))
             }
         }
     }
@@ -364,7 +377,9 @@ fn listen(address: &SocketAddr) -> Result<TcpListener> {
     let os = |source: std::io::Error| {
         let remedy = match source.raw_os_error() {
             Some(libc::EADDRINUSE) => " (another program listens there; choose another port)",
-            Some(libc::EADDRNOTAVAIL) => " (no interface of this machine has this address)",
+            Some(libc::EADDRNOTAVAIL) => {
+                " (no interface of this machine has this address; list them: ip address)"
+            }
             Some(libc::EACCES) => " (ports below 1024 need privileges; choose a higher port)",
             _ => "",
         };
@@ -396,7 +411,13 @@ fn bind(core: Option<usize>) -> Result<()> {
     if outcome == 0 {
         return Ok(());
     }
-    Err(Error::Invalid { what: "--cores".into(), why: format!("this process may not use core {core}") })
+    let allowed = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let allowed = allowed.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let why = match allowed {
+        Some(list) => format!("this process may only use the cores {}", list.trim()),
+        None => "this process may not use it; choose another".into(),
+    };
+    Err(Error::Invalid { what: format!("--cores: core {core}"), why })
 }
 
 /// Raises the limit of open files as far as allowed. Returns the limit.

@@ -11,8 +11,8 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 /// The most clients at once. A process keeps one connection, and `status` one for its request.
 const MOST_CLIENTS: usize = 16384;
@@ -42,7 +42,7 @@ impl Control {
     /// Creates the control socket. Replaces the file of an engine that has ended.
     ///
     /// # Errors
-    /// If another engine listens there, or the file cannot be created.
+    /// If another engine listens there, the path is that of a file that is no socket, or the socket cannot be created.
     pub fn open(settings: &Settings) -> Result<Self> {
         let path = settings.socket.clone();
         let shown = path.display().to_string();
@@ -50,6 +50,7 @@ impl Control {
             let shown = shown.clone();
             move |error: rustix::io::Errno| Error::os(format!("{what} {shown}"))(error.into())
         };
+        check_replaceable(&path)?;
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)
                 .map_err(Error::os(format!("creating the folder {}", folder.display())))?;
@@ -107,6 +108,19 @@ impl Drop for Control {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }
+}
+
+/// Checks that the path of the control socket is free, or that of a socket. Other files are not replaced.
+fn check_replaceable(path: &Path) -> Result<()> {
+    let Ok(found) = path.symlink_metadata() else { return Ok(()) };
+    let kind = match found.file_type() {
+        kind if kind.is_socket() => return Ok(()),
+        kind if kind.is_dir() => "a folder",
+        kind if kind.is_symlink() => "a symbolic link",
+        _ => "a file",
+    };
+    let why = format!("it is {kind}, not a socket; choose another path");
+    Err(Error::Setting { what: format!("--socket {}", path.display()), why })
 }
 
 /// A request and who sent it.

@@ -25,23 +25,44 @@ struct Bench {
     _folder: tempfile::TempDir,
 }
 
+#[test]
+fn only_sockets_are_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("precious");
+    std::fs::write(&file, "contents").unwrap();
+    let mut settings = settings(&folder, 8);
+    settings.socket = file.clone();
+    let refused = Engine::open_on(settings.clone()).err().expect("a file is not replaced").to_string();
+    assert!(refused.contains("it is a file, not a socket"), "{refused}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "contents");
+    // The socket of an engine that was killed is replaced.
+    settings.socket = folder.path().join("old");
+    drop(std::os::unix::net::UnixListener::bind(&settings.socket).unwrap());
+    Engine::open_on(settings).unwrap();
+}
+
+/// Returns the settings of an engine on a port that discards everything.
+fn settings(folder: &tempfile::TempDir, sockets: usize) -> Settings {
+    Settings {
+        port: "null".into(),
+        addresses: vec![Prefix::parse("10.0.0.1/24").unwrap(), Prefix::parse("fd00::1/64").unwrap()],
+        gateways: Vec::new(),
+        loopback: true,
+        socket: folder.path().join("control"),
+        mode: 0o600,
+        mtu: 1500,
+        mac: Some(MAC),
+        buffer: 65536,
+        sockets_per_program: sockets,
+        spin: Duration::ZERO,
+        faults: Default::default(),
+    }
+}
+
 impl Bench {
     fn new(sockets: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let settings = Settings {
-            port: "null".into(),
-            addresses: vec![Prefix::parse("10.0.0.1/24").unwrap(), Prefix::parse("fd00::1/64").unwrap()],
-            gateways: Vec::new(),
-            loopback: true,
-            socket: folder.path().join("control"),
-            mode: 0o600,
-            mtu: 1500,
-            mac: Some(MAC),
-            buffer: 65536,
-            sockets_per_program: sockets,
-            spin: Duration::ZERO,
-            faults: Default::default(),
-        };
+        let settings = settings(&folder, sockets);
         Self { engine: Engine::open_on(settings).unwrap(), now: 0, _folder: folder }
     }
 

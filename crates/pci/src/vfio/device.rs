@@ -47,7 +47,7 @@ impl Device {
         }
         match sysfs.driver(address) {
             Some(driver) if driver == VFIO_DRIVER => {}
-            Some(driver) => return Err(Error::Held { address, driver }),
+            Some(driver) => return Err(Error::Held { address, driver, note: "" }),
             None => return Err(Error::NotAllowed { address }),
         }
         let group = Group::of(sysfs, address)?;

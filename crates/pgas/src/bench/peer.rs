@@ -50,7 +50,7 @@ fn parse(output: &str) -> Option<f64> {
 /// second. Its two processes run on the processors `pair`.
 ///
 /// # Errors
-/// [`Error::Os`] if ucx_perftest does not start, [`Error::Invalid`] if it prints no result.
+/// [`Error::Os`] if ucx_perftest does not start, [`Error::Failed`] if it prints no result.
 pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Result<f64> {
     static RUNS: AtomicU16 = AtomicU16::new(0);
     let program = &ucx.program;
@@ -83,7 +83,10 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
             }
         }
     }
-    Err(Error::invalid(format!("{}", program.display()), format!("no result for {size} bytes in: {output}")))
+    let last = output.lines().last().map(|line| format!("; its last line: {line}")).unwrap_or_default();
+    let what = format!("{} printed no bandwidth for {size} bytes", program.display());
+    let why = format!("check that --ucx is ucx_perftest{last}");
+    Err(Error::Failed { what, why })
 }
 
 /// Returns ucx_perftest's rates as a point.
