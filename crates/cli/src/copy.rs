@@ -57,21 +57,22 @@ Examples:
   inlane copy --from twin:0 --to twin:1 --sizes 64K..1M
 
   # To a BAR, with stores counted as issued and as delivered
-  inlane copy --from host --to pci:0000:00:04.0/bar2@0+1M --allow-bar-write \
+  inlane copy --from host --to pci:0000:00:04.0/bar2@0+1M --allow-bar-write \\
       --allow-bar-read --sizes 64..64K
 
   # A published experiment, on models of its accelerators
   inlane copy --published
 
 Exit status: 0 done; 1 a measurement or a check failed; 2 wrong usage or settings; 3 the machine is
-not ready (run 'inlane doctor' to see how to fix it).";
+not ready (run 'inlane doctor' to see how to fix it). Ctrl-C ends the run after the transfers in
+flight: it writes what was measured, with status 1.";
 
 /// Measures transfers between accelerators, host memory and BARs, checks the bytes, and explains the path
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES, override_usage = USAGE)]
 pub struct Copy {
     /// The source endpoint
-    #[arg(long, value_name = "ENDPOINT", requires = "to", required_unless_present_any = ["matrix", "published"])]
+    #[arg(long, value_name = "ENDPOINT", requires = "to")]
     from: Option<Endpoint>,
     /// The destination endpoint
     #[arg(long, value_name = "ENDPOINT", requires = "from")]
@@ -115,23 +116,24 @@ pub struct Copy {
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = count(1, 1000), help_heading = "Measurement")]
     repeats: usize,
     /// The duration of each repeat. A repeat makes at least one transfer
-    #[arg(long, default_value = "100ms", value_name = "TIME", value_parser = parse_duration, help_heading = "Measurement")]
+    #[arg(long, default_value = "100ms", value_name = "TIME", value_parser = parse_duration_above_zero, help_heading = "Measurement")]
     duration: Duration,
     /// The duration of the unmeasured warm-up
     #[arg(long, default_value = "20ms", value_name = "TIME", value_parser = parse_duration, help_heading = "Measurement")]
     warm_up: Duration,
     /// Size of the memory at each end. Transfers use its parts in turns, so that caches do not hold the data.
-    /// At least two transfers must fit
+    /// At least two of the largest transfer are allocated, but at most a third of a device's memory
     #[arg(long, default_value = "256M", value_name = "SIZE", value_parser = |text: &str| size(text, 0, LARGEST), help_heading = "Measurement")]
     rotate: usize,
     /// Do not measure the ceilings of the links
     #[arg(long, help_heading = "Measurement")]
     no_ceiling: bool,
 
-    /// The path to take, or auto for the one with the least calibrated time; several to compare them
+    /// Take this path; if it is unavailable, take the fastest other path and say why. auto takes the path with
+    /// the least calibrated time. Give several to compare them
     #[arg(long, default_value = "auto", value_name = "PATH,...", value_delimiter = ',', value_parser = parse_choice, help_heading = "Path")]
     path: Vec<PathChoice>,
-    /// Take this path, or fail
+    /// Take this path; if it is unavailable, fail
     #[arg(long, value_name = "PATH", conflicts_with_all = ["path", "without", "calibrate"], help_heading = "Path")]
     require: Option<Path>,
     /// Paths that auto must not take; --without p2p shows what a machine without peer access does
@@ -169,10 +171,10 @@ pub struct Copy {
     #[arg(long, default_value_t = SmTuning::default().channels, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Copies and staging by SMs")]
     sm_channels: u32,
     /// Threads per block, a multiple of 32
-    #[arg(long, default_value_t = SmTuning::default().threads, value_name = "N", value_parser = clap::value_parser!(u32).range(32..=1024), help_heading = "Copies and staging by SMs")]
+    #[arg(long, default_value_t = SmTuning::default().threads, value_name = "N", value_parser = threads, help_heading = "Copies and staging by SMs")]
     sm_threads: u32,
     /// The largest chunk, a multiple of 16 bytes
-    #[arg(long, default_value = "64K", value_name = "SIZE", value_parser = |text: &str| size(text, 16, LARGEST_CHUNK), help_heading = "Copies and staging by SMs")]
+    #[arg(long, default_value = "64K", value_name = "SIZE", value_parser = sm_chunk, help_heading = "Copies and staging by SMs")]
     sm_chunk: usize,
     /// Chunks in each channel's ring
     #[arg(long, default_value_t = SmTuning::default().slots, value_name = "N", value_parser = count(1, 1024), help_heading = "Copies and staging by SMs")]
@@ -195,8 +197,8 @@ pub struct Copy {
     /// Write the result as JSON to a file, or to standard output for -
     #[arg(long, value_name = "FILE|-", help_heading = "Output")]
     json: Option<String>,
-    /// Write the result as CSV to a file, one line per row
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    /// Write the result as CSV to a file, or to standard output for -, one line per row
+    #[arg(long, value_name = "FILE|-", help_heading = "Output")]
     csv: Option<std::path::PathBuf>,
     /// Draw bandwidth by size to an SVG file
     #[arg(long, value_name = "FILE", help_heading = "Output")]
@@ -281,6 +283,28 @@ fn size(text: &str, least: usize, most: usize) -> Result<usize, Error> {
         let (least, most) = (units::bytes(least as u64), units::bytes(most as u64));
         Error::invalid(format!("'{text}'"), format!("give {least} to {most}"))
     })
+}
+
+/// Parses the number of threads of a block, a multiple of 32.
+fn threads(text: &str) -> Result<u32, Error> {
+    let threads = text.parse().ok().filter(|threads| (32..=1024).contains(threads) && threads % 32 == 0);
+    threads.ok_or_else(|| Error::invalid(format!("'{text}'"), "give a multiple of 32 from 32 to 1024"))
+}
+
+/// Parses the size of a chunk that SMs copy, a multiple of 16 bytes.
+fn sm_chunk(text: &str) -> Result<usize, Error> {
+    match size(text, 16, LARGEST_CHUNK)? {
+        bytes if bytes % 16 == 0 => Ok(bytes),
+        _ => Err(Error::invalid(format!("'{text}'"), "give a multiple of 16 bytes")),
+    }
+}
+
+/// Parses a duration above zero, of at most an hour.
+fn parse_duration_above_zero(text: &str) -> Result<Duration, Error> {
+    match parse_duration(text)? {
+        time if time.is_zero() => Err(Error::invalid(format!("'{text}'"), "give a time above zero")),
+        time => Ok(time),
+    }
 }
 
 /// Parses a duration of at most an hour.

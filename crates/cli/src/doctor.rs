@@ -37,7 +37,10 @@ Examples:
 States:
   ok         works
   degraded   works, but slower than it could or without some feature
-  missing    features that need it cannot run; everything else can";
+  missing    features that need it cannot run; everything else can
+
+Exit status: 0 done, also if parts are missing; 2 wrong usage or settings; 3 a part that --require
+names is missing, or the result cannot be written.";
 
 /// Checks what inlane can use on this machine, and shows how to fix the rest
 ///
@@ -46,7 +49,7 @@ States:
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Run these checks only [default: all]
+    /// Run these checks only, separated by blanks [default: all]
     #[arg(value_name = "CHECK")]
     only: Vec<Name>,
     /// Exit with status 3 if one of these parts is missing

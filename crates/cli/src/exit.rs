@@ -25,9 +25,14 @@ pub fn text(error: &anyhow::Error) -> String {
     whole.unwrap_or_default()
 }
 
-/// Prints the error to standard error. Returns the exit status for its class.
-pub fn report(error: &anyhow::Error) -> u8 {
-    crate::print_to_stderr(format_args!("inlane: {}", text(error)));
+/// Prints the error to standard error. Returns the exit status for its class. `origins` lists the flags that a
+/// settings file or a variable set. If the message names such a flag, a second line names its file or variable.
+pub fn report(error: &anyhow::Error, origins: &[(String, String)]) -> u8 {
+    let text = text(error);
+    crate::print_to_stderr(format_args!("inlane: {text}"));
+    for (flag, place) in origins.iter().filter(|(flag, _)| names(&text, flag)) {
+        crate::print_to_stderr(format_args!("inlane: {flag} was set by {place}"));
+    }
     let class = error.chain().find_map(|cause| {
         if cause.is::<NotReady>() {
             return Some(Class::Environment);
@@ -70,13 +75,55 @@ pub fn unparsed(error: &clap::Error, origins: &[(String, String)]) -> u8 {
     }
     let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let text = if coloured { error.render().ansi().to_string() } else { error.render().to_string() };
-    crate::print_to_stderr(in_plain_words(&text).trim_end());
+    match refused_value(error) {
+        Some(why) => crate::print_to_stderr(format_args!("inlane: {}", why.trim_end())),
+        None => crate::print_to_stderr(in_plain_words(&text).trim_end()),
+    }
     let flag = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
     let flag = flag.split([' ', '=']).next().unwrap_or_default();
     for (_, place) in origins.iter().filter(|(name, _)| name == flag) {
         crate::print_to_stderr(format_args!("inlane: {flag} was set by {place}"));
     }
     2
+}
+
+/// Returns true if the text contains the flag, and not only as the start of a longer flag.
+fn names(text: &str, flag: &str) -> bool {
+    text.match_indices(flag).any(|(at, _)| {
+        let next = text[at + flag.len()..].chars().next();
+        !next.is_some_and(|next| next.is_alphanumeric() || next == '-')
+    })
+}
+
+/// Returns the message for a refused value of a flag, in the form of inlane's own messages. Returns `None` for
+/// other errors.
+fn refused_value(error: &clap::Error) -> Option<String> {
+    if error.kind() != clap::error::ErrorKind::ValueValidation {
+        return None;
+    }
+    let argument = error.get(ContextKind::InvalidArg)?.to_string();
+    let flag = argument.split([' ', '=', '[']).next().filter(|flag| flag.starts_with('-'))?;
+    let value = error.get(ContextKind::InvalidValue)?.to_string();
+    let why = std::error::Error::source(error)?.to_string();
+    Some(in_plain_words(&without_repeats(flag, &value, &why)))
+}
+
+/// Joins a flag, its refused value and the reason. The reason may begin with the value, with the name of the
+/// value's kind, or with the flag.
+fn without_repeats(flag: &str, value: &str, why: &str) -> String {
+    let given = format!("{flag} {value}");
+    let quoted = format!("'{value}'");
+    if why.starts_with(&format!("{given}: ")) {
+        return why.into();
+    }
+    match why.split_once(&quoted) {
+        // "'8': give 16 B to 1 GiB", "path 'nvlink': choose bar"
+        Some((kind, rest)) if rest.starts_with(": ") && !kind.contains(':') => format!("{given}{rest}"),
+        // "'x' is not a size", "endpoint: 'x' is not a PCI BAR"
+        Some((kind, rest)) if kind.is_empty() || kind.ends_with(": ") => format!("{flag}: {quoted}{rest}"),
+        Some(_) => format!("{flag}: {why}"),
+        None => format!("{given}: {why}"),
+    }
 }
 
 /// Rewords messages of Rust's number parser and of clap, which use terms of the language Rust.
@@ -108,7 +155,31 @@ pub fn with(status: u8) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use super::in_plain_words;
+    use super::{in_plain_words, names, without_repeats};
+
+    #[test]
+    fn a_refused_value_is_named_once() {
+        for (flag, value, why, text) in [
+            ("--on", "fpga", "--on fpga: write cpu", "--on fpga: write cpu"),
+            ("--path", "foo", "path 'foo': choose bar", "--path foo: choose bar"),
+            ("--to", "pci:x", "endpoint: 'pci:x' is not a BAR", "--to: 'pci:x' is not a BAR"),
+            ("--rate", "x", "'x' is not a rate: write 10G", "--rate: 'x' is not a rate: write 10G"),
+            ("--load", "0", "give percentages", "--load 0: give percentages"),
+            ("--sizes", "4K,z", "'z' is not a size", "--sizes 4K,z: 'z' is not a size"),
+        ] {
+            assert_eq!(without_repeats(flag, value, why), text);
+        }
+        assert_eq!(
+            in_plain_words(&without_repeats("--pes", "0", "0 is not in 1..=64")).trim(),
+            "--pes 0: give 1 to 64"
+        );
+    }
+
+    #[test]
+    fn a_flag_is_found_as_a_whole_word() {
+        assert!(names("--burst 0: give 1", "--burst") && names("give --burst", "--burst"));
+        assert!(!names("--sm-slots 0", "--slots") && !names("--mover-from 1", "--mover"));
+    }
 
     #[test]
     fn the_phrases_of_parsers_are_replaced() {

@@ -145,6 +145,9 @@ impl Forward {
             document.notes.push("the reader of standard output closed the pipe, which ended the run".into());
             failure = None;
         }
+        if outcome.result.rx.packets == 0 && !control.stopping() && failure.is_none() {
+            document.notes.extend(why_no_packets(config));
+        }
         let wrong = |found: &&Verification| found.failed() || found.received_nothing();
         if let Some(verification) = outcome.result.verification.as_ref().filter(wrong) {
             failure.get_or_insert(inlane_forward::Error::Verification(describe(verification)));
@@ -155,6 +158,16 @@ impl Forward {
         }
         document.results.push(outcome.result);
         Ok((document, failure))
+    }
+}
+
+/// Returns a note for a run without packets, if its source explains it.
+fn why_no_packets(config: &Config) -> Option<String> {
+    let Route::OneWay { rx, .. } = &config.route else { return None };
+    match rx.split_once(':')? {
+        ("pcap", _) => Some(format!("{rx} holds no packets")),
+        ("ring", name) if !name.contains("prime=") => Some(format!("{rx} holds no packets; add prime=N")),
+        _ => None,
     }
 }
 

@@ -20,6 +20,9 @@ mod topo;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io::{self, Write};
 use std::process::ExitCode;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
 /// Moves bytes between network, host memory, accelerators and other machines over the fastest path of this
 /// machine, and shows why that path is the fastest.
@@ -64,7 +67,7 @@ fn main() -> ExitCode {
     let expanded = settings::expand(&Cli::command(), std::env::args_os().collect(), &environment);
     let settings::Expanded { arguments, origins } = match expanded {
         Ok(expanded) => expanded,
-        Err(error) => return exit::with(exit::report(&error.into())),
+        Err(error) => return exit::with(exit::report(&error.into(), &[])),
     };
     let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
@@ -84,7 +87,7 @@ fn main() -> ExitCode {
     };
     exit::with(match outcome {
         Ok(()) => 0,
-        Err(error) => exit::report(&error),
+        Err(error) => exit::report(&error, &origins),
     })
 }
 
@@ -108,10 +111,33 @@ fn show_warnings() {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
-        .with_target(false)
-        .without_time()
         .with_ansi(false)
+        .event_format(LogLine)
         .init();
+}
+
+/// The form of log lines: that of the command's own messages, such as `inlane: warning: the link is down`.
+struct LogLine;
+
+impl<S, N> FormatEvent<S, N> for LogLine
+where
+    S: tracing::Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &tracing::Event<'_>,
+    ) -> std::fmt::Result {
+        let level = match *event.metadata().level() {
+            tracing::Level::WARN => "warning".into(),
+            level => level.to_string().to_lowercase(),
+        };
+        write!(writer, "inlane: {level}: ")?;
+        context.format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
+    }
 }
 
 /// Writes the text that `write` produces to standard output.

@@ -57,6 +57,9 @@ pub fn man(args: &ManArgs) -> anyhow::Result<()> {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
     if let Some(directory) = &args.directory {
+        if directory.exists() && !directory.is_dir() {
+            return Err(NotReady(format!("{} is a file; name a directory", directory.display())).into());
+        }
         return write_all(command, directory).map_err(|error| {
             let directory = directory.display();
             NotReady(format!("cannot write manual pages to {directory}: {error}; name another directory"))
@@ -66,7 +69,8 @@ pub fn man(args: &ManArgs) -> anyhow::Result<()> {
     let mut page = &command;
     for name in &args.command {
         page = page.find_subcommand(name).ok_or_else(|| {
-            let why = "there is no such command; run 'inlane --help' for a list";
+            let parent = page.get_bin_name().unwrap_or("inlane");
+            let why = format!("there is no such command; run '{parent} --help' for a list");
             inlane_core::Error::invalid(format!("man {}", args.command.join(" ")), why)
         })?;
     }

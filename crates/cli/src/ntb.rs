@@ -15,18 +15,36 @@ use inlane_core::units;
 use inlane_pgas::launch::{Job, MoverChoice};
 use std::ffi::OsString;
 
+const FAULTS: &str = "\
+Faults (P is a probability from 0 to 1):
+  delay=TIME    stores and doorbells arrive later by this time
+  reorder       pieces of stores between two fences arrive in random order
+  torn          stores arrive in pieces of 8 bytes instead of 64
+  lose=P        a doorbell is lost
+  duplicate=P   a doorbell rings twice
+  early=P       a doorbell overtakes the stores before it
+  stale=P       a scratchpad keeps its old value for 3 ms after a write
+  flap=TIME     the link fails for 2 ms, at this mean interval
+  die=STEP      the PE is killed at a step: attach, hello, ready, connected, request, reply,
+                notify, quiet or sleep
+  seed=N        seed of the random choices (1)";
+
 /// Runs OpenSHMEM programs that communicate over PCIe windows; measures and checks the windows
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  inlane ntb run -n 4 -- ./program        four PEs over the twin
+  inlane ntb run -n 4 -- ./program        four PEs over the twin, a software model of a bridge
   inlane ntb run -n 2 --faults delay=20us,reorder,torn -- ./program
                                           the same with a faulty link
   inlane ntb info                         the back-end, its capabilities and thresholds
   inlane ntb bench --svg figure.svg       bandwidth against size by completion mode
   inlane ntb bench --ucx $(which ucx_perftest)
                                           beside UCX's shared-memory put
-  inlane ntb check --ivshmem 0000:00:01.0 in each of two virtual machines that share the device")]
+  inlane ntb check --ivshmem 0000:00:01.0 in each of two virtual machines that share the device
+
+Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
+(run 'inlane doctor' to see how to fix it).
+'ntb run' exits as its program does. Ctrl-C ends a measurement without a result.")]
 pub struct Ntb {
     #[command(subcommand)]
     command: NtbCommand,
@@ -47,6 +65,7 @@ enum NtbCommand {
 /// Exits with the status of the first PE that fails, or 128 + n if signal n killed it. The other PEs are
 /// ended then.
 #[derive(Args)]
+#[command(after_help = FAULTS)]
 struct Run {
     /// Number of processing elements (PEs)
     #[arg(short = 'n', long = "pes", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -57,8 +76,7 @@ struct Run {
     /// How waits end: poll, interrupt or adaptive
     #[arg(long, value_name = "MODE", default_value_t = CompletionMode::Adaptive)]
     completion: CompletionMode,
-    /// Faults to inject, joined by commas: delay=50us, reorder, torn, lose=0.1, duplicate=0.1, early=0.1,
-    /// stale=0.1, flap=20ms, die=STEP, seed=1
+    /// Faults to inject, joined by commas, such as delay=50us,reorder; the list is below
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
     faults: String,
     /// Inject the faults at this PE only

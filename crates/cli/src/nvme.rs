@@ -23,7 +23,10 @@ Examples:
   inlane nvme bench 10.0.0.2 --rw randread --bs 4k --iodepth 32 --numjobs 4 --duration 10s
                                           measure random reads
   inlane nvme export nbd 10.0.0.2 --listen unix:/tmp/disk.sock
-                                          give any program a block device")]
+                                          give any program a block device
+
+Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
+(run 'inlane doctor' to see how to fix it).")]
 pub struct Nvme {
     #[command(subcommand)]
     command: NvmeCommand,

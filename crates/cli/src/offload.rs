@@ -16,8 +16,12 @@ Examples:
                                           the engine, on a kernel interface
   inlane offload run -- redis-server --bind 10.0.0.1
                                           a program whose sockets the engine runs
-  inlane offload status                   sockets, rates, retransmissions; what stayed with the kernel
-  inlane offload status --watch 1s        the same, every second")]
+  inlane offload status                   sockets, rates, retransmissions
+  inlane offload status --watch 1s        the same, every second
+
+Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
+(run 'inlane doctor' to see how to fix it).
+'offload run' exits as its program does.")]
 pub struct Offload {
     #[command(subcommand)]
     command: OffloadCommand,

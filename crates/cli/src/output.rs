@@ -20,13 +20,19 @@ impl Output {
     /// Opens the output files. Call this before the run, so that a run does not start if its result cannot be
     /// written. The command's duration starts here.
     ///
-    /// If `json` is `-`, the JSON goes to standard output and replaces the text.
+    /// If `json` or `csv` is `-`, it goes to standard output and replaces the text.
     ///
     /// # Errors
     /// If a file cannot be opened for writing, or two outputs go to one file.
     pub fn open(json: Option<&str>, csv: Option<&Path>, svg: Option<&Path>) -> anyhow::Result<Self> {
-        let files: Vec<&Path> =
-            json.filter(|file| *file != "-").map(Path::new).into_iter().chain(csv).chain(svg).collect();
+        let is_stdout = |file: &Path| file.as_os_str() == "-";
+        let (json_to_stdout, csv_to_stdout) = (json == Some("-"), csv.is_some_and(is_stdout));
+        if json_to_stdout && csv_to_stdout {
+            let why = "is the output of --json and of --csv; name two files";
+            return Err(inlane_core::Error::invalid("standard output", why).into());
+        }
+        let texts = json.map(Path::new).into_iter().chain(csv).filter(|file| !is_stdout(file));
+        let files: Vec<&Path> = texts.chain(svg).collect();
         for (index, file) in files.iter().enumerate() {
             if files[..index].iter().any(|earlier| same_file(file, earlier)) {
                 let why = "two outputs would go to this file; name two files";
@@ -35,9 +41,11 @@ impl Output {
         }
         Ok(Self {
             json: json.map(Target::open).transpose()?,
-            csv: csv.map(Target::file).transpose()?,
+            csv: csv
+                .map(|file| if csv_to_stdout { Target::open("-") } else { Target::file(file) })
+                .transpose()?,
             svg: svg.map(Target::file).transpose()?,
-            text: json != Some("-"),
+            text: !json_to_stdout && !csv_to_stdout,
             start: Start::now(),
         })
     }

@@ -104,8 +104,8 @@ pub fn expand(
         if let Some(value) = variable(&name) {
             set.push(long.to_string());
             if !given(long) {
-                push(&mut extra, argument, long, &toml::Value::String(value))
-                    .map_err(|why| invalid(name.clone(), why))?;
+                push(&mut extra, argument, long, &toml::Value::String(value.clone()))
+                    .map_err(|why| invalid(format!("{name}={value}"), why))?;
                 origins.push((format!("--{long}"), format!("the environment variable {name}")));
             }
         }
@@ -145,7 +145,13 @@ pub fn expand(
 /// file, which may be very long.
 fn one_line(error: &toml::de::Error, text: &str) -> String {
     let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-    format!("line {}: {}", before.matches('\n').count() + 1, error.message().replace('\n', ", "))
+    let line = before.matches('\n').count() + 1;
+    match error.span().and_then(|span| text.get(span)) {
+        Some(key) if error.message() == "duplicate key" && key.len() < 80 => {
+            format!("line {line}: '{key}' is set twice")
+        }
+        _ => format!("line {line}: {}", error.message().replace('\n', ", ")),
+    }
 }
 
 fn invalid(what: String, why: impl Into<String>) -> Error {
@@ -319,6 +325,12 @@ mod tests {
         let all = expand(&command(), vec!["inlane".into(), "forward".into()], &environment).unwrap();
         let origin = ("--burst".into(), "the environment variable INLANE_FORWARD_BURST".into());
         assert_eq!(all.origins, [origin]);
+    }
+
+    #[test]
+    fn a_key_that_is_set_twice_is_named() {
+        let error = expanded("[forward]\nburst = 1\nburst = 2\n", &[], &[]).unwrap_err().to_string();
+        assert!(error.ends_with("line 3: 'burst' is set twice"), "{error}");
     }
 
     #[test]

@@ -27,7 +27,10 @@ Columns:
   ceiling   payload rate of the slowest link between the device and the root, one way, for
             packets with 256 bytes of payload
   node      NUMA node
-  group     IOMMU group";
+  group     IOMMU group
+
+Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
+(run 'inlane doctor' to see how to fix it).";
 
 /// Shows the PCI devices, links and memory nodes of this machine
 #[derive(clap::Args)]

@@ -58,7 +58,9 @@ pub fn open_path(path: Path, from: &Device, to: &Device, options: &PathOptions) 
 }
 
 fn unavailable(path: Path, from: &Device, to: &Device, why: &str) -> Error {
-    Error::device_usage(format!("path {path} from {} to {}", from.endpoint(), to.endpoint()), why)
+    let (from, to) = (from.endpoint(), to.endpoint());
+    let why = format!("{why}; see the available paths: inlane copy --list --from {from} --to {to}");
+    Error::device_usage(format!("path {path} from {from} to {to}"), why)
 }
 
 /// Opens DPDK's software DMA device. inlane drives no hardware engine that copies from host memory to host

@@ -46,9 +46,14 @@ impl PacketFunction {
             Some((name, settings)) => (name, settings),
             None => (text, ""),
         };
-        let builtin = builtins::find(name).ok_or_else(|| Error::Unknown {
-            name: name.into(),
-            known: builtins::names().collect::<Vec<_>>().join(", "),
+        let builtin = builtins::find(name).ok_or_else(|| match name.contains(['.', '/']) {
+            true => Error::File {
+                path: name.into(),
+                why: "the name of a file with your own packet function must end with .cu".into(),
+            },
+            false => {
+                Error::Unknown { name: name.into(), known: builtins::names().collect::<Vec<_>>().join(", ") }
+            }
         })?;
         let image = (builtin.settings)(settings).map_err(|why| Error::Settings {
             name: name.into(),

@@ -89,7 +89,8 @@ impl Copy {
         failures: &mut Failures,
     ) -> Result<(), Error> {
         let (Some(from), Some(to)) = (&self.from, &self.to) else {
-            return Err(Error::invalid("--from and --to", "give both"));
+            let why = "give --from and --to, --matrix or --published; 'inlane copy --help' has examples";
+            return Err(Error::invalid("no endpoint is named", why));
         };
         let devices = self.open(&[from.clone(), to.clone(), Endpoint::Host])?;
         let (from, to, host) = (&devices[0], &devices[1], &devices[2]);

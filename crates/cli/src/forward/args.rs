@@ -72,7 +72,7 @@ Examples:
 INLANE_LOG=debug shows DPDK's own messages.
 
 Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
-(run 'inlane doctor' to see how to fix it).";
+(run 'inlane doctor' to see how to fix it). Ctrl-C ends the run with its result and status 0.";
 
 /// Receives packets, runs a packet function on them, and sends them
 #[derive(Args, Debug)]
@@ -99,10 +99,10 @@ pub struct Forward {
 #[command(next_help_heading = "Ports")]
 pub(super) struct PortArgs {
     /// Receive from this port
-    #[arg(long, value_name = "PORT", required_unless_present_any = ["between", "list_functions"], conflicts_with = "between")]
+    #[arg(long, value_name = "PORT", conflicts_with = "between")]
     pub(super) rx: Option<String>,
     /// Send to this port. Repeat the flag for more ports, which verdicts can choose by number
-    #[arg(long, value_name = "PORT", requires = "rx")]
+    #[arg(long, value_name = "PORT", conflicts_with = "between")]
     pub(super) tx: Vec<String>,
     /// Forward between two ports, both ways
     #[arg(long, num_args = 2, value_names = ["PORT", "PORT"])]
@@ -111,8 +111,8 @@ pub(super) struct PortArgs {
     #[arg(long, value_name = "BYTES")]
     pub(super) size: Option<u64>,
     /// Offer packets at this rate, in bits/s of frames (10G), line rate (10GbE) or packets/s (1.5Mpps). A
-    /// generator that falls behind sends its packets late and drops none
-    #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
+    /// generator that falls behind sends its packets late and drops none [default: as fast as possible]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true, value_parser = units::parse_rate)]
     pub(super) rate: Option<units::Rate>,
     /// Play a capture at this pace
     #[arg(long, value_enum, default_value_t = PlayPace::Full, value_name = "PACE")]
@@ -123,8 +123,8 @@ pub(super) struct PortArgs {
     /// Write the sent packets to this capture file, too
     #[arg(long, value_name = "FILE")]
     pub(super) capture: Option<PathBuf>,
-    /// Inject faults into the received packets: drop=P,duplicate=P,reorder=P,corrupt=P,delay=TIME,seed=N (P
-    /// is 1% or 0.01)
+    /// Inject faults into the received packets: drop=P, duplicate=P, corrupt=P, reorder=P:N (behind N later
+    /// packets), delay=P:TIME, seed=N, joined by commas. P is a probability, 1% or 0.01
     #[arg(long, value_name = "FAULTS")]
     pub(super) faults: Option<String>,
 }
@@ -145,17 +145,17 @@ pub(super) struct FunctionArgs {
     /// Use this control flow: single or split; on a GPU also persistent, stream or graph; or auto to try them
     #[arg(long, default_value = "single", value_name = "METHOD|auto")]
     pub(super) method: Choice,
-    /// With --method auto: choose the method, burst and flush time for this goal
+    /// With --method auto: choose the method, burst and flush time for this goal [default: throughput]
     #[arg(long, value_enum, conflicts_with = "max_latency", value_name = "GOAL")]
     pub(super) goal: Option<Goal>,
     /// With --method auto: choose the highest rate at which 99 % of packets take at most this time from
     /// receive to send
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     pub(super) max_latency: Option<Duration>,
-    /// With --method split on the CPU: use this many worker threads; 0 means one
+    /// With --method split on the CPU: use this many worker threads, up to 64; 0 means one
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(super) workers: usize,
-    /// Spend this extra time on each packet
+    /// Spend this extra time on each packet, at most 1ms
     #[arg(long, default_value = "0", value_name = "TIME", value_parser = units::parse_time)]
     pub(super) work: Duration,
 }
@@ -204,16 +204,16 @@ pub(super) struct GpuArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Pipeline")]
 pub(super) struct PipelineArgs {
-    /// The largest number of packets in a burst
+    /// The largest number of packets in a burst, 1 to 1024
     #[arg(long, default_value_t = 64, value_name = "N")]
     pub(super) burst: usize,
     /// Let a partial burst wait this long for more packets
     #[arg(long, default_value = "0", value_name = "TIME", value_parser = units::parse_time)]
     pub(super) flush: Duration,
-    /// Slots of the burst ring, a power of two
+    /// Slots of the burst ring, a power of two from 2 to 65536
     #[arg(long, default_value_t = 64, value_name = "N")]
     pub(super) slots: usize,
-    /// The number of pipelines. Each has a receive queue and threads of its own
+    /// The number of pipelines, 1 to 64. Each has a receive queue and threads of its own
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub(super) pipelines: u16,
     /// What to do if the ring or the transmit port is full
@@ -223,10 +223,10 @@ pub(super) struct PipelineArgs {
     /// send, then the workers. 'none' pins no thread [default: chosen by inlane]
     #[arg(long, value_name = "LIST|none")]
     pub(super) cores: Option<String>,
-    /// Packet buffers per pipeline; 0 chooses
+    /// Packet buffers per pipeline, from four bursts to 4M; 0 chooses
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(super) buffers: usize,
-    /// Data room: the bytes that a packet buffer can hold
+    /// Data room: the bytes that a packet buffer can hold, 64 to 128K
     #[arg(long, default_value = "2K", value_name = "SIZE", value_parser = units::parse_size)]
     pub(super) room: u64,
     /// Keep root's privileges. By default, a run that needed root for its ports continues as the user who
@@ -244,7 +244,7 @@ pub(super) struct RunArgs {
     pub(super) duration: Option<Duration>,
     /// End after this many packets per pipeline, or after 'all' packets of a capture or of a generator that
     /// ends
-    #[arg(long, value_name = "N|all")]
+    #[arg(long, value_name = "N|all", allow_negative_numbers = true)]
     pub(super) packets: Option<String>,
 }
 
@@ -255,7 +255,8 @@ pub(super) struct ExperimentArgs {
     /// Find the highest rate without loss. Each trial takes --duration; RFC 2544 asks for 60s
     #[arg(long, conflicts_with_all = ["rate", "load"])]
     pub(super) zero_loss: bool,
-    /// Measure latency at these percentages of the highest rate without loss
+    /// Measure latency at these percentages of the highest rate without loss. Without a value:
+    /// 10,30,50,70,80,90,95,100
     #[arg(long, value_delimiter = ',', value_name = "PERCENT,...", num_args = 0.., value_parser = percent, default_missing_value = "10,30,50,70,80,90,95,100")]
     pub(super) load: Option<Vec<f64>>,
     /// Run once for each value of a flag: burst=16,32,64 or burst=16..64 (doubling) or method=all. Repeat the
@@ -266,10 +267,10 @@ pub(super) struct ExperimentArgs {
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(super) repeats: u32,
     /// Run a competing job on the same GPU, or with --on cpu on the same cores, and report what each costs
-    /// the other
+    /// the other. --compete alone means --compete=compute
     #[arg(long, value_enum, default_value_t = Compete::None, default_missing_value = "compute", num_args = 0..=1, require_equals = true, value_name = "JOB")]
     pub(super) compete: Compete,
-    /// Measure the latency of each stage
+    /// Measure the latency of each stage of a pipeline (queue, process, send) and in total
     #[arg(long)]
     pub(super) stages: bool,
     /// Skip the baseline: a short run from the same source without the packet function. Sweeps and repeats
@@ -285,8 +286,8 @@ pub(super) struct OutputArgs {
     /// Write the result as JSON to a file, or to standard output for -
     #[arg(long, value_name = "FILE|-")]
     pub(super) json: Option<String>,
-    /// Write the result as CSV to a file, one line per run
-    #[arg(long, value_name = "FILE")]
+    /// Write the result as CSV to a file, or to standard output for -, one line per run
+    #[arg(long, value_name = "FILE|-")]
     pub(super) csv: Option<PathBuf>,
     /// Draw rate and latency to an SVG file, against the first swept number or the offered load
     #[arg(long, value_name = "FILE")]

@@ -16,19 +16,27 @@ impl Forward {
     pub(super) fn config(&self) -> anyhow::Result<Config> {
         let route = match (&self.ports.between, &self.ports.rx) {
             (Some(between), _) => Route::Between(between[0].clone(), between[1].clone()),
-            (None, Some(rx)) => Route::OneWay { rx: rx.clone(), tx: self.ports.tx.clone() },
-            (None, None) => unreachable!("clap requires one of them"),
+            (None, Some(rx)) if !self.ports.tx.is_empty() => {
+                Route::OneWay { rx: rx.clone(), tx: self.ports.tx.clone() }
+            }
+            (None, rx) => {
+                let what = match (rx, self.ports.tx.is_empty()) {
+                    (Some(_), _) => "--tx is missing",
+                    (None, false) => "--rx is missing",
+                    (None, true) => "no port is named",
+                };
+                let why = "give --rx and --tx, or --between; 'inlane forward --help' has examples";
+                return Err(inlane_forward::Error::config(what, why).into());
+            }
         };
         let mut config = Config::new(route);
         config.function = self.function.function.clone();
         if matches!(self.function.method, Choice::Method(_))
             && (self.function.goal.is_some() || self.function.max_latency.is_some())
         {
-            return Err(inlane_forward::Error::config(
-                "--goal and --max-latency",
-                "need --method auto; add it, or leave them out",
-            )
-            .into());
+            let flag = if self.function.goal.is_some() { "--goal" } else { "--max-latency" };
+            let why = "needs --method auto; add it, or leave this flag out";
+            return Err(inlane_forward::Error::config(flag, why).into());
         }
         let method = match self.function.method {
             Choice::Method(method) => method,

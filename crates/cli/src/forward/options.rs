@@ -16,7 +16,13 @@ impl std::str::FromStr for Choice {
     type Err = inlane_forward::Error;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == "auto" { Ok(Choice::Auto) } else { text.parse().map(Choice::Method) }
+        if text == "auto" {
+            return Ok(Choice::Auto);
+        }
+        text.parse().map(Choice::Method).map_err(|_| {
+            let why = "choose single or split, or on a GPU also persistent, stream or graph, or auto";
+            inlane_forward::Error::config(format!("--method {text}"), why)
+        })
     }
 }
 
@@ -93,7 +99,7 @@ pub(super) fn percent(text: &str) -> Result<f64, &'static str> {
     text.parse()
         .ok()
         .filter(|share| (0.01..=100.0).contains(share))
-        .ok_or("must be a percentage from 0.01 to 100; above 100 packets would be lost")
+        .ok_or("give percentages from 0.01 to 100")
 }
 
 /// Parses the value of `--duration`, which is above zero.

@@ -41,7 +41,7 @@ pub(super) fn check(forward: &Forward, route: &Route, arguments: &[OsString]) ->
         tx.into_iter().filter_map(capture).map(|file| ("--tx", file)).collect();
     outputs.extend(forward.ports.capture.clone().map(|file| ("--capture", file)));
     outputs.extend(output.json.as_ref().filter(|file| *file != "-").map(|file| ("--json", file.into())));
-    outputs.extend(output.csv.clone().map(|file| ("--csv", file)));
+    outputs.extend(output.csv.clone().filter(|file| !is_stdout(file)).map(|file| ("--csv", file)));
     outputs.extend(output.svg.clone().map(|file| ("--svg", file)));
     for (index, (flag, file)) in outputs.iter().enumerate() {
         for (other, input) in &inputs {

@@ -6,6 +6,7 @@ use crate::interface::{self, Interface};
 use crate::spec::EthSpec;
 use crate::xdp::{Program, Refusal};
 use inlane_core::privileges::Capability;
+use std::path::Path;
 
 /// The alignment of slots in a packet socket's ring: the kernel's `TPACKET_ALIGNMENT`.
 const SLOT_ALIGNMENT: u32 = 16;
@@ -159,7 +160,11 @@ pub(super) fn tap(spec: &EthSpec, interface: &str, fixed_mac: bool) -> Result<Pl
         return Err(Error::Busy {
             port: spec.text.clone(),
             what: format!("the name {interface}"),
-            remedy: format!("choose another, or remove that interface: ip link delete {interface}"),
+            // Only a tap may be left over from an earlier run. The machine may need any other interface.
+            remedy: match Path::new("/sys/class/net").join(interface).join("tun_flags").exists() {
+                true => format!("choose another, or remove that tap: ip link delete {interface}"),
+                false => "choose another".into(),
+            },
         });
     }
     need(spec, &[Capability::NetAdmin], "make a network interface", "cap_net_admin+ep")?;

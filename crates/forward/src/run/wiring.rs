@@ -5,7 +5,7 @@ use super::wrappers::Wrappers;
 use crate::config::{Config, Route};
 use crate::error::{Error, Result};
 use crate::pipeline::Pipeline;
-use inlane_core::{Pool, Port};
+use inlane_core::{Pool, Port, units};
 use inlane_ports::wrap::fault;
 use std::sync::Arc;
 
@@ -75,7 +75,9 @@ pub(super) fn connect(
         let receives = directions.iter().position(|direction| direction.rx == index);
         let sends: usize = directions.iter().map(|d| d.tx.iter().filter(|&&tx| tx == index).count()).sum();
         if queues > port.info().max_queues {
-            let why = format!("port {} has at most {} queues", port.info().name, port.info().max_queues);
+            let most = port.info().max_queues;
+            let queues_of_port = units::counted(most.into(), "queue");
+            let why = format!("{} has {queues_of_port}; give --pipelines {most} or less", port.info().name);
             return Err(Error::config(format!("--pipelines {queues}"), why));
         }
         if queues > 1 && receives.is_some() && !port.info().spreads_flows {

@@ -123,7 +123,7 @@ impl Traffic {
         } else if traffic.sizes[0] < min {
             let min = min as u64 + fcs;
             return Err(spec.error(format!(
-                "the headers and the number of a packet take {min} bytes; give {min} or more"
+                "a packet of this size has no room for headers and a sequence number; give {min} bytes or more"
             )));
         }
         spec.finish()?;

@@ -322,10 +322,13 @@ impl CaptureWriter {
         }
         self.output.cut(self.written_before + kept as u64);
         self.clear();
-        let why = format!(
-            "writing failed after {}: {why}; the packets written can be read",
-            units::counted(self.written_packets, "packet")
-        );
+        let why = match self.written_packets {
+            0 => format!("cannot be written: {why}"),
+            packets => {
+                let packets = units::counted(packets, "packet");
+                format!("writing failed after {packets}: {why}; the packets written can be read")
+            }
+        };
         self.broken = Some(why.clone());
         refused(&self.name, Class::Failed, why)
     }
@@ -350,7 +353,8 @@ pub fn is_closed_by_reader(error: &Error) -> bool {
 fn cause(error: &std::io::Error) -> String {
     match error.kind() {
         ErrorKind::BrokenPipe => CLOSED.into(),
-        _ => format!("{error}; free some space or write elsewhere"),
+        ErrorKind::StorageFull => format!("{error}; free some space or write elsewhere"),
+        _ => format!("{error}; name another file"),
     }
 }
 

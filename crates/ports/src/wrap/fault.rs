@@ -67,6 +67,10 @@ impl Faults {
             if more.is_some() && !matches!(key, "reorder" | "delay") {
                 return Err(wrong("only reorder and delay have a second value"));
             }
+            if key == "delay" && more.is_none() && parse_time(share).is_ok() && share != "0" {
+                let why = format!("the probability is missing; write delay=5%:{share}");
+                return Err(Error::invalid(format!("fault '{part}'"), why));
+            }
             match key {
                 "drop" => faults.drop = probability()?,
                 "duplicate" => faults.duplicate = probability()?,

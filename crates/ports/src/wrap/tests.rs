@@ -110,6 +110,8 @@ fn fault_specifications_are_parsed() {
     let faults = Faults::parse("drop=1%,delay=0.5:2ms,seed=9").unwrap();
     assert_eq!((faults.drop, faults.delay, faults.delay_ns, faults.seed), (0.01, 0.5, 2_000_000, 9));
     assert_eq!(Faults::parse("").unwrap().drop, 0.0);
+    let without_probability = Faults::parse("delay=50us").unwrap_err().to_string();
+    assert!(without_probability.ends_with("the probability is missing; write delay=5%:50us"));
     for bad in [
         "drop",
         "drop=2",
