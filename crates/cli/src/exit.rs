@@ -2,6 +2,7 @@
 
 use clap::error::ContextKind;
 use inlane_core::error::{Class, Error};
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
@@ -26,11 +27,17 @@ pub fn text(error: &anyhow::Error) -> String {
 }
 
 /// Prints the error to standard error. Returns the exit status for its class. `origins` lists the flags that a
-/// settings file or a variable set. If the message names such a flag, a second line names its file or variable.
-pub fn report(error: &anyhow::Error, origins: &[(String, String)]) -> u8 {
+/// settings file or a variable set, and `arguments` has their values. If the message names such a flag or its
+/// port, a second line names the file or variable.
+pub fn report(error: &anyhow::Error, arguments: &[OsString], origins: &[(String, String)]) -> u8 {
     let text = text(error);
+    let names_port_of = |flag: &str| {
+        let values =
+            arguments.iter().filter_map(|argument| argument.to_str()?.strip_prefix(flag)?.strip_prefix('='));
+        values.into_iter().any(|value| text.starts_with(&format!("port {value}: ")))
+    };
     crate::print_to_stderr(format_args!("inlane: {text}"));
-    for (flag, place) in origins.iter().filter(|(flag, _)| names(&text, flag)) {
+    for (flag, place) in origins.iter().filter(|(flag, _)| names(&text, flag) || names_port_of(flag)) {
         crate::print_to_stderr(format_args!("inlane: {flag} was set by {place}"));
     }
     let class = error.chain().find_map(|cause| {
@@ -122,7 +129,11 @@ fn without_repeats(flag: &str, value: &str, why: &str) -> String {
         // "'x' is not a size", "endpoint: 'x' is not a PCI BAR"
         Some((kind, rest)) if kind.is_empty() || kind.ends_with(": ") => format!("{flag}: {quoted}{rest}"),
         Some(_) => format!("{flag}: {why}"),
-        None => format!("{given}: {why}"),
+        // "endpoint: 'y' is not the address of a PCI device"
+        None => match why.split_once(": '") {
+            Some((kind, rest)) if kind.chars().all(char::is_alphabetic) => format!("{given}: '{rest}"),
+            _ => format!("{given}: {why}"),
+        },
     }
 }
 
@@ -164,6 +175,7 @@ mod tests {
             ("--path", "foo", "path 'foo': choose bar", "--path foo: choose bar"),
             ("--to", "pci:x", "endpoint: 'pci:x' is not a BAR", "--to: 'pci:x' is not a BAR"),
             ("--rate", "x", "'x' is not a rate: write 10G", "--rate: 'x' is not a rate: write 10G"),
+            ("--to", "pci:x/bar0", "endpoint: 'x' is no address", "--to pci:x/bar0: 'x' is no address"),
             ("--load", "0", "give percentages", "--load 0: give percentages"),
             ("--sizes", "4K,z", "'z' is not a size", "--sizes 4K,z: 'z' is not a size"),
         ] {

@@ -145,7 +145,7 @@ impl Forward {
             document.notes.push("the reader of standard output closed the pipe, which ended the run".into());
             failure = None;
         }
-        if outcome.result.rx.packets == 0 && !control.stopping() && failure.is_none() {
+        if outcome.result.rx.packets == 0 && config.faults.is_none() && failure.is_none() {
             document.notes.extend(why_no_packets(config));
         }
         let wrong = |found: &&Verification| found.failed() || found.received_nothing();
@@ -161,12 +161,14 @@ impl Forward {
     }
 }
 
-/// Returns a note for a run without packets, if its source explains it.
+/// Returns a note for a run without packets, if its source may be empty.
 fn why_no_packets(config: &Config) -> Option<String> {
     let Route::OneWay { rx, .. } = &config.route else { return None };
     match rx.split_once(':')? {
-        ("pcap", _) => Some(format!("{rx} holds no packets")),
-        ("ring", name) if !name.contains("prime=") => Some(format!("{rx} holds no packets; add prime=N")),
+        ("pcap", _) => Some(format!("no packet was received from {rx}")),
+        ("ring", name) if !name.contains("prime=") => {
+            Some(format!("no packet was received from {rx}; add prime=N to start with N packets in the ring"))
+        }
         _ => None,
     }
 }

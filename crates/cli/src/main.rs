@@ -67,7 +67,7 @@ fn main() -> ExitCode {
     let expanded = settings::expand(&Cli::command(), std::env::args_os().collect(), &environment);
     let settings::Expanded { arguments, origins } = match expanded {
         Ok(expanded) => expanded,
-        Err(error) => return exit::with(exit::report(&error.into(), &[])),
+        Err(error) => return exit::with(exit::report(&error.into(), &[], &[])),
     };
     let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     };
     exit::with(match outcome {
         Ok(()) => 0,
-        Err(error) => exit::report(&error, &origins),
+        Err(error) => exit::report(&error, &arguments, &origins),
     })
 }
 

@@ -17,7 +17,7 @@ use std::ffi::OsString;
 
 const FAULTS: &str = "\
 Faults (P is a probability from 0 to 1):
-  delay=TIME    stores and doorbells arrive later by this time
+  delay=TIME    each piece of a store arrives later by up to this time
   reorder       pieces of stores between two fences arrive in random order
   torn          stores arrive in pieces of 8 bytes instead of 64
   lose=P        a doorbell is lost

@@ -104,6 +104,33 @@ fn csv_has_a_line_per_run_with_units_in_its_names() {
     column("tx.packets_per_second");
 }
 
+#[test]
+fn csv_goes_to_standard_output_for_a_dash() {
+    let arguments = ["--rx", "null:64", "--tx", "null", "--packets", "100", "--no-baseline", "--csv", "-"];
+    let folder = tempfile::tempdir().unwrap();
+    let output = inlane(&arguments).current_dir(&folder).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.starts_with("parameters.burst,") && text.lines().count() == 2, "{text}");
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+    let output = run(&[&arguments[..], &["--json", "-"]].concat());
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}
+
+#[test]
+fn a_setting_that_is_out_of_range_is_traced_to_its_variable() {
+    for (variable, value) in [("BURST", "99999"), ("RX", "")] {
+        let variable = format!("INLANE_FORWARD_{variable}");
+        let rx: &[&str] = if variable.ends_with("RX") { &[] } else { &["--rx", "null"] };
+        let output = inlane(&[rx, &["--tx", "null"]].concat()).env(&variable, value).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(
+            stderr(&output).contains(&format!("was set by the environment variable {variable}")),
+            "{variable}"
+        );
+    }
+}
+
 /// Reads three progress lines of a long run. The display rounds times to seconds and may be up to 100 ms
 /// early. So lines of a 2 s interval are at least a second apart, even on a busy machine.
 #[test]

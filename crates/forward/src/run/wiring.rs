@@ -77,7 +77,7 @@ pub(super) fn connect(
         if queues > port.info().max_queues {
             let most = port.info().max_queues;
             let queues_of_port = units::counted(most.into(), "queue");
-            let why = format!("{} has {queues_of_port}; give --pipelines {most} or less", port.info().name);
+            let why = format!("{} has {queues_of_port}; give at most {most}", port.info().name);
             return Err(Error::config(format!("--pipelines {queues}"), why));
         }
         if queues > 1 && receives.is_some() && !port.info().spreads_flows {
