@@ -638,7 +638,7 @@ fn a_closed_standard_output_ends_the_run_in_order() {
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stderr(&output).contains("the reader of standard output closed the pipe"), "{}", stderr(&output));
-    assert!(!stderr(&output).contains("ERROR"), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("inlane: error: "), "{}", stderr(&output));
 }
 
 /// A capture on standard output is not mixed with the result.
