@@ -89,7 +89,7 @@ struct Run {
     /// Size from which the mover copies [default: the measured size from which it is faster than stores]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     mover_from: Option<u64>,
-    /// Do not bind each PE to processors of its own
+    /// Do not bind each PE to cores of its own
     #[arg(long)]
     no_bind: bool,
     /// The program and its arguments

@@ -203,7 +203,16 @@ impl Compiler {
                 Err(why) => tried.push(format!("{} ({why})", located.path.display())),
             }
         }
-        Err(tried.join(", "))
+        let named = std::env::var_os("INLANE_NVRTC")
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute() && !path.exists());
+        match named {
+            Some(path) => Err(format!(
+                "{}, which INLANE_NVRTC names and which does not exist (unset or correct it)",
+                path.display()
+            )),
+            None => Err(tried.join(", ")),
+        }
     }
 
     fn open(located: &Located) -> std::result::Result<Self, String> {

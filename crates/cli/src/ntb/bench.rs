@@ -26,7 +26,7 @@ use std::time::Duration;
 /// Measures windows: put, get, both directions at once, message rate, delivery by completion mode, doorbells,
 /// and a mover
 ///
-/// Runs two PEs of this machine. With --ivshmem, run it with the same options in each of two virtual machines
+/// Runs two PEs of this machine over the twin, a software model of a PCIe bridge. With --ivshmem, run it with the same options in each of two virtual machines
 /// that share the device.
 #[derive(Args)]
 #[command(after_help = "\
@@ -60,7 +60,8 @@ pub struct Bench {
     /// engines)
     #[arg(long, value_name = "MOVER", default_value = "twin")]
     mover: MoverChoice,
-    /// PCI address of an ivshmem device bound to vfio-pci, to measure instead of the twin
+    /// PCI address of an ivshmem device bound to vfio-pci, to measure instead of the twin. Run the same command
+    /// in the other virtual machine
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["ucx", "mover"])]
     ivshmem: Option<Address>,
     /// Write the result as JSON to a file, or to standard output for -

@@ -48,7 +48,7 @@ pub struct Target {
     /// chooses a free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:4420", value_parser = parse_listen)]
     listen: Vec<SocketAddr>,
-    /// Serve this drive: memory:SIZE, file:PATH or block:PATH. Repeat the flag for more namespaces
+    /// Serve this as a namespace: memory:SIZE, file:PATH or block:PATH. Repeat the flag for more namespaces
     #[arg(long = "namespace", value_name = "NAMESPACE", required = true)]
     namespaces: Vec<Specification>,
     /// NVMe qualified name (NQN) of the subsystem [default: nqn.2026-11.inlane:HOSTNAME:PORT]
