@@ -44,7 +44,11 @@ fn drain(connection: &mut Connection) -> u16 {
     if all.len() >= 12 { u16::from_le_bytes([all[10], all[11]]) } else { 0 }
 }
 
-fn encode<T: zerocopy::IntoBytes + zerocopy::Immutable>(header: &T, data: &[u8], digests: Digests) -> Vec<u8> {
+fn encode<T: zerocopy::IntoBytes + zerocopy::Immutable>(
+    header: &T,
+    data: &[u8],
+    digests: Digests,
+) -> Vec<u8> {
     let mut out = [0; MAX_HEADER];
     let written = pdu::encode(header, data.len() as u32, digests, 4, &mut out);
     let mut bytes = out[..written].to_vec();
