@@ -229,7 +229,7 @@ fn push(
             toml::Value::Boolean(on) => *on,
             toml::Value::String(text) if ["0", "false", "no"].contains(&text.as_str()) => false,
             toml::Value::String(text) if ["1", "true", "yes"].contains(&text.as_str()) => true,
-            _ => return Err("must be true or false"),
+            _ => return Err("write true or false"),
         };
         arguments.extend(on.then(|| format!("--{name}").into()));
         return Ok(());

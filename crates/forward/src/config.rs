@@ -261,7 +261,9 @@ impl Config {
         let allowed = allowed_cores();
         match cores.iter().find(|core| !allowed.contains(core)) {
             Some(core) => {
-                let why = format!("core {core} is not allowed for this process; choose from {allowed:?}");
+                let allowed: Vec<String> = allowed.iter().map(usize::to_string).collect();
+                let allowed = allowed.join(", ");
+                let why = format!("core {core} is not allowed for this process; choose from {allowed}");
                 Err(Error::config("--cores", why))
             }
             None => Ok(()),

@@ -88,12 +88,8 @@ impl Forward {
             Some(text) => {
                 config.per_pipeline.packets =
                     text.replace('_', "").parse().ok().filter(|&n| n > 0).ok_or_else(|| {
-                        inlane_core::Error::Quantity {
-                            text: text.into(),
-                            what: "a number of packets for --packets",
-                            why: "it must be a whole number above zero, or 'all'".into(),
-                            example: "1000000 or all",
-                        }
+                        let why = "write a whole number above zero, or all";
+                        inlane_core::Error::invalid(format!("--packets {text}"), why)
                     })?;
             }
             None => {}

@@ -75,11 +75,9 @@ pub(super) enum OnOverload {
 
 /// Parses a list of core numbers and ranges, such as `0,2,4-7`.
 pub(super) fn cores(list: &str) -> inlane_core::Result<Vec<usize>> {
-    let bad = || inlane_core::Error::Quantity {
-        text: list.into(),
-        what: "a list of cores for --cores",
-        why: "it must be numbers and ranges, separated by commas".into(),
-        example: "2,3 or 4-7 or none",
+    let bad = || {
+        let why = "write numbers and ranges, for example 2,3 or 4-7, or none";
+        inlane_core::Error::invalid(format!("--cores {list}"), why)
     };
     let mut cores = Vec::new();
     for part in list.split(',') {

@@ -123,7 +123,7 @@ impl Traffic {
         } else if traffic.sizes[0] < min {
             let min = min as u64 + fcs;
             return Err(spec.error(format!(
-                "a packet of this size has no room for headers and a sequence number; give {min} bytes or more"
+                "a packet of this size has no room for headers and a sequence number; give {min} or more"
             )));
         }
         spec.finish()?;
