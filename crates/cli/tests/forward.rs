@@ -292,7 +292,7 @@ fn wrong_use_is_status_2_with_a_remedy() {
         (&["--rx", "null", "--tx", "null", "--burst", "5000"], "1024"),
         (&["--rx", "null", "--tx", "null", "--room", "99999999999G"], "size"),
         (&["--rx", "null", "--tx", "null", "--workers", "2"], "--method split"),
-        (&["--rx", "null", "--tx", "null", "--packets", "few"], "number of packets"),
+        (&["--rx", "null", "--tx", "null", "--packets", "few"], "--packets few: write a whole number"),
         (&["--rx", "null", "--tx", "null", "--load=0"], "0.01 to 100"),
         (&["--rx", "null", "--tx", "null", "--load=nan"], "0.01 to 100"),
         (&["--between", "null", "null"], "named twice"),
