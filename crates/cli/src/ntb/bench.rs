@@ -26,8 +26,8 @@ use std::time::Duration;
 /// Measures windows: put, get, both directions at once, message rate, delivery by completion mode, doorbells,
 /// and a mover
 ///
-/// Runs two PEs of this machine over the twin, a software model of a PCIe bridge. With --ivshmem, run it with the same options in each of two virtual machines
-/// that share the device.
+/// Runs two PEs of this machine over the twin, a software model of a PCIe bridge. With --ivshmem, run it with
+/// the same options in each of two virtual machines that share the device.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -129,7 +129,7 @@ impl Workload {
                 "give {unit} to {} bytes, which the target transfers with a command",
                 most / unit * unit
             );
-            return Err(invalid(&format!("--bs {}", self.block_bytes), why));
+            return Err(invalid(format!("--bs {}", self.block_bytes), why));
         }
         if self.depth == 0 || self.depth >= MAX_ENTRIES {
             return Err(invalid("--iodepth", format!("give 1 to {}", MAX_ENTRIES - 1)));
@@ -137,7 +137,7 @@ impl Workload {
         let rest = namespace.bytes().saturating_sub(self.offset);
         if rest == 0 {
             let why = format!("the namespace of {} ends there; give less", shown(namespace.bytes()));
-            return Err(invalid(&format!("--offset {}", shown(self.offset)), why));
+            return Err(invalid(format!("--offset {}", shown(self.offset)), why));
         }
         let size = self.size.unwrap_or(rest);
         if size > rest {
@@ -146,7 +146,7 @@ impl Workload {
                 shown(rest),
                 shown(self.offset)
             );
-            return Err(invalid(&format!("--size {}", shown(size)), why));
+            return Err(invalid(format!("--size {}", shown(size)), why));
         }
         let part = size / u64::from(self.jobs) / self.block_bytes * self.block_bytes;
         if part == 0 {
