@@ -153,9 +153,9 @@ INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done
     return INLANE_VERDICTS;
 }
 
-// Runs packets i to i + 3 together, and prefetches packets i + 8 to i + 11 before. If a function reads at
-// most 16 bytes, nothing is prefetched, because the CPU's out-of-order execution reaches that far ahead by
-// itself.
+// Runs a `packet` function on a burst, four packets at a time. Before packets i to i + 3, prefetches packets
+// i + 8 to i + 11. If the function reads at most 16 bytes, nothing is prefetched, because the CPU's
+// out-of-order execution reaches that far ahead by itself.
 template <class F, uint32_t Stride>
 INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_packet_verdict *verdicts, const context &call) {
     constexpr uint32_t ahead = 8;

@@ -53,7 +53,8 @@ impl FunctionInfo {
         if self.kind == 0 { CallKind::Packet } else { CallKind::Burst }
     }
 
-    /// Returns true if the function must also be called when no packets arrive, because it has time limits.
+    /// Returns true if the function has a `tick`. Executors must call it while no packets arrive, because the
+    /// function has time limits.
     pub fn ticks(&self) -> bool {
         self.time & 1 != 0
     }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No built-in function has that name.
+    /// No built-in function has the requested name.
     #[error("there is no packet function '{name}'; choose from {known}, or name your own as FILE.cu:NAME")]
     Unknown {
         /// The name that was requested.
@@ -15,7 +15,7 @@ pub enum Error {
         /// The names of the built-in functions.
         known: String,
     },
-    /// A function does not have the given settings, or cannot read them.
+    /// A function has no such settings, or their text is invalid.
     #[error("packet function {name}: {}{why}", quoted(settings, why))]
     Settings {
         /// The function's name.
@@ -70,8 +70,8 @@ impl Error {
     }
 }
 
-/// Returns the settings for a message. Returns an empty string if `why` already begins with the wrong
-/// setting.
+/// Returns the beginning of a message: the settings in quotes, and a colon. Returns an empty string if there
+/// are no settings, or if `why` already begins with the wrong setting.
 fn quoted(settings: &str, why: &str) -> String {
     match settings.is_empty() || why.starts_with('\'') || why.starts_with("rule '") {
         true => String::new(),

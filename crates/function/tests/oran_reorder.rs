@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 const EAXC: [u16; 2] = [0x0102, 7];
 const PRBS: u16 = 40;
-/// Half the time after which slot numbers repeat: 256 frames of 10 ms.
+/// Half of the cycle after which slot numbers repeat. The cycle is 256 frames of 10 ms.
 const HALF_CYCLE_NS: u64 = 1_280_000_000;
 const LIMIT_NS: u64 = 1_000_000;
 const WINDOWS: u32 = 2;

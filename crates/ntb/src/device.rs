@@ -118,8 +118,8 @@ pub trait Ntb: Send + Sync {
 
     /// Returns the doorbell bits that were rung and not cleared, whether masked or not.
     fn doorbell_read(&self) -> u64;
-    /// Clears doorbell bits. Clear a bit before you look for the work that it signals. If a peer rings during
-    /// the look, the bit is then set again.
+    /// Clears doorbell bits. Clear a bit before you look for the work that it signals. If a peer rings while
+    /// you look, the bit is set again, so that ring is not missed.
     fn doorbell_clear(&self, bits: u64);
     /// Returns the doorbell bits that raise no event.
     fn doorbell_mask(&self) -> u64;

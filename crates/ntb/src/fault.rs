@@ -181,7 +181,8 @@ struct State {
     /// Pieces of later epochs wait until the first epoch is empty.
     epochs: VecDeque<BinaryHeap<Piece>>,
     random: Random,
-    /// When the wire was made. Pieces that arrive in order or without a delay have this time in their rank.
+    /// When the wire was made. Pieces whose order does not depend on their due time have this time in their
+    /// rank, so only the second number of the rank decides.
     start: Instant,
     sent: u64,
     mapped: Vec<Region>,
@@ -337,7 +338,7 @@ impl State {
         }
     }
 
-    /// Returns the next piece that may arrive now, or how long to wait for it.
+    /// Returns the next piece if it may arrive now. Otherwise the error is the time to wait for it.
     fn next(&mut self) -> Result<Piece, Duration> {
         while self.epochs.len() > 1 && self.epochs[0].is_empty() {
             self.epochs.pop_front();

@@ -110,8 +110,8 @@ impl PortRegisters {
         Ok(())
     }
 
-    /// Returns the part of this port's memory that the window of port `me` leads to. `peer` is this port's
-    /// number, which errors name. `window_bytes` is the size of this port's memory.
+    /// Returns the part of the owner's inbound memory that the window of port `me` leads to. The owner is the
+    /// port of these registers: `peer` is its number, for errors, and `window_bytes` the size of its memory.
     pub(crate) fn window_span(&self, me: u32, peer: u32, window_bytes: u64) -> Result<Range<u64>> {
         let refuse = |why: String| Err(Error::Window { peer, why });
         let translation = &self.translations[me as usize];

@@ -26,7 +26,7 @@ const TURNS: usize = 7;
 const NAMESPACE_BYTES: u64 = 256 << 20;
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:0f01fb42-9f7f-4856-b0b3-51e60b8de349";
 
-/// The requests of a client: how to make the next, and how long its response is.
+/// A client of one of the compared servers: its connection, and the kind of its requests.
 struct Load {
     stream: TcpStream,
     digests: Digests,
@@ -37,7 +37,7 @@ struct Load {
     server: &'static str,
 }
 
-/// Returns the processor time of a thread of this process.
+/// Returns the processor time of the threads of this process that are called `name`.
 fn processor_time(name: &str) -> Duration {
     let mut total = Duration::ZERO;
     for entry in std::fs::read_dir("/proc/self/task").expect("threads").flatten() {
@@ -45,7 +45,7 @@ fn processor_time(name: &str) -> Duration {
         let Some(id) = entry.file_name().to_str().and_then(|id| id.parse::<i32>().ok()) else { continue };
         if comm.trim() == name {
             let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            // The clock of a thread's processor time, as the kernel numbers it.
+            // The clock's number is the kernel's encoding of "processor time of thread `id`".
             // SAFETY: the call writes to the structure only.
             unsafe { libc::clock_gettime(!id << 3 | 6, &mut time) };
             total += Duration::new(time.tv_sec as u64, time.tv_nsec as u32);
@@ -58,7 +58,7 @@ fn processor_time(name: &str) -> Duration {
 #[derive(Clone, Copy)]
 struct Figures {
     per_second: f64,
-    /// The processor time of the server's thread for each request.
+    /// The processor time of the server's thread per request, in nanoseconds.
     server_ns: f64,
     median_us: f64,
     p99_us: f64,
@@ -168,7 +168,7 @@ fn plain(core: usize, source: Source, request: usize, response: usize, block: us
                 Source::Buffer => parts.resize(complete, IoSlice::new(&output[..response])),
                 Source::Memory(memory) => {
                     for request in input[..complete * request].chunks_exact(request) {
-                        // Bytes 48 to 55 of a command capsule are its first block.
+                        // Bytes 48 to 55 of a command capsule hold the number of the first block to read.
                         let lba = u64::from_le_bytes(request[48..56].try_into().expect("8 bytes")) as usize;
                         parts.push(IoSlice::new(&memory[lba * 512..][..block]));
                         parts.push(IoSlice::new(&output[..response - block]));
@@ -192,7 +192,8 @@ fn plain(core: usize, source: Source, request: usize, response: usize, block: us
     stream
 }
 
-/// Sends a command on a fresh connection and waits for its completion. Returns dword 0.
+/// Sends a command on a connection without commands in flight, and waits for the completion. Returns dword 0
+/// of the completion.
 fn call(stream: &mut TcpStream, digests: Digests, mut command: Command, data: &[u8]) -> u32 {
     command.cid = 1.into();
     let mut bytes = vec![0; MAX_HEADER];

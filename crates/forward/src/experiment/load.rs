@@ -24,8 +24,8 @@ const RFC_2544_TRIAL: Duration = Duration::from_secs(60);
 const RESOLUTION: f64 = 0.005;
 /// The search gives up below this share of the fastest rate.
 const LOWEST: f64 = 0.01;
-/// The share of the due packets that may be unprocessed at the end of a trial. In a pipeline that is too
-/// slow, more packets are unprocessed.
+/// The share of the due packets that may be unprocessed at the end of a trial. A pipeline that is too slow
+/// leaves more. In short trials [`TAIL`] allows more than this share, and then decides.
 const TOLERANCE: f64 = 0.002;
 /// Packets that became due less than this time before the end of a trial may be unprocessed, because they may
 /// be still on their way.

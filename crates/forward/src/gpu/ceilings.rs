@@ -40,9 +40,9 @@ pub struct Ceilings {
 pub struct Pull {
     /// The number of packets per item.
     pub burst: u32,
-    /// The bytes of each packet.
+    /// The size of each packet in bytes.
     pub size: u32,
-    /// The bytes of each packet that were pulled.
+    /// The number of bytes at the front of each packet that were pulled.
     pub moved: u32,
     /// The number of blocks of the fastest shape that was tried.
     pub blocks: u32,
@@ -55,7 +55,7 @@ pub struct Pull {
 }
 
 /// Measures the ceilings for packets of `size` bytes in `memory`. The first `moved` bytes of each packet are
-/// pulled. Each entry of `bursts` is a number of packets per item, which is measured separately.
+/// pulled. Makes one measurement for each entry of `bursts`, which is the number of packets per item.
 ///
 /// # Errors
 /// If a driver call fails, or memory is short.

@@ -127,8 +127,8 @@ impl Lane {
         let packets_address = packets.address();
         let burst = pipeline.burst;
         let slots = settings.slots_for(pipeline.slots, burst);
-        // The submission half is written by the host only, the completion half by the GPU only. So each half
-        // is an allocation of its own.
+        // The ring has two halves. Only the host writes the submission half, and only the GPU writes the
+        // completion half. So each half has an allocation of its own.
         let submit = gpu.pinned(layout::submit_bytes(slots, burst))?;
         let complete = gpu.pinned(layout::complete_bytes(slots, burst))?;
         let control = gpu.pinned(2 * layout::LINE)?;

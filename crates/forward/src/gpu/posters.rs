@@ -88,7 +88,8 @@ impl PostingCursor {
     /// Kernels are posted for at most `most` submitted items at once.
     #[inline]
     pub(super) fn next(&mut self, ring: &impl RingView, stretch: u64, ahead: u64, most: u64) -> NextPost {
-        // All freed items were submitted. Their slots may already be reused, so their words are not read.
+        // All freed items were submitted, so they are counted without reading their words: their slots may
+        // already be reused.
         let freed = ring.freed();
         self.submitted = self.submitted.max(freed);
         while self.submitted < self.posted + most && ring.is_submitted(self.submitted) {
@@ -150,7 +151,7 @@ impl<'a> StreamPoster<'a> {
         Ok(true)
     }
 
-    /// Returns the number of items that something was posted for.
+    /// Returns the number of items for which a kernel was posted or launched.
     pub(super) fn posted(&self) -> u64 {
         self.cursor.posted
     }
@@ -168,9 +169,9 @@ pub(super) struct GraphPoster<'a> {
 
 /// The graphs of a stretch of slots. Element 0 of each array is for even laps, element 1 for odd laps.
 struct Stretch {
-    /// Graphs with a wait and a kernel per item, for when not all items were submitted.
+    /// Each graph has a wait and a kernel per item. Launched if an item of the stretch is not yet submitted.
     waiting: [GraphExec; 2],
-    /// Graphs of one kernel with a block per item, for when all items were submitted.
+    /// Each graph has one kernel with a block per item. Launched if all items of the stretch are submitted.
     ready: [GraphExec; 2],
 }
 
@@ -221,7 +222,7 @@ impl<'a> GraphPoster<'a> {
         Ok(true)
     }
 
-    /// Returns the number of items that something was posted for.
+    /// Returns the number of items for which a kernel was posted or launched.
     pub(super) fn posted(&self) -> u64 {
         self.cursor.posted
     }

@@ -189,7 +189,7 @@ pub(super) fn on_threads(
 struct GpuHooks<'a> {
     /// Launches a kernel for each submitted item. `None` unless the method is `single`.
     launcher: Option<Launcher<'a>>,
-    /// `None` if the method has a feeder, or the function has no `tick`.
+    /// Calls the function's `tick`. `None` if the method has a feeder, or the function has no `tick`.
     ticks: Option<Ticks<'a>>,
 }
 

@@ -210,7 +210,8 @@ impl Settings {
     pub(super) fn limits(&self, burst: usize) -> Limits {
         let partial = match self.method {
             Method::Single => return Limits { all: 1, ..Limits::NONE },
-            // At most 16, because the dispatching thread cannot keep up with more small items.
+            // One partial burst per block keeps the blocks busy. At most 16, because the dispatching thread
+            // cannot keep up with more small items.
             Method::Persistent => self.blocks_for(burst).min(16) as u64,
             // Launching takes about a third of an item's time, so four items in flight keep the GPU busy.
             Method::Split => 4,

@@ -57,7 +57,8 @@ impl BurstBuffer {
         &mut self.packets[self.end..end]
     }
 
-    /// Adds the first `count` of the free places, which the caller has filled with packets of this pool.
+    /// Adds the `count` packets that the caller has written to the first free places. They must be of this
+    /// pool. See [`BurstBuffer::free_places`].
     #[inline]
     pub fn extend(&mut self, count: usize) {
         self.end += count;

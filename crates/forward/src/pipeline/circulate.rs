@@ -110,7 +110,7 @@ pub(crate) struct Circulation {
 }
 
 impl Circulation {
-    /// Connects the receive queue to the transmit queues by `dispatcher`'s ring.
+    /// Creates the circulation. Packets of `rx` will pass through `dispatcher`'s ring and leave by `txs`.
     pub(crate) fn new(
         rx: Box<dyn Rx>,
         txs: Vec<Box<dyn Tx>>,

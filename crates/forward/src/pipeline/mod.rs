@@ -139,7 +139,7 @@ pub struct Tally {
     pub dropped_unsent: u64,
     /// The processor time of the pipeline's threads.
     pub time: ThreadTime,
-    /// The time in each stage.
+    /// The time that packets spent in each stage.
     pub stages: StageHistograms,
     /// The packet function's instances, from which the reports on their state are made.
     pub functions: Vec<Instance>,
@@ -193,7 +193,8 @@ pub struct StageHistograms {
 }
 
 impl StageHistograms {
-    /// Records a burst of `count` packets by the raw clock readings at which it passed the stages.
+    /// Records a burst of `count` packets. The array holds the raw clock readings at which the burst was
+    /// received, queued, processed and sent.
     pub(crate) fn record(
         &mut self,
         clock: &Clock,

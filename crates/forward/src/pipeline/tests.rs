@@ -17,7 +17,7 @@ struct Source {
     left: u64,
     next: u64,
     counters: Counters,
-    /// The number of packets generated so far, for other threads.
+    /// The number of packets generated so far. Shared, because the test reads it on another thread.
     given: Arc<AtomicU64>,
     end: End,
 }

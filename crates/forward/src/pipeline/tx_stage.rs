@@ -48,8 +48,8 @@ impl TxStage {
         }
     }
 
-    /// Sends a burst to the first port. The packets must be unchanged since they were received, which saves
-    /// the port work. Otherwise like [`TxStage::send`].
+    /// Sends a burst to the first port. Call it only if the packets are unchanged since they were received,
+    /// because the port then omits work. Otherwise like [`TxStage::send`].
     // Always inlined, because a call would save and restore registers in each burst.
     #[inline(always)]
     pub fn send_as_received(&mut self, burst: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
@@ -89,7 +89,8 @@ impl TxStage {
         }
     }
 
-    /// Calls the port once. Returns how many packets it took.
+    /// Offers the burst to the port in one call. Removes the packets that the port took from the burst, and
+    /// returns their number.
     #[inline(always)]
     fn send_once(
         &mut self,

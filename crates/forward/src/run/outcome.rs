@@ -20,11 +20,11 @@ use std::time::Duration;
 pub struct RunOutcome {
     /// The row of the result document: rates, drops, latencies and the like.
     pub result: PacketResult,
-    /// The devices that took part.
+    /// The devices that the run used.
     pub devices: Vec<String>,
-    /// True if a software stand-in took part.
+    /// True if the run used a software stand-in for a device.
     pub twin: bool,
-    /// The rate of the slowest link in one direction; `None` if no port has a link.
+    /// The bit rate of the slowest link, counting one direction. `None` if no port has a link.
     pub link_bits_per_second: Option<f64>,
     /// How the threads of each pipeline spent their time.
     pub time_shares: Vec<TimeShares>,
@@ -60,8 +60,8 @@ impl RunOutcome {
 }
 
 impl RunOutcome {
-    /// Adds up the results of a run's pipelines. `device` has the packets that devices counted in addition to
-    /// their queues' counters.
+    /// Adds up the results of a run's pipelines. `device` has the packets that only the devices counted, not
+    /// their queues.
     pub(super) fn new(joined: Joined<'_>, device: Counters) -> Self {
         let Joined { tallies, elapsed, progress, competitor, link, faults, run } = joined;
         let Run { config, ref function, ref ports, ref directions, ref clock, ref pools, ref gpu, .. } = run;

@@ -42,9 +42,9 @@ pub struct Flow {
     pub source_port: u16,
     /// The destination port. 0 for fragments and for protocols without ports.
     pub destination_port: u16,
-    /// The number of packets.
+    /// The number of packets of the flow.
     pub packets: u64,
-    /// The bytes of these packets' frames.
+    /// The total size of the flow's frames in bytes.
     pub bytes: u64,
 }
 

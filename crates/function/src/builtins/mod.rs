@@ -127,7 +127,7 @@ static BUILTINS: [Builtin; 7] = [
     },
 ];
 
-/// Returns the settings of a function that has none.
+/// Reads the settings of a function that accepts none: refuses any text but the empty one.
 fn none(settings: &str) -> Result<Vec<u8>, String> {
     if settings.is_empty() {
         Ok(Vec::new())

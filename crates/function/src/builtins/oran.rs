@@ -282,7 +282,8 @@ impl Settings {
         (12 * 2 * self.bits as usize).div_ceil(8) + self.block_floating_point as usize
     }
 
-    /// Returns the bytes from one symbol to the next, as in the device half.
+    /// Returns the distance in bytes from one symbol's data to the next one's. The device half computes the
+    /// same.
     fn symbol_bytes(&self) -> usize {
         (self.prbs as usize * self.prb_bytes()).next_multiple_of(128)
     }
@@ -314,7 +315,8 @@ pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     Ok(state)
 }
 
-/// Returns the counters and what the settings mean.
+/// Makes the report: the counters, and a table with the sizes of each antenna-carrier that follow from the
+/// settings.
 pub(super) fn report(state: &[u8], text: &str) -> FunctionReport {
     let mut report = FunctionReport::from_numbers(state, offset_of!(State, packets), &COUNTED);
     if let Ok(settings) = Settings::parse(text) {

@@ -7,7 +7,8 @@ use inlane_core::packet::Packet;
 use inlane_core::ring::layout::{DROP, Descriptor, FORWARD, PacketVerdict, UNCHANGED, VERDICTS};
 use inlane_function::{Instance, PacketFunction};
 
-/// The bytes before and after each frame, which no function may change.
+/// The number of guard bytes before each frame, and after it. A changed guard byte shows that a function
+/// wrote outside the frame.
 const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xa5;
 
@@ -27,8 +28,9 @@ pub fn instance(text: &str) -> Instance {
     PacketFunction::parse(text).expect(text).instance().expect(text)
 }
 
-/// Runs frames in bursts of `burst`, as packets (24 bytes each) or as descriptors (16 bytes). Each frame's
-/// address is a multiple of 64 plus `shift`. Checks that nothing outside the frames was written.
+/// Runs the instance's function on frames in bursts of `burst`, and returns what became of each frame.
+/// Passes the frames as packets (24 bytes each) or as descriptors (16 bytes). Each frame's address is a
+/// multiple of 64 plus `shift`. Checks that nothing outside the frames was written.
 pub fn run_shaped(
     instance: &mut Instance,
     frames: &[Vec<u8>],
@@ -52,7 +54,8 @@ pub fn run_shaped(
     })
 }
 
-/// Runs frames as [`run_shaped`] does. `run` processes one burst and returns what a packet function returns.
+/// Passes frames to `run` in bursts, and checks them as [`run_shaped`] does. `run` processes one burst and
+/// returns what a packet function returns.
 pub fn run_by(
     frames: &[Vec<u8>],
     burst: usize,
@@ -122,7 +125,7 @@ fn start_of(buffer: &[u8], shift: usize) -> usize {
     (buffer.as_ptr() as usize + GUARD).next_multiple_of(64) + shift - buffer.as_ptr() as usize
 }
 
-/// Runs frames in bursts of 32 at aligned addresses, as an executor would.
+/// Runs the instance's function on frames in bursts of 32 at aligned addresses, as an executor would.
 pub fn run(instance: &mut Instance, frames: &[Vec<u8>]) -> Vec<Fate> {
     run_shaped(instance, frames, 32, true, 0, 0)
 }

@@ -60,7 +60,7 @@ impl Row {
         words
     }
 
-    /// Decodes scratchpad values. Returns `None` if the row is torn, empty or not a row.
+    /// Decodes scratchpad values. Returns `None` if they are torn or empty, or were not written as a row.
     pub fn decode(words: &[u32; ROW]) -> Option<Self> {
         let good = words[0] >> 16 == MAGIC && words[7] == check(&words[..7]) && words[1] != 0;
         good.then(|| Self {

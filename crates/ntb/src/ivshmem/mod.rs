@@ -94,7 +94,8 @@ impl Ivshmem {
     pub fn open(address: Address, ports: u32) -> Result<Self> {
         let invalid = |why: String| Error::invalid(format!("--ivshmem {address}"), why);
         let sysfs = Sysfs::system();
-        // First the kind of the device: the remedies for a device that is in use must not be offered for others.
+        // Check the kind of the device before opening it. An error from opening suggests how to free a device
+        // that is in use, which would be wrong for a device that is not ivshmem.
         let known = inlane_pci::Device::read(&sysfs, address).map_err(pci)?;
         if (known.vendor, known.device) != crate::discover::IVSHMEM {
             return Err(invalid(

@@ -59,9 +59,10 @@ pub enum PortEvent {
     Attached,
     /// The process has finished and will not use the fabric any more.
     Finished,
-    /// The process ends because its link to this port went down. The cause of the failure lies at this port.
+    /// The process ends because its link to the port with this number went down. The cause of the failure
+    /// lies at that port.
     Lost(u32),
-    /// The process asks for the end of all processes with this status.
+    /// The process asks the launcher to end all processes, and to exit with this status.
     ExitAll(i32),
     /// The process's socket closed, because the process exited or was killed.
     Gone,

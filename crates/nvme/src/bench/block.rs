@@ -7,16 +7,16 @@
 
 use std::fmt;
 
-/// The bytes before the pseudo-random ones.
+/// The length of a block's header in bytes. Pseudo-random bytes follow the header.
 pub(super) const HEADER: usize = 32;
 const MAGIC: u64 = u64::from_le_bytes(*b"inlane\x00\x01");
 
 /// What is wrong with a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wrong {
-    /// The block was not written by this kind of bench.
+    /// The block was not written by a bench with verification.
     Foreign,
-    /// The block belongs to another offset.
+    /// The block was written for another offset, which is given.
     Misplaced(u64),
     /// The checksum differs.
     Altered,

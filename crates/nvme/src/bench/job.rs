@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a job did with one kind of operation.
+/// The counts and latencies of a job's reads, or of its writes.
 #[derive(Clone, Default)]
 pub(super) struct Tally {
     pub(super) operations: u64,
@@ -57,7 +57,7 @@ pub(super) struct Job<'a> {
     /// The operations by token.
     operations: Vec<Operation>,
     random: u64,
-    /// The index of the next sequential block, from the start of the part.
+    /// The index of the next block of a sequential workload, counted from the start of this job's part.
     next: u64,
     /// For each block, the number of its writes, plus [`BUSY`] while an operation on it is in flight. Empty
     /// without verification of writes.

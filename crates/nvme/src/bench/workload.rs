@@ -89,9 +89,9 @@ impl FromStr for Pattern {
 pub struct Workload {
     /// The kind and order of operations.
     pub pattern: Pattern,
-    /// The bytes of an operation: fio's `bs`.
+    /// The size of an operation in bytes: fio's `bs`.
     pub block_bytes: u64,
-    /// The operations in flight of each job.
+    /// The number of operations that each job keeps in flight: fio's `iodepth`.
     pub depth: u32,
     /// The number of jobs: threads with a connection each.
     pub jobs: u32,

@@ -8,7 +8,7 @@ wire! {
     pub struct Command {
         /// OPC: the opcode. Its meaning depends on the queue: see [`admin`] and [`io`].
         pub opcode: u8,
-        /// FUSE and PSDT. Commands over fabrics use SGLs: 0x40.
+        /// FUSE and PSDT. 0x40 in commands over fabrics, because SGLs describe their data.
         pub flags: u8,
         /// CID: the identifier that the completion repeats.
         pub cid: U16,

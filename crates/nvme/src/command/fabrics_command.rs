@@ -85,7 +85,7 @@ impl Cap {
     }
 }
 
-/// The fields of Connect's dwords (Base section 6.3).
+/// Values of fields of Connect and of its data (Base section 6.3).
 pub mod connect {
     /// CATTR: the host does not use submission queue flow control.
     pub const DISABLE_FLOW_CONTROL: u8 = 1 << 2;
@@ -118,7 +118,7 @@ wire! {
 }
 
 impl ConnectData {
-    /// Creates the data.
+    /// Creates the data of a Connect.
     ///
     /// # Panics
     /// If an NQN has more than 223 bytes.

@@ -42,7 +42,7 @@ fn with_ceiling(mut outcome: RunOutcome, packets_per_second: f64) -> RunOutcome 
     outcome
 }
 
-/// Asserts that the limit begins with the first of `words` and contains the others.
+/// Asserts that the text that names the run's limit begins with the first of `words` and contains the others.
 fn assert_limit(config: &Config, outcome: &RunOutcome, words: &[&str]) {
     let said = limit(config, outcome).unwrap();
     assert!(said.starts_with(words[0]), "{said}");
@@ -68,8 +68,8 @@ fn a_busy_thread_is_the_limit() {
 fn a_thread_that_waits_is_limited_by_what_it_waits_for() {
     let mut split = with_method("gen:64", Method::Split);
     assert_limit(&split, &outcome(&split, &[0.4]), &["workers: ", "busy 40 %", "always more"]);
-    // An AF_XDP port may have no more packets. Without losses the source is therefore the limit. With losses
-    // there were more packets, so the workers are the limit.
+    // Unlike a generator, an AF_XDP port can run out of packets. If it lost none, it had no more packets, so
+    // the source is the limit. If it lost some, it had more, so the workers are the limit.
     split.route = config("af_xdp:eth0").route;
     assert_limit(&split, &outcome(&split, &[0.4]), &["source: ", "nothing was lost", "busy 40 %"]);
     let mut missed = outcome(&split, &[0.4]);
@@ -95,7 +95,7 @@ fn a_stalled_sink_is_the_limit_however_it_stalls() {
     let mut dropping = outcome(&config, &[0.99]);
     (dropping.refused_packets, dropping.result.dropped_overload) = (600_000, 600_000);
     assert_limit(&config, &dropping, &["sending port: ", "full for 60 % of the packets"]);
-    // If packets were dropped because the ring was full, they do not show that the port is the limit.
+    // Simulates a full ring: the port refused none of the dropped packets, so it is not the limit.
     dropping.refused_packets = 0;
     assert_limit(&config, &dropping, &["thread: "]);
 }
@@ -182,7 +182,7 @@ fn a_real_run_names_its_limit() {
     slow.duration = Some(Duration::from_millis(200));
     let outcome = crate::run::run(&slow, &Default::default(), &mut |_, _| ()).unwrap();
     assert!(outcome.time_shares[0].busy < 0.5, "{:?}", outcome.time_shares);
-    // Other jobs may use the processors, so the test also accepts that limit.
+    // The workers should be the limit. If other jobs use the processors, these are the limit instead.
     let said = limit(&slow, &outcome).unwrap();
     assert!(said.starts_with("workers: ") || said.starts_with("processors: "), "{said}");
 }

@@ -109,9 +109,11 @@ fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
 /// The size of a buffer. It is odd, so that packets begin at any address and share 16-byte chunks with their
 /// neighbours.
 const ROOM: usize = 331;
-/// The bytes before the first buffer and after the last one.
+/// The number of bytes before the first buffer, and after the last one, that must keep their fill. A changed
+/// byte shows a write outside the buffers.
 const EDGE: usize = 32;
-/// The bytes after the memory that packets are pulled into.
+/// The number of bytes after the memory that packets are pulled into. They must keep their fill: a changed
+/// byte shows a write beyond that memory.
 const GUARD: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
@@ -139,7 +141,8 @@ struct TestLane {
     /// The memory of `stage` and of `shadow`, each with the number of bytes that blocks may write. The bytes
     /// after these must stay unchanged.
     pulled: [(Region, usize); 2],
-    /// The control words and the relay words.
+    /// The words by which the host controls running blocks, and the words by which block 0 passes them on to
+    /// the other blocks.
     words: [Region; 2],
     instance: Instance,
     random: RandomNumbers,
