@@ -29,7 +29,7 @@ pub struct Counters {
     checking: AtomicBool,
 }
 
-/// What a running bench has done.
+/// What a running bench has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Completed reads.

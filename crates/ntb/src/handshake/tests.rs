@@ -30,8 +30,8 @@ proptest! {
         }
     }
 
-    // Two sides with late rows and restarts: if both are connected to each other's current epoch, their tags
-    // agree.
+    // Lets two sides write and read rows, late and with restarts. Checks that whenever both are connected to
+    // each other's current epoch, their tags agree.
     #[test]
     fn connected_sides_agree(steps in prop::collection::vec(0u8..6, 0..60)) {
         let mut epochs = 1u32;

@@ -65,7 +65,7 @@ pub(super) struct Job<'a> {
     submitted: u64,
     reads: Tally,
     writes: Tally,
-    /// The first wrong block.
+    /// What is wrong with the first wrong block. `None` if no block was wrong.
     wrong: Option<String>,
 }
 
