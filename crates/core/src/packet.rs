@@ -67,7 +67,8 @@ pub struct PacketMeta {
     pub time_ns: u64,
     /// The packet's length on the wire if the capture cut it (snap length); 0 if it is complete.
     pub wire_length: u32,
-    /// The capture's interface on which the packet was received. The source sets it, the sink writes it.
+    /// The number of the interface that received the packet, as the capture counts its interfaces. The source
+    /// sets it, the sink writes it.
     pub interface: u32,
 }
 

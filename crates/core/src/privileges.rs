@@ -78,7 +78,8 @@ pub fn drop_privileges() -> Result<Option<Dropped>> {
 /// Changes the user and group of every thread by the C library's functions, and leaves all other groups. The
 /// kernel drops the capabilities of every thread whose user was root.
 fn become_user(Dropped { user, group }: Dropped) -> Result<()> {
-    // The groups are left first, because an ordinary user may not change groups. SAFETY: no group is read.
+    // Leaves all other groups first, because an ordinary user may not change groups.
+    // SAFETY: no group is read.
     step("leaving all groups", || unsafe { libc::setgroups(0, std::ptr::null()) })?;
     // SAFETY: the call gets only numbers.
     step("changing the group", || unsafe { libc::setresgid(group, group, group) })?;
@@ -153,7 +154,8 @@ fn drop_capabilities_of_other_threads() -> Result<()> {
             "these threads of libraries keep the program's capabilities: {}. Threads that run user code have none",
             names.join(", ")
         );
-        // The signal is still pending in these threads, so its handler must stay installed.
+        // The signal may still be pending in these threads. Its handler must stay installed, because without
+        // it the signal would end the process.
         return Ok(());
     }
     // SAFETY: as above.

@@ -32,7 +32,7 @@ pub enum Location {
         /// The peer's port number.
         peer: u32,
     },
-    /// Memory of the twin of an accelerator.
+    /// Memory of the accelerator twin with this number.
     Twin(u32),
 }
 

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 /// A PCIe link, as the Linux kernel reports it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, schemars::JsonSchema)]
 pub struct Link {
+    // A lane is a PCIe lane here, and not a pipeline's share of a GPU.
     /// The transfer rate per lane, in GT/s.
     pub gigatransfers: f64,
     /// The number of lanes in use.

@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 /// The number of staging slots in GPU memory. While one slot is filled, others are emptied.
 const SLOTS: usize = 4;
-/// The bytes of a staging slot.
+/// The size of a staging slot in bytes.
 const SLOT: usize = 4 << 20;
-/// The size in bytes from which a transfer fills whole slots. A smaller transfer fills half slots. Large
-/// chunks save driver calls, of which a chunk needs six. Several chunks are needed all the same, because the
-/// first chunk in and the last chunk out overlap with nothing.
+/// The transfer size in bytes from which each chunk fills a whole slot. Chunks of smaller transfers fill half
+/// a slot. Large chunks save driver calls, because each chunk needs six. But a transfer needs several chunks,
+/// because its first copy into GPU memory and its last copy out of it overlap with nothing.
 const LARGE: usize = 32 << 20;
 
 /// A mover that copies between pinned host memory regions with a GPU's DMA engines.
@@ -34,7 +34,7 @@ pub struct GpuStagedCopy {
     pending: Pending,
 }
 
-/// A staging slot. `full` completes when it was filled, `free` when it was emptied.
+/// A staging slot. Its event `full` completes when the slot is filled, and `free` when it is emptied.
 struct Slot {
     memory: Region,
     full: Event,

@@ -142,7 +142,7 @@ struct Located {
     /// The open file. `None` for a bare name, which the dynamic loader searches, and for a file that cannot
     /// be opened.
     file: Option<File>,
-    /// The files `libnvrtc-builtins.so.*` in the same folder.
+    /// The open files `libnvrtc-builtins.so.*` of the same folder, which must be loaded before the library.
     builtins: Vec<File>,
 }
 
@@ -188,8 +188,9 @@ struct Compiler {
 impl Compiler {
     /// Loads the first candidate that can be loaded. Otherwise returns the list of what was tried.
     fn load() -> std::result::Result<Self, String> {
-        // Environment variables select the library. A program that holds capabilities must not load it,
-        // because any user could then run code of their choice with these capabilities.
+        // Environment variables select the library. If the program's file has capabilities, any user could
+        // thereby run code of their choice with these capabilities. So such a process loads no library,
+        // unless it runs as root.
         let root = rustix::process::geteuid().is_root();
         if !root && rustix::thread::capabilities(None).is_ok_and(|sets| !sets.permitted.is_empty()) {
             let why =

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 /// The default timeout: the time without any completion after which a GPU counts as lost.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The number of polls of an event between two checks of other streams for failures. This takes about 10 ms.
+/// The number of polls of an event between two checks of other streams for failures. That many polls take
+/// about 10 ms.
 const POLLS: u32 = 1 << 13;
 /// The time between two checks of other streams for failures in a wait that sleeps.
 const SLEEP: Duration = Duration::from_millis(250);

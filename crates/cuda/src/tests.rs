@@ -46,18 +46,19 @@ fn driver_errors_have_the_class_of_their_cause() {
         remedy: "",
         code,
     };
-    // The codes of CUDA_ERROR_OUT_OF_MEMORY, _STUB_LIBRARY, _NO_DEVICE, _NOT_PERMITTED,
-    // _SYSTEM_DRIVER_MISMATCH
+    // The machine is not ready: CUDA_ERROR_OUT_OF_MEMORY, _STUB_LIBRARY, _NO_DEVICE, _NOT_PERMITTED,
+    // _SYSTEM_DRIVER_MISMATCH.
     for code in [2, 34, 100, 800, 803] {
         assert_eq!(error(code).class(), Class::Environment, "{code}");
     }
-    // The codes of CUDA_ERROR_INVALID_VALUE, _ILLEGAL_ADDRESS, _LAUNCH_FAILED
+    // The call or a kernel failed: CUDA_ERROR_INVALID_VALUE, _ILLEGAL_ADDRESS, _LAUNCH_FAILED.
     for code in [1, 700, 719] {
         assert_eq!(error(code).class(), Class::Failed, "{code}");
     }
 }
 
-/// A library with NVRTC's symbols, whose initializer writes the file named by `LOADED_MARKER`.
+/// The C source of a library with NVRTC's symbols. Its initializer creates the file that the variable
+/// `LOADED_MARKER` names, so a test can tell whether the library was loaded.
 const FAKE_COMPILER: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>

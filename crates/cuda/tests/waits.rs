@@ -68,7 +68,7 @@ fn every_wait_ends() {
     }
 }
 
-/// A stream of the stub, which does what the test says.
+/// A stream of the stub driver. The test decides which of its copies complete or fail, and when.
 #[derive(Clone, Copy)]
 struct ScriptedStream(usize);
 
@@ -88,7 +88,7 @@ impl ScriptedStream {
         }
     }
 
-    /// Completes the first `copies` copies and no later ones.
+    /// Lets the stream's first `copies` copies complete, and no later ones.
     fn allow(self, copies: i32) {
         self.call("stub_allow", copies);
     }
@@ -118,7 +118,8 @@ fn slow() {
     let (mut engine, source, destination) = engine();
     let script = ScriptedStream::of(engine.stream());
     for round in 0..60 {
-        // The copy completes at once, during the wait, or after the waiting thread's first check.
+        // The copy completes before the wait, 2 ms into it, or 400 ms into it. The last is after a sleeping
+        // wait has checked the other streams once.
         let late =
             Duration::from_millis([0, 2, 400][usize::from(round % 5 == 0) + usize::from(round % 15 == 0)]);
         script.allow(if late.is_zero() { round + 1 } else { round });

@@ -27,7 +27,7 @@ static ATTACHED: AtomicUsize = AtomicUsize::new(0);
 pub(crate) struct Device {
     /// DPDK's port number.
     pub(crate) port: u16,
-    /// The bus of the device.
+    /// The name of the bus that the device is on.
     bus: &'static CStr,
     /// The name of the device on its bus.
     name: CString,
@@ -37,7 +37,7 @@ pub(crate) struct Device {
     pub(crate) interface: Option<Interface>,
     /// The data room in bytes that the driver demands of each buffer, if it demands any.
     pub(crate) required_room: Option<u32>,
-    /// The packet sockets that the driver opened.
+    /// The packet sockets that the driver opened, whose dropped packets the port counts.
     pub(crate) packet_sockets: Vec<RawFd>,
     /// Counts the frames that the packet sockets refuse. `None` for ports without packet sockets.
     pub(crate) refused: Option<RefusedFrames>,
@@ -56,7 +56,7 @@ struct Plan {
     arguments: String,
     driver: &'static str,
     interface: Option<Interface>,
-    /// The slots of a packet socket's rings. `None` for ports without packet sockets.
+    /// The sizes of slots and blocks in the rings of packet sockets. `None` for ports without packet sockets.
     slots: Option<kernel::Slots>,
     program: Option<Arc<xdp::Program>>,
 }

@@ -262,9 +262,9 @@ impl EthTx {
         Ok(sent)
     }
 
-    /// Called if the driver accepted nothing. A kernel interface never accepts a frame without a whole
-    /// Ethernet header, so the run would wait forever. Drops such a frame and counts it as an error. Returns
-    /// how many packets were taken.
+    /// Drops `first`, the first packet that the driver did not accept, if a kernel interface will never
+    /// accept it, because the run would wait for it forever. This concerns frames shorter than an Ethernet
+    /// header. Counts such a frame as an error. Returns the number of dropped packets, 0 or 1.
     ///
     /// # Safety
     /// The caller holds `first`, which is an mbuf, and does not use it again if this function takes it.

@@ -56,7 +56,8 @@ impl RefusedFrames {
     /// Returns how many frames were refused so far.
     pub(crate) fn count(&self) -> u64 {
         // Reading the kernel's counter clears it, so the sum is kept in `counted`. The counter includes
-        // frames that did not fit into the socket's buffer.
+        // frames that did not fit into the socket's buffer, so it counts all frames although nobody reads the
+        // socket.
         let new = kernel_counters::packet_statistics(self.socket.as_raw_fd())
             .map_or(0, |[packets, _]| packets.into());
         self.counted.fetch_add(new, Ordering::Relaxed) + new
@@ -102,7 +103,8 @@ const fn if_equal(to: u32, then: u8, otherwise: u8) -> Instruction {
     instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, then, otherwise, to)
 }
 
-/// Returns a filter that passes whole frames, and drops frames that the port refuses.
+/// Returns the filter for the packet sockets that receive. It passes frames uncut, and drops the frames that
+/// the port refuses.
 fn keep_deliverable(longest: u32) -> [Instruction; 8] {
     [
         LOAD_LENGTH,
@@ -116,8 +118,8 @@ fn keep_deliverable(longest: u32) -> [Instruction; 8] {
     ]
 }
 
-/// Returns a filter that passes one byte of each refused frame. It drops all other frames, and frames that
-/// this machine sends.
+/// Returns the filter for the socket that counts. It passes one byte of each frame that the port refuses. It
+/// drops all other frames, and frames that this machine sends.
 fn keep_refused(longest: u32) -> [Instruction; 10] {
     const OUTGOING: u32 = libc::PACKET_OUTGOING as u32;
     [

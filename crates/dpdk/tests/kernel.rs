@@ -187,8 +187,8 @@ fn a_port_of_another_process_at_the_other_end_does_not_disturb() {
     }
     veth();
     ip("link set v1 up");
-    // Takes the group number that DPDK's driver would choose for this process and v0. inlane must choose
-    // another number, or the port cannot be opened.
+    // Takes the number of the socket group (PACKET_FANOUT) that DPDK's driver would choose for this process
+    // and v0. inlane must choose another number, or the port cannot be opened.
     // SAFETY: the string is terminated.
     let index = unsafe { libc::if_nametoindex(c"v0".as_ptr()) };
     let group = i32::from((std::process::id() ^ index) as u16);

@@ -186,7 +186,8 @@ fn a_full_ring_takes_a_part_of_unchanged_packets_and_counts_it() {
     while got < 200 {
         got += rx.receive(&mut packets[got..]).unwrap();
     }
-    // The filling packets leave fewer places than the unchanged packets need.
+    // Fills the ring, and then receives 100 packets. So the ring has room for only 100 of the 200 unchanged
+    // packets.
     let mut filling = vec![Packet::EMPTY; 2000];
     assert_eq!(pool.allocate(&mut filling), 2000);
     // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
@@ -213,8 +214,8 @@ fn a_full_ring_takes_a_part_of_unchanged_packets_and_counts_it() {
 fn send_as_received_notices_each_allocated_packet_of_a_chunk() {
     let pool = MbufPool::new(4096, 256).unwrap();
     let (mut port, mut rx, mut tx) = one_queue("ring:g", &pool);
-    // The sender counts the allocated packets of a chunk. It must notice any number, also when all are
-    // allocated.
+    // The sender counts the allocated packets of a chunk in a few bits of a sum. It must notice every number
+    // of them, even if all packets of the chunk are allocated.
     for count in [1, 2, 3, 31, 32, 33, 63, 64] {
         let mut packets = vec![Packet::EMPTY; count];
         assert_eq!(pool.allocate(&mut packets), count);

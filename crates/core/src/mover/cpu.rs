@@ -15,7 +15,8 @@ use crate::region::{Location, Region};
 pub struct CpuMover {
     access: Access,
     reads_bars: bool,
-    /// The word in the mover's name for its accesses, such as `stores`; see [`CpuMover::named_after`].
+    /// The accesses as the mover's name gives them: `loads`, `stores` or `loads and stores`; see
+    /// [`CpuMover::named_after`].
     work: &'static str,
     tickets: TicketCounter,
 }

@@ -24,7 +24,8 @@ pub struct InFlight {
     tickets: TicketCounter,
     done: Ticket,
     entries: VecDeque<Entry>,
-    /// When the last completion was seen.
+    /// When the last completion was seen. The oldest copy in flight began then, or at its own submission if
+    /// that was later.
     ended: Instant,
     expectation: Expectation,
     /// How long a wait lasts without a completion before it reports the device as lost.
@@ -38,7 +39,8 @@ impl Default for InFlight {
             done: Ticket(0),
             entries: VecDeque::with_capacity(256),
             ended: Instant::now(),
-            // A guess of a sleep's overshoot at a timer slack of 1 ns. Each sleep corrects it.
+            // The first guess of how much later than asked a sleep ends, at a timer slack of 1 ns. Each sleep
+            // corrects it.
             expectation: Expectation::with_overshoot(Duration::from_micros(10)),
             timeout: Duration::from_secs(10),
         }
@@ -72,8 +74,8 @@ impl InFlight {
         self.entries.len()
     }
 
-    /// Records that all copies up to `ticket` are done. Set `watched` if the device was polled a moment
-    /// before. The copy then completed just now, so its duration is recorded.
+    /// Records that all copies up to `ticket` are done. Set `watched` if a poll a moment before found
+    /// `ticket` not done. Its copy then completed just now, so the copy's duration is recorded.
     pub fn complete(&mut self, ticket: Ticket, watched: bool) {
         if ticket <= self.done {
             return;
@@ -179,7 +181,7 @@ impl InFlight {
     }
 }
 
-/// A wait for one copy.
+/// A wait until the copy of `ticket` is done. If `adaptive` is set, it sleeps before it polls on.
 struct CopyWait<'a, P> {
     copies: &'a mut InFlight,
     device: &'a dyn Fn() -> String,
@@ -191,7 +193,7 @@ struct CopyWait<'a, P> {
 
 impl<P: FnMut() -> Result<Ticket>> Wait for CopyWait<'_, P> {
     type Error = Error;
-    // Polls only once, because a poll may be a slow call of a driver.
+    // Polls only once before the first sleep, because a poll may be a slow call of a driver.
     const FIRST_POLLS: u32 = 1;
     const POLLS: u32 = 1024;
 
@@ -248,11 +250,11 @@ mod tests {
         assert!(!round(&mut copies), "the second copy has an expected time");
         assert!(polls > 2);
         assert_eq!(copies.done(), copies.newest());
-        // The second copy begins when the first completes, so a wait for the second sleeps longer by the time
-        // of one copy.
+        // The second copy begins when the first completes. So the sleep for the second is longer by at least
+        // the time of one copy.
         let first = copies.submit(1 << 20);
         let second = copies.submit(1 << 20);
-        // If other jobs delayed this thread beyond the expected end of both copies, the wait does not sleep.
+        // The sleep is zero if other jobs delayed this thread beyond the expected end of both copies.
         let both = copies.sleep_for(second).0;
         assert!(both.is_zero() || both >= copies.sleep_for(first).0 + took);
     }

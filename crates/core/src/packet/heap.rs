@@ -36,7 +36,7 @@ pub struct HeapPool {
 /// The owner's free buffers.
 struct OwnedList {
     list: UnsafeCell<Vec<u32>>,
-    /// The list's length, which other threads may read.
+    /// The length of `list`. Other threads read it to count the allocated buffers.
     count: AtomicUsize,
 }
 
@@ -145,8 +145,8 @@ impl HeapPool {
     fn fill(&self, packets: &mut [Packet], free: &mut Vec<u32>) -> usize {
         let count = packets.len().min(free.len());
         let keep = free.len() - count;
-        // These values are loaded before the loop, because the compiler cannot exclude that `packets` aliases
-        // the pool's fields.
+        // Loaded before the loop. Inside it, the compiler would load both values again for each packet,
+        // because it cannot exclude that `packets` aliases the pool's fields.
         let (first, stride) = (self.region.address() + self.headroom as u64, self.stride as u64);
         for (packet, &index) in packets.iter_mut().zip(free[keep..].iter().rev()) {
             *packet =

@@ -100,18 +100,19 @@ impl Drop for Dispatcher {
     }
 }
 
-/// A half of an item's cache lines. The second half is written first.
+/// A half of an item's cache lines. Prefetch the second half first, because [`Dispatcher::submit`] writes it
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
-    /// The word and the first packets.
+    /// The word and the descriptors of the first packets.
     First,
-    /// The last packets.
+    /// The descriptors of the last packets.
     Second,
 }
 
-/// Only the cache lines of an item's first packets are prefetched: of at most this many packets.
+/// The most packets of an item whose descriptors are prefetched.
 const MOST_PREFETCHED: usize = 128;
-/// The length of a cache line, in bytes.
+/// The length of a CPU's cache line, in bytes. [`layout::LINE`] spans two of them.
 const CORE_LINE: usize = 64;
 
 #[inline(always)]

@@ -167,7 +167,8 @@ fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preempt
         let dispatcher = Dispatch { cursor, next: 0, taken_back: 0, items, closed: false };
         let mut rest = vec![take(Box::new(dispatcher), ring.clone())];
         rest.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
-        // After the joins every store is visible, so each round makes progress.
+        // After the joins every store is visible. So each round makes progress, and the number of rounds is
+        // limited.
         for round in 0.. {
             assert!(round <= 4 * items + 4, "no progress");
             for (side, done) in &mut rest {
@@ -180,7 +181,8 @@ fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preempt
     });
 }
 
-/// How a dispatcher writes a descriptor.
+/// A function that writes a descriptor: [`describe`], or a wrong one that the model must detect. Its
+/// arguments are the descriptor's two words, the address, the length and the lap.
 type Describe = fn([&AtomicU64; 2], u64, u32, u32);
 
 /// Runs a ring of one slot. Its consumer reads the descriptor before the word, and uses the descriptor if it
@@ -190,8 +192,8 @@ fn read_early(start: u64, items: u64, describe: Describe) {
     builder.preemption_bound = Some(3);
     builder.check(move || {
         let ring = Small::new(1, start);
-        // The descriptor's words are as the previous lap left them, so the consumer may read an old
-        // descriptor.
+        // The descriptor was written in the previous lap, so a consumer that reads it early may find the old
+        // address.
         let old = lap_of(start, 1).wrapping_sub(1);
         let words = Arc::new([AtomicU64::new(old as u64), AtomicU64::new((old as u64) << 32)]);
         let consumer = {

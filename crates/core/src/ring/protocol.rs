@@ -87,7 +87,7 @@ pub enum Polled {
     Item {
         /// The slot.
         slot: u32,
-        /// The high half of the word.
+        /// The high half of the slot's submitted word: information about the item.
         info: u32,
     },
     /// No item yet.

@@ -147,7 +147,7 @@ proptest! {
                 },
             }
         }
-        // Closing the ring must end each consumer after its last item, and not before.
+        // Closes the ring, and checks that each consumer ends after its last item and not before.
         prop_assert_eq!(ring.closed_at(), None);
         dispatcher.close();
         let published = freed + model.len() as u64;

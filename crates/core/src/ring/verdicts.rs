@@ -6,7 +6,7 @@ use crate::packet::Packet;
 /// The numbers of packets that an item's verdicts forward and drop.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VerdictCounts {
-    /// Packets to forward: the first ones of the array, in their order.
+    /// Packets to forward: the first ones of the item's packet array, in their order.
     pub forwarded: usize,
     /// Packets to drop: the ones after the forwarded packets.
     pub dropped: usize,

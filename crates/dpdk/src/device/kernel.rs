@@ -102,8 +102,8 @@ pub(super) fn af_xdp(spec: &EthSpec, interface: &str, queue: u16, busy: u32, cop
         let why = format!("queue={queue}: {interface} has queues 0 to {last} (ethtool -l {interface})");
         return Err(Error::Spec { spec: spec.text.clone(), why });
     }
-    // The driver counts only paired queues (receive and send). On an interface without pairs the driver uses
-    // one queue per device, and `xdp_queues` combines several devices.
+    // One DPDK device serves all pairs of queues from `queue` on, because the driver counts only pairs. On an
+    // interface without pairs a device serves one queue, and `xdp_queues` combines several devices.
     let queues = existing.pairs.saturating_sub(queue).max(1);
     remove_limit_of_locked_memory();
     let program = Program::attach(&found).map_err(|refusal| no_program(spec, interface, refusal))?;
@@ -160,7 +160,8 @@ pub(super) fn tap(spec: &EthSpec, interface: &str, fixed_mac: bool) -> Result<Pl
         return Err(Error::Busy {
             port: spec.text.clone(),
             what: format!("the name {interface}"),
-            // Only a tap may be left over from an earlier run. The machine may need any other interface.
+            // Suggests removing the interface only if it is a tap, which an earlier run may have left behind.
+            // The machine may need any other interface.
             remedy: match Path::new("/sys/class/net").join(interface).join("tun_flags").exists() {
                 true => format!("choose another, or remove that tap: ip link delete {interface}"),
                 false => "choose another".into(),

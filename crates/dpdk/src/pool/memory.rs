@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub(super) const HUGE: usize = 2 << 20;
 
 /// The addresses at which memory is placed if possible. Devices use the memory's virtual addresses, and the
-/// IOMMUs of smaller machines translate only 39 bits of an address. DPDK's own memory begins at 4 GiB.
+/// IOMMUs of smaller machines translate only 39 bits of an address, so the range ends there. It begins well
+/// above DPDK's own memory, which begins at 4 GiB.
 const LOW: Range<usize> = 1 << 36..1 << 39;
 
 /// The address that the next mapping tries first.

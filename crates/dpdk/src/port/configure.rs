@@ -8,8 +8,8 @@ use crate::{MbufPool, device, dma, sys, xdp};
 use inlane_core::packet::Pool;
 use std::sync::Arc;
 
-/// The number of receive and of send descriptors of a queue if the user gives none. If the device supports
-/// fewer, DPDK reduces the number. testpmd uses the same number.
+/// The length of each receive and transmit queue, in descriptors, if the user gives none. If the device
+/// supports fewer, DPDK reduces the number. testpmd uses the same number.
 const DESCRIPTORS: u16 = 1024;
 
 impl EthPort {

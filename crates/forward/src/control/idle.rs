@@ -326,8 +326,8 @@ mod tests {
         on_a_thread(|| {
             let mut idle = Idle::default();
             pass(second / 2);
-            // A wait of a quarter of a second in one long round, which counts as an interruption and thus as
-            // idle.
+            // A wait of a quarter of a second in one long round. Such a round counts as interrupted by other
+            // threads, and therefore as idle.
             wait(&mut idle, 2, second / 4);
             idle.found_work();
             progress.set_received(1, 64);

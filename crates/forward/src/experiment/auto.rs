@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// How long packets flow in a trial. On a GPU, starting and ending a trial take another 0.3 s.
 const TRIAL: Duration = Duration::from_millis(150);
-/// The time after which no further candidate is tried.
+/// The time since the start of the search after which no further candidate is tried.
 const LAST_START: Duration = Duration::from_secs(25);
 /// A method carries the offered rate if at least this share of the rate arrives. The share is below 1 because
 /// the start and end of a short run cost some packets.
@@ -42,8 +42,8 @@ pub enum Goal {
 struct Trial {
     method: Method,
     burst: usize,
-    /// How long a partial burst could wait; `None` for bursts of one packet, and if packets were offered as
-    /// fast as possible.
+    /// The flush time: how long a partial burst waits for more packets at most. `None` for bursts of one
+    /// packet, and if packets were offered as fast as possible.
     flush: Option<Duration>,
     /// The rate when packets were offered as fast as possible.
     packets_per_second: f64,
@@ -64,8 +64,8 @@ struct Trials {
 /// Chooses method, burst size and flush time for `goal`. Returns the settings and the reason in one sentence.
 ///
 /// # Errors
-/// When the source cannot be run repeatedly, every method fails, no candidate keeps the latency, or `control`
-/// is stopped.
+/// If the source cannot be run repeatedly, if every method fails, if no candidate stays within the latency
+/// limit, or if `control` is stopped.
 pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config, String)> {
     let repeatable = match &config.route {
         Route::OneWay { rx, .. } => ["null", "gen", "net_null"].contains(&kind(rx)),

@@ -76,7 +76,8 @@ fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketRe
     }
 }
 
-/// Returns the ceiling of the links and of the workers of all directions together.
+/// Returns the ceiling of a run on the CPU, for all its directions together: the rate of the slowest link,
+/// and the rate of the workers if they do nothing but the packet function.
 fn cpu_ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
     let directions = config.route.directions();
     // Function `io` does nothing. Timing it would measure only the call, so it is left out.
@@ -239,8 +240,8 @@ mod tests {
     #[test]
     fn ceilings_are_measured_on_the_packets_of_the_run() {
         let rate = |rx, function| ceiling_of(rx, function, Duration::ZERO).packets_per_second.unwrap();
-        // The function sums each byte, so long packets take longer. The true factor is above ten. The test
-        // requires only two, because other jobs may use the machine.
+        // The function sums each byte, so long packets take longer. The rates really differ by a factor above
+        // ten. The test requires only two, because other jobs may use the machine.
         let (short, long) = (rate("gen:64", "checksum"), rate("gen:1500", "checksum"));
         assert!(short > 2.0 * long, "{short} {long}");
     }

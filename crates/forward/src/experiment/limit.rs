@@ -34,7 +34,8 @@ const BUSY: f64 = 0.9;
 /// If at least this share of the offered packets arrived, all count as arrived, because a few packets are
 /// always missing at the start and end of a run.
 const ALL: f64 = 0.99;
-/// Replaces [`ALL`] for a run whose threads were not busy.
+/// Replaces [`ALL`] for a run whose threads were not busy. They had time left, so the offered rate was the
+/// limit even if a few more packets are missing.
 const NEARLY_ALL: f64 = 0.95;
 /// A run that reaches at least this share of a ceiling is limited by that ceiling.
 const CEILING: f64 = 0.9;
@@ -96,7 +97,8 @@ fn link(config: &Config, outcome: &RunOutcome) -> Option<String> {
         .then(|| format!("link: frames with preamble and gap used {} of {link}", percent(share)))
 }
 
-/// Names the memory that a GPU reads packets from as the limit, if a bare kernel is hardly faster.
+/// Names PCIe or GPU memory as the limit, whichever the GPU reads packets through, if a bare kernel is hardly
+/// faster than the run.
 fn bare_kernel(config: &Config, result: &PacketResult) -> Option<String> {
     let share = share_of_bare_kernel(config, result).filter(|&share| share >= CEILING)?;
     let counted =
