@@ -67,7 +67,7 @@ const AMO: &str = "int long longlong uint ulong ulonglong int32 int64 uint32 uin
 const FIXED: &str = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 ";
 const UNSIGNED: &str = "uchar ushort uint ulong ulonglong ";
 
-/// Returns the types of a set of the table.
+/// Returns the types of one of the sets that `functions.txt` names, such as `logic`.
 fn types(set: &str) -> Vec<Type> {
     let bits = |widths: &[(&'static str, usize)]| -> Vec<Type> {
         widths.iter().map(|(name, size)| of(name, "void", "c_void", *size)).collect()
@@ -83,7 +83,8 @@ fn types(set: &str) -> Vec<Type> {
         "ext" => ["float double ", AMO].concat(),
         "bitwise" => "uint ulong ulonglong int32 int64 uint32 uint64".to_string(),
         "sync" => ["short ushort ", AMO].concat(),
-        // The specification lists the unsigned and the fixed types. The signed ones are those of the active sets.
+        // For reductions over teams, the specification lists only the unsigned types and those of fixed
+        // width. The signed ones are added because reductions over active sets have them.
         "logic" => [SHORT_TO_LONGLONG, UNSIGNED, FIXED, "size"].concat(),
         "order" => [REALS, CHARS, SHORT_TO_LONGLONG, UNSIGNED, FIXED, "size ptrdiff"].concat(),
         "sum" => {
@@ -116,7 +117,8 @@ pub struct Function {
     pub kind: Type,
     /// The Rust expression; empty if the function is implemented in C.
     pub body: String,
-    /// The name of the type-generic macro and the index of the argument that selects, without the context.
+    /// The name of the type-generic macro, and the index of the argument whose type selects the function. The
+    /// context is not counted as an argument.
     pub generic: Option<(String, usize)>,
     pub has_context: bool,
 }
@@ -227,7 +229,8 @@ pub fn exports(sections: &[Section]) -> String {
     for function in sections.iter().flat_map(|section| &section.functions) {
         for name in [function.name.clone(), profiling_name(&function.name)] {
             if function.body.is_empty() {
-                // The C function keeps its arguments in place, whatever registers they use.
+                // Emit a bare jump to the C function. It leaves the arguments in place, whatever registers
+                // they use.
                 let target = format!("inlane_{}", function.name);
                 writeln!(out, "#[unsafe(no_mangle)] #[unsafe(naked)] pub unsafe extern \"C\" fn {name}() {{ jump!({target}) }}").unwrap();
                 continue;

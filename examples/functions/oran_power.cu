@@ -3,8 +3,8 @@
 // the packet function's output region.
 //
 // On a GPU, launch it with one block on a stream of its own. `power` is GPU memory for 14 numbers per stream.
-// `found` receives the slot's record. The record's sequence is 0 if slot `n` has not been delivered.
-// examples/oran-power runs it while packets arrive.
+// `found` receives the slot's record. The record's sequence is 0 if oran-reorder has not yet output radio
+// slot `n`. examples/oran-power runs it while packets arrive.
 #include <inlane_oran.h>
 
 // Computes the power of all symbols of a slot. All threads of a block call it together.
@@ -41,7 +41,8 @@ extern "C" __global__ void oran_power(const uint8_t *output, uint64_t n, uint32_
     }
 }
 #else
-// Returns false if slot `n` has not been delivered.
+// The same for the CPU: stores the power of the symbols of radio slot `n` in `power`. Returns false if
+// oran-reorder has not yet output that slot.
 extern "C" __attribute__((visibility("default"))) bool oran_power(const uint8_t *output, uint64_t n, uint32_t streams,
                                                                   uint64_t *power) {
     const oran_record *record = inlane::oran_slot(output, n);

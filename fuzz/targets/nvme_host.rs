@@ -45,7 +45,8 @@ impl Host {
         host
     }
 
-    /// Sends bytes and makes the system calls that follow.
+    /// Hands bytes from the host to the target's connection, and makes the system calls that the connection
+    /// then asks for.
     fn send(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let Some(space) = self.connection.space() else { return };

@@ -1,7 +1,8 @@
 //! Requests to the engine.
 //!
-//! A process keeps one connection to the engine. It is used by one thread at a time; a thread that finds it in use opens a connection for one
-//! request instead of waiting, because it may be a signal handler that interrupted the user. The same holds for a child of vfork, which
+//! A process keeps one connection to the engine. One thread uses it at a time. A thread that finds it in use
+//! does not wait: it may be running a signal handler that interrupted the very thread that uses the
+//! connection. It opens a connection for this one request instead. So does a child of vfork, because it
 //! shares the variables of its parent.
 
 use crate::{real, settings};
@@ -13,15 +14,16 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 /// The kept connection, or -1.
 static CONNECTION: AtomicI32 = AtomicI32::new(-1);
-/// The inode of the kept connection. The program may close the descriptor and open another with its number.
+/// The inode of the kept connection's socket. The program may close the descriptor and get its number for
+/// another file, so the inode is compared before each use.
 static INODE: AtomicU64 = AtomicU64::new(0);
 /// The process that opened the kept connection, or 0.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 /// True while a thread uses the kept connection.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
-/// The kept connection's number is at least this, if the process may have so many, because programs expect low numbers for their
-/// own descriptors.
+/// The lowest descriptor number of the kept connection, because programs expect low numbers for their own
+/// descriptors. A process that may not open this many descriptors keeps a lower number.
 const LOWEST_NUMBER: c_int = 400;
 /// The longest wait for a reply, in seconds.
 const REPLY_SECONDS: i64 = 10;
@@ -78,8 +80,9 @@ fn open() -> Option<RawFd> {
     }
 }
 
-/// Sends a request to the engine, with the descriptor `attached` if it is not negative, and returns the reply with the descriptor that came
-/// with it. Returns `None` if there is no engine or it does not answer. For operations without a reply, returns the request.
+/// Sends a request to the engine, and the descriptor `attached` with it unless that is negative. Returns the
+/// reply and the descriptor that came with the reply, or `None` if there is no engine or it does not answer.
+/// If the operation has no reply, returns the request itself.
 ///
 /// Leaves errno as it was.
 pub fn request(message: &mut Message, attached: RawFd) -> Option<(Message, Option<RawFd>)> {
@@ -108,7 +111,8 @@ fn send_request(message: &Message, attached: RawFd) -> Option<(Message, Option<R
         if reply.is_some() || fresh {
             return reply;
         }
-        // The engine may have been restarted since the connection was opened.
+        // The engine may have been restarted since the connection was opened, so try once more over a new
+        // connection.
         drop_kept();
         let (fd, _) = kept()?;
         exchange(fd, message, attached)

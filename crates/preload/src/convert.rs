@@ -19,7 +19,8 @@ pub enum Outcome {
     Failed(c_int),
 }
 
-/// Options that the engine must know when it creates a socket, and their values in the kernel's new sockets.
+/// The options that the engine must know when it creates a socket: level, name, and the value that a new
+/// socket of the kernel has. Only options with another value are sent to the engine.
 const OPTIONS: [NumberOption; 10] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
@@ -33,7 +34,8 @@ const OPTIONS: [NumberOption; 10] = [
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0),
 ];
 
-/// Returns true if `fd` is a TCP socket of the kernel, and whether its family is AF_INET6.
+/// Returns true if `fd` is a TCP socket of the kernel over IPv6, false over IPv4, and `None` if it is
+/// neither.
 fn kernel_tcp(fd: RawFd) -> Option<bool> {
     let option = |name| real::option(fd, libc::SOL_SOCKET, name);
     if option(libc::SO_TYPE)? != libc::SOCK_STREAM || option(libc::SO_PROTOCOL)? != libc::IPPROTO_TCP {
@@ -103,7 +105,8 @@ fn offer_socket(fd: RawFd, usage: Use, address: SocketAddr) -> Outcome {
     }
 }
 
-/// Leaves a socket with the kernel: reports it, and if that is an error, fails the call.
+/// Leaves a socket with the kernel and reports this to the engine. If `matters` is set and the user demands
+/// offloading, prints `reason` and fails the program's call instead.
 fn stays(message: &Message, reason: &[u8], matters: bool) -> Outcome {
     if !matters || !settings::require() {
         control::report_kernel(*message, reason);
@@ -147,7 +150,8 @@ fn add_options(message: &mut Message, fd: RawFd) {
     write_options(message, &found[..count]);
 }
 
-/// Puts `new` in the place of the socket `fd`, with its flags, timeouts and epoll registration. Closes `new`.
+/// Makes the descriptor `fd` refer to the socket `new`. The flags, timeouts and epoll registration of the old
+/// socket are kept. Closes the descriptor `new`. Returns false if the replacement failed.
 fn replace(fd: RawFd, new: RawFd) -> bool {
     let registration = Registration::of(fd);
     copy_options(fd, new);

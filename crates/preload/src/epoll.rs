@@ -1,8 +1,10 @@
 //! Keeps epoll registrations when a descriptor's socket is replaced.
 //!
-//! A registration belongs to the socket, not to the descriptor's number, so it is lost when another socket replaces the registered one.
-//! Programs such as nginx register a socket before they connect it. So this module remembers in which epoll instance a descriptor was last
-//! registered. The kernel then tells the registration itself, so that an outdated memory has no effect.
+//! A registration belongs to the socket, not to the descriptor's number, so it is lost when another socket
+//! replaces the registered one. Programs such as nginx register a socket before they connect it. So this
+//! module remembers in which epoll instance a descriptor was last registered. The registration itself is read
+//! from the kernel's description of that instance. If the remembered instance is outdated, the description
+//! does not contain the descriptor, and nothing is restored.
 
 use crate::real;
 use libc::c_int;

@@ -1,6 +1,7 @@
 //! The functions that replace the C library's.
 //!
-//! Each first does what costs least for sockets that are not offloaded.
+//! Each is ordered so that it costs least for sockets that are not offloaded. For example, `sendto` calls the
+//! C library first, and checks whether the socket is offloaded only if that call fails.
 
 use crate::convert::{self, Outcome};
 use crate::socket::name_of;
@@ -61,7 +62,8 @@ hooks! {
         if name_of(fd).is_some() {
             return socket::listen(fd, backlog);
         }
-        // A socket that was never bound gets a port now.
+        // `listen` gives a port to a socket that was never bound, so this is the moment to offer that socket
+        // to the engine.
         let domain = real::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN);
         let any = match domain {
             Some(libc::AF_INET) => Some(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))),
@@ -168,7 +170,8 @@ hooks! {
         let before = errno();
         let result = real::sendto(fd, buffer, len, flags, address, address_len);
         if result == -1 && refuses_addresses(address.cast()) && name_of(fd).is_some() {
-            // A connected TCP socket ignores the address.
+            // A connected TCP socket ignores the address, but the pair's UNIX socket refuses it. So send
+            // again without the address.
             set_errno(before);
             return real::sendto(fd, buffer, len, flags, std::ptr::null(), 0);
         }
@@ -222,7 +225,8 @@ hooks! {
         real::posix_spawnp(process, file, actions, attributes, arguments, environment)
     }
 
-    // The C library's function takes a variable number of arguments. On x86-64 and AArch64, these are passed like fixed ones.
+    // The C library's function takes a variable number of arguments. This one may have six fixed arguments
+    // instead, because x86-64 and AArch64 pass both kinds alike.
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long {
         let fd = a as c_int;
         match number {
@@ -271,7 +275,7 @@ fn refuses_addresses(address: *const c_void) -> bool {
     !address.is_null() && matches!(errno(), libc::EISCONN | libc::EOPNOTSUPP)
 }
 
-/// Returns the bytes that `count` parts can hold.
+/// Returns the total length of the `count` buffers in `parts`, in bytes.
 unsafe fn bytes(parts: *const iovec, count: usize) -> usize {
     if parts.is_null() {
         return 0;

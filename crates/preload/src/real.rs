@@ -72,7 +72,8 @@ real! {
     syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
 }
 
-/// The kernel's answers about names, past this library's own functions.
+/// Asks the kernel for the names of sockets. Calls the C library's functions, not those of this library that
+/// replace them.
 pub const ASKING: Asking = Asking { own: getsockname, peer: getpeername };
 
 /// Returns the number that option `name` of the kernel's socket `fd` has, or `None` if it has none.

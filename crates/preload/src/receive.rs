@@ -22,7 +22,7 @@ fn at_end(fd: c_int, result: ssize_t) -> ssize_t {
     }
     match socket::reason_of_end(fd) {
         0 if result == 0 => 0,
-        // The program has read the error already, so the stream has ended.
+        // The program has read the connection's error already, so this read reports the end of the stream.
         0 if socket::name_of(fd).is_some() => 0,
         0 => result,
         error => fail(error),

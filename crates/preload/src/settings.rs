@@ -51,7 +51,8 @@ static SOCKET: Text<108> = Text::new();
 static RULES: Text<16384> = Text::new();
 static REQUIRE: Text<16> = Text::new();
 static PROGRAM: Text<256> = Text::new();
-/// The variables to pass on, each as `NAME=VALUE` with a terminating zero byte.
+/// The environment variables to pass on to programs that this one starts, each as `NAME=VALUE` with a
+/// terminating zero byte.
 static EXPORTED: [Text<16640>; 4] = [const { Text::new() }; 4];
 
 unsafe extern "C" {

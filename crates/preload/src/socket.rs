@@ -155,7 +155,8 @@ pub fn accept(
             -1 => -1,
             // The listener was shut down, or its engine is gone.
             0 => fail(libc::EINVAL),
-            // The process has no free descriptor, so the kernel dropped the connection's.
+            // A record came without a descriptor: the process has no free one, so the kernel dropped that of
+            // the connection.
             _ => fail(libc::EMFILE),
         };
     };
@@ -273,7 +274,7 @@ pub fn setsockopt(fd: RawFd, level: c_int, name: c_int, value: *const c_void, le
     } else if value.is_null() {
         return fail(libc::EFAULT);
     } else if len == 0 || (len < 4 && (level, name) != (libc::IPPROTO_TCP, libc::TCP_CONGESTION)) {
-        // IP options may have one byte.
+        // Only TCP options must have four bytes: options of IPv4 and IPv6 may be given in one byte.
         if level == libc::IPPROTO_TCP || len == 0 {
             return fail(libc::EINVAL);
         }
@@ -320,7 +321,8 @@ pub fn shutdown(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     unsafe { real::shutdown(fd, how) }
 }
 
-/// Returns the errno to fail a read with that the kernel ended with `result` 0, or with -1 and ECONNRESET. Returns 0 if the result stands.
+/// Call this after the kernel's read of `fd` returned 0, or failed with ECONNRESET. Returns the errno with
+/// which the program's read must fail, or 0 if there is no error to report.
 pub fn reason_of_end(fd: RawFd) -> c_int {
     if name_of(fd).is_none() {
         return 0;

@@ -56,7 +56,7 @@ pub fn sync(set: ActiveSet) {
     check(world().sync(active(set)));
 }
 
-/// Copies `bytes` from the root to the destination of all PEs of the team, the root included.
+/// Copies `bytes` bytes from the root's source to the destination of all PEs of the team, the root included.
 pub unsafe fn broadcast(
     team: Team,
     destination: *mut c_void,
@@ -76,7 +76,7 @@ pub unsafe fn broadcast(
     })
 }
 
-/// Copies `bytes` from the root to the destination of all other PEs of the set.
+/// Copies `bytes` bytes from the root's source to the destination of all other PEs of the set.
 pub unsafe fn broadcast_active(
     destination: *mut c_void,
     source: *const c_void,
@@ -112,13 +112,13 @@ pub unsafe fn fcollect_active(destination: *mut c_void, source: *const c_void, b
     check(unsafe { world().fcollect(active(set), destination as usize, source.cast(), bytes) });
 }
 
-/// Sends one block of `bytes` to each PE of the team.
+/// Sends each PE of the team its own block of `bytes` bytes from the source.
 pub unsafe fn all_to_all(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
     // SAFETY: the caller's pointers are valid.
     over(team, |set| unsafe { world().all_to_all(set, destination as usize, source.cast(), bytes) })
 }
 
-/// Sends one block of `bytes` to each PE of the set.
+/// Sends each PE of the set its own block of `bytes` bytes from the source.
 pub unsafe fn all_to_all_active(
     destination: *mut c_void,
     source: *const c_void,
@@ -129,8 +129,8 @@ pub unsafe fn all_to_all_active(
     check(unsafe { world().all_to_all(active(set), destination as usize, source.cast(), bytes) });
 }
 
-/// Sends `elements` (count, width in bytes) to each PE of the team. The strides are distances in elements, at
-/// the destination and at the source.
+/// Sends each PE of the team its own elements. `elements` is their number per PE and their width in bytes.
+/// `strides` is the distance between two of them, in elements, at the destination and at the source.
 pub unsafe fn all_to_all_strided(
     team: Team,
     destination: *mut c_void,
@@ -158,7 +158,8 @@ pub unsafe fn all_to_all_strided_active(
     });
 }
 
-/// Combines `elements` (count, width in bytes) of all PEs of the team.
+/// Combines the source arrays of all PEs of the team element by element, and stores the result in each PE's
+/// destination. `elements` is the number of elements and their width in bytes.
 pub unsafe fn reduce(
     team: Team,
     destination: *mut c_void,
@@ -172,7 +173,8 @@ pub unsafe fn reduce(
     over(team, |set| unsafe { world().reduce(set, destination as usize, source.cast(), elements, &all) })
 }
 
-/// Combines `elements` (count, width in bytes) of all PEs of the set.
+/// Combines the source arrays of all PEs of the set element by element, and stores the result in each PE's
+/// destination. `count` is the number of elements, and `width` their width in bytes.
 pub unsafe fn to_all(
     destination: *mut c_void,
     source: *const c_void,

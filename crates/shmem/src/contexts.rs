@@ -38,8 +38,8 @@ fn state(context: Context) -> Option<&'static State> {
     (context.0 > Context::DEFAULT.0).then(|| unsafe { &*(context.0 as *const State) })
 }
 
-/// Returns the number in the job of the PE that has this number in the context. A number outside the
-/// context's team becomes one that no PE has, so that the operation fails.
+/// Converts a PE's number in the context's team to its number in the job. For a number outside the team,
+/// returns one that no PE has, so that the operation fails.
 #[inline]
 pub fn pe(context: Context, number: c_int) -> u32 {
     if context == Context::DEFAULT {
@@ -70,7 +70,7 @@ pub unsafe fn create(team: Team, options: i64, context: *mut Context) -> c_int {
     0
 }
 
-/// Completes the context's operations and ends it. Does nothing for the default context, or for none.
+/// Completes the context's operations and ends it. Does nothing for the default context or SHMEM_CTX_INVALID.
 pub fn destroy(context: Context) {
     if context.0 > Context::DEFAULT.0 {
         rma::quiet();

@@ -38,7 +38,8 @@ fn atomic(operation: Operation, target: usize, operand: u32, comparand: u32, pe:
     check(world().atomic(operation, target, 4, operand.into(), comparand.into(), pe)) as u32
 }
 
-/// Sets a lock. PEs get it in the order in which they ask.
+/// Acquires a lock. Blocks until this PE holds it. PEs get it in the order in which they called this
+/// function.
 pub fn set(lock: *mut i64) {
     let me = world().me();
     atomic(Operation::Swap, links(lock), WAITING, 0, me);

@@ -32,8 +32,8 @@ pub unsafe extern "C" fn put_nbi(destination: *mut c_void, source: *const c_void
     check(unsafe { world().put_bytes_nbi(destination as usize, source.cast(), bytes, pe) });
 }
 
-/// Copies from a PE. The bytes have arrived at the return. This serves the non-blocking gets too, because the
-/// specification lets them complete early.
+/// Copies from a PE. Returns when the bytes have arrived. The non-blocking gets call this function too,
+/// because the specification lets them complete early.
 pub unsafe extern "C" fn get(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
     // SAFETY: the caller's pointers are valid.
     check(unsafe { world().get_bytes(destination.cast(), source as usize, bytes, pe) });
@@ -50,7 +50,7 @@ pub unsafe fn get_value<T>(source: *const T, pe: u32) -> T {
     }
 }
 
-/// The distance in bytes of an element of a strided array.
+/// Returns the offset in bytes of element number `element` from the start of a strided array.
 fn at(element: usize, stride: isize, width: usize) -> isize {
     (element as isize).wrapping_mul(stride).wrapping_mul(width as isize)
 }
@@ -95,8 +95,8 @@ pub unsafe fn get_strided(
     }
 }
 
-/// Copies to a PE, then changes a signal there. The signal is its address, the value, and the operation: 0
-/// sets the signal, 1 adds to it.
+/// Copies to a PE, then changes a signal word there. The triple is the word's address, a value and an
+/// operation: 0 stores the value in the word, 1 adds the value to it.
 pub unsafe fn put_signal(
     destination: *mut c_void,
     source: *const c_void,

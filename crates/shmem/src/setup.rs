@@ -6,8 +6,8 @@ use std::ffi::{c_char, c_int, c_void};
 
 const THREAD_MULTIPLE: c_int = 3;
 
-/// Returns the number of a PE of the job. A negative number becomes a very large one. No such PE exists, so
-/// the library refuses it.
+/// Converts a PE's number in the job from C's type. A negative number becomes a very large one, which the
+/// library refuses because no such PE exists.
 #[inline(always)]
 pub fn pe(number: c_int) -> u32 {
     number as u32
@@ -48,7 +48,8 @@ pub fn addr_accessible(address: *const c_void, number: c_int) -> c_int {
     (pe(number) < world().pes() && world().offset_of(address as usize, 1).is_ok()) as c_int
 }
 
-/// Returns the address at which loads and stores reach the PE's copy of the object, or null if they cannot.
+/// Returns the address at which this PE's loads and stores reach PE `number`'s copy of the symmetric object
+/// at `address`. Returns null if they cannot reach it.
 pub fn ptr(address: *const c_void, number: c_int) -> *mut c_void {
     world().direct(address as usize, pe(number)).map_or(std::ptr::null_mut(), |address| address.cast())
 }

@@ -175,7 +175,7 @@ pub unsafe fn split_2d(parent: Team, xrange: c_int, x: Axis, y: Axis) -> c_int {
     }
 }
 
-/// Ends a team. Does nothing for a predefined team, or for none.
+/// Ends a team. Does nothing for a predefined team or SHMEM_TEAM_INVALID.
 pub fn destroy(team: Team) {
     let Some(slot) = slot(team) else { return };
     if slot.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {
@@ -183,7 +183,8 @@ pub fn destroy(team: Team) {
     }
 }
 
-/// Returns the address at which loads and stores reach the copy of the team's PE, or null.
+/// Returns the address at which this PE's loads and stores reach the copy of the symmetric object at
+/// `address` that belongs to PE `pe` of the team. Returns null if they cannot reach it.
 pub fn ptr(team: Team, address: *const c_void, pe: c_int) -> *mut c_void {
     match (set(team), u32::try_from(pe)) {
         (Some(set), Ok(pe)) if pe < set.size => setup::ptr(address, set.pe(pe) as c_int),

@@ -9,7 +9,7 @@ use std::process::Command;
 fn compile(directory: &Path, source: &str) -> Option<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let library = std::env::current_exe().unwrap().with_file_name("libinlane_shmem.so");
-    // The loader looks for the library by its soname.
+    // Make links under both names: the linker looks for the first, and the loader for the soname.
     for name in ["libinlane_shmem.so", "libinlane_shmem.so.0"] {
         let link = directory.join(name);
         if !link.exists() {

@@ -39,8 +39,8 @@ pub struct Config {
     pub send_capacity: u32,
     /// The size of the application's receive buffer in bytes.
     pub receive_capacity: u32,
-    /// The greatest segment payload without options that the interface carries: MTU less the IP header less 20 bytes. It is also
-    /// the value of the MSS option.
+    /// The greatest payload, in bytes, of a segment without options that the interface carries: the MTU less
+    /// the IP header and the 20 bytes of the TCP header. It is also the value of the MSS option.
     pub mss: u16,
     /// The segment payload that every path carries (RFC 8899, BASE_PLPMTU): used after a black hole was detected.
     pub base_mss: u16,

@@ -71,7 +71,7 @@ impl Congestion {
         self.window < self.threshold
     }
 
-    /// Sets the window, as a loss recovery does.
+    /// Sets the window to the size that loss recovery has computed, or to one segment if that is more.
     pub fn set_window(&mut self, window: u64, mss: u32) {
         self.window = window.max(mss as u64);
     }

@@ -75,8 +75,9 @@ pub struct Listener<C> {
     config: Config,
     secrets: Secrets,
     half_open: HashMap<Flow, HalfOpen>,
-    /// Deadlines of half-open connections by number of retransmissions. All of a queue have the same timeout, so each is sorted. An entry
-    /// whose half-open connection is gone, or has another deadline, is outdated.
+    /// Deadlines of half-open connections: one queue for each number of retransmissions. The entries of a
+    /// queue have the same timeout, so the queue is sorted by deadline. An entry is outdated if its half-open
+    /// connection is gone or has another deadline.
     deadlines: [VecDeque<(u64, Flow)>; RETRIES + 1],
     accepted: VecDeque<C>,
     backlog: usize,
@@ -190,7 +191,8 @@ impl<C> Listener<C> {
             return Verdict::Reply(self.cookie_reply(now, flow, &handshake));
         }
         if let Some(previous) = previous {
-            // The numbers of the new connection are above those of the old one (RFC 6191).
+            // The new connection's numbers must begin above those of the old one, by more than a window of
+            // 65,535 bytes (RFC 6191).
             let least = previous.sequence().wrapping_add(u16::MAX as u32 + 2);
             if before(handshake.sequence, least) {
                 handshake.sequence = least;
@@ -256,7 +258,7 @@ impl<C> Listener<C> {
         Verdict::Established(Handshake { window: header.window, rtt, ..handshake })
     }
 
-    /// Returns the header's timestamps of a reply.
+    /// Returns the timestamps option of a reply, or `None` if a side does not use timestamps.
     fn timestamps(&self, now: u64, handshake: &Handshake) -> Option<Timestamps> {
         let timestamps = handshake.options.timestamps.filter(|_| self.config.timestamps)?;
         Some(Timestamps { value: crate::timestamp(now, handshake.timestamp_offset), echo: timestamps.value })
@@ -298,7 +300,8 @@ impl<C> Listener<C> {
         self.deadlines.iter().filter_map(|queue| queue.front()).map(|entry| entry.0).min()
     }
 
-    /// Retransmits SYN,ACKs that were not answered in time, and gives up after five. Calls `send` for each.
+    /// Retransmits the SYN,ACKs that were not answered in time: calls `send` for each. Removes a half-open
+    /// connection after five unanswered retransmissions.
     pub fn on_timer(&mut self, now: u64, mut send: impl FnMut(&Flow, Header)) {
         for retransmissions in 0..=RETRIES {
             while let Some(&(deadline, flow)) = self.deadlines[retransmissions].front()

@@ -99,19 +99,19 @@ impl Scoreboard {
         }
     }
 
-    /// Returns the bytes in flight: sent, and neither acknowledged nor lost (RFC 6675, pipe).
+    /// Returns the number of bytes in flight: sent, and neither acknowledged nor lost (RFC 6675, pipe).
     #[inline]
     pub fn in_flight(&self) -> u64 {
         self.outstanding() - self.sacked - self.lost
     }
 
-    /// Returns the bytes that were acknowledged selectively.
+    /// Returns the number of bytes that were acknowledged selectively.
     #[inline]
     pub fn sacked(&self) -> u64 {
         self.sacked
     }
 
-    /// Returns the bytes that are lost and not retransmitted yet.
+    /// Returns the number of bytes that are lost and not retransmitted yet.
     #[inline]
     pub fn lost(&self) -> u64 {
         self.lost
@@ -300,7 +300,8 @@ impl Scoreboard {
         }
     }
 
-    /// Accounts for the end of a loss recovery: narrows the reordering window again after sixteen.
+    /// Counts the end of a loss recovery. Narrows a widened reordering window again after sixteen recoveries
+    /// without a DSACK.
     pub fn on_recovery_end(&mut self) {
         self.reordering_persistence = self.reordering_persistence.saturating_sub(1);
         if self.reordering_persistence == 0 {
@@ -308,8 +309,9 @@ impl Scoreboard {
         }
     }
 
-    /// Marks the segments lost that were sent long enough before a delivered one (RFC 8985, section 6.2, step 5). Returns the
-    /// bytes marked, and when the next segment will be lost if nothing arrives until then.
+    /// Marks the segments lost that were sent long enough before a delivered one (RFC 8985, section 6.2, step
+    /// 5). Returns the number of bytes marked, and the time when the next segment will count as lost if no
+    /// acknowledgment arrives before.
     pub fn detect_loss(&mut self, now: u64, window: u64) -> (u64, Option<u64>) {
         let (mut marked, mut deadline) = (0, None);
         if self.rack_end == 0 {
@@ -319,7 +321,7 @@ impl Scoreboard {
         while let Some(&record) = self.records.get(at) {
             let delivered_later = (record.sent, record.end()) < (self.rack_sent, self.rack_end);
             if !delivered_later && record.flags == 0 {
-                // Everything behind was sent even later.
+                // Everything behind was sent even later, so no further segment can be marked.
                 break;
             }
             if delivered_later && !record.has(SACKED | LOST) {
@@ -339,7 +341,9 @@ impl Scoreboard {
         (marked, deadline)
     }
 
-    /// Marks the first `len` bytes lost: for peers without SACK, and after an ICMP message about the path MTU.
+    /// Marks the first `len` bytes lost, or the whole first record if it is shorter. Returns the number of
+    /// bytes marked: 0 if the first record is already lost or acknowledged. Used for peers without SACK, and
+    /// after an ICMP message about the path MTU.
     pub fn mark_first_lost(&mut self, len: u32) -> u64 {
         let Some(&first) = self.records.front() else { return 0 };
         if first.has(SACKED | LOST) {

@@ -206,7 +206,7 @@ fn transfer(mut tun: File, loss: f64, active: bool) {
 #[test]
 fn both_directions_with_the_kernel() {
     for (loss, active) in [(0.0, true), (0.0, false), (0.01, true), (0.01, false)] {
-        // A thread of its own, because the namespace belongs to the thread.
+        // Run each case on a thread of its own, because a thread enters its network namespace for good.
         let ran = thread::spawn(move || device().map(|tun| transfer(tun, loss, active))).join().unwrap();
         if let Err(why) = ran {
             eprintln!("SKIPPED both_directions_with_the_kernel: {why}; run as root");

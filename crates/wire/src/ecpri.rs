@@ -1,5 +1,5 @@
-//! eCPRI over Ethernet (eCPRI 2.0): the common header, and the two words before IQ data and real-time control
-//! data.
+//! eCPRI over Ethernet (eCPRI 2.0): the common header, and the PC id and sequence id of messages with IQ data
+//! or real-time control data.
 //!
 //! ```text
 //! 0                          1      2              4       6                      8

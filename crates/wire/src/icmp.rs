@@ -33,9 +33,9 @@ view! {
         echo_id / set_echo_id: u16 = 4,
         /// Sequence number of an echo.
         echo_sequence / set_echo_sequence: u16 = 6,
-        /// The next hop's MTU in an ICMP message that a packet was too large.
+        /// The next hop's MTU, in an ICMP message of type `UNREACHABLE` and code `FRAGMENTATION_NEEDED`.
         next_hop_mtu / set_next_hop_mtu: u16 = 6,
-        /// The next hop's MTU in an ICMPv6 message that a packet was too large.
+        /// The next hop's MTU, in an ICMPv6 message of type `TOO_BIG_V6`.
         mtu_v6 / set_mtu_v6: u32 = 4,
     }
 }

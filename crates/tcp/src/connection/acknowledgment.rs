@@ -7,7 +7,7 @@ use crate::segment::Segment;
 use crate::sequence::{before, extend};
 use inlane_wire::tcp::{ECE, FIN};
 
-/// The duplicate acknowledgments that reveal a loss to a sender without SACK (RFC 5681).
+/// The number of duplicate acknowledgments that reveal a loss if the peer has no SACK (RFC 5681).
 const DUPLICATE_THRESHOLD: u32 = 3;
 
 impl Connection {
@@ -127,7 +127,8 @@ impl Connection {
 
     fn on_dsack(&mut self, start: Sequence, len: u64) {
         self.scoreboard.on_dsack(self.snd.una, self.snd.next);
-        // RFC 3708: if every retransmission was a duplicate, nothing was lost.
+        // RFC 3708: if the peer reports every retransmission of this recovery as a duplicate, nothing was
+        // lost, so the window is restored.
         if self.recovery.undo_bytes > 0 && start >= self.recovery.undo_start {
             self.recovery.undo_bytes = self.recovery.undo_bytes.saturating_sub(len);
             if self.recovery.undo_bytes == 0 {
@@ -146,7 +147,8 @@ impl Connection {
             && let Some((echo, offset)) = context.echo
             && echo != 0
         {
-            // Only retransmitted segments were acknowledged. Their timestamp tells which transmission (RFC 7323, section 4).
+            // Only retransmitted segments were acknowledged. The echoed timestamp shows which transmission
+            // the acknowledgment answers, so the RTT can be computed from it (RFC 7323, section 4).
             let elapsed = crate::timestamp(now, offset).wrapping_sub(echo) as u64;
             if elapsed < 600_000 {
                 self.rtt.sample(now, (elapsed + 1) * crate::MILLISECOND, least, most);
@@ -154,7 +156,8 @@ impl Connection {
         }
     }
 
-    /// Ends the episode of a loss probe (RFC 8985, section 7.4).
+    /// Ends the episode of a loss probe if this acknowledgment reaches the probe's end. If only the probe
+    /// repaired a loss, reacts as to congestion (RFC 8985, section 7.4).
     fn on_probe_acknowledged(&mut self, ack: Sequence, duplicate: bool, dsack: bool, no_sack: bool) {
         let Some((end, retransmission)) = self.recovery.probe else { return };
         if ack < end {
@@ -188,7 +191,7 @@ impl Connection {
             if let (Eifel::Sent(stamp), Some((echo, _))) = (self.recovery.eifel, context.echo)
                 && before(echo, stamp)
             {
-                // The acknowledgment is for the original transmission.
+                // The acknowledgment answers the original transmission, so the retransmission was spurious.
                 self.undo();
             }
             self.recovery.eifel = Eifel::Decided;
@@ -222,7 +225,8 @@ impl Connection {
         }
     }
 
-    /// Marks losses by RACK (RFC 8985, section 6.2). Returns the bytes marked. Arms the reordering timer if more may follow.
+    /// Marks losses by RACK (RFC 8985, section 6.2). Returns the number of bytes marked. If other segments
+    /// may soon count as lost too, sets the reordering deadline.
     pub(super) fn detect_loss(&mut self, now: u64) -> u64 {
         if self.scoreboard.is_empty() {
             return 0;
@@ -236,7 +240,7 @@ impl Connection {
     }
 
     /// Marks losses by duplicate acknowledgments, as NewReno does, for peers without SACK (RFC 6582). Returns
-    /// the bytes marked.
+    /// the number of bytes marked.
     fn detect_loss_by_duplicates(
         &mut self,
         advanced: bool,

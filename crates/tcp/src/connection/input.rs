@@ -89,7 +89,8 @@ impl Connection {
                 self.flags.syn_pending = true; // the peer's SYN again
                 return Events::NONE;
             }
-            // The SYN,ACK of a simultaneous open repeats the SYN.
+            // The SYN,ACK of a simultaneous open repeats the SYN that was processed before, so ignore the
+            // SYN.
             flags &= !SYN;
             seq += 1;
         }
@@ -101,8 +102,8 @@ impl Connection {
 
         let len = segment.payload.len() as u64 + (flags & FIN != 0) as u64;
         let end = seq + len;
-        // A segment that was sent before the last acknowledgment arrived may still acknowledge something. An
-        // older one is repeated or forged.
+        // Accepts segments down to the acknowledgment number that was sent last, although they end before
+        // RCV.NXT: their acknowledgment may be new. An older segment is repeated or forged.
         if end < self.rcv.last_ack || seq > self.rcv.edge() {
             self.counters.unacceptable += 1;
             if reset {
@@ -219,7 +220,8 @@ impl Connection {
         }
     }
 
-    /// Sends an acknowledgment at once, unless the connection has sent too many for suspicious segments.
+    /// Answers a suspicious segment with an acknowledgment at once (a challenge ACK), unless the limit for
+    /// this second is reached.
     fn challenge(&mut self, now: u64) {
         let second = now / SECOND;
         if self.ack.challenge_second != second {
@@ -235,7 +237,8 @@ impl Connection {
         }
     }
 
-    /// Remembers a duplicate for the next acknowledgment (RFC 2883).
+    /// Counts a duplicate segment, and remembers its range, which the next acknowledgment reports as a DSACK
+    /// (RFC 2883).
     fn note_duplicate(&mut self, start: Sequence, end: Sequence) {
         self.counters.duplicates += 1;
         if self.flags.sack {
@@ -253,7 +256,7 @@ impl Connection {
         buffer: &mut impl ReceiveBuffer,
     ) -> Events {
         if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
-            // The peer's FIN was received, so this is a retransmission.
+            // The peer's FIN was received before, so this is a retransmission: acknowledge it again.
             self.ack.now = true;
             if self.state == State::TimeWait {
                 self.timers.close_at = now.saturating_add(self.config.time_wait);
@@ -285,8 +288,8 @@ impl Connection {
                 if self.reassembly.is_empty() {
                     self.rcv.next = end;
                 } else {
-                    // RFC 9293 and RFC 5681: acknowledge at once what fills a gap.
                     self.rcv.next = self.reassembly.advance(end);
+                    // RFC 9293 and RFC 5681: acknowledge at once what fills a gap.
                     self.ack.now = true;
                 }
                 self.schedule_ack(now, (self.rcv.next - before_next) as u32);
@@ -327,7 +330,8 @@ impl Connection {
         self.ack.now = true;
     }
 
-    /// Processes the peer's FIN if all data before it was received. `again` is true if this segment carried it.
+    /// Processes the peer's FIN if all data before it was received. Set `again` if the current segment
+    /// carries the FIN: it is then acknowledged at once, even if it is a repetition.
     fn receive_fin(&mut self, now: u64, again: bool) -> Events {
         if again {
             self.ack.now = true;

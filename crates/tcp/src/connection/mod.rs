@@ -53,14 +53,16 @@ pub struct Connection {
     counters: Counters,
     reassembly: Reassembly,
     reason: Option<Reason>,
-    /// The number of a reset to send during the handshake; the connection itself goes on.
+    /// The sequence number of a reset that must be sent during the handshake. The reset answers a segment of
+    /// an old connection, so this connection goes on.
     stray_reset: Option<u32>,
     timestamp_offset: u32,
     syn_sent_at: u64,
     config: Config,
 }
 
-// A host holds tens of thousands of connections, and each segment loads the state from memory.
+// Keeps the state small, because a host holds tens of thousands of connections, and each segment loads the
+// state of its connection from memory.
 const _: () = assert!(size_of::<Connection>() <= 1152);
 
 /// The number of segments that are acknowledged at once at the start of a connection.

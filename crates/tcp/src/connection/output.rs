@@ -26,7 +26,8 @@ impl Connection {
             _ => {}
         }
         if self.ack.now && self.flags.sack && (self.ack.dsack.is_some() || !self.reassembly.is_empty()) {
-            // A segment without data has room for SACK blocks. A full data segment has none.
+            // Send the acknowledgment in a segment without data, because a full data segment has no room for
+            // SACK blocks.
             return Some(Transmit::bare(self.header(now, self.snd.next, ACK, MAX_SACK_BLOCKS)));
         }
         if self.scoreboard.lost() > 0
@@ -123,7 +124,7 @@ impl Connection {
     fn advance_window(&mut self) {
         let edge = self.rcv.edge();
         let least = (self.rcv.capacity / 2).min(self.rcv.mss as u32).max(1) as u64;
-        // A byte that was accepted beyond the announced edge has used room that was never announced.
+        // Data may have been accepted beyond the announced edge. Its room counts as announced.
         self.rcv.advertised = self.rcv.advertised.max(self.rcv.next);
         if edge >= self.rcv.advertised + least {
             let most = self.rcv.next + ((u16::MAX as u64) << self.rcv.scale);
@@ -216,8 +217,9 @@ impl Connection {
         if recovery.phase != Phase::Open {
             recovery.undo_bytes += len as u64;
             if recovery.eifel == Eifel::Waiting {
-                // Only the acknowledgment of the first unacknowledged segment is sure to echo its timestamp.
                 let stamp = crate::timestamp(now, self.timestamp_offset);
+                // Timestamps can judge only a retransmission of the first unacknowledged segment: only its
+                // acknowledgment is sure to echo its timestamp.
                 recovery.eifel = if start == self.snd.una { Eifel::Sent(stamp) } else { Eifel::Decided };
             }
         }

@@ -81,13 +81,13 @@ impl Receiver {
 pub(super) struct AckState {
     /// Bytes received and not acknowledged yet.
     pub(super) pending: u32,
-    /// Send an acknowledgment at once.
+    /// True if an acknowledgment must be sent at once.
     pub(super) now: bool,
     /// Duplicate acknowledgments to send in addition; a peer without SACK counts them.
     pub(super) duplicates: u8,
     /// The number of segments that are still acknowledged at once, because the peer is probably in slow start.
     pub(super) quick: u8,
-    /// A duplicate segment to report (RFC 2883).
+    /// The range of a duplicate segment that the next acknowledgment must report (DSACK, RFC 2883).
     pub(super) dsack: Option<(u32, u32)>,
     /// When the last challenge ACK was due, in whole seconds. The rate limit of challenge ACKs counts per
     /// second.
@@ -114,7 +114,8 @@ pub(super) enum Eifel {
     Waiting,
     /// The timestamp of the first retransmission.
     Sent(u32),
-    /// The retransmission was judged, or cannot be, because there are no timestamps.
+    /// The retransmission was judged, or cannot be: there are no timestamps, or it was not the first
+    /// unacknowledged segment.
     Decided,
 }
 
@@ -187,7 +188,7 @@ pub(super) struct Flags {
     pub(super) timestamps: bool,
     pub(super) sack: bool,
     pub(super) ecn: bool,
-    /// A SYN or SYN,ACK is to be sent.
+    /// A SYN or SYN,ACK must be sent.
     pub(super) syn_pending: bool,
     pub(super) reset_pending: bool,
     pub(super) keepalive_pending: bool,
@@ -200,9 +201,9 @@ pub(super) struct Flags {
     pub(super) cork: bool,
     /// Small segments are sent once, because the cork was held for too long.
     pub(super) cork_expired: bool,
-    /// Echo a congestion mark until the peer reports that it has reduced its window.
+    /// Acknowledgments echo a congestion mark, until the peer reports that it has reduced its window.
     pub(super) ece: bool,
-    /// Report that the window was reduced.
+    /// The next new data must tell the peer that the congestion window was reduced.
     pub(super) cwr: bool,
     /// No application reads or writes any more.
     pub(super) orphan: bool,

@@ -10,11 +10,11 @@ use crate::segment::Transmit;
 
 /// The least MSS that an ICMP message can set, so that a forged one does little harm.
 const LEAST_MSS: u16 = 512;
-/// Consecutive timeouts of a large segment that reveal a black hole.
+/// The number of consecutive timeouts of a large segment after which the path counts as a black hole.
 const BLACK_HOLE_TIMEOUTS: u8 = 2;
 /// How long after a reduction larger segments are probed (RFC 8899, PMTU_RAISE_TIMER).
 const RAISE_AFTER: u64 = 600 * SECOND;
-/// Lost probes of one size that end the search there (RFC 8899, MAX_PROBES).
+/// The number of lost probes of one size after which only smaller sizes are tested (RFC 8899, MAX_PROBES).
 const MAX_PROBES: u8 = 3;
 /// The search ends when it has determined the MSS to this many bytes.
 const PRECISION: u16 = 32;
@@ -55,8 +55,9 @@ impl Connection {
         self.flags.retransmission_forced = true;
     }
 
-    /// Processes an ICMP message "destination unreachable". `sequence` is the number in the quoted TCP header. It ends a connection attempt. An
-    /// established connection ignores it, because the message may be forged or the failure temporary (RFC 5927, section 4).
+    /// Processes an ICMP message "destination unreachable". `sequence` is the number in the quoted TCP
+    /// header. The message ends a connection attempt. An established connection ignores the message, because
+    /// it may be forged or the failure temporary (RFC 5927, section 4).
     pub fn on_unreachable(&mut self, sequence: u32) -> Events {
         let opening = matches!(self.state, State::SynSent | State::SynReceived);
         if !opening || sequence != self.snd.una as u32 || self.snd.next == self.snd.una {
@@ -72,7 +73,7 @@ impl Connection {
         self.path = PathMtu { high, candidate: high, probe: None, failures: 0, probe_at: now + RAISE_AFTER };
     }
 
-    /// Reduces the MSS if timeouts repeat although smaller segments may pass.
+    /// Reduces the MSS to the base MSS after repeated timeouts of large segments: smaller ones may pass.
     pub(super) fn check_black_hole(&mut self, now: u64) {
         let base = self.config.base_mss.min(self.snd.max_mss);
         let large = self.snd.next - self.snd.una > base as u64;
@@ -110,7 +111,8 @@ impl Connection {
         }
     }
 
-    /// Returns true if the only lost segment is a probe: the path is too small for it, and there is no congestion.
+    /// If the only lost segment is the path probe, gives the probe up and returns true: the path is too small
+    /// for it, and the loss does not count as congestion.
     pub(super) fn path_probe_lost(&mut self, now: u64) -> bool {
         let Some((start, end, _)) = self.path.probe else { return false };
         let only = self.scoreboard.lost() == end - start

@@ -44,7 +44,7 @@ impl Connection {
         self.rtt.variation()
     }
 
-    /// Returns the least RTT of the last seconds in nanoseconds.
+    /// Returns the least RTT of the last 10 to 20 seconds, in nanoseconds, or `None` before the first sample.
     pub fn minimum_rtt(&self) -> Option<u64> {
         self.rtt.minimum()
     }
@@ -54,12 +54,13 @@ impl Connection {
         self.rtt.timeout()
     }
 
-    /// Returns the bytes sent and neither acknowledged nor lost.
+    /// Returns the number of bytes that were sent and are neither acknowledged nor lost.
     pub fn in_flight(&self) -> u64 {
         if self.scoreboard.is_empty() {
             return 0;
         }
-        // Each duplicate acknowledgment of a peer without SACK reports that a segment has left the network.
+        // Each duplicate acknowledgment of a peer without SACK shows that a segment has left the network, so
+        // that segment is subtracted.
         let left = self.recovery.duplicate_acks as u64 * self.snd.mss as u64;
         self.scoreboard.in_flight().saturating_sub(left)
     }

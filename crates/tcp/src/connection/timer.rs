@@ -116,7 +116,8 @@ impl Connection {
             self.counters.window_probes += 1;
             0
         } else {
-            // A fast recovery has reduced the window for this loss already (RFC 6675, section 5.1).
+            // False if the window was already reduced for this loss: by an earlier timeout, or by fast
+            // recovery (RFC 6675, section 5.1).
             let first = match self.recovery.phase {
                 Phase::Open => true,
                 Phase::Recovery => false,
@@ -149,7 +150,8 @@ impl Connection {
         let Some(keepalive) = self.config.keepalive else { return Events::NONE };
         let idle_end = self.timers.last_received.saturating_add(keepalive.idle);
         if now < idle_end || !self.scoreboard.is_empty() {
-            // While data is in flight, the retransmission timer finds out whether the peer lives.
+            // The connection is not idle yet, or data is in flight, and then the retransmission timer finds
+            // out whether the peer lives. So send no keepalive probe.
             self.timers.keepalive_probes = 0;
             self.timers.keepalive_at =
                 idle_end.max(now.saturating_add(keepalive.interval.min(keepalive.idle)));
@@ -200,7 +202,8 @@ impl Connection {
             self.timers.loss = LossTimer::Reordering;
             self.timers.loss_at = self.timers.reordering_at;
         } else if let Some(probe_at) = self.loss_probe_at() {
-            // RFC 8985, section 7.2: a probe precedes the timeout, even if only just.
+            // RFC 8985, section 7.2: a probe comes before the timeout. If it is due later, it is sent when
+            // the timeout would be.
             self.timers.loss = LossTimer::LossProbe;
             self.timers.loss_at = probe_at.min(rto_at);
         }

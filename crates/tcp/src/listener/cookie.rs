@@ -1,5 +1,5 @@
-//! SYN cookies (RFC 4987, appendix A): the initial sequence number of a SYN,ACK proves that its receiver got it, so a full SYN queue needs no
-//! entry.
+//! SYN cookies (RFC 4987, appendix A): a peer that acknowledges the initial sequence number of a SYN,ACK has
+//! received it. So a handshake needs no entry in a full SYN queue.
 //!
 //! ```text
 //!  31       27 26      24 23                                       0
@@ -60,7 +60,7 @@ impl<C> Listener<C> {
         header
     }
 
-    /// Completes a handshake if the segment acknowledges a valid cookie, else resets.
+    /// Completes a handshake if the segment acknowledges a valid cookie. Otherwise answers with a reset.
     pub(super) fn on_cookie(&mut self, now: u64, flow: &Flow, segment: &Segment<'_>) -> Verdict {
         let header = &segment.header;
         let reset = || reset_for(segment).map_or(Verdict::Drop, Verdict::Reply);

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 const CONTEXT: AckContext = AckContext { now: 1_000, min_rtt: 0, echo: None };
 const BASE: Sequence = 1 << 32;
 
-/// The scoreboard byte by byte: the slow truth.
+/// A simple and slow model of the scoreboard, one entry per byte, with which the tests compare the
+/// scoreboard.
 #[derive(Default)]
 struct Model {
     /// One entry for each byte from SND.UNA: sacked, lost.

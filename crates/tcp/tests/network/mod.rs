@@ -322,7 +322,7 @@ impl Network {
         let flow =
             Flow { local: ([10, 0, 0, 1], random.next() as u16).into(), remote: ([10, 0, 0, 2], 80).into() };
         let reverse = Flow { local: flow.remote, remote: flow.local };
-        // Sequence numbers and timestamps that wrap soon.
+        // In half of the cases, begin with sequence numbers and timestamps that wrap soon.
         let start = if random.below(2) == 0 {
             secrets.start(0, &flow)
         } else {
@@ -356,7 +356,7 @@ impl Network {
         network
     }
 
-    /// Returns how much both applications have read.
+    /// Returns the number of bytes that both applications together have read.
     pub fn read(&self) -> u64 {
         self.hosts.iter().map(|host| host.consumed).sum()
     }

@@ -31,7 +31,7 @@ fn rfc5927_a_report_that_quotes_nothing_in_flight_is_ignored() {
         script.silent();
         assert_eq!(script.connection.segment_size(), 1460);
     }
-    // A report below any sensible MTU is limited.
+    // After a report of an MTU that is too small for any real path, the MSS is 512.
     script.connection.on_packet_too_big(script.now, ISS + 1, 10);
     assert_eq!(script.connection.segment_size(), 512);
 }

@@ -190,7 +190,7 @@ fn rfc8985_a_loss_that_only_a_probe_repaired_reduces_the_window() {
     script.ranges();
     script.receive(ack(6 * MSS));
     assert!(script.connection.congestion_window() < before * 4 / 5);
-    // With a DSACK the original was not lost.
+    // If the acknowledgment has a DSACK, the probe was a duplicate: nothing was lost, so the window stays.
     let mut script = in_flight(plain(), 5);
     script.receive(ack(4 * MSS));
     let before = script.connection.congestion_window();
@@ -258,7 +258,7 @@ fn rfc6937_the_rate_is_reduced_in_proportion() {
         sent += script.ranges().len();
         acks += 1;
     }
-    // Seven segments for ten delivered ones.
+    // The window shrinks to 0.7 of its size, so seven segments are sent for ten that are delivered.
     assert!((sent as f64 / acks as f64 - 0.7).abs() < 0.1, "{sent} of {acks}");
 }
 

@@ -26,11 +26,12 @@ fn rfc9293_a_small_window_is_used_if_it_is_half_of_the_largest() {
     small.sent();
     small.connection.set_written(5000).unwrap();
     assert_eq!(small.ranges(), [(0, 1000)]);
-    // The largest window of this peer was 64 KiB.
+    // This peer's largest window was 64 KiB. A window of 1000 bytes is less than half of that, so nothing is
+    // sent.
     script.receive(ack(0).window(1000));
     script.connection.set_written(5000).unwrap();
     assert_eq!(script.ranges(), []);
-    // The override timeout sends what fits.
+    // When the override timeout expires, the bytes that fit into the window are sent.
     script.next_timer();
     assert_eq!(script.ranges(), [(0, 1000)]);
 }

@@ -206,9 +206,8 @@ impl Peer {
         }
         let bytes = value.to_le_bytes();
         match sendmsg(&self.stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)? {
-            // A message of which only a part was sent means that the socket is almost full. The peer is then
-            // disconnected.
             8 => Ok(()),
+            // If only a part of a message was sent, the socket is almost full. The peer is then disconnected.
             sent => Err(io::Error::other(format!("only {sent} of 8 bytes were sent"))),
         }
     }
