@@ -36,7 +36,8 @@ pub enum Operation {
     Kernel = 7,
     /// Asks for the engine's state. The reply carries a file with it as JSON.
     Status = 8,
-    /// Says that the program's end of a new connection has its place in the program, so that the SYN can be sent. There is no reply.
+    /// Says that the program's end of a new connection has replaced the kernel's socket in the program, so
+    /// the SYN can be sent. There is no reply.
     Start = 9,
 }
 
@@ -59,7 +60,7 @@ impl Operation {
     }
 }
 
-/// The status of a reply: the socket stays with the kernel. Other negative numbers do not exist.
+/// The status of a reply that leaves the socket with the kernel. No other status is negative.
 pub const KERNEL: i32 = -1;
 
 /// A request or a reply.

@@ -15,7 +15,8 @@
 use crate::address;
 use std::net::SocketAddr;
 
-/// The first bytes of a name: the mark of abstract names, a word, and the version of this layout.
+/// The first bytes of a name: the zero byte of abstract names, the word "inlane", and the version of this
+/// layout.
 const PREFIX: [u8; 8] = *b"\0inlane\x01";
 /// The kind byte of an engine's end.
 const END: u8 = b'E';
@@ -44,7 +45,8 @@ impl Kind {
         matches!(self, Self::BoundV6 | Self::StreamV6)
     }
 
-    /// Returns true if the socket was bound before it was connected, so that its name lacks the remote address.
+    /// Returns true for a socket that was bound before it was connected or began to listen. Its name lacks
+    /// the remote address.
     pub fn is_bound(self) -> bool {
         matches!(self, Self::BoundV4 | Self::BoundV6)
     }
@@ -117,7 +119,8 @@ fn number(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(array)
 }
 
-/// The functions that ask the kernel for a socket's names. The library gives the C library's, because its own replace them.
+/// The functions that ask the kernel for a socket's names. The preloaded library passes those of the C
+/// library, because its own functions replace them for the program.
 #[derive(Clone, Copy)]
 pub struct Asking {
     /// The C library's getsockname.

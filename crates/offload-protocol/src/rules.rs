@@ -10,9 +10,9 @@ use std::net::IpAddr;
 /// Who runs a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The engine, if it can.
+    /// The engine runs it, if it can.
     Engine,
-    /// The kernel.
+    /// The kernel runs it.
     Kernel,
 }
 

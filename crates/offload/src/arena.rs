@@ -66,7 +66,8 @@ impl<T> Arena<T> {
             return None;
         }
         let object = object.take()?;
-        // The low half of a number is a place; the high half must not make it one of the engine's own tokens.
+        // The generation is the high half of the key's number. Its top bit stays 0, because numbers with that
+        // bit are the engine's own tokens.
         *generation = generation.wrapping_add(1) & 0x7fff_ffff;
         self.free.push(key.index);
         Some(object)

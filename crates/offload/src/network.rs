@@ -225,7 +225,8 @@ impl Network {
     }
 }
 
-/// Creates the pool of packet buffers. DPDK's ports send only mbufs.
+/// Creates the pool of packet buffers. A DPDK port gets a pool of mbufs, because it cannot send other
+/// buffers.
 fn pool(port: &str, room: usize) -> Result<Arc<dyn Pool>> {
     #[cfg(feature = "dpdk")]
     if is_dpdk(port) {
@@ -255,7 +256,8 @@ pub fn all_nodes() -> Ipv6Addr {
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)
 }
 
-/// Checks that the interface of a port exists before anything else, because the error is then clear.
+/// Checks that the engine can use this kind of port. Called before the port is opened, because the error is
+/// then clear.
 ///
 /// # Errors
 /// [`Error::Setting`] if the port cannot be the engine's.

@@ -33,7 +33,7 @@ statuses! {
     INVALID_OPCODE = 0, 0x01, "Invalid Command Opcode";
     /// A field has a reserved or unsupported value.
     INVALID_FIELD = 0, 0x02, "Invalid Field in Command";
-    /// The identifier is in use.
+    /// Another command in flight has the same identifier.
     COMMAND_ID_CONFLICT = 0, 0x03, "Command ID Conflict";
     /// Data or metadata could not be transferred.
     DATA_TRANSFER_ERROR = 0, 0x04, "Data Transfer Error";
@@ -49,13 +49,13 @@ statuses! {
     INVALID_NAMESPACE = 0, 0x0B, "Invalid Namespace or Format";
     /// Commands came in a wrong order.
     SEQUENCE_ERROR = 0, 0x0C, "Command Sequence Error";
-    /// A descriptor's type or subtype is invalid in its segment.
+    /// An SGL descriptor has a type or subtype that its segment does not allow.
     INVALID_SGL_SEGMENT = 0, 0x0D, "Invalid SGL Segment Descriptor";
-    /// The number of descriptors is invalid.
+    /// The SGL has a wrong number of descriptors.
     INVALID_SGL_COUNT = 0, 0x0E, "Invalid Number of SGL Descriptors";
-    /// The SGL's length differs from the command's.
+    /// The SGL describes more or less data than the command transfers.
     INVALID_SGL_LENGTH = 0, 0x0F, "Data SGL Length Invalid";
-    /// The descriptor's type is not supported.
+    /// The type of an SGL descriptor is not supported.
     INVALID_SGL_TYPE = 0, 0x11, "SGL Descriptor Type Invalid";
     /// The SGL's offset is outside the capsule.
     INVALID_SGL_OFFSET = 0, 0x16, "SGL Offset Invalid";
@@ -119,11 +119,11 @@ statuses! {
     COMPARE_FAILURE = 2, 0x85, "Compare Failure";
     /// Access is denied.
     ACCESS_DENIED = 2, 0x86, "Access Denied";
-    /// An error inside the path.
+    /// An error inside the controller that concerns only the path from this host to the namespace.
     INTERNAL_PATH_ERROR = 3, 0x00, "Internal Path Error";
-    /// The namespace cannot be reached for a long time.
+    /// The controller has lost access to the namespace for good.
     ANA_PERSISTENT_LOSS = 3, 0x01, "Asymmetric Access Persistent Loss";
-    /// The namespace cannot be reached through this controller.
+    /// The controller cannot access the namespace now, but another controller may.
     ANA_INACCESSIBLE = 3, 0x02, "Asymmetric Access Inaccessible";
     /// The access state of the namespace is changing.
     ANA_TRANSITION = 3, 0x03, "Asymmetric Access Transition";
@@ -150,8 +150,8 @@ impl Status {
         self.0 & 0x7FF == 0
     }
 
-    /// Returns true if another path or a later attempt may succeed: an error of the path (type 3), or one of the statuses that
-    /// the specification calls transient, without Do Not Retry.
+    /// Returns true if another path or a later attempt may succeed: Do Not Retry is not set, and the status
+    /// is an error of the path (type 3) or one of the temporary errors below.
     pub fn is_retryable(self) -> bool {
         let code = Status(self.0 & 0x7FF);
         self.0 & Self::DO_NOT_RETRY == 0

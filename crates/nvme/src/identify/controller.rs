@@ -22,7 +22,8 @@ wire! {
         pub ieee: [u8; 3],
         /// CMIC: bit 0 several ports, bit 1 several controllers, bit 3 asymmetric namespace access.
         pub cmic: u8,
-        /// MDTS: the most data of a command, as a power of two in units of 4096 bytes; 0 is unlimited.
+        /// MDTS: the most data of a command is 4096 bytes times 2 to the power of this number; 0 means no
+        /// limit.
         pub mdts: u8,
         /// CNTLID: the controller's identifier.
         pub cntlid: U16,
@@ -80,9 +81,10 @@ wire! {
         pub nanagrpid: U32,
         /// PELS and reserved bytes.
         pub reserved6: [u8; 160],
-        /// SQES: sizes of submission queue entries, 66h.
+        /// SQES: the sizes of submission queue entries as powers of two, required in bits 3:0 and largest in
+        /// bits 7:4. 66h: 64 bytes.
         pub sqes: u8,
-        /// CQES: sizes of completion queue entries, 44h.
+        /// CQES: the same for completion queue entries. 44h: 16 bytes.
         pub cqes: u8,
         /// MAXCMD: the most commands in flight on a queue.
         pub maxcmd: U16,
@@ -110,7 +112,7 @@ wire! {
         pub cdfs: U16,
         /// SGLS: bits 1:0 SGL support, bit 20 offsets in capsules, bit 21 transport data blocks.
         pub sgls: U32,
-        /// MNAN: the most allowed namespaces.
+        /// MNAN: the most namespaces that the subsystem can have.
         pub mnan: U32,
         /// Reserved.
         pub reserved7: [u8; 224],
@@ -122,7 +124,7 @@ wire! {
         pub ioccsz: U32,
         /// IORCSZ: the largest response capsule of I/O queues, in units of 16 bytes; at least 1.
         pub iorcsz: U32,
-        /// ICDOFF: the offset of in-capsule data, in units of 16 bytes.
+        /// ICDOFF: where in-capsule data starts, in units of 16 bytes after the command.
         pub icdoff: U16,
         /// FCATT: bit 0 is set if the controller keeps state between connections (static model).
         pub fcatt: u8,

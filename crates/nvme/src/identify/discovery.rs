@@ -25,7 +25,7 @@ wire! {
         pub subtype: u8,
         /// TREQ: requirements of the transport; bits 1:0 are 2 if TLS is not required.
         pub treq: u8,
-        /// PORTID: the port of the subsystem.
+        /// PORTID: the number of the subsystem's port, which is not its TCP port.
         pub portid: U16,
         /// CNTLID: the controller to connect to; FFFFh for any.
         pub cntlid: U16,
@@ -43,7 +43,7 @@ wire! {
         pub subnqn: [u8; 256],
         /// TRADDR: the address as text.
         pub traddr: [u8; 256],
-        /// TSAS: its first byte is SECTYPE; 0 is no security.
+        /// TSAS: settings of the transport. For TCP, the first byte is SECTYPE; 0 is no security.
         pub tsas: [u8; 256],
     }
 }
@@ -54,7 +54,7 @@ pub mod subsystem_type {
     pub const REFERRAL: u8 = 1;
     /// A subsystem with namespaces.
     pub const NVM: u8 = 2;
-    /// The discovery subsystem that sends this log.
+    /// The discovery service that sends this log.
     pub const CURRENT_DISCOVERY: u8 = 3;
 }
 

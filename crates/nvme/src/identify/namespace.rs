@@ -11,7 +11,7 @@ wire! {
         pub ncap: U64,
         /// NUSE: the allocated blocks.
         pub nuse: U64,
-        /// NSFEAT: bit 0 thin provisioning, bit 4 NPWG to NOWS are valid.
+        /// NSFEAT: bit 0 is set for thin provisioning, bit 4 if the fields NPWG to NOWS are valid.
         pub nsfeat: u8,
         /// NLBAF: the number of LBA formats, less one.
         pub nlbaf: u8,
@@ -57,7 +57,7 @@ wire! {
         pub npda: U16,
         /// NOWS: optimal write size, in blocks, less one.
         pub nows: U16,
-        /// MSSRL, MCL, MSRC and reserved bytes.
+        /// MSSRL, MCL and MSRC, the limits of the Copy command, and reserved bytes.
         pub copy: [u8; 18],
         /// ANAGRPID.
         pub anagrpid: U32,
@@ -115,7 +115,7 @@ pub enum NamespaceDescriptor {
 }
 
 impl NamespaceDescriptor {
-    /// Writes the descriptor into `out`. Returns the bytes written.
+    /// Writes the descriptor into `out`. Returns the number of bytes written.
     ///
     /// # Panics
     /// If `out` is too short; 20 bytes suffice.

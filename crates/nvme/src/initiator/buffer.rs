@@ -7,7 +7,7 @@ use inlane_core::region::Region;
 #[derive(Debug)]
 pub struct Buffer {
     region: Region,
-    /// The bytes in use, from the start of the region.
+    /// The number of bytes in use, which lie at the start of the region.
     len: usize,
 }
 

@@ -223,10 +223,10 @@ impl Connection {
         })
     }
 
-    /// Removes `bytes` sent bytes from the output.
+    /// Removes the first `bytes` bytes from the output, after they were sent.
     ///
     /// # Panics
-    /// If fewer bytes were to be sent.
+    /// If the output holds fewer bytes.
     pub fn transmitted(&mut self, bytes: usize) {
         let mut bytes = bytes;
         while let Some(index) = self.outbox.sent(&mut bytes) {
@@ -296,7 +296,7 @@ impl Connection {
         }
     }
 
-    /// Returns the start of the PDU that caused the last fault.
+    /// Returns the start of the PDU that caused the last fault, to be sent back in a termination request.
     pub fn faulty_pdu(&self) -> &[u8] {
         self.inbox.faulty_pdu()
     }
@@ -340,7 +340,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns the slot of a command in flight.
+    /// Returns the slot of the command in flight whose identifier is `cid`. If there is none, returns a fault
+    /// of the PDU of type `kind`, whose identifier lies at `offset`.
     fn find(&mut self, cid: u16, kind: Kind, offset: u32) -> Result<u16, Fault> {
         let index = cid & (MAX_ENTRIES as u16 - 1);
         match self.slots.get(usize::from(index)) {
@@ -396,7 +397,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Moves buffered bytes into the current data. Returns true if the data is complete.
+    /// Copies received bytes from the scratch space to the buffer of the data being received. Returns true if
+    /// no more bytes of this data are missing.
     fn take_payload(&mut self) -> Result<bool, Fault> {
         let Inbox { payload, scratch, .. } = &mut self.inbox;
         let Some(current) = payload else { return Ok(true) };

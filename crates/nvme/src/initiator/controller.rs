@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// The entries of the admin queue. Linux uses the same number.
 const ADMIN_ENTRIES: u32 = 32;
-/// The in-capsule data of Fabrics and admin commands (TCP section 3.3.2).
+/// The most in-capsule data of a Fabrics or admin command, in bytes (TCP section 3.3.2).
 const ADMIN_CAPSULE_DATA: u32 = 8192;
 /// The most data that a command transfers if the controller has no limit.
 const UNLIMITED_TRANSFER: u64 = 4 << 20;
@@ -27,7 +27,7 @@ pub struct ConnectOptions {
     pub subsystem: String,
     /// The host.
     pub host: HostIdentity,
-    /// How the connections of the queues are made. The entries are those of I/O queues.
+    /// How the connections of the queues are made. The number of entries applies to I/O queues only.
     pub queue: QueueOptions,
     /// The time after which either side gives up a silent peer. Zero turns the timer off.
     pub keep_alive: Duration,
@@ -78,7 +78,7 @@ pub struct Controller {
     events: Vec<u32>,
 }
 
-/// The tokens of admin commands that are not awaited.
+/// The tokens by which completions on the admin queue are told apart.
 const TOKEN_COMMAND: u64 = 0;
 const TOKEN_KEEP_ALIVE: u64 = 1;
 const TOKEN_EVENT: u64 = 2;
@@ -294,7 +294,8 @@ impl Controller {
         command.cdw11 = supported.into();
         match self.admin(command, None, "enabling events") {
             Ok(_) => self.arm_event(),
-            // A controller may announce events without letting the host choose them.
+            // Refusing this command is no failure: a controller may report events without letting the host
+            // choose them.
             Err(Error::Status { .. }) => {}
             Err(error) => return Err(error),
         }

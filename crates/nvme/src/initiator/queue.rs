@@ -128,7 +128,7 @@ impl Queue {
         }
     }
 
-    /// Accounts for the completion of a held command.
+    /// Subtracts a completed command from the number of held ones.
     pub(super) fn held_completed(&mut self) {
         self.held = self.held.saturating_sub(1);
     }
@@ -157,7 +157,7 @@ impl Queue {
         };
         let received = {
             let mut slices = self.connection.receive_slices();
-            // A system call with one slice is a little cheaper.
+            // Leaves out an empty first slice, because a system call with one slice is a little cheaper.
             let slices = if slices[0].is_empty() { &mut slices[1..] } else { &mut slices[..] };
             recvmsg(&self.socket, slices, &mut Default::default(), flags)
         };

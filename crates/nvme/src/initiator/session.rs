@@ -233,7 +233,8 @@ impl Session {
         Ok(())
     }
 
-    /// Takes the commands of the failed path back.
+    /// Gives up the path in use and takes its unfinished commands back, to send them over the next path.
+    /// Returns `error` if the session must give up, too.
     fn lost(&mut self, error: Error) -> Result<()> {
         let Some(mut live) = self.live.take() else { return Err(error) };
         live.queue.fail();

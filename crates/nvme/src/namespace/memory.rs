@@ -18,7 +18,7 @@ const PAGE: u64 = 4096;
 pub struct Memory {
     start: NonNull<u8>,
     bytes: u64,
-    /// The registers by which bytes are copied.
+    /// The width of the loads and stores that copy bytes.
     access: Access,
 }
 
@@ -98,7 +98,8 @@ impl Memory {
         unsafe { self.access.copy(to.as_mut_ptr(), source, to.len() / self.access.width()) };
     }
 
-    /// Returns the address of byte `offset` of a range that consists of whole cache lines.
+    /// Returns the address of byte `offset`. Panics if the range does not consist of whole cache lines of the
+    /// memory.
     #[inline]
     fn whole_lines(&self, offset: u64, length: usize) -> *mut u8 {
         assert!(offset.is_multiple_of(64) && length.is_multiple_of(64), "a range of whole blocks");

@@ -52,13 +52,14 @@ pub struct Namespace {
     pub block_shift: u8,
     /// The UUID by which hosts recognise the namespace.
     pub uuid: [u8; 16],
-    /// The operations that hosts requested.
+    /// How many operations hosts requested, and their bytes.
     pub counters: Counters,
     blocks: AtomicU64,
     flush_failed: AtomicBool,
 }
 
-/// The successful operations on a namespace since the target started.
+/// Counts of the operations on a namespace since the target started. All but `errors` count successful
+/// operations.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Read commands.

@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// The longest wait for a socket.
+/// The longest sleep while no socket is ready. It bounds how late a stop request is seen.
 const TICK: Duration = Duration::from_millis(100);
 /// The most bytes of requests and replies that a client keeps in memory. Reading pauses above it.
 const MAX_HELD: usize = 64 << 20;
 /// The most requests of a client that are not answered. Reading pauses above it.
 const MAX_REQUESTS: usize = 256;
-/// The bytes of a command; a longer request is divided.
+/// The most bytes that one NVMe command transfers. A longer request is divided into several commands.
 const PART: u32 = 128 << 10;
 
 /// A request that is being run.
@@ -30,14 +30,15 @@ struct Active {
     /// The commands that have not completed.
     left: usize,
     error: u32,
-    /// The data of a read, in order.
+    /// The data of a read: one buffer for each command, in order of offsets. `None` until the command
+    /// completes.
     data: Vec<Option<Buffer>>,
 }
 
-/// What the next bytes of the client are.
+/// What the next bytes from the client are.
 enum Reading {
     Request,
-    /// Data of a write, into these buffers.
+    /// Data of a write. It is received into these buffers.
     Data {
         request: NbdRequest,
         buffers: Vec<Buffer>,
@@ -79,7 +80,7 @@ pub(super) struct Client {
     /// Commands that wait for a slot of the queue.
     waiting: VecDeque<Request>,
     output: VecDeque<Output>,
-    /// The bytes of the first output that were sent.
+    /// The number of bytes of the first output that were already sent.
     sent: usize,
     spare: Vec<Buffer>,
     held: usize,
@@ -106,7 +107,8 @@ impl Client {
         }
     }
 
-    /// Serves requests until the client ends or `stop` is set. Requests in flight are completed then.
+    /// Serves requests until the client ends or `stop` is set. Before it returns, it completes the requests
+    /// in flight and sends their replies.
     pub(super) fn serve(mut self, stop: &AtomicBool) -> Result<()> {
         loop {
             self.closing |= stop.load(Ordering::Relaxed);
@@ -140,7 +142,7 @@ impl Client {
         self.held >= MAX_HELD || self.active.len() >= MAX_REQUESTS
     }
 
-    /// Blocks until a socket is ready.
+    /// Blocks until a socket is ready, for at most `TICK`.
     fn wait(&self) {
         let mut client = PollFlags::empty();
         if !self.closing && !self.is_full() {
@@ -163,7 +165,7 @@ impl Client {
     /// Reads from the client. Returns true if something arrived.
     fn receive(&mut self) -> Result<bool> {
         let received = match &mut self.reading {
-            // Large data goes directly into its buffer.
+            // The input buffer is empty, so data is received directly into the buffer of its command.
             Reading::Data { buffers, part, at, .. } if self.start == self.end => {
                 let result = self.stream.read(&mut buffers[*part].bytes_mut()[*at..]);
                 if let Ok(bytes) = &result {
@@ -332,7 +334,8 @@ impl Client {
         self.start_request(request, commands);
     }
 
-    /// Divides a request into parts that a command can transfer: offset and bytes.
+    /// Divides a request into parts, each small enough for one command. Returns the offset and the length of
+    /// each part, in bytes.
     fn parts(&self, request: &NbdRequest) -> impl Iterator<Item = (u64, u32)> + use<> {
         let namespace = self.session.namespace();
         let most = (PART.min(namespace.max_transfer) / namespace.block_bytes).max(1) * namespace.block_bytes;

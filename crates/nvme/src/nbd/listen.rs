@@ -35,7 +35,7 @@ impl FromStr for ListenAddress {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
-            // The kernel's limit for the path of a Unix socket, with its terminating zero byte.
+            // The kernel allows 108 bytes for the path of a Unix socket, with its terminating zero byte.
             return match path.len() {
                 0 => Err("the path is missing; write unix:/run/disk.sock".into()),
                 1..=107 => Ok(ListenAddress::Unix(path.into())),

@@ -104,7 +104,7 @@ pub(super) fn negotiate<S: Read + Write>(stream: &mut S, export: &Export<'_>) ->
                 return Ok(true);
             }
             option::ABORT => {
-                // The client may have closed the connection already.
+                // A failure to answer is ignored, because the client may have closed the connection already.
                 let _ = answer(stream, option, answer::ACK, &[]);
                 return Ok(false);
             }

@@ -4,7 +4,7 @@
 pub(super) const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// `IHAVEOPT`.
 pub(super) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-/// Starts the reply to an option.
+/// The magic number at the start of the reply to an option.
 pub(super) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;

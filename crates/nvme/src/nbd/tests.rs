@@ -15,7 +15,7 @@ const NAMESPACE: NamespaceInfo = NamespaceInfo {
 };
 const EXPORT: Export<'static> = Export { namespace: &NAMESPACE, name: "nqn.2024-01.org.example:disk" };
 
-/// What a client sends, and what it receives.
+/// A client in memory, which stands for a socket: the bytes that it sends, and those that it has received.
 struct Client<'a> {
     sends: &'a [u8],
     receives: Vec<u8>,

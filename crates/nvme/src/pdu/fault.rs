@@ -5,22 +5,22 @@ use super::{Common, Kind, Sender, TermReq};
 use std::fmt;
 use zerocopy::IntoBytes;
 
-/// The reason for which a connection is terminated (FES; TCP sections 3.6.2.4 and 3.6.2.5). "The information"
-/// is the field FEI of the termination request.
+/// The reason for which a connection is terminated (FES; TCP sections 3.6.2.4 and 3.6.2.5). FEI is the field
+/// of the termination request that tells more about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FatalStatus {
-    /// A field of a header is invalid. The information is its offset.
+    /// A field of a header is invalid. FEI is the field's offset.
     InvalidHeaderField = 1,
     /// A PDU is not expected in this state.
     SequenceError = 2,
-    /// The header digest is wrong. The information is the received digest.
+    /// The header digest is wrong. FEI is the received digest.
     HeaderDigest = 3,
-    /// Data lies outside the command's buffer or the requested range. The information is the field's offset.
+    /// Data lies outside the command's buffer or the requested range. FEI is the offset of the invalid field.
     DataOutOfRange = 4,
     /// More R2Ts, or more data in a PDU, than negotiated.
     LimitExceeded = 5,
-    /// A parameter of the connection is not supported. The information is the field's offset.
+    /// A parameter of the connection is not supported. FEI is the offset of the invalid field.
     UnsupportedParameter = 6,
 }
 

@@ -145,7 +145,7 @@ pub struct Rules {
     pub sender: Sender,
     /// The negotiated digests.
     pub digests: Digests,
-    /// The alignment of data in the PDU that the receiver asked for, in bytes: 4 * (HPDA + 1) or 4 * (CPDA + 1).
+    /// The data alignment that the receiver asked for, in bytes: 4 * (HPDA + 1) or 4 * (CPDA + 1).
     pub alignment: u8,
     /// The most in-capsule data, in bytes.
     pub max_capsule_data: u32,
@@ -160,13 +160,13 @@ pub struct Layout {
     pub kind: Kind,
     /// The FLAGS field.
     pub flags: u8,
-    /// The bytes of the header, with its digest.
+    /// The length of the header in bytes, including its digest.
     pub header_bytes: u8,
     /// True if the header has a digest.
     pub header_digest: bool,
     /// True if the data has a digest.
     pub data_digest: bool,
-    /// The padding between the header, with its digest, and the data.
+    /// The number of bytes of padding between the header, with its digest, and the data.
     pub padding_bytes: u8,
     /// The data's length in bytes, without its digest.
     pub data_bytes: u32,

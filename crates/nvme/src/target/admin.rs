@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 /// The number of Asynchronous Event Requests that a host may keep in flight.
 pub const MAX_EVENT_REQUESTS: usize = 4;
 
-/// What a command can use.
+/// What the execution of an admin or Fabrics command reads and changes.
 pub struct Context<'a> {
     /// The subsystem.
     pub subsystem: &'a Subsystem,
@@ -26,18 +26,18 @@ pub struct Context<'a> {
     pub now_ms: u64,
 }
 
-/// How a command ends.
+/// How a command completes.
 #[derive(Debug)]
 pub enum Reply {
     /// With a status and a result.
     Done(Status, u64),
     /// With data, and success.
     Data(Vec<u8>),
-    /// Not yet: it waits for an event.
+    /// It does not complete yet, but waits for an event.
     Hold,
-    /// With success. The Asynchronous Event Request with this identifier ends, too.
+    /// With success. The Asynchronous Event Request with this identifier must be completed as aborted.
     Abort(u16),
-    /// With success. The data of all namespaces must be made durable.
+    /// With success. Afterwards, the caller must make the data of all namespaces durable.
     Shutdown,
 }
 
@@ -154,7 +154,8 @@ fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
             let supported = if controller.discovery {
                 async_event::DISCOVERY_NOTICES
             } else {
-                // The lowest byte selects health events, of which this target has none.
+                // The lowest byte selects health events. The host may set its bits, but this target reports
+                // no such event.
                 async_event::NAMESPACE_NOTICES | 0xFF
             };
             if value & !supported != 0 {

@@ -10,7 +10,7 @@ use zerocopy::FromBytes;
 /// The version of the specification that controllers report: 1.4.
 pub const VERSION: u32 = 0x0001_0400;
 
-/// Offsets of fields of the Connect command, for the refusal of their values.
+/// The offsets of fields of the Connect command. A refusal names the invalid field by its offset.
 mod field {
     pub const QUEUE: u16 = 42;
     pub const ENTRIES: u16 = 44;
@@ -127,7 +127,7 @@ pub fn property_get(
     }
 }
 
-/// Sets a property. Returns what follows from it.
+/// Sets a property. Returns what the caller has to do because of the new value.
 ///
 /// # Errors
 /// The status of the command, if the property or its size is invalid.

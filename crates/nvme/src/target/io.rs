@@ -94,7 +94,8 @@ pub fn plan(command: &Command, subsystem: &Subsystem) -> Result<Request, Status>
     match operation {
         Operation::Flush => {}
         Operation::Deallocate { ranges } => {
-            // The field is the number of ranges less one. Linux always sends the longest list.
+            // The field is the number of ranges less one. The length of the data does not tell their number,
+            // because Linux always sends the longest list.
             let ranges = ranges + 1;
             request.operation = Operation::Deallocate { ranges };
             request.data_bytes = u32::from(ranges) * size_of::<dsm::Range>() as u32;
@@ -162,7 +163,8 @@ pub fn execute_on_memory(
                 memory.zero(offset, length);
             }
         }
-        // Memory has no volatile cache in front of it.
+        // A flush has nothing to do, because memory has no volatile cache in front of it. Reads are sent from
+        // the memory.
         Operation::Flush | Operation::Read => {}
     }
     Ok(())

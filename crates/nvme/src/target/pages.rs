@@ -62,7 +62,7 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
         page.cqes = 0x44;
         page.nn = (subsystem.namespaces.len() as u32).into();
         page.oncs = (oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES).into();
-        // A flush concerns one namespace.
+        // Bits 2:1 are 2: a Flush of all namespaces (NSID FFFFFFFFh) is not supported.
         page.vwc = u8::from(has_volatile_cache(subsystem)) | 2 << 1;
     }
     page.as_bytes().to_vec()

@@ -74,12 +74,12 @@ impl Ring {
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return;
             }
-            // The submission queue is full.
+            // The submission queue is full. Submitting its requests makes room for this one.
             let _ = self.ring.submit();
         }
     }
 
-    /// Receives into memory.
+    /// Receives bytes into memory. With `wait`, does not try at once, but waits until the socket is readable.
     ///
     /// # Safety
     /// The memory must stay valid, and nothing else may use it, until the request has completed.
@@ -129,7 +129,7 @@ impl Ring {
         self.push(&entry.user_data(tag));
     }
 
-    /// Completes when a descriptor is readable.
+    /// Submits a request that completes when the descriptor is readable.
     pub fn poll(&mut self, descriptor: RawFd, tag: u64) {
         self.push(&opcode::PollAdd::new(Fd(descriptor), libc::POLLIN as u32).build().user_data(tag));
     }

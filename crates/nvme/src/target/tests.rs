@@ -62,7 +62,8 @@ fn send(stream: &mut TcpStream, command: Command, data: &[u8]) {
     stream.write_all(&bytes).unwrap();
 }
 
-/// Sends a command without data to the host. Returns dword 0 of its completion.
+/// Sends a command, with `data` in its capsule, whose response has no data. Returns dword 0 of the
+/// completion.
 fn call(stream: &mut TcpStream, command: Command, data: &[u8]) -> u32 {
     send(stream, command, data);
     let mut response = [0; 24];
@@ -103,7 +104,8 @@ fn half_open_connections_end_and_do_not_disturb_other_hosts() {
         Limits { connections: 64, handshake_timeout: Duration::from_millis(700), ..Limits::default() };
     let target = start("memory:1M", limits);
     let mut silent: Vec<_> = (0..300).map(|_| open(&target)).collect();
-    // Half of them send the start of a PDU and then nothing.
+    // Half of the silent connections send the start of a PDU and then nothing, the others send nothing at
+    // all.
     for stream in silent.iter_mut().step_by(2) {
         let _ = stream.write_all(&[0, 0, 128]);
     }

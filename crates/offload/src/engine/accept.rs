@@ -10,7 +10,8 @@ use inlane_tcp::{Connection, Flow, Header, Segment, TimeWait, Verdict};
 use std::os::fd::AsRawFd;
 
 impl Engine {
-    /// Hands a segment to a listener. Returns true if the listener answered, so that an old TIME-WAIT entry of the flow ends.
+    /// Hands a segment to a listener. Returns true if the listener answered. The caller then removes a
+    /// TIME-WAIT entry of the same flow.
     pub(super) fn on_listener_segment(
         &mut self,
         now: u64,
@@ -61,7 +62,8 @@ impl Engine {
         let role = Role::Stream(Box::new(stream));
         let created = self.create(owner, flow.local, Some(flow.remote), options, role);
         let Ok((key, program_end)) = created else {
-            // The program has too many sockets, or the engine too few descriptors: the peer must not wait for an answer.
+            // The program has too many sockets, or the engine too few descriptors. A reset tells the peer,
+            // which would otherwise wait for an answer.
             if let Some(header) = inlane_tcp::reset_for(segment) {
                 self.send_header(now, flow, &header);
             }
@@ -97,7 +99,8 @@ impl Engine {
                     listening.listener.queue(pending);
                 }
                 Err(_) => {
-                    // The program has closed the listener. Dropping its end resets the connection.
+                    // The program has closed the listener. Dropping `pending` closes the program's end of the
+                    // connection, so the engine resets the connection.
                     let connection = pending.key;
                     drop(pending);
                     self.touch(connection);
@@ -108,7 +111,7 @@ impl Engine {
         }
     }
 
-    /// Sends a segment that has no connection.
+    /// Sends a segment without payload on a flow that has no connection.
     pub(super) fn send_header(&mut self, now: u64, flow: &Flow, header: &Header) {
         let Some(route) = self.network.route(flow.remote.ip()) else { return };
         let segment = super::stream::Outgoing { flow, header: *header, ring: None, payload: 0..0 };

@@ -50,7 +50,8 @@ impl Engine {
         ports.find(|port| !self.ports.contains_key(port)).ok_or(Refusal::Errno(libc::EADDRINUSE))
     }
 
-    /// Removes sockets that programs have closed from a port. Their closing may still wait among the events of this round.
+    /// Removes the bound and listening sockets on `port` that their programs have closed. The events that
+    /// report this may still wait to be processed in this round.
     fn remove_closed(&mut self, port: u16) {
         let Some(holders) = self.ports.get(&port) else { return };
         let closed = |&&key: &&Key| {
@@ -95,7 +96,7 @@ impl Engine {
         }
     }
 
-    /// Returns a local address for a connection to `remote`.
+    /// Returns the local address, with an unused port, for a connection to `remote`.
     pub(super) fn ephemeral(&mut self, source: IpAddr, remote: SocketAddr) -> Result<SocketAddr, Refusal> {
         let first = self.random();
         let count = EPHEMERAL.len() as u64;

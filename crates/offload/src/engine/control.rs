@@ -93,7 +93,7 @@ impl Control {
         admitted
     }
 
-    /// Counts a socket less of a process.
+    /// Subtracts one socket from the count of a process.
     pub fn release(&mut self, process: i32) {
         if let Some(count) = self.sockets.get_mut(&process) {
             *count -= 1;

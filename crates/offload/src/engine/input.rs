@@ -124,7 +124,8 @@ impl Engine {
         })
     }
 
-    /// Returns true if a TCP segment has a right checksum, or one that a sender on the same machine left to a network card.
+    /// Returns true if the checksum of a TCP segment is correct, or if the segment needs none: it is the
+    /// engine's own, or a sender on the same machine left the checksum to a network card.
     fn is_intact(&self, packet: &Received<'_>) -> bool {
         packet.trusted
             || packet.pseudo.add_bytes(packet.payload).finish() == 0

@@ -42,7 +42,7 @@ const BURST: usize = 64;
 const MOST_TIME_WAITS: usize = 65536;
 /// The longest sleep, in nanoseconds: how late a stop request is seen at most.
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
-/// The sleep if a port cannot wake the engine, in nanoseconds.
+/// How long the engine sleeps if its port cannot wake it, in nanoseconds.
 const POLLED_SLEEP_NS: u64 = 100_000;
 /// The tokens of epoll events that belong to no socket.
 const CONTROL: u64 = u64::MAX;
@@ -61,9 +61,9 @@ pub struct Engine {
     control: Control,
     sockets: Arena<Socket>,
     flows: HashMap<Flow, Key>,
-    /// The sockets that hold a local port by a bind.
+    /// The sockets that hold each local port because they were bound to it.
     ports: HashMap<u16, Vec<Key>>,
-    /// The sockets by the program's end.
+    /// The sockets by the inode of the program's end.
     inodes: HashMap<u64, Key>,
     time_waits: HashMap<Flow, TimeWait>,
     time_wait_order: VecDeque<(u64, Flow)>,
@@ -98,7 +98,8 @@ impl Engine {
         Self::open_on(settings)
     }
 
-    /// Opens the port and the control socket. Tests use ports that do not carry frames of a network.
+    /// Opens the port, of any kind, and the control socket. Tests use ports that `open` refuses because they
+    /// do not carry frames of a network.
     fn open_on(settings: Settings) -> Result<Self> {
         settings.check()?;
         let clock = Clock::new();
@@ -209,7 +210,7 @@ impl Engine {
         Ok(count > 0)
     }
 
-    /// Receives packets from the engine to itself. Returns true if there were any.
+    /// Processes the packets that the engine sent to itself. Returns true if there were any.
     fn receive_own(&mut self, now: u64) -> bool {
         let count = self.network.own.len().min(BURST);
         for _ in 0..count {
@@ -262,7 +263,7 @@ impl Engine {
         Ok(worked)
     }
 
-    /// Notes what epoll reported of a pair.
+    /// Records what epoll reported for a pair.
     fn on_pair_event(&mut self, key: Key, flags: epoll::EventFlags) {
         use epoll::EventFlags as Flags;
         let Some(socket) = self.sockets.get_mut(key) else { return };
@@ -296,7 +297,7 @@ impl Engine {
                 self.serve(now, key);
             }
         }
-        // The buffer is used again, unless serving has touched sockets.
+        // Keeps the list's memory for the next round, unless serving has already added sockets to a new list.
         if self.changed.is_empty() {
             self.changed = keys;
         }
@@ -327,7 +328,7 @@ impl Engine {
         {
             self.time_wait_order.pop_front();
             match self.time_waits.get(&flow).map(TimeWait::until) {
-                // A retransmitted FIN has prolonged it.
+                // A retransmitted FIN has prolonged the TIME-WAIT, so the entry goes to the end of the order.
                 Some(later) if later > now && later > until => self.time_wait_order.push_back((later, flow)),
                 _ => drop(self.time_waits.remove(&flow)),
             }
@@ -374,7 +375,7 @@ impl Engine {
 
     /// Returns a pseudo-random number.
     fn random(&mut self) -> u64 {
-        // splitmix64 (Steele, Lea and Flood 2014).
+        // The next number of splitmix64 (Steele, Lea and Flood 2014).
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut value = self.random;
         value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 
 pub(super) use crate::status::KernelSocket;
 
-/// The number of sockets of the kernel that are kept for the report.
+/// How many of the last sockets that stayed with the kernel are listed in the report.
 const KEPT: usize = 64;
 
 /// Counters of the engine, and the last sockets that stayed with the kernel.
@@ -26,7 +26,7 @@ pub(super) struct Totals {
     pub resets_sent: u64,
     kernel: u64,
     kernel_sockets: VecDeque<KernelSocket>,
-    /// Of connections that have ended.
+    /// This and the next two fields are totals of the connections that have ended.
     received_bytes: u64,
     sent_bytes: u64,
     retransmitted_bytes: u64,

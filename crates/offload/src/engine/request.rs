@@ -13,7 +13,8 @@ use rustix::event::epoll::{self, EventFlags};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
-/// How long a new connection waits for its program, in nanoseconds. The program may have been killed.
+/// How long a new connection holds back its SYN until the program's request Start arrives, in nanoseconds.
+/// Then it sends the SYN anyway, because the program may have been killed.
 const LONGEST_HOLD_NS: u64 = 20_000_000;
 
 /// Why a request fails: an errno, or the socket stays with the kernel for a reason.
@@ -319,7 +320,7 @@ impl Engine {
         Ok(self.stream_of(now, flow, route, connection))
     }
 
-    /// Puts a connection into a stream.
+    /// Creates the stream that moves data between a pair and `connection`.
     pub(super) fn stream_of(&mut self, now: u64, flow: Flow, route: Route, connection: Connection) -> Stream {
         Stream {
             flow,
@@ -348,7 +349,8 @@ impl Engine {
         if matches!(socket.role, Role::Bound) {
             self.check_listen(key)?;
             let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
-            // The segment size depends on the route of each connection; the largest is announced where it fits.
+            // The SYN,ACKs of a listener announce one segment size. What a connection sends depends on its
+            // own route.
             let route =
                 if socket.local.ip().is_loopback() { Route::Own } else { Route::Port(socket.local.ip()) };
             let mss = self.network.mss(route, socket.local.is_ipv6());
@@ -356,7 +358,8 @@ impl Engine {
             let listener = Listener::new(&config, self.secrets.clone(), backlog)?;
             let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
             if let Some(end) = &socket.end {
-                // Each waiting connection takes about 1 KiB of the pair.
+                // The send buffer of the pair holds the connections that wait to be accepted. Each takes
+                // about 1 KiB of it.
                 let _ = pair::set_option(end, libc::SO_SNDBUF, backlog.min(200) as i32 * 1024);
             }
             socket.role = Role::Listening(Box::new(Listening { listener, full: false }));

@@ -102,7 +102,8 @@ impl Engine {
         }
     }
 
-    /// Makes the wheel call for a socket at `deadline`. An earlier entry serves too: its call arms the rest.
+    /// Makes the timer wheel call for a socket at `deadline`. Adds nothing if an earlier call is due: that
+    /// call sets up the next one.
     #[inline]
     pub(super) fn arm(&mut self, key: Key, deadline: u64) {
         if let Some(socket) = self.sockets.get_mut(key)
@@ -220,7 +221,8 @@ impl Stream {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => {
-                    // The program has closed its end, or reads no more. What it closed shows when its data is collected.
+                    // The program has closed its end, or only its reading direction. The next read from the
+                    // pair shows which.
                     self.readable = true;
                     self.discards = true;
                     self.discard();
@@ -268,7 +270,7 @@ impl Stream {
                 Ok(len) => {
                     moved += len as u64;
                     self.written += len as u64;
-                    // A short read has emptied the pair; epoll reports the next data.
+                    // A short read has emptied the pair, so the next read waits until epoll reports data.
                     self.readable = len == wanted || pair_may_have_ended(fd);
                     let outcome = self.connection.set_written(self.written);
                     debug_assert!(outcome.is_ok(), "{outcome:?}");
@@ -276,14 +278,14 @@ impl Stream {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => {
-                    // The program has closed its end with unread data, which resets the connection as in a kernel.
+                    // The program has closed its end with unread data. The connection is reset, as a kernel does it.
                     self.program_finished = true;
                     self.connection.abort();
                 }
             }
         }
         if self.program_finished && self.readable && !self.discards && pair::hung_up(fd) {
-            // The program had shut down its direction before, and has closed the socket now.
+            // The program had shut down its sending direction before. Now it has closed the socket.
             self.readable = false;
             match options.linger == Some(0) {
                 true => self.connection.abort(),

@@ -70,7 +70,8 @@ impl Bench {
         self.engine.process(self.now, Request { message, attached, process: 1, user: 1000 })
     }
 
-    /// Runs the engine's loop for its own packets, without waiting.
+    /// Runs 20 rounds of the engine's loop, 1 ms apart on its clock, without sleeping. Receives only packets
+    /// that the engine sent to itself.
     fn turn(&mut self) {
         for _ in 0..20 {
             self.now += 1_000_000;

@@ -81,7 +81,8 @@ impl Neighbours {
         Lookup::Waits(first)
     }
 
-    /// Removes a neighbour nobody waits for if the table is full. Returns false if there is none.
+    /// If the table is full, removes a neighbour for which no packet waits. Returns false if it is full of
+    /// others.
     fn make_room(&mut self) -> bool {
         if self.by_address.len() < MOST {
             return true;
@@ -107,7 +108,8 @@ impl Neighbours {
         waited
     }
 
-    /// Returns the neighbours to ask again, and the packets to drop because a neighbour did not answer, with its address.
+    /// Returns the neighbours to ask again. Also returns each neighbour that did not answer, with the packets
+    /// for it, which must be dropped.
     pub fn on_timer(&mut self, now: u64) -> (Vec<IpAddr>, Vec<(IpAddr, Vec<Packet>)>) {
         let (mut ask, mut silent) = (Vec::new(), Vec::new());
         if self.asking == 0 {

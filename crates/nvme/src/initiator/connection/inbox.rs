@@ -27,7 +27,8 @@ impl Default for Scratch {
 }
 
 impl Scratch {
-    /// Returns the free space after the received bytes.
+    /// Moves the received bytes to the start and returns the free space after them. With `small`, returns at
+    /// most `SMALL_SPACE` bytes of it.
     pub(super) fn space(&mut self, small: bool) -> &mut [u8] {
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);

@@ -7,7 +7,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 #[derive(Clone, Copy, Debug)]
 enum Segment {
-    /// This number of bytes of `bytes`, after those of the earlier segments.
+    /// The next bytes of the field `bytes`: this many.
     Inline(usize),
     /// Bytes of the buffer of a slot.
     Data { slot: u16, at: usize, len: usize },
@@ -77,7 +77,8 @@ impl Outbox {
         filled
     }
 
-    /// Removes up to `bytes` sent bytes. Stops after the end of a data segment and returns its slot.
+    /// Removes the first `bytes` bytes, after they were sent, and subtracts their number from `bytes`. Stops
+    /// at the end of a data segment and returns the segment's slot.
     pub(super) fn sent(&mut self, bytes: &mut usize) -> Option<u16> {
         while *bytes > 0 {
             let segment = self.segments.front_mut().expect("bytes to send");

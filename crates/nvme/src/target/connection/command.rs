@@ -16,7 +16,8 @@ use std::sync::atomic::Ordering::Relaxed;
 const MAX_ADMIN_DATA: u32 = 8192;
 
 impl Connection {
-    /// Counts a received command: moves the head of the queue.
+    /// Accepts a received command: moves the head of the queue and restarts the keep-alive timer. Returns a
+    /// fault if the queue cannot take the command.
     pub(super) fn take_command(&mut self, layout: &Layout) -> Result<(), Fault> {
         let Some(queue) = &mut self.queue else {
             return match self.slots.in_use() {
@@ -93,7 +94,8 @@ impl Connection {
             let request = io::plan(command, &self.setup.subsystem)?;
             if request.operation.receives() {
                 let bytes = received_bytes(&command.sgl, capsule_bytes)?;
-                // The list of Dataset Management may be longer than its ranges.
+                // A host may send a longer list for Dataset Management than the ranges that the command
+                // counts.
                 let longest = match request.operation {
                     Operation::Deallocate { .. } => 4096,
                     _ => request.data_bytes,

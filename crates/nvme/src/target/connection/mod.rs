@@ -56,7 +56,7 @@ const MAX_BACKLOG: usize = 4 << 20;
 /// The least data that is received directly into its buffer instead of through the input buffer.
 const DIRECT_BYTES: usize = 16 << 10;
 
-/// What a connection needs from its surroundings.
+/// What a connection is created from.
 #[derive(Debug)]
 pub struct Setup {
     /// The subsystem.
@@ -76,7 +76,7 @@ pub struct Setup {
 pub enum End {
     /// The host violated the protocol. A termination request is in the output.
     Violation(Fault),
-    /// The host asked for the end.
+    /// The host sent a termination request, for this reason.
     Terminated(String),
 }
 
@@ -128,7 +128,7 @@ pub struct Connection {
     identifiers: Vec<u64>,
     /// The flushes in progress for a shutdown of the controller.
     shutdown_flushes: u32,
-    /// Completed commands that are not yet counted.
+    /// Completed commands that are not yet added to the counters of their namespaces.
     tally: Tally,
     end: Option<End>,
     draining: bool,
@@ -297,13 +297,13 @@ impl Connection {
         }
     }
 
-    /// Returns true if commands wait for buffers, or if input waits for output to be sent.
+    /// Returns true if commands wait for buffers, or if data in a capsule cannot be received without one.
     pub fn is_starved(&self) -> bool {
         !self.starved.is_empty() || matches!(self.receiving, Receiving::Starved { .. })
     }
 
-    /// Continues with what waited for buffers or for output to be sent. Call this after sending output, and after buffers of the
-    /// pool were given back if [`Connection::is_starved`].
+    /// Continues with commands and input that waited. Call this after sending output. If
+    /// [`Connection::is_starved`], also call it after buffers were given back to the pool.
     pub fn resume(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
         while let Some(slot) = self.starved.front().copied() {
@@ -326,8 +326,8 @@ impl Connection {
         }
     }
 
-    /// Ends what other threads see of the connection: removes the queue from its controller. The end of the admin queue ends the
-    /// controller.
+    /// Removes the queue from its controller. Call this when the connection has ended, so that other threads
+    /// do not reach it any more. The end of the admin queue ends the controller.
     pub fn disconnected(&mut self) {
         // Received bytes that are not processed yet must not take effect any more.
         self.draining = true;

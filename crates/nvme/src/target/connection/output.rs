@@ -68,9 +68,9 @@ impl Batch {
 pub struct Output {
     building: Batch,
     sending: Batch,
-    /// The first part of `sending` that is not completely sent.
+    /// The index of the first part of `sending` that is not completely sent.
     part: usize,
-    /// The bytes of this part that have been sent.
+    /// The number of bytes of the part with index `part` that have been sent.
     sent: usize,
 }
 

@@ -33,7 +33,7 @@ pub struct Slot {
     pub compared: Option<Buffer>,
     /// The number of bytes that the host sends for this command.
     pub expected: u32,
-    /// The number of these bytes that have arrived.
+    /// The number of the expected bytes that have arrived.
     pub received: u32,
     /// True if the host was asked for data by an R2T.
     pub requested: bool,

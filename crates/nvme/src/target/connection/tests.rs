@@ -41,7 +41,7 @@ enum Answer {
     Terminated(u16),
 }
 
-/// A host that plays one connection.
+/// The host's side of one connection.
 struct Host {
     connection: Connection,
     pool: Pool,
@@ -470,7 +470,8 @@ fn violations_end_the_connection_with_a_termination_request() {
         bytes.resize(end + length as usize, 0);
         bytes
     };
-    // The status, and what is sent after a write command of 8 KiB has got its R2T.
+    // Each case: the status of the expected termination request, and what the host sends after a write
+    // command of 8 KiB has got its R2T.
     for (status, bytes) in [
         (1, h2c(9, 999, 0, 8192, data_flags::LAST)),
         (1, h2c(8, 0, 0, 8192, data_flags::LAST)),
