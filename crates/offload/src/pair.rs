@@ -25,7 +25,8 @@ pub fn create(name: &SocketName) -> io::Result<(OwnedFd, OwnedFd)> {
     if unsafe { libc::fcntl(engine.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // Urgent data of the program is data to the engine. Old kernels lack urgent data on UNIX sockets.
+    // Makes the engine receive the program's urgent data like other data. An error is ignored: old kernels
+    // have no urgent data on UNIX sockets.
     let _ = set_option(&engine, libc::SO_OOBINLINE, 1);
     bind(&program, &name.to_address())?;
     Ok((engine, program))
@@ -39,8 +40,8 @@ fn bind(end: &OwnedFd, address: &UnixAddress) -> io::Result<()> {
     }
 }
 
-/// Names the engine's end, so that the program's library can tell how the connection ended. An end has one name: later ones have no
-/// effect.
+/// Names the engine's end, so that the program's library can tell how the connection ended. The first call
+/// counts: later calls have no effect, because a socket can be named only once.
 pub fn set_end(engine_end: &OwnedFd, end: End, engine: u64, socket: u64) {
     let _ = bind(engine_end, &end.to_address(engine, socket));
 }
@@ -49,7 +50,7 @@ pub fn set_end(engine_end: &OwnedFd, end: End, engine: u64, socket: u64) {
 #[derive(Debug)]
 pub struct Filled {
     program: OwnedFd,
-    /// The bytes in the pair that are no data.
+    /// The number of filler bytes in the pair. They are not the program's data and are discarded on release.
     bytes: usize,
     /// The original value of SO_SNDBUF.
     capacity: i32,
@@ -77,9 +78,9 @@ impl Filled {
 
     /// Makes the program's end writable. `engine_end` is its peer.
     pub fn release(self, engine_end: &OwnedFd) {
-        // The larger capacity makes the end writable, so the flag must be cleared before.
+        // Clears the flag CONNECTING first, because the larger capacity below makes the end writable.
         let _ = set_option(&self.program, libc::SO_PRIORITY, 0);
-        // The kernel doubles the value that is set.
+        // Sets half of the original value, because the kernel doubles the value that is set.
         let _ = set_option(&self.program, libc::SO_SNDBUF, self.capacity / 2);
         let mut rest = self.bytes;
         let mut scrap = [0; 1024];
@@ -120,7 +121,7 @@ fn result(code: isize) -> io::Result<usize> {
     usize::try_from(code).map_err(|_| io::Error::last_os_error())
 }
 
-/// Sends two parts without blocking.
+/// Sends the bytes of `first` and then those of `second`, without blocking. Returns how many bytes were sent.
 ///
 /// # Errors
 /// Errors of the system; `WouldBlock` if the pair is full.
@@ -135,7 +136,8 @@ pub fn send(fd: RawFd, first: &[u8], second: &[u8]) -> io::Result<usize> {
     }
 }
 
-/// Receives into two parts without blocking. Returns 0 at the end of the stream.
+/// Receives bytes into `first` and then into `second`, without blocking. Returns their number, which is 0 at
+/// the end of the stream.
 ///
 /// # Errors
 /// Errors of the system; `WouldBlock` if there is nothing to receive.
@@ -162,7 +164,7 @@ pub fn hung_up(fd: RawFd) -> bool {
 #[repr(C, align(8))]
 struct Control([u8; 32]);
 
-/// Sends a message with a descriptor without blocking.
+/// Sends the message `bytes`, and `descriptor` with it if there is one, without blocking.
 ///
 /// # Errors
 /// Errors of the system; `WouldBlock` if the socket is full.
@@ -207,7 +209,7 @@ pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Opt
             && (*first).cmsg_level == libc::SOL_SOCKET
             && (*first).cmsg_type == libc::SCM_RIGHTS
         {
-            // CMSG_SPACE rounds up, so a second descriptor may fit.
+            // Counts the descriptors: CMSG_SPACE rounds up, so a second one may fit into the control data.
             let count = ((*first).cmsg_len as usize - libc::CMSG_LEN(0) as usize) / 4;
             for index in 0..count {
                 let passed = libc::CMSG_DATA(first).cast::<i32>().add(index).read_unaligned();

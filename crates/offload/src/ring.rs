@@ -1,4 +1,4 @@
-//! The engine's memory for one direction of a connection: bytes of the stream by their index.
+//! The engine's memory for one direction of a connection. A byte's index counts from the start of the stream.
 
 use inlane_tcp::ReceiveBuffer;
 use std::ops::Range;
@@ -18,7 +18,7 @@ impl Ring {
         Self { bytes: vec![0; capacity].into_boxed_slice() }
     }
 
-    /// Returns the number of bytes.
+    /// Returns the number of bytes that the ring can hold.
     pub fn capacity(&self) -> usize {
         self.bytes.len()
     }
@@ -73,7 +73,7 @@ pub struct Rings {
 }
 
 impl Rings {
-    /// The number of rings that are kept.
+    /// The most unused rings that are kept for later connections.
     const KEPT: usize = 64;
 
     /// Creates a supply of rings of `capacity` bytes.

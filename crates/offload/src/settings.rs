@@ -15,7 +15,7 @@ pub struct Settings {
     pub port: String,
     /// The engine's addresses, each with the length of its network's prefix.
     pub addresses: Vec<Prefix>,
-    /// The routers for destinations outside these networks, at most one a family.
+    /// The routers for destinations outside these networks, at most one for each address family.
     pub gateways: Vec<IpAddr>,
     /// Runs connections to 127.0.0.0/8 and ::1, too.
     pub loopback: bool,
@@ -27,7 +27,7 @@ pub struct Settings {
     pub mtu: u16,
     /// The engine's MAC address; `None` takes that of the port's interface.
     pub mac: Option<Mac>,
-    /// The ring of each direction of a connection, in bytes: a power of two.
+    /// The size of the ring for each direction of a connection, in bytes: a power of two.
     pub buffer: usize,
     /// The most sockets that the programs of one process ID may have.
     pub sockets_per_program: usize,
@@ -108,7 +108,8 @@ impl Settings {
     }
 }
 
-/// Returns why an IPv4 address cannot be an interface's because its network reserves it.
+/// Checks whether its network reserves an IPv4 address, which an interface then cannot have. Returns the
+/// error text, or `None` if the address is usable.
 fn reserved(prefix: &Prefix) -> Option<String> {
     // Networks of one or two addresses reserve none (RFC 3021).
     let (IpAddr::V4(ip), ..=30) = (prefix.address, prefix.length) else { return None };

@@ -31,9 +31,9 @@ pub struct Socket {
     pub end: Option<OwnedFd>,
     /// What the socket does.
     pub role: Role,
-    /// The deadline for which the wheel has an entry, or `u64::MAX`.
+    /// The deadline of the socket's entry in the timer wheel, or `u64::MAX` if it has no entry.
     pub armed: u64,
-    /// True if the socket is in the list of sockets to look at.
+    /// True if the socket is in the engine's list of changed sockets, which are served next.
     pub dirty: bool,
 }
 
@@ -54,7 +54,7 @@ impl Socket {
 
 /// What a socket does.
 pub enum Role {
-    /// It has a local address.
+    /// It is bound to a local address, and neither listens nor connects.
     Bound,
     /// It accepts connections.
     Listening(Box<Listening>),
@@ -70,7 +70,7 @@ pub struct Listening {
     pub full: bool,
 }
 
-/// A connection whose program's end was not handed over yet.
+/// A connection that waits to be accepted: the program has not received its end of the pair yet.
 #[derive(Debug)]
 pub struct Pending {
     /// The connection.
@@ -107,9 +107,10 @@ pub struct Stream {
     pub discards: bool,
     /// True if the end of the peer's data was passed to the program.
     pub end_passed: bool,
-    /// While set, nothing is sent before this time: the program has not put its end in place.
+    /// While set, nothing is sent before this time: the program has not yet replaced its kernel socket by the
+    /// pair's end.
     pub held_until: Option<u64>,
-    /// The program's end while the connection is being established.
+    /// The program's end while the connection is being established. It is full, so it is not writable.
     pub filled: Option<Filled>,
     /// When the connection was established, in nanoseconds of the engine's clock.
     pub since: u64,
@@ -136,14 +137,14 @@ pub struct Options {
     pub user_timeout: u32,
     /// TCP_MAXSEG; 0 if not set.
     pub max_segment: u16,
-    /// Other options as they were set: level, name, value.
+    /// Options that the engine does not use, as they were set: level, name, value.
     pub others: BTreeMap<(i32, i32), Vec<u8>>,
     /// TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, if set.
     pub keepalive_times: [Option<u32>; 3],
 }
 
 impl Options {
-    /// The most options that are kept only to be returned.
+    /// The most entries of `others`, which are kept only so that the program can read them back.
     const MOST_OTHERS: usize = 32;
 
     /// Sets an option. Unknown ones are kept, so that they can be read back.
@@ -216,7 +217,7 @@ impl Options {
         Some(number.to_ne_bytes().to_vec())
     }
 
-    /// Returns the probing of idle connections, if switched on.
+    /// Returns the times and the number of keepalive probes, or `None` if SO_KEEPALIVE is off.
     pub fn keepalive(&self) -> Option<Keepalive> {
         let [idle, interval, probes] = self.keepalive_times;
         let usual = Keepalive::default();

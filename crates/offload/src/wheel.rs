@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! slot:   0      1      2   ...  8191      each 250 us; one turn is about 2 s
-//!       [keys] [keys] [    ]    [keys]     a key whose deadline is turns away stays in its slot
+//!       [keys] [keys] [    ]    [keys]     a key stays in its slot until the turn of its deadline
 //! ```
 //!
 //! An entry is never removed early. Its owner compares its own deadline when the entry is due.
 
 use crate::arena::Key;
 
-/// The length of a slot's time, in nanoseconds.
+/// The time that one slot covers (a tick), in nanoseconds.
 const TICK_NS: u64 = 250_000;
 /// The number of slots, a power of two.
 const SLOTS: usize = 8192;
@@ -17,9 +17,9 @@ const SLOTS: usize = 8192;
 /// A timer wheel.
 pub struct Wheel {
     slots: Vec<Vec<(u64, Key)>>,
-    /// One bit a slot: it has entries.
+    /// One bit for each slot, set if the slot has entries.
     used: [u64; SLOTS / 64],
-    /// The first tick that was not expired.
+    /// The first tick whose entries have not been moved by [`Wheel::expire`].
     tick: u64,
 }
 
@@ -45,7 +45,7 @@ impl Wheel {
                 self.tick = end + 1;
                 return;
             };
-            // A slot farther than one turn cannot be the next one.
+            // Skips the empty slots.
             self.tick = next;
             if next > end {
                 self.tick = end + 1;
@@ -65,8 +65,8 @@ impl Wheel {
         }
     }
 
-    /// Returns the time at which [`Wheel::expire`] should be called next, or `None` if there are no entries. It may return no entries
-    /// then, if the slot's entries are turns away.
+    /// Returns the time at which [`Wheel::expire`] should be called next, or `None` if there are no entries.
+    /// That call moves no entries if all entries of the next slot are due in a later turn.
     pub fn next(&self) -> Option<u64> {
         Some(self.next_used()? * TICK_NS)
     }
@@ -126,7 +126,7 @@ mod tests {
                 wheel.add(tick * TICK_NS, Key::from_u64(index as u64));
             }
             let mut due = Vec::new();
-            // One turn at most passes between two calls of an engine that runs; a longer pause takes several calls.
+            // Calls `expire` every half turn until `now`.
             let mut at = 0;
             while at < now {
                 at = (at + SLOTS as u64 / 2).min(now);

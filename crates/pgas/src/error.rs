@@ -28,7 +28,7 @@ pub enum Error {
         /// Why the setting or argument is invalid, and what to give instead.
         why: String,
     },
-    /// A program or check that started has failed.
+    /// A program was started, but did not give the expected result.
     #[error("{what}: {why}")]
     Failed {
         /// What failed.

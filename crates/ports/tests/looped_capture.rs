@@ -42,7 +42,7 @@ fn capture(packets: u32) -> Vec<u8> {
     bytes
 }
 
-/// Counts the allocations of 100 laps of a capture.
+/// Plays a capture of `packets` packets 101 times. Returns the number of allocations after the first lap.
 fn allocations(packets: u32) -> usize {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("capture");
@@ -56,7 +56,7 @@ fn allocations(packets: u32) -> usize {
     let mut received = 0;
     let mut before = 0;
     while received < 101 * packets {
-        // Allocations of the first lap are not counted, so the count starts anew until that lap ends.
+        // Allocations of the first lap do not count, so the starting value is read again until that lap ends.
         if received <= packets {
             before = ALLOCATIONS.load(Ordering::Relaxed);
         }

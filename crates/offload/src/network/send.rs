@@ -8,12 +8,12 @@ use inlane_wire::ethernet::{self, Frame, Mac};
 use inlane_wire::{arp, ipv4, ipv6, ndp};
 use std::net::{IpAddr, Ipv4Addr};
 
-/// The upper layer of an IP packet to send.
+/// The payload of an IP packet to send: the part after the IP header, such as a TCP segment.
 pub trait Payload {
     /// The IP protocol.
     const PROTOCOL: u8;
 
-    /// Returns the number of bytes.
+    /// Returns the length of the payload in bytes.
     fn len(&self) -> usize;
 
     /// Writes the payload to `buffer`, which has [`Payload::len`] bytes. `pseudo` is the sum of the pseudo header; `None` if the
@@ -56,7 +56,7 @@ impl Network {
         }
     }
 
-    /// Returns the buffer of a packet from the engine to itself.
+    /// Takes back the buffer of a packet that the engine sent to itself, and keeps it for later packets.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
         if self.spare_own.len() < 64 {
             self.spare_own.push(buffer);
@@ -120,7 +120,7 @@ impl Network {
         }
     }
 
-    /// Sends the waiting packets as far as the transmit queue accepts them. Returns true if none waits any more.
+    /// Sends as many of the waiting packets as the transmit queue accepts. Returns true if none is left.
     pub fn flush(&mut self) -> bool {
         while !self.waiting.is_empty() {
             // SAFETY: the packets are from the queue's pool, each is in the list once, and sent ones are removed.
@@ -147,7 +147,8 @@ impl Network {
         self.waiting.len() >= MOST_WAITING / 2
     }
 
-    /// Asks for the MAC address of a neighbour: everybody, or only the neighbour if its address was known.
+    /// Asks for the MAC address of the neighbour `hop`. An IPv4 request goes to the address `known`, or
+    /// to all hosts if that is `None`.
     fn ask(&mut self, hop: IpAddr, known: Option<Mac>) {
         match hop {
             IpAddr::V4(target) => {
@@ -210,7 +211,7 @@ impl Network {
         }
     }
 
-    /// Processes a message of neighbour discovery, whose checksum was verified.
+    /// Processes a message of neighbour discovery. The caller has verified the checksum.
     pub fn on_discovery(&mut self, now: u64, source: IpAddr, hop_limit: u8, bytes: &[u8]) {
         let message = ndp::Message::new(bytes).ok().filter(|_| hop_limit == ndp::HOP_LIMIT);
         let (Some(message), IpAddr::V6(asker)) = (message, source) else {
@@ -232,6 +233,7 @@ impl Network {
             self.learn(now, source, mac, true);
         }
         // A host that asks from the unspecified address checks whether its address is in use (RFC 4862).
+        // It has no address yet, so the answer goes to all nodes.
         let (destination, flags) = match asker.is_unspecified() {
             true => (all_nodes(), ndp::OVERRIDE),
             false => (asker, ndp::OVERRIDE | ndp::SOLICITED),
@@ -256,7 +258,7 @@ impl Network {
         }
     }
 
-    /// Asks silent neighbours again. Returns those that are given up.
+    /// Asks again those neighbours that have not answered. Returns the neighbours that it gives up.
     pub fn on_timer(&mut self, now: u64) -> Vec<IpAddr> {
         let (ask, silent) = self.neighbours.on_timer(now);
         for address in ask {

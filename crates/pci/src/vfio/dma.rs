@@ -82,7 +82,8 @@ impl Drop for DmaMapping {
         // SAFETY: this is the structure that the request takes.
         let unmapped = unsafe { sys::ioctl_with(self.device.container(), sys::IOMMU_UNMAP_DMA, &mut unmap) };
         if unmapped.is_err() {
-            // The device may still access the memory, so the memory is never freed.
+            // The mapping still exists, so the device may access the memory. The memory is therefore never
+            // freed.
             std::mem::forget(self.memory.clone());
         }
     }

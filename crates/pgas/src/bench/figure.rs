@@ -52,7 +52,7 @@ const CEILING: &str = "a plain copy of the same size between the same memories";
 const COMPARED: &str = "the receiver compares every byte of a case's last transfer";
 const COUNTED: &str = "each side compares every word that it receives";
 
-/// Returns the points as rows. `path` holds the hops and the reason that all rows share.
+/// Returns the points as rows. All rows get the hops of `path`, and its reason for the choice.
 pub fn results(points: &[Point], path: &Path) -> Vec<WindowResult> {
     let measured = points.iter().filter(|point| point.operation != Operation::Idle);
     measured.map(|point| row(point, points, path)).collect()

@@ -232,7 +232,7 @@ struct Bench {
     words: Symmetric<u64>,
     driver: bool,
     other: u32,
-    /// The processors of the two PEs.
+    /// The processors of the two PEs' measuring threads. ucx_perftest's two processes run on them too.
     pair: Vec<usize>,
 }
 
@@ -321,12 +321,13 @@ impl Bench {
         Ok(value)
     }
 
-    /// Returns how many operations of `nanoseconds` fill a batch.
+    /// Returns how many operations fill a batch, if each takes `nanoseconds`.
     fn count(&self, nanoseconds: f64) -> u64 {
         (self.plan.batch_us as f64 * 1e3 / nanoseconds.max(1.0)).clamp(1.0, 1e7) as u64
     }
 
-    /// Compares the bytes of a get with the pattern at PE 0. Returns an error if they differ.
+    /// At PE 0, compares the first `size` bytes of `got`, which a get returned, with the pattern. Returns an
+    /// error if they differ. Does nothing at PE 1.
     fn compare(&self, got: &[u8], size: usize) -> Result<()> {
         match self.driver && got[..size] != self.source[..size] {
             true => Err(Error::invalid(
@@ -337,8 +338,8 @@ impl Bench {
         }
     }
 
-    /// Compares the received bytes with the pattern at PE 1, and sends the result to PE 0. Returns the number
-    /// of compared bytes.
+    /// PE 1 compares its first `size` received bytes with the pattern, and sends the result to PE 0. Both PEs
+    /// must call it. Returns `size` at both, or an error if the bytes differ.
     fn verify(&self, size: usize) -> Result<u64> {
         self.world.barrier_all()?;
         if !self.driver {

@@ -1,5 +1,5 @@
-//! The program to compare with: UCX's ucx_perftest and its shared-memory put. In both programs the time ends
-//! when the puts are issued.
+//! The program to compare with: UCX's ucx_perftest and its shared-memory put. Both programs
+//! stop the time measurement when the puts are issued.
 
 use super::{Operation, Point, Ucx};
 use crate::error::{Error, Result};

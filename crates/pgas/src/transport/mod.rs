@@ -28,11 +28,11 @@ pub enum Operation {
     CompareSwap,
     /// Adds the operand; wraps on overflow.
     Add,
-    /// Bitwise and with the operand.
+    /// Replaces the word by its bitwise AND with the operand.
     And,
-    /// Bitwise or with the operand.
+    /// Replaces the word by its bitwise OR with the operand.
     Or,
-    /// Bitwise exclusive or with the operand.
+    /// Replaces the word by its bitwise XOR with the operand.
     Xor,
 }
 

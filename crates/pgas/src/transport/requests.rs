@@ -161,8 +161,8 @@ impl PeContext {
         let slot = &peer.requests.slots[(number % SLOTS) as usize];
         let tag = peer.tag.load(Ordering::Acquire);
         if let Err(error) = self.wait_ringing(pe, options, || self.is_answered(pe, number, tag)) {
-            // The owner may still read the slot and answer. So mark the slot as abandoned instead of freeing
-            // it.
+            // The wait has failed, but the owner may still read the request and answer. So mark the slot as
+            // abandoned instead of freeing it.
             let word = slot_word(number, AWAITED);
             let abandoned = slot_word(number, ABANDONED);
             let _ = slot.compare_exchange(word, abandoned, Ordering::AcqRel, Ordering::Relaxed);

@@ -74,7 +74,8 @@ fn silence_and_staleness_are_told_apart() {
     assert!(error.to_string().contains("another epoch"), "{error}");
 }
 
-/// Answers each handshake row that the other port writes with a row of epoch 9, until the given time.
+/// Plays a peer in the handshake: answers each handshake record (row) of the other port with a row that has
+/// epoch 9 and the given version and sizes. Returns at `until`.
 fn answer(hostile: &Twin, version: u16, limit_pages: u32, inbound_pages: u32, until: Instant) {
     while Instant::now() < until {
         let words: [u32; ROW] = std::array::from_fn(|index| hostile.scratchpad_read(index as u32));
@@ -544,8 +545,8 @@ fn a_link_that_goes_down_ends_waits_and_says_what_is_lost() {
 #[test]
 fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
     let hub = Hub::new(2, BYTES as u64).unwrap();
-    // One side sets this when it has seen enough losses, and then ends. The other side sees that end as its
-    // last loss.
+    // One side sets this when it has lost the link often enough, and then ends. Its end is the last loss of
+    // the link that the other side sees.
     let over = AtomicBool::new(false);
     let side = |port: u32| {
         let faults: Faults =
@@ -568,7 +569,7 @@ fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
                 Err(Error::LinkLost { lost, .. }) => {
                     assert!(lost.delivered_bytes <= lost.issued_bytes);
                     losses += 1;
-                    // The link may fail during the handshake as well.
+                    // The link may fail during the handshake as well, so try until a handshake succeeds.
                     while losses < 3
                         && !over.load(Ordering::Acquire)
                         && windows.reconnect(1 - port, Duration::from_millis(500)).is_err()

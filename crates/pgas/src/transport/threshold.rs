@@ -56,7 +56,8 @@ mod tests {
     use inlane_ntb::device::Ordering;
     use std::time::Duration;
 
-    /// A mover that takes the same time for every size.
+    /// A mover that copies nothing, and takes the given time for every size. The flag says whether it reaches
+    /// the window.
     struct Fixed(Duration, bool);
 
     impl Mover for Fixed {

@@ -28,7 +28,8 @@ pub struct WaitOptions {
     pub bytes: u64,
     /// Which stores can end the wait. Only such stores make a peer wake a sleeping thread.
     pub interest: Interest,
-    /// When to give up. `None` waits until a peer in the failure scope is lost.
+    /// How long to wait before giving up. With `None`, only the loss of a peer in the failure scope ends the
+    /// wait early.
     pub timeout: Option<Duration>,
     /// The awaited operation, for the error message.
     pub what: &'static str,
@@ -214,8 +215,8 @@ impl PeContext {
     }
 
     fn sleep(&self, backstop: Duration) {
-        // Leaves requests to the service thread, which any request's doorbell wakes. This thread sleeps for
-        // `WAKE` only.
+        // One thread sleeps on the doorbell `WAKE`, the others on `woken`. A request's doorbell wakes the
+        // service thread instead.
         match self.waits.doorbell_sleeper.try_lock() {
             Ok(_sleeper) => {
                 if let Ok(event) = self.ntb.event(Event::Doorbell(self.wake_vector)) {

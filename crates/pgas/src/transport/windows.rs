@@ -45,7 +45,7 @@ pub struct Settings {
     /// The mover that copies large puts, and the smallest size in bytes that it copies. If the size is
     /// `None`, it is measured while connecting.
     pub mover: Option<(Box<dyn Mover>, Option<usize>)>,
-    /// Faults for tests. The transport uses only the protocol step at which the process is killed.
+    /// Faults for tests. The transport injects only one of them: it kills the process at a protocol step.
     pub faults: Faults,
     /// How long a waiter sleeps without a doorbell before it checks its condition again: in its first sleep,
     /// and at most. Doorbells can be lost.
@@ -111,7 +111,7 @@ pub(super) struct PeContext {
     /// True if all windows are coherent and no faults are injected. A store is then delivered once it has
     /// left the store buffer.
     pub coherent: bool,
-    /// Vectors of the doorbell bits for requests and for sleeping waiters.
+    /// The vectors of two doorbell bits: this one for requests, the next one for sleeping waiters.
     pub request_vector: u32,
     pub wake_vector: u32,
     mover: Option<Mutex<Box<dyn Mover>>>,

@@ -1,5 +1,5 @@
-//! The bookkeeping of the symmetric heap, which allocates the first free span that fits. It lies in private
-//! memory, so no peer can damage it.
+//! The bookkeeping of the symmetric heap, which allocates the first free span that fits. The bookkeeping
+//! lies in private memory, so no peer can damage it.
 //!
 //! All PEs make the same calls in the same order and therefore get the same offsets without communicating.
 

@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::transport::{Atomic, Operation, Transport};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How a wait compares a word.
+/// How a wait compares its word with a value: the wait ends when the comparison holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compare {
     /// Equal.

@@ -1,6 +1,6 @@
-//! Compares a written capture with the capture that was read. Every packet must be in the written capture,
-//! and in order. It must have its timestamp, its length on the wire, and the bytes that the packet function
-//! makes of it.
+//! Compares a written capture with the capture that was read. The written capture must
+//! contain every packet that was read, in the same order. Each packet must keep its timestamp and its length
+//! on the wire, and have the bytes that the packet function makes of it.
 
 use super::reference::ReferenceFunction;
 use crate::pcap::reader::{CaptureReader, Resolution};

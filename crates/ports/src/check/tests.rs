@@ -192,7 +192,7 @@ fn a_checker_without_generator_needs_its_options() {
     assert!(checker.configure(&[pool], 1).is_err());
 }
 
-/// A pool whose packets have two segments of equal length.
+/// A pool whose packets have two segments of equal length, to test that a checker reads both.
 struct Halves(HeapPool);
 
 // SAFETY: the inner pool allocates and frees.

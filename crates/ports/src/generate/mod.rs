@@ -169,10 +169,10 @@ impl Generator {
     }
 }
 
-/// Refuses a pool in memory that the CPU does not map.
+/// Checks that the CPU can access the packets of `pool`. `port` names the port in the error.
 ///
 /// # Errors
-/// Names the location, and where packets must lie.
+/// If the CPU does not map the pool's memory. The message says which memory to choose.
 pub(crate) fn require_cpu_memory(port: &str, pool: &Arc<dyn Pool>) -> Result<()> {
     let location = pool.region().location();
     if location.is_cpu_memory() {

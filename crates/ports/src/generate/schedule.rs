@@ -67,8 +67,8 @@ impl Schedule {
         max.min(count as usize + 1)
     }
 
-    /// Limits the backlog to `max_ns`. Call it for a source that had nothing to send for a while. The source
-    /// then does not send the whole backlog in one burst.
+    /// Moves the schedule so that the next packet is overdue by at most `max_ns`. Call it for a source that
+    /// had nothing to send for a while. The source then does not send all overdue packets in one burst.
     #[inline]
     pub fn limit_backlog(&mut self, now_ns: u64, max_ns: u64) {
         let due = self.due_ns();

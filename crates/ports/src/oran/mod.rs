@@ -54,7 +54,8 @@ impl Radio {
         Ok(Self { info, plan: Arc::new(plan), load, clock: clock.clone(), queue: None })
     }
 
-    /// Returns the rules by which the radio's packets follow from their positions.
+    /// Returns the plan: what each packet contains, given its number in the sequence, and which packets are
+    /// shuffled or lost.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }

@@ -30,7 +30,7 @@ enum Kind {
     NonBlocking(File),
     /// A named pipe that no process reads yet.
     AwaitsReader(PathBuf),
-    /// Standard output of a kind that may block. It is polled before each write.
+    /// Standard output that may block, such as a terminal. It is polled before each write.
     Polled(File),
     /// A regular file that is standard output. It may hold earlier bytes, so it is never truncated.
     Appended(File),
@@ -39,7 +39,8 @@ enum Kind {
     Full(File, usize),
 }
 
-/// Returns the error of an output. `name` is a port, or the flag of an output that is not a port.
+/// Makes the error for an output that cannot be opened or written. `name` is the port, or the flag that
+/// names an output without a port.
 pub(super) fn refused(name: &str, class: Class, why: String) -> Error {
     match name.starts_with("--") {
         true => Error::Device { device: name.into(), why, class },

@@ -116,8 +116,8 @@ impl CaptureReader {
 
     /// Reads the section's byte order, and forgets the interfaces of the section before.
     ///
-    /// Another call for the same section header has no effect. That happens while the input waits for the
-    /// rest of the header.
+    /// May be called several times for one section header, because the input may wait for the rest of the
+    /// header. Only the first of these calls has an effect.
     fn begin_section(&mut self) -> Result<()> {
         let magic = word(&self.buffer[self.start + 8..], false);
         let swapped = magic == BYTE_ORDER.swap_bytes();

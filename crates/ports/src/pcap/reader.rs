@@ -50,7 +50,7 @@ impl Record {
     }
 }
 
-/// The timestamp unit of a classic capture.
+/// The timestamp unit of a classic capture. For pcapng, the unit that a classic copy of the capture needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resolution {
     /// 10^-6 s.
@@ -250,8 +250,9 @@ impl CaptureReader {
         self.offset += bytes as u64;
     }
 
-    /// Fills the buffer to at least `wanted` bytes from the next record on, and returns all buffered bytes.
-    /// Returns fewer bytes at the end of the input, and while the input waits for more bytes.
+    /// Reads input until at least `wanted` bytes are buffered, counted from the start of the next record.
+    /// Returns all bytes buffered there. These are fewer than `wanted` at the end of the input, and while the
+    /// input waits.
     fn fill(&mut self, wanted: usize) -> Result<&[u8]> {
         self.waiting = false;
         if self.end - self.start < wanted && !self.ended {

@@ -64,10 +64,10 @@ impl CaptureSink {
         })
     }
 
-    /// Returns an error if two ports would write the same file.
+    /// Checks that the ports `names` write different files.
     ///
     /// # Errors
-    /// Names the second port.
+    /// If two ports name the same file. The error is that of the second port.
     pub(crate) fn require_distinct(names: &[String]) -> Result<()> {
         let file = |name: &str| super::file_of(name).map(Path::to_owned);
         for (index, name) in names.iter().enumerate() {
@@ -263,7 +263,7 @@ impl QueueWriter {
     /// because the queue is being dropped.
     fn flush_at_end(&self) {
         let Ok(mut writer) = self.lock() else { return };
-        // A broken capture has already returned its error.
+        // Skips a broken capture, because it has already returned its error.
         if writer.has_begun()
             && !writer.is_broken()
             && let Err(error) = writer.flush()

@@ -209,7 +209,7 @@ fn too_long(length: usize, room: usize) -> String {
 struct CaptureRx {
     name: String,
     reader: CaptureReader,
-    /// The file that the reader reads, if it is to be played again at its end.
+    /// The file that the reader reads, if the capture is repeated: the reader restarts it at its end.
     repeated: Option<File>,
     /// The latest timestamp in the file.
     latest_ns: u64,

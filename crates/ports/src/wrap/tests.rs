@@ -171,7 +171,7 @@ fn a_capture_holds_the_packets_that_were_sent() {
     assert_eq!(pool.outstanding(), 0);
 }
 
-/// A queue that accepts only a part of most bursts.
+/// A transmit queue that accepts only a part of most bursts, to test that a capture gets each packet once.
 struct PartialTx(Box<dyn Tx>, usize);
 
 // SAFETY: the inner queue sends a prefix of the packets, and its count is returned.
