@@ -226,7 +226,7 @@ pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Opt
     }
 }
 
-/// Returns the number by which the system identifies a socket.
+/// Returns the inode number of a socket, which identifies it on this system.
 ///
 /// # Errors
 /// Errors of the system.

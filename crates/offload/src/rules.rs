@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use inlane_offload_protocol::rules::Rule;
 use serde::Deserialize;
 
-/// The most bytes of rules that the preloaded library takes.
+/// The size of the preloaded library's buffer for all rules, in bytes.
 const MOST: usize = 16384;
 
 #[derive(Deserialize)]

@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 pub struct Socket {
     /// The socket's number, which is never used again.
     pub id: u64,
-    /// The number by which the system identifies the program's end.
+    /// The inode number of the program's end, which identifies it on this system.
     pub inode: u64,
     /// The process that created the socket.
     pub process: i32,

@@ -83,7 +83,7 @@ impl fmt::Display for BarSpec {
     }
 }
 
-/// A size in the form that `parse_size` accepts: `1M`, `64K`, `100`.
+/// A number of bytes that is written in the form that `parse_size` accepts: `1M`, `64K`, `100`.
 struct Size(u64);
 
 impl fmt::Display for Size {

@@ -40,7 +40,7 @@ const SETTLE_TIME: Duration = Duration::from_secs(2);
 
 /// A process's place in a job: its port and its settings.
 pub struct Session {
-    /// The port of this process.
+    /// This process's port of the twin bridge that joins the PEs.
     pub twin: Twin,
     /// Size of the symmetric heap in bytes.
     pub heap_bytes: usize,

@@ -21,7 +21,7 @@ pub(super) const MODES: [CompletionMode; 3] =
     [CompletionMode::Poll, CompletionMode::Adaptive, CompletionMode::Interrupt];
 /// Messages in a series. The last one is answered.
 const SERIES: u64 = 64;
-/// Duration of an idle wait.
+/// How long PE 1 waits while nothing arrives, to measure the processor time of waiting.
 const IDLE: Duration = Duration::from_millis(250);
 
 impl Bench {
@@ -179,8 +179,8 @@ impl Bench {
         self.compare(&into, size)?;
         // `in_turn` ends with a check that overwrites the inbox, so fill the inbox again.
         fill()?;
-        // Times each get of a long batch for the percentiles. The samples of `in_turn` are batches of one
-        // get: in these the owner has just begun to wait, and still polls whatever the mode.
+        // Times each get of a long batch, for the percentiles. The samples of `in_turn` are batches of one
+        // get. In these the owner has just begun to wait, so it still polls in every completion mode.
         for (point, mode) in points.iter_mut().zip(MODES) {
             ended.set(ended.get() + 1);
             self.world.barrier_all()?;

@@ -1,4 +1,5 @@
-//! The size from which a mover beats stores, measured once on the window that the mover will use.
+//! Finds the size from which a mover copies at least as fast as stores, by one measurement on the window that
+//! the mover will use.
 
 use crate::error::Result;
 use inlane_core::completion::CompletionMode;

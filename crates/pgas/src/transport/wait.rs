@@ -169,7 +169,8 @@ impl PeContext {
             let announcement = waiter.announce(interest);
             self.waits.on_memory.store(waiter.sleeps_on_memory(), Ordering::Relaxed);
             for peer in self.peers.iter().filter(|peer| peer.window.peer() != self.me) {
-                // The layout lies inside the window, whose size was checked when it was mapped.
+                // The layout lies inside the window, whose size was checked when it was mapped. So this store
+                // cannot fail.
                 let _ = peer.window.store_word(self.layout.announcement(self.me), announcement);
             }
         }

@@ -77,7 +77,7 @@ pub fn compare(input: &Path, output: &Path, reference: &dyn ReferenceFunction) -
     Ok(verification)
 }
 
-/// Compares the rest of the captures, from their first difference on.
+/// Compares the two captures from their first difference to their ends.
 fn compare_rest(
     mut wanted: Option<Entry>,
     mut found: Option<Entry>,

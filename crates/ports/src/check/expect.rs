@@ -13,7 +13,7 @@ pub struct Expectation {
     traffic: Arc<Traffic>,
     body: Vec<u8>,
     reference: Box<dyn ReferenceFunction>,
-    /// The number by which verdicts name the checker's port.
+    /// The number of the checker's port in verdicts.
     number: u16,
     /// The expected packet of each flow and size, ordered by flow and then by size. Empty if the checker must
     /// build each packet to compare it.

@@ -68,7 +68,7 @@ impl Tracker {
             return;
         }
         let number = next.saturating_add_signed(distance);
-        // Finds the gap that contains the number.
+        // Finds the last gap that starts at or before the number. No other gap can contain the number.
         match gaps.range(..=number).next_back().map(|(&start, &end)| (start, end)) {
             Some((start, end)) if number < end => {
                 gaps.remove(&start);

@@ -288,7 +288,8 @@ unsafe impl Rx for GeneratorRx {
                 }
                 schedule.advance(length as usize);
             }
-            // `Template::write` needs HEADER_ROOM bytes even for a shorter packet.
+            // `Template::write` needs HEADER_ROOM bytes even for a shorter packet, whose true length is set
+            // below.
             packet.length = (HEADER_ROOM as u32).max(length);
             let stamp =
                 Stamp { flow: self.first_flow + self.turn * self.stride, sequence: self.sequence, due_ns };

@@ -111,7 +111,7 @@ impl Template {
     }
 
     /// Returns true if `bytes` is the packet with `stamp`: the same headers and body, and right checksums.
-    /// Read `stamp` from the end of `bytes`.
+    /// The caller has read `stamp` from the end of `bytes`.
     #[inline(always)]
     pub fn matches(&self, bytes: &[u8], body: &[u8], stamp: Stamp) -> bool {
         let (header, at) = (self.header_len as usize, self.checksum_at as usize);

@@ -175,7 +175,7 @@ impl Plan {
         1e6 / (self.slots_per_subframe * SYMBOLS as u64) as f64
     }
 
-    /// Returns the offset of the samples in bytes.
+    /// Returns the offset of the samples in a frame, in bytes.
     fn header_length(&self) -> usize {
         let tag = if self.vlan.is_some() { ethernet::TAG } else { 0 };
         ethernet::HEADER + tag + ecpri::DATA_HEADER + oran::HEADER + SECTION

@@ -41,7 +41,7 @@ impl CaptureSource {
     /// Opens `pcap:FILE` (`-` is standard input). Scans a file; opens a pipe without waiting for its writer.
     ///
     /// # Errors
-    /// If the file does not exist or is not a capture of Ethernet packets, or if a pipe is to be repeated.
+    /// If the file does not exist or is not a capture of Ethernet packets, or if `playback` repeats a pipe.
     pub fn open(text: &str, playback: Playback) -> Result<Self> {
         let path = path_of(text)?;
         let refused = |error| {

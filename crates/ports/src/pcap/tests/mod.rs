@@ -15,7 +15,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A packet of a capture.
+/// A packet of a capture, as tests write it and expect to read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     time_ns: u64,
@@ -46,7 +46,7 @@ fn read(bytes: &[u8]) -> Result<(Vec<Entry>, Resolution), (Vec<Entry>, String)> 
     }
 }
 
-/// Writes a classic capture byte by byte.
+/// Returns a classic capture for the reader to read. It is built byte by byte, without the writer under test.
 fn classic(magic: u32, big: bool, link: u32, entries: &[Entry]) -> Vec<u8> {
     let word = |value: u32| if big { value.to_be_bytes() } else { value.to_le_bytes() };
     let nano = magic == 0xa1b2_3c4d;
@@ -69,7 +69,7 @@ fn classic(magic: u32, big: bool, link: u32, entries: &[Entry]) -> Vec<u8> {
     bytes
 }
 
-/// Writes a pcapng capture block by block.
+/// A pcapng capture for tests, to which each method adds a block. `bytes` holds the blocks so far.
 struct Ng {
     big: bool,
     bytes: Vec<u8>,
