@@ -67,7 +67,7 @@ mod cuda {
         inlane_cuda::compiler_version().map_err(cause)
     }
 
-    /// Returns the error's text without the advice after the first `;`. The check shows its own advice
+    /// Returns the error's text without the advice after the first `;`. `inlane doctor` shows its own advice
     /// instead.
     fn cause(error: Error) -> String {
         error.to_string().split(';').next().unwrap_or_default().to_string()

@@ -26,9 +26,10 @@ pub fn text(error: &anyhow::Error) -> String {
     whole.unwrap_or_default()
 }
 
-/// Prints the error to standard error. Returns the exit status for its class. `origins` lists the flags that a
-/// settings file or a variable set, and `arguments` has their values. If the message names such a flag or its
-/// port, a second line names the file or variable.
+/// Prints the error to standard error. Returns the exit status for its class. `origins` lists the flags that
+/// a settings file or a variable set. `arguments` is the command line, which contains these flags with their
+/// values. If the message names such a flag, or the port that is its value, a second line names the file or
+/// variable.
 pub fn report(error: &anyhow::Error, arguments: &[OsString], origins: &[(String, String)]) -> u8 {
     let text = text(error);
     let names_port_of = |flag: &str| {
@@ -124,12 +125,12 @@ fn without_repeats(flag: &str, value: &str, why: &str) -> String {
         return why.into();
     }
     match why.split_once(&quoted) {
-        // "'8': give 16 B to 1 GiB", "path 'nvlink': choose bar"
+        // Reasons such as "'8': give 16 B to 1 GiB" or "path 'nvlink': choose bar".
         Some((kind, rest)) if rest.starts_with(": ") && !kind.contains(':') => format!("{given}{rest}"),
-        // "'x' is not a size", "endpoint: 'x' is not a PCI BAR"
+        // Reasons such as "'x' is not a size" or "endpoint: 'x' is not a PCI BAR".
         Some((kind, rest)) if kind.is_empty() || kind.ends_with(": ") => format!("{flag}: {quoted}{rest}"),
         Some(_) => format!("{flag}: {why}"),
-        // "endpoint: 'y' is not the address of a PCI device"
+        // The reason quotes only a part of the value: "endpoint: 'y' is not the address of a PCI device".
         None => match why.split_once(": '") {
             Some((kind, rest)) if kind.chars().all(char::is_alphabetic) => format!("{given}: '{rest}"),
             _ => format!("{given}: {why}"),

@@ -161,7 +161,8 @@ impl Forward {
     }
 }
 
-/// Returns a note for a run without packets, if its source may be empty.
+/// Returns the note for a run that received no packets. Returns `None` unless the source may have been empty,
+/// as a capture or a ring without `prime=` may be.
 fn why_no_packets(config: &Config) -> Option<String> {
     let Route::OneWay { rx, .. } = &config.route else { return None };
     match rx.split_once(':')? {

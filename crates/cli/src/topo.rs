@@ -218,8 +218,8 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    /// Creates a fake machine. It has a bridge, a GPU below the bridge whose link has half its lanes, and an
-    /// audio device.
+    /// Creates a fake machine. It has a bridge, a GPU below the bridge, and an audio device. The GPU's link
+    /// uses half of its lanes.
     fn machine() -> (tempfile::TempDir, Sysfs) {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();

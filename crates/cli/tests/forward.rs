@@ -361,9 +361,10 @@ fn a_full_disk_is_an_error() {
     assert!(stderr(&output).contains("/dev/full"), "{}", stderr(&output));
 }
 
-/// The threads that move packets. They exist while a run receives, also during trials of a search.
+/// The beginning of the names of threads that move packets. These threads exist while a run receives, also
+/// during trials of a search.
 const MOVING: &str = "inlane-0";
-/// The thread that handles signals.
+/// The name of the thread that handles signals.
 const SIGNALS: &str = "inlane-signals";
 
 /// Starts inlane, and sends a signal once the thread `thread` has run. Returns the output, and the time from

@@ -85,8 +85,8 @@ impl Hosts {
         text
     }
 
-    /// Connects A and B to M by veth pairs with offloads disabled. inlane forwards frames unchanged, and no
-    /// network card follows that could complete checksums or segment large frames.
+    /// Connects A and B to M by veth pairs. Disables their offloads, because inlane forwards frames unchanged
+    /// and no network card follows that could complete checksums or segment large frames.
     fn cables(&self) {
         for (host, near, far) in [("a", "a0", "am"), ("b", "b0", "bm")] {
             let (there, middle) = (self.name(host), self.name("m"));
@@ -182,7 +182,8 @@ impl Hosts {
         }
     }
 
-    /// Starts inlane between two ports, calls `traffic`, then interrupts inlane and checks its result.
+    /// Starts inlane between two ports, calls `ready` to complete the set-up, and runs the traffic. Then
+    /// interrupts inlane and checks its result.
     fn through(&self, ports: [&str; 2], ready: impl FnOnce()) {
         let folder = tempfile::tempdir().unwrap();
         // nginx's worker does not run as root, so the folder must be readable for all users.
@@ -290,8 +291,8 @@ fn over_tap_interfaces() {
                 assert!(start.elapsed() < Duration::from_secs(60), "inlane made no {tap}");
                 std::thread::sleep(Duration::from_millis(20));
             }
-            // The interface exists, but the driver will still take it down and up once. So wait before moving
-            // it to a host.
+            // The interface exists, but DPDK's driver will still take it down and up once. So wait before
+            // moving it to a host.
             std::thread::sleep(Duration::from_millis(500));
             hosts.must("m", &format!("ip link set {tap} netns {}", hosts.name(host)));
         }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const INLANE: &str = env!("CARGO_BIN_EXE_inlane");
-/// No command of these tests takes longer, even on a loaded machine.
+/// The time limit of a command. No command of these tests takes this long, even on a loaded machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A process that is killed at the end of the test.
@@ -133,7 +133,8 @@ fn a_file_that_does_not_fit_is_refused_before_the_first_write() {
         let read = inlane(&["nvme", "read", &address, "-"]);
         assert!(read.stdout.iter().all(|byte| *byte == 0), "{arguments:?} wrote something");
     }
-    // The length of standard input is unknown, so its beginning is written, and the message says how much.
+    // The length of standard input is unknown, so a wrong length is found only after a part was written. The
+    // message must say how much.
     for (input, arguments, written) in [
         (pattern(9 << 20), &[][..], "8 MiB were written"),
         (pattern(4096), &["--length", "1M"], "4 KiB were written"),
@@ -170,7 +171,8 @@ fn workloads_are_verified() {
             rows.iter().map(|row| row["verification"]["verified_bytes"].as_u64().unwrap()).sum();
         assert!(verified > 0, "{rw}");
     }
-    // Overwrites a block without the contents that --verify expects. The bench must report it.
+    // Overwrites part of a block with contents that --verify does not expect. The bench must report that
+    // block.
     assert!(
         inlane_with_input(&["nvme", "write", &address, "--offset", "64K", "-"], &[7; 4096]).status.success()
     );

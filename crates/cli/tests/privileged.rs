@@ -21,7 +21,8 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Reserved hugepages of 2 MiB. Dropping the value restores the number that was reserved before.
+/// A reservation of hugepages of 2 MiB each. Dropping the value restores the number of pages that was
+/// reserved before.
 struct Hugepages {
     before: String,
 }
@@ -53,8 +54,8 @@ impl Drop for Hugepages {
     }
 }
 
-/// Checks that DPDK's ports and its DMA device work with reserved hugepages. DPDK then chooses other
-/// addresses and other memory.
+/// Checks that DPDK's ports and its DMA device work with reserved hugepages. They need a test of their own,
+/// because DPDK then takes other memory at other addresses than without hugepages.
 #[test]
 fn dpdk_works_with_reserved_hugepages() {
     let test = "dpdk_works_with_reserved_hugepages";

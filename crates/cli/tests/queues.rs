@@ -12,7 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use support::until_thread_runs;
 
-/// The traffic settings, used by the generator and by the checker.
+/// The settings of the generator and of the checker: packets of 200 bytes in 64 flows.
 const TRAFFIC: &str = "200,flows=64";
 const PACKETS: u64 = 40_000;
 
@@ -104,7 +104,8 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
     let sent = from.wait_with_output().unwrap();
     assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
     assert_eq!(document(&sent)["results"][0]["tx"]["packets"], PACKETS);
-    // A busy receiver needs time for the packets that the kernel still holds.
+    // Waits before the interrupt, because a busy receiver needs time for the packets that the kernel still
+    // holds.
     std::thread::sleep(Duration::from_millis(1500));
     // SAFETY: the child has still not been waited for.
     unsafe { libc::kill(to.id() as i32, libc::SIGINT) };
@@ -292,7 +293,8 @@ fn frames_without_an_ethernet_header_hold_up_no_port() {
     }
 }
 
-/// SIGHUP ends a run on AF_XDP in order: the XDP program leaves the interface, and the result is complete.
+/// SIGHUP ends a run on AF_XDP cleanly: the XDP program is removed from the interface, and the result is
+/// complete.
 #[test]
 fn a_hang_up_removes_the_xdp_program() {
     let Some([a, _b]) = joined("hang-up") else { return };

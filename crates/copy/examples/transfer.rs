@@ -24,7 +24,7 @@ fn main() -> Result<()> {
     from.fill(&source, 42)?;
     selector.copy(&source.slice(0, SIZE)?, &destination.slice(0, SIZE)?)?;
 
-    // A stream of eight transfers in flight and one wait.
+    // A stream: submits eight transfers without waiting between them, then waits for all of them.
     for index in 0..8 {
         let offset = index * SIZE;
         selector.submit(&source.slice(offset, SIZE)?, &destination.slice(offset, SIZE)?)?;

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 /// interpolated linearly.
 const SIZES: [usize; 6] = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 const LARGEST: usize = SIZES[SIZES.len() - 1];
-/// The largest size that is measured in both directions at once.
+/// The largest transfer size, in bytes, that is measured in both directions at once.
 const LARGEST_BOTH_WAYS: usize = 16 << 20;
 /// Once a transfer takes longer than this, no larger size of the path is measured.
 const LONG: Duration = Duration::from_millis(60);

@@ -1,9 +1,9 @@
 //! Measures a mover: one-way latency, streaming bandwidth, and both directions at once.
 //!
 //! Each repeat fills the sources with patterns, poisons the destinations, runs transfers for a set time, and
-//! checks what arrived. The check covers all bytes of the newest transfer into each slot, and a sample of the
-//! other transfers where the CPU reaches the destination. [`Measurement::verification`] counts the compared
-//! bytes and all transferred bytes apart.
+//! checks what arrived. The check covers all bytes of the newest transfer into each slot. If the CPU reaches
+//! the destination, it also covers a sample of the other transfers. [`Measurement::verification`] counts the
+//! compared bytes and all transferred bytes separately.
 //!
 //! Transfers rotate over buffers larger than a cache, unless the caller asks for less memory.
 
@@ -77,7 +77,7 @@ pub struct Measurement {
     pub cpu_share: f64,
     /// Transfers in flight; 1 for a synchronous mover.
     pub window: usize,
-    /// The outcome of checking all transfers, including those of the warm-up.
+    /// The outcome of all checks, including those of the warm-up.
     pub verification: ByteVerification,
 }
 
@@ -176,7 +176,7 @@ struct Streamed {
 }
 
 /// Submits transfers until `budget` has passed, and at least twice as many as may be in flight. Stops before
-/// that minimum if 20 times `budget` has passed when the first of them completes.
+/// that minimum once a transfer completes after more than 20 times `budget`.
 fn stream_once(
     mover: &mut dyn Mover,
     buffers: &Buffers,
@@ -197,7 +197,7 @@ fn stream_once(
             mover.wait(oldest, completion)?;
             buffers.sample(rotation, count - window)?;
             if clock.now_ns() > 20 * budget {
-                // Submitting as many again would take too long, so the run ends with the transfers in flight.
+                // Submitting the rest would take too long, so only the transfers in flight are still awaited.
                 break;
             }
         }

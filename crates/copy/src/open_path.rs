@@ -13,9 +13,10 @@ use inlane_core::{CompletionMode, Error, Region, Result};
 use inlane_twin::{Accelerator, BarMover};
 use std::collections::BTreeMap;
 
-/// Bytes of the staging ring through which the CPU hands chunks on, and the number of its slots.
+/// The staging ring of path `staged`, whose chunks the CPU hands on: its length in bytes and its number of
+/// slots.
 const RING: (usize, usize) = (8 << 20, 8);
-/// The range of the hybrid path's host buffers, in bytes.
+/// The least and the greatest length of a host buffer of the hybrid path, in bytes.
 const HYBRID_BUFFER: (usize, usize) = (4096, 256 << 20);
 
 /// Opens one path as a mover.
@@ -63,8 +64,8 @@ fn unavailable(path: Path, from: &Device, to: &Device, why: &str) -> Error {
     Error::device_usage(format!("path {path} from {from} to {to}"), why)
 }
 
-/// Opens DPDK's software DMA device. inlane drives no hardware engine that copies from host memory to host
-/// memory.
+/// Opens DPDK's software DMA device, for path `dma` from host memory to host memory. inlane drives no
+/// hardware engine for such copies.
 #[cfg(feature = "dpdk")]
 fn software_dma(_: &Device, _: &Device) -> Result<Box<dyn Mover>> {
     Ok(Box::new(inlane_dpdk::DmaDev::skeleton().map_err(Error::from)?))
@@ -79,9 +80,9 @@ fn software_dma(from: &Device, to: &Device) -> Result<Box<dyn Mover>> {
 
 /// Builds the error for a pair of devices without any usable path.
 ///
-/// A single error is returned as it is. Several errors become one error that lists them. Its class is the
-/// gravest among them: failure, then usage, then environment. If there is none, the user has left out all
-/// paths. That is a usage error.
+/// If only one path was refused, returns its error unchanged. Otherwise returns one error that lists all
+/// reasons in `refused`. Its class is the gravest among `errors`: failure, then usage, then environment.
+/// Without any error, the user has left out all paths, which is a usage error.
 pub(crate) fn no_path_error(
     [from, to]: [&Device; 2],
     refused: &BTreeMap<Path, String>,

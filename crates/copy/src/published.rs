@@ -81,8 +81,8 @@ pub fn run(large: usize, plan: &Plan, mut keep: impl FnMut(Line)) -> Result<()> 
     Ok(())
 }
 
-/// Predicts the bytes per second of a path from its stages: for BARs and DMA from the model, else by
-/// calibration.
+/// Predicts the bytes per second of a path from its stages. The times of the stages come from the model for
+/// paths `bar` and `dma`, and from calibration for other paths.
 fn predict(
     path: Path,
     from: &Arc<Device>,

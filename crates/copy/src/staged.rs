@@ -93,8 +93,8 @@ impl Staged {
                 progress = true;
             }
             if !progress && emptied < count {
-                // Waits for one completion. A fill comes first, because without filled chunks the second
-                // mover has nothing to do.
+                // Waits for one completion: that of the oldest fill, if one is in flight, because without
+                // filled chunks the second mover has nothing to do.
                 match (filling.front(), emptying.front()) {
                     (Some((_, ticket)), _) => self.out.wait(*ticket, self.completion)?,
                     (None, Some(ticket)) => self.into.wait(*ticket, self.completion)?,

@@ -29,8 +29,8 @@ pub fn check_stop(stop: &AtomicBool) -> Result<()> {
 /// A synchronous mover whose transfers end early, with an error, when the stop flag is set.
 pub(crate) struct Interruptible {
     mover: Box<dyn Mover>,
-    /// Flushes the destination after the last piece, so that the transfer is delivered. `None`: a transfer is
-    /// done when the last piece is.
+    /// If set, flushes the destination after the last piece, so that a transfer is done when it is delivered.
+    /// If `None`, a transfer is done when its last piece is done.
     flush: Option<CpuMover>,
     stop: Arc<AtomicBool>,
     tickets: TicketCounter,

@@ -107,8 +107,8 @@ impl SmTuning {
         self.share(self.lines) / 12 * 16
     }
 
-    /// Returns the `chunk` field of a command: bytes of a chunk, with [`LINES`] set if the transfer is sent
-    /// as lines. `alone` tells that no other transfer is in flight.
+    /// Returns the `chunk` field of a command: the bytes of a chunk, and the bit [`LINES`] if the transfer is
+    /// sent as lines. `alone` is true if no other transfer is in flight.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs take commands"))]
     pub(crate) fn chunk_field(&self, bytes: usize, alone: bool) -> u64 {
         if bytes <= self.lines {

@@ -156,7 +156,8 @@ fn both_directions_end_every_time() {
                 scope.spawn(move || {
                     let mut last = Ticket(0);
                     for turn in 0..200 {
-                        // These sizes go as lines and as chunks, and wrap around the rings.
+                        // Small sizes are sent as lines, large ones as chunks. The 200 transfers wrap around
+                        // both rings.
                         let length = [4096, 65_536, 300_000, size][turn % 4];
                         let pair = [source, destination].map(|region| region.slice(0, length).unwrap());
                         last = mover.submit(&pair[0], &pair[1]).unwrap();
@@ -185,8 +186,8 @@ fn child(name: &str) -> (std::process::Output, Duration) {
     (output, began.elapsed())
 }
 
-/// Runs a test that makes a GPU fail in a process of its own. It must succeed within `most`, and the next
-/// process must be able to use the GPU.
+/// Runs, in a process of its own, a test that makes a GPU fail. That test must succeed within `most`, and the
+/// next process must be able to use the GPU.
 fn child_that_breaks_something(name: &str, most: Duration) {
     let (output, took) = child(name);
     let text = String::from_utf8_lossy(&output.stderr);
@@ -299,7 +300,7 @@ fn pinned(gpu: &Arc<Gpu>, size: usize) -> Region {
     gpu.pinned(size).unwrap()
 }
 
-/// A mover whose next kernel on a device traps.
+/// A mover, a source, and a destination without memory. A copy between them by the mover traps.
 struct Trap(Box<dyn Mover>, Region, Region);
 
 impl Trap {
@@ -321,7 +322,7 @@ impl Trap {
 }
 
 /// Checks that copies beside a trapping kernel fail soon with the GPU's error, and that dropping their mover
-/// ends. Copies in flight may still complete.
+/// does not block forever. Copies in flight may still complete.
 fn expect_failure(
     mut mover: Box<dyn Mover>,
     mut ticket: inlane_core::Result<Ticket>,
@@ -406,7 +407,8 @@ fn trap_beside_staged_while_waiting_for_an_interrupt() {
     trap_beside_staged(true, CompletionMode::Interrupt);
 }
 
-/// Queues a copy after a wait for a word that is never written.
+/// Queues a copy behind a wait for a word that is never written, so the copy never completes. Waits for it in
+/// the mode `completion`, or with `None` only drops the mover. Both must give up the GPU.
 fn stuck(completion: Option<CompletionMode>) {
     let Some([device, _]) = devices("stuck") else { return };
     let gpu = device.gpu().unwrap();

@@ -26,7 +26,7 @@ pub struct Failures {
     pub first: Option<Error>,
 }
 
-/// Measures pairs of devices by the command's flags. Adds rows and notes to the report, and failed
+/// Measures pairs of devices as the command's flags ask. Adds rows and notes to the report, and failed
 /// measurements to `failures`.
 pub struct Bench<'a> {
     args: &'a Copy,
@@ -108,7 +108,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Measures a pair in the directions of the flags. Returns `Break` if the run must end.
+    /// Measures a pair in the directions that the flags select. Returns `Break` if the run must end.
     pub fn compare(
         &mut self,
         from: &Arc<Device>,
@@ -156,9 +156,9 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Returns the stored costs of the paths. Without stored costs, or with `--calibrate`, calibrates if the
-    /// path is chosen by cost, and else returns `None`. Call this before the buffers are allocated: on a BAR,
-    /// calibration needs the same memory.
+    /// Returns the costs of the paths: the stored costs, unless there are none or `--calibrate` is set. In
+    /// that case, calibrates the paths if the path is chosen by cost, and otherwise returns `None`. Call this
+    /// before the buffers are allocated: on a BAR, calibration needs the memory that the buffers will occupy.
     fn costs(&mut self, way: Way) -> Result<Option<Costs>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         let kept = self.cache.get(way.from, way.to, way.options).filter(|_| !self.args.calibrate).cloned();
@@ -330,7 +330,8 @@ impl<'a> Bench<'a> {
         let what = self.args.measure;
         let single =
             if what == Measured::Stream { None } else { Some(latency(selector, buffers, size, &plan)?) };
-        // With one transfer in flight, streaming would repeat the latency measurement, so it is left out.
+        // If only one transfer is in flight at a time, streaming would measure the same as latency, so it is
+        // left out.
         let one_in_flight = what == Measured::Latency
             || self.args.window == Some(1)
             || selector.is_synchronous_for(size as u64);
@@ -349,8 +350,8 @@ impl<'a> Bench<'a> {
         }])
     }
 
-    /// Opens the paths of each direction. Call this before any kernel is resident. All directions use the
-    /// costs of the first direction, so that both take the same path.
+    /// Opens the paths of each direction. Call this before any kernel is resident. A second direction uses
+    /// the costs of the first, so that both directions take the same path.
     fn selectors(&mut self, ways: &[Way], costs: Option<Costs>) -> Result<Vec<PathSelector>> {
         let mut selectors = vec![self.selector(ways[0], costs)?];
         for back in &ways[1..] {

@@ -5,7 +5,7 @@ use super::check::{Check, Name};
 use inlane_core::units;
 use inlane_pci::{Sysfs, Topology};
 
-/// True if this program can use GPUs.
+/// True if this program was built with support for GPUs.
 const CUDA: bool = cfg!(feature = "cuda");
 const BUILD_WITH_CUDA: &str = "cargo build --release -p inlane --features cuda";
 const PCI: &str = "/sys/bus/pci/devices";

@@ -84,7 +84,7 @@ pub fn processors(list: &str) -> Vec<u32> {
         let (Ok(first), Ok(last)) = (first.trim().parse::<u32>(), last.trim().parse::<u32>()) else {
             continue;
         };
-        // Linux supports at most 8192 processors, so a malformed range cannot grow the list beyond that.
+        // Linux supports at most 8192 processors. The limit bounds the list if the range is malformed.
         found.extend(first..=last.min(8191));
     }
     found

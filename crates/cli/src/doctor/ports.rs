@@ -4,8 +4,8 @@ use super::check::{Check, Name};
 use super::{Machine, rights};
 use rustix::io::Errno;
 
-/// The first Linux release in which an XDP program can be attached by a link. The kernel removes such a
-/// program when the process ends.
+/// The first Linux release that can attach an XDP program by a BPF link, as af_xdp ports do. The kernel
+/// removes a program that is attached this way when the process ends.
 const LINKS_SINCE: (u32, u32) = (5, 9);
 
 pub fn dpdk(machine: &Machine) -> Check {

@@ -31,8 +31,8 @@ pub fn can_load_bpf(machine: &Machine) -> bool {
     has(machine, NET_ADMIN) && (has(machine, BPF) || has(machine, SYS_ADMIN))
 }
 
-/// Returns the `setcap` command that gives this program's file the capabilities that ports need. A run drops
-/// its capabilities before it loads a user's packet function.
+/// Returns the `setcap` command that gives this program's file the capabilities that ports need. A user's
+/// packet function does not get them: a run drops its capabilities before it loads the function.
 pub fn setcap(machine: &Machine) -> String {
     let program = machine.trials.program.display();
     format!("sudo setcap cap_net_admin,cap_net_raw,cap_bpf,cap_ipc_lock+ep {program}")

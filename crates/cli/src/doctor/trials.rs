@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::path::PathBuf;
 
-/// The outcomes of the system calls.
+/// The outcomes of the system calls, and facts about this program and its libraries.
 pub struct Trials {
     /// The outcome of opening a socket of the family AF_XDP.
     pub af_xdp: Result<(), Errno>,
@@ -20,7 +20,7 @@ pub struct Trials {
     pub kvm: Result<(), Errno>,
     /// The release of DPDK that is linked into this program. `None` in a build without DPDK.
     pub dpdk: Option<String>,
-    /// The file of this program.
+    /// The path of this program's executable file.
     pub program: PathBuf,
     /// The directories in `PATH`.
     pub programs: Vec<PathBuf>,

@@ -40,8 +40,8 @@ impl Forward {
         }
         let method = match self.function.method {
             Choice::Method(method) => method,
-            // The search of --method auto starts from this executor. Only method split has workers, so
-            // --workers selects it.
+            // The search of --method auto begins with the method that is chosen here. Only method split has
+            // workers, so --workers selects it.
             Choice::Auto if self.function.workers > 0 => Method::Split,
             Choice::Auto => Method::Single,
         };

@@ -1,7 +1,8 @@
 //! The figure of a sweep: rate, latency, and the speed that a competing job keeps, against one parameter.
 //!
-//! The method names the lines. If the method is not swept, the first other swept parameter does. Each
-//! combination of the remaining swept parameters gets a panel.
+//! Each line of a panel belongs to one method. If the method is not swept, each line belongs to one value of
+//! the first swept parameter that is not on the x axis. Each combination of values of the remaining swept
+//! parameters gets a panel of its own.
 
 use inlane_core::result::Document;
 use inlane_forward::experiment::OFFERED;

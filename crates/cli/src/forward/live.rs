@@ -24,8 +24,8 @@ impl Live {
     /// second.
     pub(super) fn show(&mut self, elapsed: Duration, reading: ProgressSnapshot) {
         let since = elapsed.saturating_sub(self.last.0);
-        // `show` may be called a little before the interval has passed, so 100 ms less count as a full
-        // interval.
+        // `show` may be called a little before the interval has passed, so a display is due up to 100 ms
+        // early.
         let due = self.interval.map(|interval| since + Duration::from_millis(100) >= interval);
         let text = match due {
             Some(false) => return,

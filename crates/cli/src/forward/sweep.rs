@@ -229,7 +229,7 @@ impl Series {
 }
 
 /// Merges the repeats of a point. Returns the run with the median rate. Its field `repeats` has the medians
-/// and the spread over all repeats, and its verification adds up those of all repeats.
+/// and the spread over all repeats. Its field `verification` is the sum over all repeats.
 fn merge(mut runs: Vec<PacketResult>) -> PacketResult {
     let rate = |run: &PacketResult| run.tx.packets_per_second;
     runs.sort_by(|a, b| rate(a).total_cmp(&rate(b)));

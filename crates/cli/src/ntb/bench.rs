@@ -94,7 +94,8 @@ fn part(text: &str) -> Result<Part, &'static str> {
     }
 }
 
-/// Starts the mover. The bench allocates the windows' memory itself, so a GPU can register that memory.
+/// Starts the mover. Unlike `inlane ntb run`, the bench can use a GPU, because it allocates the windows'
+/// memory itself and can register that memory with the GPU.
 fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<Started> {
     match *mover {
         MoverChoice::Gpu(number) => through_gpu(number),
@@ -126,7 +127,8 @@ fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
     Ok(Started { mover, reach: Box::new(reach) })
 }
 
-/// Checks that a program given by a path exists. One without a slash is searched in PATH when it is started.
+/// Checks that a program given by a path exists. Does not check a name without a slash, which is searched in
+/// PATH when the program is started.
 fn check_program(program: &std::path::Path) -> anyhow::Result<()> {
     if program.components().count() > 1 && !program.is_file() {
         let why =

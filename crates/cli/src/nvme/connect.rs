@@ -132,7 +132,8 @@ impl Connect {
     }
 }
 
-/// Joins the errors of two addresses that cannot be reached. Other errors stay alone, the first of them.
+/// Combines the errors of two paths. If neither path can be reached, returns one error with both reasons.
+/// Otherwise returns the first error.
 fn both(first: Option<Error>, second: Error) -> Error {
     match (first, second) {
         (None, error) => error,

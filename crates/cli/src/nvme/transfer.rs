@@ -145,7 +145,7 @@ impl Write {
         }
         let size = file.seek(io::SeekFrom::End(0)).map_err(os)?;
         file.rewind().map_err(os)?;
-        // Files of /proc have contents, but the size 0.
+        // Files of /proc report the size 0 although they have contents, so the size 0 counts as unknown.
         let size = Some(size).filter(|size| *size > 0);
         if let (Some(size), Some(length)) =
             (size, self.length.filter(|length| size.is_some_and(|size| size < *length)))

@@ -75,7 +75,7 @@ fn parse_address(text: &str) -> Result<Prefix, String> {
     }
 }
 
-/// Returns why a text with a slash is no address with a prefix length.
+/// Returns why a text is not an address with a prefix length, such as `10.0.0.1/24`.
 fn why_no_prefix(text: &str) -> String {
     let (address, length) = text.split_once('/').unwrap_or((text, ""));
     match address.parse::<IpAddr>() {

@@ -85,7 +85,7 @@ impl Layout {
     }
 }
 
-/// Returns a word of the pinned span.
+/// Returns the word of the pinned span at `offset` bytes.
 pub(super) fn word(memory: &Region, offset: usize) -> &AtomicU64 {
     assert!(offset + 8 <= memory.len() && offset.is_multiple_of(8));
     // SAFETY: the word is aligned and inside the span, which the region keeps alive. The CPU accesses it
@@ -136,14 +136,15 @@ pub(super) struct CommandRing {
     name: String,
     /// The number of the newest command.
     sequence: u64,
-    /// The newest command that every channel of the pusher is known to have read.
+    /// The number of the newest command that, as far as the host knows, every channel of the pusher has read.
     read_by_all: u64,
-    /// The upper 32 bits of the commands' numbers since the laps of all lines were last cleared. A line's lap
-    /// is the lower 32 bits of a command's number, so no lap occurs twice while the upper bits stay the same.
+    /// The upper 32 bits that the number of a command must have until the laps of all lines are cleared
+    /// again. A line's lap is the lower 32 bits of a command's number, so no lap occurs twice while the upper
+    /// bits stay the same.
     epoch: u64,
     /// True while resident kernels run and wait for commands.
     running: bool,
-    /// When the newest command was written, or the kernels were last launched.
+    /// When the newest command was written or the kernels were last launched, whichever was later.
     newest: Instant,
     closing: bool,
 }
@@ -199,7 +200,8 @@ impl CommandRing {
         Ok((sequence, self.newest))
     }
 
-    /// Blocks until every channel of the pusher has read the command whose line `sequence` will overwrite.
+    /// Blocks until every channel of the pusher has read the old command that command `sequence` will
+    /// overwrite.
     fn make_room(&mut self, sequence: u64) -> Result<()> {
         let old = sequence.saturating_sub(DEPTH);
         let began = Instant::now();
@@ -455,8 +457,8 @@ mod tests {
     #[test]
     fn laps_are_renewed_once_in_two_to_the_32_commands() {
         let mut ring = ring();
-        // The number after this one has the last lap before lap 0. Below, `sequence += 1` takes that number,
-        // as a command to leave does.
+        // The next number, 2^32 - 1, has the highest lap. `sequence += 1` below uses up that number, as a
+        // command to leave does. The number after it would have lap 0.
         ring.sequence = (1 << 32) - 2;
         ring.read_by_all = ring.sequence;
         assert!(!ring.needs_new_laps());

@@ -25,10 +25,10 @@ use std::time::Duration;
 /// Bytes of a relay: the ring in GPU memory through which block 0 passes commands on, and one more line. That
 /// line's word tells the other blocks that block 0 has left.
 const RELAY_BYTES: usize = COMMANDS_BYTES + 64;
-/// How long a resident kernel waits for a command before it leaves by itself. The timer
-/// tells kernels to leave earlier, so kernels reach this only if their process is stopped.
+/// How long a resident kernel waits for a command before it leaves by itself. The timer tells kernels to
+/// leave earlier, so kernels wait this long only if their process is stopped by a signal meanwhile.
 const IDLE: Duration = Duration::from_secs(30);
-/// After how long without a transfer the timer tells resident kernels to leave.
+/// How long resident kernels may be without a transfer before the timer tells them to leave.
 pub const PARK_AFTER: Duration = Duration::from_secs(10);
 /// The number of commands that resident kernels accept: more than will ever come.
 const UNLIMITED: u64 = 1 << 62;
@@ -63,7 +63,7 @@ pub struct SmStaged {
     /// True once an error occurred. No further transfer is accepted.
     broken: bool,
     flight: InFlight,
-    /// Transfers in flight: the number of the command, and the regions, which must stay alive.
+    /// The transfers in flight: the number of each one's command, and its regions, which must stay alive.
     entries: VecDeque<(u64, [Region; 2])>,
     trace: Option<Trace>,
 }

@@ -38,12 +38,13 @@
 
 // Bytes of data in a line.
 constexpr u32 LINE_DATA = 12;
-// Lines that a thread loads before it uses the first.
+// The number of lines that a thread loads before it uses the first of them.
 constexpr u32 AHEAD = 4;
 // The mask of all 32 threads of a warp.
 constexpr u32 ALL = ~0u;
 
-// Stores a timestamp at the end of a step. This takes a read of the GPU's timer.
+// Stores a timestamp at the end of a step. Does nothing unless compiled with TRACE, because a read of the
+// GPU's timer takes time.
 #ifdef TRACE
 #define MARK(place, index) \
     if (threadIdx.x == 0) place[index] = now_ns()
@@ -361,7 +362,7 @@ __device__ void serve(
         }
         // The pusher loads the puller's counter between commands, where the load delays no transfer.
         if (PUSH && threadIdx.x == 0 && chunks_done - other > rings.slots / 2) other = load_acquire(&channel->taken);
-        // A channel that had no chunk of this command ends the command here.
+        // A channel of the puller that had no chunk of this command records its end here.
         if (!PUSH && threadIdx.x == 0 && blockIdx.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);
         __syncthreads(); // all threads read `field` before threads 0 to 3 overwrite it
         MARK((PUSH ? channel->pushed : channel->pulled), 4);

@@ -12,7 +12,8 @@ use inlane_core::stats::Summary;
 use std::mem::offset_of;
 use std::time::Instant;
 
-/// The offsets in bytes, within a channel's words, of the timestamps of the pushing and the pulling side.
+/// The two sides of a transfer by name, each with the offset in bytes of its timestamps within a channel's
+/// words.
 const SIDES: [(&str, usize); 2] =
     [("push", offset_of!(Channel, pushed)), ("pull", offset_of!(Channel, pulled))];
 /// The steps of a transfer, each with the index of its timestamp. Index 0 of the timestamps holds the number

@@ -29,7 +29,8 @@ pub struct Buffers {
     to: Arc<Device>,
     source: Region,
     destination: Region,
-    /// Incremented for every repeat, so that no repeat finds the patterns of the repeat before.
+    /// The part of the patterns' seeds that all slots share. Incremented for every repeat, so that patterns
+    /// that are left from the repeat before count as wrong.
     seed: u64,
 }
 
@@ -38,8 +39,8 @@ pub struct Buffers {
 pub(super) struct Rotation {
     size: usize,
     slots: usize,
-    /// If true, each lap sends another source slot to a destination slot. Set only if no two transfers in
-    /// flight share a slot.
+    /// If true, each destination slot receives another source slot in every lap. Set only if no two transfers
+    /// in flight share a slot.
     shifted: bool,
 }
 

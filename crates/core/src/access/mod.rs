@@ -117,10 +117,11 @@ impl Access {
             .unwrap_or(Access::Bytes8)
     }
 
-    /// Returns this access if the CPU supports it.
+    /// Returns this access if the CPU supports it, and fails otherwise.
     ///
     /// # Errors
-    /// [`Error::Device`] that names the widest available access.
+    /// [`Error::Device`] if the CPU does not support it. The error names the width of the widest available
+    /// access.
     pub fn require(self) -> Result<Self> {
         if self.is_available() {
             return Ok(self);

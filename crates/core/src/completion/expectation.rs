@@ -26,7 +26,7 @@ pub struct Expectation {
 /// The expected duration and the lead of one size class.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
-    /// 0 if no operation was timed.
+    /// The expected duration; 0 if no operation of this class was timed.
     expected_ns: u64,
     lead_ns: u64,
 }
