@@ -57,8 +57,8 @@ impl Instance {
         &self.function
     }
 
-    /// Allows packets to grow to `room` bytes from their address on, which is their pool's
-    /// [`inlane_core::Pool::room`]. Without this call, packets can only shrink.
+    /// Allows packets to grow to at most `room` bytes, counted from their address. Pass the room of the
+    /// packets' pool, [`inlane_core::Pool::room`]. Without this call, packets can only shrink.
     pub fn set_room(&mut self, room: u32) {
         self.context.room = room;
     }

@@ -8,7 +8,7 @@ const DRIVERS: [&str; 5] = ["ntb_hw_intel", "ntb_hw_amd", "ntb_hw_idt", "ntb_hw_
 /// Class code of "other bridge", which NTBs have. Other chipset devices have this class too, so the class
 /// proves nothing by itself.
 const OTHER_BRIDGE: u32 = 0x06_8000;
-/// Vendor and device of QEMU's ivshmem.
+/// The PCI vendor id and device id of QEMU's ivshmem.
 pub(crate) const IVSHMEM: (u16, u16) = (0x1af4, 0x1110);
 
 /// The kind of a device that is or may be a bridge.

@@ -15,7 +15,8 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 const MEMORY: usize = 1 << 30;
-/// A request starts with its own length, the length of the response and the offset of the data.
+/// The length of a request's header in bytes. The header holds the request's length, the length of the
+/// response and the offset of the data.
 const HEADER: usize = 16;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -62,8 +62,8 @@ impl<'a> Feeder<'a> {
             // SAFETY: the argument is the kernel's parameter, and the lane outlives its streams.
             unsafe { lane.loaded.persistent.launch(&self.streams[0], lane.shape, arguments)? };
         }
-        // After an error, nothing satisfies the waits that were already posted, and freeing memory would
-        // block on these waits. So the GPU is abandoned.
+        // Posts until nothing more can be posted. After an error, nothing satisfies the waits that were
+        // already posted, and freeing memory would block on these waits. So the GPU is abandoned.
         while self.advance().inspect_err(|_| lane.loaded.gpu.abandon())? {}
         Ok(())
     }

@@ -18,6 +18,6 @@ pub struct LaneReport {
     /// The bytes that crossed PCIe in both directions. This number is computed as [`PCIE_MODEL`] says, not
     /// measured.
     pub pcie_bytes: u64,
-    /// The bytes of the packet function's state at the end of the run.
+    /// A copy of the packet function's state at the end of the run.
     pub state: Vec<u8>,
 }

@@ -184,7 +184,7 @@ fn released_waits_are_not_reported_as_stuck_items() {
 fn large_bursts_need_permission_for_shared_memory() {
     use loaded_function::{SharedMemory, fit_shared, shared_bytes};
     const KIB: u32 = 1 << 10;
-    // Bytes of shared memory. `most` is the most that a block can have, on the supported GPU that has least.
+    // Bytes of shared memory. `most` is what a block can have on the supported GPU that allows least.
     // `declared` is the most that a packet function can declare.
     let (most, declared) = (99 * KIB, 48 * KIB);
     assert_eq!(shared_bytes(1024, false), 16 * KIB);

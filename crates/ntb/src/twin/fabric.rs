@@ -15,8 +15,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-/// Length of the message to a process that attaches: magic, port, number of ports, size of each port's
-/// inbound memory.
+/// Length in bytes of the message to a process that attaches: magic, port, number of ports, size of each
+/// port's inbound memory.
 pub(super) const HELLO_BYTES: usize = 24;
 pub(super) const MAGIC: u64 = 0x3130_4254_4e4c_4e49;
 /// Number of eventfds of a port: its doorbell vectors and the link event.

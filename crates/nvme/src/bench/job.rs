@@ -177,7 +177,8 @@ impl<'a> Job<'a> {
             self.next
         };
         if !self.written.is_empty() {
-            // Take the next block that has no operation in flight. If all have one, wait.
+            // Take the next block that has no operation in flight. If all have one, the caller tries again
+            // after a completion.
             let free = (0..blocks)
                 .map(|n| (index + n) % blocks)
                 .find(|index| self.written[*index as usize] & BUSY == 0);
