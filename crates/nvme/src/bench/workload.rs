@@ -110,8 +110,8 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Checks the workload, and divides its range among the jobs. Returns one part per job, in bytes. The parts'
-    /// lengths are multiples of the block size.
+    /// Checks the workload, and divides its range among the jobs. Returns one part per job, in bytes. The
+    /// parts' lengths are multiples of the block size.
     pub(super) fn parts(&self, namespace: &NamespaceInfo) -> Result<Vec<Range<u64>>> {
         let unit = u64::from(namespace.block_bytes);
         let shown = units::bytes;

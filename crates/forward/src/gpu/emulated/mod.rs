@@ -123,7 +123,7 @@ struct Shape {
     slots: usize,
     threads: u32,
     blocks: u32,
-    /// The bytes of each packet that are pulled. 0: packets are processed in place.
+    /// The number of bytes at the front of each packet that are pulled. 0: packets are processed in place.
     pull: u32,
     /// The length of the longest packet in bytes.
     longest: usize,
@@ -246,7 +246,8 @@ impl TestLane {
         (Packet { address, length, port: 0, cookie }, buffer.to_vec())
     }
 
-    /// Runs the function's CPU build on copies of an item's packets, and compares verdicts and packet bytes.
+    /// Runs the function's CPU build on copies of an item's packets. Checks that the blocks gave the same
+    /// verdicts and packet bytes.
     fn compare(&mut self, item: &[SubmittedPacket], found: &[PacketVerdict]) {
         let shape = self.shape;
         let mut copies: Vec<Vec<u8>> = item.iter().map(|(_, before)| before.clone()).collect();
