@@ -57,7 +57,7 @@ pub struct Filled {
 }
 
 impl Filled {
-    /// Fills the pair from the program's end. Keeps the program's end, so that the original size can be restored.
+    /// Fills the pair from the program's end. Keeps the program's end, to restore its SO_SNDBUF later.
     ///
     /// # Errors
     /// Errors of the system.

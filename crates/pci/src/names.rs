@@ -35,7 +35,8 @@ impl Names {
                     vendor = Some(number);
                     names.vendors.insert(number, name.into());
                 }
-                // A line such as `C 03  Display controller` starts a class, whose entries are not devices.
+                // A line such as `C 03  Display controller` starts a class. Its entries are not devices, so
+                // they are skipped until the next vendor.
                 (0, None) => vendor = None,
                 (1, Some((device, name))) => {
                     vendor.map(|vendor| names.devices.insert((vendor, device), name.into()));

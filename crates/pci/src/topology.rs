@@ -96,7 +96,8 @@ impl Device {
             device: number("device").unwrap_or(0) as u16,
             class,
             kind: kind(class),
-            // If the firmware names no node, the kernel reports -1, which `number` does not parse.
+            // If the firmware names no node, the kernel reports -1. `number` does not parse that, so it
+            // becomes `None`.
             numa_node: number("numa_node").and_then(|node| node.try_into().ok()),
             local_cpus: sysfs.text(address, "local_cpulist").filter(|list| !list.is_empty()),
             driver: sysfs.driver(address),

@@ -256,7 +256,7 @@ impl<T: Transport> World<T> {
             // SAFETY: the caller keeps the promises that this call needs.
             unsafe { self.transport.put(pe, offset, source, bytes)? };
         }
-        // Copy to this PE's own destination last, because it may be the source.
+        // Copy to this PE's own destination last, because source and destination may be the same memory.
         // SAFETY: `offset_of` checked the destination. `copy` allows source and destination to overlap.
         unsafe { std::ptr::copy(source, self.address_of(offset), bytes) };
         self.exchange(set, index)

@@ -283,7 +283,8 @@ pub fn checksum_and_payload(frame: &[u8], layers: &Layers) -> Option<(usize, usi
     }
 }
 
-/// Converts a sum to a transport checksum. The sum is that of all bytes that the checksum covers.
+/// Converts the sum of all bytes that a transport checksum covers to that checksum. For UDP, a checksum of 0
+/// becomes 0xFFFF, because 0 means that there is none.
 #[inline(always)]
 pub fn transport_checksum(sum: Sum, udp: bool) -> u16 {
     let checksum = sum.finish();
