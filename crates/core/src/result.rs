@@ -62,7 +62,8 @@ impl<T> Document<T> {
         }
     }
 
-    /// Returns the machine, the devices, the version and the date in one line, for figures.
+    /// Returns one line with the machine, the devices, the version and the date, which a plot shows as its
+    /// source.
     pub fn source(&self) -> String {
         let Host { cpu, cores, kernel, .. } = &self.host;
         let cpu = if cpu.is_empty() { "unknown processor" } else { cpu };

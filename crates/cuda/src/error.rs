@@ -22,7 +22,7 @@ pub enum Error {
     DriverTooOld {
         /// The CUDA version that the driver supports, as 13000 for 13.0.
         found: i32,
-        /// The oldest version that works.
+        /// The oldest CUDA version that inlane works with, as 12080 for 12.8.
         needed: i32,
     },
     /// The requested device does not exist.

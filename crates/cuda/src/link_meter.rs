@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// The average rate in each sampled interval, in bytes per second.
+/// The average rate in each sampled interval of 20 ms, in bytes per second.
 #[derive(Clone, Debug, Default)]
 pub struct LinkSamples {
     /// Traffic to the GPU.

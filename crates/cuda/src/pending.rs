@@ -199,7 +199,7 @@ impl Pending {
     }
 }
 
-/// Returns the error of the first stream on which work failed.
+/// Checks that no work failed on the streams. Returns the error of the first stream on which work failed.
 fn healthy<'a>(streams: impl IntoIterator<Item = &'a Stream>) -> Result<()> {
     streams.into_iter().try_for_each(|stream| stream.is_idle().map(drop)).map_err(Error::from)
 }

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 const ALL: [CompletionMode; 3] = [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive];
 
-/// Builds the stub. Returns a folder with its `libcuda.so.1`, or `None` if there is no C compiler.
+/// Builds the stub of the driver. Returns a folder with its `libcuda.so.1`, or `None` if there is no C
+/// compiler.
 fn stub() -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir().unwrap();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/driver.c");

@@ -192,8 +192,8 @@ impl EthPort {
         Error::Usage { port: self.spec.text.clone(), why: why.into() }
     }
 
-    /// Makes a DPDK call that configures this port, with the lock of [`device::control`]. Returns an error
-    /// with DPDK's warnings if the call fails. `doing` names the step.
+    /// Makes a DPDK call that configures this port, and holds the lock of [`device::control`] meanwhile.
+    /// Returns an error with DPDK's warnings if the call fails. `doing` names the step in the error.
     fn call(&self, doing: &str, call: impl FnOnce(u16) -> i32) -> Result<()> {
         let mark = log::Mark::new();
         let _lock = device::control();

@@ -102,8 +102,8 @@ impl SecondProcess {
     }
 }
 
-/// The main function of the second process. In the test program itself it does nothing, because the variable
-/// is not set.
+/// The main function of the second process. It does nothing in the test program itself, where
+/// [`SECOND_PROCESS`] is not set.
 #[test]
 fn second_process() {
     let Ok(spec) = std::env::var(SECOND_PROCESS) else { return };
@@ -239,8 +239,8 @@ fn every_frame_of_an_accepted_mtu_arrives() {
             let mtu = (accepted + refused) / 2;
             if frames_of_mtu_arrive(room, mtu) { accepted = mtu } else { refused = mtu }
         }
-        // The port may subtract only 256 bytes for the XDP program's headroom, and 18 for a frame's header
-        // with a VLAN tag.
+        // Of the data room, a port may reserve only 256 bytes as the XDP program's headroom, and 18 for a
+        // frame's header with a VLAN tag.
         assert!(accepted + 256 + 18 >= room, "room {room}: only {accepted} bytes of payload are accepted");
     }
 }

@@ -113,7 +113,7 @@ impl HeapPool {
         })
     }
 
-    /// Calls `f` with the owner's list if the calling thread is the owner.
+    /// Calls `f` with the owner's list if the calling thread is the owner. Otherwise returns `None`.
     #[inline]
     fn with_owned<R>(&self, f: impl FnOnce(&mut Vec<u32>) -> R) -> Option<R> {
         // Relaxed ordering is enough, because no other thread stores this thread's number.
@@ -128,7 +128,8 @@ impl HeapPool {
     }
 
     /// Moves buffers from the shared lists to the owner's list, until the owner's list has `wanted` buffers
-    /// or a quarter of the pool, whichever is more. The rest stay available to other threads.
+    /// or a quarter of the pool, whichever is more, or the shared lists are empty. Other buffers stay
+    /// available to other threads.
     #[cold]
     fn fetch(&self, owned: &mut Vec<u32>, wanted: usize) {
         let wanted = wanted.max(self.count / 4);

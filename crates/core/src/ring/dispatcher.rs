@@ -128,8 +128,8 @@ fn prefetch_to_read(line: *const u8) {
 
 #[inline(always)]
 fn prefetch_to_write(line: *const u8) {
-    // Written in assembly, because the intrinsic compiles to a prefetch for reading unless the target CPU is
-    // known to have this instruction. x86-64 CPUs without it treat it as a no-op.
+    // Written in assembly, because the compiler's intrinsic becomes a prefetch for reading unless the target
+    // CPU is known to have `prefetchw`. x86-64 CPUs without `prefetchw` ignore it.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch changes no register or memory, and never faults.
     unsafe {

@@ -22,14 +22,14 @@ const LARGEST_SLOT: u32 = 1 << 17;
 /// whole slot fits there. So the size of a block is a common multiple of the slot and the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slots {
-    /// Bytes of a slot.
+    /// The size of a slot in bytes.
     slot: u32,
-    /// Bytes of a block.
+    /// The size of a block in bytes, a whole number of slots and of pages.
     block: u32,
 }
 
 impl Slots {
-    /// Returns the smallest slots of at least `bytes`, and blocks that fit them.
+    /// Returns the smallest slot size that is at least `bytes`, and the smallest block size for such slots.
     fn of(bytes: u32) -> Self {
         let slot = bytes.next_multiple_of(SLOT_ALIGNMENT);
         // The greatest common divisor of slot and page. The page size is a power of two, so the divisor is
@@ -38,9 +38,9 @@ impl Slots {
         Self { slot, block: slot * (PAGE / shared) }
     }
 
-    /// Returns slots for the frames of an interface with this MTU.
+    /// Returns the sizes for a ring that receives the frames of an interface with this MTU.
     fn for_mtu(mtu: u32) -> Self {
-        /// Bytes before a frame: the kernel's header, an address, alignment.
+        /// The most bytes before a frame in its slot: the kernel's header, an address and padding.
         const BEFORE_FRAME: u32 = 80;
         // Rounding the slot to a multiple of 256 keeps a block to at most 16 slots.
         Self::of((mtu + BEFORE_FRAME + LINK_HEADERS).next_multiple_of(256).clamp(2048, LARGEST_SLOT))

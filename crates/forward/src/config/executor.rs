@@ -196,7 +196,7 @@ impl Executor {
         }
     }
 
-    /// Returns where packets lie for a GPU, or `None` on the CPU.
+    /// Returns the memory that packets for the GPU lie in, or `None` for an executor on the CPU.
     pub fn gpu_memory(&self) -> Option<Memory> {
         match self {
             Executor::Cpu(_) => None,
@@ -204,7 +204,8 @@ impl Executor {
         }
     }
 
-    /// Returns the number of threads of one pipeline that run the packet function on the CPU, at least 1.
+    /// Returns the number of threads of one pipeline that run the packet function. It is 1 for method
+    /// `single` and for a GPU.
     pub fn workers(&self) -> usize {
         match self {
             Executor::Cpu(CpuMethod::Split { workers }) => *workers,
@@ -212,7 +213,7 @@ impl Executor {
         }
     }
 
-    /// Returns the number of threads of one pipeline.
+    /// Returns the number of all CPU threads of one pipeline.
     pub fn threads(&self) -> usize {
         match self {
             Executor::Cpu(CpuMethod::Single) => 1,
