@@ -31,9 +31,11 @@ pub struct FunctionInfo {
     pub abi: u32,
     /// 0 if the function is called per packet, 1 if per burst. See [`FunctionInfo::kind`].
     pub kind: u32,
-    /// The bytes of state per pipeline. The executor provides them zeroed and aligned to 128 bytes.
+    /// The size of a pipeline's state in bytes. The executor provides the state zeroed and aligned to 128
+    /// bytes.
     pub state_bytes: u64,
-    /// The bytes of the output region per pipeline, provided zeroed. 0 if there is none.
+    /// The size of a pipeline's output region in bytes, 0 if there is none. The executor provides the region
+    /// zeroed.
     pub output_bytes: u64,
     /// The number of bytes at a packet's front that the function may read, or [`WHOLE_PACKET`].
     pub reads: u32,
@@ -98,7 +100,7 @@ pub struct CallContext {
     pub output_bytes: u64,
     /// The time of the burst in nanoseconds, from a monotonic clock.
     pub now_ns: u64,
-    /// The bytes that a packet may occupy from its address on. 0 if packets must not grow.
+    /// The number of bytes that a packet may occupy from its address on. 0 if packets must not grow.
     pub room: u32,
     /// Unused; 0.
     pub reserved: u32,

@@ -61,8 +61,8 @@ pub struct Pull {
 /// If a driver call fails, or memory is short.
 pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &[u32]) -> Result<Ceilings> {
     const BUFFER: usize = 64 << 20;
-    // The bytes of memory that the kernel cycles through, as many as a pipeline's pool has. Fewer bytes would
-    // stay in caches, unlike the packets of a run.
+    // The size in bytes of the memory that the kernel cycles through. It is about that of a default pool,
+    // because less memory would stay in caches, unlike the packets of a run.
     const FOOTPRINT: usize = 32 << 20;
     let module = load(gpu)?;
     let kernel = module.kernel("bare_pull")?;

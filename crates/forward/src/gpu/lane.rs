@@ -57,8 +57,8 @@ impl Parameters {
 /// dead.
 const ORPHAN_AFTER: Duration = Duration::from_secs(10);
 
-/// Returns the bytes per packet in `stage` and in `shadow`. Each is enough for the aligned 16-byte chunks of
-/// a packet at any address. A value of 0 means that the lane has no such buffer.
+/// Returns the number of bytes per packet in `stage` and in `shadow`. Each number is enough for the aligned
+/// 16-byte chunks of a packet at any address. 0 means that the lane has no such buffer.
 pub(super) fn strides(pull: u32, room: u32, writes: u32) -> [u32; 2] {
     let chunks = |bytes: u32| (bytes + 15).next_multiple_of(16);
     match (pull, writes) {

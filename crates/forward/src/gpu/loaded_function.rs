@@ -128,13 +128,13 @@ pub(super) enum SharedMemory {
 /// The most bytes of shared memory per block that a launch may use without permission.
 const USUAL_SHARED: u32 = 48 << 10;
 
-/// Returns the bytes of shared memory per packet. They hold the packet's descriptor. If packets are pulled,
-/// they also hold the descriptor of the copy and a verdict.
+/// Returns how many bytes of shared memory a block needs for each packet of an item. They hold the packet's
+/// descriptor. If packets are pulled, they also hold the descriptor of the copy and a verdict.
 const fn shared_per_packet(pulled: bool) -> u32 {
     if pulled { 16 + 16 + 8 } else { 16 }
 }
 
-/// Returns the bytes of shared memory per block for items of `burst` packets.
+/// Returns how many bytes of shared memory a block needs for items of `burst` packets.
 pub(super) const fn shared_bytes(burst: usize, pulled: bool) -> u32 {
     burst as u32 * shared_per_packet(pulled)
 }

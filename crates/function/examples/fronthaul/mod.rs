@@ -10,7 +10,7 @@ pub struct Carrier {
     pub prbs: u16,
     /// The number of slots per subframe: 1, 2, 4 or 8, for subcarriers of 15, 30, 60 or 120 kHz.
     pub slots_per_subframe: u32,
-    /// The bytes of a PRB: 48 for 16-bit I and Q, 28 for block floating point with 9 bits.
+    /// The size of a PRB in bytes: 48 for 16-bit I and Q, 28 for block floating point with 9 bits.
     pub prb_bytes: usize,
     /// The value of udCompHdr, if sections carry it.
     pub header: Option<u8>,

@@ -241,7 +241,7 @@ pub mod dsm {
         pub struct Range {
             /// Context attributes.
             pub attributes: U32,
-            /// The number of blocks. It is not reduced by one.
+            /// The number of blocks, which is not reduced by one here.
             pub blocks: U32,
             /// The first block.
             pub lba: U64,
