@@ -48,7 +48,7 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct Program {
     _link: OwnedFd,
-    /// The map of queues to sockets.
+    /// The BPF map that gives the socket of each queue number.
     map: OwnedFd,
 }
 

@@ -91,7 +91,8 @@ pub struct TimeShares {
     pub feeding: f64,
 }
 
-/// The packet counters of [`Progress`], all read at the same time.
+/// A copy of the packet counters of [`Progress`]. While the pipeline runs, the counters may be from slightly
+/// different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProgressSnapshot {
     /// Packets received.

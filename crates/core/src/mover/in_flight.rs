@@ -147,7 +147,8 @@ impl InFlight {
         CopyWait { copies: self, device, ticket, poll, adaptive, bytes: 0 }.run().map(drop)
     }
 
-    /// Returns how long a wait for `ticket` should sleep from now on, and the size of the ticket's copy.
+    /// Returns how long a wait for `ticket` should sleep from now on, and the size in bytes of the ticket's
+    /// copy.
     fn sleep_for(&self, ticket: Ticket) -> (Duration, u64) {
         let ahead = (ticket.0 - self.done.0) as usize;
         let Some(last) = self.entries.get(ahead - 1) else { return (Duration::ZERO, 0) };
@@ -155,7 +156,8 @@ impl InFlight {
         for entry in self.entries.iter().take(ahead - 1) {
             match self.expectation.expected(entry.bytes) {
                 Some(expected) => free = free.max(entry.submitted) + expected,
-                // No copy of this size was timed: poll, to learn its duration.
+                // The end of an earlier copy cannot be predicted, because no copy of its size was timed yet.
+                // So the wait only polls, which also times that copy.
                 None => return (Duration::ZERO, last.bytes),
             }
         }

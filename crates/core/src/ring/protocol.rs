@@ -150,7 +150,7 @@ impl Dispatcher {
         (self.in_flight() < self.limit).then(|| slot_of(words, self.published))
     }
 
-    /// Returns the word that [`Dispatcher::publish`] writes next.
+    /// Returns the word that [`Dispatcher::publish`] writes next. Its low half is the lap of the next item.
     #[inline(always)]
     pub fn word<W: Words>(&self, words: &W, info: u32) -> u64 {
         word(lap_of(self.published, words.slots()), info)

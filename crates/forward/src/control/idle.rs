@@ -107,9 +107,9 @@ pub(super) fn spent() -> (u64, u64) {
 /// 512 spin. Later rounds yield the processor, so that other threads can run on a machine with fewer cores
 /// than threads.
 pub struct Idle {
-    /// Rounds without work since the last round with work, at most [`Idle::SPINS`].
+    /// The number of rounds without work since the last round with work, at most [`Idle::SPINS`].
     rounds: u32,
-    /// True if the rounds without work that follow the last work are timed.
+    /// True if the current stretch of rounds without work is timed. After a round with work: if the next is.
     timed: bool,
     /// True if this thread has yielded the processor since the last round with work.
     yielded: bool,
@@ -147,7 +147,7 @@ impl Idle {
     const SPINS: u32 = 512;
     /// One in this many stretches of rounds without work is timed.
     const TIMED: u32 = 64;
-    /// A round that takes at least this many ticks was interrupted by other threads.
+    /// A round that takes at least this many ticks counts as interrupted by other threads.
     const INTERRUPTED_TICKS: u64 = 100_000;
 
     /// Ends a stretch of rounds without work. Call it in a round that found work.
