@@ -96,7 +96,8 @@ impl Error {
             Error::Core(error) => error.class(),
             Error::Invalid { .. } => Class::Usage,
             Error::Environment { .. } | Error::Unreachable { .. } => Class::Environment,
-            // A missing file or device, a missing right, or an address in use.
+            // The machine is not ready: a file, a device or a right is missing, or an address or device is in
+            // use.
             Error::Os { source, .. }
                 if matches!(
                     source.kind(),

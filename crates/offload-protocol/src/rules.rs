@@ -30,7 +30,7 @@ pub enum Use {
 pub struct Prefix {
     /// The address.
     pub address: IpAddr,
-    /// The number of bits that count.
+    /// The number of leading bits that are compared.
     pub length: u8,
 }
 

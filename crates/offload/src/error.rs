@@ -67,7 +67,7 @@ impl Error {
             Self::Dpdk(error) => error.class(),
             Self::Tcp(_) | Self::Setting { .. } => Class::Usage,
             Self::Busy(_) | Self::NoEngine { .. } => Class::Environment,
-            // A missing folder or device, or a missing right.
+            // The machine is not ready: a folder, a device or a right is missing.
             Self::Os { source, .. }
                 if matches!(
                     source.kind(),
@@ -80,7 +80,8 @@ impl Error {
         }
     }
 
-    /// Returns a function that makes an error of the system an [`Error::Os`].
+    /// Returns a function that turns an error of the operating system into an [`Error::Os`]. `what` names the
+    /// operation and its object.
     pub fn os(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::Os { what, source }

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The caller sends what [`Connection::transmit_slices`] returns. It receives into what
-//! [`Connection::receive_slices`] returns: the rest of the current data, which lies in the command's buffer,
-//! and a scratch buffer for headers.
+//! [`Connection::receive_slices`] returns: the part of a command's buffer whose data is still missing, and a
+//! scratch buffer for headers.
 //!
 //! Everything that the controller sends is checked before it is used. Data goes only into the buffer of a read in flight, in
 //! order and within the buffer. A violation is returned as a [`Fault`], after which the connection must be closed.
@@ -240,8 +240,8 @@ impl Connection {
         }
     }
 
-    /// Returns where the next received bytes go: the rest of the current data, which can be empty, then
-    /// scratch space. The caller fills the first slice before the second.
+    /// Returns where the next received bytes go: first the part of a command's buffer whose data is still
+    /// missing, which can be empty, then scratch space. The caller fills the first slice before the second.
     pub fn receive_slices(&mut self) -> [IoSliceMut<'_>; 2] {
         let Inbox { payload, scratch, expect_large, .. } = &mut self.inbox;
         let (data, large): (&mut [u8], bool) = match payload {

@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 const ADMIN_ENTRIES: u32 = 32;
 /// The most in-capsule data of a Fabrics or admin command, in bytes (TCP section 3.3.2).
 const ADMIN_CAPSULE_DATA: u32 = 8192;
-/// The most data that a command transfers if the controller has no limit.
+/// The most data that a command transfers if the controller has no limit, in bytes.
 const UNLIMITED_TRANSFER: u64 = 4 << 20;
 
 /// How a controller is connected.

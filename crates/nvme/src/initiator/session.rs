@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// How often the admin queue is served.
 const TICK: Duration = Duration::from_millis(100);
-/// The pause after all paths have failed once.
+/// The pause after all paths have failed, before they are tried again.
 const PAUSE: Duration = Duration::from_millis(200);
 /// How often a command with a transient error is sent again.
 const RETRIES: u32 = 3;
@@ -119,7 +119,7 @@ impl Session {
         &self.namespace
     }
 
-    /// Returns the address in use, or the last one.
+    /// Returns the address in use or, while no path works, the one to try next.
     pub fn path(&self) -> &Address {
         &self.options.paths[self.path]
     }

@@ -27,7 +27,7 @@ const PART: u32 = 128 << 10;
 struct Active {
     cookie: u64,
     kind: Kind,
-    /// The commands that have not completed.
+    /// The number of commands of this request that have not completed.
     left: usize,
     error: u32,
     /// The data of a read: one buffer for each command, in order of offsets. `None` until the command
@@ -456,7 +456,7 @@ impl Client {
     }
 }
 
-/// Keeps a buffer for another request.
+/// Keeps an unused buffer for a later request.
 fn release(spare: &mut Vec<Buffer>, buffer: Buffer) {
     if spare.len() < MAX_REQUESTS && buffer.capacity() >= PART as usize {
         spare.push(buffer);

@@ -53,7 +53,7 @@ impl Export<'_> {
         flags
     }
 
-    /// Returns the size and the transmission flags.
+    /// Returns the size of the export and its transmission flags, as answers contain them.
     fn size_and_flags(&self) -> [u8; 10] {
         let mut bytes = [0; 10];
         bytes[..8].copy_from_slice(&self.namespace.bytes().to_be_bytes());

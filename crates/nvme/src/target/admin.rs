@@ -16,7 +16,7 @@ pub struct Context<'a> {
     pub subsystem: &'a Subsystem,
     /// The host's controller.
     pub controller: &'a Controller,
-    /// The queue of the command.
+    /// The identifier of the queue on which the command arrived.
     pub queue: u16,
     /// The identifiers of Asynchronous Event Requests that wait for an event.
     pub held: &'a mut Vec<u16>,

@@ -28,7 +28,7 @@ pub fn page(
             }
             page
         }
-        // One entry: no error is recorded.
+        // One entry of zeros, because no error is recorded.
         log::ERROR_INFORMATION => vec![0; 64],
         _ if controller.discovery => return Err(Status::INVALID_LOG_PAGE.dnr()),
         log::HEALTH => health(subsystem),

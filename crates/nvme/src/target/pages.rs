@@ -17,7 +17,7 @@ const MODEL: &str = "inlane NVMe/TCP target";
 /// The granularity at which writes perform best, in bytes.
 const PREFERRED_BYTES: u32 = 4096;
 
-/// Returns true if a namespace has a volatile write cache.
+/// Returns true if any namespace of the subsystem has a volatile write cache.
 pub fn has_volatile_cache(subsystem: &Subsystem) -> bool {
     subsystem.namespaces.iter().any(Namespace::has_volatile_cache)
 }

@@ -56,11 +56,11 @@ pub enum Next {
 /// How zeros are written, from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ZeroMethod {
-    /// The file system keeps the blocks allocated.
+    /// The file system zeroes the range and keeps its blocks allocated.
     ZeroRange,
-    /// The file system deallocates the blocks.
+    /// The file system deallocates the blocks, which then read as zero.
     PunchHole,
-    /// The zeros are written.
+    /// The file system refused the better methods, so zeros are written as data.
     Write,
 }
 

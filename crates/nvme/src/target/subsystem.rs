@@ -29,7 +29,7 @@ pub struct Limits {
     pub transfer_shift: u8,
     /// The most data within a command capsule, in bytes. A multiple of 16.
     pub capsule_data_bytes: u32,
-    /// The data buffers of each thread together, in bytes.
+    /// The data buffers of all connections of one thread together, in bytes.
     pub buffer_bytes: usize,
     /// The data buffers of a connection, in bytes. At least the most data of a command.
     pub connection_bytes: usize,

@@ -8,7 +8,7 @@ use inlane_wire::ethernet::{self, Frame};
 use inlane_wire::{icmp, ipv4, ipv6, ndp, tcp};
 use std::net::{IpAddr, SocketAddr};
 
-/// An IP packet for the engine.
+/// The fields of a received IP packet that the engine uses.
 #[derive(Clone, Copy)]
 struct Received<'a> {
     source: IpAddr,

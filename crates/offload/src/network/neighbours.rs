@@ -11,7 +11,7 @@ const MOST: usize = 4096;
 const MOST_PENDING: usize = 32;
 /// The time between two requests, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
-/// The requests without an answer after which waiting packets are dropped.
+/// After this number of requests without an answer, the packets that wait for a neighbour are dropped.
 const TRIES: u32 = 3;
 /// How long an answer is used before the neighbour is asked again, in nanoseconds.
 const LIFETIME_NS: u64 = 60_000_000_000;
@@ -32,7 +32,7 @@ struct Neighbour {
 #[derive(Default)]
 pub struct Neighbours {
     by_address: HashMap<IpAddr, Neighbour>,
-    /// The number of neighbours that were asked and have not answered.
+    /// The number of neighbours for whose answer packets wait.
     asking: usize,
 }
 

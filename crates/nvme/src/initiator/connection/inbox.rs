@@ -1,4 +1,4 @@
-//! Received bytes: the scratch space for headers, and the state of the current data.
+//! Received bytes: the scratch space for headers, and the state of the data that is being received.
 
 use super::super::Buffer;
 use crate::command::Completion;
@@ -82,7 +82,7 @@ pub(super) struct Payload {
     pub(super) remaining: u32,
     /// The digest of the bytes that have arrived, if data digests are in use.
     pub(super) digest: Option<u32>,
-    /// The identifier of the command, if it completes with this data.
+    /// The identifier of the command, if this data completes it without a response of its own.
     pub(super) success: Option<u16>,
     /// The data is received directly into the buffer.
     pub(super) large: bool,

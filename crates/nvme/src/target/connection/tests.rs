@@ -628,7 +628,7 @@ fn a_changed_size_is_reported_once_until_the_log_is_read() {
     assert_eq!(event.cid.get(), 101);
     let page = host.identify(cns::NAMESPACE, 1);
     assert_eq!(identify::Namespace::ref_from_bytes(&page).unwrap().nsze.get(), (3 << 20) / 512);
-    // Abort of an event request.
+    // The host aborts an Asynchronous Event Request.
     let mut abort = Command::new(admin::ABORT, 0);
     abort.cdw10 = (103 << 16).into();
     host.command(abort, &[]);
@@ -746,7 +746,7 @@ fn commands_wait_for_buffers_in_order() {
         it.limits.buffer_bytes = 1 << 20;
     });
     let (_admin, mut queue) = connected(&subsystem, Digests::default());
-    // Three writes of 512 KiB each: two fit into the budget.
+    // Three writes of 512 KiB each: two fit into the budget, so the third waits for a buffer.
     for cid in 0..3_u16 {
         let mut command =
             Command::blocks(io::WRITE, 1, u64::from(cid) * 1024, 1024, Sgl::transport(512 << 10));
