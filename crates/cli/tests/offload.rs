@@ -318,8 +318,8 @@ fn nginx_serves_files_with_forked_workers() {
     let mut nginx = lab.offloaded("nginx");
     let _nginx = Running::start(nginx.arg("-c").arg(&configuration).arg("-p").arg(folder));
     lab.wait_for_listener(81);
-    // Port 81 is a proxy: nginx connects to itself through the engine. So this port also tests sockets that
-    // are registered with epoll before they are connected.
+    // Port 81 is a proxy: nginx connects to itself through the engine. It registers these sockets with epoll
+    // before it connects them, which only this port tests.
     for port in [80, 81] {
         for _ in 0..5 {
             let address = format!("http://{ENGINE}:{port}/page");

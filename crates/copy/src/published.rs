@@ -23,9 +23,9 @@ pub struct Line {
     pub to: Endpoint,
     /// The path.
     pub path: Path,
-    /// The chain of movers.
+    /// The name of the mover, or of the chain of movers.
     pub name: String,
-    /// The bytes of a transfer.
+    /// The length of each transfer, in bytes.
     pub size: usize,
     /// The rate that the publication gives, in MiB (2^20 bytes) per second. `None` if it gives none.
     pub published_mib: Option<f64>,

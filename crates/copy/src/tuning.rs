@@ -80,11 +80,12 @@ pub struct SmTuning {
     pub chunk: usize,
     /// Chunks in a channel's ring.
     pub slots: usize,
-    /// Chunks that each channel takes of a medium-sized transfer on an idle pipeline. More chunks overlap
-    /// better, but each costs a fence. Behind other transfers a channel takes at most two. Large transfers
-    /// take as many as they need.
+    /// The number of chunks into which each channel splits its part of a medium-sized transfer, if no other
+    /// transfer is in flight. More chunks overlap better, but each costs a fence. Behind other transfers, a
+    /// channel splits its part into at most two chunks. A large transfer has as many chunks as it needs.
     pub turns: usize,
-    /// The largest transfer, in bytes, that is sent as lines, which need no fences. 0: no transfer is.
+    /// The largest transfer, in bytes, that is sent as lines, which need no fences. With 0, no transfer is
+    /// sent as lines.
     pub lines: usize,
 }
 
@@ -95,8 +96,8 @@ impl Default for SmTuning {
 }
 
 impl SmTuning {
-    /// Returns the bytes of data that each channel takes of a transfer that is sent as lines. The number is
-    /// rounded up to whole rows of 32 lines.
+    /// Returns how many of the `bytes` of a transfer each channel sends as lines, rounded up to whole rows of
+    /// 32 lines.
     fn share(&self, bytes: usize) -> usize {
         bytes.div_ceil(self.channels as usize).next_multiple_of(ROW)
     }
@@ -117,8 +118,8 @@ impl SmTuning {
         self.chunk_for(bytes, alone) as u64
     }
 
-    /// Returns the chunk size of a transfer. Every channel gets work, and several chunks if the transfer is
-    /// large enough.
+    /// Returns the chunk size of a transfer, in bytes. Every channel gets a chunk unless the transfer is too
+    /// small, and several chunks if it is large enough.
     fn chunk_for(&self, bytes: usize, alone: bool) -> usize {
         let channels = self.channels as usize;
         let turns = match bytes >= channels * 8192 {

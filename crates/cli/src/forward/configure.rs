@@ -99,9 +99,10 @@ impl Forward {
             Some("none") => Some(Vec::new()),
             Some(list) => Some(cores(list)?),
         };
-        // By default, a run whose source has no end takes 5 s. A run with --between ends by a signal only.
+        // By default, a run takes 5 s unless its source is a capture that is played once. A run with
+        // --between ends by a signal only.
         let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.ports.repeat);
-        // An endless source has no last packet, so a run of 'all' its packets would never end.
+        // A source that never ends has no last packet, so --packets all needs --duration.
         if let (true, None, Route::OneWay { rx, .. }) = (whole_capture, self.run.duration, &config.route)
             && self.never_ends(rx)
         {

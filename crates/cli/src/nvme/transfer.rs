@@ -12,7 +12,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The number of commands in flight.
+/// The number of commands that a transfer keeps in flight.
 const DEPTH: u32 = 16;
 
 /// Copies a range of a namespace to a file

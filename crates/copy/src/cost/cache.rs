@@ -56,7 +56,8 @@ impl Cache {
         Self { entries: read(&file), file: Some(file) }
     }
 
-    /// Returns the kept costs from one device to another with these options. `None` if the cache has none.
+    /// Returns the stored costs of the paths from one device to another with these options. `None` if there are
+    /// none.
     pub fn get(&self, from: &Device, to: &Device, options: &PathOptions) -> Option<&Costs> {
         self.entries.get(&key(from, to, options)).map(|entry| &entry.costs)
     }
@@ -205,9 +206,9 @@ mod tests {
             for writer in 1..5 {
                 let (a, b, file) = (&a, &b, &file);
                 scope.spawn(move || {
-                    // Each thread has its own `Cache`, as a separate process would. Each `Cache` is read
-                    // before the other threads write, so `put` must keep entries that it finds in the file
-                    // only.
+                    // Each thread has its own `Cache`, as a separate process would. It is read before the
+                    // other threads write, so `put` must also keep entries that are in the file but not in
+                    // this `Cache`.
                     let mut cache = Cache::at(file);
                     for turn in 0..10 {
                         cache.put(a, b, &options(writer, turn), costs(f64::from(writer)));

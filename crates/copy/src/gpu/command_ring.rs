@@ -93,8 +93,9 @@ pub(super) fn word(memory: &Region, offset: usize) -> &AtomicU64 {
     unsafe { &*memory.as_ptr().add(offset).cast::<AtomicU64>() }
 }
 
-/// Returns the number of the newest command that all channels have ended. Stops at the first channel that has
-/// not ended `oldest`. So any result below `oldest` only means that `oldest` has not ended.
+/// Returns the number of the newest command that all channels have ended, if it is at least `oldest`.
+/// Otherwise returns some number below `oldest`, because the search stops at the first channel that has not
+/// ended `oldest`.
 pub(super) fn ended(memory: &Region, channels: u32, oldest: u64) -> u64 {
     let mut ended = u64::MAX;
     for channel in 0..channels as usize {
