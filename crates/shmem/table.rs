@@ -287,7 +287,8 @@ pub fn prototypes(sections: &[Section], profiling: bool) -> String {
     out
 }
 
-/// The pointer types that select a function, for the C type of its parameter.
+/// Returns the pointer types for which a type-generic macro selects the function of type `kind`: those with
+/// the qualifiers that the parameter allows.
 fn selectors(parameter: &Parameter, kind: &Type) -> Vec<String> {
     let mut pointers = vec![format!("{} *", kind.canonical)];
     for qualifier in ["const", "volatile"] {
@@ -322,7 +323,8 @@ pub fn generics(sections: &[Section]) -> String {
             for pointer in selectors(&function.parameters[index + context], &function.kind) {
                 entries[context].push(format!("{pointer}: {}", function.name));
             }
-            // The deprecated functions of these names have the same parameters as the overloads would have.
+            // For `long`, a deprecated function may already have the name and the parameters of the overload.
+            // It then serves as the overload.
             let exists = all.iter().any(|one| one.name == *name) && function.kind.name == "long";
             if !exists {
                 let arguments: Vec<&str> = function.parameters.iter().map(|one| one.name.as_str()).collect();

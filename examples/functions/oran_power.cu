@@ -3,8 +3,9 @@
 // the packet function's output region.
 //
 // On a GPU, launch it with one block on a stream of its own. `power` is GPU memory for 14 numbers per stream.
-// `found` receives the slot's record. The record's sequence is 0 if oran-reorder has not yet output radio
-// slot `n`. examples/oran-power runs it while packets arrive.
+// `n` is the number of a radio slot in the order in which oran-reorder outputs them, from 0. `found` receives
+// the slot's record. The record's sequence is 0 if oran-reorder has not yet output the slot, or has since
+// output 64 others. examples/oran-power runs the kernel while packets arrive.
 #include <inlane_oran.h>
 
 // Computes the power of all symbols of a slot. All threads of a block call it together.
@@ -42,7 +43,7 @@ extern "C" __global__ void oran_power(const uint8_t *output, uint64_t n, uint32_
 }
 #else
 // The same for the CPU: stores the power of the symbols of radio slot `n` in `power`. Returns false if
-// oran-reorder has not yet output that slot.
+// oran-reorder has not yet output the slot, or has since output 64 others.
 extern "C" __attribute__((visibility("default"))) bool oran_power(const uint8_t *output, uint64_t n, uint32_t streams,
                                                                   uint64_t *power) {
     const oran_record *record = inlane::oran_slot(output, n);

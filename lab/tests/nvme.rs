@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 const TEST: &str = "linux_uses_the_target";
 
-/// Returns the path of a program of this machine.
+/// Returns the path of a program that is installed on this machine, or `None` if it is not.
 fn program(name: &str) -> Option<PathBuf> {
     let folders = ["/usr/bin", "/usr/sbin", "/sbin", "/bin"];
     folders.iter().map(|folder| Path::new(folder).join(name)).find(|path| path.exists())

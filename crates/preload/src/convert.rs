@@ -173,7 +173,7 @@ fn replace(fd: RawFd, new: RawFd) -> bool {
     replaced
 }
 
-/// Copies the options that the kernel keeps with the program's end.
+/// Copies from `fd` to `new` the options whose values the kernel keeps with the program's end.
 fn copy_options(fd: RawFd, new: RawFd) {
     const NAMES: [c_int; 5] =
         [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR];
@@ -191,7 +191,8 @@ fn copy_options(fd: RawFd, new: RawFd) {
     }
 }
 
-/// Waits for the connection that [`offer`] began if `fd` blocks. Returns what connect must return.
+/// Call this after [`offer`] has begun a connection. If `fd` is blocking, waits until the connection is
+/// established or fails, for at most the socket's send timeout. Returns what `connect` must return to the program.
 pub fn finish_connect(fd: RawFd) -> c_int {
     match socket::blocks(fd) {
         true => socket::wait_connected(fd),

@@ -3,17 +3,19 @@
 use crate::settings;
 use libc::c_char;
 
-/// Environments with more variables are passed on unchanged.
+/// The most variables of an environment, including those that this library adds. Longer environments are
+/// passed on unchanged.
 const MOST: usize = 1024;
 
-/// The memory for an environment.
+/// An array for an environment: pointers to its variables, then null.
 pub type Room = [*const c_char; MOST + 1];
 
-/// Memory for an environment, on the caller's stack: a child of vfork must not allocate.
+/// An empty array. The caller keeps a copy on its stack, because a child of vfork must not allocate.
 pub const EMPTY: Room = [std::ptr::null(); MOST + 1];
 
-/// Returns the environment for a program that is started with `given`: with the variables by which this library was loaded, unless it
-/// has a list of preloaded libraries of its own.
+/// Returns the environment for a program that is started with the environment `given`: adds the variables by
+/// which this library was loaded. If `given` has a list of preloaded libraries of its own, returns it
+/// unchanged.
 ///
 /// # Safety
 /// `given` is null or an array of terminated strings that ends with null.

@@ -284,8 +284,8 @@ unsafe fn bytes(parts: *const iovec, count: usize) -> usize {
     unsafe { std::slice::from_raw_parts(parts, count).iter().map(|part| part.iov_len).sum() }
 }
 
-/// Checks a read's length against the room of its buffer, as the C library does in programs that were compiled with such checks.
-/// A length beyond the room is cut, so that the buffer is safe.
+/// Returns the length of a read into a buffer of `room` bytes: `len`, or `room` if that is less. For the
+/// functions `__read_chk` and the like, which programs call if they were compiled with checks of buffers.
 fn bounded(len: size_t, room: size_t) -> size_t {
     len.min(room)
 }

@@ -9,7 +9,7 @@ use crate::world::{check, invalid, world};
 use inlane_pgas::world::Set;
 use std::ffi::{c_int, c_void};
 
-/// First PE, logarithm of the stride, and size.
+/// An active set: its first PE, the logarithm to base 2 of its stride, and its number of PEs.
 type ActiveSet = (c_int, c_int, c_int);
 
 fn active((start, log_stride, size): ActiveSet) -> Set {
@@ -88,25 +88,25 @@ pub unsafe fn broadcast_active(
     check(unsafe { world().broadcast(active(set), root as u32, destination as usize, source.cast(), bytes) });
 }
 
-/// Concatenates the sources of all PEs of the team. Their lengths may differ.
+/// Concatenates the sources of all PEs of the team in each PE's destination. Their lengths may differ.
 pub unsafe fn collect(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
     // SAFETY: the caller's pointers are valid.
     over(team, |set| unsafe { world().collect(set, destination as usize, source.cast(), bytes) })
 }
 
-/// Concatenates the sources of all PEs of the set. Their lengths may differ.
+/// Concatenates the sources of all PEs of the set in each PE's destination. Their lengths may differ.
 pub unsafe fn collect_active(destination: *mut c_void, source: *const c_void, bytes: usize, set: ActiveSet) {
     // SAFETY: the caller's pointers are valid.
     check(unsafe { world().collect(active(set), destination as usize, source.cast(), bytes) });
 }
 
-/// Concatenates the sources of all PEs of the team, which have equal lengths.
+/// Concatenates the sources of all PEs of the team, which have equal lengths, in each PE's destination.
 pub unsafe fn fcollect(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
     // SAFETY: the caller's pointers are valid.
     over(team, |set| unsafe { world().fcollect(set, destination as usize, source.cast(), bytes) })
 }
 
-/// Concatenates the sources of all PEs of the set, which have equal lengths.
+/// Concatenates the sources of all PEs of the set, which have equal lengths, in each PE's destination.
 pub unsafe fn fcollect_active(destination: *mut c_void, source: *const c_void, bytes: usize, set: ActiveSet) {
     // SAFETY: the caller's pointers are valid.
     check(unsafe { world().fcollect(active(set), destination as usize, source.cast(), bytes) });

@@ -51,7 +51,8 @@ pub fn pe(context: Context, number: c_int) -> u32 {
     }
 }
 
-/// Makes a context of a team. Stores it, or SHMEM_CTX_INVALID. Returns 0, or -1 if an argument is invalid.
+/// Makes a context of a team and stores its handle in `context`. Returns 0. If an argument is invalid, stores
+/// SHMEM_CTX_INVALID and returns -1.
 pub unsafe fn create(team: Team, options: i64, context: *mut Context) -> c_int {
     // SAFETY: the caller's pointer is valid, as the specification demands.
     unsafe { context.write(Context::INVALID) };

@@ -34,7 +34,7 @@ pub trait Ordered {
     const MIN: Combine;
 }
 
-/// Types with a sum and a product.
+/// The element types that reductions can add and multiply.
 pub trait Sum {
     /// The sum. Integers wrap.
     const SUM: Combine;

@@ -123,8 +123,8 @@ fn subset(parent: Set, start: c_int, stride: c_int, size: c_int) -> Option<Set> 
     within.is_within(parent.size).then(|| Set { start: parent.pe(within.start), stride, size: within.size })
 }
 
-/// Makes a team of PEs of `parent`. Stores it, or [`Team::INVALID`] on a PE that is not in it. Returns 0, or
-/// -1 if an argument is invalid.
+/// Makes a team of PEs of `parent`. Stores its handle in `team`, or [`Team::INVALID`] on a PE that is not in
+/// the new team. Returns 0, or -1 if an argument is invalid.
 pub unsafe fn split_strided(
     parent: Team,
     (start, stride, size): (c_int, c_int, c_int),

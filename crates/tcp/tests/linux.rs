@@ -105,7 +105,8 @@ fn frame(
     bytes
 }
 
-/// Transfers both streams and loses frames in both directions with probability `loss`.
+/// Transfers both streams and loses frames in both directions with probability `loss`. If `active` is set,
+/// this side opens the connection, otherwise the kernel does.
 fn transfer(mut tun: File, loss: f64, active: bool) {
     let config = Config {
         send_capacity: BUFFER as u32,

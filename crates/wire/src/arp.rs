@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 pub const HEADER: usize = 28;
 /// Operation: asks who has the target address.
 pub const REQUEST: u16 = 1;
-/// Operation: says that the sender has its address.
+/// Operation: tells the MAC address of the sender's IPv4 address.
 pub const REPLY: u16 = 2;
 
 view! {

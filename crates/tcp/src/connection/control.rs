@@ -146,13 +146,14 @@ impl Connection {
         self.timers.cork_at = NEVER;
     }
 
-    /// Sets the probing of the idle connection.
+    /// Sets how the idle connection is probed. `None` switches probing off.
     pub fn set_keepalive(&mut self, now: u64, keepalive: Option<crate::Keepalive>) {
         self.config.keepalive = keepalive;
         self.arm_keepalive(now);
     }
 
-    /// Sets how long data may stay unacknowledged, in nanoseconds.
+    /// Sets how long data may stay unacknowledged before the connection is aborted, in nanoseconds. `None`
+    /// removes the limit.
     pub fn set_user_timeout(&mut self, timeout: Option<u64>) {
         self.config.user_timeout = timeout;
     }

@@ -246,7 +246,7 @@ impl Connection {
         }
     }
 
-    /// Places the data of a segment that overlaps the window.
+    /// Writes the data of a segment that overlaps the window to `buffer`, and processes its FIN.
     fn receive(
         &mut self,
         now: u64,

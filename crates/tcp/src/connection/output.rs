@@ -132,7 +132,7 @@ impl Connection {
         }
     }
 
-    /// Returns a header that acknowledges everything received, and accounts for it.
+    /// Returns a header that acknowledges everything received. Counts this acknowledgment as sent.
     #[inline]
     fn header(&mut self, now: u64, sequence: Sequence, flags: u8, sack_room: usize) -> Header {
         self.advance_window();

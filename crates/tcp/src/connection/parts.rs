@@ -3,7 +3,7 @@
 use crate::congestion::Saved;
 use crate::sequence::Sequence;
 
-/// The direction to the peer.
+/// The state of the direction to the peer.
 #[derive(Clone, Debug)]
 pub(super) struct Sender {
     /// SND.UNA, SND.NXT. `next` is the highest number ever sent.
@@ -44,7 +44,7 @@ impl Sender {
     }
 }
 
-/// The direction from the peer.
+/// The state of the direction from the peer.
 #[derive(Clone, Debug)]
 pub(super) struct Receiver {
     /// RCV.NXT.
@@ -63,8 +63,9 @@ pub(super) struct Receiver {
     pub(super) mss: u16,
     /// The sequence number of the peer's FIN, if received.
     pub(super) fin: Option<Sequence>,
-    /// TS.Recent and when it was updated.
+    /// TS.Recent: the peer's timestamp that the next segment echoes (RFC 7323).
     pub(super) ts_recent: u32,
+    /// When `ts_recent` was updated.
     pub(super) ts_recent_at: u64,
 }
 

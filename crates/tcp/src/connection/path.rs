@@ -40,8 +40,10 @@ impl PathMtu {
 }
 
 impl Connection {
-    /// Processes an ICMP message "packet too big" or "fragmentation needed". `sequence` is the number in the quoted TCP header. `mss` is the
-    /// reported MTU less the IP header less 20 bytes. A message that does not quote a segment in flight is ignored, because it may be forged.
+    /// Processes an ICMP message "packet too big" or "fragmentation needed". `sequence` is
+    /// the number in the quoted TCP header. `mss` is the reported MTU less the IP header and the 20 bytes of
+    /// the TCP header. A message that does not quote a segment in flight is ignored, because it may be
+    /// forged.
     pub fn on_packet_too_big(&mut self, now: u64, sequence: u32, mss: u16) {
         let sequence = sequence::extend(self.snd.una, sequence);
         let in_flight = self.snd.una <= sequence && sequence < self.snd.next;
@@ -50,7 +52,8 @@ impl Connection {
             return;
         }
         self.limit_mss(now, mss);
-        // No congestion: everything in flight is sent again in smaller segments at once.
+        // The loss is no sign of congestion, so everything in flight is sent again at once, in smaller
+        // segments.
         self.scoreboard.mark_timed_out(now, 0);
         self.flags.retransmission_forced = true;
     }
