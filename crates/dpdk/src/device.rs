@@ -142,7 +142,8 @@ pub(crate) fn attach(spec: &EthSpec) -> Result<Device> {
 }
 
 impl Device {
-    /// Finds the objects that the driver created: its port, a tap's interface, packet sockets.
+    /// Finds the objects that the driver created: its port, a tap's interface, packet sockets. Also makes an
+    /// existing interface promiscuous, and installs the filter that refuses frames on the packet sockets.
     fn find(
         &mut self,
         spec: &EthSpec,
@@ -196,7 +197,7 @@ impl Device {
         (self.program, self.promiscuous) = (None, None);
     }
 
-    /// Detaches a device that was not configured.
+    /// Detaches a device that was not configured. For a configured one, call [`Device::close`].
     pub(crate) fn detach(&self) {
         let _lock = control();
         self.remove();

@@ -105,7 +105,7 @@ pub struct Config {
     /// The number of buffers of each pipeline's pool. 0 stands for a number that is enough for the burst ring
     /// and the port.
     pub buffers: usize,
-    /// Data room: bytes that a packet buffer can hold, 64 to 128 KiB.
+    /// The data room: how many bytes a packet buffer can hold, from 64 B to 128 KiB.
     pub room: usize,
     /// A capture file to which the sent packets are also written.
     pub capture: Option<PathBuf>,
@@ -139,9 +139,9 @@ impl Config {
 
     /// Returns the number of buffers of each pipeline's pool.
     ///
-    /// The default exceeds the number of packets that the burst ring can hold. So under load the ring is full
-    /// before the pool is empty. The dispatching thread detects a full ring by reading one word, which is
-    /// cheaper than searching an empty pool.
+    /// The default exceeds the number of packets that the burst ring can hold, unless that takes more than
+    /// 131,072 buffers. So under load the ring is usually full before the pool is empty. The dispatching
+    /// thread detects a full ring by reading one word, which is cheaper than searching an empty pool.
     pub fn buffers(&self) -> usize {
         if self.buffers != 0 {
             return self.buffers;
@@ -270,9 +270,10 @@ impl Config {
         }
     }
 
-    /// Returns the cores for `threads` threads: the requested ones, or the allowed ones from the highest
-    /// down. The lowest core, which usually serves interrupts, is used last. Returns an empty list if there
-    /// are fewer cores than threads. The threads are then not bound.
+    /// Returns the cores to bind `threads` threads to: the cores that the user gave, or else the highest
+    /// allowed cores, from the highest down. The lowest core, which usually serves interrupts, is used last.
+    /// Returns an empty list if fewer cores are allowed than there are threads. The threads are then not
+    /// bound.
     pub fn cores_for(&self, threads: usize) -> Vec<usize> {
         match &self.cores {
             Some(cores) => cores.clone(),
@@ -286,7 +287,7 @@ impl Config {
     }
 }
 
-/// Returns the cores that this process may run on; empty if the kernel does not say.
+/// Returns the cores that the calling thread may run on, the lowest first; empty if the kernel does not say.
 pub fn allowed_cores() -> Vec<usize> {
     // SAFETY: an all-zero cpu_set_t is a valid, empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };

@@ -11,8 +11,8 @@ use std::time::Duration;
 /// How long a baseline runs.
 const BASELINE: Duration = Duration::from_millis(300);
 
-/// Returns the settings for a run of `duration` that writes no capture and has no faults, no pacing and no
-/// competing job.
+/// Returns the settings for a run of `duration` that writes no capture, measures neither stages nor PCIe
+/// traffic, and has no faults, no pacing, no limit of packets and no competing job.
 pub(super) fn shortened(config: &Config, duration: Duration) -> Config {
     let mut short = config.clone();
     short.per_pipeline.stages = false;
