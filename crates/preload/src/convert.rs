@@ -192,7 +192,8 @@ fn copy_options(fd: RawFd, new: RawFd) {
 }
 
 /// Call this after [`offer`] has begun a connection. If `fd` is blocking, waits until the connection is
-/// established or fails, for at most the socket's send timeout. Returns what `connect` must return to the program.
+/// established or fails, for at most the socket's send timeout. Returns the result of the program's
+/// `connect`.
 pub fn finish_connect(fd: RawFd) -> c_int {
     match socket::blocks(fd) {
         true => socket::wait_connected(fd),

@@ -13,7 +13,8 @@ pub fn pe(number: c_int) -> u32 {
     number as u32
 }
 
-/// Starts the library. Any thread may call it, whatever level was requested.
+/// Starts the library. Provides SHMEM_THREAD_MULTIPLE, whatever level the program requests: any thread may
+/// call the library.
 pub fn init_thread(_requested: c_int, provided: *mut c_int) -> c_int {
     world::start();
     query_thread(provided);

@@ -20,7 +20,7 @@ pub enum Operands<T> {
     Each(*const T),
 }
 
-/// Returns the comparison SHMEM_CMP_* of this number.
+/// Converts a constant SHMEM_CMP_* of the C header to a comparison.
 fn compare(how: c_int) -> Compare {
     use Compare::*;
     match [Eq, Ne, Gt, Ge, Lt, Le].get(how as usize) {

@@ -18,7 +18,8 @@ const KERNEL: [u8; 4] = [10, 9, 0, 1];
 const BYTES: u64 = 2_000_000;
 const BUFFER: usize = 1 << 18;
 
-/// Enters a new network namespace and creates a TUN device with the kernel's address. Returns why that is impossible here.
+/// Enters a new network namespace and creates a TUN device with the kernel's address. If this machine does
+/// not allow that, returns the reason as the error.
 fn device() -> Result<File, String> {
     let check = |what: &str, result: i32| {
         if result >= 0 { Ok(()) } else { Err(format!("{what}: {}", std::io::Error::last_os_error())) }

@@ -166,7 +166,7 @@ impl Connection {
         if !retransmission || dsack {
             self.recovery.probe = None;
         } else if ack > end {
-            // The probe repaired a loss that nothing else revealed.
+            // The probe repaired a loss that nothing else revealed, so the loss must still reduce the window.
             self.recovery.probe = None;
             if self.recovery.phase == Phase::Open {
                 self.congestion.on_congestion(self.snd.mss as u32);

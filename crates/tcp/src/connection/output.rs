@@ -192,7 +192,7 @@ impl Connection {
     fn retransmit(&mut self, now: u64) -> Option<Transmit> {
         let (start, lost) = self.scoreboard.next_lost()?;
         let mss = self.effective_mss();
-        // A closed window is probed with one byte.
+        // Even into a closed window, one byte is retransmitted as a probe, or the FIN.
         let edge = self.snd.edge().max(self.snd.una + 1).max(self.fin_edge());
         if start >= edge {
             return None;
@@ -230,8 +230,8 @@ impl Connection {
         Some(transmit)
     }
 
-    /// Returns the number up to which a FIN may be sent even into a closed window, because a FIN needs no
-    /// room. If data is not acknowledged yet, returns 0.
+    /// Returns the sequence number up to which a FIN may be sent even into a closed window, because a FIN
+    /// needs no room. Returns 0 while data before the FIN is not acknowledged.
     fn fin_edge(&self) -> Sequence {
         if self.snd.fin && self.snd.una == self.snd.limit { self.snd.end() } else { 0 }
     }
