@@ -8,7 +8,8 @@ use std::path::Path;
 /// The numbers of queues of an interface. Each number is 1 if the interface's driver does not report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queues {
-    /// The number of all receive queues, including those of pairs.
+    /// The number of receive queues: the larger of the numbers that the driver reports for queues that only
+    /// receive and for pairs, because most drivers report only one of the two.
     pub(crate) receive: u16,
     /// The number of pairs of a receive and a transmit queue ("combined"). DPDK's AF_XDP driver counts only
     /// pairs.

@@ -19,8 +19,8 @@ const LINK_UP: Duration = Duration::from_secs(9);
 const LAST_PACKETS: Duration = Duration::from_millis(200);
 
 impl EthPort {
-    /// Starts the device. A memif client can start only while its server listens, so this function tries
-    /// again until the start succeeds.
+    /// Starts the device. A memif client can start only while its server listens. So for a client, this
+    /// function tries again for as long as the specification's `wait=` says.
     pub(super) fn start_device(&self) -> Result<()> {
         // SAFETY: `start` checks that the device is configured.
         let start = || self.call("starting the device", |port| unsafe { sys::rte_eth_dev_start(port) });
@@ -67,8 +67,8 @@ impl EthPort {
         }
     }
 
-    /// Waits for the link of a card, because a card drops packets while its link is down. Warns if the link
-    /// stays down.
+    /// Waits until the link of a card is up, for at most 9 s, because a card drops packets while its link is
+    /// down. Warns if the link stays down.
     pub(super) fn wait_for_link(&mut self) {
         let start = Instant::now();
         let megabits = loop {
@@ -92,8 +92,8 @@ impl EthPort {
         }
     }
 
-    /// Waits until a card has sent the packets in its transmit queues. A card would drop these packets when it
-    /// stops.
+    /// Waits until a card has sent the packets in its transmit queues, for at most 200 ms. A card drops the
+    /// packets that are still there when it stops.
     pub(super) fn wait_for_last_packets(&self) {
         let start = Instant::now();
         let mut statistics = sys::rte_eth_stats::default();
