@@ -92,7 +92,7 @@ fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
 }
 
 /// Returns a classic capture with frames of extreme lengths, in the given byte order and with the given magic
-/// number.
+/// number. `fraction` is the part of the first frame's timestamp below a second.
 fn awkward(big_endian: bool, magic: u32, fraction: u32) -> Vec<u8> {
     let word = |value: u32| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
     let versions = if big_endian { 2 << 16 | 4 } else { 4 << 16 | 2 };
@@ -511,7 +511,8 @@ fn a_paused_reader_does_not_hold_up_signals() {
             std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
         let arguments = ["--rx", "gen:1000", "--tx", &port, "--duration", "60s", "--no-baseline"];
         let mut child = inlane(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Once the pipe is full, the packets in flight can pass only if the reader reads.
+        // Waits until the pipe is full. From then on, the packets in flight can be written only if the reader
+        // reads.
         support::until("the pipe is full", || {
             let mut bytes = 0i32;
             // SAFETY: the call writes one number.
@@ -522,7 +523,7 @@ fn a_paused_reader_does_not_hold_up_signals() {
         // SAFETY: the child was started here and not yet waited for, so the id still belongs to the child.
         let interrupt = || unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
         interrupt();
-        // After the first signal, the run still waits for the reader.
+        // After the first signal, the run must still wait for the reader.
         std::thread::sleep(Duration::from_millis(500));
         assert!(child.try_wait().unwrap().is_none(), "packets were given up although the reader may go on");
         if resumes {

@@ -317,7 +317,7 @@ fn a_peer_that_is_no_target_is_refused() {
     assert!(message.contains("violates the NVMe/TCP protocol") && message.contains("PDU-Type"), "{message}");
     server.join().unwrap();
 
-    // A listener that never answers.
+    // A listener that never answers, so the command must give up after its --timeout.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let output = inlane(&["nvme", "discover", &address, "--timeout", "300ms"]);

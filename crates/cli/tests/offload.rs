@@ -257,7 +257,7 @@ fn curl_fetches_from_a_kernel_server_over_ipv4_and_ipv6_with_faults() {
             must(lab.offloaded("curl").args(["-sS", "--fail", &format!("http://{host}:8000/page")]));
         assert!(fetched == page, "{host}: the page was altered on its way");
     }
-    // A program that is started with an empty environment uses the engine, too.
+    // A program that is started without the environment variables of its parent uses the engine, too.
     let script = format!(
         "import subprocess; subprocess.run(['/usr/bin/env', 'curl', '-sS', '--fail', 'http://{KERNEL}:8000/page'], env={{'PATH': '/usr/bin'}}, check=True)"
     );

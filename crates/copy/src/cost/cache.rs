@@ -56,8 +56,8 @@ impl Cache {
         Self { entries: read(&file), file: Some(file) }
     }
 
-    /// Returns the stored costs of the paths from one device to another with these options. `None` if there are
-    /// none.
+    /// Returns the stored costs of the paths from one device to another with these options. `None` if there
+    /// are none.
     pub fn get(&self, from: &Device, to: &Device, options: &PathOptions) -> Option<&Costs> {
         self.entries.get(&key(from, to, options)).map(|entry| &entry.costs)
     }

@@ -42,7 +42,8 @@ impl Entry {
 
 /// The number of size classes per power of two.
 const STEPS: usize = 4;
-/// The duration above which an operation is long: a timer's overshoot is then only a few percent of it.
+/// The duration above which an operation counts as long. A late wake-up costs only a few percent of such an
+/// operation.
 const LONG_NS: u64 = 200_000;
 /// The shortest sleep that saves more than entering and leaving the kernel costs.
 const SHORTEST_SLEEP_NS: u64 = 15_000;
