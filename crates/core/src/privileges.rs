@@ -63,7 +63,7 @@ pub fn drop_privileges() -> Result<Option<Dropped>> {
     })?;
     step("dropping capabilities", drop_capabilities_of_this_thread)?;
     drop_capabilities_of_other_threads()?;
-    // Programs that this process starts later gain nothing from set-uid bits or file capabilities.
+    // Programs that this thread or a later thread starts gain nothing from set-uid bits or file capabilities.
     // SAFETY: the call sets a flag of this thread, which later threads inherit.
     step("forbidding new privileges", || unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
     // After a change of user, the kernel gives root the files of this process in /proc. This flag gives the

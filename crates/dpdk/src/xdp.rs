@@ -111,7 +111,8 @@ impl Program {
     }
 }
 
-/// Explains why the program of an interface cannot be shared.
+/// Returns the reason why inlane's program could neither be attached to an interface nor shared there.
+/// `error` is the kernel's error.
 fn refusal(interface: i32, error: i32) -> Refusal {
     let (mut program, mut name) = (0, [0 as c_char; sys::INLANE_XDP_NAME_BYTES as usize]);
     // SAFETY: number and name are written during the call; the name is terminated.
