@@ -120,7 +120,7 @@ struct NullRx {
     packets: u64,
 }
 
-// SAFETY: the packets are just allocated, and `configure` checked that their size fits into the pool's
+// SAFETY: the packets have just been allocated, and `configure` checked that their size fits into the pool's
 // buffers.
 unsafe impl Rx for NullRx {
     #[inline]

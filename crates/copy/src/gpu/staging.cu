@@ -36,7 +36,7 @@
 #include "copy.cuh"
 #include "staging.h"
 
-// Bytes of data in a line.
+// Bytes of data in a line of the ring. A line is 16 bytes that are stored at once: 12 of data, 4 of lap.
 constexpr u32 LINE_DATA = 12;
 // The number of lines that a thread loads before it uses the first of them.
 constexpr u32 AHEAD = 4;

@@ -289,8 +289,8 @@ fn descriptors_have_the_lap_of_their_item_and_never_one_of_2_32_laps_ago() {
     let burst = layout::DESCRIPTORS_WITH_WORD;
     let (mut dispatcher, _, _) = to_device(2, burst);
     let ring = dispatcher.ring().clone();
-    // Begins in the last lap before the lap count wraps. `submit` submits only the first item of each lap, as
-    // if the items before it had been freed.
+    // Begins in the last lap before the lap count wraps. `submit` fills only the first slot of each lap. The
+    // other slots count as used and freed.
     let mut position = (u32::MAX as u64 - 1) * 2;
     let mut submit = |count: u64| {
         dispatcher.cursor = protocol::Dispatcher::new(&RingWords(&ring), position);

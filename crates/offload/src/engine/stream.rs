@@ -22,7 +22,7 @@ const TURN: u64 = 256 << 10;
 pub(super) struct Outgoing<'a> {
     pub flow: &'a Flow,
     pub header: Header,
-    /// The ring with the payload.
+    /// The ring with the payload. `None` for a segment without payload.
     pub ring: Option<&'a Ring>,
     pub payload: Range<u64>,
 }

@@ -19,7 +19,8 @@
 
 use crate::error::{Error, Result};
 
-/// Number of words in the header: magic, PEs, symmetric bytes, and 1 if the owner is registered for barriers.
+/// Number of words in the header: the magic, the number of PEs, the number of symmetric bytes, and a flag. The
+/// flag is 1 if the owner is registered for barriers.
 pub const HEADER_WORDS: usize = 4;
 /// The value of the header's first word. A PE refuses a peer whose memory lacks it.
 pub const MAGIC: u64 = 0x696e_6c61_6e65_6e74;

@@ -207,7 +207,7 @@ impl Connection {
         }
     }
 
-    /// Enters ESTABLISHED, or the state that a close before the handshake's end leads to.
+    /// Enters ESTABLISHED, or FIN-WAIT-1 if the application closed during the handshake.
     fn on_established(&mut self, now: u64, rtt: Option<u64>, syn_retransmissions: u8) {
         self.state = if self.snd.fin { State::FinWait1 } else { State::Established };
         if let Some(rtt) = rtt {
