@@ -214,15 +214,29 @@ impl PeContext {
     /// Wakes `pe` if it sleeps until a store such as `what` arrives. Call it after each store to `pe`.
     #[inline(always)]
     pub(super) fn stored(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
+        // One branch covers both exceptions, because this is the path of every put.
+        if peer.is_exceptional {
+            return self.stored_exceptionally(pe, peer, what);
+        }
+        // The waiter executes the barrier for both sides by membarrier(2). Keep the store before the load of
+        // the announcement in program order, because the waiter's barrier relies on this order.
+        compiler_fence(Ordering::SeqCst);
+        self.wake_if_announced(pe, peer, what);
+    }
+
+    /// Does what [`Self::stored`] does, for this PE's own memory and for peers that need a barrier.
+    #[inline(never)]
+    fn stored_exceptionally(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         if pe == self.me {
             return self.changed_own_memory();
         }
-        // The waiter may execute the barrier for both sides by membarrier(2). Keep the store before the load
-        // of the announcement in program order, because the waiter's barrier relies on this order.
-        compiler_fence(Ordering::SeqCst);
-        if peer.needs_barrier {
-            fence(Ordering::SeqCst);
-        }
+        fence(Ordering::SeqCst);
+        self.wake_if_announced(pe, peer, what);
+    }
+
+    /// Wakes `pe` if it has announced a sleep that ends by `what`, and no doorbell has answered yet.
+    #[inline(always)]
+    fn wake_if_announced(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         let announcement = self.word(self.layout.announcement(pe));
         let now = Word::load(announcement);
         if now != peer.answered.load(Ordering::Relaxed) && concerns(now, what) {

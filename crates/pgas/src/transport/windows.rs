@@ -77,6 +77,8 @@ pub(super) struct Peer {
     /// True if this side, as the notifier, must execute a barrier between its store and its load of the
     /// announcement.
     pub needs_barrier: bool,
+    /// True if `needs_barrier` is set, and for this PE itself, which wakes its own threads in another way.
+    pub is_exceptional: bool,
     /// The peer's last announcement that was answered by a doorbell. It is read without the notifier's lock.
     pub answered: AtomicU64,
     issued: AtomicU64,

@@ -78,6 +78,7 @@ pub(super) fn connect_peer(
         generation: AtomicU64::new(generation),
         notifier: Mutex::default(),
         needs_barrier,
+        is_exceptional: needs_barrier || pe == ntb.port(),
         answered: AtomicU64::new(0),
         issued: AtomicU64::new(0),
         delivered: AtomicU64::new(0),
