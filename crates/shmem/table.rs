@@ -241,6 +241,8 @@ pub fn exports(sections: &[Section]) -> String {
                 "void" => String::new(),
                 other => format!(" -> {}", rust(other, &function.kind)),
             };
+            // SAFETY of the emitted block: the C caller keeps the promises of the OpenSHMEM specification, which are
+            // those of the called functions.
             writeln!(
                 out,
                 "#[unsafe(no_mangle)] pub unsafe extern \"C\" fn {name}({}){result} {{ unsafe {{ {} }} }}",

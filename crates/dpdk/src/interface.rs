@@ -43,7 +43,7 @@ impl Interface {
         if fd < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just opened, and nobody else owns it.
+        // SAFETY: the descriptor was just opened, and no other code owns it.
         Ok(Self { name: name.to_owned(), index, socket: unsafe { OwnedFd::from_raw_fd(fd) }, tap: None })
     }
 
@@ -90,7 +90,7 @@ impl Interface {
         if descriptor < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just opened, and nobody else owns it.
+        // SAFETY: the descriptor was just opened, and no other code owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
         // SAFETY: an all-zero packet_mreq is valid.
         let mut request: libc::packet_mreq = unsafe { std::mem::zeroed() };

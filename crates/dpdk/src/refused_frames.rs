@@ -34,7 +34,7 @@ impl RefusedFrames {
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just opened, and nobody else owns it.
+        // SAFETY: the descriptor was just opened, and no other code owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
         // No thread reads this socket, so the smallest buffer suffices.
         set(descriptor, libc::SOL_SOCKET, libc::SO_RCVBUF, &1i32)?;
@@ -56,8 +56,8 @@ impl RefusedFrames {
     /// Returns how many frames were refused so far.
     pub(crate) fn count(&self) -> u64 {
         // Reading the kernel's counter clears it, so the sum is kept in `counted`. The counter includes
-        // frames that did not fit into the socket's buffer, so it counts all frames although nobody reads the
-        // socket.
+        // frames that did not fit into the socket's buffer. It therefore counts all frames, although the
+        // socket is never read.
         let new = kernel_counters::packet_statistics(self.socket.as_raw_fd())
             .map_or(0, |[packets, _]| packets.into());
         self.counted.fetch_add(new, Ordering::Relaxed) + new

@@ -96,7 +96,7 @@ impl Program {
             }
             match -code {
                 0 => {
-                    // SAFETY: both descriptors were just opened, and nobody else owns them.
+                    // SAFETY: both descriptors were just opened, and no other code owns them.
                     let [link, map] =
                         [link, map].map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) });
                     return Ok(Self { _link: link, map });

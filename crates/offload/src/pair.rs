@@ -13,7 +13,7 @@ const CONNECTING: i32 = 4;
 /// Errors of the system: too many descriptors, too little memory.
 pub fn create(name: &SocketName) -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [-1; 2];
-    // SAFETY: the two descriptors are written during the call, and belong to nobody else.
+    // SAFETY: the two descriptors are written during the call, and no other code owns them.
     let (engine, program) = unsafe {
         if libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) != 0
         {
@@ -196,7 +196,7 @@ pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Opt
     let mut control = Control([0; 32]);
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: the structures live through the call. The kernel writes whole control messages within the length that it returns, and closes
-    // descriptors that do not fit. The descriptor belongs to nobody else.
+    // descriptors that do not fit. No other code owns the descriptor.
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
         (header.msg_iov, header.msg_iovlen) = (&mut part, 1);

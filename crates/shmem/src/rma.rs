@@ -55,6 +55,25 @@ fn at(element: usize, stride: isize, width: usize) -> isize {
     (element as isize).wrapping_mul(stride).wrapping_mul(width as isize)
 }
 
+/// Calls `copy(destination, source, bytes)` for each of `count` elements of `width` bytes, or once for all if
+/// they are contiguous on both sides.
+#[inline(always)]
+fn strided(
+    destination: *mut c_void,
+    source: *const c_void,
+    (to, from): (isize, isize),
+    (count, width): (usize, usize),
+    copy: impl Fn(*mut c_void, *const c_void, usize),
+) {
+    if to == 1 && from == 1 {
+        return copy(destination, source, bytes(count, width));
+    }
+    for i in 0..count {
+        let (to, from) = (at(i, to, width), at(i, from, width));
+        copy(destination.wrapping_byte_offset(to), source.wrapping_byte_offset(from), width);
+    }
+}
+
 /// Copies `count` elements of `width` bytes to a PE. The strides are distances in elements, at the
 /// destination and at the source.
 pub unsafe fn put_strided(
@@ -64,15 +83,10 @@ pub unsafe fn put_strided(
     (count, width): (usize, usize),
     pe: u32,
 ) {
-    if to == 1 && from == 1 {
-        // SAFETY: the caller's pointers are valid.
-        return unsafe { put(destination, source, bytes(count, width), pe) };
-    }
-    for i in 0..count {
-        let (to, from) = (at(i, to, width), at(i, from, width));
-        // SAFETY: the caller's pointers are valid for all elements.
-        unsafe { put(destination.wrapping_byte_offset(to), source.wrapping_byte_offset(from), width, pe) };
-    }
+    // SAFETY: the caller's pointers are valid for all elements.
+    strided(destination, source, (to, from), (count, width), |to, from, bytes| unsafe {
+        put(to, from, bytes, pe)
+    });
 }
 
 /// Copies `count` elements of `width` bytes from a PE. The strides are distances in elements, at the
@@ -84,15 +98,10 @@ pub unsafe fn get_strided(
     (count, width): (usize, usize),
     pe: u32,
 ) {
-    if to == 1 && from == 1 {
-        // SAFETY: the caller's pointers are valid.
-        return unsafe { get(destination, source, bytes(count, width), pe) };
-    }
-    for i in 0..count {
-        let (to, from) = (at(i, to, width), at(i, from, width));
-        // SAFETY: the caller's pointers are valid for all elements.
-        unsafe { get(destination.wrapping_byte_offset(to), source.wrapping_byte_offset(from), width, pe) };
-    }
+    // SAFETY: the caller's pointers are valid for all elements.
+    strided(destination, source, (to, from), (count, width), |to, from, bytes| unsafe {
+        get(to, from, bytes, pe)
+    });
 }
 
 /// Copies to a PE, then changes a signal word there. The triple is the word's address, a value and an

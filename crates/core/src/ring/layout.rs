@@ -33,7 +33,7 @@ pub struct Descriptor {
     pub length: u32,
     /// The lap of the item. Device code may read a descriptor together with the item's word; it uses the
     /// descriptor only if this lap is the word's. If the ring's burst exceeds [`DESCRIPTORS_WITH_WORD`],
-    /// nobody reads this field, and it may hold another number.
+    /// this field is not read and may hold another number.
     pub lap: u32,
 }
 

@@ -37,7 +37,7 @@ pub fn load_passing_program() -> OwnedFd {
     // SAFETY: the attributes and the memory that they point to are read during the call.
     let code = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw const load, size_of::<Load>()) };
     assert!(code >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: the descriptor was just opened, and nobody else owns it.
+    // SAFETY: the descriptor was just opened, and no other code owns it.
     unsafe { OwnedFd::from_raw_fd(code as i32) }
 }
 

@@ -41,7 +41,7 @@ impl Inbox {
     /// # Errors
     /// If the process has too many open files.
     pub fn new() -> std::io::Result<Self> {
-        // SAFETY: a plain system call; the descriptor is owned by nobody else.
+        // SAFETY: a plain system call; no other code owns the descriptor.
         let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if event < 0 {
             return Err(std::io::Error::last_os_error());

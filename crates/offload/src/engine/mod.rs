@@ -53,7 +53,7 @@ const CLIENT: u64 = 1 << 63;
 /// An engine.
 pub struct Engine {
     settings: Settings,
-    /// A random number that differs between engines.
+    /// A random number that distinguishes this engine's sockets from those of an earlier engine.
     number: u64,
     clock: Clock,
     network: Network,

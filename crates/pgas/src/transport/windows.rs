@@ -74,10 +74,8 @@ pub(super) struct Peer {
     theirs: AtomicU32,
     generation: AtomicU64,
     notifier: Mutex<Notifier>,
-    /// True if this side, as the notifier, must execute a barrier between its store and its load of the
-    /// announcement.
-    pub needs_barrier: bool,
-    /// True if `needs_barrier` is set, and for this PE itself, which wakes its own threads in another way.
+    /// True for this PE itself, which wakes its own threads in another way. Also true for a peer towards which
+    /// this side, as the notifier, must execute a barrier between its store and its load of the announcement.
     pub is_exceptional: bool,
     /// The peer's last announcement that was answered by a doorbell. It is read without the notifier's lock.
     pub answered: AtomicU64,
@@ -323,7 +321,9 @@ impl Windows {
         Thresholds {
             push_from_bytes: from(self.context.push_from),
             mover_from_bytes: self.context.mover.as_ref().and_then(|_| from(self.context.mover_from)),
-            wakes_by_membarrier: self.context.peers.iter().all(|peer| !peer.needs_barrier),
+            wakes_by_membarrier: (0..)
+                .zip(&self.context.peers)
+                .all(|(pe, peer)| pe == self.context.me || !peer.is_exceptional),
         }
     }
 }

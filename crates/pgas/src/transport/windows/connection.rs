@@ -59,8 +59,8 @@ pub(super) fn connect_peer(
     registered: bool,
 ) -> Result<Peer> {
     let generation = ntb.link(pe).generation;
-    let (window, tag, theirs, generation, needs_barrier) = if pe == ntb.port() {
-        (Window::new(pe, inbound.clone(), Promise::Coherent, None), 1, 0, generation, false)
+    let (window, tag, theirs, generation, is_exceptional) = if pe == ntb.port() {
+        (Window::new(pe, inbound.clone(), Promise::Coherent, None), 1, 0, generation, true)
     } else {
         let offer = Offer { inbound, epoch, timeout: settings.connect_timeout };
         let connection = handshake::connect(ntb, pe, &offer, &settings.faults)?;
@@ -77,8 +77,7 @@ pub(super) fn connect_peer(
         theirs: AtomicU32::new(theirs),
         generation: AtomicU64::new(generation),
         notifier: Mutex::default(),
-        needs_barrier,
-        is_exceptional: needs_barrier || pe == ntb.port(),
+        is_exceptional,
         answered: AtomicU64::new(0),
         issued: AtomicU64::new(0),
         delivered: AtomicU64::new(0),
