@@ -26,10 +26,11 @@ pub fn text(error: &anyhow::Error) -> String {
     whole.unwrap_or_default()
 }
 
-/// Prints the error to standard error. Returns the exit status for its class. `origins` lists the flags that
-/// a settings file or a variable set. `arguments` is the command line, which contains these flags with their
-/// values. If the message names such a flag, or the port that is its value, a second line names the file or
-/// variable.
+/// Prints the error to standard error. Returns the exit status for the error's class.
+///
+/// `origins` lists the flags that were set by a settings file or an environment variable. `arguments` is the
+/// command line, into which these flags were inserted. If the message names such a flag, or the port that is
+/// the flag's value, a second line says which file or variable set the flag.
 pub fn report(error: &anyhow::Error, arguments: &[OsString], origins: &[(String, String)]) -> u8 {
     let text = text(error);
     let names_port_of = |flag: &str| {
@@ -116,8 +117,8 @@ fn refused_value(error: &clap::Error) -> Option<String> {
     Some(in_plain_words(&without_repeats(flag, &value, &why)))
 }
 
-/// Joins a flag, its refused value and the reason. The reason may begin with the value, with the name of the
-/// value's kind, or with the flag.
+/// Joins a flag, its refused value and the reason to a message. If the reason already begins with the flag,
+/// with the value or with the name of the value's kind, the message does not repeat that beginning.
 fn without_repeats(flag: &str, value: &str, why: &str) -> String {
     let given = format!("{flag} {value}");
     let quoted = format!("'{value}'");

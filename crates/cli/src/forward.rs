@@ -161,8 +161,8 @@ impl Forward {
     }
 }
 
-/// Returns the note for a run that received no packets. Returns `None` unless the source may have been empty,
-/// as a capture or a ring without `prime=` may be.
+/// Returns the note for a run that received no packets because its source may have been empty. Only a capture
+/// and a ring without `prime=` can be empty; returns `None` for other sources.
 fn why_no_packets(config: &Config) -> Option<String> {
     let Route::OneWay { rx, .. } = &config.route else { return None };
     match rx.split_once(':')? {

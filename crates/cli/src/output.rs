@@ -50,8 +50,8 @@ impl Output {
         })
     }
 
-    /// Sets the start and the duration of the command, then writes the outputs. The text is written first, so
-    /// it is shown even if a file cannot be written.
+    /// Stores the start and the duration of the command in `document`, then writes the outputs. The text is
+    /// written first, so it is shown even if a file cannot be written.
     ///
     /// # Errors
     /// If an output cannot be written.

@@ -72,7 +72,7 @@ pub fn expand(
     environment: &[(String, String)],
 ) -> Result<Expanded, Error> {
     let texts: Vec<String> = arguments.iter().map(|a| a.to_string_lossy().into_owned()).collect();
-    // Arguments after `--` belong to the program that `ntb run` starts, so they are left out.
+    // Arguments after `--` belong to the program that the command starts, so they are left out.
     let texts: Vec<&str> = texts.iter().map(String::as_str).take_while(|text| *text != "--").collect();
     // Finds the innermost subcommand, the name of its table, and the index of the argument with the
     // subcommand's name.

@@ -496,8 +496,8 @@ fn a_pipe_without_a_peer_obeys_duration_and_signals() {
     assert!(stderr(&output).contains("its reader stopped reading"), "no reader: {}", stderr(&output));
 }
 
-/// A run writes to a named pipe whose reader takes nothing. The first signal ends the run's receiving. A
-/// second signal gives up the packets that the reader does not take.
+/// A run writes to a named pipe whose reader has paused. After the first signal, the run receives no more
+/// packets but still waits for the reader. A second signal gives up the packets that the reader did not read.
 #[test]
 fn a_paused_reader_does_not_hold_up_signals() {
     use std::os::fd::AsRawFd;
@@ -515,7 +515,7 @@ fn a_paused_reader_does_not_hold_up_signals() {
         // reads.
         support::until("the pipe is full", || {
             let mut bytes = 0i32;
-            // SAFETY: the call writes one number.
+            // SAFETY: FIONREAD writes one i32, to `bytes`.
             unsafe { libc::ioctl(reader.as_raw_fd(), libc::FIONREAD, &mut bytes) };
             bytes > 60_000
         });

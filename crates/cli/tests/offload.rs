@@ -138,7 +138,7 @@ impl Lab {
         document["results"][0].clone()
     }
 
-    /// Returns the engine's counter `name` of its connections, from `inlane offload status`.
+    /// Returns the value that `inlane offload status` shows for the counter `name` of all connections.
     fn count(&self, name: &str) -> u64 {
         self.status()["connections"][name].as_u64().unwrap()
     }
@@ -194,7 +194,7 @@ impl Drop for Running {
     }
 }
 
-/// Builds the library that is preloaded. It then lies beside the command.
+/// Builds the preloaded library. Cargo puts it beside the command, where `inlane offload run` finds it.
 fn build_library() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {

@@ -1,5 +1,5 @@
-//! The ceiling of a path through the host: the most bytes per second that the path can carry. It is measured
-//! by driving the path's links with their DMA engines and nothing else.
+//! The ceiling of a path through the host: the most bytes per second that the path can carry. The measurement
+//! uses copy engines that do nothing but transfer over the path's links.
 //!
 //! A *shape* is a way to drive a link: the size of a transfer, the number of streams, and the memory used. A
 //! *way* is one direction of the path. It crosses one link for each GPU at its ends.

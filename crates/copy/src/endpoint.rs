@@ -12,8 +12,8 @@ pub enum Endpoint {
     Host,
     /// The memory of a GPU.
     Gpu(u32),
-    /// The memory of an accelerator's twin. An even index selects the model of the published accelerator in
-    /// slot 0, an odd index the one in slot 1.
+    /// The memory of an accelerator's twin. The twin models one of the two accelerators of the published
+    /// experiment: an even index selects the one in slot 0 of that machine, an odd index the one in slot 1.
     Twin(u32),
     /// A BAR of a PCI device, or a range of such a BAR.
     Bar(BarSpec),

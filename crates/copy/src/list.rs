@@ -8,7 +8,7 @@ use crate::path_options::PathOptions;
 use crate::result::ListedPath;
 
 /// Opens every path between two devices and closes it again, and returns one row per path. Available paths
-/// come first. `costs` adds calibrated times. Nothing is transferred.
+/// come first. Rows have calibrated times if `costs` is given. Nothing is transferred.
 pub fn list_paths(
     from: &Device,
     to: &Device,

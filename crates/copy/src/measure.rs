@@ -272,8 +272,8 @@ fn stream_with(
     }
     match failed {
         Some(error) => Err(error),
-        // Asks the mover whether it is synchronous only after the transfers, because a path selector has
-        // chosen its path by then.
+        // A path selector answers for the path of its newest transfer, so `is_synchronous` is called after the
+        // transfers.
         None => totals.measurement(if mover.is_synchronous() { 1 } else { window }),
     }
 }

@@ -13,8 +13,7 @@ use inlane_core::{CompletionMode, Error, Region, Result};
 use inlane_twin::{Accelerator, BarMover};
 use std::collections::BTreeMap;
 
-/// The staging ring of path `staged`, whose chunks the CPU hands on: its length in bytes and its number of
-/// slots.
+/// The length in bytes and the number of slots of the staging ring, for path `staged` if the CPU drives it.
 const RING: (usize, usize) = (8 << 20, 8);
 /// The least and the greatest length of a host buffer of the hybrid path, in bytes.
 const HYBRID_BUFFER: (usize, usize) = (4096, 256 << 20);

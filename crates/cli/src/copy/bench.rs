@@ -177,8 +177,8 @@ impl<'a> Bench<'a> {
     }
 
     /// Opens the paths of one direction. Prints a message if the requested path is not available and another
-    /// one is taken. Call this after all buffers are allocated: once a kernel is resident, an allocation
-    /// would wait for its end.
+    /// one is taken. Call this after all buffers are allocated: opening a path may start a resident kernel,
+    /// and a later allocation would wait until that kernel ends.
     fn selector(&mut self, way: Way, costs: Option<Costs>) -> Result<PathSelector> {
         let selector = PathSelector::open(way.from, way.to, way.choice, way.options, costs)?;
         if let Some(fallback) = selector.fallback() {

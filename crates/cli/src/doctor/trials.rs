@@ -1,5 +1,5 @@
-//! Finds properties of the machine that only a system call shows. Each call is tried once, and what it opened
-//! is closed again.
+//! Finds properties of the machine that only a system call shows. Each call is tried once. Files and sockets
+//! that a call opened are closed again.
 
 use crate::devices;
 use rustix::io::Errno;

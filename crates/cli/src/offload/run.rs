@@ -93,8 +93,7 @@ fn read_rules(path: &Path) -> anyhow::Result<String> {
     Ok(inlane_offload::rules::read(&name, &text)?)
 }
 
-/// Finds the library: beside the command, as cargo builds it, or in the folder of libraries where `make
-/// install` puts it.
+/// Finds the preloaded library. Cargo puts it beside the command, and `make install` puts it in `../lib`.
 fn library() -> anyhow::Result<PathBuf> {
     let command = std::env::current_exe().context("cannot find the command's own file")?;
     let folder = command.parent().context("the command's file has no folder")?;

@@ -101,8 +101,8 @@ fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
     replaced.inspect_err(|_| drop(fs::remove_file(&part)))
 }
 
-/// Returns the key of an entry. The key contains everything that changes the costs. The largest transfer is
-/// left out, because calibration always measures the same sizes.
+/// Returns the key of an entry. The key contains everything that changes the costs. It does not contain
+/// `options.largest`, because calibration measures the same sizes for every value.
 fn key(from: &Device, to: &Device, options: &PathOptions) -> String {
     let host = inlane_core::result::Host::this();
     let driver = crate::gpu::driver_version().map_or(String::new(), |version| format!(", CUDA {version}"));

@@ -1,4 +1,4 @@
-//! The host's side of the ring by which staging kernels receive commands, and the timer that parks idle
+//! The host's side of the ring through which staging kernels receive commands, and the timer that parks idle
 //! kernels.
 //!
 //! ```text
@@ -139,9 +139,9 @@ pub(super) struct CommandRing {
     sequence: u64,
     /// The number of the newest command that, as far as the host knows, every channel of the pusher has read.
     read_by_all: u64,
-    /// The upper 32 bits that the number of a command must have until the laps of all lines are cleared
-    /// again. A line's lap is the lower 32 bits of a command's number, so no lap occurs twice while the upper
-    /// bits stay the same.
+    /// The upper 32 bits of the numbers of all commands since the laps of the lines were last cleared. A lap
+    /// is the lower 32 bits of a command's number, so no lap occurs twice while these bits stay the same.
+    /// The laps must be cleared before a command whose upper bits differ.
     epoch: u64,
     /// True while resident kernels run and wait for commands.
     running: bool,

@@ -24,8 +24,8 @@ use sm_copy::SmCopy;
 use sm_staged::SmStaged;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// True once a path enabled peer access. CUDA's own copy uses peer access from then on, and the process
-/// cannot disable it again. So path `cuda` can no longer be opened.
+/// True once a path enabled peer access, which the process cannot disable again. Path `cuda` then refuses to
+/// open, because it measures CUDA's own copy without peer access.
 static PEER_ACCESS: AtomicBool = AtomicBool::new(false);
 
 /// Opens the mover of a path on which copy engines or SMs of GPUs move all bytes. Returns `None` for other

@@ -277,7 +277,8 @@ fn short_name(from: &Gpu, to: &Gpu) -> String {
     format!("staging by SMs from gpu:{} to gpu:{}", from.index(), to.index())
 }
 
-/// Returns the newest ticket that is done. `first` is the ticket before the oldest transfer in `entries`.
+/// Returns the newest ticket that is done. `first` is the ticket before that of the oldest transfer in
+/// `entries`, and is returned if no transfer in `entries` is done.
 fn newest_done(
     memory: &Region,
     channels: u32,
