@@ -5,7 +5,7 @@ use inlane_core::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// A kind of chain of movers from a source to a destination.
+/// A kind of path: which movers copy from the source to the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Path {

@@ -36,7 +36,7 @@ pub struct PathOptions {
     pub both_ways: bool,
     /// Paths that [`PathChoice::Auto`] must not take.
     pub without: Vec<Path>,
-    /// A flag that the caller sets to end calibration, and transfers by the CPU, with an error.
+    /// A flag that the caller may set. Calibration and transfers by the CPU then end early, with an error.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -58,7 +58,7 @@ impl Default for PathOptions {
     }
 }
 
-/// The rule by which a transfer's path is chosen.
+/// How a transfer's path is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PathChoice {
     /// The path with the least calibrated time for the transfer's size.

@@ -1,9 +1,9 @@
 //! A published experiment, run on models of the publication's accelerator: BAR and DMA in each direction at
 //! two link speeds, and device to device by BAR and by the hybrid path.
 //!
-//! The models have the published rates of single stages, so the lines of single stages measure nothing new.
-//! The lines between two devices show what the published rates of the stages predict. The published
-//! device-to-device rates differ from these predictions.
+//! The models have the published rates of single stages, so transfers between the host and a device measure
+//! nothing new. Transfers between two devices show what these rates predict. The published device-to-device
+//! rates differ from these predictions.
 
 use crate::cost::Costs;
 use crate::device::Device;
@@ -15,7 +15,7 @@ use crate::path_options::PathOptions;
 use inlane_core::Result;
 use std::sync::Arc;
 
-/// One line of the experiment.
+/// One line of the experiment's result: one path between two endpoints.
 pub struct Line {
     /// The source.
     pub from: Endpoint,
@@ -35,8 +35,8 @@ pub struct Line {
     pub measured: Measurement,
 }
 
-/// Source, destination, path and published MiB/s. The publication does not name the slots of device-to-device
-/// transfers; we assume slot 0 to slot 1.
+/// Source, destination, path and published MiB/s. The publication does not say which PCIe slots its
+/// device-to-device transfers used; we assume slot 0 (`twin:0`) to slot 1 (`twin:1`).
 const PUBLISHED: [(&str, &str, Path, Option<f64>); 12] = [
     ("host", "twin:0", Path::Bar, Some(6.76)),
     ("twin:0", "host", Path::Bar, Some(28.11)),

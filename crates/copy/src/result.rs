@@ -85,8 +85,8 @@ pub struct PublishedRates {
     pub model_bytes_per_second: Option<f64>,
 }
 
-/// The words with which a reason begins if a path was not taken because it is slower. The text output leaves
-/// these reasons out.
+/// The prefix of the reason why a path was not taken, if the path is only slower. The text output leaves out
+/// these reasons.
 pub const SLOWER: &str = "slower: ";
 
 impl TransferResult {
@@ -185,7 +185,7 @@ impl Row for TransferResult {
     }
 
     /// Returns the path with the reason for it, the paths that cannot be taken, and the ceiling. Slower paths
-    /// are in the JSON only, because each size has its own figures.
+    /// are in the JSON only, because their reasons contain figures that differ for each size.
     fn context(&self) -> Vec<Cell> {
         let refused = |other: &&NotTaken| !other.why.starts_with(SLOWER);
         let path = Path {

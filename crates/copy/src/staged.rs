@@ -1,9 +1,9 @@
-//! Staging through a ring in host memory, driven by the CPU. One mover fills chunks while another empties
-//! others.
+//! Staging through a ring in host memory, driven by the CPU. One mover fills chunks while another mover
+//! empties chunks that are already full.
 //!
 //! ```text
-//!  out:   0 1 2 3 4 ...        at most `slots` chunks are sent and not yet emptied
-//!  in:      0 1 2 3 ...        a chunk is emptied after it is filled
+//!  fill:   0 1 2 3 4 ...        at most `slots` chunks are full or being filled or emptied
+//!  empty:    0 1 2 3 ...        a chunk is emptied after it is filled
 //! ```
 
 use crate::open_path::set_stages_completion_mode;
@@ -29,7 +29,7 @@ impl Staged {
     /// either mover; [`Mover::set_completion_mode`] changes it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there are fewer than 2 chunks, or fewer bytes than chunks.
+    /// [`Error::Invalid`] if there are fewer than 2 chunks, or the ring has fewer bytes than chunks.
     pub fn new(
         out: Box<dyn Mover>,
         into: Box<dyn Mover>,

@@ -33,10 +33,10 @@ const CHUNK_COST: f64 = 165e3;
 
 /// Returns the chunk sizes of a transfer by copy engines, at most `largest` bytes each.
 ///
-/// On an idle pipeline, large chunks save the cost of their events, and small chunks let the second stage
-/// start earlier. The best size is the square root of `bytes` times `CHUNK_COST`. The first and the last
-/// chunks are smaller, because one of the two stages is idle meanwhile. Behind other transfers the chunks are
-/// as large as allowed, because only their number costs time.
+/// Set `idle` if no other transfer is in flight. Large chunks then save the cost of events, and small chunks
+/// let the second stage start earlier. The best size is the square root of `bytes` times `CHUNK_COST`. The
+/// first and the last chunks are smaller, because one of the two stages is idle meanwhile. If `idle` is not
+/// set, the chunks are as large as allowed, because only their number costs time.
 pub fn engine_chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
     let mut sizes = Vec::new();
     let mut left = bytes;
@@ -102,7 +102,7 @@ impl SmTuning {
         bytes.div_ceil(self.channels as usize).next_multiple_of(ROW)
     }
 
-    /// Returns the bytes of one slot of a channel's ring of lines.
+    /// Returns the size of one slot of a channel's ring of lines, in bytes.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs have rings of lines"))]
     pub(crate) fn line_bytes(&self) -> usize {
         self.share(self.lines) / 12 * 16
@@ -131,7 +131,7 @@ impl SmTuning {
     }
 }
 
-/// Bytes of data that a warp stores at once: 32 lines of 12 bytes.
+/// The bytes of data that a warp stores at once: 32 lines with 12 bytes of data each.
 const ROW: usize = 32 * 12;
 /// The bit of a command's `chunk` field that is set if the transfer is sent as lines. `staging.cu` has the
 /// same.

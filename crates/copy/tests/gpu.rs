@@ -107,8 +107,8 @@ fn a_mover_dropped_at_any_point_leaves_nothing_behind() {
     assert_eq!(gpu.memory().unwrap().0, free);
 }
 
-/// Pauses for longer than 10 s and for longer than 30 s. The timer parks idle kernels after 10 s. Without the
-/// timer, kernels would leave by themselves after 30 s. After each pause, a transfer launches the kernels
+/// Pauses for longer than 10 s and for longer than 30 s. A timer ends idle kernels after 10 s. Without the
+/// timer, kernels would end by themselves after 30 s. After each pause, a transfer launches the kernels
 /// again.
 #[test]
 fn a_resident_path_works_after_a_long_pause() {
@@ -124,8 +124,8 @@ fn a_resident_path_works_after_a_long_pause() {
         mover.wait(ticket, CompletionMode::Poll).unwrap();
         if !pause.is_zero() {
             std::thread::sleep(pause);
-            // Allocation waits for running kernels. If they were not parked after the pause of 12 s, it would
-            // block for another 18 s.
+            // Allocation waits for running kernels. If the timer had not ended them, allocation would block
+            // after the 12 s pause for another 18 s.
             let began = Instant::now();
             drop(to.allocate(64 << 20).unwrap());
             assert!(began.elapsed() < Duration::from_secs(5), "kernels still run: {:?}", began.elapsed());

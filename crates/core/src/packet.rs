@@ -14,8 +14,8 @@ use crate::region::Region;
 
 pub use heap::{HEADROOM, HeapPool, PoolOwner};
 
-/// One packet: the address and length of its first contiguous bytes, and a cookie that identifies the buffer
-/// in its pool.
+/// One packet: the address and length of its first segment, and a cookie that identifies the buffer in its
+/// pool.
 ///
 /// Its first 16 bytes have the layout of a [`Descriptor`](crate::ring::layout::Descriptor), so that the same
 /// packet function can run on packets and on descriptors.
@@ -38,7 +38,7 @@ impl Packet {
     /// The value that fills arrays of packets before use. It has no buffer.
     pub const EMPTY: Packet = Packet { address: 0, length: 0, port: 0, cookie: 0 };
 
-    /// Returns the packet's first contiguous bytes.
+    /// Returns the bytes of the packet's first segment.
     ///
     /// # Safety
     /// The caller holds the packet, and its address and length lie in its buffer. The CPU maps that memory,
@@ -48,7 +48,7 @@ impl Packet {
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.length as usize) }
     }
 
-    /// Returns the packet's first contiguous bytes for writing.
+    /// Returns the bytes of the packet's first segment, for writing.
     ///
     /// # Safety
     /// As for [`Packet::bytes`], and nothing else reads the bytes while the slice lives.

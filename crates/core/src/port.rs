@@ -77,8 +77,8 @@ pub trait Port: Send {
     /// If the port only sends, or the queue was taken.
     fn take_rx(&mut self, queue: u16) -> Result<Box<dyn Rx>>;
 
-    /// Returns transmit queue `queue`. Each can be taken once. A queue sends packets of one pool: the one
-    /// with the same number in [`Port::configure`]. If the port only sends, it sends packets of `pool`.
+    /// Returns transmit queue `queue`. Each can be taken once. A queue sends packets of one pool: the pool of
+    /// receive queue `queue`, or `pool` if the port only sends.
     ///
     /// # Errors
     /// If the port only receives, or the queue was taken.
@@ -114,7 +114,7 @@ pub trait Port: Send {
         None
     }
 
-    /// Counts packets that the device lost or refused, except those that a queue has counted.
+    /// Returns the numbers of packets that the device lost or refused, except those that a queue has counted.
     fn device_counters(&self) -> Counters {
         Counters::default()
     }
@@ -175,7 +175,7 @@ pub unsafe trait Tx: Send {
         unsafe { self.send(packets) }
     }
 
-    /// Flushes buffered packets. Call it when there is nothing to send, and before the end.
+    /// Flushes buffered packets. Call it when there is nothing to send; at the end of a run, call [`Tx::finish`].
     ///
     /// # Errors
     /// As for [`Tx::send`].

@@ -1,4 +1,4 @@
-//! Gives up the privileges of the process when its ports have been opened.
+//! Gives up the privileges of the process once its ports have been started.
 //!
 //! | port | needs to open | needs afterwards |
 //! | --- | --- | --- |
@@ -28,7 +28,7 @@ pub struct Dropped {
     pub group: u32,
 }
 
-/// The user and group `nobody` of every distribution.
+/// The number of the user `nobody` and of its group, the same in every distribution.
 const NOBODY: u32 = 65534;
 
 /// The longest wait for other threads to give up their capabilities.
@@ -79,7 +79,7 @@ pub fn drop_privileges() -> Result<Option<Dropped>> {
 /// kernel drops the capabilities of every thread whose user was root.
 fn become_user(Dropped { user, group }: Dropped) -> Result<()> {
     // Leaves all other groups first, because an ordinary user may not change groups.
-    // SAFETY: no group is read.
+    // SAFETY: the list has length 0, so nothing is read from the null pointer.
     step("leaving all groups", || unsafe { libc::setgroups(0, std::ptr::null()) })?;
     // SAFETY: the call gets only numbers.
     step("changing the group", || unsafe { libc::setresgid(group, group, group) })?;

@@ -31,7 +31,7 @@ impl Summary {
         Some(Self { median, min: sorted[0], max: sorted[sorted.len() - 1], repeats: sorted.len() })
     }
 
-    /// Returns the largest distance from the median, as a fraction of the median.
+    /// Returns the largest distance of a value from the median, as a fraction of the median.
     pub fn spread(&self) -> f64 {
         if self.median == 0.0 {
             0.0

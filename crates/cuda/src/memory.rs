@@ -64,7 +64,7 @@ impl Gpu {
         unsafe { call!(self.with_memory(bytes, "GPU memory"), cuMemAlloc_v2(&mut address, bytes))? };
         let keeper = Device { gpu: self.clone(), address };
         let stream = self.stream()?;
-        // SAFETY: the allocation above has this length. It lives until the wait for the operation below.
+        // SAFETY: the allocation above has this length. It lives until the wait below has returned.
         unsafe { call!(self, cuMemsetD8Async(address, 0, bytes, stream.raw()))? };
         stream.synchronize()?;
         // SAFETY: the keeper holds the allocation as long as the region exists.
@@ -127,7 +127,7 @@ impl Gpu {
         self.must_own(region)?;
         let mut bytes = vec![0u8; region.len()];
         let stream = self.stream()?;
-        // SAFETY: both sides have this length. They live until the wait for the copy below has returned.
+        // SAFETY: both sides have this length. They live until the wait below has returned.
         unsafe {
             call!(
                 self,
@@ -152,7 +152,7 @@ impl Gpu {
             ));
         }
         let stream = self.stream()?;
-        // SAFETY: both sides have this length. They live until the wait for the copy below has returned.
+        // SAFETY: both sides have this length. They live until the wait below has returned.
         unsafe {
             call!(
                 self,
@@ -169,8 +169,8 @@ impl Gpu {
         Err(Error::invalid(format!("{region:?}"), format!("the region is not in the memory of {self}")))
     }
 
-    /// Checks that the GPU and the CPU use the same address, because a region has only one address. Unified
-    /// addressing provides that on every 64-bit system.
+    /// Checks that the GPU and the CPU use the same address for the host memory at `host`, because a region
+    /// has only one address. With CUDA's unified addressing, this is so on every 64-bit system.
     fn same_address(&self, host: u64) -> Result<()> {
         let mut device = 0;
         // SAFETY: the driver has just mapped this memory.
@@ -184,7 +184,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Describes an allocation for an error message, with the free memory.
+    /// Describes an allocation for an error message, and adds how much GPU memory is free.
     fn with_memory(&self, bytes: usize, what: &str) -> String {
         match self.memory() {
             Ok((free, total)) => {

@@ -77,9 +77,9 @@ pub fn compiler_version() -> Result<(String, PathBuf)> {
     Ok((compiler.version.clone(), compiler.path.clone()))
 }
 
-/// Opens the compiler's files so that they can be loaded later, even if their folder is unreadable by then.
-/// Runs no code of theirs. Call it before dropping privileges. Libraries that only the dynamic loader can
-/// find are not opened.
+/// Opens the compiler's library files so that they can be loaded later, even if their folder is unreadable by
+/// then. Runs none of their code. Call it before dropping privileges. Libraries that only the dynamic loader
+/// can find are not opened.
 pub fn locate_compiler() {
     LOCATED.get_or_init(locate);
 }
@@ -110,7 +110,7 @@ pub fn compile(source: &Source<'_>, arch: &str) -> Result<CompiledProgram> {
     Ok(CompiledProgram { arch: arch.into(), machine_code, log, cached: false })
 }
 
-/// Warns, once per process, that kernels are compiled again in each run.
+/// Warns, once per process, that kernels are not cached. Each run then compiles them again.
 fn not_cached(why: &dyn std::fmt::Display) {
     static WARNED: std::sync::Once = std::sync::Once::new();
     WARNED.call_once(|| {
@@ -186,7 +186,7 @@ struct Compiler {
 }
 
 impl Compiler {
-    /// Loads the first candidate that can be loaded. Otherwise returns the list of what was tried.
+    /// Loads the first NVRTC library that can be loaded. If there is none, returns what was tried, as text.
     fn load() -> std::result::Result<Self, String> {
         // Environment variables select the library. If the program's file has capabilities, any user could
         // thereby run code of their choice with these capabilities. So such a process loads no library,
@@ -229,8 +229,8 @@ impl Compiler {
             }
         }
         let path = located.file.as_ref().map_or_else(|| located.path.clone(), by_descriptor);
-        // SAFETY: the library is the compiler, from a well-known place or chosen by the user, who is trusted
-        // with it.
+        // SAFETY: the library is the compiler, from a well-known folder or chosen by the user. The user may
+        // run any code in this process.
         let library =
             unsafe { Library::open(Some(path), RTLD_NOW) }.map_err(|error| short(&error.to_string()))?;
         let failed = |error: libloading::Error| short(&error.to_string());
@@ -361,7 +361,7 @@ fn short(why: &str) -> String {
     if why.contains("No such file") { "not found".into() } else { why.lines().next().unwrap_or("").into() }
 }
 
-/// Returns the files to try, in order.
+/// Returns the paths of NVRTC libraries to try, in order.
 fn candidates() -> Vec<PathBuf> {
     if let Some(set) = std::env::var_os("INLANE_NVRTC") {
         return vec![set.into()];

@@ -7,7 +7,7 @@
 /// `source` is readable and `destination` writable for `length` bytes, and they do not overlap.
 #[inline(always)]
 pub unsafe fn copy_coherent(destination: *mut u8, source: *const u8, length: usize) {
-    // SAFETY: the caller promises `length` bytes, and each arm accesses that many, unaligned.
+    // SAFETY: the caller promises `length` bytes. Each arm accesses that many and requires no alignment.
     unsafe {
         match length {
             8 => destination.cast::<u64>().write_unaligned(source.cast::<u64>().read_unaligned()),

@@ -39,7 +39,7 @@ pub fn store_fence() {
 /// The width and kind of the loads and stores of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// 4-byte registers, the width that nearly all device registers accept.
+    /// 4-byte CPU registers. Nearly all registers of devices accept accesses of this width.
     Bytes4,
     /// 8-byte registers.
     Bytes8,
@@ -249,7 +249,7 @@ impl FromStr for Access {
 /// Both spans are valid for `bytes` bytes and do not overlap.
 unsafe fn narrow(destination: *mut u8, source: *const u8, bytes: usize) {
     let words = if bytes.is_multiple_of(4) { bytes / 4 } else { 0 };
-    // SAFETY: words and single bytes together are the span.
+    // SAFETY: the words and the single bytes after them are exactly the bytes that the caller promises.
     unsafe {
         Access::Bytes4.copy(destination, source, words);
         for index in words * 4..bytes {

@@ -14,12 +14,12 @@ macro_rules! copy {
         /// Copies `count` times the width of a register. Loads four registers, then stores the four.
         ///
         /// # Safety
-        /// As for [`super::Access::copy`], and the CPU has the feature.
+        /// As for [`super::Access::copy`], and the CPU has the feature that the instructions need.
         #[target_feature(enable = $feature)]
         pub(super) unsafe fn $name(destination: *mut u8, source: *const u8, count: usize) {
             let (mut d, mut s) = (destination, source);
             for _ in 0..count / 4 {
-                // SAFETY: the loop's count keeps four registers from each pointer inside the spans.
+                // SAFETY: at least four register widths of both spans are left to copy.
                 unsafe {
                     asm!(
                         concat!($load, " {a}, [{s}]"),
@@ -39,7 +39,7 @@ macro_rules! copy {
                 }
             }
             for _ in 0..count % 4 {
-                // SAFETY: one register from each pointer is inside the spans.
+                // SAFETY: at least one register width of both spans is left to copy.
                 unsafe {
                     asm!(
                         concat!($load, " {a}, [{s}]"),

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 pub struct WaitPlan {
     /// How long to sleep before polling again; zero to poll at once.
     pub sleep: Duration,
-    /// The time, including `sleep`, after which the wait calls [`Wait::block`] after each round of polls.
+    /// How long to sleep and poll in total, from the end of the first polls. After that time, the wait calls
+    /// [`Wait::block`] after each round of polls.
     pub poll_for: Duration,
 }
 

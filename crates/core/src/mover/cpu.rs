@@ -78,8 +78,8 @@ impl CpuMover {
         }
         let (start, end) = (region.address(), region.address() + region.len() as u64);
         let word = start.next_multiple_of(4);
-        // SAFETY: the load reads an aligned word or the first byte. Both are inside the region, which is
-        // mapped as long as the value lives.
+        // SAFETY: the load reads an aligned word or the first byte. Both are inside `region`, which keeps its
+        // memory mapped.
         unsafe {
             if word + 4 <= end {
                 std::hint::black_box((word as *const u32).read_volatile());

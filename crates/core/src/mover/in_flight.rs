@@ -39,8 +39,7 @@ impl Default for InFlight {
             done: Ticket(0),
             entries: VecDeque::with_capacity(256),
             ended: Instant::now(),
-            // The first guess of how much later than asked a sleep ends, at a timer slack of 1 ns. Each sleep
-            // corrects it.
+            // The initial guess of how much later than asked a sleep ends. Each sleep corrects it.
             expectation: Expectation::with_overshoot(Duration::from_micros(10)),
             timeout: Duration::from_secs(10),
         }
@@ -87,8 +86,8 @@ impl InFlight {
             self.done.0 += 1;
             finished += 1;
             let began = entry.submitted.max(self.ended);
-            // If several copies completed between two polls, the duration of each is unknown. So only a
-            // single completion is recorded.
+            // If several copies completed between two polls, the duration of each is unknown. So a duration
+            // is recorded only if exactly one copy completed.
             if watched && finished == 1 && self.done == ticket {
                 self.expectation.learn(entry.bytes, now.duration_since(began).as_nanos() as u64);
             }
@@ -183,7 +182,7 @@ impl InFlight {
     }
 }
 
-/// A wait until the copy of `ticket` is done. If `adaptive` is set, it sleeps before it polls on.
+/// A wait until the copy of `ticket` is done. If `adaptive` is set, it sleeps after its first poll.
 struct CopyWait<'a, P> {
     copies: &'a mut InFlight,
     device: &'a dyn Fn() -> String,
@@ -256,7 +255,8 @@ mod tests {
         // the time of one copy.
         let first = copies.submit(1 << 20);
         let second = copies.submit(1 << 20);
-        // The sleep is zero if other jobs delayed this thread beyond the expected end of both copies.
+        // If other jobs delay this thread beyond the expected end of both copies, `both` is zero, and that is
+        // no failure.
         let both = copies.sleep_for(second).0;
         assert!(both.is_zero() || both >= copies.sleep_for(first).0 + took);
     }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// A pool of packet buffers in any region. Captures, generators and GPUs use it.
 ///
 /// ```text
-/// region: | headroom | data room | headroom | data room |    one stride a buffer, cookie = index
+/// region: | headroom | data room | headroom | data room |    one buffer per stride, cookie = buffer's index
 /// ```
 pub struct HeapPool {
     region: Region,
@@ -162,8 +162,8 @@ impl HeapPool {
     }
 }
 
-// SAFETY: each buffer's index is in one free list or in a held packet (freeing is the holder's promise), and
-// index times stride lies in the region.
+// SAFETY: each buffer's index is either in one free list or in one held packet, because the caller of `free`
+// holds the packet. Index times stride lies in the region.
 unsafe impl Pool for HeapPool {
     #[inline]
     fn allocate(&self, packets: &mut [Packet]) -> usize {
@@ -191,7 +191,8 @@ unsafe impl Pool for HeapPool {
         let owned = self.with_owned(|owned| {
             add(owned);
             if owned.len() > self.count / 2 {
-                // Other threads may need buffers, so the owner returns a quarter of the pool.
+                // The owner has more than half of the buffers, and other threads may need some. So it returns
+                // a quarter of the pool.
                 self.returned.0.lock().expect(UNPOISONED).extend(owned.drain(..self.count / 4));
             }
         });

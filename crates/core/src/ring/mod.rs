@@ -221,7 +221,7 @@ impl Ring {
     }
 
     /// Returns the number of packets of the item at `position`, or `None` if it is not submitted or its slot
-    /// was reused.
+    /// was reused. Positions number the items of a ring from 0.
     #[inline]
     pub fn submitted(&self, position: u64) -> Option<u32> {
         self.info_of(RingWords(self).submitted(position as u32), position)

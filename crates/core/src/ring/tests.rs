@@ -318,7 +318,7 @@ fn impossible_rings_are_refused() {
         (large.clone(), large.clone(), "overlap"),
         (part(8), part(131_072), "aligned"),
     ] {
-        // SAFETY: refused, so nothing accesses the regions.
+        // SAFETY: `to_device` returns an error, so nothing accesses the regions.
         let error = unsafe { Ring::to_device(8, 32, submit, complete) }.err().unwrap().to_string();
         assert!(error.contains(why), "{error}");
     }

@@ -16,8 +16,8 @@ pub struct VerdictCounts {
 
 /// Applies a verdict to each packet: sets lengths and ports, and moves the packets to forward to the front.
 ///
-/// A verdict may shorten a packet to 1 byte, or lengthen it up to `room` bytes. Other lengths and unknown
-/// verdicts are invalid and drop the packet. A packet that was empty before may stay empty.
+/// A verdict may keep a packet's length, shorten it to at least 1 byte, or lengthen it to at most `room`
+/// bytes. Other lengths and unknown verdicts are invalid and drop the packet.
 #[inline]
 pub fn apply_verdicts(
     packets: &mut [Packet],
