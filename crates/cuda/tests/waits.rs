@@ -79,8 +79,8 @@ impl ScriptedStream {
     }
 
     fn call(self, name: &str, number: i32) {
-        // SAFETY: the library is already loaded, so only the function runs. It takes a stream and, in some
-        // cases, a number.
+        // SAFETY: the stub is loaded already, so opening it again runs no code of it. The function takes a
+        // stream; some functions also take a number, the others ignore it.
         unsafe {
             let library = libloading::Library::new("libcuda.so.1").unwrap();
             let function: libloading::Symbol<unsafe extern "C" fn(*mut c_void, i32)> =
@@ -135,7 +135,8 @@ fn slow() {
         // Waits until the thread above has acted, before the next round begins.
         std::thread::sleep(Duration::from_millis(5));
     }
-    // The whole wait takes longer than the timeout, but a copy completes every 500 ms.
+    // The whole wait takes longer than the timeout. It must still succeed, because a copy completes every
+    // 500 ms.
     engine.set_timeout(Duration::from_millis(1000));
     script.allow(60);
     let last = (0..4).map(|_| engine.submit(&source, &destination).unwrap()).next_back().unwrap();
@@ -246,7 +247,7 @@ fn another_fails(completion: CompletionMode) {
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("ILLEGAL_ADDRESS") && error.contains("gpu:0"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
-    // The waiting stream never ends, so the GPUs were abandoned.
+    // The stream that waits for the failed one never ends, so both GPUs must have been abandoned.
     assert!(from.is_abandoned() && to.is_abandoned());
     drop((pending, memory, out, into));
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A packet's cookie is the address of its mbuf, with a flag in bit 0 (`READ_MBUF` in `sys/mbuf.h`). A thread
-//! gets an lcore id at its first call, and thereby a cache in every pool.
+//! gets an lcore id when it first uses a queue or a pool, and thereby a cache in every pool.
 
 use crate::error::{Error, Result};
 use crate::gate::{Gate, Mark, Pause};

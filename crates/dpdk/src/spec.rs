@@ -115,7 +115,8 @@ impl EthSpec {
         read(text).map_err(refused)
     }
 
-    /// Returns the specification of the same AF_XDP port, but with its first queue `further` queues later.
+    /// Returns the specification of the same AF_XDP port, but with the number of its first queue increased by
+    /// `further`.
     pub(crate) fn of_queue(&self, further: u16) -> Self {
         let mut spec = self.clone();
         if let Kind::AfXdp { queue, .. } = &mut spec.kind {

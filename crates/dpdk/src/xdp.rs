@@ -39,7 +39,7 @@ static PROGRAMS: Mutex<Vec<(Key, Weak<Program>)>> = Mutex::new(Vec::new());
 thread_local! {
     /// The sockets that this thread opened since [`record_sockets`].
     static OPENED: RefCell<Vec<Socket>> = const { RefCell::new(Vec::new()) };
-    /// The kernel's error for the last socket that this thread opened; 0 if the socket was opened.
+    /// The kernel's error if this thread's last attempt to open a socket failed; 0 if it succeeded.
     static FAILURE: Cell<i32> = const { Cell::new(0) };
 }
 
@@ -159,7 +159,8 @@ pub(crate) fn record_sockets<T>(configure: impl FnOnce() -> T) -> (T, Vec<Socket
     (outcome, OPENED.take())
 }
 
-/// Returns the kernel's error for the last socket of this thread, or 0 if that socket was opened.
+/// Returns the kernel's error if this thread's last attempt to open an AF_XDP socket failed, or 0 if it
+/// succeeded.
 pub(crate) fn last_failure() -> i32 {
     FAILURE.get()
 }

@@ -256,7 +256,7 @@ fn frames_of_mtu_arrive(room: usize, mtu: usize) -> bool {
     let accepted = match open_port("af_xdp:v0", &pool) {
         Ok((mut port, mut rx)) => {
             let socket = other_end();
-            // With its VLAN tag, a frame may be 18 bytes longer than the MTU.
+            // The MTU excludes the Ethernet header and a VLAN tag, together 18 bytes.
             let largest = frame(mtu + 18, 3);
             let mut tagged = largest.clone();
             tagged[12..14].copy_from_slice(&[0x81, 0x00]);

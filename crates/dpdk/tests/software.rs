@@ -139,16 +139,15 @@ fn send_as_received_sends_every_kind_of_packet() {
     let got = rx.receive(&mut packets[..64]).unwrap();
     let got = got + rx.receive(&mut packets[got..70]).unwrap();
     assert_eq!(got, 70);
+    // The first call sends 69 packets, because `burst.c` handles the last packet of an odd number separately.
     // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
-    // Two calls send 69 packets and 1 packet, because the code ends differently for even and odd numbers of
-    // packets.
     assert_eq!(unsafe { tx.send_as_received(&packets[..69]) }.unwrap(), 69);
     // SAFETY: as above.
     assert_eq!(unsafe { tx.send_as_received(&packets[69..70]) }.unwrap(), 1);
     assert_eq!((tx.counters().packets, tx.counters().bytes), (70, 70 * 64));
 
-    // Adds a packet of two segments, and a packet that was allocated. The mbuf of an allocated packet does
-    // not contain its length, so the sender must write it there.
+    // Adds a packet of two segments, and a packet that was allocated instead of received. The mbuf of such a
+    // packet does not contain its length, so the sender must write it there.
     assert_eq!(pool.allocate(&mut packets[70..72]), 2);
     packets[70..72].iter_mut().for_each(|packet| packet.length = 100);
     // SAFETY: the test holds this packet of this pool.
@@ -214,8 +213,8 @@ fn a_full_ring_takes_a_part_of_unchanged_packets_and_counts_it() {
 fn send_as_received_notices_each_allocated_packet_of_a_chunk() {
     let pool = MbufPool::new(4096, 256).unwrap();
     let (mut port, mut rx, mut tx) = one_queue("ring:g", &pool);
-    // The sender counts the allocated packets of a chunk in a few bits of a sum. It must notice every number
-    // of them, even if all packets of the chunk are allocated.
+    // `burst.c` counts the allocated packets of a chunk in 6 bits of a sum, which must not overflow. If the
+    // count is not 0, it writes the packets' lengths to their mbufs.
     for count in [1, 2, 3, 31, 32, 33, 63, 64] {
         let mut packets = vec![Packet::EMPTY; count];
         assert_eq!(pool.allocate(&mut packets), count);

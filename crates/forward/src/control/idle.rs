@@ -109,11 +109,12 @@ pub(super) fn spent() -> (u64, u64) {
 pub struct Idle {
     /// The number of rounds without work since the last round with work, at most [`Idle::SPINS`].
     rounds: u32,
-    /// True if the current stretch of rounds without work is timed. After a round with work: if the next is.
+    /// True if the current stretch of rounds without work is timed. After a round with work, true if the next
+    /// stretch will be timed.
     timed: bool,
     /// True if this thread has yielded the processor since the last round with work.
     yielded: bool,
-    /// The time of the last round. Only valid if that round was timed or yielded.
+    /// When the last round was, in ticks. Only valid if that round was timed or yielded.
     last: u64,
     stretches: u32,
     /// True if this value belongs to a wait inside the thread's loop.

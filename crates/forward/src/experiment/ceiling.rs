@@ -170,7 +170,8 @@ fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
         // Restores the packets' original bytes. Otherwise a function that decrements hop limits would soon
         // get only expired packets.
         for (packet, content) in packets.iter().zip(&contents) {
-            // SAFETY: this thread owns the packet, in host memory; it holds at least the bytes that it had.
+            // SAFETY: this thread owns the packet, in host memory. Its buffer had room for these bytes when
+            // they were received.
             unsafe { std::slice::from_raw_parts_mut(packet.address as *mut u8, content.len()) }
                 .copy_from_slice(content);
         }

@@ -97,8 +97,8 @@ fn link(config: &Config, outcome: &RunOutcome) -> Option<String> {
         .then(|| format!("link: frames with preamble and gap used {} of {link}", percent(share)))
 }
 
-/// Names PCIe or GPU memory as the limit, whichever the GPU reads packets through, if a bare kernel is hardly
-/// faster than the run.
+/// Names PCIe or GPU memory as the limit, if a bare kernel that moves the same bytes is hardly faster than
+/// the run. Names GPU memory if packets are in it from the start, else PCIe.
 fn bare_kernel(config: &Config, result: &PacketResult) -> Option<String> {
     let share = share_of_bare_kernel(config, result).filter(|&share| share >= CEILING)?;
     let counted =

@@ -25,10 +25,10 @@ const RESOLUTION: f64 = 0.005;
 /// The search gives up below this share of the fastest rate.
 const LOWEST: f64 = 0.01;
 /// The share of the due packets that may be unprocessed at the end of a trial. A pipeline that is too slow
-/// leaves more. In short trials [`TAIL`] allows more than this share, and then decides.
+/// leaves more. The trial fails only if the number also exceeds what [`TAIL`] allows.
 const TOLERANCE: f64 = 0.002;
 /// Packets that became due less than this time before the end of a trial may be unprocessed, because they may
-/// be still on their way.
+/// still be in flight.
 const TAIL: Duration = Duration::from_millis(1);
 
 /// Returns why a trial at `offered` packets per second failed, or `None` if it passed: nothing was lost,
