@@ -175,7 +175,8 @@ pub unsafe trait Tx: Send {
         unsafe { self.send(packets) }
     }
 
-    /// Flushes buffered packets. Call it when there is nothing to send; at the end of a run, call [`Tx::finish`].
+    /// Flushes buffered packets. Call it when there is nothing to send. At the end of a run, call
+    /// [`Tx::finish`] instead.
     ///
     /// # Errors
     /// As for [`Tx::send`].

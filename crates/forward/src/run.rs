@@ -148,8 +148,8 @@ impl<'a> Run<'a> {
 }
 
 impl<'a> Connected<'a> {
-    /// Starts the ports and prepares the executors. Drops privileges in between, if the settings ask for it.
-    /// This is only done if a port needed privileges, or if user code is to be loaded.
+    /// Starts the ports and prepares the executors. Drops privileges in between if the settings ask for it,
+    /// and if a port needed privileges or user code will be loaded.
     ///
     /// # Errors
     /// When a port does not start, the packet function does not load, or the GPU lacks room for it.

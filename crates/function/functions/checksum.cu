@@ -52,8 +52,8 @@ struct checksum {
         return folded(pseudo + sum(packet, at.upper, at.upper + bytes)) == 0xffff ? is_right : is_wrong;
     }
 
-    // Sums bytes `from` to `to` as 16-bit little-endian words. RFC 1071 section 2(B): the result is the
-    // big-endian sum with its bytes swapped. `from` must be even.
+    // Sums bytes `from` to `to - 1` as 16-bit little-endian words. `from` must be even. The result is the
+    // big-endian sum with its bytes swapped (RFC 1071, section 2(B)).
     INLANE static uint64_t sum(const inlane::packet &packet, uint32_t from, uint32_t to) {
         uint32_t total = 0;
         for (uint32_t at = from / 16 * 16 + inlane::lane() * 16; at < to; at += inlane::lanes() * 16) {

@@ -243,9 +243,9 @@ struct oran_reorder {
         inlane::sync();
     }
 
-    // Called by thread 0. Counts this block among the writers of the slot's window, or sets in `plan` what
-    // must happen instead. If that is open_first or deliver_first, the window is busy and belongs to this
-    // block.
+    // Called by thread 0. Sets `plan.step`. With `go`, this block is now counted among the writers of the
+    // slot's window. With `open_first` or `deliver_first`, this block has marked the window busy, and no other
+    // block uses it.
     INLANE void enter(window &window, uint32_t slot, uint64_t now, plan &plan) {
         for (;;) {
             uint32_t tag = inlane::load_acquire(window.tag);

@@ -142,8 +142,8 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 #else
 
 // Called when the first packet that `differs` was found. Writes verdicts for all packets: `forward` for the
-// first `done` packets, the verdicts in `known` for the next `some` packets, and the function's verdicts for
-// the rest.
+// first `done` packets, and the verdicts in `known` for the next `some` packets. Runs the function on the
+// rest and writes its verdicts.
 template <class F>
 INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done, const inlane_packet_verdict *known, uint32_t some,
                              uint32_t count, inlane_packet_verdict *verdicts, const context &call, F &function) {

@@ -238,7 +238,7 @@ fn attach(target: &Target, digests: Digests) -> (TcpStream, TcpStream) {
 }
 
 fn bind(core: usize) {
-    // SAFETY: a set on the stack, and a system call that reads it.
+    // SAFETY: the set is on this stack, and the system call only reads it.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(core, &mut set);

@@ -113,7 +113,7 @@ fn on_streams(
         // If this pipeline failed, the other pipelines must end too. They drain before they end.
         context.control.stop();
     }
-    // Blocks until all lanes have finished, because returning destroys the streams and graphs.
+    // Returning destroys the streams and graphs. That must not happen while other lanes of the GPU run.
     lane.leave_together();
     ended
 }

@@ -77,7 +77,7 @@ pub struct Settings {
     pub threads: u32,
     /// The number of streams for launches.
     pub streams: u32,
-    /// The number of items of a graph.
+    /// The number of items that one launch of a graph processes.
     pub graph_items: u32,
     /// The number of chains that a graph's items are divided into. The chains run side by side.
     pub graph_branches: u32,
@@ -182,8 +182,8 @@ impl Settings {
 
     /// Returns the number of blocks of a persistent kernel. Waiting blocks poll over PCIe all the time, and
     /// this traffic delays packets. Users choose small bursts for low latency, so these get few blocks.
-    /// Larger bursts get more blocks, because several items must be processed at once for a high rate. Bursts
-    /// of 64 packets and more get half as many of these blocks, because each of their items has more work.
+    /// Larger bursts get more blocks, because several items must be processed at once for a high rate. From
+    /// 64 packets on, the number is halved, because each item has more work.
     pub(super) fn blocks_for(&self, burst: usize) -> u32 {
         match (self.blocks, self.memory.pull()) {
             (0, _) if burst <= 2 => 4,

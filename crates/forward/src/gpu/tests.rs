@@ -267,9 +267,9 @@ impl RingView for FakeRing {
     }
 }
 
-/// Plays random orders of events. Checks that each item gets exactly one kernel, and that no wait is posted
-/// for a slot whose previous item is in flight. Also checks that at the end few waits are left for
-/// `release_waits`.
+/// Submits, frees and posts for items in random order. Checks that each item gets exactly one kernel, and
+/// that no wait is posted for a slot whose previous item is in flight. Also checks that at the end few waits
+/// are left for `release_waits`.
 #[test]
 fn every_item_is_posted_for_once() {
     let mut dice = 0x2545_f491_4f6c_dd1du64;
@@ -282,7 +282,7 @@ fn every_item_is_posted_for_once() {
     // Values of `PostingCursor::next`'s parameters, as methods `stream` (stretch 1) and `graph` use them.
     for (stretch, ahead, most) in [(1, 8, SLOTS), (1, 1, SLOTS), (16, 2, 16), (16, 1, 16), (64, 1, 64)] {
         for published in 0..600 {
-            // How often items are submitted or freed, on average, for each question to the cursor.
+            // The average number of submissions and frees per call of `PostingCursor::next`.
             let others = [1, 3, 100][published as usize % 3];
             let mut cursor = PostingCursor::default();
             let mut ring = FakeRing { submitted: 0, freed: 0 };

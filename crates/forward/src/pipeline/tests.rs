@@ -32,7 +32,7 @@ enum End {
     Panic,
 }
 
-// SAFETY: the packets are just allocated, and shorter than the data room.
+// SAFETY: the packets have just been allocated, and are shorter than the data room.
 unsafe impl Rx for Source {
     fn receive(&mut self, packets: &mut [Packet]) -> inlane_core::Result<usize> {
         if self.left == 0 {
@@ -69,8 +69,8 @@ unsafe impl Rx for Source {
     }
 }
 
-/// A port that accepts at most `most` packets per call, and none in every third call. It fails or panics
-/// after a number of calls, if one is set.
+/// A port that accepts at most `most` packets per call, and none in every third call. If `fail_after` is set,
+/// it fails or panics after that number of calls.
 struct Sink {
     pool: Arc<dyn Pool>,
     seen: Arc<Mutex<Vec<u64>>>,

@@ -23,8 +23,8 @@ pub enum Quantity {
 }
 
 impl Quantity {
-    /// Reads a flag's value. `kind` is the placeholder in the flag's help (`TIME`, `SIZE`, `RATE` and the
-    /// like), which tells the unit. A text that does not fit becomes [`Quantity::Text`].
+    /// Parses a flag's value. `kind` is the placeholder in the flag's help (`TIME`, `SIZE`, `RATE` and the
+    /// like), which tells the unit. A text that is no such quantity becomes [`Quantity::Text`].
     pub fn of_flag(kind: &str, text: &str) -> Self {
         let parsed = match kind {
             "TIME" => units::parse_time(text).ok().map(|time| Self::Time(time.as_nanos() as f64)),

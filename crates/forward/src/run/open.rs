@@ -72,8 +72,8 @@ pub(super) fn pools(
                 (Memory::Pool, false) => {
                     return Ok(Arc::new(HeapPool::over(gpu.allocate(bytes()?)?, room)?));
                 }
-                // Uses memory that the GPU's driver allocates, because the driver gives it larger pages than
-                // it gives registered memory.
+                // Uses memory that the GPU's driver allocates, because its pages are larger than those of
+                // memory that is only registered with the driver.
                 (_, false) => return Ok(Arc::new(HeapPool::over(gpu.pinned(bytes()?)?, room)?)),
                 // Mbufs lie in DPDK's memory, so they are allocated below as for the CPU. `Lane::new`
                 // registers the memory with the GPU's driver.

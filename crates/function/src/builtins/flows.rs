@@ -51,8 +51,8 @@ pub struct Flow {
 /// Returns the flows in a state of `flow-count`, in descending order of packets.
 pub fn flows(state: &[u8]) -> Vec<Flow> {
     let table = state.get(offset_of!(State, flows)..).unwrap_or_default();
-    // A tag of 0 is a free place, and 1 is a place that a thread was filling. So only places with larger tags
-    // are read.
+    // A free place has the tag 0, and a place that a thread was filling the tag 1. So only places with larger
+    // tags are read.
     let used =
         table.chunks_exact(size_of::<Place>()).filter(|place| u32_at(place, offset_of!(Place, tag)) > 1);
     let mut flows: Vec<Flow> = used.map(flow).collect();

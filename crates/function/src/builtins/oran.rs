@@ -316,8 +316,8 @@ pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     Ok(state)
 }
 
-/// Makes the report: the counters, and a table with the sizes of each antenna-carrier that follow from the
-/// settings.
+/// Makes the report: the counters, and a table with one row per antenna-carrier. The row has the numbers of
+/// PRBs, slots and windows, and the size of a PRB, as the settings give them.
 pub(super) fn report(state: &[u8], text: &str) -> FunctionReport {
     let mut report = FunctionReport::from_numbers(state, offset_of!(State, packets), &COUNTED);
     if let Ok(settings) = Settings::parse(text) {

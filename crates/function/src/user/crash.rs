@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 /// The signals that the processor raises for wrong instructions and accesses.
 const SIGNALS: [c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
 
-/// The message, which is allocated before the handler can run.
+/// The message that the handler prints. It is allocated before the handler can run.
 static MESSAGE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
-/// The former actions of [`SIGNALS`].
+/// The action that each of [`SIGNALS`] had before the handler was installed.
 static FORMER: [AtomicPtr<libc::sigaction>; SIGNALS.len()] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; SIGNALS.len()];
 
@@ -38,8 +38,8 @@ pub(super) fn explain(file: &str) {
             // After a stack overflow, the thread's own stack has no room, so the handler runs on another
             // stack.
             action.sa_flags = libc::SA_ONSTACK;
-            // SAFETY: both structures live through the calls. The first call writes `before`, and the handler
-            // reads the pointer only after it was stored.
+            // SAFETY: both structures live through the calls. The first call writes `before`. The handler is
+            // installed only after the pointer was stored.
             unsafe {
                 if libc::sigaction(signal, std::ptr::null(), before.as_mut_ptr()) == 0 {
                     former.store(Box::leak(Box::new(before.assume_init())), Ordering::Release);
@@ -50,8 +50,8 @@ pub(super) fn explain(file: &str) {
     });
 }
 
-/// Writes the message and restores the former action. The instruction then runs again and raises the signal
-/// for that action. Calls only functions that are safe in a signal handler.
+/// Writes the message and restores the signal's former action. The wrong instruction then runs again, and the
+/// signal that it raises takes that action. Calls only functions that are safe in a signal handler.
 extern "C" fn handler(signal: c_int) {
     let (message, length) = (MESSAGE.load(Ordering::Acquire), LENGTH.load(Ordering::Relaxed));
     let former =

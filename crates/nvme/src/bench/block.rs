@@ -20,7 +20,8 @@ pub(super) enum Wrong {
     Misplaced(u64),
     /// The checksum differs.
     Altered,
-    /// The block has the sequence number `found`: an earlier write, or one that was not acknowledged.
+    /// The block has the sequence number `found`, which belongs to an earlier write, or to a write that was
+    /// not acknowledged.
     Stale { expected: u64, found: u64 },
 }
 
