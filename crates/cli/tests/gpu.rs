@@ -77,8 +77,7 @@ fn a_matrix_uses_models_only_without_a_gpu() {
     }
 }
 
-/// Runs the script that checks packet functions on a GPU. The script itself also works on machines without
-/// Rust.
+/// Runs `bench/gpu/check.py`, which runs packet functions on a GPU and checks the results.
 #[test]
 fn packet_functions_on_a_gpu_are_verified() {
     if let Err(why) = inlane_cuda::driver_version() {

@@ -64,7 +64,8 @@ pub(crate) struct PortContext {
     gate: Arc<Gate>,
     /// True once the port was stopped. It cannot be started again.
     stopped: AtomicBool,
-    /// The number of packets sent by ends that have been dropped.
+    /// The number of packets that sending ends of this port have sent. An end adds its count when it is
+    /// dropped.
     sent: AtomicU64,
 }
 
@@ -103,7 +104,7 @@ impl PortContext {
         self.stopped.store(true, Ordering::Release);
     }
 
-    /// Returns how many packets were sent by ends that have been dropped.
+    /// Returns how many packets this port's sending ends have sent. Leaves out ends that still exist.
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Acquire)
     }

@@ -96,8 +96,8 @@ impl<'a> Bench<'a> {
     }
 
     /// Returns the events that end a transfer of this pair. Each event gets rows of its own. A store to a BAR
-    /// ends when it is issued. If the BAR may be read, the store has a second end, when it is delivered. For
-    /// other pairs the list has one entry, `None`.
+    /// ends when it is issued. If the BAR may be read, the store has a second end, when it is delivered.
+    /// Transfers of other pairs have only one end, so the list is a single `None`.
     pub fn store_ends(&self, from: &Device, to: &Device) -> Vec<Option<StoreEnd>> {
         match (from.endpoint(), to.endpoint()) {
             (Endpoint::Host, Endpoint::Bar(_)) if to.is_verifiable() => {

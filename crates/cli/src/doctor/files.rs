@@ -6,8 +6,8 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The most bytes that are read from a file. Only `/proc/cpuinfo` can be longer; the entry of its first
-/// processor fits.
+/// The most bytes that are read from a file. Only `/proc/cpuinfo` can be longer. The checks need only the
+/// entry of its first processor, which fits.
 const MOST: u64 = 256 * 1024;
 
 /// Reads files of the kernel below a root directory.

@@ -99,8 +99,8 @@ impl Forward {
             Some("none") => Some(Vec::new()),
             Some(list) => Some(cores(list)?),
         };
-        // By default, a run takes 5 s unless its source is a capture that is played once. A run with
-        // --between ends by a signal only.
+        // A run whose source does not end by itself takes 5 s by default. A capture that is played once ends
+        // by itself, and only a signal ends a run with --between.
         let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.ports.repeat);
         // A source that never ends has no last packet, so --packets all needs --duration.
         if let (true, None, Route::OneWay { rx, .. }) = (whole_capture, self.run.duration, &config.route)

@@ -42,7 +42,7 @@ pub enum Goal {
 struct Trial {
     method: Method,
     burst: usize,
-    /// The flush time: how long a partial burst waits for more packets at most. `None` for bursts of one
+    /// The flush time: the longest time that a partial burst waits for more packets. `None` for bursts of one
     /// packet, and if packets were offered as fast as possible.
     flush: Option<Duration>,
     /// The rate when packets were offered as fast as possible.

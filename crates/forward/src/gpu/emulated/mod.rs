@@ -52,7 +52,8 @@ impl Block {
     }
 }
 
-/// Compiles the kernels with a function, and loads `count` blocks of them.
+/// Compiles the kernels with a packet function to a shared object, and loads a copy of the object for each of
+/// `count` emulated blocks.
 fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
