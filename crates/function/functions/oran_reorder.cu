@@ -244,8 +244,8 @@ struct oran_reorder {
     }
 
     // Called by thread 0. Sets `plan.step`. With `go`, this block is now counted among the writers of the
-    // slot's window. With `open_first` or `deliver_first`, this block has marked the window busy, and no other
-    // block uses it.
+    // slot's window. With `open_first` or `deliver_first`, this block has marked the window busy, and no
+    // other block uses it.
     INLANE void enter(window &window, uint32_t slot, uint64_t now, plan &plan) {
         for (;;) {
             uint32_t tag = inlane::load_acquire(window.tag);

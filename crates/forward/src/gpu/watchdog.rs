@@ -10,7 +10,8 @@ use inlane_cuda::Stream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// The time between two checks. A persistent kernel reads the heartbeat every 200 ms.
+/// The time between two checks. Each check also changes the heartbeat, which a persistent kernel reads every
+/// 200 ms. So the kernel finds a new heartbeat each time.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// Checks the lane every 20 ms until the sender of `ended` is dropped. Aborts the run if the GPU is stuck or
@@ -36,8 +37,8 @@ pub(super) fn watch_until(
     Ok(())
 }
 
-/// Returns the position of the oldest item that was submitted and is not complete. Returns `None` if no item
-/// is in flight.
+/// Returns the position of the oldest item in flight. Returns `None` if there is none, or if a completed item
+/// before it has not been freed yet: the GPU has made progress then.
 pub(super) fn oldest_in_flight(ring: &Ring) -> Option<u64> {
     let position = ring.freed();
     // At the end of a run, waits are released by words with a packet count of 0. No kernel completes these,
