@@ -14,9 +14,9 @@ pub mod rules;
 
 /// The environment variable that names the engine's control socket.
 pub const SOCKET_VARIABLE: &str = "_INLANE_OFFLOAD_SOCKET";
-/// The environment variable with the rules, one a line.
+/// The environment variable with the rules, one per line.
 pub const RULES_VARIABLE: &str = "_INLANE_OFFLOAD_RULES";
-/// The environment variable that is set if a socket that stays with the kernel is an error.
+/// If this environment variable is set, a socket that would stay with the kernel is an error.
 pub const REQUIRE_VARIABLE: &str = "_INLANE_OFFLOAD_REQUIRE";
 /// The control socket of an engine that was started without `--socket`.
 pub const DEFAULT_SOCKET: &str = "/run/inlane/offload.sock";

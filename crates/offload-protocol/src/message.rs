@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 /// The length of every message, in bytes.
 pub const LEN: usize = 512;
-/// The most bytes of an option's value.
+/// The largest size of an option's value, in bytes.
 pub const MAX_VALUE: usize = 384;
 /// The version of the messages. Both sides refuse others.
 const VERSION: u8 = 1;

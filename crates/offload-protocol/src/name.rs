@@ -18,14 +18,14 @@ use std::net::SocketAddr;
 /// The first bytes of a name: the zero byte of abstract names, the word "inlane", and the version of this
 /// layout.
 const PREFIX: [u8; 8] = *b"\0inlane\x01";
-/// The kind byte of an engine's end.
+/// The kind byte in the name of an engine's end.
 const END: u8 = b'E';
 /// The length of the name of a program's end, in bytes.
 const SOCKET_LEN: usize = 9 + 16 + 2 * address::LEN;
 /// The length of the name of an engine's end, in bytes.
 const END_LEN: usize = 9 + 16 + 4;
 
-/// What an offloaded socket is.
+/// The kind of an offloaded socket: its family, and whether it was bound or connected when it got its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {

@@ -10,22 +10,22 @@ use std::net::IpAddr;
 /// Who runs a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The engine runs it, if it can.
+    /// The engine runs the socket, if it can.
     Engine,
-    /// The kernel runs it.
+    /// The kernel runs the socket.
     Kernel,
 }
 
 /// How a program uses a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// It binds the socket to an address.
+    /// The program binds the socket to an address.
     Listen,
-    /// It connects the socket to an address.
+    /// The program connects the socket to an address.
     Connect,
 }
 
-/// A range of addresses: those whose first bits are those of `address`.
+/// A range of addresses: all that share the first `length` bits of `address`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix {
     /// The address.
@@ -137,7 +137,8 @@ impl fmt::Display for Rule<'_> {
     }
 }
 
-/// Returns what the rules in `text` decide, or `None` if no rule holds. Lines that are no rules are skipped.
+/// Returns what the first rule in `text` that holds decides, or `None` if no rule holds. Skips lines that are
+/// not rules.
 pub fn decide(text: &str, program: &str, address: IpAddr, port: u16, usage: Use) -> Option<Action> {
     let mut rules = text.lines().filter_map(Rule::parse);
     rules.find(|rule| rule.holds(program, address, port, usage)).map(|rule| rule.action)

@@ -1,4 +1,5 @@
-//! A table of objects with keys that do not become valid again when an object's place is reused.
+//! A table of objects that are found by keys. The key of a removed object stays invalid, even when another
+//! object takes its place.
 
 /// The key of an object: its place, and how often the place was used before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -13,7 +14,7 @@ impl Key {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
-    /// Returns the key of a number.
+    /// Returns the key that [`Key::to_u64`] has turned into `number`.
     pub fn from_u64(number: u64) -> Self {
         Self { index: number as u32, generation: (number >> 32) as u32 }
     }
@@ -33,7 +34,7 @@ impl<T> Default for Arena<T> {
 }
 
 impl<T> Arena<T> {
-    /// Adds an object. `make` gets its key.
+    /// Adds the object that `make` returns. `make` gets the object's key.
     pub fn insert_with(&mut self, make: impl FnOnce(Key) -> T) -> Key {
         let index = self.free.pop().unwrap_or_else(|| {
             self.places.push((0, None));

@@ -251,13 +251,13 @@ fn is_virtual(interface: &str) -> bool {
     !std::path::Path::new(&format!("/sys/class/net/{interface}/device")).exists()
 }
 
-/// Returns the address of all nodes of a link.
+/// Returns the multicast address of all nodes of a link.
 pub fn all_nodes() -> Ipv6Addr {
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)
 }
 
-/// Checks that the engine can use this kind of port. Called before the port is opened, because the error is
-/// then clear.
+/// Checks that the engine can use this kind of port. Called before the port is opened, because this error is
+/// clearer than that of opening.
 ///
 /// # Errors
 /// [`Error::Setting`] if the port cannot be the engine's.

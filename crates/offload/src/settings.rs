@@ -15,9 +15,9 @@ pub struct Settings {
     pub port: String,
     /// The engine's addresses, each with the length of its network's prefix.
     pub addresses: Vec<Prefix>,
-    /// The routers for destinations outside these networks, at most one for each address family.
+    /// The routers for destinations outside the networks of `addresses`, at most one for each address family.
     pub gateways: Vec<IpAddr>,
-    /// Runs connections to 127.0.0.0/8 and ::1, too.
+    /// True if the engine also runs connections to 127.0.0.0/8 and ::1.
     pub loopback: bool,
     /// The control socket's path.
     pub socket: PathBuf,
@@ -38,7 +38,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The least MTU, which IPv6 requires of every link.
+    /// The smallest MTU. IPv6 requires it of every link.
     pub const MIN_MTU: u16 = 1280;
     /// The most sockets of a process: the kernel's default limit of descriptors, `fs.nr_open`.
     pub const MAX_SOCKETS: usize = 1 << 20;
@@ -108,8 +108,8 @@ impl Settings {
     }
 }
 
-/// Checks whether its network reserves an IPv4 address, which an interface then cannot have. Returns the
-/// error text, or `None` if the address is usable.
+/// Returns why an interface cannot have this address: it is the address or the broadcast address of its
+/// network. Returns `None` if the address is usable.
 fn reserved(prefix: &Prefix) -> Option<String> {
     // Networks of one or two addresses reserve none (RFC 3021).
     let (IpAddr::V4(ip), ..=30) = (prefix.address, prefix.length) else { return None };

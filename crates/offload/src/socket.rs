@@ -101,7 +101,7 @@ pub struct Stream {
     pub readable: bool,
     /// True if the pair may have room.
     pub writable: bool,
-    /// True if the program has closed or shut down its direction.
+    /// True if the program has closed its end, or shut down its sending direction.
     pub program_finished: bool,
     /// True if the program does not read any more.
     pub discards: bool,

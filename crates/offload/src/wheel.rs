@@ -5,7 +5,7 @@
 //!       [keys] [keys] [    ]    [keys]     a key stays in its slot until the turn of its deadline
 //! ```
 //!
-//! An entry is never removed early. Its owner compares its own deadline when the entry is due.
+//! An entry is never removed early. When it is due, its owner must check whether its own deadline has moved.
 
 use crate::arena::Key;
 
@@ -95,7 +95,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every entry is due once, in the tick after its deadline, also over many turns.
+        /// Every entry is due once, at most one tick after its deadline, even if that is many turns of the
+        /// wheel away.
         #[test]
         fn entries_are_due_once_and_on_time(start in 0u64..1 << 40, entries in proptest::collection::vec(0u64..10_000_000_000, 1..50)) {
             let mut wheel = Wheel::new(start);

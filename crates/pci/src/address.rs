@@ -7,7 +7,7 @@ use std::str::FromStr;
 /// The address of a PCI function, written as the kernel does: `0000:b5:00.0`. Sorts in bus order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
-    /// The domain, or segment. Bridges such as VMD create domains above 16 bits.
+    /// The domain, or segment. Bridges such as VMD create domains with numbers above 16 bits.
     pub domain: u32,
     /// The bus number.
     pub bus: u8,

@@ -1,4 +1,4 @@
-//! A PCI Express link: its speed and width, now and at most, and its payload ceiling.
+//! A PCI Express link: its current and its highest speed and width, and its payload ceiling.
 
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -46,8 +46,7 @@ pub struct Session {
     pub heap_bytes: usize,
     /// The settings of the transport.
     pub settings: Settings,
-    /// The hub of this process's own fabric, if the process is a job of its own. `None` if the launcher
-    /// started it.
+    /// This process's own hub, if the process is a job of one PE. `None` if the launcher started the process.
     pub hub: Option<Hub>,
 }
 
@@ -247,7 +246,7 @@ impl Job {
     /// and, for a failure, the reason.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an invalid job; errors of the system if the fabric or a process cannot be made.
+    /// [`Error::Invalid`] for an invalid job; errors of the system if the hub or a process cannot be made.
     pub fn run(&self, program: &OsString, arguments: &[OsString]) -> Result<(i32, Option<String>)> {
         self.faults.parse::<Faults>()?;
         match (&self.mover, self.mover_from) {

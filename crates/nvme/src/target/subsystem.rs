@@ -174,8 +174,9 @@ impl Subsystem {
         hosts.as_ref().is_none_or(|hosts| hosts.contains(host_nqn))
     }
 
-    /// Replaces the list of hosts that may connect. Ends the controllers of hosts that may not connect any more, and reports the
-    /// change of the discovery log to discovery controllers whose hosts it concerns. Returns true if the list changed.
+    /// Replaces the list of hosts that may connect; `None` allows all hosts. Ends the controllers of hosts
+    /// that may not connect any more. Tells discovery controllers that the discovery log has changed, if
+    /// their host was added or removed. Returns true if the list changed.
     ///
     /// # Errors
     /// If an NQN is invalid. The list then stays as it is.
@@ -216,7 +217,7 @@ impl Subsystem {
         self.generation.load(Relaxed)
     }
 
-    /// Creates a controller. Returns `None` if the limit is reached.
+    /// Creates a controller. Returns `None` if the target has as many controllers as its limit allows.
     pub fn create_controller(
         &self,
         host: Host,
@@ -228,7 +229,8 @@ impl Subsystem {
         if controllers.alive.len() >= self.limits.controllers.min(MAX_CONTROLLER.into()) {
             return None;
         }
-        // An identifier that was used recently is not reused soon, so a late command of its host is not taken for a new one.
+        // Identifiers are assigned in turn, so a freed one is not reused soon. A late command for the old
+        // controller then does not reach a new one.
         let mut id = controllers.last;
         loop {
             id = if id >= MAX_CONTROLLER { 1 } else { id + 1 };

@@ -62,7 +62,7 @@ fn send(stream: &mut TcpStream, command: Command, data: &[u8]) {
     stream.write_all(&bytes).unwrap();
 }
 
-/// Sends a command, with `data` in its capsule, whose response has no data. Returns dword 0 of the
+/// Sends a command with `data` in its capsule. The response must not carry data. Returns dword 0 of the
 /// completion.
 fn call(stream: &mut TcpStream, command: Command, data: &[u8]) -> u32 {
     send(stream, command, data);
@@ -109,8 +109,8 @@ fn half_open_connections_end_and_do_not_disturb_other_hosts() {
     for stream in silent.iter_mut().step_by(2) {
         let _ = stream.write_all(&[0, 0, 128]);
     }
-    // At most a quarter of the connections may be without a queue. If there are more, the target closes the
-    // oldest of them at once.
+    // At most a quarter of the 64 connections may be without a queue. Wait until the target has closed all
+    // but 16.
     let start = Instant::now();
     while target.subsystem().counters.connections.load(Relaxed) < 300 || target.connections() > 16 {
         assert!(start.elapsed() < PATIENCE, "{} connections", target.connections());

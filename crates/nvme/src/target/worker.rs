@@ -52,7 +52,8 @@ fn tag(kind: u8, index: usize, slot: u16) -> u64 {
 enum Closing {
     /// The connection is in use.
     No,
-    /// A termination request was sent. The host has until this time to read it and close the connection.
+    /// A termination request was sent. The host has until this time, in milliseconds since the target
+    /// started, to read it and close the connection.
     Lingers(u64),
     /// The socket is shut down. The link is removed when no request is in flight.
     Yes,
@@ -76,14 +77,14 @@ struct Link {
     accepted_ms: u64,
     /// When bytes were last received or sent.
     progress_ms: u64,
-    /// The time of the first of the consecutive checks that found the target waiting for the host. `None` if
-    /// the last check did not.
+    /// The time since which every check has found that the target waits for the host. `None` if the last
+    /// check found that it does not.
     waiting_ms: Option<u64>,
     /// True if the link is in the list of links to serve in this round.
     due: bool,
     /// True if the link is in the list of links that wait for buffers.
     starved: bool,
-    /// Memory for bytes that have no use.
+    /// A buffer for bytes that are received while the connection lingers. They are ignored.
     discard: Box<[u8]>,
 }
 
@@ -97,7 +98,7 @@ pub struct Worker {
     #[allow(clippy::vec_box)]
     links: Vec<Option<Box<Link>>>,
     free: Vec<usize>,
-    /// The number of links, for the thread that accepts connections.
+    /// The number of links. The thread that accepts connections gives each to the worker with the fewest.
     load: Arc<AtomicUsize>,
     half_open: VecDeque<ConnectionId>,
     max_half_open: usize,
@@ -290,7 +291,7 @@ impl Worker {
         link.more_to_receive = item.more_to_receive();
         match item.result {
             _ if link.closing == Closing::Yes => {}
-            // The host closed the connection, or it failed.
+            // The host closed the connection, or the receive failed.
             result if result <= 0 && !is_transient(result) => return self.close(index),
             result if result <= 0 || link.closing != Closing::No => {}
             result => {
@@ -352,7 +353,7 @@ impl Worker {
 
     /// Starts everything that a connection is ready for, or removes the link if it has ended.
     fn serve(&mut self, index: usize) {
-        // A link may be on the list again although it was removed when it was served before.
+        // The link may have been removed when it was served earlier, and still be on the list.
         let Some(link) = self.links[index].as_mut() else { return };
         link.due = false;
         if link.closing == Closing::No
@@ -495,7 +496,7 @@ impl Worker {
     }
 }
 
-/// Returns true if a request can be repeated.
+/// Returns true if a request that ended with `result` can be repeated.
 fn is_transient(result: i32) -> bool {
     matches!(-result, libc::EINTR | libc::EAGAIN)
 }

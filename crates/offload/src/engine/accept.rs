@@ -10,8 +10,8 @@ use inlane_tcp::{Connection, Flow, Header, Segment, TimeWait, Verdict};
 use std::os::fd::AsRawFd;
 
 impl Engine {
-    /// Hands a segment to a listener. Returns true if the listener answered. The caller then removes a
-    /// TIME-WAIT entry of the same flow.
+    /// Hands a segment to a listener. Returns true if the listener replied or completed a handshake. The
+    /// caller then removes a TIME-WAIT entry of the same flow.
     pub(super) fn on_listener_segment(
         &mut self,
         now: u64,
@@ -95,7 +95,8 @@ impl Engine {
                 Ok(_) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                     listening.full = true;
-                    // The listener's queue has no way to put a connection back in front, so it goes to the end.
+                    // The pair is full, so the connection must wait. It goes to the end of the listener's
+                    // queue.
                     listening.listener.queue(pending);
                 }
                 Err(_) => {

@@ -113,12 +113,13 @@ impl Engine {
             }
             waiting = waiting.or(Some(local));
         }
-        // All other ports are in use. One in TIME-WAIT is reused: the new connection begins above its numbers.
+        // No port is free. So reuse one whose flow is in TIME-WAIT, if there is one: the new connection's
+        // sequence numbers begin above the old ones.
         waiting.ok_or(Refusal::Errno(libc::EADDRNOTAVAIL))
     }
 
-    /// Returns the listener for a connection to `local`: a socket bound to the address before one bound to all addresses. Sockets that share
-    /// the port get connections by `hash`.
+    /// Returns the listener for a connection to `local`. Prefers a socket bound to this address over one
+    /// bound to all addresses. `hash` chooses among sockets that share the port.
     pub(super) fn listener(&self, local: SocketAddr, hash: u64) -> Option<Key> {
         let holders = self.ports.get(&local.port())?;
         let rank = |socket: &Socket| {

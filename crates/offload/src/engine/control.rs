@@ -14,7 +14,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The most clients at once. A process keeps one connection, and `status` one for its request.
+/// The most clients at once. A process keeps one connection, and `inlane offload status` opens one for its
+/// request.
 const MOST_CLIENTS: usize = 16384;
 /// The most requests of one client that are processed in one round, so that one client cannot hold up the engine.
 const MOST_REQUESTS: usize = 32;
@@ -22,9 +23,9 @@ const MOST_REQUESTS: usize = 32;
 /// A process that has connected to the control socket.
 pub(super) struct Client {
     fd: OwnedFd,
-    /// Its process, as the kernel states it.
+    /// The client's process ID, from the kernel (SO_PEERCRED).
     pub process: i32,
-    /// Its user, as the kernel states it.
+    /// The client's user ID, from the kernel (SO_PEERCRED).
     pub user: u32,
 }
 
@@ -33,7 +34,7 @@ pub(super) struct Control {
     listener: OwnedFd,
     path: PathBuf,
     clients: Arena<Client>,
-    /// The number of sockets of each process.
+    /// The number of sockets of each process, by process ID.
     sockets: HashMap<i32, usize>,
     limit: usize,
 }
@@ -42,7 +43,8 @@ impl Control {
     /// Creates the control socket. Replaces the file of an engine that has ended.
     ///
     /// # Errors
-    /// If another engine listens there, the path is that of a file that is no socket, or the socket cannot be created.
+    /// If another engine listens there, the path is that of a file other than a socket, or the socket cannot
+    /// be created.
     pub fn open(settings: &Settings) -> Result<Self> {
         let path = settings.socket.clone();
         let shown = path.display().to_string();
@@ -110,7 +112,8 @@ impl Drop for Control {
     }
 }
 
-/// Checks that the path of the control socket is free, or that of a socket. Other files are not replaced.
+/// Checks that no file exists at the path of the control socket, or only a socket. Other files are never
+/// replaced.
 fn check_replaceable(path: &Path) -> Result<()> {
     let Ok(found) = path.symlink_metadata() else { return Ok(()) };
     let kind = match found.file_type() {

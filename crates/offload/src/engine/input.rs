@@ -159,7 +159,8 @@ impl Engine {
         self.on_other_segment(now, &flow, &segment);
     }
 
-    /// Processes a segment without a connection.
+    /// Processes a TCP segment whose flow has no connection: by its TIME-WAIT entry, by a listener or by a
+    /// reset.
     fn on_other_segment(&mut self, now: u64, flow: &Flow, segment: &Segment<'_>) {
         let mut previous = None;
         if let Some(entry) = self.time_waits.get_mut(flow) {

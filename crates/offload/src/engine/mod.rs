@@ -44,10 +44,10 @@ const MOST_TIME_WAITS: usize = 65536;
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
 /// How long the engine sleeps if its port cannot wake it, in nanoseconds.
 const POLLED_SLEEP_NS: u64 = 100_000;
-/// The tokens of epoll events that belong to no socket.
+/// The tokens of the epoll events of the control socket and of the port.
 const CONTROL: u64 = u64::MAX;
 const PORT: u64 = u64::MAX - 1;
-/// Set in the tokens of control connections.
+/// The bit that marks the epoll tokens of the control socket's clients.
 const CLIENT: u64 = 1 << 63;
 
 /// An engine.
@@ -71,7 +71,7 @@ pub struct Engine {
     wheel: Wheel,
     rings: Rings,
     changed: Vec<Key>,
-    /// The number of the last socket.
+    /// The number of the socket that was created last.
     last_id: u64,
     /// The state of the pseudo-random generator for local ports.
     random: u64,

@@ -49,7 +49,7 @@ impl Totals {
     }
 }
 
-/// Returns the name of a state as RFC 9293 has it.
+/// Returns the name of a state in RFC 9293.
 fn state_name(state: State) -> &'static str {
     match state {
         State::SynSent => "SYN-SENT",

@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 /// Then it sends the SYN anyway, because the program may have been killed.
 const LONGEST_HOLD_NS: u64 = 20_000_000;
 
-/// Why a request fails: an errno, or the socket stays with the kernel for a reason.
+/// Why a request fails: an errno, or the reason why the socket stays with the kernel.
 pub(super) enum Refusal {
     Errno(i32),
     Kernel(&'static str),
@@ -57,7 +57,7 @@ fn owner(request: &Request) -> Owner<'_> {
 
 type Answer = Result<(Message, Option<OwnedFd>), Refusal>;
 
-/// Returns an address whose IPv4 part is not in mapped form.
+/// Converts an IPv4-mapped IPv6 address to the IPv4 address. Returns other addresses unchanged.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
@@ -243,8 +243,9 @@ impl Engine {
         }
     }
 
-    /// Lets a new connection send its SYN. Before, a fast peer could answer, and another thread see the answer, while the descriptor is still
-    /// the kernel's socket.
+    /// Lets a new connection send its SYN, once the program's end has replaced the kernel's socket in the
+    /// program. After an earlier SYN, the peer might answer while other threads of the program still use the
+    /// kernel's socket.
     fn start(&mut self, request: &Request) -> Answer {
         let key = self.attached(request)?;
         if let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) {
@@ -349,8 +350,8 @@ impl Engine {
         if matches!(socket.role, Role::Bound) {
             self.check_listen(key)?;
             let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
-            // The SYN,ACKs of a listener announce one segment size. What a connection sends depends on its
-            // own route.
+            // All SYN,ACKs of a listener announce one segment size, which this route determines. What a
+            // connection sends depends on its own route.
             let route =
                 if socket.local.ip().is_loopback() { Route::Own } else { Route::Port(socket.local.ip()) };
             let mss = self.network.mss(route, socket.local.is_ipv6());

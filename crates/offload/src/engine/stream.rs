@@ -1,4 +1,4 @@
-//! Connections: between the pair, the rings and the TCP state machine.
+//! The engine's side of connections: moves data between the pair, the rings and the TCP state machine.
 
 use super::Engine;
 use crate::arena::Key;
@@ -128,7 +128,8 @@ impl Engine {
         }
     }
 
-    /// Moves data between the pair and the rings, sends what may be sent, and ends what has ended.
+    /// Moves data between the pair and the rings, sends the segments that TCP allows, and removes the socket
+    /// if its connection has ended.
     pub(super) fn serve_stream(&mut self, now: u64, key: Key) {
         let Self { sockets, network, .. } = self;
         let Some(socket) = sockets.get_mut(key) else { return };
@@ -278,14 +279,16 @@ impl Stream {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => {
-                    // The program has closed its end with unread data. The connection is reset, as a kernel does it.
+                    // The program has closed its end with unread data. The connection is reset, as the kernel
+                    // would do.
                     self.program_finished = true;
                     self.connection.abort();
                 }
             }
         }
         if self.program_finished && self.readable && !self.discards && pair::hung_up(fd) {
-            // The program had shut down its sending direction before. Now it has closed the socket.
+            // The program shut down its sending direction earlier, and has now closed the socket. Clearing
+            // `readable` makes this run only once.
             self.readable = false;
             match options.linger == Some(0) {
                 true => self.connection.abort(),

@@ -35,7 +35,7 @@ fn only_sockets_are_replaced() {
     let refused = Engine::open_on(settings.clone()).err().expect("a file is not replaced").to_string();
     assert!(refused.contains("it is a file, not a socket"), "{refused}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "contents");
-    // The socket of an engine that was killed is replaced.
+    // The socket file that a killed engine left behind must be replaced.
     settings.socket = folder.path().join("old");
     drop(std::os::unix::net::UnixListener::bind(&settings.socket).unwrap());
     Engine::open_on(settings).unwrap();

@@ -81,8 +81,8 @@ impl Neighbours {
         Lookup::Waits(first)
     }
 
-    /// If the table is full, removes a neighbour for which no packet waits. Returns false if it is full of
-    /// others.
+    /// If the table is full, removes a neighbour for which no packet waits. Returns false if packets wait for
+    /// every neighbour.
     fn make_room(&mut self) -> bool {
         if self.by_address.len() < MOST {
             return true;

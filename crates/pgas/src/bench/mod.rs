@@ -1,8 +1,8 @@
 //! The measurements of `inlane ntb bench`. Two PEs run the same cases in the same order.
 //!
-//! PE 0 drives and keeps the time. PE 1 answers and compares the bytes. Cases that are compared alternate
-//! their repeats, so that other load on the machine affects all of them. Source and destination are the same
-//! memory in each repeat, as in ucx_perftest, so small sizes stay in caches.
+//! PE 0 drives the operations and measures the time. PE 1 answers and compares the bytes. Cases that are
+//! compared alternate their repeats, so that other load on the machine affects all of them. Source and
+//! destination are the same memory in each repeat, as in ucx_perftest, so small sizes stay in caches.
 
 mod cases;
 mod figure;

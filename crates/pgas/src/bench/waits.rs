@@ -1,5 +1,5 @@
-//! Cases that end by waiting, each for all completion modes: delivered puts, exchanges, series of messages,
-//! pushed gets, and puts by a mover.
+//! Cases that end by waiting, each measured in all completion modes: delivered puts, exchanges, series of
+//! messages, pushed gets, and puts by a mover.
 //!
 //! The modes take turns within a repeat, so that other load on the machine affects all of them.
 
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// All completion modes.
 pub(super) const MODES: [CompletionMode; 3] =
     [CompletionMode::Poll, CompletionMode::Adaptive, CompletionMode::Interrupt];
-/// Messages in a series. The last one is answered.
+/// Number of messages in a series. Only the last one is answered.
 const SERIES: u64 = 64;
 /// How long PE 1 waits while nothing arrives, to measure the processor time of waiting.
 const IDLE: Duration = Duration::from_millis(250);
@@ -179,8 +179,8 @@ impl Bench {
         self.compare(&into, size)?;
         // `in_turn` ends with a check that overwrites the inbox, so fill the inbox again.
         fill()?;
-        // Times each get of a long batch, for the percentiles. The samples of `in_turn` are batches of one
-        // get. In these the owner has just begun to wait, so it still polls in every completion mode.
+        // The samples of `in_turn` are batches of one get. There the owner has just begun to wait, so it
+        // still polls in every completion mode. So take the percentiles from the gets of one long batch.
         for (point, mode) in points.iter_mut().zip(MODES) {
             ended.set(ended.get() + 1);
             self.world.barrier_all()?;

@@ -214,7 +214,8 @@ impl PeContext {
     /// Wakes `pe` if it sleeps until a store such as `what` arrives. Call it after each store to `pe`.
     #[inline(always)]
     pub(super) fn stored(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
-        // One branch covers both exceptions, because this is the path of every put.
+        // This PE's own memory and peers that need a barrier share one branch, because this is the path of
+        // every put.
         if peer.is_exceptional {
             return self.stored_exceptionally(pe, peer, what);
         }

@@ -290,7 +290,8 @@ fn a_storm_of_doorbells_stops_no_pe() {
     }
 }
 
-/// Backstop of the waits in [`two`]. It is so long that a lost wake-up fails the test.
+/// How long the waits in [`two`] sleep if no doorbell wakes them. It is so long that a lost wake-up fails the
+/// test.
 const LONG: Duration = Duration::from_secs(20);
 
 /// Connects two PEs that wait by interrupt, and runs `body` on the first and `other` on the second.
@@ -410,8 +411,7 @@ fn quiet_wakes_a_waiter_for_bytes_that_a_mover_copied() {
     });
 }
 
-/// Runs puts that arrive just as the other side begins to sleep. None of these sleeps may last until the
-/// backstop.
+/// Runs puts that arrive just as the other side begins to sleep. A doorbell must end each of these sleeps.
 #[test]
 fn no_wakeup_is_lost_between_announcement_and_sleep() {
     const ROUNDS: u64 = 3000;
