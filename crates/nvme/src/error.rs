@@ -9,7 +9,7 @@ use std::io::ErrorKind;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An error from inlane-core: a region, an address or a quantity.
+    /// An error from inlane-core about a region, an address or a quantity.
     #[error(transparent)]
     Core(#[from] inlane_core::error::Error),
     /// An error of the operating system.
@@ -33,7 +33,7 @@ pub enum Error {
     Environment {
         /// What is missing.
         what: String,
-        /// Why, and what to do.
+        /// Why it is missing, and what to do.
         why: String,
     },
     /// The peer sent a PDU that violates the protocol. The connection is closed.
@@ -65,7 +65,7 @@ pub enum Error {
     Unreachable {
         /// The target's address.
         peer: String,
-        /// What happened, and what to do.
+        /// Why the target cannot be reached, and what to do.
         why: String,
     },
     /// A transfer ended before all bytes were copied.
@@ -81,7 +81,7 @@ pub enum Error {
     Disconnected {
         /// The peer's address.
         peer: String,
-        /// What happened, and what to do.
+        /// Why the connection ended or was refused, and what to do.
         why: String,
     },
 }

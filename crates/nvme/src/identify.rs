@@ -16,7 +16,7 @@ pub mod cns {
     pub const NAMESPACE: u8 = 0x00;
     /// Identify Controller.
     pub const CONTROLLER: u8 = 0x01;
-    /// The list of active namespaces greater than NSID.
+    /// The list of the active namespaces whose identifiers are greater than the command's NSID.
     pub const ACTIVE_NAMESPACES: u8 = 0x02;
     /// Namespace Identification Descriptors.
     pub const NAMESPACE_DESCRIPTORS: u8 = 0x03;

@@ -99,11 +99,11 @@ pub struct Workload {
     pub read_percent: u32,
     /// How long the jobs run. `None`: each job goes through its part of the range once.
     pub duration: Option<Duration>,
-    /// The start of the range, in bytes.
+    /// The offset in the namespace at which the range of the workload starts, in bytes.
     pub offset: u64,
-    /// The length of the range in bytes. `None`: up to the end of the namespace.
+    /// The length of the range of the workload, in bytes. `None`: up to the end of the namespace.
     pub size: Option<u64>,
-    /// True if the contents of blocks are checked.
+    /// True if writes store contents that can be checked, and reads check them.
     pub verify: bool,
     /// The seed of the random numbers.
     pub seed: u64,

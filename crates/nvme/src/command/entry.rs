@@ -69,11 +69,11 @@ wire! {
 const PSDT_SGL: u8 = 0x40;
 
 impl Sgl {
-    /// The identifier of a data block at an offset in the capsule.
+    /// The value of `identifier` if the data lies in the capsule, at the offset `address`.
     pub const IN_CAPSULE: u8 = 0x01;
-    /// The identifier of a data block that the transport transfers by its own PDUs.
+    /// The value of `identifier` if the transport transfers the data in PDUs of its own.
     pub const TRANSPORT: u8 = 0x5A;
-    /// A descriptor of no data.
+    /// The descriptor of a command without data.
     pub const NONE: Sgl = Sgl::transport(0);
 
     /// Creates the descriptor of `length` bytes that follow the command in its capsule.
@@ -81,14 +81,14 @@ impl Sgl {
         Self { address: U64::ZERO, length: U32::new(length), reserved: [0; 3], identifier: Self::IN_CAPSULE }
     }
 
-    /// Creates the descriptor of `length` bytes that C2HData or H2CData transfer.
+    /// Creates the descriptor of `length` bytes that C2HData or H2CData PDUs transfer.
     pub const fn transport(length: u32) -> Self {
         Self { address: U64::ZERO, length: U32::new(length), reserved: [0; 3], identifier: Self::TRANSPORT }
     }
 }
 
 impl Command {
-    /// Creates a command without data, whose identifier and further dwords are 0.
+    /// Creates a command without data. Its command identifier and all further dwords are 0.
     pub const fn new(opcode: u8, nsid: u32) -> Self {
         Self {
             opcode,
@@ -241,7 +241,8 @@ pub mod dsm {
         pub struct Range {
             /// Context attributes.
             pub attributes: U32,
-            /// The number of blocks, which is not reduced by one here.
+            /// The number of blocks. Unlike most counts in commands, it is the count itself, not the count
+            /// less one.
             pub blocks: U32,
             /// The first block.
             pub lba: U64,

@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Status(pub u16);
 
-/// Declares the statuses: type, code, constant and name.
+/// Declares the statuses, each as `CONSTANT = type, code, name in the specification;`.
 macro_rules! statuses {
     ($($(#[$meta:meta])* $constant:ident = $class:literal, $code:literal, $name:literal;)*) => {
         impl Status {

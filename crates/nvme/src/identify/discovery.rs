@@ -29,7 +29,7 @@ wire! {
         pub portid: U16,
         /// CNTLID: the controller to connect to; FFFFh for any.
         pub cntlid: U16,
-        /// ASQSZ: the largest admin queue.
+        /// ASQSZ: the most entries of an admin queue.
         pub asqsz: U16,
         /// EFLAGS.
         pub eflags: U16,
@@ -48,13 +48,13 @@ wire! {
     }
 }
 
-/// The values of SUBTYPE.
+/// The values of SUBTYPE: what an entry leads to.
 pub mod subsystem_type {
-    /// Another discovery service.
+    /// The entry leads to another discovery service.
     pub const REFERRAL: u8 = 1;
-    /// A subsystem with namespaces.
+    /// The entry leads to a subsystem with namespaces.
     pub const NVM: u8 = 2;
-    /// The discovery service that sends this log.
+    /// The entry leads to the discovery service that sends this log.
     pub const CURRENT_DISCOVERY: u8 = 3;
 }
 

@@ -36,7 +36,7 @@ pub const MAX_ENTRIES: u32 = 1 << INDEX_BITS;
 /// A command to send.
 #[derive(Debug)]
 pub struct Request {
-    /// A number of the caller, returned with the completion.
+    /// A number that the caller chooses. It is returned with the completion.
     pub token: u64,
     /// The command. The connection sets its identifier and, if there is a buffer, its SGL.
     pub command: Command,
@@ -51,7 +51,8 @@ pub struct Done {
     pub token: u64,
     /// The command, for example to retry it.
     pub command: Command,
-    /// The completion. If the connection failed before, its status is [`Status::HOST_PATH_ERROR`].
+    /// The completion. If the connection failed before the command completed, its status is
+    /// [`Status::HOST_PATH_ERROR`].
     pub completion: Completion,
     /// The buffer of the request.
     pub buffer: Option<Buffer>,
@@ -87,11 +88,12 @@ struct Slot {
     token: u64,
     command: Option<Command>,
     buffer: Option<Buffer>,
-    /// Bytes received into the buffer, or requested from it by R2T.
+    /// For a read, the number of bytes received into the buffer. For a write, the number of bytes that R2Ts
+    /// have requested from the buffer.
     transferred: u32,
     /// The number of data segments of this slot that are still in the outbox.
     queued: u32,
-    /// True if the controller may request the data by R2T.
+    /// True if the command sends data that is not in its capsule, so the controller requests it by R2T.
     by_r2t: bool,
     /// True if a digest of received data was wrong.
     corrupted: bool,
@@ -341,7 +343,7 @@ impl Connection {
     }
 
     /// Returns the slot of the command in flight whose identifier is `cid`. If there is none, returns a fault
-    /// of the PDU of type `kind`, whose identifier lies at `offset`.
+    /// for the identifier field, which lies at `offset` in the received PDU of type `kind`.
     fn find(&mut self, cid: u16, kind: Kind, offset: u32) -> Result<u16, Fault> {
         let index = cid & (MAX_ENTRIES as u16 - 1);
         match self.slots.get(usize::from(index)) {
@@ -397,8 +399,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Copies received bytes from the scratch space to the buffer of the data being received. Returns true if
-    /// no more bytes of this data are missing.
+    /// Copies received data from the scratch space to the buffer of its command. Returns true if the data of
+    /// the current PDU is complete.
     fn take_payload(&mut self) -> Result<bool, Fault> {
         let Inbox { payload, scratch, .. } = &mut self.inbox;
         let Some(current) = payload else { return Ok(true) };

@@ -20,7 +20,7 @@ const ADMIN_CAPSULE_DATA: u32 = 8192;
 /// The most data that a command transfers if the controller has no limit, in bytes.
 const UNLIMITED_TRANSFER: u64 = 4 << 20;
 
-/// How a controller is connected.
+/// How to connect to a controller.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
     /// The subsystem's NQN.
@@ -437,7 +437,8 @@ impl Controller {
         Ok(queue)
     }
 
-    /// Shuts the controller down and waits until it is done, or for a second (Base section 3.6.2).
+    /// Shuts the controller down and waits until the shutdown is complete, but at most for a second (Base
+    /// section 3.6.2).
     pub fn shut_down(&mut self) {
         let value = cc::ENABLE | cc::ENTRY_SIZES | cc::SHUTDOWN_NORMAL;
         let started = Instant::now();

@@ -28,7 +28,7 @@ impl HostIdentity {
         Self { nqn: nqn.unwrap_or_else(|| format!("{UUID_PREFIX}{}", format_uuid(&id))), id }
     }
 
-    /// Returns the identity with another NQN.
+    /// Replaces the NQN of the identity. If the new NQN contains a UUID, that becomes the host identifier.
     ///
     /// # Errors
     /// If the NQN is invalid.

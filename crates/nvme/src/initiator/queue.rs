@@ -39,9 +39,10 @@ pub struct Queue {
     connection: Connection,
     peer: String,
     timeout: Duration,
-    /// When bytes arrived last, or when the first command was submitted after all had completed.
+    /// When the wait for the controller's next answer began: when bytes last arrived or, if later, when a
+    /// command was submitted while no other was in flight. Held commands do not count.
     last_arrival: Instant,
-    /// The number of commands in flight that the controller may hold for any time.
+    /// The number of held commands: those in flight that the controller may leave unanswered for any time.
     held: usize,
 }
 
@@ -121,7 +122,8 @@ impl Queue {
         self.connection.submit(request)
     }
 
-    /// Queues a command that the controller may hold for any time, such as an Asynchronous Event Request.
+    /// Queues a command that the controller may leave unanswered for any time, such as an Asynchronous Event
+    /// Request.
     pub(super) fn submit_held(&mut self, request: Request) {
         if self.submit(request).is_ok() {
             self.held += 1;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(100);
 /// The pause after all paths have failed, before they are tried again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// How often a command with a transient error is sent again.
+/// How many times a command is sent again after transient errors, at most.
 const RETRIES: u32 = 3;
 
 /// How a session is opened.
@@ -24,11 +24,11 @@ const RETRIES: u32 = 3;
 pub struct SessionOptions {
     /// The addresses of the subsystem, in order of preference.
     pub paths: Vec<Address>,
-    /// How controllers are connected.
+    /// How to connect to the controller of a path.
     pub connect: ConnectOptions,
     /// The identifier of the namespace. `None`: the first namespace.
     pub nsid: Option<u32>,
-    /// How long the session tries to reconnect after all paths have failed.
+    /// How long the session tries to reconnect after a path has failed, until it gives up.
     pub reconnect: Duration,
 }
 
@@ -49,10 +49,10 @@ pub struct Session {
     /// Requests to send again.
     pending: VecDeque<Request>,
     done: VecDeque<Done>,
-    /// How often each command was sent again because of a transient error.
+    /// By token: how many times the command was sent again because of a transient error.
     retries: HashMap<u64, u32>,
     last_tick: Instant,
-    /// When the last path failed, unless a command has completed since.
+    /// When a path first failed after the last successful command. `None` if no path has failed since then.
     lost_since: Option<Instant>,
     failovers: u64,
 }

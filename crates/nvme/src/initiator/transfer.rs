@@ -14,7 +14,7 @@ const CHUNK: u32 = 256 << 10;
 /// The most commands in flight.
 const DEPTH: usize = 16;
 
-/// A command of a transfer, in the order of offsets.
+/// One command of a transfer.
 struct Chunk {
     token: u64,
     /// The number of bytes at the chunk's start that lie before the requested range.

@@ -131,7 +131,7 @@ fn os(path: &Path, what: &str, source: std::io::Error) -> Error {
     Error::Os { what: format!("{what} {}", path.display()), source }
 }
 
-/// Creates a file of `bytes` bytes if it does not exist. A file of another size is an error.
+/// Creates a file of `bytes` bytes. Accepts an existing file of this size; one of another size is an error.
 fn create(path: &Path, bytes: u64) -> Result<()> {
     match OpenOptions::new().write(true).create_new(true).open(path) {
         Ok(file) => file.set_len(bytes).map_err(|source| os(path, "cannot set the size of", source)),

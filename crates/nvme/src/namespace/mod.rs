@@ -52,7 +52,7 @@ pub struct Namespace {
     pub block_shift: u8,
     /// The UUID by which hosts recognise the namespace.
     pub uuid: [u8; 16],
-    /// How many operations hosts requested, and their bytes.
+    /// How many operations succeeded and failed, and how many bytes were read and written.
     pub counters: Counters,
     blocks: AtomicU64,
     flush_failed: AtomicBool,

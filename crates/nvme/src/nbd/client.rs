@@ -463,7 +463,7 @@ fn release(spare: &mut Vec<Buffer>, buffer: Buffer) {
     }
 }
 
-/// Returns the error number for a status.
+/// Returns the error number of the NBD reply for the status of an NVMe command.
 fn error_of(status: Status) -> u32 {
     match Status(status.0 & 0x7FF) {
         Status::LBA_OUT_OF_RANGE | Status::CAPACITY_EXCEEDED => error::ENOSPC,

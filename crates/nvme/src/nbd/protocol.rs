@@ -11,7 +11,7 @@ const REPLY_MAGIC: u32 = 0x6744_6698;
 
 /// The length of a request without its data.
 pub(super) const REQUEST: usize = 28;
-/// The most data of a request that clients may assume (section "Block sizes").
+/// The most data of one request. Clients may rely on this size without being told (section "Block sizes").
 pub(super) const MAX_DATA: u32 = 32 << 20;
 
 /// Transmission flags.

@@ -79,7 +79,7 @@ fn clients_choose_the_export_by_either_name() {
     assert_eq!(answers(&received), [UNSUPPORTED, SERVER, ACK, UNKNOWN, INFO, INFO, ACK]);
     let (result, received) = run(&[option(1, EXPORT.name.as_bytes())]);
     assert!(result.unwrap());
-    // Size, then HAS_FLAGS, FLUSH, FUA, WRITE_ZEROES and MULTI_CONN.
+    // The size of the export, then the flags HAS_FLAGS, FLUSH, FUA, WRITE_ZEROES and MULTI_CONN.
     assert_eq!(received, [&(8_u64 << 20).to_be_bytes()[..], &[1, 0x4D]].concat());
     assert!(!run(&[option(2, &[])]).0.unwrap());
 }

@@ -13,11 +13,11 @@ wire! {
         pub code: u8,
         /// FLAGS.
         pub flags: u8,
-        /// HLEN: the length of the header, without digest.
+        /// HLEN: the length of the header in bytes, without its digest.
         pub hlen: u8,
-        /// PDO: the offset of the data.
+        /// PDO: the offset of the data in the PDU, in bytes.
         pub pdo: u8,
-        /// PLEN: the length of the PDU.
+        /// PLEN: the length of the whole PDU, in bytes.
         pub plen: U32,
     }
 

@@ -26,18 +26,18 @@ pub struct Context<'a> {
     pub now_ms: u64,
 }
 
-/// How a command completes.
+/// What the caller of [`execute`] must do with the command.
 #[derive(Debug)]
 pub enum Reply {
-    /// With a status and a result.
+    /// Complete it with this status and this result.
     Done(Status, u64),
-    /// With data, and success.
+    /// Send this data and complete it with success.
     Data(Vec<u8>),
-    /// It does not complete yet, but waits for an event.
+    /// Do not complete it yet: it waits for an event.
     Hold,
-    /// With success. The Asynchronous Event Request with this identifier must be completed as aborted.
+    /// Complete it with success, and complete the Asynchronous Event Request with this identifier as aborted.
     Abort(u16),
-    /// With success. Afterwards, the caller must make the data of all namespaces durable.
+    /// Complete it with success, then make the data of all namespaces durable.
     Shutdown,
 }
 
@@ -72,7 +72,8 @@ fn run(context: Context<'_>, command: &Command) -> Result<Reply, Status> {
             }
             match context.held.iter().position(|held| queue == 0 && *held == cid) {
                 Some(index) => Ok(Reply::Abort(context.held.remove(index))),
-                // Bit 0 of the result says that the command was not aborted. Other commands end soon by themselves.
+                // Only waiting event requests are aborted: all other commands end soon by themselves. Bit 0
+                // of the result says that nothing was aborted.
                 None => done(1),
             }
         }

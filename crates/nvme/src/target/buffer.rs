@@ -107,7 +107,7 @@ impl Shared {
         for class in (0..self.free.len()).rev() {
             while self.allocated_bytes + bytes > self.budget_bytes {
                 let Some(start) = self.free[class].pop() else { break };
-                // SAFETY: a buffer of this class, which nobody uses.
+                // SAFETY: the buffer was allocated with this layout, and nobody uses it any more.
                 unsafe { dealloc(start.as_ptr(), layout(class)) };
                 self.allocated_bytes -= layout(class).size();
             }
@@ -120,7 +120,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         for (class, free) in self.free.iter_mut().enumerate() {
             for start in free.drain(..) {
-                // SAFETY: a buffer of this class, which nobody uses.
+                // SAFETY: the buffer was allocated with this layout, and nobody uses it any more.
                 unsafe { dealloc(start.as_ptr(), layout(class)) };
             }
         }

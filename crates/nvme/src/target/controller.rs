@@ -53,7 +53,7 @@ pub struct Controller {
     /// When the host was last heard, on the clock of [`super::subsystem::Subsystem::now_ms`].
     heard_at_ms: AtomicU64,
     keep_alive_ms: AtomicU64,
-    /// Bit RDY of the status, which every command reads.
+    /// A copy of bit RDY of CSTS. Every command reads it, so it must not need the lock.
     ready: AtomicBool,
     state: Mutex<State>,
 }
@@ -128,7 +128,8 @@ impl Controller {
     /// Adds a queue. Returns false if the queue exists or the controller has ended.
     pub fn add_queue(&self, id: u16, reach: Reach) -> bool {
         let mut state = self.state();
-        // `end` clears the flag before it takes the queues. So a queue that is added here is seen by `end`.
+        // `end` clears `alive` before it locks the state and takes the queues. So if this check succeeds,
+        // `end` will find the queue and close its connection.
         if !self.is_alive() || state.queues.contains_key(&id) {
             return false;
         }
@@ -149,7 +150,7 @@ impl Controller {
         self.state().queues.keys().copied().filter(|id| *id != 0).collect()
     }
 
-    /// Records that the host sent a command. Call it with the time of the current round of the thread.
+    /// Records that the host sent a command at `now_ms`, which restarts the keep-alive timer.
     #[inline]
     pub fn heard(&self, now_ms: u64) {
         if self.heard_at_ms.load(Relaxed) != now_ms {
@@ -307,7 +308,8 @@ impl Controller {
         take(Event::NamespaceChanged).or_else(|| take(Event::DiscoveryChanged))
     }
 
-    /// Allows further events of a kind, because the host has read the log page. A change since then is reported at once.
+    /// Allows further events of a kind, because the host has read the log page. Changes that came while the
+    /// kind was masked are reported at once.
     pub fn unmask(&self, event: Event) {
         let mut state = self.state();
         match event {

@@ -19,7 +19,7 @@ const POLL_FIRST: u16 = 1;
 pub struct Completed {
     /// The number that the request carried.
     pub tag: u64,
-    /// The result of the system call: negative error numbers, as the kernel returns them.
+    /// The result of the system call. If it failed, a negative error number.
     pub result: i32,
     /// Flags of the completion.
     pub flags: u32,
@@ -89,7 +89,8 @@ impl Ring {
         self.push(&opcode::Recv::new(Fd(socket), address, length).ioprio(priority).build().user_data(tag));
     }
 
-    /// Sends the memory that a message describes, completely unless the connection fails.
+    /// Sends the memory that `message` describes. The request completes when all bytes are sent or the
+    /// connection fails.
     ///
     /// # Safety
     /// The message, its vectors and the memory must stay valid and unchanged until the request has completed.
@@ -107,7 +108,7 @@ impl Ring {
         self.push(&entry.user_data(tag));
     }
 
-    /// Makes a call of a file operation.
+    /// Submits a system call of a file operation.
     ///
     /// # Safety
     /// The memory of the call must stay valid until the request has completed, and nothing else may use it.

@@ -44,9 +44,10 @@ pub struct Config {
     pub nqn: Option<String>,
     /// The hosts that may connect.
     pub hosts: Hosts,
-    /// The cores to which worker threads are bound, one thread each. If it is empty, `threads` threads are not bound.
+    /// The cores to which worker threads are bound, one thread each. If no cores are given, the target starts
+    /// `threads` threads that are not bound.
     pub cores: Vec<usize>,
-    /// The number of worker threads if no cores are given.
+    /// The number of worker threads if `cores` is empty.
     pub threads: usize,
     /// The limits.
     pub limits: Limits,
@@ -264,7 +265,7 @@ impl Acceptor {
         let (mut timers_at, mut refresh_at) = (Instant::now(), Instant::now() + REFRESH);
         let mut last_failure = String::new();
         while !self.stop.load(Relaxed) {
-            // SAFETY: the array and its length.
+            // SAFETY: the pointer and the length describe the array `polled`.
             let ready =
                 unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as _, TIMER.as_millis() as i32) };
             if ready > 0 {
@@ -398,7 +399,7 @@ fn listen(address: &SocketAddr) -> Result<TcpListener> {
 /// Binds the calling thread to a core.
 fn bind(core: Option<usize>) -> Result<()> {
     let Some(core) = core else { return Ok(()) };
-    // SAFETY: a set on the stack, and a system call that reads it.
+    // SAFETY: the set is a local variable, `core` lies within it, and the system call only reads it.
     let outcome = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         if core >= 8 * size_of::<libc::cpu_set_t>() {

@@ -75,7 +75,7 @@ static ZEROS: Zeros = Zeros([0; ZEROS_BYTES]);
 pub struct Progress {
     request: Request,
     address: *mut u8,
-    /// The bytes of the current range that are done.
+    /// How many bytes of the current range are done.
     done: u64,
     /// The ranges still to deallocate, the current one last.
     ranges: Vec<(u64, u64)>,
@@ -214,7 +214,8 @@ impl Progress {
     }
 }
 
-/// Makes a call and returns its result as an io_uring does. For tests and for the end of a target; blocks.
+/// Makes a call, blocks until it has returned, and returns its result as an io_uring does. For tests and
+/// fuzzing, which have no worker thread.
 pub fn make(call: Call, descriptor: RawFd) -> i32 {
     // SAFETY: the caller of `Progress` keeps the memory of its calls valid.
     let result = unsafe {

@@ -19,25 +19,25 @@ const MAX_NQN: usize = 223;
 /// Limits of the resources that hosts can take. Each number is the most that is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The entries of a queue, at most 1024.
+    /// The most entries of a queue. May be up to 1024.
     pub queue_entries: u16,
-    /// The I/O queues of a controller.
+    /// The most I/O queues of a controller.
     pub io_queues: u16,
-    /// The controllers of all hosts together.
+    /// The most controllers, of all hosts together.
     pub controllers: usize,
     /// The most data of a command is 4096 bytes times 2 to the power of this number (MDTS).
     pub transfer_shift: u8,
     /// The most data within a command capsule, in bytes. A multiple of 16.
     pub capsule_data_bytes: u32,
-    /// The data buffers of all connections of one thread together, in bytes.
+    /// The most memory for data buffers of all connections of one thread together, in bytes.
     pub buffer_bytes: usize,
-    /// The data buffers of a connection, in bytes. At least the most data of a command.
+    /// The most memory for data buffers of one connection, in bytes. It must hold the most data of a command.
     pub connection_bytes: usize,
-    /// The connections of all threads together.
+    /// The most connections, of all threads together.
     pub connections: usize,
-    /// How long a host may take from the connection to its Connect command.
+    /// How long a host may take from opening a connection to its Connect command.
     pub handshake_timeout: Duration,
-    /// How long a host may neither read responses nor send requested data.
+    /// How long a host may fail to read responses or to send requested data, until its connection is closed.
     pub stall_timeout: Duration,
 }
 

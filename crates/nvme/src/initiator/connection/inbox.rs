@@ -82,7 +82,8 @@ pub(super) struct Payload {
     pub(super) remaining: u32,
     /// The digest of the bytes that have arrived, if data digests are in use.
     pub(super) digest: Option<u32>,
-    /// The identifier of the command, if this data completes it without a response of its own.
+    /// The identifier of the command if this data's flag SUCCESS is set: the end of the data then completes
+    /// the command, and no CapsuleResp follows.
     pub(super) success: Option<u16>,
     /// The data is received directly into the buffer.
     pub(super) large: bool,

@@ -7,7 +7,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 #[derive(Clone, Copy, Debug)]
 enum Segment {
-    /// The next bytes of the field `bytes`: this many.
+    /// The next bytes of `Outbox::bytes`. The number says how many.
     Inline(usize),
     /// Bytes of the buffer of a slot.
     Data { slot: u16, at: usize, len: usize },
@@ -17,7 +17,7 @@ enum Segment {
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     segments: VecDeque<Segment>,
-    /// The inline bytes. Those before `start` have been sent.
+    /// The bytes of all inline segments. Those before `start` have been sent.
     bytes: Vec<u8>,
     start: usize,
 }
@@ -35,7 +35,7 @@ impl Outbox {
         }
     }
 
-    /// Adds a header, whose PDU has `data` bytes of data.
+    /// Adds the header of a PDU that has `data` bytes of data.
     pub(super) fn push<T: IntoBytes + Immutable>(
         &mut self,
         header: &T,
@@ -77,8 +77,8 @@ impl Outbox {
         filled
     }
 
-    /// Removes the first `bytes` bytes, after they were sent, and subtracts their number from `bytes`. Stops
-    /// at the end of a data segment and returns the segment's slot.
+    /// Removes `bytes` bytes from the start, after they were sent. Stops at the end of a data segment and
+    /// returns that segment's slot; `bytes` is then the number of bytes that are still to be removed.
     pub(super) fn sent(&mut self, bytes: &mut usize) -> Option<u16> {
         while *bytes > 0 {
             let segment = self.segments.front_mut().expect("bytes to send");

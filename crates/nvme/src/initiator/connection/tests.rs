@@ -52,7 +52,7 @@ fn sent(connection: &mut Connection, part: usize) -> Vec<u8> {
     all
 }
 
-/// Creates a connection that is ready for commands. The controller accepts 4096 bytes in an H2CData.
+/// Creates a connection that is ready for commands. Its controller accepts at most 4096 bytes in an H2CData.
 fn ready(digests: Digests) -> Connection {
     let mut connection = Connection::new(digests, 9, 8192);
     assert_eq!(sent(&mut connection, 10)[..8], [0, 0, 128, 0, 128, 0, 0, 0]);

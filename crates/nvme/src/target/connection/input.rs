@@ -7,7 +7,8 @@
 //!   0         start                  end                  CAPACITY
 //! ```
 //!
-//! The memory of a connection that has received little is not touched, so the kernel allocates no pages for it.
+//! While few bytes wait to be processed, most of the buffer is never touched, so the kernel allocates no
+//! pages for it.
 
 /// The size of the buffer. Many small commands fit into it, so that one call receives them all.
 pub const CAPACITY: usize = 64 << 10;

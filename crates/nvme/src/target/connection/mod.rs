@@ -111,7 +111,7 @@ pub struct Connection {
     /// False until the ICReq is processed.
     initialized: bool,
     rules: Rules,
-    /// The alignment of data in PDUs to the host, in bytes.
+    /// The data alignment that the host asked for, in bytes. It applies to the PDUs that the target sends.
     alignment: u8,
     input: Input,
     /// The memory that the last call of [`Connection::space`] returned, until [`Connection::received`].
@@ -124,9 +124,9 @@ pub struct Connection {
     ready: VecDeque<u16>,
     /// The slots of commands that wait for a buffer, in order.
     starved: VecDeque<u16>,
-    /// The identifiers of commands in progress: bit n of word n / 64.
+    /// The identifiers of commands in progress: identifier n sets bit n % 64 of word n / 64.
     identifiers: Vec<u64>,
-    /// The flushes in progress for a shutdown of the controller.
+    /// The number of flushes in progress because the host shuts the controller down.
     shutdown_flushes: u32,
     /// Completed commands that are not yet added to the counters of their namespaces.
     tally: Tally,
@@ -263,7 +263,8 @@ impl Connection {
         self.draining && !self.slots.any(|slot| slot.stage == Stage::Executing)
     }
 
-    /// Returns a command whose file operation must be started: its number, for [`Connection::call`].
+    /// Returns the slot of a command whose file operation must be started. [`Connection::call`] returns its
+    /// first system call.
     pub fn next_operation(&mut self) -> Option<u16> {
         self.ready.pop_front()
     }

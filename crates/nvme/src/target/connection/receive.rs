@@ -15,7 +15,7 @@ pub enum Receiving {
     Header,
     /// Data within a capsule, for which no buffer is available yet.
     Starved {
-        /// The command.
+        /// The slot of the command.
         slot: u16,
         /// The length of the data.
         length: usize,
@@ -24,18 +24,18 @@ pub enum Receiving {
     },
     /// Data of a command.
     Data {
-        /// The command.
+        /// The slot of the command.
         slot: u16,
-        /// The start of this PDU's data in the command's buffer.
+        /// The offset at which this PDU's data starts in the command's buffer.
         start: usize,
-        /// The place of the next byte in the command's buffer.
+        /// The offset of the next byte in the command's buffer.
         at: usize,
         /// The bytes of this PDU's data that are still to come.
         left: usize,
         /// True if a digest follows the data.
         digest: bool,
     },
-    /// Bytes that have no use: data of a command that was refused, and termination requests.
+    /// Bytes that are ignored: the data of a refused command, or of a termination request.
     Discard {
         /// The bytes that are still to come.
         left: usize,

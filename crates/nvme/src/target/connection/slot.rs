@@ -23,7 +23,7 @@ pub enum Stage {
 pub struct Slot {
     /// The command.
     pub command: Command,
-    /// How far it has got.
+    /// How far the command has got.
     pub stage: Stage,
     /// The validated I/O command. `None` for admin and Fabrics commands.
     pub request: Option<Request>,
@@ -63,7 +63,7 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Puts a command into a free slot. Returns its number.
+    /// Puts a command into a free slot. Returns the number of the slot.
     pub fn insert(&mut self, command: Command) -> u16 {
         let slot = Slot {
             command,
@@ -112,7 +112,8 @@ impl Slots {
         &mut self.slots[usize::from(number)]
     }
 
-    /// Returns the command in a slot that a host named, if it is in use.
+    /// Returns the command in slot `number`, or `None` if there is no such slot or it is free. Use this for
+    /// numbers that a host sent.
     pub fn find(&mut self, number: u16) -> Option<&mut Slot> {
         self.slots.get_mut(usize::from(number)).filter(|slot| slot.stage != Stage::Free)
     }

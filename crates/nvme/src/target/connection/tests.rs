@@ -79,7 +79,7 @@ impl Host {
         }
     }
 
-    /// Sends bytes and makes the system calls that follow.
+    /// Sends bytes as the host, and makes the system calls that the connection asks for.
     fn send(&mut self, mut bytes: &[u8]) {
         if let Some(trace) = &mut self.trace {
             dump('O', bytes, trace);
@@ -497,7 +497,7 @@ fn violations_end_the_connection_with_a_termination_request() {
             matches!(queue.connection.end(), Some(End::Violation(_))) && queue.connection.space().is_none()
         );
     }
-    // A second ICReq, and a command before the first.
+    // A command before the ICReq ends the connection, too.
     let mut host = Host::new(&subsystem);
     let bytes = host.capsule(Command::new(admin::KEEP_ALIVE, 0), &[]);
     host.send(&bytes);
@@ -608,7 +608,7 @@ fn a_changed_size_is_reported_once_until_the_log_is_read() {
     host.run();
     let Some(Answer::Completed(event)) = host.answer() else { panic!("no event") };
     assert_eq!((event.cid.get(), event.dw0.get()), (100, async_event::NAMESPACE_CHANGED));
-    // A further change is masked until the log is read.
+    // The event of a further change is not sent until the host has read the log.
     resize(3 << 20);
     host.connection.report_events();
     host.run();
