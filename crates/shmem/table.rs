@@ -101,7 +101,7 @@ fn types(set: &str) -> Vec<Type> {
     names.split_whitespace().map(|name| find(name).expect("a set has types of TYPES")).collect()
 }
 
-/// A parameter: its C type with TYPE replaced, and its name.
+/// A parameter: its name, and its C type, in which the function's type has replaced TYPE.
 #[derive(Clone)]
 pub struct Parameter {
     pub c: String,
@@ -115,7 +115,7 @@ pub struct Function {
     pub parameters: Vec<Parameter>,
     pub variadic: bool,
     pub kind: Type,
-    /// The Rust expression; empty if the function is implemented in C.
+    /// The Rust expression that implements the function; empty if the function is implemented in C.
     pub body: String,
     /// The name of the type-generic macro, and the index of the argument whose type selects the function. The
     /// context is not counted as an argument.

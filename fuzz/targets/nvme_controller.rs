@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use std::io::IoSlice;
 
 const BYTES: usize = 8192;
-/// The byte of all data that the controller sends in well-formed PDUs.
+/// The value of every data byte that the controller sends in well-formed PDUs.
 const SENT: u8 = 0xA5;
 
 /// Gives received bytes to the connection in parts. Returns false if it refused them.
@@ -73,7 +73,7 @@ fuzz_target!(|input: &[u8]| {
         return;
     }
     let mut cids = Vec::new();
-    // Arbitrary bytes can form any PDU, with any data.
+    // Arbitrary bytes can form PDUs with any data, so the data that reads return is then not compared.
     let mut arbitrary = mode & 8 != 0;
     for opcode in [io::READ, io::WRITE, io::READ, io::WRITE] {
         let mut buffer = Buffer::new(BYTES).expect("memory");

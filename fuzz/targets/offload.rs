@@ -1,6 +1,5 @@
 //! Decodes arbitrary bytes as the data that the offload engine and its preloaded library send each other:
-//! messages, records, addresses and rules. A decoded value must be the same after it was encoded and decoded
-//! again.
+//! messages, records, addresses and rules. Encoding a decoded value and decoding it again must not change it.
 
 #![no_main]
 

@@ -18,8 +18,8 @@ fn machine(options: &[&str]) -> Command {
 fn outcome(test: &str, output: Output) -> Option<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    // The guest's command may also end with status 3, so the message decides whether the machine was not
-    // started.
+    // Status 3 alone does not show that the machine was not started, because the guest's command may end with
+    // it too.
     if output.status.code() == Some(3) && errors.contains("virtual machines need") {
         eprintln!("SKIPPED {test}: {}", errors.trim().replace('\n', "; "));
         return None;

@@ -20,7 +20,7 @@ impl Team {
     pub const INVALID: Team = Team(0);
     /// All PEs.
     pub const WORLD: Team = Team(1);
-    /// The PEs whose memory loads and stores of this PE reach.
+    /// The team of the PEs whose memory this PE reaches by loads and stores.
     pub const SHARED: Team = Team(2);
 }
 
@@ -39,7 +39,7 @@ struct State {
     config: TeamConfig,
 }
 
-/// The team's state; `None` after its end.
+/// The team's state; `None` after the team was destroyed.
 type Slot = Mutex<Option<State>>;
 
 static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());

@@ -95,8 +95,8 @@ fn connect() -> Result<Process> {
     Ok(Process { id: std::process::id(), world: World::new(windows, address, length)?, twin, _hub: hub })
 }
 
-/// Returns the process that called shmem_init. `None` in a forked child, which is no PE and must not act as
-/// one.
+/// Returns the process that called shmem_init. `None` in a forked child, which is not a PE and must not act
+/// as one.
 fn own_process() -> Option<&'static Process> {
     PROCESS.get().filter(|process| process.id == std::process::id())
 }

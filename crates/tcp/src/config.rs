@@ -7,10 +7,10 @@ use crate::{Error, MILLISECOND, Result, SECOND};
 pub enum EcnMode {
     /// ECN is never used.
     Off,
-    /// ECN is used if the peer asks for it.
+    /// ECN is used if the peer requests it.
     #[default]
     Accept,
-    /// ECN is asked for in the SYN, and accepted.
+    /// ECN is requested in the SYN, and used if the peer agrees or requests it.
     Request,
 }
 

@@ -92,7 +92,7 @@ impl Congestion {
         }
     }
 
-    /// Returns the state to which [`Congestion::restore`] returns.
+    /// Returns a copy of the state, for [`Congestion::restore`].
     pub fn save(&self) -> Saved {
         Saved { window: self.window, threshold: self.threshold, cubic: self.cubic.clone() }
     }

@@ -125,7 +125,7 @@ impl<C> Listener<C> {
         self.accepted.len()
     }
 
-    /// Changes the backlog. Connections that are queued already stay.
+    /// Changes the backlog. Connections that are already queued stay.
     pub fn set_backlog(&mut self, backlog: usize) {
         self.backlog = backlog.max(1);
     }
@@ -270,7 +270,8 @@ impl<C> Listener<C> {
             sequence: handshake.sequence,
             acknowledgment: handshake.peer_sequence.wrapping_add(1),
             window: self.config.receive_capacity.min(u16::MAX as u32) as u16,
-            // RFC 3168, section 6.1.1.1: a retransmission does not use ECN, in case a middlebox dropped it for that.
+            // RFC 3168, section 6.1.1.1: a retransmission does not use ECN, because a middlebox may have
+            // dropped the first SYN,ACK for its ECN flag.
             flags: SYN | ACK | if handshake.ecn && handshake.syn_retransmissions == 0 { ECE } else { 0 },
             options: Options {
                 mss: Some(self.config.mss),

@@ -117,7 +117,7 @@ impl Scoreboard {
         self.lost
     }
 
-    /// Returns the number of records. Tests bound it.
+    /// Returns the number of records. Tests check that it stays bounded.
     #[cfg(test)]
     pub fn records(&self) -> usize {
         self.records.len()
@@ -378,7 +378,7 @@ impl Scoreboard {
         }
     }
 
-    /// Takes back the marks of segments that were marked lost and not retransmitted, because they were not lost.
+    /// Unmarks the segments that were marked lost and not retransmitted yet, because they were not lost.
     pub fn clear_lost(&mut self) {
         for record in &mut self.records {
             record.flags &= !LOST;

@@ -13,7 +13,7 @@ pub struct Flow {
     pub remote: SocketAddr,
 }
 
-/// Where a connection's numbers begin.
+/// Where the sequence numbers and the timestamps of a connection begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Start {
     /// The initial sequence number.
@@ -48,8 +48,9 @@ impl Secrets {
         hasher.finish()
     }
 
-    /// Returns where a new connection's numbers begin (RFC 6528): a keyed hash of the flow, plus a clock that
-    /// counts every 4 microseconds. A later connection of the same flow begins above an earlier one.
+    /// Returns where a new connection's sequence numbers and timestamps begin. The sequence number is a keyed
+    /// hash of the flow, plus a clock that counts every 4 microseconds (RFC 6528). A later connection of the
+    /// same flow begins above an earlier one.
     pub fn start(&self, now: u64, flow: &Flow) -> Start {
         let hash = self.hash(0, flow);
         Start {

@@ -101,7 +101,7 @@ impl BarMover {
     /// Creates a mover from `source` to `destination`; `None` is host memory.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the CPU had no 4-byte stores, which every CPU has.
+    /// [`Error::Invalid`] if the CPU has no 4-byte stores. Every CPU has them.
     pub fn new(source: Option<&Accelerator>, destination: Option<&Accelerator>) -> Result<Self> {
         Ok(Self {
             read: source.map(Accelerator::bar),

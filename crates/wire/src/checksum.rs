@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Returns the checksum computed as RFC 1071 describes it.
+    /// Returns the checksum, computed word by word as in RFC 1071, to compare with.
     fn plain(bytes: &[u8]) -> u16 {
         let mut sum = 0u32;
         for pair in bytes.chunks(2) {

@@ -57,8 +57,8 @@ impl<T: AsRef<[u8]>> Message<T> {
         self.bytes()[7] & 0x7f
     }
 
-    /// Returns the offset at which the message ends by its size field, or the buffer's end if that comes
-    /// first.
+    /// Returns the offset at which the message ends according to its size field, or the buffer's end if that
+    /// comes first.
     pub fn end(&self) -> usize {
         (HEADER + self.payload_size() as usize).clamp(DATA_HEADER, self.bytes().len())
     }

@@ -70,8 +70,8 @@ impl<T: AsRef<[u8]>> Packet<T> {
         &self.bytes()[HEADER..self.header_len()]
     }
 
-    /// Returns the offset at which the packet ends by its length field, or the buffer's end if that comes
-    /// first.
+    /// Returns the offset at which the packet ends according to its length field, or the buffer's end if that
+    /// comes first.
     #[inline(always)]
     pub fn end(&self) -> usize {
         // The length may have been set to less than the header's after `new` checked it, so `max` keeps the

@@ -58,8 +58,8 @@ pub struct Upper {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Returns the offset at which the packet ends by its length field, or the buffer's end if that comes
-    /// first.
+    /// Returns the offset at which the packet ends according to its length field, or the buffer's end if that
+    /// comes first.
     #[inline(always)]
     pub fn end(&self) -> usize {
         (HEADER + self.payload_length() as usize).min(self.bytes().len())

@@ -256,7 +256,8 @@ fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
     let word = |of: u32| of as usize * 64;
     let interrupts = device.interrupts(InterruptKind::MsiX, 2)?;
 
-    // Waits until both machines have enabled their interrupts. An interrupt before that would be lost.
+    // Each machine writes this value when it has enabled its interrupts, and waits for the other's. An
+    // earlier interrupt would be lost.
     const READY: u32 = 0x5eed;
     shared.write_u32(word(me), READY)?;
     let start = Instant::now();

@@ -26,7 +26,7 @@ pub enum State {
     Closing,
     /// The peer has closed first; this side's FIN is not acknowledged.
     LastAck,
-    /// Both sides have closed. Old segments are awaited.
+    /// Both sides have closed. The connection waits until its old segments have left the network.
     TimeWait,
     /// There is no connection.
     Closed,

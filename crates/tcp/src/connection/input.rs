@@ -102,8 +102,8 @@ impl Connection {
 
         let len = segment.payload.len() as u64 + (flags & FIN != 0) as u64;
         let end = seq + len;
-        // Accepts segments down to the acknowledgment number that was sent last, although they end before
-        // RCV.NXT: their acknowledgment may be new. An older segment is repeated or forged.
+        // A segment that ends between the acknowledgment number sent last and RCV.NXT repeats data, but may
+        // carry a new acknowledgment. So accept it. An older segment is repeated or forged.
         if end < self.rcv.last_ack || seq > self.rcv.edge() {
             self.counters.unacceptable += 1;
             if reset {

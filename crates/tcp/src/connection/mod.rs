@@ -82,9 +82,9 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Creates the established connection of a completed handshake. `config` may differ from the listener's: a smaller MSS limits what is sent, and
-    /// the announced window scale stays. The segment that completed it must then be handed to
-    /// [`Connection::on_segment`], because it may carry data.
+    /// Creates the established connection of a completed handshake. `config` may differ from the listener's:
+    /// a smaller MSS limits what is sent, and the announced window scale stays. Afterwards, hand the segment
+    /// that completed the handshake to [`Connection::on_segment`], because it may carry data.
     ///
     /// # Errors
     /// [`Error::Config`] if a setting is out of range.

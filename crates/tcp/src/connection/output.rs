@@ -95,7 +95,8 @@ impl Connection {
             }),
             sack: SackBlocks::default(),
         };
-        // RFC 3168, section 6.1.1.1: a retransmitted SYN does not ask for ECN, in case a middlebox dropped it for that.
+        // RFC 3168, section 6.1.1.1: a retransmitted SYN does not request ECN, because a middlebox may have
+        // dropped the first SYN for its ECN flags.
         let ecn = match (active, self.recovery.backoff) {
             (true, 0) if self.requests_ecn() => ECE | CWR,
             (false, 0) if self.flags.ecn => ECE,
@@ -119,12 +120,13 @@ impl Connection {
         ((self.rcv.advertised.saturating_sub(self.rcv.next)) >> self.rcv.scale).min(u16::MAX as u64) as u16
     }
 
-    /// Moves the announced edge of the window if that gains enough (RFC 9293, section 3.8.6.2.2).
+    /// Moves the announced edge of the window forward, if that gains a segment or half of the buffer (RFC
+    /// 9293, section 3.8.6.2.2).
     #[inline]
     fn advance_window(&mut self) {
         let edge = self.rcv.edge();
         let least = (self.rcv.capacity / 2).min(self.rcv.mss as u32).max(1) as u64;
-        // Data may have been accepted beyond the announced edge. Its room counts as announced.
+        // Data may have been accepted beyond the announced edge. The room that it takes counts as announced.
         self.rcv.advertised = self.rcv.advertised.max(self.rcv.next);
         if edge >= self.rcv.advertised + least {
             let most = self.rcv.next + ((u16::MAX as u64) << self.rcv.scale);
@@ -188,11 +190,12 @@ impl Connection {
         }
     }
 
-    /// Returns how much of a retransmission fits: whole segments within the congestion window, the peer's window and one transmission.
+    /// Returns the next retransmission: as much of the first lost range as the congestion window, the peer's
+    /// window and one transmission allow, in whole segments.
     fn retransmit(&mut self, now: u64) -> Option<Transmit> {
         let (start, lost) = self.scoreboard.next_lost()?;
         let mss = self.effective_mss();
-        // Even into a closed window, one byte is retransmitted as a probe, or the FIN.
+        // Even if the peer's window is closed, one byte or the FIN is retransmitted as a probe.
         let edge = self.snd.edge().max(self.snd.una + 1).max(self.fin_edge());
         if start >= edge {
             return None;
@@ -328,7 +331,7 @@ impl Connection {
         self.config.no_delay || self.snd.small_end <= self.snd.una
     }
 
-    /// Sends `len` new bytes, which may include the FIN.
+    /// Sends `len` new bytes, which may include the FIN, in segments of `size` bytes.
     pub(super) fn send_new(&mut self, now: u64, len: u32, size: u32) -> Transmit {
         let start = self.snd.next;
         if self.scoreboard.is_empty() {

@@ -11,7 +11,7 @@ pub(super) struct Sender {
     pub(super) next: Sequence,
     /// The sequence number behind the application's data, which is also the number of the FIN.
     pub(super) limit: Sequence,
-    /// The sequence number of index 0.
+    /// The sequence number of byte 0 of the stream to the peer.
     pub(super) start: Sequence,
     /// SND.WND, SND.WL1, SND.WL2.
     pub(super) window: u32,
@@ -49,13 +49,13 @@ impl Sender {
 pub(super) struct Receiver {
     /// RCV.NXT.
     pub(super) next: Sequence,
-    /// The first byte that the application has not consumed.
+    /// The sequence number of the first byte that the application has not consumed.
     pub(super) consumed: Sequence,
     /// The right edge of the window that was announced.
     pub(super) advertised: Sequence,
     /// The acknowledgment number sent last.
     pub(super) last_ack: Sequence,
-    /// The sequence number of index 0.
+    /// The sequence number of byte 0 of the stream from the peer.
     pub(super) start: Sequence,
     pub(super) capacity: u32,
     pub(super) scale: u8,

@@ -9,7 +9,7 @@ impl Connection {
         self.state
     }
 
-    /// Returns why the connection ended, or `None` if it did not or both sides closed it.
+    /// Returns why the connection ended, or `None` if it has not ended or both sides closed it.
     pub fn reason(&self) -> Option<Reason> {
         self.reason
     }

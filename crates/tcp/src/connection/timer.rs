@@ -150,8 +150,8 @@ impl Connection {
         let Some(keepalive) = self.config.keepalive else { return Events::NONE };
         let idle_end = self.timers.last_received.saturating_add(keepalive.idle);
         if now < idle_end || !self.scoreboard.is_empty() {
-            // The connection is not idle yet, or data is in flight, and then the retransmission timer finds
-            // out whether the peer lives. So send no keepalive probe.
+            // Send no keepalive probe: the connection was not idle for long enough, or data is in flight. In
+            // the second case the retransmission timer finds out whether the peer is alive.
             self.timers.keepalive_probes = 0;
             self.timers.keepalive_at =
                 idle_end.max(now.saturating_add(keepalive.interval.min(keepalive.idle)));
@@ -202,8 +202,8 @@ impl Connection {
             self.timers.loss = LossTimer::Reordering;
             self.timers.loss_at = self.timers.reordering_at;
         } else if let Some(probe_at) = self.loss_probe_at() {
-            // RFC 8985, section 7.2: a probe comes before the timeout. If it is due later, it is sent when
-            // the timeout would be.
+            // RFC 8985, section 7.2: a loss probe is sent before the first timeout. If it would be due later,
+            // it is sent instead of the timeout.
             self.timers.loss = LossTimer::LossProbe;
             self.timers.loss_at = probe_at.min(rto_at);
         }

@@ -49,7 +49,7 @@ fn rfc9293_passive_open() {
     assert_eq!(connection.state(), State::Established);
     assert_eq!(connection.smoothed_rtt(), Some(RTT));
     assert_eq!(connection.send_window(), 500 << 7);
-    // The same segment may carry data.
+    // The segment that completes the handshake may also carry data.
     let segment = Segment { header: last(&answer), payload: b"GET", ecn: Ecn::NotEct };
     let mut memory = Memory(vec![0; 1 << 20]);
     assert!(connection.on_segment(RTT, &segment, &mut memory).contains(Events::READABLE));

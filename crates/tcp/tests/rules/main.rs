@@ -18,7 +18,7 @@ mod windows;
 use inlane_tcp::*;
 use inlane_wire::tcp::{ACK, CWR, ECE, FIN, PSH, RST, SYN, URG};
 
-/// Where this side's and the peer's numbers begin. The peer's wrap during the test.
+/// The first sequence numbers of this side and of the peer. The peer's numbers wrap during the test.
 pub(crate) const ISS: u32 = 1000;
 pub(crate) const IRS: u32 = u32::MAX - 5000;
 pub(crate) const RTT: u64 = 10 * MILLISECOND;

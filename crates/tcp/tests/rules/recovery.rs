@@ -307,7 +307,8 @@ fn rfc2018_a_receiver_may_discard_what_it_reported() {
     let mut script = in_flight(plain(), 5);
     script.receive(ack(0).sack(&[edges(1, 5)]));
     assert_eq!(script.ranges(), [edges(0, 1)]);
-    // Only the first segment is acknowledged: the receiver has discarded the rest.
+    // Only the first segment is acknowledged: the receiver has discarded the others, which it had reported by
+    // SACK.
     script.receive(ack(MSS));
     script.next_timer();
     let mut repaired = script.ranges();

@@ -164,7 +164,7 @@ fn rfc9293_a_full_buffer_announces_zero_and_rejects_data() {
     assert_eq!(script.acknowledges(2000).window, 0);
     script.receive(data(2000, 1));
     assert_eq!(script.acknowledges(2000).window, 0);
-    // A FIN needs no room.
+    // A FIN takes no room in the buffer, so it is accepted although the window is closed.
     script.receive(seg(FIN | ACK, 2000, 0));
     assert_eq!(script.state(), State::CloseWait);
 }
