@@ -56,7 +56,7 @@ pub struct ListenerCounters {
     pub cookies_sent: u64,
     /// Handshakes completed by a valid cookie.
     pub cookies_valid: u64,
-    /// Acknowledgments without a half-open connection whose cookie was wrong.
+    /// Acknowledgments that belonged to no half-open connection and whose cookie was wrong.
     pub cookies_invalid: u64,
     /// Half-open connections given up because the peer did not answer.
     pub expired: u64,
@@ -81,7 +81,7 @@ pub struct Listener<C> {
     deadlines: [VecDeque<(u64, Flow)>; RETRIES + 1],
     accepted: VecDeque<C>,
     backlog: usize,
-    /// Until when cookies that were sent may be acknowledged.
+    /// The time until which cookies that were sent may still be acknowledged.
     cookies_until: u64,
     counters: ListenerCounters,
 }

@@ -38,7 +38,7 @@ impl Rtt {
         self.sample_min(now, rtt);
     }
 
-    /// Adds a sample to the minimum only.
+    /// Adds a sample to the minimum RTT only, not to the smoothed RTT.
     pub fn sample_min(&mut self, now: u64, rtt: u64) {
         if now.saturating_sub(self.window_start) > MIN_RTT_WINDOW {
             self.previous_min = self.min;

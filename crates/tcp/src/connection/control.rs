@@ -1,4 +1,4 @@
-//! What an application does: indices, closing, options.
+//! The methods for the application: indices, closing, options.
 
 use super::*;
 

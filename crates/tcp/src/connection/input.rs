@@ -8,7 +8,7 @@ use inlane_wire::tcp::{ACK, CWR, ECE, FIN, RST, SYN};
 
 /// How long TS.Recent is valid (RFC 7323, section 5.5).
 const PAWS_VALID: u64 = 24 * 24 * 3600 * SECOND;
-/// Challenge ACKs that one connection sends in a second at most (RFC 5961, section 7).
+/// The most challenge ACKs that one connection sends in a second (RFC 5961, section 7).
 const CHALLENGES_PER_SECOND: u8 = 10;
 
 impl Connection {
