@@ -39,7 +39,8 @@ pub fn forget_after_fork() {
         OWNER.store(0, Ordering::Relaxed);
         IN_USE.store(false, Ordering::Relaxed);
     }
-    // SAFETY: the function may be called at any time. A failure leaves `OWNER` of the parent, which the child then notices.
+    // SAFETY: the function may be called at any time. If it fails, a forked child finds its parent's process
+    // number in `OWNER`, so it does not use the kept connection.
     unsafe { libc::pthread_atfork(None, None, Some(child)) };
 }
 

@@ -28,7 +28,8 @@ impl Flags {
         self.0 & flag != 0
     }
 
-    /// Sets `flag`. All three flags are never set together, because the kernel keeps the value 7 for privileged processes.
+    /// Sets `flag`. If all three flags would then be set, stores 6, without `ERROR_READ`, because the kernel
+    /// reserves the value 7 for privileged processes.
     fn set(fd: RawFd, flag: c_int) {
         let value = (Self::of(fd).0 | flag).min(6);
         real::set_option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY, value);

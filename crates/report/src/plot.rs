@@ -32,7 +32,8 @@ pub struct Line {
     pub panel: String,
     /// The points in order.
     pub points: Vec<Point>,
-    /// The points of a second, dashed line in the same colour.
+    /// The points of a second, dashed line in the same colour, for example the 99th percentile beside the
+    /// median. May be empty.
     pub dashed: Vec<(f64, f64)>,
     /// The points of the line's ceiling, drawn in grey.
     pub ceiling: Vec<(f64, f64)>,

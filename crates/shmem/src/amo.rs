@@ -4,9 +4,9 @@ use crate::world::{check, world};
 use inlane_pgas::transport::Operation;
 use std::ffi::c_void;
 
-/// A type of 4 or 8 bytes.
+/// A type of 4 or 8 bytes on which the library has atomics.
 pub trait Word: Copy {
-    /// Returns the bits of the value in the low bytes.
+    /// Returns the bits of the value, in the low bytes of the result.
     fn bits(self) -> u64;
     /// Returns the value of these bits.
     fn value(bits: u64) -> Self;

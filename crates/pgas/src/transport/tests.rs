@@ -545,8 +545,8 @@ fn a_link_that_goes_down_ends_waits_and_says_what_is_lost() {
 #[test]
 fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
     let hub = Hub::new(2, BYTES as u64).unwrap();
-    // One side sets this when it has lost the link often enough, and then ends. Its end is the last loss of
-    // the link that the other side sees.
+    // Set by the first side that has seen enough losses of the link. That side then ends, which the other
+    // side may see as one more loss.
     let over = AtomicBool::new(false);
     let side = |port: u32| {
         let faults: Faults =

@@ -8,7 +8,7 @@ use inlane_core::region::Region;
 use inlane_ntb::window::Window;
 use std::time::Instant;
 
-/// Runs of each size. The fastest run is compared.
+/// The number of runs of each size. Only the fastest of them counts.
 const TRIES: usize = 5;
 /// The smallest size tried. Below it, a mover's fixed cost makes stores faster.
 const SMALLEST: usize = 4096;

@@ -24,7 +24,8 @@ pub enum FailureScope {
 pub struct WaitOptions {
     /// How the wait detects its end: poll, sleep until woken, or both.
     pub mode: CompletionMode,
-    /// Bytes of the awaited operation, from which an adaptive wait expects its duration; 0 if unknown.
+    /// The size of the awaited operation in bytes, from which an adaptive wait estimates how long it takes; 0
+    /// if unknown.
     pub bytes: u64,
     /// Which stores can end the wait. Only such stores make a peer wake a sleeping thread.
     pub interest: Interest,

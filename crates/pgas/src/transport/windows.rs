@@ -74,8 +74,9 @@ pub(super) struct Peer {
     theirs: AtomicU32,
     generation: AtomicU64,
     notifier: Mutex<Notifier>,
-    /// True for this PE itself, which wakes its own threads in another way. Also true for a peer towards which
-    /// this side, as the notifier, must execute a barrier between its store and its load of the announcement.
+    /// True if a store to this PE is followed by more than a check for its announcement. If the PE is this PE
+    /// itself, its threads are woken in another way. If it is a peer, a barrier must come between the store
+    /// and the check.
     pub is_exceptional: bool,
     /// The peer's last announcement that was answered by a doorbell. It is read without the notifier's lock.
     pub answered: AtomicU64,
@@ -111,7 +112,7 @@ pub(super) struct PeContext {
     /// True if all windows are coherent and no faults are injected. A store is then delivered once it has
     /// left the store buffer.
     pub coherent: bool,
-    /// The vectors of two doorbell bits: this one for requests, the next one for sleeping waiters.
+    /// The interrupt vector of the doorbell bit `REQUEST`. `wake_vector` is that of `WAKE`.
     pub request_vector: u32,
     pub wake_vector: u32,
     mover: Option<Mutex<Box<dyn Mover>>>,

@@ -74,7 +74,7 @@ impl Expectation {
         &self.traffic
     }
 
-    /// Returns the name of this check for results.
+    /// Returns the name under which results list this check.
     pub fn method(&self) -> String {
         format!("every packet against a reference {}", self.reference.name())
     }
@@ -150,13 +150,14 @@ impl Expectation {
         if expected == bytes && verdict.arrives_at(self.number) && !wrongly_padded {
             return Some(Classification::Correct(stamp));
         }
-        // The stamp's CRC covers the whole payload, so a stamp with the right CRC is intact.
+        // A stamp is intact if its CRC is right. The CRC covers the payload, whose start is uncertain if the
+        // headers are damaged, so all possible starts are tried.
         let intact = self.payload_starts(bytes).any(|start| bytes.get(start..).is_some_and(stamp::crc_ok));
         intact.then_some(Classification::Altered(stamp))
     }
 
-    /// Returns the offsets at which a packet's payload may begin: after the headers of each kind of flow, and
-    /// after its own headers.
+    /// Returns the offsets at which a packet's payload may begin: after headers as each kind of flow has
+    /// them, and after the packet's own headers.
     fn payload_starts(&self, bytes: &[u8]) -> impl Iterator<Item = usize> {
         let expected = self.traffic.headers.iter().map(|headers| self.traffic.header_length(*headers));
         let layers = Layers::of(bytes).ok().flatten();

@@ -32,7 +32,7 @@ impl ExpectedVerdict {
 /// A second, independent implementation of a packet function. A checker uses it to compute the packets that
 /// must arrive.
 pub trait ReferenceFunction: Send + Sync {
-    /// Returns the function's name for results.
+    /// Returns the name under which results list the function.
     fn name(&self) -> &str;
 
     /// Changes `frame` as the packet function must change it, and returns the verdict that the function must
@@ -284,8 +284,9 @@ impl Condition {
             Condition::Protocol(wanted) => layers.is_some_and(|layers| layers.protocol == *wanted),
             Condition::Ports { protocol, source, first, last } => tuple.is_some_and(|tuple| {
                 let port = if *source { tuple.source_port } else { tuple.destination_port };
-                // Only the first fragment of a datagram has ports. A rule with ports matches no IPv4 fragment
-                // at all, and only the first fragment of IPv6.
+                // Later fragments have no ports, so no rule with ports matches them. As in the packet
+                // function, such a rule matches the first fragment of an IPv6 datagram, but not that of an
+                // IPv4 datagram.
                 tuple.protocol == *protocol && !is_fragment(frame, layers) && (*first..=*last).contains(&port)
             }),
             Condition::Net { source, address, prefix } => tuple.is_some_and(|tuple| {

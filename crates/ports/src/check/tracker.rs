@@ -20,7 +20,7 @@ pub struct Tracker {
     counts: Counts,
 }
 
-/// The numbers of packets that a tracker has recorded.
+/// How many packets a tracker has recorded, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Packets that had not arrived before.

@@ -64,7 +64,7 @@ pub struct CaptureWriter {
     /// The resolution in the header, once the header is written or in the buffer.
     header: Option<Resolution>,
     buffer: Vec<u8>,
-    /// Bytes at the front of the buffer that were written.
+    /// The number of bytes at the front of the buffer that are already written to the output.
     written: usize,
     /// The offset of the first record in the buffer: after the header if the buffer contains it.
     first_record: usize,
@@ -341,7 +341,7 @@ impl CaptureWriter {
     }
 }
 
-/// Part of the error of a capture whose reader closed the pipe.
+/// The text by which `is_closed_by_reader` recognises the error of a capture whose reader closed the pipe.
 const CLOSED: &str = "its reader closed the pipe";
 
 /// Returns true for the error of a capture whose reader closed the pipe.
