@@ -314,8 +314,8 @@ mod tests {
         model(false);
     }
 
-    /// Checks that clearing the doorbell before the scan loses no wake-up: a ring during the scan stays
-    /// pending.
+    /// Checks that clearing the doorbell before reading the data loses no wake-up: if the doorbell rings
+    /// while the data is read, it stays pending.
     #[test]
     fn loom_clear_before_scan() {
         loom::model(|| {

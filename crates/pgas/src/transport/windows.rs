@@ -141,8 +141,8 @@ pub struct Thresholds {
     pub wakes_by_membarrier: bool,
 }
 
-/// Checks that the bridge can carry the protocol. Returns the vectors of the doorbell bits [`REQUEST`] and
-/// [`WAKE`].
+/// Checks that the bridge can carry the protocol. Returns the interrupt vectors of the doorbell bits
+/// [`REQUEST`] and [`WAKE`].
 fn vectors(ntb: &dyn Ntb) -> Result<(u32, u32)> {
     let capabilities = ntb.capabilities();
     let refuse = |why: String| Err(Error::invalid(format!("bridge {}", capabilities.name), why));

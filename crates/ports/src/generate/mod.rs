@@ -237,7 +237,7 @@ struct GeneratorRx {
     body: Vec<u8>,
     first_flow: u32,
     stride: u32,
-    /// The flow that sends next, counted within this queue.
+    /// The index of the flow that sends next, among the flows of this queue.
     turn: u32,
     /// The sequence number of the next packet, modulo 2^32. Equal for all flows of the queue.
     sequence: u32,

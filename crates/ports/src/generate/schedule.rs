@@ -35,13 +35,13 @@ impl Schedule {
         Self { start_ns: None, sent: 0, ns_per_unit: 1e9 / (per_second * share), unit }
     }
 
-    /// Returns when the next packet is due, in nanoseconds.
+    /// Returns when the next packet is due, in nanoseconds of the clock that gives `now_ns`.
     #[inline]
     pub fn due_ns(&self) -> u64 {
         self.start_ns.unwrap_or(0) + (self.sent as f64 * self.ns_per_unit) as u64
     }
 
-    /// Counts a sent packet of `bytes`.
+    /// Counts a sent packet of `bytes` bytes.
     #[inline]
     pub fn advance(&mut self, bytes: usize) {
         self.sent += match self.unit {

@@ -25,7 +25,7 @@ pub struct Template {
     base: u16,
     /// Length of the headers, in bytes.
     pub header_len: u8,
-    /// Offset of the transport checksum.
+    /// Offset of the transport checksum in the frame, in bytes.
     pub checksum_at: u8,
     flags: u8,
 }

@@ -211,7 +211,7 @@ struct CaptureRx {
     reader: CaptureReader,
     /// The file that the reader reads, if the capture is repeated: the reader restarts it at its end.
     repeated: Option<File>,
-    /// The latest timestamp in the file.
+    /// The latest timestamp in the file, in nanoseconds since the epoch.
     latest_ns: u64,
     /// The resolution of the capture's timestamps. It is set when the header has been read.
     resolution: SharedResolution,
@@ -222,7 +222,7 @@ struct CaptureRx {
     started: Option<(u64, u64)>,
     /// The time that the current lap adds to the timestamps in the file, in nanoseconds.
     shift_ns: u64,
-    /// Timestamp of the packet that was played last, with the shift.
+    /// Timestamp of the packet that was played last, including `shift_ns`.
     last_ns: u64,
     /// An error that occurred after packets were read. The packets are returned first, and the error by the
     /// next call.

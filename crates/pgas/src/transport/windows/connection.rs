@@ -23,7 +23,8 @@ impl Windows {
         let context = &*self.context;
         let peer = context.peer(pe)?;
         let lost = peer.lost();
-        // Hold both locks, so that no other thread posts or serves requests meanwhile.
+        // Hold both locks during the handshake: no other thread may post requests to the peer (`next`) or
+        // serve the peer's requests (`expected`) meanwhile.
         let mut next = peer.requests.next.lock().unwrap_or_else(PoisonError::into_inner);
         let mut expected = context.next_requests.lock().unwrap_or_else(PoisonError::into_inner);
         let inbound = context.ntb.inbound().slice(0, context.layout.bytes())?;
