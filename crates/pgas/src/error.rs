@@ -36,6 +36,14 @@ pub enum Error {
         /// What was found, and what to do.
         why: String,
     },
+    /// A function of UCX failed.
+    #[error("UCX: {what}: {why}")]
+    Ucx {
+        /// The operation that failed, and its object.
+        what: String,
+        /// UCX's reason.
+        why: String,
+    },
     /// The link to a peer went down, or the peer restarted, during an operation.
     #[error("link to PE {peer} lost: {lost}; look for the cause at PE {peer}")]
     LinkLost {

@@ -57,7 +57,7 @@ pub fn ptr(address: *const c_void, number: c_int) -> *mut c_void {
 
 /// Returns true if loads and stores reach the memory of every PE.
 pub fn all_reachable() -> bool {
-    (0..world().pes()).all(|pe| pe == world().me() || world().transport().direct(pe).is_some())
+    (0..world().pes()).all(|pe| pe == world().me() || world().transport().direct(pe, 0).is_some())
 }
 
 /// Stores the version of the specification.

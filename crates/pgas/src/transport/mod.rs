@@ -2,20 +2,25 @@
 //! ordering, delivery, and notifications between pairs.
 //!
 //! [`Transport`] lists the operations that [`crate::world`] uses. [`windows::Windows`] implements them over
-//! NTB windows. A transport over UCX, for peers on a network, is not supported yet.
+//! NTB windows, and [`ucx::Ucx`] over UCX, for PEs on several machines. [`bootstrap`] is what a PE needs before
+//! it can communicate, and [`select`] chooses the transport.
 
+pub mod bootstrap;
 pub mod layout;
 mod record;
+pub mod rendezvous;
 mod requests;
+pub mod select;
 mod service;
 #[cfg(test)]
 mod tests;
 pub mod threshold;
+pub mod ucx;
 pub mod wait;
 pub mod wakeup;
 pub mod windows;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// An atomic operation. Every operation returns the previous value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +56,32 @@ pub struct Atomic {
     pub comparand: u64,
 }
 
+/// Static objects of the program that stand for a span of symmetric memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Statics {
+    /// Symmetric offset of the span.
+    pub offset: usize,
+    /// Address of the objects in this process. It may differ between PEs.
+    pub address: usize,
+    /// Length of the span in bytes, equal on all PEs.
+    pub bytes: usize,
+}
+
+/// What a connected transport can do.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
+pub struct Capabilities {
+    /// The transport: `windows` or `ucx`.
+    pub name: &'static str,
+    /// How bytes travel to the PEs reached so far, such as `twin`, `tcp` or `sysv`.
+    pub methods: Vec<String>,
+    /// Number of PEs, this PE included, whose memory plain loads and stores reach.
+    pub mapped_pes: u32,
+    /// What carries out atomics. It is the same for all PEs and all words.
+    pub atomics: &'static str,
+    /// True if a started put, get or atomic may still be in flight when its function returns.
+    pub nonblocking: bool,
+}
+
 /// Access to the symmetric memory of all PEs of a job. Any thread may call any method.
 ///
 /// Offsets count from the start of symmetric memory, which has the same length on every PE.
@@ -61,9 +92,11 @@ pub trait Transport: Send + Sync + 'static {
     fn pes(&self) -> u32;
     /// Returns the address and the length of this PE's symmetric memory.
     fn symmetric(&self) -> (*mut u8, usize);
-    /// Returns the address at which plain loads and stores reach `pe`'s symmetric memory. Returns `None` if
-    /// they cannot reach it.
-    fn direct(&self, pe: u32) -> Option<*mut u8>;
+    /// Returns the address at which plain loads and stores reach the byte at `offset` of `pe`'s symmetric
+    /// memory. Returns `None` if they cannot reach it.
+    fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8>;
+    /// Returns what this transport can do.
+    fn capabilities(&self) -> Capabilities;
 
     /// Copies to `pe`. When this method returns, the stores are issued and the source may be reused.
     ///
@@ -93,6 +126,15 @@ pub trait Transport: Send + Sync + 'static {
     /// `destination` is writable for `length` bytes and does not overlap the source.
     unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()>;
 
+    /// Starts a copy from `pe`. The bytes have arrived after the next [`Transport::quiet`].
+    ///
+    /// # Errors
+    /// As for [`Transport::get`].
+    ///
+    /// # Safety
+    /// As for [`Transport::get`], until the next quiet.
+    unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()>;
+
     /// Makes the owner carry out an atomic, and returns the previous value.
     ///
     /// # Errors
@@ -105,6 +147,15 @@ pub trait Transport: Send + Sync + 'static {
     /// # Errors
     /// As for [`Transport::atomic`]. A refusal is reported by the next quiet or fence.
     fn atomic_nbi(&self, pe: u32, atomic: Atomic) -> Result<()>;
+
+    /// Starts an atomic. The previous value is stored at `result` before the next [`Transport::quiet`] ends.
+    ///
+    /// # Errors
+    /// As for [`Transport::atomic`].
+    ///
+    /// # Safety
+    /// `result` is writable for the width of the atomic until the next quiet.
+    unsafe fn atomic_fetch_nbi(&self, pe: u32, atomic: Atomic, result: *mut u8) -> Result<()>;
 
     /// Orders puts: those before this call arrive at each PE before all later puts and atomics to that PE.
     ///
@@ -149,4 +200,16 @@ pub trait Transport: Send + Sync + 'static {
 
     /// Carries out pending requests of other PEs. Call it in loops that do not wait in the transport.
     fn progress(&self);
+
+    /// Blocks until no PE needs this one any more. All PEs call it last, after a [`Transport::quiet`].
+    ///
+    /// # Errors
+    /// If a PE has ended before.
+    fn leave(&self) -> Result<()>;
+}
+
+#[cold]
+fn no_such_pe(pe: u32, pes: u32) -> Error {
+    // A C program's negative number arrives as a large one, so print it as a signed number.
+    Error::invalid(format!("PE {}", pe as i32), format!("the job has PEs 0 to {}", pes - 1))
 }

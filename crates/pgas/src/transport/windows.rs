@@ -344,7 +344,7 @@ impl PeContext {
     pub(super) fn peer(&self, pe: u32) -> Result<&Peer> {
         match self.peers.get(pe as usize) {
             Some(peer) => Ok(peer),
-            None => Err(no_such_pe(pe, self.pes)),
+            None => Err(super::no_such_pe(pe, self.pes)),
         }
     }
 
@@ -445,12 +445,6 @@ impl PeContext {
         }
         Ok(())
     }
-}
-
-#[cold]
-fn no_such_pe(pe: u32, pes: u32) -> Error {
-    // A C program's negative number arrives as a large one, so print it as a signed number.
-    Error::invalid(format!("PE {}", pe as i32), format!("the job has PEs 0 to {}", pes - 1))
 }
 
 impl Drop for Windows {

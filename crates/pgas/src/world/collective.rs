@@ -125,7 +125,8 @@ impl<T: Transport> World<T> {
     pub fn leave(&self) -> Result<()> {
         self.barrier_all()?;
         // A notification in flight would be lost with the process, so wait until it is delivered.
-        self.quiet()
+        self.quiet()?;
+        self.transport.leave()
     }
 
     /// Copies `bytes` from `source` of the PE at index `root` to symmetric address `destination` of all other

@@ -95,8 +95,8 @@ impl<T: Transport> World<T> {
         Self::statics_offset(pes) + statics_bytes.next_multiple_of(4096) + heap_bytes.next_multiple_of(4096)
     }
 
-    /// Makes a world over `transport`. The `statics_bytes` at address `statics` must already be mapped at
-    /// [`World::statics_offset`] of symmetric memory. Pass 0 for both if the program has no static objects.
+    /// Makes a world over `transport`. The transport must already reach the `statics_bytes` at address `statics`
+    /// by [`World::statics_offset`]. Pass 0 for both if the program has no static objects.
     /// The heap takes the rest.
     ///
     /// # Errors
@@ -168,7 +168,11 @@ impl<T: Transport> World<T> {
 
     /// Returns this PE's address of a symmetric offset.
     pub fn address_of(&self, offset: usize) -> *mut u8 {
-        (self.base + offset) as *mut u8
+        let statics = self.statics_offset..self.statics_offset + self.statics_bytes;
+        match statics.contains(&offset) {
+            true => (self.statics + offset - self.statics_offset) as *mut u8,
+            false => (self.base + offset) as *mut u8,
+        }
     }
 
     /// Returns the address at which loads and stores reach `pe`'s copy of the object at `address`, or `None`
@@ -178,7 +182,7 @@ impl<T: Transport> World<T> {
         if pe == self.me() {
             return Some(address as *mut u8);
         }
-        Some(self.transport.direct(pe)?.wrapping_add(offset))
+        self.transport.direct(pe, offset)
     }
 
     fn heap(&self) -> MutexGuard<'_, Heap> {
@@ -275,6 +279,26 @@ impl<T: Transport> World<T> {
         unsafe { self.transport.get(pe, offset, destination, bytes) }
     }
 
+    /// Starts a copy like [`World::get_bytes`]. The bytes have arrived after the next quiet.
+    ///
+    /// # Errors
+    /// As for [`World::get_bytes`].
+    ///
+    /// # Safety
+    /// As for [`World::get_bytes`], until the next quiet.
+    #[inline]
+    pub unsafe fn get_bytes_nbi(
+        &self,
+        destination: *mut u8,
+        source: usize,
+        bytes: usize,
+        pe: u32,
+    ) -> Result<()> {
+        let offset = self.offset_of(source, bytes)?;
+        // SAFETY: the caller keeps the promises that this call needs.
+        unsafe { self.transport.get_nbi(pe, offset, destination, bytes) }
+    }
+
     /// Returns the symmetric offset of an atomic's word.
     fn atomic_offset(&self, address: usize, width: usize) -> Result<usize> {
         let offset = self.offset_of(address, width)?;
@@ -316,6 +340,28 @@ impl<T: Transport> World<T> {
     ) -> Result<()> {
         let offset = self.atomic_offset(target, width)?;
         self.transport.atomic_nbi(pe, Atomic { operation, offset, width, operand, comparand: 0 })
+    }
+
+    /// Starts an atomic on the word of `width` bytes at symmetric address `target` of `pe`. The previous value is
+    /// stored at `result` before the next quiet ends. The operands are the operand and the comparand.
+    ///
+    /// # Errors
+    /// As for [`World::atomic`].
+    ///
+    /// # Safety
+    /// `result` is writable for `width` bytes until the next quiet.
+    pub unsafe fn atomic_fetch_nbi(
+        &self,
+        operation: Operation,
+        (target, width): (usize, usize),
+        (operand, comparand): (u64, u64),
+        result: *mut u8,
+        pe: u32,
+    ) -> Result<()> {
+        let offset = self.atomic_offset(target, width)?;
+        let atomic = Atomic { operation, offset, width, operand, comparand };
+        // SAFETY: the caller keeps the promises that this call needs.
+        unsafe { self.transport.atomic_fetch_nbi(pe, atomic, result) }
     }
 
     /// Puts bytes and then a signal. The peer that sees the signal also sees the bytes.

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::transport::service::encode_atomic;
 use crate::transport::wait::{FailureScope, WaitOptions};
 use crate::transport::wakeup::{Interest, Stored};
-use crate::transport::{Atomic, Transport};
+use crate::transport::{Atomic, Capabilities, Transport};
 use inlane_core::access::store_fence;
 use std::sync::PoisonError;
 use std::sync::atomic::{Ordering, fence};
@@ -24,9 +24,21 @@ impl Transport for Windows {
         (self.context.base.wrapping_add(layout.symmetric()), layout.symmetric_bytes())
     }
 
-    fn direct(&self, pe: u32) -> Option<*mut u8> {
+    fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8> {
         let base = self.context.peers.get(pe as usize)?.window.coherent_base()?;
-        Some(base.wrapping_add(self.context.layout.symmetric()))
+        Some(base.wrapping_add(self.context.layout.symmetric() + offset))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let context = &*self.context;
+        let mapped = |peer: &&Peer| peer.window.coherent_base().is_some();
+        Capabilities {
+            name: "windows",
+            methods: vec![context.ntb.capabilities().name.into()],
+            mapped_pes: context.peers.iter().filter(mapped).count() as u32,
+            atomics: "a processor of the PE that owns the word",
+            nonblocking: context.mover.is_some(),
+        }
     }
 
     #[inline]
@@ -75,6 +87,11 @@ impl Transport for Windows {
         unsafe { self.get_pushed(pe, offset, destination, length, None) }
     }
 
+    unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
+        // SAFETY: the caller keeps the promises that this call needs.
+        unsafe { self.get(pe, offset, destination, length) }
+    }
+
     fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64> {
         let context = &*self.context;
         context.peer(pe)?;
@@ -93,6 +110,13 @@ impl Transport for Windows {
             return self.atomic(pe, atomic).map(|_| ());
         }
         context.request_later(pe, &encode_atomic(&atomic))
+    }
+
+    unsafe fn atomic_fetch_nbi(&self, pe: u32, atomic: Atomic, result: *mut u8) -> Result<()> {
+        let before = self.atomic(pe, atomic)?.to_le_bytes();
+        // SAFETY: the caller guarantees the result. The width was checked when the atomic was carried out.
+        unsafe { std::ptr::copy_nonoverlapping(before.as_ptr(), result, atomic.width.min(before.len())) };
+        Ok(())
     }
 
     fn order(&self) -> Result<()> {
@@ -171,5 +195,10 @@ impl Transport for Windows {
 
     fn progress(&self) {
         self.context.serve(false);
+    }
+
+    fn leave(&self) -> Result<()> {
+        // A peer's stores need no answer of this PE.
+        Ok(())
     }
 }

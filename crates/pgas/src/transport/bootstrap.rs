@@ -1,0 +1,47 @@
+//! What a PE needs beside communication: an exchange of addresses and keys with the other PEs before they
+//! can communicate, and a connection to the launcher.
+//!
+//! Windows exchange their addresses through scratchpads, so they need only [`JobControl`].
+
+use crate::error::Result;
+use inlane_ntb::twin::Twin;
+
+/// The exchange of addresses and keys between the PEs of a job.
+pub trait Exchange: Send + Sync {
+    /// Returns the number of this PE.
+    fn me(&self) -> u32;
+    /// Returns the number of PEs.
+    fn pes(&self) -> u32;
+    /// Blocks until every PE has called it as often as this PE. Returns what each PE passed, in the order of
+    /// the PEs.
+    ///
+    /// # Errors
+    /// If a PE or the launcher has ended.
+    fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
+    /// Returns a PE that ended before it had finished, if there is one.
+    fn lost(&self) -> Option<u32>;
+}
+
+/// What a PE tells its launcher.
+pub trait JobControl: Send + Sync {
+    /// Reports that this PE has finished. Its end is then no failure.
+    fn report_finished(&self);
+    /// Reports that this PE ends because `peer` was lost. The launcher then looks for the cause at `peer`.
+    fn report_lost(&self, peer: u32);
+    /// Asks the launcher to end all PEs, and to exit with `status`.
+    fn request_exit_all(&self, status: i32);
+}
+
+impl JobControl for Twin {
+    fn report_finished(&self) {
+        Twin::report_finished(self);
+    }
+
+    fn report_lost(&self, peer: u32) {
+        Twin::report_lost(self, peer);
+    }
+
+    fn request_exit_all(&self, status: i32) {
+        Twin::request_exit_all(self, status);
+    }
+}

@@ -1,0 +1,167 @@
+//! A PE's side of the meeting point.
+
+use super::{Frame, MAX_PAYLOAD, MAX_PES, Meeting, prepare};
+use crate::error::{Error, Lost, Result};
+use crate::transport::bootstrap::{Exchange, JobControl};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long to try to connect. The launcher listens before it starts a PE, so only a lossy network needs it.
+const CONNECT_TIME: Duration = Duration::from_secs(30);
+/// How often an exchange looks whether a PE was lost.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Value of [`Shared::lost`] while no PE is lost.
+const NONE: u32 = u32::MAX;
+
+/// What happens when the launcher has ended before this PE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnLoss {
+    /// The process prints a message and ends, even while it computes.
+    Exit,
+    /// Later exchanges fail.
+    Report,
+}
+
+struct Shared {
+    /// A PE that ended before it had finished, or [`NONE`].
+    lost: AtomicU32,
+    finished: AtomicBool,
+}
+
+/// A PE's connection to the launcher.
+pub struct Client {
+    me: u32,
+    pes: u32,
+    /// The lock keeps the frames of two threads apart.
+    stream: Mutex<TcpStream>,
+    /// The results of the exchanges. The lock admits one exchange at a time.
+    gathered: Mutex<Receiver<Vec<Vec<u8>>>>,
+    shared: Arc<Shared>,
+}
+
+impl Client {
+    /// Joins the job at `meeting` as PE `me`.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] if the launcher cannot be reached or refuses.
+    pub fn join(meeting: &Meeting, me: u32, on_loss: OnLoss) -> Result<Self> {
+        let address = meeting.address;
+        let failed =
+            |why: String| Error::Failed { what: format!("joining the job at {address} as PE {me}"), why };
+        let unreachable = |error: std::io::Error| {
+            failed(format!("{error}; give the launcher an address that this machine reaches, by --address"))
+        };
+        let mut stream = connect(meeting).map_err(unreachable)?;
+        prepare(&stream).map_err(unreachable)?;
+        stream.set_read_timeout(Some(CONNECT_TIME)).map_err(unreachable)?;
+        Frame::Hello { token: meeting.token, pe: me }.write(&mut stream).map_err(unreachable)?;
+        let pes = match Frame::read(&mut stream, 64) {
+            Ok(Frame::Welcome(pes)) if (1..=MAX_PES).contains(&pes) && me < pes => pes,
+            Ok(frame) => return Err(failed(format!("the answer was {frame:?}"))),
+            Err(_) => {
+                return Err(failed("the launcher refused; start each PE once, by the launcher".into()));
+            }
+        };
+        stream.set_read_timeout(None).map_err(unreachable)?;
+        let shared = Arc::new(Shared { lost: AtomicU32::new(NONE), finished: AtomicBool::new(false) });
+        let (sender, gathered) = channel();
+        let (mut reading, theirs) = (stream.try_clone().map_err(unreachable)?, shared.clone());
+        let limit = (MAX_PAYLOAD + 4) * pes as usize;
+        let watch = move || {
+            loop {
+                match Frame::read(&mut reading, limit) {
+                    Ok(Frame::Gathered(all)) if all.len() == pes as usize => drop(sender.send(all)),
+                    Ok(Frame::Gone(pe)) if pe < pes => theirs.lost.store(pe, Ordering::Release),
+                    _ => break,
+                }
+            }
+            if on_loss == OnLoss::Exit && !theirs.finished.load(Ordering::Acquire) {
+                eprintln!("inlane shmem: PE {me}: the launcher at {address} has ended, so this PE ends too");
+                // SAFETY: the call ends the process at once and runs no other code of it.
+                unsafe { libc::_exit(1) };
+            }
+        };
+        std::thread::Builder::new()
+            .name("rendezvous".into())
+            .spawn(watch)
+            .map_err(|error| Error::os("starting the thread rendezvous", error))?;
+        Ok(Self { me, pes, stream: Mutex::new(stream), gathered: Mutex::new(gathered), shared })
+    }
+
+    fn send(&self, frame: &Frame) -> std::io::Result<()> {
+        frame.write(&mut *self.stream.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn connect(meeting: &Meeting) -> std::io::Result<TcpStream> {
+    let until = Instant::now() + CONNECT_TIME;
+    loop {
+        match TcpStream::connect_timeout(&meeting.address, CONNECT_TIME) {
+            Ok(stream) => return Ok(stream),
+            Err(error) if Instant::now() > until => return Err(error),
+            // Nothing listens there, so the launcher has ended.
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => return Err(error),
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
+impl Exchange for Client {
+    fn me(&self) -> u32 {
+        self.me
+    }
+
+    fn pes(&self) -> u32 {
+        self.pes
+    }
+
+    fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let gathered = self.gathered.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed =
+            |why: &str| Error::Failed { what: "an exchange between the PEs".into(), why: why.into() };
+        if bytes.len() > MAX_PAYLOAD {
+            return Err(failed("an address or key of UCX is longer than 1 MiB; report this as a bug"));
+        }
+        let sent = self.send(&Frame::Gather(bytes.to_vec()));
+        loop {
+            // Read it first: a PE may be lost after the exchange, whose result then has arrived before.
+            let lost = self.lost();
+            match (gathered.recv_timeout(LOOK_EVERY), lost) {
+                (Ok(all), _) => return Ok(all),
+                (Err(_), Some(peer)) => return Err(Error::LinkLost { peer, lost: Lost::default() }),
+                (Err(RecvTimeoutError::Timeout), None) if sent.is_ok() => {}
+                (Err(_), None) => return Err(failed("the launcher has ended")),
+            }
+        }
+    }
+
+    fn lost(&self) -> Option<u32> {
+        Some(self.shared.lost.load(Ordering::Acquire)).filter(|pe| *pe != NONE)
+    }
+}
+
+impl JobControl for Client {
+    fn report_finished(&self) {
+        self.shared.finished.store(true, Ordering::Release);
+        let _ = self.send(&Frame::Finished);
+    }
+
+    fn report_lost(&self, peer: u32) {
+        let _ = self.send(&Frame::Lost(peer));
+    }
+
+    fn request_exit_all(&self, status: i32) {
+        let _ = self.send(&Frame::Exit(status));
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.shared.finished.store(true, Ordering::Release);
+        let stream = self.stream.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+}

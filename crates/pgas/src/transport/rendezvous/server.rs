@@ -1,0 +1,241 @@
+//! The launcher's side: admits the PEs, carries out their exchanges and reports how they end.
+
+use super::{Frame, MAX_PAYLOAD, MAX_PES, Meeting, prepare};
+use crate::error::{Error, Result};
+use inlane_ntb::twin::PortEvent;
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long a connection may take to say which PE it is.
+const HELLO_TIME: Duration = Duration::from_secs(10);
+/// The most connections that have not said yet which PE they are.
+const MAX_STRANGERS: usize = 256;
+
+/// The server of a job. It ends its connections when it is dropped.
+pub struct Server {
+    shared: Arc<Shared>,
+    meeting: Meeting,
+    receiver: Mutex<Option<Receiver<(u32, PortEvent)>>>,
+}
+
+struct Shared {
+    pes: u32,
+    token: [u8; 16],
+    state: Mutex<State>,
+}
+
+struct State {
+    members: Vec<Member>,
+    events: Sender<(u32, PortEvent)>,
+    /// Connections that have not said yet which PE they are.
+    strangers: usize,
+    stopped: bool,
+}
+
+#[derive(Default)]
+struct Member {
+    /// The frames to send, and the connection, of a PE that has joined.
+    connection: Option<(Sender<Vec<u8>>, TcpStream)>,
+    joined: bool,
+    finished: bool,
+    gone: bool,
+    given: Option<Vec<u8>>,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Server {
+    /// Listens at `address` for the PEs of a job of `pes` PEs.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] unless there are 1 to 64 PEs, [`Error::Os`] if the address cannot be used.
+    pub fn new(pes: u32, address: IpAddr) -> Result<Self> {
+        if !(1..=MAX_PES).contains(&pes) {
+            return Err(Error::invalid(format!("a job of {pes} PEs"), format!("give 1 to {MAX_PES}")));
+        }
+        let os = |error: std::io::Error| {
+            Error::os(format!("listening at {address} for the PEs; give an address of this machine"), error)
+        };
+        let listener = TcpListener::bind(SocketAddr::new(address, 0)).map_err(os)?;
+        let mut token = [0u8; 16];
+        // SAFETY: the system call writes at most the given number of bytes.
+        if unsafe { libc::getrandom(token.as_mut_ptr().cast(), token.len(), 0) } != token.len() as isize {
+            return Err(Error::os("a random number", std::io::Error::last_os_error()));
+        }
+        let meeting = Meeting { address: listener.local_addr().map_err(os)?, token };
+        let (events, receiver) = channel();
+        let members = (0..pes).map(|_| Member::default()).collect();
+        let state = Mutex::new(State { members, events, strangers: 0, stopped: false });
+        let shared = Arc::new(Shared { pes, token, state });
+        let theirs = shared.clone();
+        spawn("rendezvous", move || accept(&listener, &theirs))?;
+        Ok(Self { shared, meeting, receiver: Mutex::new(Some(receiver)) })
+    }
+
+    /// Returns where the PEs meet.
+    pub fn meeting(&self) -> &Meeting {
+        &self.meeting
+    }
+
+    /// Returns the receiver of the PEs' events. Returns `None` after the first call.
+    pub fn events(&self) -> Option<Receiver<(u32, PortEvent)>> {
+        self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        state.stopped = true;
+        for member in &mut state.members {
+            if let Some((_, stream)) = member.connection.take() {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
+        drop(state);
+        // Connect once, so that the accepting thread sees `stopped`.
+        let _ = TcpStream::connect_timeout(&self.meeting.address, Duration::from_secs(1));
+    }
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    let thread = std::thread::Builder::new().name(name.into()).spawn(body);
+    thread.map(drop).map_err(|error| Error::os(format!("starting the thread {name}"), error))
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    loop {
+        let Ok((stream, _)) = listener.accept() else {
+            // The process has no free descriptor, for example. Try again soon.
+            std::thread::sleep(Duration::from_millis(10));
+            if shared.state().stopped {
+                return;
+            }
+            continue;
+        };
+        let mut state = shared.state();
+        if state.stopped {
+            return;
+        }
+        if state.strangers >= MAX_STRANGERS {
+            continue;
+        }
+        state.strangers += 1;
+        drop(state);
+        let theirs = shared.clone();
+        if spawn("rendezvous-pe", move || serve(stream, &theirs)).is_err() {
+            shared.state().strangers -= 1;
+        }
+    }
+}
+
+/// Reads the first frame of a connection. Returns the PE, or `None` for a stranger.
+fn greet(stream: &mut TcpStream, shared: &Shared) -> Option<u32> {
+    stream.set_read_timeout(Some(HELLO_TIME)).ok()?;
+    prepare(stream).ok()?;
+    match Frame::read(stream, 64) {
+        Ok(Frame::Hello { token, pe }) if token == shared.token && pe < shared.pes => {
+            stream.set_read_timeout(None).ok()?;
+            Some(pe)
+        }
+        _ => None,
+    }
+}
+
+/// Serves one connection until it ends.
+fn serve(mut stream: TcpStream, shared: &Shared) {
+    let greeted = greet(&mut stream, shared);
+    let (sender, frames) = channel::<Vec<u8>>();
+    {
+        let mut state = shared.state();
+        state.strangers -= 1;
+        let (Some(pe), Ok(ours)) = (greeted, stream.try_clone()) else { return };
+        let member = &mut state.members[pe as usize];
+        if member.joined {
+            return;
+        }
+        member.joined = true;
+        let _ = sender.send(Frame::Welcome(shared.pes).encode());
+        member.connection = Some((sender, ours));
+        // A PE that joins late must learn of the PEs that have ended.
+        let gone: Vec<u32> =
+            (0..).zip(&state.members).filter(|(_, one)| one.gone).map(|(pe, _)| pe).collect();
+        gone.into_iter().for_each(|gone| state.send(pe, &Frame::Gone(gone)));
+        let _ = state.events.send((pe, PortEvent::Attached));
+    }
+    let Some(pe) = greeted else { return };
+    // Another thread writes, so that a PE that does not read delays no other PE.
+    let Ok(mut writing) = stream.try_clone() else { return shared.state().leave(pe) };
+    let writer = spawn("rendezvous-write", move || {
+        for frame in frames {
+            if std::io::Write::write_all(&mut writing, &frame).is_err() {
+                break;
+            }
+        }
+        let _ = writing.shutdown(Shutdown::Both);
+    });
+    if writer.is_ok() {
+        while let Ok(frame) = Frame::read(&mut stream, MAX_PAYLOAD) {
+            if !shared.state().receive(pe, frame) {
+                break;
+            }
+        }
+    }
+    shared.state().leave(pe);
+}
+
+impl State {
+    fn send(&self, pe: u32, frame: &Frame) {
+        if let Some((sender, _)) = &self.members[pe as usize].connection {
+            let _ = sender.send(frame.encode());
+        }
+    }
+
+    fn send_all(&self, frame: &Frame) {
+        (0..self.members.len() as u32).for_each(|pe| self.send(pe, frame));
+    }
+
+    /// Acts on a frame of `pe`. Returns false if the PE may not send such a frame.
+    fn receive(&mut self, pe: u32, frame: Frame) -> bool {
+        let event = match frame {
+            Frame::Gather(bytes) => return self.gather(pe, bytes),
+            Frame::Finished => {
+                self.members[pe as usize].finished = true;
+                PortEvent::Finished
+            }
+            Frame::Exit(status) => PortEvent::ExitAll(status),
+            Frame::Lost(peer) => PortEvent::Lost(peer),
+            _ => return false,
+        };
+        let _ = self.events.send((pe, event));
+        true
+    }
+
+    fn gather(&mut self, pe: u32, bytes: Vec<u8>) -> bool {
+        if self.members[pe as usize].given.replace(bytes).is_some() {
+            return false;
+        }
+        if self.members.iter().all(|member| member.given.is_some()) {
+            let all = self.members.iter_mut().filter_map(|member| member.given.take()).collect();
+            self.send_all(&Frame::Gathered(all));
+        }
+        true
+    }
+
+    fn leave(&mut self, pe: u32) {
+        let member = &mut self.members[pe as usize];
+        // Dropping the sender ends the thread that writes.
+        member.connection = None;
+        member.gone = !member.finished;
+        if member.gone {
+            self.send_all(&Frame::Gone(pe));
+        }
+        let _ = self.events.send((pe, PortEvent::Gone));
+    }
+}

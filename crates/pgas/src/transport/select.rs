@@ -1,0 +1,164 @@
+//! The choice of the transport, and a transport that is one or the other.
+
+use super::ucx::Ucx;
+use super::windows::Windows;
+use super::{Atomic, Capabilities, Transport};
+use crate::error::{Error, Result};
+use std::str::FromStr;
+
+/// The variable that chooses the transport if the launcher has no `--transport`.
+pub const VARIABLE: &str = "INLANE_NTB_TRANSPORT";
+
+/// A transport, as users name it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// Memory windows: one machine, or the virtual machines that share a device.
+    #[default]
+    Windows,
+    /// UCX: shared memory, TCP or RDMA between any machines.
+    Ucx,
+}
+
+impl FromStr for Kind {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "windows" => Ok(Kind::Windows),
+            "ucx" => Ok(Kind::Ucx),
+            _ => Err(Error::invalid(format!("transport '{text}'"), "expected windows or ucx")),
+        }
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Kind::Windows => "windows",
+            Kind::Ucx => "ucx",
+        })
+    }
+}
+
+/// One of the transports.
+// Both variants live as long as the job, in one place. A pointer would cost a load for each operation.
+#[allow(clippy::large_enum_variant)]
+pub enum AnyTransport {
+    /// Over memory windows.
+    Windows(Windows),
+    /// Over UCX.
+    Ucx(Ucx),
+}
+
+/// Calls a method of the transport that is in use.
+macro_rules! either {
+    ($self:ident, $transport:ident => $call:expr) => {
+        match $self {
+            AnyTransport::Windows($transport) => $call,
+            AnyTransport::Ucx($transport) => $call,
+        }
+    };
+}
+
+impl AnyTransport {
+    /// Returns which transport is in use.
+    pub fn kind(&self) -> Kind {
+        match self {
+            AnyTransport::Windows(_) => Kind::Windows,
+            AnyTransport::Ucx(_) => Kind::Ucx,
+        }
+    }
+}
+
+impl Transport for AnyTransport {
+    #[inline]
+    fn me(&self) -> u32 {
+        either!(self, transport => transport.me())
+    }
+
+    #[inline]
+    fn pes(&self) -> u32 {
+        either!(self, transport => transport.pes())
+    }
+
+    fn symmetric(&self) -> (*mut u8, usize) {
+        either!(self, transport => transport.symmetric())
+    }
+
+    fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8> {
+        either!(self, transport => transport.direct(pe, offset))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        either!(self, transport => transport.capabilities())
+    }
+
+    #[inline(always)]
+    unsafe fn put(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
+        // SAFETY: the caller keeps the promises that this call needs.
+        either!(self, transport => unsafe { transport.put(pe, offset, source, length) })
+    }
+
+    #[inline]
+    unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
+        // SAFETY: the caller keeps the promises that this call needs.
+        either!(self, transport => unsafe { transport.put_nbi(pe, offset, source, length) })
+    }
+
+    #[inline]
+    unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
+        // SAFETY: the caller keeps the promises that this call needs.
+        either!(self, transport => unsafe { transport.get(pe, offset, destination, length) })
+    }
+
+    #[inline]
+    unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
+        // SAFETY: the caller keeps the promises that this call needs.
+        either!(self, transport => unsafe { transport.get_nbi(pe, offset, destination, length) })
+    }
+
+    fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64> {
+        either!(self, transport => transport.atomic(pe, atomic))
+    }
+
+    fn atomic_nbi(&self, pe: u32, atomic: Atomic) -> Result<()> {
+        either!(self, transport => transport.atomic_nbi(pe, atomic))
+    }
+
+    unsafe fn atomic_fetch_nbi(&self, pe: u32, atomic: Atomic, result: *mut u8) -> Result<()> {
+        // SAFETY: the caller keeps the promises that this call needs.
+        either!(self, transport => unsafe { transport.atomic_fetch_nbi(pe, atomic, result) })
+    }
+
+    fn order(&self) -> Result<()> {
+        either!(self, transport => transport.order())
+    }
+
+    fn fence(&self) -> Result<()> {
+        either!(self, transport => transport.fence())
+    }
+
+    fn quiet(&self) -> Result<()> {
+        either!(self, transport => transport.quiet())
+    }
+
+    fn notify(&self, pe: u32) -> Result<()> {
+        either!(self, transport => transport.notify(pe))
+    }
+
+    fn take_notification(&self, pe: u32) -> Result<()> {
+        either!(self, transport => transport.take_notification(pe))
+    }
+
+    fn wait(&self, word: Option<(usize, usize)>, done: &mut dyn FnMut() -> bool) -> Result<()> {
+        either!(self, transport => transport.wait(word, done))
+    }
+
+    fn progress(&self) {
+        either!(self, transport => transport.progress());
+    }
+
+    fn leave(&self) -> Result<()> {
+        either!(self, transport => transport.leave())
+    }
+}

@@ -1,0 +1,427 @@
+//! Connecting: UCX's objects, the exchange of addresses and keys, and endpoints, which are made when a peer is
+//! reached first.
+
+use super::library::{self, Library, OperationParameters, Status};
+use super::{Endpoint, Handles, NOTIFICATION, Peer, Settings, Shared, Ucx};
+use crate::error::{Error, Result};
+use crate::transport::Statics;
+use crate::transport::bootstrap::Exchange;
+use rustix::event::{EventfdFlags, eventfd};
+use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// What the PEs exchange: sizes, addresses and keys.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Card {
+    pub symmetric_bytes: u64,
+    pub statics_bytes: u64,
+    pub memory: u64,
+    pub statics: u64,
+    pub address: Vec<u8>,
+    pub key: Vec<u8>,
+    pub statics_key: Vec<u8>,
+}
+
+impl Card {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for number in [self.symmetric_bytes, self.statics_bytes, self.memory, self.statics] {
+            bytes.extend(number.to_le_bytes());
+        }
+        for part in [&self.address, &self.key, &self.statics_key] {
+            bytes.extend((part.len() as u32).to_le_bytes());
+            bytes.extend(part);
+        }
+        bytes
+    }
+
+    pub(super) fn decode(mut bytes: &[u8]) -> Option<Self> {
+        let mut number = || {
+            let (number, rest) = bytes.split_first_chunk::<8>()?;
+            bytes = rest;
+            Some(u64::from_le_bytes(*number))
+        };
+        let numbers = [number()?, number()?, number()?, number()?];
+        let mut part = || {
+            let (length, rest) = bytes.split_first_chunk::<4>()?;
+            let (part, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+            bytes = rest;
+            Some(part.to_vec())
+        };
+        let (address, key, statics_key) = (part()?, part()?, part()?);
+        let [symmetric_bytes, statics_bytes, memory, statics] = numbers;
+        let card = Self { symmetric_bytes, statics_bytes, memory, statics, address, key, statics_key };
+        (bytes.is_empty() && !card.address.is_empty() && !card.key.is_empty()).then_some(card)
+    }
+}
+
+/// Releases UCX's objects if connecting fails half-way.
+struct Unfinished {
+    library: &'static Library,
+    handles: Handles,
+}
+
+impl Unfinished {
+    fn new(library: &'static Library, pes: u32) -> Result<Self> {
+        let parameters = library::ContextParameters {
+            fields: library::CONTEXT_FIELDS,
+            features: library::FEATURES,
+            request_size: 0,
+            request_init: null_mut(),
+            request_cleanup: null_mut(),
+            tag_sender_mask: 0,
+            workers_shared: 0,
+            endpoints: pes as usize,
+            endpoints_per_node: 0,
+            name: null_mut(),
+        };
+        let (major, minor) = library::INTERFACE;
+        let mut context = null_mut();
+        // SAFETY: the parameters are valid during the call, and null stands for UCX's configuration from the
+        // environment.
+        let status = unsafe { (library.init_version)(major, minor, &parameters, null_mut(), &mut context) };
+        library.check(status, "starting UCX; `ucx_info -d` shows what it found")?;
+        let handles =
+            Handles { context, worker: null_mut(), memory: null_mut(), statics: None, endpoints: Vec::new() };
+        let mut unfinished = Self { library, handles };
+        let parameters = library::WorkerParameters {
+            fields: library::WORKER_FIELDS,
+            thread_mode: library::SERIALIZED,
+            processors: [0; 16],
+            events: 0,
+            user_data: null_mut(),
+            event_fd: 0,
+            flags: 0,
+            name: null_mut(),
+            am_alignment: 0,
+            client_id: 0,
+        };
+        // SAFETY: the context was just made, and the parameters are valid during the call.
+        let status = unsafe { (library.worker_create)(context, &parameters, &mut unfinished.handles.worker) };
+        library.check(status, "making a worker")?;
+        Ok(unfinished)
+    }
+
+    /// Registers `length` bytes at `address` with UCX. With null, UCX allocates them.
+    fn map(&self, address: *mut c_void, length: usize) -> Result<library::MemoryHandle> {
+        let allocate = if address.is_null() { library::MAP_ALLOCATE } else { 0 };
+        let parameters = library::MapParameters {
+            fields: library::MAP_FIELDS,
+            address,
+            length,
+            flags: allocate | library::MAP_NONBLOCK,
+            protection: 0,
+            memory_type: 0,
+        };
+        let mut memory = null_mut();
+        // SAFETY: the caller's span is mapped, or UCX allocates it.
+        let status = unsafe { (self.library.mem_map)(self.handles.context, &parameters, &mut memory) };
+        let what = format!("{length} bytes of symmetric memory; give a smaller --heap");
+        self.library.check(status, &what)?;
+        Ok(memory)
+    }
+
+    fn address_of(&self, memory: library::MemoryHandle) -> Result<*mut u8> {
+        let mut attributes = library::MemoryAttributes {
+            fields: library::MEMORY_ADDRESS,
+            address: null_mut(),
+            length: 0,
+            memory_type: 0,
+        };
+        // SAFETY: the memory was registered, and the attributes are a local variable.
+        let status = unsafe { (self.library.mem_query)(memory, &mut attributes) };
+        self.library.check(status, "the address of symmetric memory")?;
+        Ok(attributes.address.cast())
+    }
+
+    /// Returns the key of registered memory.
+    fn key(&self, memory: library::MemoryHandle) -> Result<Vec<u8>> {
+        let (mut key, mut length) = (null_mut(), 0);
+        // SAFETY: the memory was registered. The key is copied before it is released.
+        unsafe {
+            let status = (self.library.rkey_pack)(self.handles.context, memory, &mut key, &mut length);
+            self.library.check(status, "the key of symmetric memory")?;
+            let copy = std::slice::from_raw_parts(key.cast::<u8>(), length).to_vec();
+            (self.library.rkey_buffer_release)(key);
+            Ok(copy)
+        }
+    }
+
+    /// Returns the address of the worker.
+    fn address(&self) -> Result<Vec<u8>> {
+        let (mut address, mut length) = (null_mut(), 0);
+        // SAFETY: the worker was made. The address is copied before it is released.
+        unsafe {
+            let worker = self.handles.worker;
+            let status = (self.library.worker_get_address)(worker, &mut address, &mut length);
+            self.library.check(status, "the address of a worker")?;
+            let copy = std::slice::from_raw_parts(address.cast::<u8>(), length).to_vec();
+            (self.library.worker_release_address)(worker, address);
+            Ok(copy)
+        }
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        let handles = &self.handles;
+        // SAFETY: each object was made, except those that are null. They are released in the reverse order.
+        unsafe {
+            if handles.context.is_null() {
+                return;
+            }
+            if !handles.worker.is_null() {
+                (self.library.worker_destroy)(handles.worker);
+            }
+            for memory in handles.statics.into_iter().chain([handles.memory]).filter(|one| !one.is_null()) {
+                (self.library.mem_unmap)(handles.context, memory);
+            }
+            (self.library.cleanup)(handles.context);
+        }
+    }
+}
+
+impl Ucx {
+    /// Makes `bytes` of symmetric memory, in which `statics` stand for a span of the program's own memory,
+    /// and exchanges addresses and keys with all PEs.
+    ///
+    /// # Errors
+    /// An error of class Environment if UCX cannot be loaded; [`Error::Ucx`]; [`Error::Invalid`] if the PEs'
+    /// sizes differ; errors of the exchange.
+    ///
+    /// # Safety
+    /// The memory of `statics` stays mapped and writable as long as the transport exists.
+    pub unsafe fn connect(
+        exchange: Arc<dyn Exchange>,
+        bytes: usize,
+        statics: Option<Statics>,
+        settings: Settings,
+    ) -> Result<Self> {
+        let library = Library::load()?;
+        let (me, pes) = (exchange.me(), exchange.pes());
+        let mut unfinished = Unfinished::new(library, pes)?;
+        let private_bytes = (pes as usize * NOTIFICATION).next_multiple_of(4096);
+        unfinished.handles.memory = unfinished.map(null_mut(), private_bytes.saturating_add(bytes))?;
+        let memory = unfinished.address_of(unfinished.handles.memory)?;
+        // SAFETY: UCX has just allocated the memory, and no peer has its key yet.
+        unsafe { std::ptr::write_bytes(memory, 0, private_bytes) };
+        if let Some(statics) = &statics {
+            unfinished.handles.statics = Some(unfinished.map(statics.address as *mut c_void, statics.bytes)?);
+        }
+        let card = Card {
+            symmetric_bytes: bytes as u64,
+            statics_bytes: statics.map_or(0, |statics| statics.bytes as u64),
+            memory: memory as u64,
+            statics: statics.map_or(0, |statics| statics.address as u64),
+            address: unfinished.address()?,
+            key: unfinished.key(unfinished.handles.memory)?,
+            statics_key: unfinished
+                .handles
+                .statics
+                .map_or(Ok(Vec::new()), |memory| unfinished.key(memory))?,
+        };
+        let cards = exchange.gather(&card.encode())?;
+        let peers =
+            (0..).zip(&cards).map(|(pe, bytes)| peer(pe, bytes, &card)).collect::<Result<Vec<_>>>()?;
+        let mut event_fd = -1;
+        // SAFETY: the worker was made with the feature of events.
+        let status = unsafe { (library.worker_get_efd)(unfinished.handles.worker, &mut event_fd) };
+        library.check(status, "the descriptor of a worker's events")?;
+        let stop_fd =
+            eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| Error::os("making an eventfd", error))?;
+        let mut handles = std::mem::replace(
+            &mut unfinished.handles,
+            Handles {
+                context: null_mut(),
+                worker: null_mut(),
+                memory: null_mut(),
+                statics: None,
+                endpoints: Vec::new(),
+            },
+        );
+        handles.endpoints = vec![None; pes as usize];
+        let shared = Arc::new(Shared {
+            library,
+            exchange,
+            me,
+            settings,
+            handles: Mutex::new(handles),
+            peers,
+            memory,
+            private_bytes,
+            symmetric_bytes: bytes,
+            statics,
+            event_fd,
+            stop_fd,
+            stop: AtomicBool::new(false),
+            activity: AtomicU32::new(0),
+            in_flight: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+        });
+        stop_at_exit(&shared);
+        let theirs = shared.clone();
+        let service = std::thread::Builder::new()
+            .name("ucx-service".into())
+            .spawn(move || theirs.service())
+            .map_err(|error| Error::os("the service thread", error))?;
+        Ok(Self { shared, service: Mutex::new(Some(service)) })
+    }
+}
+
+/// Makes the description of a PE from its card. Checks that its sizes equal those of `ours`.
+fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
+    let invalid = |why: String| Error::invalid(format!("PE {pe}"), why);
+    let Some(card) = Card::decode(bytes) else {
+        return Err(invalid(
+            "its addresses are invalid; start all PEs with the same version of inlane".into(),
+        ));
+    };
+    if (card.symmetric_bytes, card.statics_bytes) != (ours.symmetric_bytes, ours.statics_bytes) {
+        return Err(invalid(format!(
+            "it has {} bytes of symmetric memory and {} of static objects, but this PE has {} and {}; give all PEs the same program and --heap",
+            card.symmetric_bytes, card.statics_bytes, ours.symmetric_bytes, ours.statics_bytes
+        )));
+    }
+    Ok(Peer {
+        address: card.address,
+        memory: card.memory,
+        key: card.key,
+        statics: card.statics,
+        statics_key: card.statics_key,
+        direct: AtomicPtr::new(null_mut()),
+        overtakable: AtomicBool::new(false),
+        failed: AtomicI32::new(0),
+        notified: AtomicU32::new(0),
+        taken: AtomicU32::new(0),
+        issued: AtomicU64::new(0),
+        delivered: AtomicU64::new(0),
+    })
+}
+
+/// Stops UCX before the process's exit handlers unload it. The service thread could crash otherwise.
+fn stop_at_exit(shared: &Arc<Shared>) {
+    static RUNNING: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+    extern "C" fn stop() {
+        let running = RUNNING.lock().unwrap_or_else(|poison| poison.into_inner());
+        for shared in running.iter().filter_map(Weak::upgrade) {
+            shared.stop.store(true, Ordering::Release);
+            shared.broken.store(true, Ordering::Release);
+            // Wait until no thread is inside UCX.
+            drop(shared.handles());
+        }
+    }
+    let mut running = RUNNING.lock().unwrap_or_else(|poison| poison.into_inner());
+    running.retain(|one| one.strong_count() > 0);
+    if running.is_empty() {
+        // SAFETY: `stop` has the type that the C library calls at exit.
+        unsafe { libc::atexit(stop) };
+    }
+    running.push(Arc::downgrade(shared));
+}
+
+impl Peer {
+    /// Records the first error.
+    pub(super) fn fail(&self, status: Status) {
+        let _ = self.failed.compare_exchange(0, status.into(), Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    /// Returns the endpoint of `pe`. Makes it at the first call.
+    pub(super) fn endpoint(&self, handles: &mut Handles, pe: u32) -> Result<Endpoint> {
+        if let Some(endpoint) = handles.endpoints[pe as usize] {
+            return Ok(endpoint);
+        }
+        let peer = self.peer(pe)?;
+        let none = library::SocketAddress { address: null_mut(), length: 0 };
+        let parameters = library::EndpointParameters {
+            fields: library::ENDPOINT_FIELDS,
+            address: peer.address.as_ptr().cast(),
+            error_mode: 0,
+            error_callback: null_mut(),
+            error_argument: null_mut(),
+            user_data: null_mut(),
+            flags: 0,
+            socket_address: library::SocketAddress { ..none },
+            connection_request: null_mut(),
+            name: null_mut(),
+            local_socket_address: none,
+        };
+        let mut handle = null_mut();
+        // SAFETY: the caller holds the lock of the handles, and the parameters are valid during the call.
+        let status = unsafe { (self.library.ep_create)(handles.worker, &parameters, &mut handle) };
+        let what = format!("the connection to PE {pe}; UCX_TLS and UCX_NET_DEVICES choose what UCX uses");
+        self.library.check(status, &what)?;
+        let memory = self.unpack(handle, pe, &peer.key)?;
+        let statics = match peer.statics_key.is_empty() {
+            true => None,
+            false => Some(self.unpack(handle, pe, &peer.statics_key)?),
+        };
+        let endpoint = Endpoint { handle, memory, statics };
+        handles.endpoints[pe as usize] = Some(endpoint);
+        peer.direct.store(self.mapped(pe, peer, memory), Ordering::Release);
+        Ok(endpoint)
+    }
+
+    fn unpack(&self, endpoint: library::EndpointHandle, pe: u32, key: &[u8]) -> Result<library::KeyHandle> {
+        let mut handle = null_mut();
+        // SAFETY: the key is one that a PE of the job packed. Its length is part of its contents.
+        let status = unsafe { (self.library.rkey_unpack)(endpoint, key.as_ptr().cast(), &mut handle) };
+        self.library.check(status, &format!("the key of PE {pe}'s memory"))?;
+        Ok(handle)
+    }
+
+    /// Returns the address at which this process has mapped a PE's symmetric memory, or null.
+    fn mapped(&self, pe: u32, peer: &Peer, key: library::KeyHandle) -> *mut u8 {
+        if pe == self.me {
+            return self.memory.wrapping_add(self.private_bytes);
+        }
+        let mut address = null_mut();
+        // SAFETY: the key belongs to the memory at this address of the peer.
+        match unsafe { (self.library.rkey_ptr)(key, peer.memory, &mut address) } {
+            library::OK => address.cast::<u8>().wrapping_add(self.private_bytes),
+            _ => null_mut(),
+        }
+    }
+
+    /// Returns the names of the transports of the endpoints, as UCX prints them.
+    pub(super) fn methods(&self) -> Vec<String> {
+        let handles = self.handles();
+        let mut methods = Vec::new();
+        for endpoint in handles.endpoints.iter().flatten() {
+            let text = self.describe(endpoint);
+            // A line of a lane is like `lane[0]: 2:tcp/eth0.0 md[1] -> md[1]/tcp`.
+            for line in text.lines().filter(|line| line.contains("lane[")) {
+                let name = line.split_once("]:").map(|(_, rest)| rest.trim_start());
+                let name =
+                    name.and_then(|rest| rest.split_once(':')).and_then(|(_, rest)| rest.split('/').next());
+                if let Some(name) = name.filter(|name| !methods.iter().any(|known| known == name)) {
+                    methods.push(name.to_string());
+                }
+            }
+        }
+        methods
+    }
+
+    /// Returns what UCX prints about an endpoint.
+    fn describe(&self, endpoint: &Endpoint) -> String {
+        let (mut text, mut length) = (null_mut(), 0);
+        // SAFETY: the caller holds the lock of the handles. The stream is closed before the text is read, and the
+        // text is freed once.
+        unsafe {
+            let stream = libc::open_memstream(&mut text, &mut length);
+            if stream.is_null() {
+                return String::new();
+            }
+            (self.library.ep_print_info)(endpoint.handle, stream);
+            libc::fclose(stream);
+            let copy = CStr::from_ptr(text).to_string_lossy().into_owned();
+            libc::free(text.cast());
+            copy
+        }
+    }
+}
+
+const _: () = assert!(size_of::<OperationParameters>() == 72);

@@ -1,0 +1,278 @@
+//! The transport over UCX, for PEs on several machines: shared memory, TCP or RDMA, as UCX chooses.
+//!
+//! UCX allocates symmetric memory, so that PEs of one machine can map each other's. The program's static
+//! objects stay in place and are registered as a second segment.
+//!
+//! ```text
+//! memory   | notifications | symmetric memory                                |
+//! offsets                  0 ... workspace ... | statics: elsewhere | ... heap
+//! ```
+//!
+//! * **Puts and gets** between PEs of one machine are plain copies if UCX can map the peer's memory. All
+//!   others are UCX's operations.
+//! * **Atomics** are UCX's, even on the PE's own memory. The processor and a network device must not mix their
+//!   atomics on one word, and UCX decides which of the two carries them out.
+//! * **Progress.** Over TCP, UCX needs the owner's processor for every access. A thread that waits progresses
+//!   UCX. If no thread waits, the service thread does; it sleeps until UCX has events.
+//!
+//! A lock serialises all calls of UCX.
+
+mod connect;
+mod library;
+mod operations;
+mod service;
+#[cfg(test)]
+mod tests;
+
+use super::Statics;
+use super::bootstrap::Exchange;
+use crate::error::{Error, Lost, Result};
+use inlane_core::completion::CompletionMode;
+use library::{EndpointHandle, KeyHandle, Library, MemoryHandle, OK, Status};
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Distance in bytes between two notification words. Each word has a cache line of its own.
+const NOTIFICATION: usize = 64;
+
+/// The settings of the transport.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The completion mode of waits.
+    pub completion: CompletionMode,
+    /// How long an operation may take while its PE is alive.
+    pub request_timeout: Duration,
+    /// True if there are more PEs than processors. Polling then yields the processor.
+    pub yields: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { completion: CompletionMode::Adaptive, request_timeout: Duration::from_secs(60), yields: false }
+    }
+}
+
+/// The transport over UCX. Any thread may use it.
+pub struct Ucx {
+    shared: Arc<Shared>,
+    service: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+/// The state of a PE that all its threads share.
+struct Shared {
+    library: &'static Library,
+    exchange: Arc<dyn Exchange>,
+    me: u32,
+    settings: Settings,
+    handles: Mutex<Handles>,
+    peers: Vec<Peer>,
+    /// Address of the memory that UCX allocated. Notifications come first.
+    memory: *mut u8,
+    /// Offset of symmetric memory in that memory.
+    private_bytes: usize,
+    symmetric_bytes: usize,
+    statics: Option<Statics>,
+    /// Readable when UCX has events, after the worker was armed. It belongs to UCX.
+    event_fd: RawFd,
+    /// Wakes the service thread when it must stop.
+    stop_fd: OwnedFd,
+    stop: AtomicBool,
+    /// Grows while a thread waits. The service thread then leaves the progress to that thread.
+    activity: AtomicU32,
+    /// True if an operation was started since the last quiet.
+    in_flight: AtomicBool,
+    /// True after an error. UCX is not called any more, because it may still know the memory of failed
+    /// operations.
+    broken: AtomicBool,
+}
+
+// SAFETY: `memory` stays mapped until the value is dropped. Other processes write it, so its words are
+// accessed as atomics, and bulk data through raw pointers. UCX's handles are used only under their lock.
+unsafe impl Send for Shared {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Shared {}
+
+/// UCX's objects. They are used only by the thread that holds their lock.
+struct Handles {
+    context: library::ContextHandle,
+    worker: library::WorkerHandle,
+    memory: MemoryHandle,
+    statics: Option<MemoryHandle>,
+    endpoints: Vec<Option<Endpoint>>,
+}
+
+/// A connection to a peer, with the keys of its memory.
+#[derive(Clone, Copy)]
+struct Endpoint {
+    handle: EndpointHandle,
+    memory: KeyHandle,
+    statics: Option<KeyHandle>,
+}
+
+/// What is known of a PE.
+struct Peer {
+    /// The address of the PE's worker, for UCX.
+    address: Vec<u8>,
+    /// Address of symmetric memory in the PE.
+    memory: u64,
+    key: Vec<u8>,
+    /// Address of the static objects in the PE.
+    statics: u64,
+    statics_key: Vec<u8>,
+    /// Address at which this process has mapped the PE's symmetric memory, or null.
+    direct: AtomicPtr<u8>,
+    /// True if UCX operations to a PE with mapped memory were started since the last flush. Plain copies
+    /// could overtake them.
+    overtakable: AtomicBool,
+    /// The first error of an operation or of the connection.
+    failed: AtomicI32,
+    notified: AtomicU32,
+    taken: AtomicU32,
+    issued: AtomicU64,
+    delivered: AtomicU64,
+}
+
+/// Where a span of symmetric memory lies.
+#[derive(Clone, Copy)]
+enum Place {
+    Memory,
+    Statics,
+}
+
+impl Shared {
+    fn handles(&self) -> MutexGuard<'_, Handles> {
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn peer(&self, pe: u32) -> Result<&Peer> {
+        match self.peers.get(pe as usize) {
+            Some(peer) => Ok(peer),
+            None => Err(super::no_such_pe(pe, self.peers.len() as u32)),
+        }
+    }
+
+    /// Returns where the `length` bytes at symmetric `offset` lie.
+    fn place(&self, offset: usize, length: usize) -> Result<Place> {
+        let end = offset.checked_add(length).filter(|end| *end <= self.symmetric_bytes);
+        let Some(end) = end else {
+            return Err(Error::invalid(
+                format!("{length} bytes at symmetric offset {offset}"),
+                format!("symmetric memory has {} bytes", self.symmetric_bytes),
+            ));
+        };
+        match &self.statics {
+            Some(statics) if offset < statics.offset + statics.bytes && end > statics.offset => {
+                match offset >= statics.offset && end <= statics.offset + statics.bytes {
+                    true => Ok(Place::Statics),
+                    false => Err(Error::invalid(
+                        format!("{length} bytes at symmetric offset {offset}"),
+                        "they cross the end of the static objects",
+                    )),
+                }
+            }
+            _ => Ok(Place::Memory),
+        }
+    }
+
+    /// Returns this PE's address of a span.
+    fn own_address(&self, place: Place, offset: usize) -> *mut u8 {
+        match (place, &self.statics) {
+            (Place::Statics, Some(statics)) => (statics.address + (offset - statics.offset)) as *mut u8,
+            _ => self.memory.wrapping_add(self.private_bytes + offset),
+        }
+    }
+
+    /// Returns the address and the key by which UCX reaches a span of `peer`.
+    fn remote(&self, peer: &Peer, endpoint: &Endpoint, place: Place, offset: usize) -> (u64, KeyHandle) {
+        match (place, &self.statics, endpoint.statics) {
+            (Place::Statics, Some(statics), Some(key)) => {
+                (peer.statics.wrapping_add((offset - statics.offset) as u64), key)
+            }
+            _ => (peer.memory.wrapping_add((self.private_bytes + offset) as u64), endpoint.memory),
+        }
+    }
+
+    fn lost(&self, peer: u32) -> Error {
+        let known = &self.peers[peer as usize];
+        Error::LinkLost {
+            peer,
+            lost: Lost {
+                issued_bytes: known.issued.load(Ordering::Relaxed),
+                delivered_bytes: known.delivered.load(Ordering::Relaxed),
+                unanswered: 0,
+            },
+        }
+    }
+
+    /// Returns an error if a PE has ended, or if an operation has failed.
+    fn check(&self) -> Result<()> {
+        if let Some(peer) = self.exchange.lost() {
+            return Err(self.broken(self.lost(peer)));
+        }
+        for (pe, peer) in (0..).zip(&self.peers) {
+            let status = peer.failed.load(Ordering::Relaxed);
+            if status != i32::from(OK) && (pe == self.me || self.in_flight.load(Ordering::Relaxed)) {
+                return Err(self.failed(pe, status as Status));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the error of a failed operation.
+    fn failed(&self, pe: u32, status: Status) -> Error {
+        // Connection reset, not connected, cancelled, unreachable, input or output error, or an endpoint's.
+        let error = match status {
+            -25 | -24 | -23 | -16 | -6 | -3 | -89..=-60 => self.lost(pe),
+            _ => self.library.error(status, &format!("an operation on PE {pe}")),
+        };
+        self.broken(error)
+    }
+
+    fn broken(&self, error: Error) -> Error {
+        self.broken.store(true, Ordering::Release);
+        error
+    }
+}
+
+impl Ucx {
+    /// Returns the names of the transports by which UCX reaches the PEs that this PE has reached so far, such
+    /// as `tcp` or `sysv`.
+    pub fn methods(&self) -> Vec<String> {
+        self.shared.methods()
+    }
+
+    /// Returns UCX's version.
+    ///
+    /// # Errors
+    /// An error of class Environment if UCX cannot be loaded.
+    pub fn version() -> Result<String> {
+        let (major, minor, release) = Library::load()?.version();
+        Ok(format!("{major}.{minor}.{release}"))
+    }
+}
+
+impl Drop for Ucx {
+    fn drop(&mut self) {
+        self.stop_service();
+        let shared = &self.shared;
+        let (library, handles) = (shared.library, shared.handles());
+        // SAFETY: the service thread has ended, and no other thread uses the transport, which is being dropped.
+        // UCX's objects are released in the reverse order of their creation.
+        unsafe {
+            if shared.broken.load(Ordering::Acquire) {
+                return;
+            }
+            for endpoint in handles.endpoints.iter().flatten() {
+                (library.rkey_destroy)(endpoint.memory);
+                endpoint.statics.iter().for_each(|key| (library.rkey_destroy)(*key));
+            }
+            (library.worker_destroy)(handles.worker);
+            for memory in handles.statics.into_iter().chain([handles.memory]) {
+                (library.mem_unmap)(handles.context, memory);
+            }
+            (library.cleanup)(handles.context);
+        }
+    }
+}

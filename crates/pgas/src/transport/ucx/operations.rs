@@ -1,0 +1,462 @@
+//! The operations of the transport: put, get, atomics, ordering, notifications and waits.
+
+use super::library::{self, OperationParameters, RequestPointer, Status};
+use super::{Endpoint, Handles, NOTIFICATION, Peer, Place, Shared, Ucx};
+use crate::error::{Error, Result};
+use crate::transport::{Atomic, Capabilities, Operation, Transport};
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// Copies to mapped memory. A peer that reads an aligned word of 4 or 8 bytes sees its old or its new value.
+///
+/// # Safety
+/// Both spans are valid for `length` bytes.
+#[inline(always)]
+unsafe fn copy(destination: *mut u8, source: *const u8, length: usize) {
+    // SAFETY: the caller guarantees both spans.
+    unsafe {
+        match length {
+            8 if (destination as usize).is_multiple_of(8) => {
+                destination.cast::<u64>().write_volatile(source.cast::<u64>().read_unaligned());
+            }
+            4 if (destination as usize).is_multiple_of(4) => {
+                destination.cast::<u32>().write_volatile(source.cast::<u32>().read_unaligned());
+            }
+            _ => std::ptr::copy(source, destination, length),
+        }
+    }
+}
+
+/// Frees the request of a put or get that nobody waits for. UCX calls it when the operation is complete.
+extern "C" fn completed(request: *mut c_void, status: Status, peer: *mut c_void) {
+    // SAFETY: the argument is a peer of the transport, which exists longer than UCX's worker.
+    let peer = unsafe { &*peer.cast::<Peer>() };
+    release(request, status, peer);
+}
+
+/// The operand and the unwanted result of an atomic that nobody waits for.
+struct Operands {
+    peer: *const Peer,
+    operand: u64,
+    result: u64,
+}
+
+/// Frees the request and the operands of an atomic that nobody waits for. UCX calls it as [`completed`].
+extern "C" fn atomic_completed(request: *mut c_void, status: Status, operands: *mut c_void) {
+    // SAFETY: the argument was made by `Box::into_raw`, and UCX calls this function once. The peer exists
+    // longer than UCX's worker.
+    let peer = unsafe { &*Box::from_raw(operands.cast::<Operands>()).peer };
+    release(request, status, peer);
+}
+
+fn release(request: *mut c_void, status: Status, peer: &Peer) {
+    if status != library::OK {
+        peer.fail(status);
+    }
+    if let Ok(library) = library::Library::load() {
+        // SAFETY: the request is complete, and only this call frees it. UCX calls back under the lock of the
+        // handles.
+        unsafe { (library.request_free)(request) };
+    }
+}
+
+fn operation_code(operation: Operation) -> c_int {
+    match operation {
+        Operation::Fetch | Operation::Add => 0,
+        Operation::Swap => 1,
+        Operation::CompareSwap => 2,
+        Operation::And => 3,
+        Operation::Or => 4,
+        Operation::Xor => 5,
+    }
+}
+
+impl Shared {
+    /// Returns the handles, the endpoint of `pe`, and the address and key of a span of its memory.
+    fn reach(
+        &self,
+        pe: u32,
+        place: Place,
+        offset: usize,
+    ) -> Result<(std::sync::MutexGuard<'_, Handles>, Endpoint, u64, library::KeyHandle)> {
+        let peer = self.peer(pe)?;
+        if self.broken.load(Ordering::Acquire) {
+            self.check()?;
+            return Err(self.lost(pe));
+        }
+        let mut handles = self.handles();
+        let endpoint = self.endpoint(&mut handles, pe)?;
+        let (address, key) = self.remote(peer, &endpoint, place, offset);
+        self.in_flight.store(true, Ordering::Relaxed);
+        if !peer.direct.load(Ordering::Relaxed).is_null() {
+            peer.overtakable.store(true, Ordering::Relaxed);
+        }
+        Ok((handles, endpoint, address, key))
+    }
+
+    /// Returns the address at which plain copies reach a span of `pe`, if they can.
+    fn mapped_address(&self, pe: u32, peer: &Peer, place: Place, offset: usize) -> Result<Option<*mut u8>> {
+        if pe == self.me {
+            return Ok(Some(self.own_address(place, offset)));
+        }
+        if matches!(place, Place::Statics) {
+            return Ok(None);
+        }
+        let mut base = peer.direct.load(Ordering::Acquire);
+        if base.is_null() {
+            let mut handles = self.handles();
+            if handles.endpoints[pe as usize].is_none() {
+                self.endpoint(&mut handles, pe)?;
+            }
+            base = peer.direct.load(Ordering::Acquire);
+        }
+        Ok((!base.is_null()).then(|| base.wrapping_add(offset)))
+    }
+
+    /// Starts an operation, and waits for it if `wait` is set.
+    fn finish(&self, pointer: RequestPointer, pe: u32, wait: bool, what: &'static str) -> Result<()> {
+        match self.library.request(pointer, what) {
+            Ok(Some(request)) if wait => self.complete(request, pe, what),
+            Ok(_) => Ok(()),
+            Err(_) => Err(self.failed(pe, pointer as isize as Status)),
+        }
+    }
+
+    fn unawaited(&self, peer: &Peer) -> OperationParameters {
+        OperationParameters {
+            fields: library::WITH_CALLBACK | library::WITH_USER_DATA,
+            callback: Some(completed),
+            user_data: std::ptr::from_ref(peer).cast_mut().cast(),
+            ..OperationParameters::NONE
+        }
+    }
+
+    /// Copies to `pe`. Waits until the source may be reused if `wait` is set.
+    ///
+    /// # Safety
+    /// As for [`Transport::put`] or [`Transport::put_nbi`].
+    unsafe fn copy_to(
+        &self,
+        pe: u32,
+        offset: usize,
+        source: *const u8,
+        length: usize,
+        wait: bool,
+    ) -> Result<()> {
+        let (peer, place) = (self.peer(pe)?, self.place(offset, length)?);
+        // Racing threads may lose counts. The reported bytes are therefore never too many.
+        peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
+        if let Some(address) = self.mapped_address(pe, peer, place, offset)? {
+            // SAFETY: the caller guarantees the source, and the span lies in mapped symmetric memory.
+            unsafe { copy(address, source, length) };
+            return Ok(());
+        }
+        if length == 0 {
+            return Ok(());
+        }
+        let (handles, endpoint, address, key) = self.reach(pe, place, offset)?;
+        let parameters = if wait { OperationParameters::NONE } else { self.unawaited(peer) };
+        // SAFETY: the caller keeps the source until the operation is complete. The lock of the handles is held.
+        let pointer =
+            unsafe { (self.library.put)(endpoint.handle, source.cast(), length, address, key, &parameters) };
+        drop(handles);
+        self.finish(pointer, pe, wait, "a put")
+    }
+
+    /// Copies from `pe`. Waits until the bytes have arrived if `wait` is set.
+    ///
+    /// # Safety
+    /// As for [`Transport::get`] or [`Transport::get_nbi`].
+    unsafe fn copy_from(
+        &self,
+        pe: u32,
+        offset: usize,
+        destination: *mut u8,
+        length: usize,
+        wait: bool,
+    ) -> Result<()> {
+        let (peer, place) = (self.peer(pe)?, self.place(offset, length)?);
+        if let Some(address) = self.mapped_address(pe, peer, place, offset)? {
+            // SAFETY: the caller guarantees the destination, and the span lies in mapped symmetric memory.
+            unsafe { copy(destination, address, length) };
+            return Ok(());
+        }
+        if length == 0 {
+            return Ok(());
+        }
+        let (handles, endpoint, address, key) = self.reach(pe, place, offset)?;
+        let parameters = if wait { OperationParameters::NONE } else { self.unawaited(peer) };
+        // SAFETY: the caller keeps the destination until the operation is complete. The lock of the handles is
+        // held.
+        let pointer = unsafe {
+            (self.library.get)(endpoint.handle, destination.cast(), length, address, key, &parameters)
+        };
+        drop(handles);
+        self.finish(pointer, pe, wait, "a get")
+    }
+
+    /// Starts an atomic. UCX reads `operand` and reads and writes `result` until the operation is complete.
+    /// `result` is null for an operation without a result.
+    ///
+    /// # Safety
+    /// Both pointers are valid for the width of the atomic until the operation is complete.
+    unsafe fn start_atomic(
+        &self,
+        pe: u32,
+        atomic: &Atomic,
+        operand: *mut u64,
+        result: *mut c_void,
+        callback: Option<(library::SendCallback, *mut c_void)>,
+    ) -> Result<RequestPointer> {
+        let Atomic { operation, offset, width, .. } = *atomic;
+        let place = self.place(offset, width)?;
+        if !matches!(width, 4 | 8) || !offset.is_multiple_of(width) {
+            return Err(Error::Refused { peer: pe, what: "an atomic" });
+        }
+        // UCX's compare-and-swap finds the comparand in the operand, and the new value in the result.
+        let first = match operation {
+            Operation::Fetch => 0,
+            Operation::CompareSwap => atomic.comparand,
+            _ => atomic.operand,
+        };
+        // SAFETY: the caller guarantees both pointers. Numbers are little-endian, so the first bytes of a word
+        // of 8 bytes are those of a word of 4 bytes.
+        unsafe {
+            operand.write(first);
+            if operation == Operation::CompareSwap {
+                let new = (&raw const atomic.operand).cast::<u8>();
+                std::ptr::copy_nonoverlapping(new, result.cast(), width);
+            }
+        }
+        let mut parameters = OperationParameters {
+            fields: library::WITH_DATATYPE,
+            datatype: library::contiguous(width),
+            reply: result,
+            ..OperationParameters::NONE
+        };
+        if !result.is_null() {
+            parameters.fields |= library::WITH_REPLY;
+        }
+        if let Some((function, argument)) = callback {
+            parameters.fields |= library::WITH_CALLBACK | library::WITH_USER_DATA;
+            (parameters.callback, parameters.user_data) = (Some(function), argument);
+        }
+        let (_handles, endpoint, address, key) = self.reach(pe, place, offset)?;
+        let code = operation_code(operation);
+        // SAFETY: as above, and the lock of the handles is held.
+        Ok(unsafe {
+            (self.library.atomic)(endpoint.handle, code, operand.cast(), 1, address, key, &parameters)
+        })
+    }
+
+    /// Waits until all started operations are complete at their targets.
+    fn flush(&self) -> Result<()> {
+        if self.broken.load(Ordering::Acquire) {
+            self.check()?;
+            return Err(self.lost(self.me));
+        }
+        let handles = self.handles();
+        // SAFETY: the lock of the handles is held.
+        let pointer = unsafe { (self.library.worker_flush)(handles.worker, &OperationParameters::NONE) };
+        drop(handles);
+        self.finish(pointer, self.me, true, "a quiet")?;
+        self.check()?;
+        self.peers.iter().for_each(|peer| peer.overtakable.store(false, Ordering::Relaxed));
+        Ok(())
+    }
+
+    fn notification(&self, pe: u32) -> &AtomicU64 {
+        // SAFETY: the word is aligned and lies in the memory before symmetric memory. Peers write it, so it is an
+        // atomic.
+        unsafe { AtomicU64::from_ptr(self.memory.add(pe as usize * NOTIFICATION).cast()) }
+    }
+}
+
+impl Transport for Ucx {
+    fn me(&self) -> u32 {
+        self.shared.me
+    }
+
+    fn pes(&self) -> u32 {
+        self.shared.peers.len() as u32
+    }
+
+    fn symmetric(&self) -> (*mut u8, usize) {
+        let shared = &*self.shared;
+        (shared.memory.wrapping_add(shared.private_bytes), shared.symmetric_bytes)
+    }
+
+    fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8> {
+        let shared = &*self.shared;
+        let place = shared.place(offset, 1).ok()?;
+        shared.mapped_address(pe, shared.peer(pe).ok()?, place, offset).ok()?
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let shared = &*self.shared;
+        let mapped = |peer: &Peer| !peer.direct.load(Ordering::Relaxed).is_null();
+        Capabilities {
+            name: "ucx",
+            methods: shared.methods(),
+            mapped_pes: shared.peers.iter().filter(|peer| mapped(peer)).count() as u32,
+            atomics: "UCX (UCX_ATOMIC_MODE chooses the processor or the network device)",
+            nonblocking: true,
+        }
+    }
+
+    #[inline]
+    unsafe fn put(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
+        // SAFETY: the caller keeps the promises that this call needs.
+        unsafe { self.shared.copy_to(pe, offset, source, length, true) }
+    }
+
+    unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
+        // SAFETY: the caller keeps the promises that this call needs.
+        unsafe { self.shared.copy_to(pe, offset, source, length, false) }
+    }
+
+    unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
+        // SAFETY: the caller keeps the promises that this call needs.
+        unsafe { self.shared.copy_from(pe, offset, destination, length, true) }
+    }
+
+    unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
+        // SAFETY: the caller keeps the promises that this call needs.
+        unsafe { self.shared.copy_from(pe, offset, destination, length, false) }
+    }
+
+    fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64> {
+        let shared = &*self.shared;
+        // Not on the stack, because UCX may still use the words after an error.
+        let operands = Box::into_raw(Box::new([0u64; 2])).cast::<u64>();
+        // SAFETY: both words are freed only after UCX has completed the operation.
+        unsafe {
+            let result = operands.add(1);
+            let pointer = shared.start_atomic(pe, &atomic, operands, result.cast(), None)?;
+            shared.finish(pointer, pe, true, "an atomic")?;
+            let before = *result;
+            drop(Box::from_raw(operands.cast::<[u64; 2]>()));
+            Ok(if atomic.width == 4 { before & 0xFFFF_FFFF } else { before })
+        }
+    }
+
+    fn atomic_nbi(&self, pe: u32, atomic: Atomic) -> Result<()> {
+        let shared = &*self.shared;
+        let peer = shared.peer(pe)?;
+        let operands = Box::into_raw(Box::new(Operands { peer, operand: 0, result: 0 }));
+        // Swaps exist only with a result.
+        let with_result =
+            matches!(atomic.operation, Operation::Swap | Operation::CompareSwap | Operation::Fetch);
+        // SAFETY: the operands are freed by the callback, or here if UCX has completed the operation at once.
+        unsafe {
+            let result =
+                if with_result { (&raw mut (*operands).result).cast() } else { std::ptr::null_mut() };
+            let callback = Some((atomic_completed as library::SendCallback, operands.cast()));
+            let operand = &raw mut (*operands).operand;
+            let pointer = shared.start_atomic(pe, &atomic, operand, result, callback)?;
+            if pointer.is_null() {
+                drop(Box::from_raw(operands));
+            }
+            shared.finish(pointer, pe, false, "an atomic")
+        }
+    }
+
+    unsafe fn atomic_fetch_nbi(&self, pe: u32, atomic: Atomic, result: *mut u8) -> Result<()> {
+        let shared = &*self.shared;
+        let peer = shared.peer(pe)?;
+        let operands = Box::into_raw(Box::new(Operands { peer, operand: 0, result: 0 }));
+        // SAFETY: the caller keeps the result until the next quiet. The operands are freed as in `atomic_nbi`.
+        unsafe {
+            let callback = Some((atomic_completed as library::SendCallback, operands.cast()));
+            let operand = &raw mut (*operands).operand;
+            let pointer = shared.start_atomic(pe, &atomic, operand, result.cast(), callback)?;
+            if pointer.is_null() {
+                drop(Box::from_raw(operands));
+            }
+            shared.finish(pointer, pe, false, "an atomic")
+        }
+    }
+
+    fn order(&self) -> Result<()> {
+        let shared = &*self.shared;
+        fence(Ordering::SeqCst);
+        if !shared.in_flight.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if shared.peers.iter().any(|peer| peer.overtakable.load(Ordering::Relaxed)) {
+            return shared.flush();
+        }
+        let handles = shared.handles();
+        // SAFETY: the lock of the handles is held.
+        let status = unsafe { (shared.library.worker_fence)(handles.worker) };
+        shared.library.check(status, "a fence")
+    }
+
+    fn fence(&self) -> Result<()> {
+        self.order()
+    }
+
+    fn quiet(&self) -> Result<()> {
+        let shared = &*self.shared;
+        fence(Ordering::SeqCst);
+        // Clear the flag first, because another thread may start an operation during the flush.
+        if shared.in_flight.swap(false, Ordering::Relaxed) {
+            shared.flush()?;
+        }
+        for peer in &shared.peers {
+            peer.delivered.store(peer.issued.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn notify(&self, pe: u32) -> Result<()> {
+        let shared = &*self.shared;
+        let peer = shared.peer(pe)?;
+        let count = u64::from(peer.notified.fetch_add(1, Ordering::Relaxed).wrapping_add(1));
+        self.order()?;
+        let at = shared.me as usize * NOTIFICATION;
+        if pe == shared.me {
+            shared.notification(pe).store(count, Ordering::Release);
+            return Ok(());
+        }
+        if let Some(base) = shared.mapped_address(pe, peer, Place::Memory, 0)? {
+            // SAFETY: the word lies before the peer's symmetric memory, in the same mapping.
+            let word = unsafe { AtomicU64::from_ptr(base.sub(shared.private_bytes).add(at).cast()) };
+            word.store(count, Ordering::Release);
+            return Ok(());
+        }
+        let (handles, endpoint, _, key) = shared.reach(pe, Place::Memory, 0)?;
+        let address = peer.memory.wrapping_add(at as u64);
+        let source = (&raw const count).cast();
+        // SAFETY: the source outlives the wait below, unless the wait fails. UCX copies 8 bytes at the start of
+        // the operation, or is not called any more after a failure.
+        let pointer = unsafe {
+            (shared.library.put)(endpoint.handle, source, 8, address, key, &OperationParameters::NONE)
+        };
+        drop(handles);
+        shared.finish(pointer, pe, true, "a notification")
+    }
+
+    fn take_notification(&self, pe: u32) -> Result<()> {
+        let shared = &*self.shared;
+        let expected = shared.peer(pe)?.taken.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let word = shared.notification(pe);
+        let arrived = || (word.load(Ordering::Acquire) as u32).wrapping_sub(expected) as i32 >= 0;
+        shared.wait_for(Some(pe), None, arrived)
+    }
+
+    fn wait(&self, _word: Option<(usize, usize)>, done: &mut dyn FnMut() -> bool) -> Result<()> {
+        self.shared.wait_for(None, None, done)
+    }
+
+    fn progress(&self) {
+        self.shared.progress_once();
+    }
+
+    fn leave(&self) -> Result<()> {
+        // A peer's operation may still need this PE's answer. The service thread gives it meanwhile.
+        self.shared.exchange.gather(&[])?;
+        self.stop_service();
+        Ok(())
+    }
+}

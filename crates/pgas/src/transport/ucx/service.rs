@@ -1,0 +1,195 @@
+//! Progress and waiting. A waiting thread polls its condition and progresses UCX; after a while it sleeps for
+//! short times, or until UCX has events. The service thread progresses UCX if no thread waits.
+
+use super::library::{BUSY, IN_PROGRESS, OK, RequestPointer};
+use super::{Handles, Shared, Ucx};
+use crate::error::{Error, Lost, Result};
+use inlane_core::completion::{CompletionMode, Wait, WaitPlan};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long a wait polls before it sleeps. It is about twice the cost of a wake-up.
+const POLL_FOR: Duration = Duration::from_micros(50);
+/// How long a waiting thread sleeps at once. Stores of PEs on this machine raise no event, and the system's
+/// timers are up to 50 us late. The waiting thread then notices such a store within 100 us.
+const NAP: Duration = Duration::from_micros(30);
+/// How long the service thread leaves the progress to a thread that waits.
+const LEAVE: Duration = Duration::from_millis(1);
+/// How long the service thread progresses UCX after the last event, before it sleeps.
+const STAY_AWAKE: Duration = Duration::from_micros(50);
+
+impl Shared {
+    /// Progresses UCX. Returns true if there was something to do.
+    pub(super) fn progress_with(&self, handles: &mut Handles) -> bool {
+        // SAFETY: the caller holds the lock of the handles.
+        !self.broken.load(Ordering::Acquire) && unsafe { (self.library.worker_progress)(handles.worker) } != 0
+    }
+
+    /// Progresses UCX unless another thread does.
+    pub(super) fn progress_once(&self) {
+        if let Ok(mut handles) = self.handles.try_lock() {
+            self.progress_with(&mut handles);
+        }
+    }
+
+    /// Waits until the operation of `request` is complete, and frees the request.
+    pub(super) fn complete(&self, request: RequestPointer, pe: u32, what: &'static str) -> Result<()> {
+        let mut status = IN_PROGRESS;
+        self.wait_for(Some(pe), Some((self.settings.request_timeout, what)), || {
+            let mut handles = self.handles();
+            self.progress_with(&mut handles);
+            // SAFETY: the request is in progress or complete, and was not freed.
+            status = unsafe { (self.library.request_check_status)(request) };
+            status != IN_PROGRESS
+        })
+        .map_err(|error| self.broken(error))?;
+        let handles = self.handles();
+        // SAFETY: the request is complete and is freed once, under the lock of the handles.
+        unsafe { (self.library.request_free)(request) };
+        drop(handles);
+        if status == OK { Ok(()) } else { Err(self.failed(pe, status)) }
+    }
+
+    /// Blocks until `done` returns true. `peer` and `limit` describe the awaited operation, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::LinkLost`] if a PE has ended, [`Error::Timeout`] after the limit.
+    pub(super) fn wait_for(
+        &self,
+        peer: Option<u32>,
+        limit: Option<(Duration, &'static str)>,
+        done: impl FnMut() -> bool,
+    ) -> Result<()> {
+        self.wait_in(self.settings.completion, peer, limit, done)
+    }
+
+    pub(super) fn wait_in(
+        &self,
+        mode: CompletionMode,
+        peer: Option<u32>,
+        limit: Option<(Duration, &'static str)>,
+        done: impl FnMut() -> bool,
+    ) -> Result<()> {
+        OneWait { shared: self, mode, peer, limit, done }.run().map(drop)
+    }
+
+    /// Runs the service thread: sleeps until UCX has events, then progresses UCX.
+    pub(super) fn service(&self) {
+        let mut seen = self.activity.load(Ordering::Relaxed);
+        while !self.stop.load(Ordering::Acquire) {
+            let now = self.activity.load(Ordering::Relaxed);
+            if now != seen || self.broken.load(Ordering::Acquire) {
+                seen = now;
+                self.sleep_until_event(false, Some(LEAVE));
+                continue;
+            }
+            if self.arm() {
+                self.sleep_until_event(true, None);
+            }
+            let mut last = Instant::now();
+            while last.elapsed() < STAY_AWAKE && !self.stop.load(Ordering::Acquire) {
+                let mut handles = self.handles();
+                if self.progress_with(&mut handles) {
+                    last = Instant::now();
+                }
+                drop(handles);
+                if self.settings.yields {
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+
+    /// Asks UCX to signal the next event. Returns false if there are events already.
+    fn arm(&self) -> bool {
+        let mut handles = self.handles();
+        if self.broken.load(Ordering::Acquire) {
+            return false;
+        }
+        while self.progress_with(&mut handles) {}
+        // SAFETY: the caller holds the lock of the handles.
+        unsafe { (self.library.worker_arm)(handles.worker) != BUSY }
+    }
+
+    /// Sleeps until the service thread must stop, until UCX has events if `events` is set, or until `limit`
+    /// has passed.
+    fn sleep_until_event(&self, events: bool, limit: Option<Duration>) {
+        // SAFETY: UCX's descriptor stays open as long as its worker exists, which `self` keeps.
+        let event = unsafe { BorrowedFd::borrow_raw(self.event_fd) };
+        let stop = PollFd::from_borrowed_fd(self.stop_fd.as_fd(), PollFlags::IN);
+        let time =
+            limit.map(|limit| Timespec { tv_sec: limit.as_secs() as _, tv_nsec: limit.subsec_nanos() as _ });
+        let mut fds = [stop, PollFd::from_borrowed_fd(event, PollFlags::IN)];
+        let fds = if events { &mut fds[..] } else { &mut fds[..1] };
+        let _ = poll(fds, time.as_ref());
+    }
+}
+
+impl Ucx {
+    /// Ends the service thread.
+    pub(super) fn stop_service(&self) {
+        self.shared.stop.store(true, Ordering::Release);
+        let _ = rustix::io::write(&self.shared.stop_fd, &1u64.to_ne_bytes());
+        let service = self.service.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(service) = service {
+            let _ = service.join();
+        }
+    }
+}
+
+/// One wait. [`Wait::run`] of the core crate is the loop that calls these methods.
+struct OneWait<'a, F> {
+    shared: &'a Shared,
+    mode: CompletionMode,
+    peer: Option<u32>,
+    limit: Option<(Duration, &'static str)>,
+    done: F,
+}
+
+impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
+    type Error = Error;
+    const FIRST_POLLS: u32 = 64;
+    const POLLS: u32 = 16;
+
+    fn poll(&mut self, _watched: bool) -> Result<bool> {
+        if (self.done)() {
+            return Ok(true);
+        }
+        self.shared.progress_once();
+        if self.shared.settings.yields {
+            std::thread::yield_now();
+        }
+        Ok((self.done)())
+    }
+
+    fn plan(&mut self) -> WaitPlan {
+        match self.mode {
+            CompletionMode::Poll => WaitPlan::POLL,
+            CompletionMode::Interrupt => WaitPlan::BLOCK,
+            CompletionMode::Adaptive => WaitPlan { sleep: Duration::ZERO, poll_for: POLL_FOR },
+        }
+    }
+
+    fn check(&mut self, waited: Duration) -> Result<()> {
+        let shared = self.shared;
+        shared.activity.fetch_add(1, Ordering::Relaxed);
+        shared.check()?;
+        match self.limit {
+            Some((limit, what)) if waited > limit => {
+                let peer = self.peer.unwrap_or(shared.me);
+                Err(Error::Timeout { peer, what, waited, lost: Lost::default() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn block(&mut self) -> Result<()> {
+        if self.shared.arm() && !(self.done)() {
+            self.shared.sleep_until_event(true, Some(NAP));
+        }
+        Ok(())
+    }
+}
