@@ -103,6 +103,18 @@ fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<Started> {
     }
 }
 
+/// Opens the GPU of the mover, so that a missing GPU or driver is reported before the processes start. In the
+/// processes, the other one might report the lost link first.
+///
+/// # Errors
+/// If the GPU cannot be opened.
+fn check_mover(mover: &MoverChoice) -> inlane_pgas::error::Result<()> {
+    match *mover {
+        MoverChoice::Gpu(number) => through_gpu(number).map(|_| ()),
+        MoverChoice::Twin(_) => Ok(()),
+    }
+}
+
 #[cfg(not(feature = "cuda"))]
 fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
     let why = "this program was built without the cargo feature cuda; build it with --features cuda";
@@ -166,6 +178,9 @@ impl Bench {
         }
         if let Some(program) = &self.ucx {
             check_program(program)?;
+        }
+        if self.ivshmem.is_none() && self.only != Some(Part::Puts) {
+            check_mover(&self.mover)?;
         }
         let plan = Plan {
             sizes: self.sizes.0.clone(),
