@@ -14,7 +14,7 @@ pub fn dpdk_version() -> Option<String> {
     None
 }
 
-/// Ends all waits of DPDK's ports for a peer or a link.
+/// Makes DPDK's ports stop waiting for a peer to connect or a link to come up.
 pub fn stop_waiting() {
     #[cfg(feature = "dpdk")]
     inlane_dpdk::stop_waiting();
@@ -28,8 +28,8 @@ mod cuda {
 
     pub use inlane_cuda::any_abandoned;
 
-    /// Opens a GPU. Its context exists until the value is dropped. Returns `None` if the GPU cannot be
-    /// opened.
+    /// Opens a GPU, and keeps its CUDA context until the returned value is dropped. Returns `None` if the GPU
+    /// cannot be opened.
     pub fn hold_gpu(index: u32) -> Option<Box<dyn Any>> {
         Some(Box::new(Gpu::open(index).ok()?))
     }

@@ -104,8 +104,8 @@ fn names(text: &str, flag: &str) -> bool {
     })
 }
 
-/// Returns the message for a refused value of a flag, in the form of inlane's own messages. Returns `None` for
-/// other errors.
+/// If clap refused the value of a flag, returns the message in the form of inlane's own messages. Returns
+/// `None` for other errors.
 fn refused_value(error: &clap::Error) -> Option<String> {
     if error.kind() != clap::error::ErrorKind::ValueValidation {
         return None;
@@ -117,8 +117,9 @@ fn refused_value(error: &clap::Error) -> Option<String> {
     Some(in_plain_words(&without_repeats(flag, &value, &why)))
 }
 
-/// Joins a flag, its refused value and the reason to a message. If the reason already begins with the flag,
-/// with the value or with the name of the value's kind, the message does not repeat that beginning.
+/// Joins a flag, its refused value and the reason to a message. The reason may begin with the flag or the
+/// value; the message names each once. Flag `--sizes`, value `8` and reason `'8': give 16 B to 1 GiB` become
+/// `--sizes 8: give 16 B to 1 GiB`.
 fn without_repeats(flag: &str, value: &str, why: &str) -> String {
     let given = format!("{flag} {value}");
     let quoted = format!("'{value}'");

@@ -72,10 +72,11 @@ pub fn expand(
     environment: &[(String, String)],
 ) -> Result<Expanded, Error> {
     let texts: Vec<String> = arguments.iter().map(|a| a.to_string_lossy().into_owned()).collect();
-    // Arguments after `--` belong to the program that the command starts, so they are left out.
+    // Arguments after `--` belong to the program that the command starts. They are not searched for
+    // subcommands and flags.
     let texts: Vec<&str> = texts.iter().map(String::as_str).take_while(|text| *text != "--").collect();
-    // Finds the innermost subcommand, the name of its table, and the index of the argument with the
-    // subcommand's name.
+    // Finds the innermost subcommand, the name of its table in the settings file, and the index of the
+    // argument that names the subcommand.
     let (mut subcommand, mut table, mut at) = (command, String::new(), 0);
     for (index, text) in texts.iter().enumerate().skip(1) {
         if *text == "help" && subcommand.has_subcommands() {

@@ -27,7 +27,7 @@ pub fn on_signal(mut act: impl FnMut(i32, u32) + Send + 'static) -> std::io::Res
 
 /// Returns true if the process ignores a signal, as it does for SIGHUP under nohup.
 fn is_ignored(signal: i32) -> bool {
-    // SAFETY: an all-zero sigaction is valid, and the call writes to it only.
+    // SAFETY: all-zero bytes are a valid sigaction, and the call only reads the current action into `action`.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, std::ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_IGN

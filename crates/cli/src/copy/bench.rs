@@ -38,7 +38,7 @@ pub struct Bench<'a> {
     ceilings: ceiling::Ceilings,
 }
 
-/// The buffers for measuring a pair, and the transfer sizes for which the buffers are large enough.
+/// The buffers of one measurement, and the transfer sizes for which they are large enough.
 struct Memory {
     /// The source and destination buffers, one entry for each direction that runs.
     buffers: Vec<Buffers>,
@@ -47,7 +47,7 @@ struct Memory {
     refused: Vec<(TransferResult, Error)>,
 }
 
-/// One direction of a pair of devices, and which path to take.
+/// One direction between two devices, the path to take, and what counts as the end of a transfer.
 #[derive(Clone, Copy)]
 struct Way<'a> {
     from: &'a Arc<Device>,
@@ -95,9 +95,9 @@ impl<'a> Bench<'a> {
         Self { args, plan, report, failures, host, cache, ceilings }
     }
 
-    /// Returns the events that end a transfer of this pair. Each event gets rows of its own. A store to a BAR
-    /// ends when it is issued. If the BAR may be read, the store has a second end, when it is delivered.
-    /// Transfers of other pairs have only one end, so the list is a single `None`.
+    /// Returns what may count as the end of a transfer. Each end is measured in rows of its own. A store from
+    /// the host to a BAR ends when it is issued. If the BAR may be read, the store is also measured until it
+    /// is delivered. Other transfers have only one end, so the list is a single `None`.
     pub fn store_ends(&self, from: &Device, to: &Device) -> Vec<Option<StoreEnd>> {
         match (from.endpoint(), to.endpoint()) {
             (Endpoint::Host, Endpoint::Bar(_)) if to.is_verifiable() => {
@@ -108,7 +108,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Measures a pair in the directions that the flags select. Returns `Break` if the run must end.
+    /// Measures transfers between two devices, in the directions that `--direction` selects. Returns `Break`
+    /// if the run was interrupted or a GPU was given up.
     pub fn compare(
         &mut self,
         from: &Arc<Device>,
@@ -134,8 +135,8 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Adds a row with an error. Returns `Break` if the run was interrupted. Also returns `Break` if a GPU
-    /// was given up, because calls to that GPU may block.
+    /// Adds a row with an error. If the run was interrupted, adds no row and returns `Break`. Also returns
+    /// `Break` if a GPU was given up, because calls to that GPU may block.
     fn failed(&mut self, mut row: TransferResult, error: Error) -> ControlFlow<()> {
         progress("");
         if self.plan.stop.load(Ordering::Relaxed) {
@@ -210,8 +211,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Measures the ceilings of a pair in both directions. Returns `None` with `--no-ceiling`, or if the
-    /// required path has no ceiling.
+    /// Measures the ceiling of each direction between two devices. Returns `None` with `--no-ceiling`, or if
+    /// there is no ceiling for the required path or for these devices.
     fn ceilings(&mut self, way: Way) -> Result<Option<[ceiling::Ceiling; 2]>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         let crosses_none =
@@ -330,8 +331,8 @@ impl<'a> Bench<'a> {
         let what = self.args.measure;
         let single =
             if what == Measured::Stream { None } else { Some(latency(selector, buffers, size, &plan)?) };
-        // If only one transfer is in flight at a time, streaming would measure the same as latency, so it is
-        // left out.
+        // No stream with `--measure latency`, or if only one transfer is in flight at a time: it would repeat
+        // the latency measurement.
         let one_in_flight = what == Measured::Latency
             || self.args.window == Some(1)
             || selector.is_synchronous_for(size as u64);

@@ -51,7 +51,7 @@ impl Name {
     /// Returns the name as the user types it.
     pub fn text(self) -> String {
         use clap::ValueEnum;
-        // No name is hidden from the command line, so each has a value and the default is never used.
+        // clap returns `None` only for a name that is hidden from the command line, and none is hidden.
         self.to_possible_value().map(|value| value.get_name().to_string()).unwrap_or_default()
     }
 }

@@ -149,8 +149,8 @@ pub fn pcie_links(machine: &Machine) -> Check {
         let (payload, best) = (256, link.max.bits_per_second());
         if let Some(shortfall) = topology.shortfall(device) {
             let line = format!("{}{name}: {shortfall}", device.address);
-            // An idle GPU lowers its link's speed to save power. Slow but wide links of GPUs are therefore
-            // listed separately.
+            // A GPU lowers its link's speed while it is idle, to save power. So a GPU's link that is slow but
+            // has all its lanes is listed separately.
             let idles = device.class >> 16 == DISPLAY && !shortfall.narrow();
             if idles { idle.push(line) } else { short.push(line) }
         } else if let Some((above, rate)) = narrowest.filter(|(_, rate)| rate.bits_per_second() < best) {

@@ -4,15 +4,15 @@ use super::Machine;
 use super::check::{Check, Name};
 use inlane_core::units;
 
-/// The bit of CAP_NET_ADMIN in the kernel's capability sets (`linux/capability.h`). The constants below are
-/// the bits of other capabilities.
+/// The bit number of CAP_NET_ADMIN in a capability set (`linux/capability.h`).
 pub const NET_ADMIN: u32 = 12;
 const NET_RAW: u32 = 13;
 const IPC_LOCK: u32 = 14;
 const SYS_ADMIN: u32 = 21;
 const BPF: u32 = 39;
 
-/// The limit of locked memory, in bytes, that is enough for a few packet pools with their DMA mappings.
+/// Enough locked memory, in bytes, for a few packet pools and their DMA mappings. A lower RLIMIT_MEMLOCK is
+/// reported as degraded.
 const ENOUGH_LOCKED: u64 = 1 << 28;
 
 /// Returns the effective capabilities of this process as a bit set.

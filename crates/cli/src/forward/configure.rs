@@ -40,8 +40,8 @@ impl Forward {
         }
         let method = match self.function.method {
             Choice::Method(method) => method,
-            // The search of --method auto begins with the method that is chosen here. Only method split has
-            // workers, so --workers selects it.
+            // The search of --method auto begins with this method. --workers selects method split, because no
+            // other method has workers.
             Choice::Auto if self.function.workers > 0 => Method::Split,
             Choice::Auto => Method::Single,
         };
@@ -99,8 +99,8 @@ impl Forward {
             Some("none") => Some(Vec::new()),
             Some(list) => Some(cores(list)?),
         };
-        // A run whose source does not end by itself takes 5 s by default. A capture that is played once ends
-        // by itself, and only a signal ends a run with --between.
+        // Without --duration and --packets, a run ends after 5 s. Exceptions: a capture that is played once
+        // ends the run itself, and a run with --between lasts until a signal.
         let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.ports.repeat);
         // A source that never ends has no last packet, so --packets all needs --duration.
         if let (true, None, Route::OneWay { rx, .. }) = (whole_capture, self.run.duration, &config.route)

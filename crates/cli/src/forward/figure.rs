@@ -102,13 +102,15 @@ fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
     words.join(", ")
 }
 
-/// Returns the parameter whose values name the lines, and the parameters whose values name the panels.
+/// Splits the parameters: returns the one whose values name the lines of a panel, and those whose values name
+/// the panels.
 fn split_keys<'a>(keys: &[&'a str]) -> (Option<&'a str>, Vec<&'a str>) {
     let name = keys.iter().find(|key| **key == "method").or(keys.first()).copied();
     (name, keys.iter().copied().filter(|key| Some(*key) != name).collect())
 }
 
-/// Returns a line for each combination of the values of `keys`, in the order of the results.
+/// Returns a line for each combination of the values of `keys`, in the order of the results. `solid`,
+/// `dashed` and `ceiling` return a result's y values.
 fn lines(
     results: &[PacketResult],
     axis: &str,

@@ -24,8 +24,9 @@ impl Live {
     /// second.
     pub(super) fn show(&mut self, elapsed: Duration, reading: ProgressSnapshot) {
         let since = elapsed.saturating_sub(self.last.0);
-        // `show` may be called a little before the interval has passed, so a display is due up to 100 ms
-        // early.
+        // The run calls `show` about once per second, and a call may come just before the interval has
+        // passed. Such a call still displays, up to 100 ms early, because the next call would be a second
+        // late.
         let due = self.interval.map(|interval| since + Duration::from_millis(100) >= interval);
         let text = match due {
             Some(false) => return,

@@ -67,8 +67,7 @@ impl Series {
             |key: &str| forward.experiment.sweep.iter().any(|axis| axis.key == key && axis.values == ["all"]);
         for values in combinations(&forward.experiment.sweep)? {
             let point = Point { forward: parse(arguments, &values)?, values };
-            // With `all`, a flag takes only the values that the device supports. On the CPU, points with a
-            // value for GPUs are therefore skipped.
+            // `all` means all values that the device supports. On the CPU, skip the values that need a GPU.
             let forward = &point.forward;
             let only_gpu = (all("method")
                 && matches!(forward.function.method, Choice::Method(m) if !m.is_cpu()))
@@ -135,7 +134,7 @@ impl Series {
                 let own = Arc::new(Control::child_of(control));
                 let outcome = point.forward.measure(&own, &mut ceilings, &mut |_, _| ());
                 if control.stopping() {
-                    // The signal interrupted this run, so its result is left out and the sweep ends.
+                    // A signal interrupted this run, so its result is left out and the sweep ends.
                     break 'all;
                 }
                 done += 1;

@@ -49,7 +49,8 @@ pub struct BridgeInfo {
     pub thresholds: Option<Thresholds>,
 }
 
-/// Returns the path of a run over the twin or over an ivshmem device, with its reason.
+/// Describes how two PEs reach each other: through the twin, or through the ivshmem device if one is given.
+/// Also says why each other bridge of the machine is not used.
 pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> Path {
     let (name, hop, reason) = match ivshmem {
         None => ("twin", "twin window (coherent shared memory)", why_twin(bridges)),

@@ -119,7 +119,7 @@ impl Connect {
         })
     }
 
-    /// Asks each path for the subsystem until one answers.
+    /// Asks the target for the NQN of its subsystem, over one address after the other until one answers.
     fn resolve(&self, host: &HostIdentity, queue: &QueueOptions) -> Result<String> {
         let mut failure = None;
         for address in &self.addresses.0 {

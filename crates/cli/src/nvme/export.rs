@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use inlane_nvme::initiator::Session;
 use inlane_nvme::nbd::{ListenAddress, Server};
 
-/// The most commands that each client has in flight.
+/// The most commands that the session of each NBD client keeps in flight.
 const DEPTH: u32 = 127;
 
 /// Gives other programs a namespace as a block device

@@ -113,7 +113,7 @@ impl Write {
             self.check_room(size, session.namespace().bytes())?;
         }
         let started = Instant::now();
-        // With the size of the file as the length, an input that does not fit is refused before the first write.
+        // If the length is given, `write_range` refuses an input that does not fit before it writes anything.
         let length = self.length.or(size);
         let written = write_range(&mut session, self.offset, length, &mut input, &stop)
             .with_context(|| format!("copying from {}", self.file.display()))?;
@@ -160,7 +160,7 @@ impl Write {
         Ok((Box::new(file), size))
     }
 
-    /// Checks that a file of `size` bytes fits into the namespace, unless only its beginning is copied.
+    /// Without `--length`, checks that a file of `size` bytes fits into the namespace.
     fn check_room(&self, size: u64, namespace: u64) -> anyhow::Result<()> {
         let room = namespace.saturating_sub(self.offset);
         if self.length.is_some() || size <= room || room == 0 {

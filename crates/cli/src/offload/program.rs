@@ -64,12 +64,12 @@ enum Kind {
     Other,
 }
 
-/// Returns the kind of a program whose file begins with `head`. Returns `None` if the file is not ELF, or
-/// if its program headers lie behind `head`.
+/// Returns how the program is linked whose file begins with `head`. Returns `None` if the file is not ELF, or
+/// if its program headers lie beyond `head`.
 fn kind(head: &[u8]) -> Option<Kind> {
     const PT_INTERP: u32 = 3;
     let rest = head.strip_prefix(b"\x7fELF")?;
-    // The file must be 64-bit and little-endian.
+    // ELF's EI_CLASS and EI_DATA: 64-bit, little-endian.
     if rest.get(..2)? != [2, 1] {
         return Some(Kind::Other);
     }
