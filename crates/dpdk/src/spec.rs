@@ -66,7 +66,7 @@ pub enum Kind {
         /// The number of sockets over which the kernel spreads flows. If absent, one per pipeline.
         queues: Option<u16>,
         /// The size of a slot in the sockets' rings, in bytes, rounded up to a multiple of 16. If absent, it
-        /// is chosen by the interface's MTU.
+        /// is chosen from the interface's MTU.
         frame: Option<u32>,
         /// If set, bypasses the interface's queueing discipline when sending.
         bypass: bool,

@@ -4,8 +4,9 @@
 //   offset 4096   uint32_t          the number of received PRBs, for each window, stream (eAxC) and symbol
 //   then          data              the PRBs in order, as received (compressed or not), for each window, stream and symbol
 //
-// Slots whose numbers differ by a multiple of the setting `windows` use the same memory in turn. So the data
-// of a slot is valid until the next of these slots begins. PRBs that did not arrive are zero.
+// A slot's data stays valid until its memory is reused. Radio slots whose numbers differ by a multiple of the
+// setting `windows` share memory, so the first packet of a later one overwrites the data. PRBs that did not
+// arrive are zero.
 #ifndef INLANE_ORAN_H
 #define INLANE_ORAN_H
 

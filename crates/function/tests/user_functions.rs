@@ -164,8 +164,8 @@ fn compiled_functions_are_cached() {
     });
 }
 
-/// Parsing and reading run nothing that the user chose, so that callers can drop privileges before they load
-/// the function.
+/// Parsing a user's function and reading its name, description and source do not run the compiler. Callers
+/// rely on that: they drop privileges before they load the function.
 #[test]
 fn the_compiler_does_not_run_before_the_function_is_loaded() {
     use std::os::unix::fs::PermissionsExt;

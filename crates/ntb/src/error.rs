@@ -28,7 +28,7 @@ pub enum Error {
     /// An error of a memory window: a bad translation, size or offset.
     #[error("memory window towards port {peer}: {why}")]
     Window {
-        /// The port on the other side of the window.
+        /// The NTB port on the other side of the window.
         peer: u32,
         /// What was asked for, what the window allows, and what to change.
         why: String,

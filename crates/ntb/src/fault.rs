@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// The faults to inject. Probabilities are from 0 to 1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// The longest delay of a piece of a store.
+    /// The longest delay of a piece of a store (see `torn`).
     pub delay: Duration,
     /// True if pieces between two fences arrive in random order.
     pub reorder: bool,

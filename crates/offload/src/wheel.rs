@@ -66,7 +66,7 @@ impl Wheel {
     }
 
     /// Returns the time at which [`Wheel::expire`] should be called next, or `None` if there are no entries.
-    /// That call moves no entries if all entries of the next slot are due in a later turn.
+    /// Nothing may be due at that time: the entries of the next slot can belong to a later turn of the wheel.
     pub fn next(&self) -> Option<u64> {
         Some(self.next_used()? * TICK_NS)
     }

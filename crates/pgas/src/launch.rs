@@ -38,7 +38,8 @@ const GRACE: Duration = Duration::from_secs(2);
 /// If the process ended because it lost a link, the PE at the other end of the link ends too.
 const SETTLE_TIME: Duration = Duration::from_secs(2);
 
-/// A process's place in a job: its port and its settings.
+/// A process's membership in a job: its port of the twin NTB bridge that joins the PEs, the heap size, and
+/// the settings of the transport.
 pub struct Session {
     /// This process's port of the twin bridge that joins the PEs.
     pub twin: Twin,

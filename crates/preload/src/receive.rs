@@ -1,12 +1,14 @@
 //! What a read must return at the end of a stream.
 //!
-//! The kernel reports the end of a pair as the end of the stream, or as a reset if the engine left data unread. Only the name of the engine's
-//! end says which of the two happened to the connection.
+//! The kernel reports the end of a pair as the end of the stream, or as a reset if the engine left data
+//! unread. Only the name of the engine's end says which of the two happened to the connection.
 
 use crate::{errno, fail, socket};
 use libc::{c_int, sockaddr, socklen_t, ssize_t};
 
-/// Returns what a read of `len` bytes must return if the kernel returned `result`.
+/// Corrects the result of a kernel read of `len` bytes. A pair ends in the same way after a FIN and after an
+/// error of the connection. So at the end of the stream, this function looks up which of the two it was. It
+/// returns 0, or -1 with the connection's error in errno. Other results stay unchanged.
 #[inline]
 pub fn finish(fd: c_int, len: usize, result: ssize_t) -> ssize_t {
     if result > 0 || len == 0 {

@@ -16,7 +16,8 @@ use std::ffi::c_void;
 /// `None` if there is none.
 pub fn find() -> Option<(usize, usize)> {
     let mut found: Option<(usize, usize)> = None;
-    // SAFETY: the callback gets a valid pointer and our own `found`.
+    // SAFETY: `segments` gets a valid description from the loader, and a pointer to `found`, which outlives
+    // the call.
     unsafe { libc::dl_iterate_phdr(Some(segments), (&raw mut found).cast()) };
     found
 }
@@ -48,7 +49,7 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
     }
     let end = end.next_multiple_of(page);
     if end > start {
-        // SAFETY: `found` is the variable of `find`.
+        // SAFETY: `found` points to a local `Option<(usize, usize)>` of `find`, which is still running.
         unsafe { *found.cast::<Option<(usize, usize)>>() = Some((start, end - start)) };
     }
     1

@@ -54,7 +54,7 @@ impl SackBlocks {
         &self.blocks[..self.len as usize]
     }
 
-    /// Returns true if there is no block.
+    /// Returns true if there is no SACK block.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0

@@ -164,7 +164,8 @@ pub(super) struct Ticks<'a> {
 }
 
 impl<'a> Ticks<'a> {
-    /// Creates the ticks of a lane. `stream` must not be used for anything else.
+    /// Creates the caller of the packet function's `tick` for one lane. Launch nothing else on `stream`
+    /// during the run, because an idle `stream` means that the last `tick` has ended.
     pub(super) fn new(lane: &'a Lane, stream: &'a Stream) -> Self {
         Self { lane, stream, last: Instant::now() }
     }

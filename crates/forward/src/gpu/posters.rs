@@ -88,8 +88,8 @@ impl PostingCursor {
     /// Kernels are posted for at most `most` submitted items at once.
     #[inline]
     pub(super) fn next(&mut self, ring: &impl RingView, stretch: u64, ahead: u64, most: u64) -> NextPost {
-        // All freed items were submitted, so they are counted without reading their words: their slots may
-        // already be reused.
+        // Count all freed items as submitted. Their words cannot tell, because their slots may already be
+        // reused.
         let freed = ring.freed();
         self.submitted = self.submitted.max(freed);
         while self.submitted < self.posted + most && ring.is_submitted(self.submitted) {

@@ -141,7 +141,7 @@ pub struct Tally {
     pub time: ThreadTime,
     /// The time that packets spent in each stage.
     pub stages: StageHistograms,
-    /// The packet function's instances, from which the reports on their state are made.
+    /// The packet function's instances. The reports on their state are made from these.
     pub functions: Vec<Instance>,
     /// The errors, in the order in which they occurred.
     pub errors: Vec<Error>,

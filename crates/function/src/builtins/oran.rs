@@ -122,8 +122,8 @@ pub struct OranSlot<'a> {
 /// Returns the `n`th delivered slot, counted from 0. Returns `None` if it has not been delivered yet, or is
 /// not among the last 64.
 ///
-/// Slots whose numbers differ by a multiple of the setting `windows` use the same memory in turn. So the data
-/// of a slot is valid until the next of these slots begins.
+/// The slot's data stays valid until its memory is reused. Radio slots whose numbers differ by a multiple of
+/// the setting `windows` share memory, so the first packet of a later one overwrites the data.
 pub fn oran_slot(output: &[u8], n: u64) -> Option<OranSlot<'_>> {
     let at = (n % RECORDS as u64) as usize * size_of::<Record>();
     let record = output.get(at..at + size_of::<Record>())?;

@@ -1,7 +1,7 @@
 //! What a PE needs beside communication: an exchange of addresses and keys with the other PEs before they
 //! can communicate, and a connection to the launcher.
 //!
-//! Windows exchange their addresses through scratchpads, so they need only [`JobControl`].
+//! The window transport exchanges addresses through scratchpads, so it needs only [`JobControl`].
 
 use crate::error::Result;
 use inlane_ntb::twin::Twin;

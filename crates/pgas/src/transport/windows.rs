@@ -74,9 +74,9 @@ pub(super) struct Peer {
     theirs: AtomicU32,
     generation: AtomicU64,
     notifier: Mutex<Notifier>,
-    /// True if a store to this PE is followed by more than a check for its announcement. If the PE is this PE
-    /// itself, its threads are woken in another way. If it is a peer, a barrier must come between the store
-    /// and the check.
+    /// True if a store to the peer needs more than the usual check whether the peer has announced that it
+    /// sleeps. A peer without a membarrier(2) registration or a coherent window needs a barrier between the
+    /// store and the check. The local PE needs no check: its sleeping threads are woken directly.
     pub is_exceptional: bool,
     /// The peer's last announcement that was answered by a doorbell. It is read without the notifier's lock.
     pub answered: AtomicU64,

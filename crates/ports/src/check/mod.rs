@@ -215,8 +215,8 @@ impl CheckerTx {
     unsafe fn examine(&mut self, packet: &Packet, now_ns: u64) -> usize {
         self.scratch.clear();
         let scratch = &mut self.scratch;
-        // SAFETY: the caller promises what the pool asks for. `take_tx` checked that the CPU maps the pool's
-        // memory.
+        // SAFETY: the caller upholds the pool's safety contract. `take_tx` checked that the CPU maps the
+        // pool's memory.
         unsafe {
             self.pool.for_each_segment(packet, &mut |address, length| {
                 scratch.extend_from_slice(std::slice::from_raw_parts(address as *const u8, length as usize));

@@ -217,11 +217,11 @@ unsafe impl Pool for Halves {
         self.0.region()
     }
     unsafe fn meta(&self, packet: &Packet) -> inlane_core::packet::PacketMeta {
-        // SAFETY: the caller promises what the inner pool asks for.
+        // SAFETY: the caller upholds the inner pool's safety contract.
         unsafe { self.0.meta(packet) }
     }
     unsafe fn set_meta(&self, packet: &Packet, meta: inlane_core::packet::PacketMeta) {
-        // SAFETY: the caller promises what the inner pool asks for.
+        // SAFETY: the caller upholds the inner pool's safety contract.
         unsafe { self.0.set_meta(packet, meta) };
     }
     unsafe fn for_each_segment(&self, packet: &Packet, visit: &mut dyn FnMut(u64, u32)) {

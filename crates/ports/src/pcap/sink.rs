@@ -221,7 +221,7 @@ impl QueueWriter {
     /// The caller holds the packet, and it is from this queue's pool.
     unsafe fn length(&self, packet: &Packet) -> usize {
         let mut length = 0;
-        // SAFETY: the caller promises what the pool asks for.
+        // SAFETY: the caller upholds the pool's safety contract.
         unsafe { self.pool.for_each_segment(packet, &mut |_, bytes| length += bytes as usize) };
         length
     }
@@ -238,7 +238,7 @@ impl QueueWriter {
         send_ns: u64,
     ) -> Result<()> {
         let meta = match self.timestamps {
-            // SAFETY: the caller promises what the pool asks for.
+            // SAFETY: the caller upholds the pool's safety contract.
             TimestampSource::Metadata => unsafe { self.pool.meta(packet) },
             TimestampSource::SendTime => PacketMeta { time_ns: send_ns, ..PacketMeta::default() },
         };

@@ -180,7 +180,7 @@ unsafe impl Tx for PartialTx {
         self.1 += 7;
         match self.1 % 5 {
             0 => Ok(0),
-            // SAFETY: the caller promises what the inner queue asks for.
+            // SAFETY: the caller upholds the inner queue's safety contract.
             part => unsafe { self.0.send(&packets[..packets.len().min(part)]) },
         }
     }

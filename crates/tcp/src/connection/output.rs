@@ -313,9 +313,10 @@ impl Connection {
     /// Decides whether the last `tail` bytes of `len` may be sent although they do not fill a segment.
     fn small_segment_allowed(&mut self, now: u64, len: u64, tail: u64, pending: u64, window: u64) -> bool {
         if len < pending {
-            // More data follows, but the peer's window or one transmission ends here. Wait for more room,
-            // unless these bytes are all that the window allows and at least half of the peer's largest
-            // window.
+            // The peer's window ends inside a segment, although more data is queued. To avoid a silly window
+            // (RFC 9293, section 3.8.6.2.1), send the partial segment only if the window has no room for a
+            // full one, and if the segment fills at least half of the largest window that the peer has
+            // announced so far.
             return len == tail && window == len && tail >= (self.snd.max_window as u64 / 2).max(1);
         }
         if self.snd.fin {

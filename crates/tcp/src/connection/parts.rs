@@ -165,8 +165,9 @@ pub(super) const NEVER: u64 = u64::MAX;
 pub(super) struct Timers {
     pub(super) loss_at: u64,
     pub(super) loss: LossTimer,
-    /// The time from which the timeouts of the retransmission and of the loss probe count.
+    /// The start of the retransmission timeout.
     pub(super) rto_base: u64,
+    /// The start of the loss probe's timeout (RFC 8985, section 7.2).
     pub(super) probe_base: u64,
     /// The time at which further segments count as lost, unless an acknowledgment arrives before (RFC 8985,
     /// section 6.2).
@@ -200,7 +201,7 @@ pub(super) struct Flags {
     pub(super) cwnd_limited: bool,
     /// The application holds small segments back.
     pub(super) cork: bool,
-    /// Small segments are sent once, because the cork was held for too long.
+    /// The cork has held data back for 200 ms, so the next small segment may be sent in spite of it.
     pub(super) cork_expired: bool,
     /// Acknowledgments echo a congestion mark, until the peer reports that it has reduced its window.
     pub(super) ece: bool,

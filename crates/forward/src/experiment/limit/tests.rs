@@ -42,7 +42,8 @@ fn with_ceiling(mut outcome: RunOutcome, packets_per_second: f64) -> RunOutcome 
     outcome
 }
 
-/// Asserts that the text that names the run's limit begins with the first of `words` and contains the others.
+/// Asserts that the text that names the run's bottleneck begins with the first of `words` and contains the
+/// others.
 fn assert_limit(config: &Config, outcome: &RunOutcome, words: &[&str]) {
     let said = limit(config, outcome).unwrap();
     assert!(said.starts_with(words[0]), "{said}");

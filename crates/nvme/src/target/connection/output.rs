@@ -63,7 +63,7 @@ impl Batch {
     }
 }
 
-/// The output of a connection.
+/// A connection's unsent bytes: one batch being built, one being sent.
 #[derive(Debug, Default)]
 pub struct Output {
     building: Batch,

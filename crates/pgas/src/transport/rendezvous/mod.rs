@@ -54,7 +54,7 @@ pub enum Frame {
         /// The PE's number.
         pe: u32,
     },
-    /// What a PE gives to an exchange.
+    /// The bytes that a PE contributes to an exchange.
     Gather(Vec<u8>),
     /// The PE has finished.
     Finished,
@@ -64,7 +64,7 @@ pub enum Frame {
     Lost(u32),
     /// The launcher admits the PE to a job of this many PEs.
     Welcome(u32),
-    /// The result of an exchange: what each PE gave, in the order of the PEs.
+    /// The result of an exchange: the bytes that each PE contributed, in the order of the PEs.
     Gathered(Vec<Vec<u8>>),
     /// This PE has ended before it had finished.
     Gone(u32),

@@ -111,7 +111,7 @@ struct Endpoint {
     statics: Option<KeyHandle>,
 }
 
-/// What is known of a PE.
+/// A PE's addresses and keys, and the state of the connection to it.
 struct Peer {
     /// The address of the PE's worker, for UCX.
     address: Vec<u8>,

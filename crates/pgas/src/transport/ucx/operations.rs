@@ -94,7 +94,8 @@ impl Shared {
         Ok((handles, endpoint, address, key))
     }
 
-    /// Returns the address at which plain copies reach a span of `pe`, if they can.
+    /// Returns the address at which this process has mapped a span of `pe`'s memory. Returns `None` if it has
+    /// not mapped it.
     fn mapped_address(&self, pe: u32, peer: &Peer, place: Place, offset: usize) -> Result<Option<*mut u8>> {
         if pe == self.me {
             return Ok(Some(self.own_address(place, offset)));
