@@ -119,7 +119,8 @@ fn send_request(message: &Message, attached: RawFd) -> Option<(Message, Option<R
         exchange(fd, message, attached)
     });
     if reply.is_none() {
-        // A late reply must not be taken for the next request's.
+        // The reply to this request may still arrive. Close the connection, so that the next request does not
+        // read it.
         drop_kept();
     }
     IN_USE.store(false, Ordering::Release);

@@ -173,7 +173,7 @@ fn replace(fd: RawFd, new: RawFd) -> bool {
     replaced
 }
 
-/// Copies from `fd` to `new` the options whose values the kernel keeps with the program's end.
+/// Copies socket options from `fd` to `new`: those whose values the kernel keeps with a UNIX socket.
 fn copy_options(fd: RawFd, new: RawFd) {
     const NAMES: [c_int; 5] =
         [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR];

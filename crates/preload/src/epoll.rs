@@ -39,7 +39,8 @@ impl Registration {
         path[..18].copy_from_slice(b"/proc/self/fdinfo/");
         write_number(&mut path[18..], epoll);
         let mut bytes = [0u8; 4096];
-        // SAFETY: a terminated path; the descriptor is closed here; the buffer has the given length.
+        // SAFETY: the path ends with a zero byte, `read` gets the length of the rest of the buffer, and only
+        // this code closes the descriptor.
         let read = unsafe {
             let file = libc::open(path.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC);
             if file < 0 {

@@ -252,8 +252,8 @@ hooks! {
     }
 }
 
-/// Returns what accept must return if the kernel's accept returned `result`. For the program's end of a pair, the kernel's accept fails with
-/// EINVAL at once.
+/// Corrects the result of the kernel's accept. On the program's end of a pair, that call fails with EINVAL.
+/// Then accepts a connection from the engine instead.
 unsafe fn after_accept(
     result: c_int,
     fd: c_int,
@@ -284,8 +284,8 @@ unsafe fn bytes(parts: *const iovec, count: usize) -> usize {
     unsafe { std::slice::from_raw_parts(parts, count).iter().map(|part| part.iov_len).sum() }
 }
 
-/// Returns the length of a read into a buffer of `room` bytes: `len`, or `room` if that is less. For the
-/// functions `__read_chk` and the like, which programs call if they were compiled with checks of buffers.
+/// Returns the number of bytes to read: `len`, but at most the buffer size `room`. `__read_chk` and the like
+/// call this. Programs compiled with `_FORTIFY_SOURCE` use them.
 fn bounded(len: size_t, room: size_t) -> size_t {
     len.min(room)
 }

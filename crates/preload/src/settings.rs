@@ -26,7 +26,7 @@ impl<const N: usize> Text<N> {
         self.set_parts(&[text]);
     }
 
-    /// As [`Text::set`], for a text in parts.
+    /// As [`Text::set`], for the concatenation of `parts`.
     fn set_parts(&self, parts: &[&[u8]]) {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         if len <= N && self.len.load(Ordering::Relaxed) == 0 {
@@ -56,7 +56,7 @@ static PROGRAM: Text<256> = Text::new();
 static EXPORTED: [Text<16640>; 4] = [const { Text::new() }; 4];
 
 unsafe extern "C" {
-    /// The last part of the program's path (an extension of glibc and musl).
+    /// The file name of the program, without its folder (an extension of glibc and musl).
     static program_invocation_short_name: *const libc::c_char;
 }
 
@@ -114,7 +114,8 @@ pub fn require() -> bool {
     REQUIRE.get().is_some_and(|value| !value.is_empty() && value != b"0")
 }
 
-/// Returns what the rules decide about a socket.
+/// Returns what the user's rules say about a socket of this program: whether to offload it. Returns `None` if
+/// no rule applies.
 pub fn decide(address: SocketAddr, usage: Use) -> Option<Action> {
     let rules = std::str::from_utf8(RULES.get()?).ok()?;
     let program = std::str::from_utf8(program()).unwrap_or_default();

@@ -154,10 +154,10 @@ pub fn accept(
         return match received {
             // errno is that of recvmsg: EAGAIN, EINTR.
             -1 => -1,
-            // The listener was shut down, or its engine is gone.
+            // The engine has closed its end: the listener was shut down, or the engine has ended.
             0 => fail(libc::EINVAL),
-            // A record came without a descriptor: the process has no free one, so the kernel dropped that of
-            // the connection.
+            // The record came without its descriptor: the kernel dropped the connection, because this process
+            // has reached its limit of open files.
             _ => fail(libc::EMFILE),
         };
     };

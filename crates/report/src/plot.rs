@@ -173,7 +173,8 @@ impl Plot {
         let colours = style::colours(&names);
         let style_of = |name: &str| {
             let index = names.iter().position(|known| *known == name).unwrap_or(0);
-            // If there are more names than colours, colours repeat. The repeated colours have hollow points.
+            // The colour, and whether points are filled: a colour that is used a second time gets hollow
+            // points.
             (COLOURS[colours.get(index).copied().unwrap_or(0)], index < COLOURS.len())
         };
         let all = self.all();
@@ -366,7 +367,7 @@ mod tests {
         let drawn = svg(lines).unwrap();
         assert_eq!(drawn.matches("\nburst 16\n").count(), 1);
         assert_eq!(drawn.matches("\nsplit\n").count(), 1, "the legend names a line once");
-        // The line `single` is drawn in each of three panels, and its sample once in the legend.
+        // `single` is drawn four times: once in each of three panels, and once as a sample in the legend.
         assert_eq!(
             drawn.matches("<polyline fill=\"none\" opacity=\"1\" stroke=\"#D55E00\"").count(),
             4,

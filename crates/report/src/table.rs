@@ -25,7 +25,7 @@ impl Lines {
         self.0.extend(lines);
     }
 
-    /// Adds each line that is not yet contained.
+    /// Adds the lines, except those that are already present with the same name and text.
     pub fn extend_unique(&mut self, lines: impl IntoIterator<Item = Cell>) {
         for line in lines {
             if !self.0.contains(&line) {

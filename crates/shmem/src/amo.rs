@@ -44,13 +44,13 @@ impl Word for f64 {
     }
 }
 
-/// Makes a PE carry out an atomic. Returns the previous value.
+/// Applies an atomic operation to a word of `pe`, and blocks until it is done. Returns the previous value.
 #[inline]
 pub fn fetch<T: Word>(operation: Operation, target: *const T, operand: u64, comparand: u64, pe: u32) -> T {
     T::value(check(world().atomic(operation, target as usize, size_of::<T>(), operand, comparand, pe)))
 }
 
-/// Starts an atomic whose result is not needed. It is complete after the next quiet.
+/// Starts an atomic operation on a word of `pe`, without a result. It is complete after the next quiet.
 pub fn post(operation: Operation, target: *mut c_void, width: usize, operand: u64, pe: u32) {
     check(world().atomic_nbi(operation, target as usize, width, operand, pe));
 }

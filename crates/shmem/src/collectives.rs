@@ -13,8 +13,8 @@ use std::ffi::{c_int, c_void};
 type ActiveSet = (c_int, c_int, c_int);
 
 fn active((start, log_stride, size): ActiveSet) -> Set {
-    // A negative start becomes a very large number. A bad stride or a negative size becomes 0. The library
-    // refuses such a set.
+    // Invalid values stay invalid: a negative start becomes a very large number, and a bad stride or a
+    // negative size becomes 0. The library refuses such a set.
     let stride = 1i32.checked_shl(log_stride as u32).unwrap_or(0);
     let size = size.max(0) as u32;
     Set { start: start as u32, stride, size }
@@ -112,13 +112,15 @@ pub unsafe fn fcollect_active(destination: *mut c_void, source: *const c_void, b
     check(unsafe { world().fcollect(active(set), destination as usize, source.cast(), bytes) });
 }
 
-/// Sends each PE of the team its own block of `bytes` bytes from the source.
+/// Sends block i of the source to PE i of the team. A block has `bytes` bytes. The receiver stores it in its
+/// `destination`, at the sender's index.
 pub unsafe fn all_to_all(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
     // SAFETY: the caller's pointers are valid.
     over(team, |set| unsafe { world().all_to_all(set, destination as usize, source.cast(), bytes) })
 }
 
-/// Sends each PE of the set its own block of `bytes` bytes from the source.
+/// Sends block i of the source to PE i of the set. A block has `bytes` bytes. The receiver stores it in its
+/// `destination`, at the sender's index.
 pub unsafe fn all_to_all_active(
     destination: *mut c_void,
     source: *const c_void,
@@ -129,8 +131,9 @@ pub unsafe fn all_to_all_active(
     check(unsafe { world().all_to_all(active(set), destination as usize, source.cast(), bytes) });
 }
 
-/// Sends each PE of the team its own elements. `elements` is their number per PE and their width in bytes.
-/// `strides` is the distance between two of them, in elements, at the destination and at the source.
+/// Sends elements to each PE of the team, like [`all_to_all`], but the elements are not contiguous.
+/// `elements` is the number of elements per PE, and their width in bytes. `strides` is the distance between
+/// two elements, in elements, at the destination and at the source.
 pub unsafe fn all_to_all_strided(
     team: Team,
     destination: *mut c_void,

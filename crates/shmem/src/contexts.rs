@@ -18,8 +18,8 @@ impl Context {
     const DEFAULT: Context = Context(1);
 }
 
-/// SHMEM_CTX_SERIALIZED, SHMEM_CTX_PRIVATE and SHMEM_CTX_NOSTORE. All contexts suit all threads, so they make
-/// no difference.
+/// The accepted options: SHMEM_CTX_SERIALIZED, SHMEM_CTX_PRIVATE and SHMEM_CTX_NOSTORE. They have no effect,
+/// because every context is safe for all threads.
 const OPTIONS: i64 = 0b111;
 
 struct State {

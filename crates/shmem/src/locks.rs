@@ -17,7 +17,7 @@ use inlane_pgas::transport::Operation;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The PE that holds the end of each lock's queue.
+/// The PE whose copy of a lock's word names the last PE of the queue, for all locks.
 const HOME: u32 = 0;
 const WAITING: u32 = 1 << 31;
 

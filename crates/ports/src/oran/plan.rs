@@ -186,7 +186,8 @@ impl Plan {
         self.header_length() + self.prbs_per_packet * PRB
     }
 
-    /// Returns the packet at `position`.
+    /// Returns what packet number `position` contains. Packets are counted from 0 in the order before
+    /// shuffling.
     #[inline]
     pub fn packet(&self, position: u64) -> PlannedPacket {
         let (symbol, rest) = (position / self.packets_per_symbol(), position % self.packets_per_symbol());
@@ -213,7 +214,7 @@ impl Plan {
         }
     }
 
-    /// Returns true if the packet at `position` is lost on purpose, so it is not sent.
+    /// Returns true if packet number `position` is left out, to simulate its loss.
     #[inline]
     pub fn is_lost(&self, position: u64) -> bool {
         self.loss > 0.0 && {
@@ -222,8 +223,8 @@ impl Plan {
         }
     }
 
-    /// Writes the positions of block `block` to `order`, in the order in which they are sent. A block has
-    /// [`Plan::shuffle`] positions.
+    /// Shuffles the packets of block `block`: writes their numbers to `order`, in the order in which they are
+    /// sent. A block has [`Plan::shuffle`] packets.
     pub fn order(&self, block: u64, order: &mut Vec<u64>) {
         let start = block * self.shuffle as u64;
         order.clear();

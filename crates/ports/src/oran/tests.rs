@@ -131,7 +131,8 @@ fn a_radio_that_loses_every_packet_returns_and_ends() {
 fn real_time_sends_no_symbol_early() {
     let clock = Clock::new();
     let start = clock.now_ns();
-    // Ten slots take 5 ms. The last symbol begins one symbol before their end.
+    // Ten slots of 0.5 ms take 5 ms, and the last symbol starts 36 us before their end. Sending must take at
+    // least 4.9 ms.
     let (_, frames) = frames("gen:oran,slots=10,realtime,eaxc=0");
     assert_eq!(frames.len(), 10 * 14 * 10);
     let took = clock.now_ns() - start;

@@ -66,8 +66,8 @@ impl Output {
                 .into();
             let kind = match file_type(&file) {
                 FileType::RegularFile => Kind::Appended(file),
-                // Opens the pipe again, to get a descriptor of its own. Other processes may share the first
-                // descriptor. If this process made it non-blocking, their writes would not block either.
+                // Open the pipe again instead of making standard output non-blocking: other processes may
+                // share that descriptor, and their writes would then fail with EAGAIN.
                 FileType::Fifo => match open_nonblocking(Path::new("/proc/self/fd/1"), false) {
                     Ok(file) => Kind::NonBlocking(file),
                     Err(_) => Kind::Polled(file),

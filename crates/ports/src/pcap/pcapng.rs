@@ -60,8 +60,8 @@ impl CaptureReader {
                 let interface = Interface {
                     link: description.linktype.0,
                     units_per_second: units_per_second(description.if_tsresol),
-                    // pcap-parser reads this option as little-endian in every section, so big-endian values
-                    // are swapped here.
+                    // pcap-parser always reads `if_tsoffset` as little-endian. In a big-endian section, swap
+                    // its bytes.
                     offset_seconds: match big_endian {
                         true => description.if_tsoffset.swap_bytes(),
                         false => description.if_tsoffset,
@@ -133,8 +133,8 @@ impl CaptureReader {
     }
 
     fn add_interface(&mut self, interface: Interface) -> Result<()> {
-        // Microseconds represent a timestamp exactly if its unit is a multiple of a microsecond. Otherwise
-        // the capture needs nanoseconds.
+        // If the timestamp unit is not a whole number of microseconds, a classic copy of the capture needs
+        // nanoseconds.
         if interface.link == ETHERNET && 1_000_000 % interface.units_per_second != 0 {
             self.resolution = Resolution::Nano;
         }

@@ -139,7 +139,7 @@ impl CaptureReader {
         match &mut self.format {
             Format::Unknown => {}
             Format::Classic { .. } => {
-                // The header is known already, so its bytes are skipped.
+                // The header was read in the first lap, so skip its bytes.
                 self.fill(CLASSIC_HEADER)?;
                 self.skip(CLASSIC_HEADER.min(self.end));
             }
@@ -198,7 +198,8 @@ impl CaptureReader {
             None if self.start == self.end => Err(self.not_a_capture("it is empty")),
             None => Err(self.not_a_capture("it has fewer than four bytes")),
             Some(magic) if u32::from_le_bytes(magic) == SECTION_HEADER => {
-                // The section header is the first block. `pcapng_block` reads it, so nothing is read here.
+                // A pcapng capture starts with a section header, which is a block. `pcapng_block` reads it
+                // later.
                 self.format =
                     Format::Pcapng { big_endian: false, interfaces: Vec::new(), earlier_interfaces: 0 };
                 Ok(true)

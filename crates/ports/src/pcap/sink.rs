@@ -28,7 +28,7 @@ pub struct CaptureSink {
     info: PortInfo,
     writer: Arc<Mutex<CaptureWriter>>,
     timestamps: TimestampSource,
-    /// For each queue: true if it has not been taken yet.
+    /// For each queue: true until [`Port::take_tx`] has returned it.
     free: Vec<bool>,
 }
 
@@ -263,7 +263,7 @@ impl QueueWriter {
     /// because the queue is being dropped.
     fn flush_at_end(&self) {
         let Ok(mut writer) = self.lock() else { return };
-        // Skips a broken capture, because it has already returned its error.
+        // A broken capture has already returned its error, so do not log the error again.
         if writer.has_begun()
             && !writer.is_broken()
             && let Err(error) = writer.flush()

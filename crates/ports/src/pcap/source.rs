@@ -209,7 +209,7 @@ fn too_long(length: usize, room: usize) -> String {
 struct CaptureRx {
     name: String,
     reader: CaptureReader,
-    /// The file that the reader reads, if the capture is repeated: the reader restarts it at its end.
+    /// The reader's file if the capture is played repeatedly. At the end of a lap, the reader rewinds it.
     repeated: Option<File>,
     /// The latest timestamp in the file, in nanoseconds since the epoch.
     latest_ns: u64,
@@ -218,7 +218,8 @@ struct CaptureRx {
     pace: Pace,
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// The clock's time when the first packet was played, and that packet's timestamp.
+    /// The clock when the first packet was played, and the timestamp of that packet, in nanoseconds. A later
+    /// packet is due when the clock has advanced as far as the timestamps.
     started: Option<(u64, u64)>,
     /// The time that the current lap adds to the timestamps in the file, in nanoseconds.
     shift_ns: u64,
@@ -311,8 +312,7 @@ unsafe impl Rx for CaptureRx {
             return Ok(0);
         }
         let now_ns = self.clock.now_ns();
-        // With original pace, this block checks whether a packet is due, and returns before any packet is
-        // allocated if none is due.
+        // At original pace, most calls find no packet due. Check this before allocating packets.
         if self.pace == Pace::Original {
             match self.next(now_ns) {
                 Ok(Some(_)) => {}
@@ -351,7 +351,7 @@ unsafe impl Rx for CaptureRx {
                 self.ended = true;
                 Err(error)
             }
-            // The packets are returned now, and the error by the next call.
+            // Return the packets read before the error. The next call returns the error.
             pending => {
                 self.pending_error = pending;
                 Ok(filled)

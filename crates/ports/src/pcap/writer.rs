@@ -66,7 +66,8 @@ pub struct CaptureWriter {
     buffer: Vec<u8>,
     /// The number of bytes at the front of the buffer that are already written to the output.
     written: usize,
-    /// The offset of the first record in the buffer: after the header if the buffer contains it.
+    /// The offset in the buffer at which the records begin: after the header, or 0 if the header is already
+    /// written.
     first_record: usize,
     records: Vec<Buffered>,
     /// The number of bytes written before the current contents of the buffer.
@@ -360,8 +361,8 @@ fn cause(error: &std::io::Error) -> String {
 
 impl Drop for CaptureWriter {
     fn drop(&mut self) {
-        // Callers that need the result have called `finish`. This code does not wait for a paused reader, and
-        // only logs an error.
+        // A caller that must know whether all packets were written has called `finish`. Otherwise write what
+        // the output accepts now, and only log an error.
         if self.begun
             && self.broken.is_none()
             && let Err(error) = self.finish(&mut || false)

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How long a reordered packet waits for later packets, in nanoseconds.
 const REORDER_TIMEOUT_NS: u64 = 10_000_000;
-/// The wrapper receives nothing from the inner queue while this many packets are ready, or enough for the
-/// caller's burst.
+/// While this many packets are ready, or as many as the caller asks for, the wrapper receives nothing from
+/// the inner queue.
 const MAX_READY: usize = 1024;
 
 /// The faults to inject. Probabilities are from 0 to 1.
@@ -137,8 +137,8 @@ struct FaultyLink {
     random: u64,
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// The number of packets that have become ready, without reordered packets and copies. A reordered packet
-    /// is due when this number reaches its `behind`.
+    /// The number of packets that have passed the reordered ones. A reordered packet becomes ready when this
+    /// number reaches its `behind`. Copies and the reordered packets themselves are not counted.
     passed: u64,
     reordered: VecDeque<Reordered>,
     /// Delayed packets with their due times, the earliest first. Packets arrive in this order because all
@@ -151,9 +151,9 @@ struct FaultyLink {
 }
 
 struct Reordered {
-    /// The packet is due when `passed` reaches this value.
+    /// The packet becomes ready when `passed` reaches this value.
     behind: u64,
-    /// The packet is due at this time even if too few packets follow, in nanoseconds.
+    /// The packet becomes ready at this time, in nanoseconds, even if too few packets have passed it.
     until_ns: u64,
     packet: Packet,
 }

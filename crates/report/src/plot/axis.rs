@@ -46,7 +46,7 @@ pub(super) fn range(values: &[f64], from_zero: bool) -> Range<f64> {
     if from_zero { low..high + margin } else { low - margin..high + margin }
 }
 
-/// The most values for which each value gets a tick of its own. If there are more, ticks are at round
+/// The most data values for which each value gets a tick of its own. If there are more, ticks are at round
 /// numbers.
 const FEW: usize = 12;
 
@@ -82,8 +82,7 @@ impl Scale {
                 let first = (low / step).ceil();
                 (0..=10).map(|n| (first + n as f64) * step).take_while(|&value| value <= high).collect()
             }
-            // If all values are whole numbers, the ticks are powers of two. If there are many, some are left
-            // out.
+            // If all data values are whole numbers, ticks are at powers of two, at most about 12 of them.
             Scale::Log if whole => {
                 let (first, last) = (range.start.ceil() as i32, range.end.floor() as i32);
                 let step = (last - first) / FEW as i32 + 1;

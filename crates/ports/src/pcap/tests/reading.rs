@@ -127,7 +127,7 @@ fn a_block_with_a_wrong_length_is_damage() {
                 "{first} {last}: {error}"
             );
         }
-        // A wrong length of a section header must be reported in the same way.
+        // A section header with two different lengths must be reported in the same way.
         let mut bytes = ng.bytes.clone();
         bytes[24..28].copy_from_slice(&ng.word(32));
         assert!(read(&bytes).unwrap_err().1.contains("two lengths differ: 28 and 32"));
