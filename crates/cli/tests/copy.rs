@@ -30,7 +30,8 @@ fn validate(name: &str, document: &serde_json::Value) {
     jsonschema::validate(&schema, document).unwrap();
 }
 
-/// Returns the time in "least calibrated time for 16 MiB, 8.44 ms", in milliseconds.
+/// Returns the calibrated time in milliseconds from a text that contains "least calibrated time for 16 MiB,
+/// 8.44 ms".
 fn calibrated_ms(text: &str) -> f64 {
     let (_, rest) = text.split_once("least calibrated time for 16 MiB, ").expect(text);
     let (number, unit) = rest.split_once(' ').expect(text);
@@ -145,8 +146,8 @@ fn measurements_before_an_interruption_are_kept() {
     let mut line = String::new();
     std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
     assert!(line.contains("continuing with bar"), "{line}");
-    // From here, 4 KiB take less than a millisecond, and 64 MiB take 9 s per transfer. After 3 s, the first
-    // size is therefore done and the second is not.
+    // After that line, 4 KiB take less than a millisecond, and 64 MiB take 9 s per transfer. So after 3 s,
+    // the first size is done and the second is not.
     std::thread::sleep(Duration::from_secs(3));
     // SAFETY: this sends a signal to a child that was not yet waited for, so the id still belongs to the
     // child.

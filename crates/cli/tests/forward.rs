@@ -92,7 +92,7 @@ fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
 }
 
 /// Returns a classic capture with frames of extreme lengths, in the given byte order and with the given magic
-/// number. `fraction` is the part of the first frame's timestamp below a second.
+/// number. `fraction` is the first frame's time within its second, in the unit that the magic number means.
 fn awkward(big_endian: bool, magic: u32, fraction: u32) -> Vec<u8> {
     let word = |value: u32| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
     let versions = if big_endian { 2 << 16 | 4 } else { 4 << 16 | 2 };
@@ -242,7 +242,8 @@ fn the_checker_finds_injected_faults_and_a_capture_has_every_packet() {
     assert_eq!(result(&again)["results"][0]["rx"]["packets"], 20_000);
 }
 
-/// A run that ends before the first packet has checked nothing, so it fails, also with injected faults.
+/// A check that received no packet must fail, with and without injected faults. A run of 1 ns usually ends
+/// before the first packet.
 #[test]
 fn a_check_without_packets_fails() {
     let directory = tempfile::tempdir().unwrap();
@@ -361,8 +362,8 @@ fn a_full_disk_is_an_error() {
     assert!(stderr(&output).contains("/dev/full"), "{}", stderr(&output));
 }
 
-/// The beginning of the names of threads that move packets. These threads exist while a run receives, also
-/// during trials of a search.
+/// The prefix of the names of threads that move packets. These threads exist while a run receives, and also
+/// during the trials of a search.
 const MOVING: &str = "inlane-0";
 /// The name of the thread that handles signals.
 const SIGNALS: &str = "inlane-signals";

@@ -126,12 +126,12 @@ fn bench_rows_count_what_was_moved_and_what_was_compared() {
         found.unwrap_or_else(|| panic!("no row of {operation} with {size} bytes"))
     };
     let bytes = |row: &serde_json::Value, what: &str| row["verification"][what].as_u64().unwrap();
-    // In the case of 8 bytes, every word that a round trip returns is compared, so all transferred bytes are
-    // verified.
+    // The latency of 8 bytes (`one_way`) is measured by round trips. Each word that comes back is compared,
+    // so all transferred bytes are verified.
     let word = row("one_way", 8);
     assert_eq!(bytes(word, "verified_bytes"), bytes(word, "transferred_bytes"));
     assert!(bytes(word, "verified_bytes") >= 2 * 2 * 8);
-    // In the cases of bulk data, one transfer is compared, so exactly 4096 bytes are verified.
+    // Of the transfers of bulk data, one is compared, so exactly its 4096 bytes are verified.
     for operation in ["put", "plain_copy", "put_delivered"] {
         let row = row(operation, 4096);
         assert_eq!(bytes(row, "verified_bytes"), 4096, "{operation}");
@@ -173,7 +173,7 @@ fn child(hub: &Hub, port: u32, faults: &str) -> Child {
     command.args(["ntb", "check", "--rounds", "3"]).env("INLANE_NTB_FD", fd.to_string());
     command.env("INLANE_NTB_FAULTS", faults).env("INLANE_NTB_YIELD", "1");
     command.stdout(Stdio::null()).stderr(Stdio::null());
-    // SAFETY: between fork and exec, the closure only makes a system call with a number.
+    // SAFETY: between fork and exec, the closure only calls fcntl, which is allowed there.
     unsafe {
         command.pre_exec(move || {
             libc::fcntl(fd, libc::F_SETFD, 0);

@@ -161,8 +161,9 @@ impl Ceilings {
     }
 }
 
-/// Returns the ceiling of one direction. `alone` has the rate of each of its links driven alone. `at_once`
-/// has, for each shape, the rates of the same links while all links run in both directions.
+/// Returns the ceiling of one direction. `alone` has the rate of each link that the direction crosses, with
+/// no other link driven. `at_once` has, for each shape, the rates of the same links while all links run in
+/// both directions.
 fn of_direction(alone: &[f64], at_once: &[&[f64]]) -> f64 {
     let means = at_once.iter().map(|rates| rates.iter().sum::<f64>() / rates.len() as f64);
     alone.iter().copied().fold(means.fold(0.0, f64::max), f64::min)

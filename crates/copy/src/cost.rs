@@ -261,8 +261,8 @@ impl Costs {
         self.paths.get(&path)?.time(bytes)
     }
 
-    /// Predicts the time of a path for `bytes` in nanoseconds from its stages. For a path of one stage, this
-    /// is the measured time.
+    /// Predicts the time of a path for `bytes` in nanoseconds from the times of its stages. For a path
+    /// without stages, this is the measured time.
     pub fn predict(&self, path: Path, bytes: u64) -> Option<f64> {
         let stage = |name: &str, bytes: u64| self.stages.get(name)?.time(bytes);
         match path {

@@ -104,7 +104,7 @@ impl Device {
     pub(crate) fn bar(text: &str, memory: Region, permission: Permission) -> Arc<Self> {
         let place = inlane_core::Location::Bar { device: text.into(), bar: 2, write_combining: false };
         let (address, bytes) = (memory.address(), memory.len());
-        // SAFETY: the region keeps the memory that holds these bytes.
+        // SAFETY: the new region keeps `memory`, which these bytes belong to.
         let region = unsafe { Region::from_raw(address, bytes, place, Arc::new(memory)) };
         let kind = Kind::Bar { memory: Suballocator::new(region), permission };
         Arc::new(Self { endpoint: text.parse().expect("an endpoint"), kind })
@@ -269,7 +269,7 @@ impl Device {
             Kind::Bar { permission, .. } => {
                 let host = Region::host(region.len())?;
                 CpuMover::new(Access::Bytes4)?.reading_bars(permission.may_read()).submit(region, &host)?;
-                // SAFETY: only this function has access to the region.
+                // SAFETY: `host` was allocated above, and nothing else refers to it.
                 Ok(pattern::count_wrong(unsafe { pattern::bytes_of(&host) }, seed))
             }
             // SAFETY: no transfer from or to the region is in flight, as the documentation demands.
@@ -292,7 +292,7 @@ impl Device {
     fn write_bar(&self, region: &Region, make: impl FnOnce(&mut [u8])) -> Result<()> {
         self.require_writable()?;
         let host = Region::host(region.len())?;
-        // SAFETY: only this function has access to the region.
+        // SAFETY: `host` was allocated above, and nothing else refers to it.
         make(unsafe { pattern::bytes_of(&host) });
         CpuMover::new(Access::Bytes4)?.submit(&host, region).map(drop)
     }

@@ -175,8 +175,8 @@ struct Streamed {
     wall_ns: f64,
 }
 
-/// Submits transfers until `budget` has passed, and at least twice as many as may be in flight. Stops before
-/// that minimum once a transfer completes after more than 20 times `budget`.
+/// Submits transfers until `budget` has passed, and at least twice as many as may be in flight. After 20
+/// times `budget`, stops even if that minimum is not reached.
 fn stream_once(
     mover: &mut dyn Mover,
     buffers: &Buffers,

@@ -106,7 +106,7 @@ pub(crate) fn no_path_error(
     }
 }
 
-/// Opens the CPU as a mover through the BARs of twins.
+/// Opens a mover that copies with CPU loads and stores through the BARs of twins; `None` is host memory.
 fn twin_bars(
     from: Option<&Accelerator>,
     to: Option<&Accelerator>,
@@ -115,8 +115,8 @@ fn twin_bars(
     Ok(Box::new(Interruptible::new(Box::new(BarMover::new(from, to)?), None, &options.stop)))
 }
 
-/// Opens the CPU as a mover between two devices; `None` is host memory. The access width is the requested
-/// one, or one that suits the memory.
+/// Opens a mover that copies with CPU loads and stores between two devices; `None` is host memory. The access
+/// width is the requested one, or one that suits the memory.
 fn cpu(from: Option<&Device>, to: Option<&Device>, options: &PathOptions) -> Result<Box<dyn Mover>> {
     let mut reads = true;
     let mut suits = Access::widest();
@@ -139,7 +139,8 @@ fn cpu(from: Option<&Device>, to: Option<&Device>, options: &PathOptions) -> Res
     Ok(Box::new(Interruptible::new(Box::new(mover()?), flush, &options.stop)))
 }
 
-/// Opens the mover of one stage: between a device and host memory, out of the device or into it.
+/// Opens the mover of one stage: from a device to host memory if `out` is set, otherwise from host memory to
+/// the device.
 pub(crate) fn stage(device: &Device, out: bool, options: &PathOptions) -> Result<Box<dyn Mover>> {
     Ok(match device.kind() {
         Kind::Gpu(gpu) => gpu::copy_engine(gpu)?,

@@ -29,7 +29,7 @@ pub struct PathSelector {
     /// The index of the mover that took the newest transfer.
     current: usize,
     tickets: TicketCounter,
-    /// The number to add to a ticket of the current path's mover to get the ticket of this selector.
+    /// The difference between this selector's ticket of a transfer and that of the current path's mover.
     offset: u64,
 }
 

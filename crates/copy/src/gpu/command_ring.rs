@@ -29,8 +29,9 @@ pub(super) const CHANNEL_BYTES: usize = size_of::<Channel>();
 /// The offset in bytes of the `ended` words. Each channel of the puller has one, in which it stores the
 /// number of the newest command that it ended.
 pub(super) const ENDED: usize = size_of::<Control>();
-/// Offsets in bytes of the words of [`Control`].
+/// The offset in bytes of the word in which a kernel that gives up stores the reason.
 const FAILED: usize = offset_of!(Control, failed);
+/// The offset in bytes of the word by which the host tells all kernels to leave at once.
 const LEAVE_NOW: usize = offset_of!(Control, leave);
 /// The offset in bytes, within a channel's words, of `seen`: the number of the newest command that the
 /// pusher's block of this channel has read.
@@ -140,8 +141,8 @@ pub(super) struct CommandRing {
     /// The number of the newest command that, as far as the host knows, every channel of the pusher has read.
     read_by_all: u64,
     /// The upper 32 bits of the numbers of all commands since the laps of the lines were last cleared. A lap
-    /// is the lower 32 bits of a command's number, so no lap occurs twice while these bits stay the same.
-    /// The laps must be cleared before a command whose upper bits differ.
+    /// is the lower 32 bits, so laps are unique while the upper bits stay the same. Before the upper bits
+    /// change, the laps must be cleared.
     epoch: u64,
     /// True while resident kernels run and wait for commands.
     running: bool,
@@ -287,7 +288,7 @@ impl CommandRing {
         }
     }
 
-    /// Parks the kernels: tells them to leave if they have been idle for `limit` at time `now`. Returns how
+    /// If the kernels have been idle for `limit` at time `now`, parks them: tells them to leave. Returns how
     /// long to wait before the next call; `None` if no kernels run.
     fn park_if_idle(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         if !self.running {

@@ -8,7 +8,7 @@
 //!
 //! Events order the two copies of a chunk. The CPU queues all copies of a transfer at once and is idle until
 //! the end. In the steady state the slower link direction determines the rate. The faster direction adds only
-//! the time of one chunk. So a transfer on an idle pipeline starts and ends with small chunks.
+//! the time of one chunk. So a transfer on an idle path starts and ends with small chunks.
 
 use crate::tuning::{EngineTuning, engine_chunks};
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};

@@ -72,7 +72,7 @@ impl GpuMemory {
     /// stream is finished.
     unsafe fn launch<const N: usize>(&self, kernel: &Kernel, arguments: [u64; N]) -> Result<()> {
         let config = LaunchConfig { blocks: 264, threads: 512, shared_bytes: 0, cooperative: false };
-        // SAFETY: the caller keeps the same promise.
+        // SAFETY: the caller guarantees that the arguments fit the kernel and that the regions stay alive.
         unsafe { kernel.launch(&self.stream, config, Arguments(arguments))? };
         Ok(())
     }

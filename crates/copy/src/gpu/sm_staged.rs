@@ -22,8 +22,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of a relay: the ring in GPU memory through which block 0 passes commands on, and one more line. That
-/// line's word tells the other blocks that block 0 has left.
+/// The size of a relay in bytes. A relay is the ring in GPU memory through which block 0 passes commands on,
+/// and one more line of 64 bytes. A word in that line tells the other blocks that block 0 has left.
 const RELAY_BYTES: usize = COMMANDS_BYTES + 64;
 /// How long a resident kernel waits for a command before it leaves by itself. The timer tells kernels to
 /// leave earlier, so kernels wait this long only if their process is stopped by a signal meanwhile.
@@ -54,7 +54,8 @@ pub struct SmStaged {
     to: Arc<Gpu>,
     push: Side,
     pull: Side,
-    /// The stream that waits for the end of a transfer in completion mode `interrupt`.
+    /// For completion mode `interrupt`: the stream that waits for the end of a transfer, and the events that
+    /// then wake the waiting thread.
     notice: (Stream, Pending),
     memory: Region,
     layout: Layout,
@@ -277,8 +278,8 @@ fn short_name(from: &Gpu, to: &Gpu) -> String {
     format!("staging by SMs from gpu:{} to gpu:{}", from.index(), to.index())
 }
 
-/// Returns the newest ticket that is done. `first` is the ticket before that of the oldest transfer in
-/// `entries`, and is returned if no transfer in `entries` is done.
+/// Returns the ticket of the newest completed transfer. The tickets of `entries` follow `first` one by one,
+/// so `first` itself is returned if none of these transfers has completed.
 fn newest_done(
     memory: &Region,
     channels: u32,
@@ -356,8 +357,7 @@ impl Mover for SmStaged {
         let outcome = match completion {
             CompletionMode::Interrupt => self.wait_interrupt(ticket),
             _ => {
-                // `entries` does not change during this wait. So `first` stays the ticket before its oldest
-                // transfer.
+                // `entries` does not change during this wait, so its tickets still follow `first`.
                 let Self { flight, memory, entries, from, to, layout, push, pull, ring, .. } = self;
                 let name = || short_name(from, to);
                 let mut looks = 0u32;

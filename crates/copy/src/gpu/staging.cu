@@ -360,7 +360,8 @@ __device__ void serve(
                 }
             }
         }
-        // The pusher loads the puller's counter between commands, where the load delays no transfer.
+        // If more than half of the slots seem full, the pusher reads `taken` again now: between commands, the
+        // load delays no transfer.
         if (PUSH && threadIdx.x == 0 && chunks_done - other > rings.slots / 2) other = load_acquire(&channel->taken);
         // A channel of the puller that had no chunk of this command records its end here.
         if (!PUSH && threadIdx.x == 0 && blockIdx.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);

@@ -16,8 +16,8 @@ use std::time::Instant;
 /// words.
 const SIDES: [(&str, usize); 2] =
     [("push", offset_of!(Channel, pushed)), ("pull", offset_of!(Channel, pulled))];
-/// The steps of a transfer, each with the index of its timestamp. Index 0 of the timestamps holds the number
-/// of the command.
+/// The steps of a transfer, each with the index of its timestamp in `Channel::pushed` or `Channel::pulled`.
+/// Index 0 of these arrays holds the number of the command.
 const STEPS: [(&str, usize); 4] = [("all_channels_know", 1), ("copied", 2), ("fenced", 3), ("over", 4)];
 
 /// Times of the transfers since the last report.

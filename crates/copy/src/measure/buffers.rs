@@ -39,8 +39,8 @@ pub struct Buffers {
 pub(super) struct Rotation {
     size: usize,
     slots: usize,
-    /// If true, each destination slot receives another source slot in every lap. Set only if no two transfers
-    /// in flight share a slot.
+    /// If true, each destination slot receives the pattern of another source slot in every lap. Set only if
+    /// no two transfers in flight share a slot.
     shifted: bool,
 }
 
@@ -51,7 +51,8 @@ impl Rotation {
         (if self.shifted { (slot + lap) % self.slots } else { slot }, slot)
     }
 
-    /// Returns the offset and the length of a transfer's last word, which has 1 to 8 bytes.
+    /// Returns the offset and the length of the last word of a transfer. It has 8 bytes, or fewer if the
+    /// transfer's size is not a multiple of 8.
     fn tail(&self) -> (usize, usize) {
         let last_word = (self.size - 1) / 8 * 8;
         (last_word, self.size - last_word)
