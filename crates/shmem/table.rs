@@ -5,14 +5,19 @@
 
 use std::fmt::Write;
 
-/// A C type: its name in function names, its spelling in the header, the spelling that the type-generic macros
-/// compare, and its Rust type.
+/// A C type of the exported functions.
 #[derive(Clone, Copy)]
 pub struct Type {
+    /// The name in function names, such as `uint`.
     pub name: &'static str,
+    /// The spelling in the header.
     pub c: &'static str,
+    /// The type behind a typedef such as `int8_t`; otherwise the same as `c`. Type-generic macros select by
+    /// it.
     pub canonical: &'static str,
+    /// The Rust type.
     pub rust: &'static str,
+    /// The size in bytes.
     pub size: usize,
 }
 

@@ -70,7 +70,8 @@ pub fn clear(lock: *mut i64) {
 /// Sets a lock if it is free. Returns 0 if this PE holds it now, else 1.
 pub fn test(lock: *mut i64) -> c_int {
     let me = world().me();
-    // Clear the own link before the swap, because the next PE may store its number right after the swap.
+    // Clear this PE's half of the word before the swap: once the lock is taken, the next PE may store its
+    // number there.
     atomic(Operation::Swap, links(lock), 0, 0, me);
     (atomic(Operation::CompareSwap, lock as usize, me + 1, 0, HOME) != 0) as c_int
 }

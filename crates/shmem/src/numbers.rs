@@ -42,7 +42,7 @@ pub trait Sum {
     const PROD: Combine;
 }
 
-/// Combines the elements of two arrays one by one.
+/// Replaces each element of `left` by its combination with the element of `right` at the same index.
 unsafe fn each<T: Copy>(left: *mut u8, right: *const u8, count: usize, combine: impl Fn(T, T) -> T) {
     let (left, right) = (left.cast::<T>(), right.cast::<T>());
     for i in 0..count {

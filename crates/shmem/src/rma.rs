@@ -104,8 +104,8 @@ pub unsafe fn get_strided(
     });
 }
 
-/// Copies to a PE, then changes a signal word there. The triple is the word's address, a value and an
-/// operation: 0 stores the value in the word, 1 adds the value to it.
+/// Copies to a PE, then updates a signal word there. The signal is the address of the word, a value, and
+/// SHMEM_SIGNAL_SET (0) or SHMEM_SIGNAL_ADD (1).
 pub unsafe fn put_signal(
     destination: *mut c_void,
     source: *const c_void,

@@ -42,8 +42,8 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
         .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
     let Some((mut start, end)) = writable else { return 1 };
     start = start / page * page;
-    // The loader has made these pages read-only (RELRO) and rounds their end down to a page. Start behind
-    // them.
+    // After relocation, the loader has made the RELRO pages read-only, up to the last page boundary within
+    // them. Start at that boundary.
     if let Some(relro) = headers.iter().find(|header| header.p_type == libc::PT_GNU_RELRO) {
         start = start.max(span(relro).1 / page * page);
     }

@@ -39,7 +39,7 @@ struct State {
     config: TeamConfig,
 }
 
-/// The team's state; `None` after the team was destroyed.
+/// The memory of a team's state, to which handles of the team point. `None` after the team was destroyed.
 type Slot = Mutex<Option<State>>;
 
 static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
@@ -97,7 +97,8 @@ pub unsafe fn get_config(team: Team, mask: i64, config: *mut TeamConfig) -> c_in
     0
 }
 
-/// Returns the number in `to` of the PE that has number `pe` in `from`, or -1.
+/// Converts a PE's number in team `from` to its number in team `to`. Returns -1 if the PE is not in both
+/// teams, or if a team is invalid.
 pub fn translate_pe(from: Team, pe: c_int, to: Team) -> c_int {
     let (Some(from), Some(to)) = (set(from), set(to)) else { return -1 };
     match u32::try_from(pe) {
@@ -144,7 +145,8 @@ pub unsafe fn split_strided(
     0
 }
 
-/// An axis of a split: the configuration, its mask, and where to store the team.
+/// One of the two dimensions of a 2D split: the configuration of its team, the mask of the fields to use, and
+/// where to store the handle.
 type Axis = (*const TeamConfig, i64, *mut Team);
 
 /// Makes two teams of each PE of `parent`: its row of `xrange` PEs, and its column. Returns 0, or -1 if an

@@ -82,8 +82,8 @@ impl<T: Copy + PartialOrd> Words<T> {
         self.included().all(|index| self.holds(index))
     }
 
-    /// Returns the index of a word whose comparison holds. `usize::MAX` if there is none. Each call begins at
-    /// another word, so that no word is passed over forever.
+    /// Returns the index of a word whose comparison holds, or `usize::MAX` if there is none. Each call starts
+    /// the search at another word, so that no word is always overlooked.
     fn any(&self) -> usize {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
         let first = CALLS.fetch_add(1, Ordering::Relaxed) % self.count.max(1);

@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 struct Process {
-    /// Identifier of the process that called shmem_init. A forked child has a different identifier.
+    /// The PID of the process that called shmem_init. A forked child has another PID, so it does not act as a
+    /// PE.
     id: u32,
     world: World<Windows>,
     twin: Arc<Twin>,

@@ -52,8 +52,8 @@ const ACTIVE_INTEGERS: &str = "short int long longlong";
 const ACTIVE_ORDER: &str = "short int long longlong float double longdouble";
 const ACTIVE_SUM: &str = "short int long longlong float double longdouble complexf complexd";
 
-/// The names of OpenSHMEM 1.5, chapters 9 and 10 and its table of deprecated names: a template, the values of
-/// `*`, and whether the function exists with a context too.
+/// The functions of OpenSHMEM 1.5, chapters 9 and 10 and the table of deprecated names. Each row has a name
+/// with `*`, the words that replace the `*`, and true if there is also a variant with a context.
 const SPECIFICATION: &[(&str, &str, bool)] = &[
     (
         "shmem_*",
@@ -171,7 +171,8 @@ const SPECIFICATION: &[(&str, &str, bool)] = &[
     ("*", "start_pes _my_pe _num_pes shmalloc shfree shrealloc shmemalign", false),
 ];
 
-/// Names that the table has and OpenSHMEM 1.5 does not.
+/// Functions of `functions.txt` that OpenSHMEM 1.5 does not have. Each row has a name with `*`, and the words
+/// that replace the `*`.
 const BEYOND: &[(&str, &str)] = &[
     ("shmem_*_and_reduce", ACTIVE_INTEGERS), // Sandia OpenSHMEM has these too.
     ("shmem_*_or_reduce", ACTIVE_INTEGERS),

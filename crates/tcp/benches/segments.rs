@@ -100,7 +100,8 @@ fn reverse(flow: &Flow) -> Flow {
     Flow { local: flow.remote, remote: flow.local }
 }
 
-/// Creates `count` connections. With `shared`, all use the same two rings, so the time is that of TCP without cache misses on payload.
+/// Creates `count` connections between two sides. With `shared`, all connections of a side use the same ring.
+/// The payload then stays in the cache, and the time is that of TCP alone.
 fn sides(count: usize, shared: bool) -> [Side; 2] {
     let secrets = Secrets::new([1; 16]);
     let mut listener = Listener::<()>::new(&config(), Secrets::new([2; 16]), 16).unwrap();

@@ -42,7 +42,8 @@ pub struct Config {
     /// The greatest payload, in bytes, of a segment without options that the interface carries: the MTU less
     /// the IP header and the 20 bytes of the TCP header. It is also the value of the MSS option.
     pub mss: u16,
-    /// The segment payload that every path carries (RFC 8899, BASE_PLPMTU): used after a black hole was detected.
+    /// The segment payload in bytes that is used after a black hole was detected. Every path is expected to
+    /// carry it (RFC 8899, BASE_PLPMTU).
     pub base_mss: u16,
     /// The greatest payload of one [`crate::Transmit`], in bytes. A value of at most `mss` switches segmentation offload off.
     pub gso_bytes: u32,
@@ -74,7 +75,7 @@ pub struct Config {
     pub keepalive: Option<Keepalive>,
     /// Switches Nagle's algorithm off: small segments are sent at once.
     pub no_delay: bool,
-    /// How long a connection without application waits in FIN-WAIT-2 for the peer's FIN.
+    /// How long a connection that the application has closed waits in FIN-WAIT-2 for the peer's FIN.
     pub fin_timeout: u64,
     /// The length of TIME-WAIT: twice the maximum segment lifetime.
     pub time_wait: u64,

@@ -7,7 +7,8 @@ use crate::sequence::Sequence;
 const BETA: f64 = 0.7;
 /// CUBIC's constant C, in segments per second cubed.
 const C: f64 = 0.4;
-/// Reno has the same average window as CUBIC if it grows by this number of segments in a round trip.
+/// The growth in segments per round trip with which a window that each loss multiplies by `BETA` has the same
+/// average as Reno's (RFC 9438, section 4.3).
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
 /// The congestion window of one connection, in bytes.
@@ -139,7 +140,7 @@ struct Cubic {
     k: f64,
     /// When the current growth began. `None` from a reduction until the next acknowledgment.
     epoch: Option<u64>,
-    /// The window that Reno would have, in bytes.
+    /// W_est of RFC 9438: the window that Reno would have now, in bytes.
     w_est: f64,
     last_ack: u64,
 }
@@ -195,9 +196,9 @@ struct HyStart {
     last_min: u64,
     current_min: u64,
     samples: u8,
-    /// The RTT at which conservative slow start began; `None` outside it. `css_rounds` counts its round
-    /// trips.
+    /// The minimum RTT of the round trip in which conservative slow start (CSS) began. `None` outside CSS.
     css_baseline: Option<u64>,
+    /// The number of round trips since CSS began.
     css_rounds: u8,
 }
 

@@ -69,7 +69,7 @@ struct HalfOpen {
     deadline: u64,
 }
 
-/// A listening socket. `C` is the engine's name for a connection.
+/// A listening socket. `C` is the type by which the engine identifies a connection in the accept queue.
 #[derive(Debug)]
 pub struct Listener<C> {
     config: Config,
@@ -81,7 +81,8 @@ pub struct Listener<C> {
     deadlines: [VecDeque<(u64, Flow)>; RETRIES + 1],
     accepted: VecDeque<C>,
     backlog: usize,
-    /// The time until which cookies that were sent may still be acknowledged.
+    /// The time at which all sent cookies have expired. Until then, an acknowledgment from an unknown peer
+    /// may hold a valid cookie.
     cookies_until: u64,
     counters: ListenerCounters,
 }

@@ -20,9 +20,9 @@ const TIMESTAMPS: u8 = 8;
 /// The values of a timestamps option (RFC 7323, section 3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timestamps {
-    /// The sender's clock.
+    /// TSval: the sender's clock.
     pub value: u32,
-    /// The peer's clock value that the sender echoes.
+    /// TSecr: the last timestamp that the sender received from its peer.
     pub echo: u32,
 }
 

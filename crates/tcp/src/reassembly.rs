@@ -61,7 +61,7 @@ impl Reassembly {
         true
     }
 
-    /// Moves a range to the front of those that are reported.
+    /// Makes the range that contains `start` the first to be reported.
     fn note(&mut self, start: Sequence) {
         if self.recent[0] != start {
             self.recent.copy_within(0..RECENT - 1, 1);

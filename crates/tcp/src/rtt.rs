@@ -2,7 +2,7 @@
 
 use crate::SECOND;
 
-/// How long a minimum stays valid: one to two times this.
+/// A minimum RTT is forgotten after one to two times this duration, in nanoseconds.
 const MIN_RTT_WINDOW: u64 = 10 * SECOND;
 /// The clock granularity that RFC 6298 calls G.
 const GRANULARITY: u64 = 1_000_000;

@@ -16,7 +16,8 @@ const SACKED: u8 = 1;
 const LOST: u8 = 2;
 const RETRANSMITTED: u8 = 4;
 
-/// SACK blocks may split the scoreboard into two records for each full segment in flight, and this many more.
+/// The number of records that SACK blocks may cause, besides two for each full segment in flight. The limit
+/// keeps a hostile peer from filling the memory.
 const SPARE_RECORDS: usize = 64;
 /// The most records. Beyond this number, segments that follow each other share a record.
 const MAX_RECORDS: usize = 16_384;
@@ -47,9 +48,9 @@ impl Record {
 pub struct Delivered {
     /// Bytes that are acknowledged for the first time, cumulatively or selectively.
     pub bytes: u64,
-    /// The earliest transmission time of those bytes that were sent only once.
+    /// The earliest transmission time among these bytes, without bytes that were retransmitted.
     pub oldest: Option<u64>,
-    /// The latest transmission time of those bytes that were sent only once.
+    /// The latest transmission time among these bytes, without bytes that were retransmitted.
     pub newest: Option<u64>,
 }
 
@@ -60,7 +61,7 @@ pub struct AckContext {
     pub now: u64,
     /// The least RTT.
     pub min_rtt: u64,
-    /// The echoed timestamp, and the offset of this side's timestamps.
+    /// The echoed timestamp, and the offset of this side's timestamps. `None` without timestamps.
     pub echo: Option<(u32, u32)>,
 }
 
@@ -72,9 +73,11 @@ pub struct Scoreboard {
     lost: u64,
     /// No record below this sequence number is lost.
     lost_hint: Sequence,
-    /// RACK.xmit_ts and RACK.end_seq: the most recently sent segment that was delivered.
+    /// RACK.xmit_ts: when the most recently sent of the delivered segments was sent.
     rack_sent: u64,
+    /// RACK.end_seq: the sequence number at the end of that segment.
     rack_end: Sequence,
+    /// RACK.rtt: the RTT of that segment, in nanoseconds.
     rack_rtt: u64,
     /// RACK.fack: the highest sequence number delivered.
     forward_ack: Sequence,

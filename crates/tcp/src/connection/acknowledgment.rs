@@ -50,7 +50,8 @@ impl Connection {
         if self.flags.sack && !header.options.sack.is_empty() {
             dsack = self.on_sack(segment, &context, &mut delivered);
         }
-        // RFC 9293: a segment that is older than the one that set the window does not change it.
+        // Set the window, unless the segment is older than the one that set it last (SND.WL1, SND.WL2; RFC
+        // 9293, section 3.10.7.4).
         let announced = (header.window as u32) << self.snd.scale;
         if self.snd.wl1 < seq || (self.snd.wl1 == seq && self.snd.wl2 <= ack) {
             self.snd.window = announced;
@@ -156,8 +157,8 @@ impl Connection {
         }
     }
 
-    /// Ends the episode of a loss probe if this acknowledgment reaches the probe's end. If only the probe
-    /// repaired a loss, reacts as to congestion (RFC 8985, section 7.4).
+    /// Ends the episode of a loss probe once the probe is acknowledged. If the probe itself repaired the
+    /// loss, reduces the window as fast recovery would have (RFC 8985, section 7.4).
     fn on_probe_acknowledged(&mut self, ack: Sequence, duplicate: bool, dsack: bool, no_sack: bool) {
         let Some((end, retransmission)) = self.recovery.probe else { return };
         if ack < end {

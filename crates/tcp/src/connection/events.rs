@@ -2,8 +2,8 @@
 
 /// The memory into which received data is written: the application's receive ring.
 pub trait ReceiveBuffer {
-    /// Copies `bytes` to `index` of the stream. The bytes always fit: they end at most `receive_capacity` bytes behind the application's
-    /// `consumed` index.
+    /// Copies `bytes` to `index` of the stream. They always fit: they end at most `receive_capacity` bytes
+    /// after the index up to which the application has consumed.
     fn write(&mut self, index: u64, bytes: &[u8]);
 }
 

@@ -102,8 +102,9 @@ impl Connection {
 
         let len = segment.payload.len() as u64 + (flags & FIN != 0) as u64;
         let end = seq + len;
-        // A segment that ends between the acknowledgment number sent last and RCV.NXT repeats data, but may
-        // carry a new acknowledgment. So accept it. An older segment is repeated or forged.
+        // A segment that ends below the acknowledgment number sent last is an old duplicate or forged. One
+        // that ends between that number and RCV.NXT also repeats data, but its own acknowledgment may be new,
+        // so accept it.
         if end < self.rcv.last_ack || seq > self.rcv.edge() {
             self.counters.unacceptable += 1;
             if reset {
@@ -209,7 +210,8 @@ impl Connection {
         true
     }
 
-    /// Processes the congestion marks of a received segment, as a receiver of data (RFC 3168, section 6.1.3).
+    /// Starts to echo congestion if the IP header is marked (CE), and stops when the peer reports that it has
+    /// reduced its window (CWR; RFC 3168, section 6.1.3).
     fn on_congestion_field(&mut self, segment: &Segment<'_>) {
         if segment.header.has(CWR) {
             self.flags.ece = false;
@@ -330,8 +332,8 @@ impl Connection {
         self.ack.now = true;
     }
 
-    /// Processes the peer's FIN if all data before it was received. Set `again` if the current segment
-    /// carries the FIN: it is then acknowledged at once, even if it is a repetition.
+    /// Processes the peer's FIN once all data before it has arrived. Set `again` if the current segment
+    /// carries a FIN: it is acknowledged at once, even if it is a retransmission.
     fn receive_fin(&mut self, now: u64, again: bool) -> Events {
         if again {
             self.ack.now = true;

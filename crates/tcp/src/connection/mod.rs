@@ -65,7 +65,8 @@ pub struct Connection {
 // state of its connection from memory.
 const _: () = assert!(size_of::<Connection>() <= 1152);
 
-/// The number of segments that are acknowledged at once at the start of a connection.
+/// The number of segments at the start of a connection that are acknowledged without delay, because the peer
+/// is probably in slow start.
 const QUICK_ACKS: u8 = 16;
 /// The MSS of a peer that does not announce one (RFC 9293, section 3.7.1).
 pub(crate) const DEFAULT_MSS: u16 = 536;

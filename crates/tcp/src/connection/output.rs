@@ -120,13 +120,14 @@ impl Connection {
         ((self.rcv.advertised.saturating_sub(self.rcv.next)) >> self.rcv.scale).min(u16::MAX as u64) as u16
     }
 
-    /// Moves the announced edge of the window forward, if that gains a segment or half of the buffer (RFC
-    /// 9293, section 3.8.6.2.2).
+    /// Moves the right edge of the announced window forward if that gains a segment or half of the buffer
+    /// (silly-window avoidance, RFC 9293, section 3.8.6.2.2).
     #[inline]
     fn advance_window(&mut self) {
         let edge = self.rcv.edge();
         let least = (self.rcv.capacity / 2).min(self.rcv.mss as u32).max(1) as u64;
-        // Data may have been accepted beyond the announced edge. The room that it takes counts as announced.
+        // Data beyond the announced edge is accepted if there is room. The edge then moves up to RCV.NXT at
+        // least.
         self.rcv.advertised = self.rcv.advertised.max(self.rcv.next);
         if edge >= self.rcv.advertised + least {
             let most = self.rcv.next + ((u16::MAX as u64) << self.rcv.scale);

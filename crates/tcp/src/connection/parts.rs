@@ -6,19 +6,24 @@ use crate::sequence::Sequence;
 /// The state of the direction to the peer.
 #[derive(Clone, Debug)]
 pub(super) struct Sender {
-    /// SND.UNA, SND.NXT. `next` is the highest number ever sent.
+    /// SND.UNA, the first unacknowledged sequence number.
     pub(super) una: Sequence,
+    /// SND.NXT, the next new sequence number. Retransmissions do not change it.
     pub(super) next: Sequence,
     /// The sequence number behind the application's data, which is also the number of the FIN.
     pub(super) limit: Sequence,
     /// The sequence number of byte 0 of the stream to the peer.
     pub(super) start: Sequence,
-    /// SND.WND, SND.WL1, SND.WL2.
+    /// SND.WND: the peer's receive window in bytes.
     pub(super) window: u32,
+    /// SND.WL1: the sequence number of the segment that set the window.
     pub(super) wl1: Sequence,
+    /// SND.WL2: the acknowledgment number of that segment.
     pub(super) wl2: Sequence,
+    /// The largest window that the peer has announced, in bytes.
     pub(super) max_window: u32,
-    /// The greatest payload without options.
+    /// The greatest payload of a segment without options, in bytes. It is less than `max_mss` if the path
+    /// carries less.
     pub(super) mss: u16,
     /// The MSS that the peer announced, or this side's, whichever is less.
     pub(super) max_mss: u16,
@@ -84,7 +89,8 @@ pub(super) struct AckState {
     pub(super) pending: u32,
     /// True if an acknowledgment must be sent at once.
     pub(super) now: bool,
-    /// Duplicate acknowledgments to send in addition; a peer without SACK counts them.
+    /// Further acknowledgments to send for segments received out of order. A peer without SACK detects losses
+    /// by counting duplicates.
     pub(super) duplicates: u8,
     /// The number of segments that are still acknowledged at once, because the peer is probably in slow start.
     pub(super) quick: u8,
@@ -144,7 +150,8 @@ pub(super) struct Recovery {
     pub(super) probe_pending: bool,
     /// Consecutive timeouts without progress: the exponent of the backoff.
     pub(super) backoff: u8,
-    /// Until this number is acknowledged, further congestion marks have no effect.
+    /// SND.NXT when the window was last reduced. Until it is acknowledged, echoed congestion marks do not
+    /// reduce the window again (RFC 3168, section 6.1.2).
     pub(super) ecn_point: Sequence,
 }
 
@@ -160,7 +167,7 @@ pub(super) enum LossTimer {
 /// A deadline that never comes.
 pub(super) const NEVER: u64 = u64::MAX;
 
-/// The deadlines, and the times from which they count.
+/// The deadlines of the timers, and the times at which their timeouts started.
 #[derive(Clone, Debug)]
 pub(super) struct Timers {
     pub(super) loss_at: u64,

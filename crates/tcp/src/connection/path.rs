@@ -12,7 +12,7 @@ use crate::segment::Transmit;
 const LEAST_MSS: u16 = 512;
 /// The number of consecutive timeouts of a large segment after which the path counts as a black hole.
 const BLACK_HOLE_TIMEOUTS: u8 = 2;
-/// How long after a reduction larger segments are probed (RFC 8899, PMTU_RAISE_TIMER).
+/// How long after a reduction of the MSS the search for a larger one starts (RFC 8899, PMTU_RAISE_TIMER).
 const RAISE_AFTER: u64 = 600 * SECOND;
 /// The number of lost probes of one size after which only smaller sizes are tested (RFC 8899, MAX_PROBES).
 const MAX_PROBES: u8 = 3;

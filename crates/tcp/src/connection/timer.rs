@@ -3,10 +3,11 @@
 use super::*;
 use crate::SECOND;
 
-/// The greatest backoff exponent of window probes. It is limited because a window that opens late must be
-/// noticed.
+/// The greatest backoff exponent of window probes. It is limited, because only a probe finds an open window
+/// if the peer's window update was lost.
 pub(super) const MAX_PROBE_BACKOFF: u8 = 8;
-/// The number of retransmissions or window probes after which a connection without application is aborted.
+/// The number of retransmissions or window probes after which a connection that the application has closed is
+/// aborted.
 const ORPHAN_RETRIES: u8 = 8;
 /// The delay of an acknowledgment that a loss probe allows for (RFC 8985, section 7.2, TLP.max_ack_delay).
 const MAX_ACK_DELAY: u64 = 200 * crate::MILLISECOND;
@@ -202,8 +203,8 @@ impl Connection {
             self.timers.loss = LossTimer::Reordering;
             self.timers.loss_at = self.timers.reordering_at;
         } else if let Some(probe_at) = self.loss_probe_at() {
-            // RFC 8985, section 7.2: a loss probe is sent before the first timeout. If it would be due later,
-            // it is sent instead of the timeout.
+            // If the loss probe would be due after the retransmission timeout, send the probe at that time
+            // instead (RFC 8985, section 7.2). The probe restarts the timeout.
             self.timers.loss = LossTimer::LossProbe;
             self.timers.loss_at = probe_at.min(rto_at);
         }

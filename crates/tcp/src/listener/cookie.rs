@@ -18,7 +18,8 @@ use inlane_wire::tcp::ACK;
 
 /// The values of the MSS that a cookie can hold.
 const MSS: [u16; 8] = [Config::MIN_MSS, 536, 1024, 1220, 1360, 1440, 1460, 8900];
-/// The time after which cookies change.
+/// The length of a cookie's period in nanoseconds. A cookie contains the number of its period, so it can
+/// expire.
 const PERIOD: u64 = 64 * SECOND;
 /// How long a cookie is valid at most: its own period and the next one.
 pub(super) const VALID: u64 = 2 * PERIOD;
