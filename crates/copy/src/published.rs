@@ -52,8 +52,8 @@ const PUBLISHED: [(&str, &str, Path, Option<f64>); 12] = [
     ("twin:1", "twin:0", Path::Staged, None),
 ];
 
-/// Runs the experiment, one transfer at a time: `large` bytes by DMA, 64 KiB by BAR. Passes each line to
-/// `keep`.
+/// Runs the experiment, one transfer at a time: `large` bytes by DMA, 64 KiB by BAR. Calls `keep` with each
+/// line of the result.
 ///
 /// # Errors
 /// The error of the first transfer that fails, which ends the experiment.

@@ -85,8 +85,8 @@ pub struct PublishedRates {
     pub model_bytes_per_second: Option<f64>,
 }
 
-/// The prefix of the reason why a path was not taken, if the path is only slower. The text output leaves out
-/// these reasons.
+/// The beginning of the reason why a path was not taken, if it is available but slower. The text output
+/// leaves out these reasons.
 pub const SLOWER: &str = "slower: ";
 
 impl TransferResult {

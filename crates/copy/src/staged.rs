@@ -14,7 +14,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// A pipeline of two movers through a ring. Synchronous: `submit` returns when the bytes are in place.
+/// Copies chunks with two movers at the same time: one fills a ring, the other empties it. Synchronous:
+/// `submit` returns when the bytes are in place.
 pub struct Staged {
     out: Box<dyn Mover>,
     into: Box<dyn Mover>,
@@ -93,8 +94,8 @@ impl Staged {
                 progress = true;
             }
             if !progress && emptied < count {
-                // Waits for one completion: that of the oldest fill, if one is in flight, because without
-                // filled chunks the second mover has nothing to do.
+                // Waits for the oldest chunk that is being filled, because the second mover needs filled
+                // chunks. If none is being filled, waits for the oldest that is being emptied.
                 match (filling.front(), emptying.front()) {
                     (Some((_, ticket)), _) => self.out.wait(*ticket, self.completion)?,
                     (None, Some(ticket)) => self.into.wait(*ticket, self.completion)?,

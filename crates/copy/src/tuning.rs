@@ -9,7 +9,7 @@ pub struct EngineTuning {
     pub chunk: usize,
     /// Chunks in the staging ring.
     pub slots: usize,
-    /// Streams on each side. With two, one copies while the other waits for its event.
+    /// CUDA streams on each of the two GPUs. With two, one copies while the other waits for its event.
     pub streams: usize,
 }
 
@@ -27,8 +27,7 @@ impl EngineTuning {
 
 /// The smallest chunk, in bytes, that is worth the cost of its events.
 const SMALLEST: usize = 128 << 10;
-/// The cost of a chunk's events, as bytes: a link moves this much at 55 GB/s in the 3 us that the events
-/// take.
+/// The time that a chunk's events take, 3 us, as the bytes that a link moves in it at 55 GB/s.
 const CHUNK_COST: f64 = 165e3;
 
 /// Returns the chunk sizes of a transfer by copy engines, at most `largest` bytes each.
@@ -72,7 +71,7 @@ pub fn engine_chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
 /// bytes that are stored at once: 12 of data and a 4-byte lap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmTuning {
-    /// Blocks on each side, each with a staging ring of its own.
+    /// Thread blocks on each of the two GPUs, each with a staging ring of its own.
     pub channels: u32,
     /// Threads in a block, a multiple of 32.
     pub threads: u32,

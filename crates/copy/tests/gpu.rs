@@ -156,8 +156,8 @@ fn both_directions_end_every_time() {
                 scope.spawn(move || {
                     let mut last = Ticket(0);
                     for turn in 0..200 {
-                        // Small sizes are sent as lines, large ones as chunks. The 200 transfers wrap around
-                        // both rings.
+                        // Small sizes are sent as lines, large ones as chunks. The 200 transfers use each
+                        // slot of the ring of lines and of the ring of chunks several times.
                         let length = [4096, 65_536, 300_000, size][turn % 4];
                         let pair = [source, destination].map(|region| region.slice(0, length).unwrap());
                         last = mover.submit(&pair[0], &pair[1]).unwrap();

@@ -1,7 +1,7 @@
 //! Placement of values on cache lines.
 
-/// A value alone on a pair of cache lines, so that writes to other values do not slow accesses to it. One
-/// line is not enough, because Intel CPUs also fetch the neighbour of a missed line.
+/// A value alone on a pair of cache lines, so that writes to other values do not slow accesses to it (false
+/// sharing). One line is not enough, because Intel's adjacent-line prefetcher fetches lines in pairs.
 #[repr(align(128))]
 #[derive(Debug, Default)]
 pub(crate) struct CacheAligned<T>(pub(crate) T);

@@ -27,7 +27,7 @@ pub struct Packet {
     /// The number of bytes at `address`. A packet of several segments has more bytes; see
     /// [`Pool::for_each_segment`].
     pub length: u32,
-    /// The transmit port, if a verdict named one; otherwise 0.
+    /// The number of the transmit port, if a verdict named one; otherwise 0.
     pub port: u32,
     /// Identifies the buffer in its pool: the address of a DPDK mbuf, or an index. Only the pool interprets
     /// it.
@@ -63,7 +63,8 @@ impl Packet {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketMeta {
-    /// When the packet was captured or due, in nanoseconds since the epoch of its source.
+    /// When the packet was captured or sent, in nanoseconds since 1970. A repeated capture gets later times
+    /// in each lap.
     pub time_ns: u64,
     /// The packet's length on the wire if the capture cut it (snap length); 0 if it is complete.
     pub wire_length: u32,

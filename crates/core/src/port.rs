@@ -108,8 +108,8 @@ pub trait Port: Send {
         None
     }
 
-    /// Returns how long after their due time packets arrived, if the port measures it. Call it after the
-    /// queues are dropped.
+    /// Returns the latencies of packets, from the time when each was due to be sent until it arrived, if the
+    /// port measures them. Call it after the queues are dropped.
     fn latency(&self) -> Option<LatencyHistogram> {
         None
     }

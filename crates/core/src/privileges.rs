@@ -66,8 +66,8 @@ pub fn drop_privileges() -> Result<Option<Dropped>> {
     // Programs that this thread or a later thread starts gain nothing from set-uid bits or file capabilities.
     // SAFETY: the call sets a flag of this thread, which later threads inherit.
     step("forbidding new privileges", || unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-    // After a change of user, the kernel gives root the files of this process in /proc. This flag gives the
-    // files back to the process.
+    // A change of user clears the process's dumpable flag, and the kernel then gives root its files in /proc.
+    // Setting the flag gives the files back to the process.
     // SAFETY: the call sets a flag of the process.
     step("keeping access to its files in /proc", || unsafe {
         libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0)
@@ -118,8 +118,8 @@ fn drop_capabilities_of_this_thread() -> i32 {
     unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr()) as i32 }
 }
 
-/// Makes every other thread that holds capabilities drop its capabilities. Sends each thread a signal whose
-/// handler does this, because the system call affects only the calling thread.
+/// Makes every other thread that holds capabilities drop them. capset(2) affects only the calling thread, so
+/// each of these threads gets a signal whose handler makes the call.
 fn drop_capabilities_of_other_threads() -> Result<()> {
     extern "C" fn handler(_: libc::c_int) {
         drop_capabilities_of_this_thread();
@@ -162,7 +162,7 @@ fn drop_capabilities_of_other_threads() -> Result<()> {
     step("restoring a signal", || unsafe { libc::sigaction(signal, &before, std::ptr::null_mut()) })
 }
 
-/// Returns the numbers and names of the threads that hold capabilities.
+/// Returns the ids and names of the threads that hold capabilities.
 fn threads_with_capabilities() -> Vec<(i32, String)> {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     tasks

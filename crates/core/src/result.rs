@@ -1,11 +1,9 @@
-//! Result documents: one JSON document per command, with the same frame for all commands.
+//! Result documents: one JSON document per command. This module defines the frame of a document: the fields
+//! that all documents share. Each kind of document has its own type of row, which implements [`Row`].
 //!
 //! Keys name their base unit (`_ns`, `_bytes`, `_per_second`). An unknown value is `null`, never NaN.
 //! [`schema`] gives the JSON schema, which is published in `docs/schema`. A change that a reader of the JSON
 //! must handle raises [`SCHEMA_VERSION`].
-//!
-//! This module defines the frame: the fields that all documents share. Each kind of document has its own type
-//! of row, which implements [`Row`].
 
 mod explanation;
 mod row;
@@ -19,7 +17,7 @@ pub use explanation::{Baseline, Ceiling, NotTaken, Path};
 pub use row::{Cell, Row};
 pub use verification::{ByteVerification, Verification};
 
-/// The version of the document's shape.
+/// The version of the JSON schema of result documents.
 pub const SCHEMA_VERSION: u32 = 3;
 
 /// The frame of a result document. `T` is the type of the rows.

@@ -196,8 +196,8 @@ impl Access {
         }
         let aligned_by = if access == Access::Direct64 { destination as usize } else { aligned_by };
         let head = aligned_by.next_multiple_of(width) - aligned_by;
-        // SAFETY: each step stays within `length`, and the body begins where `aligned_by` is a multiple of
-        // the width.
+        // SAFETY: each step stays within `length`, and the middle part begins where `aligned_by` is a
+        // multiple of the width.
         unsafe {
             let left = length;
             let mut step = |bytes: usize, access: Option<Access>| {

@@ -28,6 +28,7 @@ pub struct Expectation {
 struct Entry {
     /// The expected duration; 0 if no operation of this class was timed.
     expected_ns: u64,
+    /// How long before the expected end a wait wakes up.
     lead_ns: u64,
 }
 

@@ -45,9 +45,9 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// Returns the time from the end of the first polls until this call, so call it right after the wait.
-    /// Returns `None` if the operation's duration is unknown: the first polls found it completed, or the
-    /// thread slept past its end.
+    /// Returns how long the wait lasted after its first polls. The time counts until this call, so call it
+    /// right after the wait. Returns `None` if the operation's duration is unknown: the first polls found it
+    /// completed, or the thread slept past its end.
     pub fn took(&self) -> Option<Duration> {
         self.start.map(|start| start.elapsed())
     }

@@ -15,7 +15,7 @@ use crate::region::{Location, Region};
 pub struct CpuMover {
     access: Access,
     reads_bars: bool,
-    /// The accesses as the mover's name gives them: `loads`, `stores` or `loads and stores`; see
+    /// The word for the accesses in the mover's name: `loads`, `stores` or `loads and stores`; see
     /// [`CpuMover::named_after`].
     work: &'static str,
     tickets: TicketCounter,
@@ -202,7 +202,7 @@ mod tests {
     fn bar(length: usize) -> Region {
         let memory = Region::host(length).unwrap();
         let location = Location::Bar { device: "0000:00:04.0".into(), bar: 2, write_combining: true };
-        // SAFETY: the keeper is the host region that has these bytes.
+        // SAFETY: the region keeps `memory`, which owns these bytes.
         unsafe { Region::from_raw(memory.address(), length, location, Arc::new(memory)) }
     }
 
@@ -237,7 +237,7 @@ mod tests {
         let address = unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, flags, -1, 0) };
         assert_ne!(address, libc::MAP_FAILED);
         let location = Location::Bar { device: "0000:00:04.0".into(), bar: 2, write_combining: false };
-        // SAFETY: the keeper unmaps the page.
+        // SAFETY: the region keeps `Page`, which unmaps the page only when it is dropped.
         unsafe { Region::from_raw(address as u64, 4096, location, Arc::new(Page(address as usize))) }
     }
 

@@ -39,7 +39,7 @@ impl Default for InFlight {
             done: Ticket(0),
             entries: VecDeque::with_capacity(256),
             ended: Instant::now(),
-            // The initial guess of how much later than asked a sleep ends. Each sleep corrects it.
+            // The first guess of how much longer than asked a sleep lasts. Each sleep corrects it.
             expectation: Expectation::with_overshoot(Duration::from_micros(10)),
             timeout: Duration::from_secs(10),
         }
@@ -74,7 +74,8 @@ impl InFlight {
     }
 
     /// Records that all copies up to `ticket` are done. Set `watched` if a poll a moment before found
-    /// `ticket` not done. Its copy then completed just now, so the copy's duration is recorded.
+    /// `ticket` not done. Its copy then completed just now, so its duration is known and recorded, unless
+    /// earlier copies completed since that poll too.
     pub fn complete(&mut self, ticket: Ticket, watched: bool) {
         if ticket <= self.done {
             return;

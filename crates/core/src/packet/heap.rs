@@ -77,8 +77,8 @@ impl HeapPool {
     }
 
     fn stride(room: usize) -> usize {
-        // Rounds up to whole pairs of cache lines, so that the prefetch of a neighbouring line stays within a
-        // buffer.
+        // Rounds up to whole pairs of cache lines, so that the adjacent-line prefetcher fetches no line of
+        // another buffer.
         (HEADROOM + room).next_multiple_of(128)
     }
 

@@ -44,7 +44,7 @@ impl Verification {
         self.lost + self.duplicated + self.reordered + self.altered > 0
     }
 
-    /// Returns `ok`, `FAILED`, or that nothing was received.
+    /// Returns `ok`, `FAILED` or `nothing was received`.
     pub fn verdict(&self) -> &'static str {
         match (self.passed(), self.failed()) {
             (true, _) => "ok",
