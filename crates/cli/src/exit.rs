@@ -154,11 +154,10 @@ pub fn in_plain_words(text: &str) -> String {
     }
 }
 
-/// Ends `main` with a status.
+/// Returns what `main` returns to end the process with a status. Call this after all outputs are written.
 ///
-/// If a GPU was abandoned, ends the process at once, because the CUDA library's exit handlers would wait for
-/// a kernel that never ends. The driver ends the kernel with the process. Call this after all outputs are
-/// written.
+/// If a GPU was abandoned, ends the process here, because the CUDA library's exit handlers would wait for a
+/// kernel that never ends. The driver ends the kernel with the process.
 pub fn with(status: u8) -> ExitCode {
     if crate::devices::any_abandoned() {
         // SAFETY: _exit runs no code of this process.

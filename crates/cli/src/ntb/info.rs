@@ -94,8 +94,8 @@ impl Info {
     }
 }
 
-/// Connects two ports of a twin within this process. Returns the capabilities of the twin and the thresholds
-/// of the transport.
+/// Connects two NTB ports of a twin bridge within this process. Returns the capabilities of the twin and the
+/// thresholds of the transport.
 fn twin(mover: Option<&MoverChoice>) -> anyhow::Result<(Capabilities, Thresholds)> {
     let mover = mover.map(MoverChoice::start_twin).transpose()?.map(|mover| (mover, None));
     let bytes = Layout::overhead(2) + (1 << 20);

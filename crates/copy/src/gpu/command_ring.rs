@@ -45,7 +45,7 @@ const GAVE_UP: u64 = 1 << 30;
 /// to read commands.
 pub(super) const STUCK: Duration = Duration::from_secs(5);
 
-/// The offsets of the parts of the pinned span.
+/// The layout of the pinned span. Its methods return the offsets of the span's parts in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub tuning: SmTuning,

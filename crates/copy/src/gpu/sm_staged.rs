@@ -228,8 +228,8 @@ impl SmStaged {
         Ok(ticket)
     }
 
-    /// Sleeps until the transfer is done. A stream waits for the channels' words, and the driver wakes this
-    /// thread.
+    /// Sleeps until the transfer is done. A stream waits for the channels' `ended` words, and then the driver
+    /// wakes this thread.
     fn wait_interrupt(&mut self, ticket: Ticket) -> Result<()> {
         let Some(index) = ticket.0.checked_sub(self.flight.done().0 + 1) else { return Ok(()) };
         let sequence = self.entries[index as usize].0;

@@ -189,8 +189,8 @@ impl Buffers {
     }
 }
 
-/// Calls `act` for each piece of a region, with the number of the piece's first word in the region. Ends
-/// early if `stop` is set. A GPU takes the whole region as one piece, because its kernels are fast.
+/// Calls `act` for each piece of a region, with the index of the piece's first 8-byte word in the region.
+/// Ends early if `stop` is set. A GPU takes the whole region as one piece, because its kernels are fast.
 fn in_pieces(
     device: &Device,
     region: &Region,
