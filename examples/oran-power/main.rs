@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 const STREAMS: usize = 2;
 const SYMBOLS: usize = 14;
 const SLOTS: u64 = 400;
-/// The radio sends each symbol at its time. A slot takes 0.5 ms, and its data is valid for at least eight
-/// slots.
+/// The radio sends each symbol at its time, and a slot takes 0.5 ms. The memory of a slot is reused for the
+/// sixteenth slot after it (`windows=16` below).
 const RADIO: &str = "gen:oran,eaxc=0+1,prbs=106,slots=400,shuffle=64,loss=0.5%,realtime";
 const REORDER: &str = "oran-reorder:eaxc=0+1,prbs=106,windows=16,limit=2ms";
 

@@ -30,7 +30,8 @@ fn feed(connection: &mut Connection, mut bytes: &[u8], part: usize) -> bool {
     true
 }
 
-/// Takes everything that the connection sends. Returns the last command's identifier.
+/// Takes everything that the connection sends. Returns the command identifier in the first PDU, or 0 if less
+/// than a command was sent.
 fn drain(connection: &mut Connection) -> u16 {
     let mut all = Vec::new();
     while connection.has_output() {
@@ -66,14 +67,15 @@ fuzz_target!(|input: &[u8]| {
     let mut connection = Connection::new(digests, 9, 4096);
     drain(&mut connection);
     if mode & 4 != 0 && !feed(&mut connection, rest, part) {
-        // The controller sent arbitrary bytes before the connection was initialized, and was refused.
+        // The connection refused arbitrary bytes that arrived before ICResp, so this run ends.
         return;
     }
     if !feed(&mut connection, &encode(&IcResp::new(digests, 4096), &[], Digests::default()), part) {
         return;
     }
     let mut cids = Vec::new();
-    // Arbitrary bytes can form PDUs with any data, so the data that reads return is then not compared.
+    // Set if the controller sends arbitrary bytes. They can form PDUs with any data, so the data that reads
+    // return is then not compared.
     let mut arbitrary = mode & 8 != 0;
     for opcode in [io::READ, io::WRITE, io::READ, io::WRITE] {
         let mut buffer = Buffer::new(BYTES).expect("memory");

@@ -56,13 +56,13 @@ fuzz_target!(|data: &[u8]| {
     let pair = PAIR.get_or_init(connect);
     let mut words = data.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().expect("8 bytes")));
 
-    // Decode an arbitrary row of scratchpads, and read it in a handshake.
+    // Decode arbitrary values as the row of scratchpads that a peer writes, and let a handshake read them.
     let row: [u32; ROW] =
         std::array::from_fn(|n| data.get(n * 4).map_or(0, |byte| u32::from(*byte) << (n * 3)));
     let mut side = Handshake::new(1, 512, 512, true);
     let _ = (Row::decode(&row), side.read(&row));
 
-    // Write an arbitrary word into the inbox.
+    // Store an arbitrary value in an arbitrary word of the honest side's inbox.
     let (from, to) = (pair.layout.notifications(1), pair.layout.landing());
     if let (Some(at), Some(value)) = (words.next(), words.next()) {
         let offset = from + (at as usize % ((to - from) / 8)) * 8;

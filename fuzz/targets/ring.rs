@@ -47,8 +47,8 @@ fuzz_target!(|bytes: &[u8]| {
                 }
             }
             Some((kind @ (1 | 2), argument)) => {
-                // Overwrite one of a slot's first 8 words: with small 32-bit halves if `kind` is 1, with any
-                // bits if it is 2.
+                // Overwrite one of the first 8 words of a slot. `kind` 1 writes two small 32-bit halves, and
+                // `kind` 2 arbitrary bits.
                 let word = input.next().unwrap_or(0) as usize % 8;
                 let mut value = input.next().unwrap_or(0) as u64 | (input.next().unwrap_or(0) as u64) << 32;
                 if kind == 2 {

@@ -37,7 +37,8 @@ fn linux_uses_the_target() {
     let command = command.args(["--", "sh", "/bin/nvme-host.sh"]).stdin(Stdio::null());
     let output = command.output().expect("run.py starts");
     let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    // Status 3 alone does not show that the machine was not started, because the script may end with it too.
+    // run.py exits with status 3 if it cannot start the machine. The guest's script may end with 3 too, so
+    // check the message as well.
     if output.status.code() == Some(3) && errors.contains("virtual machines need") {
         eprintln!("SKIPPED {TEST}: {}", errors.trim().replace('\n', "; "));
         return;

@@ -18,8 +18,8 @@ fn machine(options: &[&str]) -> Command {
 fn outcome(test: &str, output: Output) -> Option<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    // Status 3 alone does not show that the machine was not started, because the guest's command may end with
-    // it too.
+    // run.py exits with status 3 if it cannot start the machine. The guest's command may end with 3 too, so
+    // check the message as well.
     if output.status.code() == Some(3) && errors.contains("virtual machines need") {
         eprintln!("SKIPPED {test}: {}", errors.trim().replace('\n', "; "));
         return None;
@@ -217,8 +217,9 @@ fn copies_to_and_from_bars() {
         .output()
         .unwrap();
     let Some(text) = outcome(TEST, output) else { return };
-    // The expected statuses are those of runs with: no flag, no range, a bound driver, a range beyond the
-    // BAR, overlapping ranges, and a range too small for both directions.
+    // The exit statuses of the six runs that must fail, in order: without permission to write, without a
+    // range, of a device bound to a kernel driver, beyond the BAR, with overlapping ranges, and with a range
+    // too small for both directions.
     let statuses: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("status ")).collect();
     assert_eq!(statuses, ["2", "2", "3", "2", "2", "3"], "{text}");
     assert!(text.contains("in use by the kernel driver pci-stub"), "{text}");

@@ -381,7 +381,8 @@ impl Scoreboard {
         }
     }
 
-    /// Unmarks the segments that were marked lost and not retransmitted yet, because they were not lost.
+    /// Clears the mark of all segments that are marked lost and not retransmitted yet. Called when the loss
+    /// proves spurious.
     pub fn clear_lost(&mut self) {
         for record in &mut self.records {
             record.flags &= !LOST;
@@ -423,7 +424,8 @@ impl Scoreboard {
         }
     }
 
-    /// Returns the last `len` bytes in flight, or fewer if they were not sent together. A loss probe retransmits them.
+    /// Returns the range that a loss probe retransmits: the last `len` bytes in flight, or fewer if they were
+    /// not sent together. Returns `None` if the last bytes were already acknowledged selectively.
     pub fn last(&self, len: u32) -> Option<(Sequence, u32)> {
         let last = self.records.back().filter(|last| !last.has(SACKED))?;
         let len = last.len.min(len);

@@ -6,7 +6,8 @@
 /// A sequence number. The low 32 bits are the number on the wire.
 pub type Sequence = u64;
 
-/// The upper half that the first sequence number of a stream gets. It leaves room below for old segments.
+/// The upper half of the first sequence number of a stream. It is not 0, so that older sequence numbers,
+/// which old segments carry, do not wrap below 0.
 const FIRST_EPOCH: u64 = 1 << 32;
 
 /// Returns the extended form of an initial sequence number.

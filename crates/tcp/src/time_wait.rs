@@ -13,7 +13,7 @@ pub struct TimeWait {
     /// RCV.NXT.
     pub(crate) acknowledgment: u32,
     pub(crate) window: u16,
-    /// TS.Recent, and the offset of this side's timestamps.
+    /// TS.Recent, and the offset of this side's timestamps. `None` if the connection had no timestamps.
     pub(crate) timestamps: Option<(u32, u32)>,
     pub(crate) until: u64,
 }
@@ -31,7 +31,7 @@ pub enum TimeWaitAction {
 }
 
 impl TimeWait {
-    /// Returns when the entry ends.
+    /// Returns the time at which TIME-WAIT ends. Remove the entry then.
     pub fn until(&self) -> u64 {
         self.until
     }

@@ -90,9 +90,9 @@ impl Drop for Allocation {
 /// 4-byte stores and takes the time of the model. It spins meanwhile, because slow loads and stores occupy a
 /// real CPU too.
 pub struct BarMover {
-    /// The costs of reading the source, if the source is a twin. `write` has the costs of writing the
-    /// destination.
+    /// The costs of reading the source, if the source is a twin.
     read: Option<BarCosts>,
+    /// The costs of writing the destination, if the destination is a twin.
     write: Option<BarCosts>,
     copier: CpuMover,
 }

@@ -20,7 +20,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Bytes that are copied between two checks for faults and for the end of the engine.
+/// The number of bytes that are copied between two checks whether a fault is due or the engine is being
+/// dropped.
 const STEP: usize = 256 << 10;
 /// How long a thread waits for an interrupt before it checks the number of completed transfers anyway. A lost
 /// interrupt delays a transfer by this at most.
@@ -31,7 +32,7 @@ struct EngineState {
     done: AtomicU64,
     lost: AtomicBool,
     stop: AtomicBool,
-    /// True if a thread sleeps until the interrupt.
+    /// True if the next completed transfer must raise the interrupt, because a thread waits for it.
     interrupt_wanted: AtomicBool,
     interrupt: Interrupt,
     faults: Faults,

@@ -11,7 +11,7 @@ pub struct Faults {
     stalled: AtomicBool,
 }
 
-/// The value of `lost_after` for a device that is not lost.
+/// The value of `lost_after` while no loss of the device is to be simulated.
 const NEVER: u64 = u64::MAX;
 
 impl Default for Faults {
@@ -26,7 +26,8 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// Loses the device after `bytes` more bytes, even in the middle of a transfer.
+    /// Simulates the loss of the device once it has copied `bytes` more bytes, even in the middle of a
+    /// transfer.
     pub fn lose_after(&self, bytes: u64) {
         self.lost_after.store(bytes, Ordering::Relaxed);
     }

@@ -27,7 +27,8 @@ view! {
     }
 }
 
-/// The first six bytes of a packet: hardware type Ethernet, protocol type IPv4, address lengths 6 and 4.
+/// The first six bytes of every ARP packet for IPv4 over Ethernet: hardware type Ethernet, protocol type
+/// IPv4, address lengths 6 and 4.
 const KIND: [u8; 6] = [0, 1, 8, 0, 6, 4];
 
 fn check(bytes: &[u8]) -> Result<()> {

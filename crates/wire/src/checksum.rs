@@ -3,7 +3,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// A partial checksum. All parts but the last must have an even number of bytes, as headers do.
+/// The sum for an internet checksum over several parts, which are added one by one. All parts but the last
+/// must have an even number of bytes, as headers do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum(u64);
 
@@ -57,7 +58,7 @@ impl Sum {
         self.add((length >> 16) as u16).add(length as u16).add(protocol as u16)
     }
 
-    /// Returns the one's complement sum, not inverted.
+    /// Returns the one's complement sum in 16 bits. A checksum is its inverse; see [`Sum::finish`].
     #[inline(always)]
     pub const fn folded(self) -> u16 {
         fold(self.0)

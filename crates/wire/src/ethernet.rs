@@ -97,7 +97,7 @@ impl<T: AsRef<[u8]>> Frame<T> {
             let at = HEADER - 2 + index * TAG;
             let kind = u16_at(bytes, at)?;
             let control = u16_at(bytes, at + 2).filter(|_| is_tag(kind))?;
-            // Stops at a tag if the frame ends before the EtherType that follows the tag.
+            // Count the tag only if the EtherType after it is still in the frame.
             u16_at(bytes, at + 4)?;
             Some(Tag { kind, control })
         })

@@ -13,7 +13,7 @@ pub struct Layers {
     pub ethertype: u16,
     /// The offset of the upper layer, after options and extension headers.
     pub transport: usize,
-    /// The protocol of the upper layer.
+    /// The IP protocol number of the upper layer, for example 6 for TCP.
     pub protocol: u8,
     /// The offset of the IP packet's end. Padding may follow it. If a capture cut the packet short, this is
     /// the frame's end.

@@ -74,8 +74,8 @@ impl<T: AsRef<[u8]>> Packet<T> {
     /// comes first.
     #[inline(always)]
     pub fn end(&self) -> usize {
-        // The length may have been set to less than the header's after `new` checked it, so `max` keeps the
-        // end behind the header.
+        // The length field may have been set after `new` checked it. If it is shorter than the header, the
+        // packet ends after the header.
         (self.total_length() as usize).max(self.header_len()).min(self.bytes().len())
     }
 
@@ -185,7 +185,7 @@ mod tests {
                 prop_assert_eq!(
                     ours.checksum_ok(),
                     theirs.to_header().calc_header_checksum() == ours.checksum()
-                        // a sum of zero has two representations, 0 and 0xffff
+                        // one's complement has two zeros: the checksum may be 0xffff instead of 0
                         || (ours.checksum() == 0xffff && theirs.to_header().calc_header_checksum() == 0)
                 );
             } else if let Ok(theirs) = theirs {

@@ -49,11 +49,11 @@ fn check(bytes: &[u8]) -> Result<()> {
 /// The upper-layer packet after the extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upper {
-    /// The protocol of the upper layer.
+    /// The IP protocol number of the upper layer, for example 6 for TCP.
     pub protocol: u8,
     /// The offset of the upper-layer packet in the IPv6 packet's buffer.
     pub offset: usize,
-    /// The offset of this fragment in bytes, if there is a fragment header.
+    /// The offset of this fragment in the original packet, in bytes. `None` without a fragment header.
     pub fragment_offset: Option<u16>,
 }
 

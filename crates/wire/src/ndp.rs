@@ -19,7 +19,7 @@ pub const SOLICITATION: u8 = 135;
 pub const ADVERTISEMENT: u8 = 136;
 /// Flag of an advertisement: it answers a solicitation.
 pub const SOLICITED: u32 = 1 << 30;
-/// Flag of an advertisement: it replaces an address that the receiver has.
+/// Flag of an advertisement: the receiver replaces the link-layer address that it has stored for the target.
 pub const OVERRIDE: u32 = 1 << 29;
 /// Option: the sender's link-layer address.
 pub const SOURCE_LINK_ADDRESS: u8 = 1;

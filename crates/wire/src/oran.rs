@@ -74,9 +74,9 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Message<T> {
 pub struct Section {
     /// Section number, 12 bits.
     pub id: u16,
-    /// True if only every second PRB is present.
+    /// The rb bit: only every second PRB is present.
     pub every_second: bool,
-    /// True if the section belongs to the next symbol: the one after the previous section's symbol.
+    /// The symInc bit: the section belongs to the symbol after that of the previous section.
     pub next_symbol: bool,
     /// The first PRB, 10 bits.
     pub first_prb: u16,

@@ -36,7 +36,7 @@ view! {
         sequence / set_sequence: u32 = 4,
         /// Acknowledgment number.
         acknowledgment / set_acknowledgment: u32 = 8,
-        /// The flags FIN to CWR, from the lowest bit.
+        /// The flags, from [`FIN`] in bit 0 to [`CWR`] in bit 7.
         flags / set_flags: u8 = 13,
         /// The window field, not scaled.
         window / set_window: u16 = 14,

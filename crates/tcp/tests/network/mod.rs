@@ -44,16 +44,19 @@ pub struct Link {
     pub queue: u64,
     /// ECN-capable segments are marked while more than this number of bytes waits for the link.
     pub mark: u64,
-    /// The probability that a segment is lost. Then `burst` segments are lost together if they follow within
-    /// 5 ms.
+    /// The probability that a segment is lost.
     pub loss: f64,
+    /// The number of segments that are lost together: after a lost one, the next `burst` - 1 in that
+    /// direction within 5 ms.
     pub burst: u32,
     pub duplicate: f64,
     pub corrupt: f64,
-    /// The probability of an additional delay. `jitter` is the greatest such delay.
+    /// The probability that a segment is delayed further, so that later ones can overtake it.
     pub reorder: f64,
+    /// The greatest further delay in nanoseconds.
     pub jitter: u64,
-    /// The greatest payload that passes; 0 for no limit. Larger segments are dropped without a message.
+    /// The longest segment that passes, in bytes with its TCP header; 0 for no limit. Longer segments are
+    /// dropped without an ICMP message.
     pub black_hole: usize,
 }
 
@@ -224,8 +227,9 @@ pub struct Host {
     pub zeros: bool,
     /// True if the application closes the connection when everything is written.
     pub close: bool,
-    /// When data was received last. `longest_gap` is the longest time between two receptions.
+    /// The time at which the application last read data.
     pub last_read: u64,
+    /// The longest time between two such reads, in nanoseconds.
     pub longest_gap: u64,
 }
 

@@ -18,8 +18,9 @@ mod windows;
 use inlane_tcp::*;
 use inlane_wire::tcp::{ACK, CWR, ECE, FIN, PSH, RST, SYN, URG};
 
-/// The first sequence numbers of this side and of the peer. The peer's numbers wrap during the test.
+/// The initial sequence number of this side.
 pub(crate) const ISS: u32 = 1000;
+/// The peer's initial sequence number. The peer's numbers wrap during the test.
 pub(crate) const IRS: u32 = u32::MAX - 5000;
 pub(crate) const RTT: u64 = 10 * MILLISECOND;
 

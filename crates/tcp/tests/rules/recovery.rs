@@ -125,7 +125,8 @@ fn rfc8985_a_lost_retransmission_is_detected_without_a_timeout() {
     let new = script.ranges();
     assert!(new.contains(&edges(10, 11)), "{new:?}");
     script.now += RTT;
-    // A segment that was sent after the retransmission arrives; the retransmission did not.
+    // Segment 10, which was sent after the retransmission of segment 0, arrives, but the retransmission does
+    // not. So it counts as lost too.
     script.receive(ack(0).sack(&[edges(1, 11)]));
     assert_eq!(script.ranges()[0], edges(0, 1));
     assert_eq!(script.connection.counters().timeouts, 0);
@@ -134,7 +135,8 @@ fn rfc8985_a_lost_retransmission_is_detected_without_a_timeout() {
 #[test]
 fn rfc8985_reordering_delays_the_retransmission_by_a_quarter_of_the_rtt() {
     let mut script = in_flight(plain(), 10);
-    // Segment 0 arrives late: reordering, which is remembered.
+    // Segment 1 is delivered before segment 0. This is reordering, so a later gap does not count as a loss at
+    // once.
     script.receive(ack(0).sack(&[edges(1, 2)]));
     script.silent();
     script.receive(ack(2 * MSS));
@@ -156,7 +158,7 @@ fn rfc8985_a_loss_probe_repairs_a_lost_tail() {
     assert!(elapsed < 50 * MILLISECOND, "two round trips, not a timeout: {elapsed}");
     assert_eq!(script.ranges(), [edges(4, 5)]);
     assert_eq!(script.connection.counters().loss_probes, 1);
-    // The probe arrives, so the segment before it is lost.
+    // The peer reports the probe (segment 4), but not segment 3. So segment 3 is lost.
     script.now += RTT;
     script.receive(ack(3 * MSS).sack(&[edges(4, 5)]));
     if script.ranges() != [edges(3, 4)] {
@@ -275,7 +277,8 @@ fn rfc3522_a_spurious_timeout_is_undone() {
     script.sent();
     assert_eq!(script.connection.counters().timeouts, 1);
     assert!(script.connection.congestion_window() < before);
-    // The acknowledgment echoes the original, not the retransmission.
+    // The acknowledgment echoes the timestamp of the original transmission, so the retransmission was
+    // spurious.
     script.receive(ack(1448).stamp(700, stamp));
     assert_eq!(script.connection.counters().undone, 1);
     assert!(script.connection.congestion_window() >= before);

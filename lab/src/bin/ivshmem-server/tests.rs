@@ -83,7 +83,8 @@ fn peers_are_announced_and_interrupt_each_other() {
     for _ in 0..VECTORS {
         assert!(matches!(receive(&a).unwrap(), (1, Some(_))), "the new peer is announced");
     }
-    // Raising b's eventfd for vector 2 of a must interrupt that vector of a and no other.
+    // Peer b has an eventfd for each vector of peer a. A write to the one for vector 2 must interrupt that
+    // vector and no other.
     write(&to_a[2], &1u64.to_ne_bytes()).unwrap();
     assert!(read(&a_own[1], &mut [0u8; 8]).is_err());
     assert_eq!(read(&a_own[2], &mut [0u8; 8]).unwrap(), 8);
@@ -123,7 +124,7 @@ fn joining_and_leaving_leaks_nothing_and_a_peer_that_does_not_read_is_disconnect
     let mut lab = Lab::new(8);
     let (unread, _) = lab.connect();
     // Each event sends descriptors to the peer that does not read. They stay open until the server
-    // disconnects that peer.
+    // disconnects that peer, so the open descriptors are counted only afterwards.
     let mut dropped = false;
     let mut after = 0;
     for n in 0..2000 {
