@@ -7,8 +7,8 @@ use libc::{
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Looks up a function of the libraries after this one. Ends the process if there is none, because the program that calls it
-/// could not have been linked.
+/// Returns the function `name` of the libraries that were loaded after this one (RTLD_NEXT), usually the C
+/// library. Returns null if there is none.
 fn look_up(name: &CStr, cache: &AtomicPtr<c_void>) -> *mut c_void {
     let known = cache.load(Ordering::Relaxed);
     if !known.is_null() {

@@ -1,4 +1,4 @@
-//! What the library does on sockets that the engine runs.
+//! Socket calls on offloaded sockets.
 
 use crate::{control, errno, fail, real, set_errno};
 use inlane_offload_protocol::address::{read_sockaddr, write_sockaddr};

@@ -163,7 +163,7 @@ impl Pair for Key {
     }
 }
 
-/// Hands frames to their connections.
+/// Parses the frames, looks up the connection of each by its flow, and hands it the segment.
 fn receive(now: u64, side: &mut Side, frames: &mut Frames) {
     for (frame, &len) in frames.room.iter().zip(&frames.lens) {
         let packet = ipv4::Packet::new(&frame[..len]).unwrap();
@@ -182,7 +182,8 @@ fn receive(now: u64, side: &mut Side, frames: &mut Frames) {
     frames.lens.clear();
 }
 
-/// Transfers [`SEGMENTS`] segments on connection `n`. Returns the virtual time at the end.
+/// Transfers [`SEGMENTS`] segments on connection `n`, until the last one is acknowledged. Returns the virtual
+/// time at the end, in nanoseconds.
 fn turn(mut now: u64, [a, b]: &mut [Side; 2], n: usize, frames: &mut [Frames; 2]) -> u64 {
     let flow = flow(n);
     let written = a.connections[n].acknowledged() + SEGMENTS * PAYLOAD;

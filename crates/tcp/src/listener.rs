@@ -297,7 +297,8 @@ impl<C> Listener<C> {
         }
     }
 
-    /// Returns a deadline at or before the next one of [`Listener::on_timer`], or `None` if no connection is half-open.
+    /// Returns the time at which [`Listener::on_timer`] must be called, or `None` if no deadline is left. The
+    /// time can be too early, because deadlines of completed handshakes are removed only when they pass.
     pub fn next_deadline(&self) -> Option<u64> {
         self.deadlines.iter().filter_map(|queue| queue.front()).map(|entry| entry.0).min()
     }

@@ -152,7 +152,8 @@ impl Scoreboard {
         delivered.bytes += record.len as u64;
         let rtt = context.now.saturating_sub(record.sent);
         if record.has(RETRANSMITTED) {
-            // RFC 8985, section 6.2, step 2: the acknowledgment may be for an earlier transmission.
+            // An acknowledgment that may answer an earlier transmission must not change RACK's values (RFC
+            // 8985, section 6.2, step 2).
             let early = context.echo.is_some_and(|(echo, offset)| {
                 crate::sequence::before(echo, crate::timestamp(record.sent, offset))
             });

@@ -242,7 +242,7 @@ impl Plan {
         &self.table[start..start + self.prbs * PRB]
     }
 
-    /// Writes the packet at `position` to the front of `bytes`, which must hold the longest frame. Returns
+    /// Writes packet number `position` to the front of `bytes`, which must hold the longest frame. Returns
     /// its length.
     pub fn write(&self, position: u64, bytes: &mut [u8]) -> usize {
         let packet = self.packet(position);

@@ -39,8 +39,8 @@ enum Kind {
     Full(File, usize),
 }
 
-/// Makes the error for an output that cannot be opened or written. `name` is the port, or the flag that
-/// names an output without a port.
+/// Makes the error for an output that cannot be opened or written. `name` is the port, or the flag such as
+/// `--capture` if the output is not a port.
 pub(super) fn refused(name: &str, class: Class, why: String) -> Error {
     match name.starts_with("--") {
         true => Error::Device { device: name.into(), why, class },

@@ -329,7 +329,7 @@ impl Connection {
             }
             return false;
         }
-        // Minshall's variant: only one small segment may be unacknowledged.
+        // Minshall's variant of Nagle's algorithm: only one small segment may be unacknowledged.
         self.config.no_delay || self.snd.small_end <= self.snd.una
     }
 

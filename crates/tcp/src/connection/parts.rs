@@ -64,7 +64,8 @@ pub(super) struct Receiver {
     pub(super) start: Sequence,
     pub(super) capacity: u32,
     pub(super) scale: u8,
-    /// The largest segment received, up to this side's MSS.
+    /// The longest payload received in one segment, up to this side's MSS: an estimate of the peer's segment
+    /// size.
     pub(super) mss: u16,
     /// The sequence number of the peer's FIN, if received.
     pub(super) fin: Option<Sequence>,

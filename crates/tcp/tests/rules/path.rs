@@ -61,8 +61,8 @@ fn rfc8899_small_segments_do_not_reveal_a_black_hole() {
     assert_eq!(script.connection.counters().black_holes, 0);
 }
 
-/// Transfers for 400 rounds over a path that drops segments with more than `carries` bytes. Returns the
-/// segment size that the search found, and the number of loss recoveries.
+/// Transfers data for 400 round trips over a path that drops segments with more than `carries` bytes of
+/// payload. Returns the segment size that the search found, and the number of loss recoveries.
 fn search(carries: u64) -> (u32, u32) {
     let mut script = Script::open(&config(), plain());
     let mut written = 0;
