@@ -3,7 +3,7 @@
 
 PREFIX ?= /usr/local
 
-.PHONY: help setup demo test build install docs fuzz bench-forward
+.PHONY: help setup demo test test-programs build install docs fuzz bench-forward
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -26,6 +26,10 @@ install: build ## install inlane, its man pages, completions and the OpenSHMEM l
 test: ## install what tests need and run every check (under 30 minutes on two cores)
 	@packaging/setup test
 	@packaging/test
+
+test-programs: ## run unmodified servers and clients on the offload engine, check their results (PROGRAMS='nginx socat')
+	@packaging/setup programs
+	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" packaging/test-programs $(PROGRAMS)
 
 docs: setup ## build the documentation site in .out/site with mdBook, and check its links
 	@packaging/docs build
