@@ -102,7 +102,7 @@ fuzz_target!(|bytes: &[u8]| {
             5 => connection.close(now),
             6 => connection.set_cork(input.byte() & 1 != 0),
             7 => connection.on_packet_too_big(now, input.near(acknowledgment), input.number() as u16),
-            8 => drop(connection.on_unreachable(input.near(acknowledgment))),
+            8 => drop(connection.on_unreachable(input.near(acknowledgment), input.byte() & 1 != 0)),
             9 if input.byte() == 77 => connection.abort(),
             10 => {
                 // Parse arbitrary bytes as a segment.

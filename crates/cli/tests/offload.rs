@@ -454,6 +454,63 @@ fn pythons_own_socket_tests_pass() {
     assert!(lab.count("received_bytes") > 1_000_000 && lab.count("accepted") > 50, "{}", lab.status());
 }
 
+/// Returns the values of lines of /proc/PID/status.
+fn process_status(id: u32, names: &[&str]) -> Vec<String> {
+    let text = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+    let value = |name: &&str| {
+        let line = text.lines().find(|line| line.split(':').next() == Some(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().to_owned()
+    };
+    names.iter().map(value).collect()
+}
+
+#[test]
+fn an_engine_gives_up_its_privileges_and_can_become_another_user() {
+    let Some(mut lab) = Lab::new("rights", &[("curl", "curl"), ("python3", "python3")]) else { return };
+    std::fs::write(lab.folder.path().join("page"), "text").unwrap();
+    let _server = kernel_web_server(&lab);
+    for (flags, user) in [(&[][..], "0"), (&["--user", "nobody"], "65534")] {
+        lab.serve(flags);
+        let id = lab.engine.as_ref().unwrap().id();
+        let names = ["Uid", "Gid", "CapEff", "CapPrm", "CapInh", "NoNewPrivs"];
+        let none = "0000000000000000";
+        // `ip netns exec` becomes the engine, so the process is the engine's.
+        assert_eq!(process_status(id, &names), [user, user, none, none, none, "1"]);
+        let fetched = must(lab.offloaded("curl").args(["-sS", &format!("http://{KERNEL}:8000/page")]));
+        assert_eq!(fetched, b"text");
+        assert_eq!(lab.count("connected"), 1);
+        let mut engine = lab.engine.take().unwrap();
+        // SAFETY: the child has not been waited for, so the id is still its own.
+        unsafe { libc::kill(id as i32, libc::SIGTERM) };
+        assert!(engine.wait().unwrap().success());
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_inlane"));
+    command.args([
+        "offload",
+        "serve",
+        "--port",
+        "ring:x",
+        "--address",
+        "10.0.0.1/24",
+        "--user",
+        "no-such-user",
+    ]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("--user no-such-user") && said.contains("no such user"), "{said}");
+}
+
+/// Runs `programs/sockets.py`, which says what it checks. The same checks pass on the kernel.
+#[test]
+fn sockets_behave_as_programs_expect() {
+    let Some(mut lab) = Lab::new("sockets", &[("python3", "python3")]) else { return };
+    lab.serve(&["--loopback"]);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/sockets.py");
+    must(lab.offloaded("python3").arg(script));
+    assert!(lab.count("received_bytes") > 10_000 && lab.count("accepted") > 200, "{}", lab.status());
+}
+
 #[test]
 fn rules_and_requirements_decide_who_runs_a_socket() {
     let programs = [("curl", "curl"), ("python3", "python3")];

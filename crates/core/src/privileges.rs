@@ -34,7 +34,56 @@ const NOBODY: u32 = 65534;
 /// The longest wait for other threads to give up their capabilities.
 const OTHER_THREADS: Duration = Duration::from_secs(1);
 
-/// Gives up all privileges of the process permanently. Root becomes the user who called sudo, or nobody. All
+/// The user that root becomes when it gives up its privileges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Successor {
+    /// The user who called sudo, or nobody.
+    Caller,
+    /// Root without capabilities: it still owns root's files.
+    Root,
+    /// This user and group.
+    User(Dropped),
+}
+
+impl Successor {
+    /// Looks up a user by name.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no such user.
+    pub fn named(name: &str) -> Result<Self> {
+        let unknown = || {
+            let what = format!("--user {name}");
+            Error::invalid(
+                what,
+                "there is no such user on this machine; choose one that 'getent passwd' lists",
+            )
+        };
+        let text = std::ffi::CString::new(name).map_err(|_| unknown())?;
+        let mut buffer = vec![0; 16384];
+        let mut found = std::ptr::null_mut();
+        // SAFETY: an all-zero passwd is valid; name, structure and buffer live through the call, which writes `found`.
+        let entry = unsafe {
+            let mut entry: libc::passwd = std::mem::zeroed();
+            libc::getpwnam_r(text.as_ptr(), &mut entry, buffer.as_mut_ptr(), buffer.len(), &mut found);
+            entry
+        };
+        match found.is_null() {
+            true => Err(unknown()),
+            false => Ok(Self::User(Dropped { user: entry.pw_uid, group: entry.pw_gid })),
+        }
+    }
+}
+
+/// Gives up all privileges of the process permanently, as [`drop_privileges_to`] does. Root becomes the user who called
+/// sudo, or nobody.
+///
+/// # Errors
+/// As [`drop_privileges_to`].
+pub fn drop_privileges() -> Result<Option<Dropped>> {
+    drop_privileges_to(Successor::Caller)
+}
+
+/// Gives up all privileges of the process permanently. Root becomes `successor`. All
 /// threads lose all capabilities, with one exception. Returns `None` if there was nothing to give up.
 ///
 /// The exception is a library's thread that blocks signals. It keeps the capabilities that the program's file
@@ -43,7 +92,7 @@ const OTHER_THREADS: Duration = Duration::from_secs(1);
 /// # Errors
 /// [`Error::Os`] that names the step that failed. End the process then, because it may still have some of its
 /// privileges.
-pub fn drop_privileges() -> Result<Option<Dropped>> {
+pub fn drop_privileges_to(successor: Successor) -> Result<Option<Dropped>> {
     // SAFETY: reads numbers.
     let (root, user, group) = unsafe { (libc::geteuid() == 0, libc::geteuid(), libc::getegid()) };
     if !root && threads_with_capabilities().is_empty() {
@@ -51,11 +100,19 @@ pub fn drop_privileges() -> Result<Option<Dropped>> {
     }
     let mut dropped = Dropped { user, group };
     if root {
-        dropped = Dropped {
-            user: number_of("SUDO_UID").unwrap_or(NOBODY),
-            group: number_of("SUDO_GID").unwrap_or(NOBODY),
-        };
-        become_user(dropped)?;
+        match successor {
+            Successor::Root => {}
+            Successor::User(user) => dropped = user,
+            Successor::Caller => {
+                dropped = Dropped {
+                    user: number_of("SUDO_UID").unwrap_or(NOBODY),
+                    group: number_of("SUDO_GID").unwrap_or(NOBODY),
+                };
+            }
+        }
+        if successor != Successor::Root {
+            become_user(dropped)?;
+        }
     }
     step("clearing ambient capabilities", || {
         // SAFETY: the call gets only numbers.

@@ -76,6 +76,16 @@ impl Filled {
         Ok(Self { program, bytes, capacity })
     }
 
+    /// Returns the value of SO_SNDBUF that the program's end gets when it becomes writable.
+    pub fn capacity(&self) -> i32 {
+        self.capacity
+    }
+
+    /// Changes this value.
+    pub fn set_capacity(&mut self, capacity: i32) {
+        self.capacity = capacity;
+    }
+
     /// Makes the program's end writable. `engine_end` is its peer.
     pub fn release(self, engine_end: &OwnedFd) {
         // Clears the flag CONNECTING first, because the larger capacity below makes the end writable.

@@ -129,6 +129,10 @@ pub struct Options {
     pub linger: Option<i32>,
     /// IPV6_V6ONLY.
     pub v6_only: bool,
+    /// SO_SNDBUF as the kernel reports it, if set: twice the wanted bytes.
+    pub send_buffer: Option<i32>,
+    /// SO_RCVBUF as the kernel reports it, if set: twice the wanted bytes.
+    pub receive_buffer: Option<i32>,
     /// TCP_NODELAY.
     pub no_delay: bool,
     /// TCP_CORK.
@@ -146,6 +150,8 @@ pub struct Options {
 impl Options {
     /// The most entries of `others`, which are kept only so that the program can read them back.
     const MOST_OTHERS: usize = 32;
+    /// The least part of a ring that a connection uses, in bytes: the smallest send buffer of Linux's TCP.
+    const LEAST_BUFFER: usize = 2304;
 
     /// Sets an option. Unknown ones are kept, so that they can be read back.
     pub fn set(&mut self, level: i32, name: i32, value: &[u8]) {
@@ -164,6 +170,8 @@ impl Options {
                     .map_or(0, |part| i32::from_ne_bytes([part[0], part[1], part[2], part[3]]));
                 self.linger = (number != 0).then_some(seconds);
             }
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => self.send_buffer = Some(number),
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => self.receive_buffer = Some(number),
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.v6_only = number != 0,
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => self.no_delay = number != 0,
             (libc::IPPROTO_TCP, libc::TCP_CORK) => self.cork = number != 0,
@@ -226,6 +234,22 @@ impl Options {
             interval: interval.map_or(usual.interval, |seconds| u64::from(seconds) * SECOND),
             probes: probes.map_or(usual.probes, |probes| probes as u8),
         })
+    }
+
+    /// Returns how many bytes of a ring of `capacity` bytes a connection uses. The program has set its buffer to `option`,
+    /// twice what it wanted; the other half is the pair's.
+    fn share(option: Option<i32>, capacity: usize) -> usize {
+        option.map_or(capacity, |bytes| (bytes.max(0) as usize / 2).clamp(Self::LEAST_BUFFER, capacity))
+    }
+
+    /// Returns how many bytes of a send ring of `capacity` bytes the connection uses.
+    pub fn send_share(&self, capacity: usize) -> usize {
+        Self::share(self.send_buffer, capacity)
+    }
+
+    /// Returns how many bytes of a receive ring of `capacity` bytes the connection uses.
+    pub fn receive_share(&self, capacity: usize) -> usize {
+        Self::share(self.receive_buffer, capacity)
     }
 
     /// Returns the user timeout in nanoseconds, if set.

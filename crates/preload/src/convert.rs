@@ -34,6 +34,10 @@ const OPTIONS: [NumberOption; 10] = [
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0),
 ];
 
+/// Linux's option SO_BUF_LOCK: bit 0 is set if the program has set SO_SNDBUF, bit 1 for SO_RCVBUF. Linux before 5.14
+/// lacks it; buffers that are set before bind or connect are then ignored.
+const BUFFERS_SET: c_int = 72;
+
 /// Returns true if `fd` is a TCP socket of the kernel over IPv6, false over IPv4, and `None` if it is
 /// neither.
 fn kernel_tcp(fd: RawFd) -> Option<bool> {
@@ -126,7 +130,7 @@ fn stays(message: &Message, reason: &[u8], matters: bool) -> Outcome {
 }
 
 fn add_options(message: &mut Message, fd: RawFd) {
-    let mut found = [(0, 0, 0); OPTIONS.len() + 1];
+    let mut found = [(0, 0, 0); OPTIONS.len() + 3];
     let mut count = 0;
     for (level, name, usual) in OPTIONS {
         if level == libc::IPPROTO_IPV6 && !message.v6 {
@@ -134,6 +138,16 @@ fn add_options(message: &mut Message, fd: RawFd) {
         }
         if let Some(value) = real::option(fd, level, name).filter(|&value| value != usual) {
             found[count] = (level, name, value);
+            count += 1;
+        }
+    }
+    // Which buffers the program has set (Linux's SO_BUF_LOCK).
+    let set = real::option(fd, libc::SOL_SOCKET, BUFFERS_SET).unwrap_or(0);
+    for (bit, name) in [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)] {
+        if set & bit != 0
+            && let Some(bytes) = real::option(fd, libc::SOL_SOCKET, name)
+        {
+            found[count] = (libc::SOL_SOCKET, name, bytes);
             count += 1;
         }
     }

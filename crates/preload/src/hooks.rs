@@ -192,8 +192,8 @@ hooks! {
 
     fn epoll_ctl(instance: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
         let result = real::epoll_ctl(instance, operation, fd, event);
-        if result == 0 && operation == libc::EPOLL_CTL_ADD {
-            epoll::remember(instance, fd);
+        if result == 0 && matches!(operation, libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) && !event.is_null() {
+            epoll::remember(instance, fd, event.read());
         }
         result
     }

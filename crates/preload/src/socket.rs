@@ -147,6 +147,16 @@ pub fn accept(
         return fail(libc::EINVAL);
     }
     let before = errno();
+    // A record that is received without a free descriptor loses its connection. As the kernel does, look for a
+    // descriptor first.
+    // SAFETY: has no preconditions; the duplicate is closed at once.
+    unsafe {
+        let free = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0);
+        if free < 0 {
+            return -1;
+        }
+        libc::close(free);
+    }
     let close_on_exec = if flags & libc::SOCK_CLOEXEC != 0 { libc::MSG_CMSG_CLOEXEC } else { 0 };
     let mut record = [0; accept::LEN];
     let (received, passed) = control::receive(fd, &mut record, close_on_exec);
@@ -156,9 +166,9 @@ pub fn accept(
             -1 => -1,
             // The engine has closed its end: the listener was shut down, or the engine has ended.
             0 => fail(libc::EINVAL),
-            // The record came without its descriptor: the kernel dropped the connection, because this process
-            // has reached its limit of open files.
-            _ => fail(libc::EMFILE),
+            // The record came without its descriptor: the kernel dropped the connection, because another thread
+            // has taken the last free descriptor.
+            _ => fail(libc::ECONNABORTED),
         };
     };
     if flags & libc::SOCK_NONBLOCK != 0 {
@@ -236,8 +246,11 @@ pub fn getsockopt(
         }
         0
     };
-    // UNIX sockets have no SO_REUSEPORT, so only the engine knows it.
-    if level == libc::SOL_SOCKET && name != libc::SO_REUSEPORT {
+    // UNIX sockets have no SO_REUSEPORT, so only the engine knows it. While the connection is being established, the
+    // engine keeps the send buffer of the program's end small.
+    let asks_engine =
+        name == libc::SO_REUSEPORT || name == libc::SO_SNDBUF && Flags::of(fd).has(Flags::CONNECTING);
+    if level == libc::SOL_SOCKET && !asks_engine {
         let number = match name {
             libc::SO_ERROR => take_error(fd),
             libc::SO_DOMAIN if socket.kind.is_v6() => libc::AF_INET6,
@@ -265,6 +278,9 @@ pub fn setsockopt(fd: RawFd, level: c_int, name: c_int, value: *const c_void, le
         if name == libc::SO_PRIORITY {
             return 0;
         }
+        if matches!(name, libc::SO_SNDBUF | libc::SO_RCVBUF) {
+            return set_buffer(fd, name, value, len);
+        }
         // SAFETY: the program's arguments.
         let code = unsafe { real::setsockopt(fd, level, name, value, len) };
         if code != 0 || !SHARED.contains(&name) {
@@ -286,6 +302,37 @@ pub fn setsockopt(fd: RawFd, level: c_int, name: c_int, value: *const c_void, le
     message.set_value(unsafe { std::slice::from_raw_parts(value.cast(), (len as usize).min(64)) });
     control::request(&mut message, fd);
     0
+}
+
+/// Sets SO_SNDBUF or SO_RCVBUF. The kernel doubles and bounds the value for the program's end, and the engine gets the
+/// result for its rings.
+fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+    let connecting = name == libc::SO_SNDBUF && Flags::of(fd).has(Flags::CONNECTING);
+    // While the connection is being established, the send buffer of the program's end stays small, so that the end is not writable. So ask the
+    // kernel with another UNIX socket what the value becomes.
+    // SAFETY: has no preconditions; the program's arguments; the descriptor is closed below.
+    let (code, bytes) = unsafe {
+        let asked = if connecting {
+            libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0)
+        } else {
+            fd
+        };
+        let code = real::setsockopt(asked, libc::SOL_SOCKET, name, value, len);
+        let bytes = real::option(asked, libc::SOL_SOCKET, name);
+        if connecting {
+            libc::close(asked);
+        }
+        (code, bytes)
+    };
+    if code == 0
+        && let Some(bytes) = bytes
+    {
+        let mut message = Message::new(Operation::SetOption);
+        (message.level, message.name) = (libc::SOL_SOCKET, name);
+        message.set_value(&bytes.to_ne_bytes());
+        control::request(&mut message, fd);
+    }
+    code
 }
 
 /// Returns true for options of TCP, IPv4 and IPv6 that programs set on TCP sockets. The engine ignores some of them.

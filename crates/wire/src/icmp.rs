@@ -11,8 +11,14 @@ pub const ECHO_REPLY: u8 = 0;
 pub const UNREACHABLE: u8 = 3;
 /// ICMP code of [`UNREACHABLE`]: the packet was too large.
 pub const FRAGMENTATION_NEEDED: u8 = 4;
+/// ICMP code of [`UNREACHABLE`]: the host does not run the protocol.
+pub const PROTOCOL_UNREACHABLE: u8 = 2;
+/// ICMP code of [`UNREACHABLE`]: the host has no such port.
+pub const PORT_UNREACHABLE: u8 = 3;
 /// ICMPv6 type: destination unreachable.
 pub const UNREACHABLE_V6: u8 = 1;
+/// ICMPv6 code of [`UNREACHABLE_V6`]: the host has no such port.
+pub const PORT_UNREACHABLE_V6: u8 = 4;
 /// ICMPv6 type: packet too big.
 pub const TOO_BIG_V6: u8 = 2;
 /// ICMPv6 type: echo request.

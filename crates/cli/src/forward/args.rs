@@ -123,8 +123,8 @@ pub(super) struct PortArgs {
     /// Write the sent packets to this capture file, too
     #[arg(long, value_name = "FILE")]
     pub(super) capture: Option<PathBuf>,
-    /// Inject faults into the received packets: drop=P, duplicate=P, corrupt=P, reorder=P:N (behind N later
-    /// packets), delay=P:TIME, seed=N, joined by commas. P is a probability, 1% or 0.01
+    /// Inject faults into the received packets: drop=P:N (N in a row), duplicate=P, corrupt=P, reorder=P:N
+    /// (behind N later packets), delay=P:TIME, seed=N, joined by commas. P is a probability, 1% or 0.01
     #[arg(long, value_name = "FAULTS")]
     pub(super) faults: Option<String>,
 }

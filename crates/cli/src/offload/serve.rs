@@ -1,6 +1,7 @@
 //! `inlane offload serve`: runs the engine.
 
 use clap::Args;
+use inlane_core::privileges::{Successor, drop_privileges_to};
 use inlane_core::units;
 use inlane_offload::Settings;
 use inlane_offload::engine::Engine;
@@ -62,8 +63,12 @@ pub struct Serve {
     /// Poll for this long after the last work, then sleep [default: 50us with four or more cores, else 0s]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     spin: Option<Duration>,
-    /// Faults to inject into received frames, joined by commas: drop=P, duplicate=P, corrupt=P, reorder=P:N
-    /// (N later frames overtake the frame), delay=P:TIME, seed=N. P is a probability such as 1%
+    /// Run as this user once the port and the control socket are open. Without it the user stays the same. The
+    /// engine gives up its capabilities in both cases
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    /// Faults to inject into received frames, joined by commas: drop=P:N (N in a row), duplicate=P, corrupt=P,
+    /// reorder=P:N (N later frames overtake the frame), delay=P:TIME, seed=N. P is a probability such as 1%
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true, value_parser = Faults::parse)]
     faults: Faults,
 }
@@ -116,6 +121,16 @@ impl Serve {
             spin: self.spin.unwrap_or(spin),
             faults: self.faults,
         };
+        let successor = match &self.user {
+            Some(name) => Successor::named(name)?,
+            None => Successor::Root,
+        };
+        // SAFETY: has no preconditions.
+        if self.user.is_some() && unsafe { libc::geteuid() } != 0 {
+            let what = format!("--user {}", self.user.unwrap_or_default());
+            let why = "only root can become another user; start the engine as that user, or with sudo";
+            return Err(inlane_core::Error::invalid(what, why).into());
+        }
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = stop.clone();
         crate::signal::on_signal(move |signal, before| match before {
@@ -127,6 +142,7 @@ impl Serve {
         })?;
         raise_descriptor_limit();
         let mut engine = Engine::open(settings)?;
+        drop_privileges_to(successor)?;
         let (mac, path) = engine.link();
         crate::print_to_stderr(format_args!(
             "inlane: engine ready: {path}, MAC address {mac}, control socket {}",

@@ -95,9 +95,7 @@ impl Engine {
                 Ok(_) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                     listening.full = true;
-                    // The pair is full, so the connection must wait. It goes to the end of the listener's
-                    // queue.
-                    listening.listener.queue(pending);
+                    listening.listener.requeue(pending);
                 }
                 Err(_) => {
                     // The program has closed the listener. Dropping `pending` closes the program's end of the

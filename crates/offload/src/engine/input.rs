@@ -196,9 +196,14 @@ impl Engine {
         match message.kind() {
             icmp::ECHO_REQUEST => self.reply_echo(now, packet, icmp::ECHO_REPLY),
             icmp::UNREACHABLE => {
-                let mtu =
-                    (message.code() == icmp::FRAGMENTATION_NEEDED).then(|| message.next_hop_mtu().into());
-                self.on_icmp_error(now, &packet.payload[icmp::HEADER..], mtu);
+                let error = match message.code() {
+                    icmp::FRAGMENTATION_NEEDED => IcmpError::TooBig(message.next_hop_mtu().into()),
+                    icmp::PROTOCOL_UNREACHABLE | icmp::PORT_UNREACHABLE => {
+                        IcmpError::Unreachable { hard: true }
+                    }
+                    _ => IcmpError::Unreachable { hard: false },
+                };
+                self.on_icmp_error(now, &packet.payload[icmp::HEADER..], error);
             }
             _ => self.network.counters.ignored += 1,
         }
@@ -218,32 +223,35 @@ impl Engine {
             ndp::SOLICITATION | ndp::ADVERTISEMENT => {
                 self.network.on_discovery(now, packet.source, packet.hops, packet.payload);
             }
-            icmp::UNREACHABLE_V6 => self.on_icmp_error(now, &packet.payload[icmp::HEADER..], None),
+            icmp::UNREACHABLE_V6 => {
+                let error = IcmpError::Unreachable { hard: message.code() == icmp::PORT_UNREACHABLE_V6 };
+                self.on_icmp_error(now, &packet.payload[icmp::HEADER..], error);
+            }
             icmp::TOO_BIG_V6 => {
                 let mtu = message.mtu_v6();
-                self.on_icmp_error(now, &packet.payload[icmp::HEADER..], Some(mtu));
+                self.on_icmp_error(now, &packet.payload[icmp::HEADER..], IcmpError::TooBig(mtu));
             }
             _ => self.network.counters.ignored += 1,
         }
     }
 
-    /// Processes an ICMP error about a packet of the engine, whose first bytes are `original`. `mtu` is set if the packet was too large. TCP
+    /// Processes an ICMP error about a packet of the engine, whose first bytes are `original`. TCP
     /// checks the sequence number, because the message may be forged (RFC 5927).
-    fn on_icmp_error(&mut self, now: u64, original: &[u8], mtu: Option<u32>) {
+    fn on_icmp_error(&mut self, now: u64, original: &[u8], error: IcmpError) {
         let Some((flow, sequence)) = original_segment(original) else {
             self.network.counters.ignored += 1;
             return;
         };
         let Some(&key) = self.flows.get(&flow) else { return };
         let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
-        let events = match mtu {
-            Some(mtu) => {
+        let events = match error {
+            IcmpError::TooBig(mtu) => {
                 let headers = if flow.remote.is_ipv4() { 40 } else { 60 };
                 let mss = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
                 stream.connection.on_packet_too_big(now, sequence, mss);
                 Events::NONE
             }
-            None => stream.connection.on_unreachable(sequence),
+            IcmpError::Unreachable { hard } => stream.connection.on_unreachable(sequence, hard),
         };
         self.after_events(key, events);
     }
@@ -295,6 +303,15 @@ fn original_segment(original: &[u8]) -> Option<(Flow, u32)> {
     let flow =
         Flow { local: SocketAddr::new(source, port(0)), remote: SocketAddr::new(destination, port(2)) };
     Some((flow, sequence))
+}
+
+/// What an ICMP error says of a packet.
+#[derive(Clone, Copy)]
+enum IcmpError {
+    /// A link on the path carries only packets of this size.
+    TooBig(u32),
+    /// The packet did not arrive. `hard` is set if the destination has no such protocol or port.
+    Unreachable { hard: bool },
 }
 
 /// Why an IP packet is not processed.

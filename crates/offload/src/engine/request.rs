@@ -157,6 +157,17 @@ impl Engine {
             dirty: false,
         });
         self.inodes.insert(inode, key);
+        if let Some(Socket { role: Role::Stream(stream), options, end, .. }) = self.sockets.get_mut(key) {
+            stream.limit_receive(options, end.as_ref());
+            // The kernel doubles the values.
+            for (name, bytes) in
+                [(libc::SO_SNDBUF, options.send_buffer), (libc::SO_RCVBUF, options.receive_buffer)]
+            {
+                if let Some(bytes) = bytes {
+                    let _ = pair::set_option(&other, name, bytes / 2);
+                }
+            }
+        }
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         let end = self.sockets.get(key).and_then(|socket| socket.end.as_ref());
         let watched =
@@ -296,8 +307,9 @@ impl Engine {
         if self.flows.contains_key(&flow) {
             return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
         }
-        let stream = self.new_stream(now, flow, route, &options)?;
+        let mut stream = self.new_stream(now, flow, route, &options)?;
         let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
+        stream.limit_receive(&options, socket.end.as_ref());
         socket.local = local;
         socket.role = Role::Stream(Box::new(stream));
         self.flows.insert(flow, key);
@@ -384,6 +396,15 @@ impl Engine {
             stream.connection.set_cork(options.cork);
             stream.connection.set_keepalive(now, options.keepalive());
             stream.connection.set_user_timeout(options.user_timeout());
+            match (message.level, message.name) {
+                (libc::SOL_SOCKET, libc::SO_RCVBUF) => stream.limit_receive(options, socket.end.as_ref()),
+                (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
+                    if let (Some(filled), Some(bytes)) = (&mut stream.filled, options.send_buffer) {
+                        filled.set_capacity(bytes);
+                    }
+                }
+                _ => {}
+            }
             self.touch(key);
         }
         Ok((Message::new(Operation::SetOption), None))
@@ -398,6 +419,9 @@ impl Engine {
             (libc::IPPROTO_TCP, libc::TCP_INFO, stream) => reply.set_value(&report::tcp_info(socket, stream)),
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG, Some(stream)) => {
                 reply.set_value(&(stream.connection.segment_size() as i32).to_ne_bytes());
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDBUF, Some(Stream { filled: Some(filled), .. })) => {
+                reply.set_value(&filled.capacity().to_ne_bytes());
             }
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG, None) => reply.set_value(&536i32.to_ne_bytes()),
             (level, name, _) => {

@@ -13,7 +13,7 @@ use inlane_wire::{ipv4, tcp};
 use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 
 /// The most bytes that one connection moves in each direction before others have their turn.
 const TURN: u64 = 256 << 10;
@@ -203,6 +203,16 @@ impl Engine {
 }
 
 impl Stream {
+    /// Makes the connection use as much of its receive ring as the program's SO_RCVBUF says. The same amount may wait in the pair,
+    /// whose engine's end is `end`.
+    pub(super) fn limit_receive(&mut self, options: &Options, end: Option<&OwnedFd>) {
+        self.connection.set_receive_capacity(options.receive_share(self.receive.capacity()) as u32);
+        if let (Some(bytes), Some(end)) = (options.receive_buffer, end) {
+            // The kernel doubles the value. An error leaves the pair as large as it was.
+            let _ = pair::set_option(end, libc::SO_SNDBUF, bytes / 4);
+        }
+    }
+
     /// Writes received data to the pair. Returns true if there is more to do at once.
     fn deliver(&mut self, fd: RawFd) -> bool {
         let received = self.connection.received();
@@ -250,7 +260,8 @@ impl Stream {
     fn collect(&mut self, now: u64, fd: RawFd, options: &Options) -> bool {
         let mut moved = 0;
         while self.readable && !self.program_finished {
-            let room = self.send.capacity() as u64 - (self.written - self.connection.acknowledged());
+            let used = self.written - self.connection.acknowledged();
+            let room = (options.send_share(self.send.capacity()) as u64).saturating_sub(used);
             if room == 0 {
                 return false;
             }

@@ -22,8 +22,10 @@ const MAX_READY: usize = 1024;
 /// The faults to inject. Probabilities are from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// Probability that a packet is dropped.
+    /// Probability that a packet is dropped, together with those that follow it.
     pub drop: f64,
+    /// Number of packets that are dropped in a row: 0 or 1 drops one packet alone.
+    pub drop_run: u64,
     /// Probability that a packet is duplicated.
     pub duplicate: f64,
     /// Probability that a packet is held until `reorder_by` later packets have overtaken it.
@@ -41,7 +43,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Parses `drop=1%,duplicate=0.1%,reorder=1%:3,corrupt=0.01,delay=5%:50us,seed=7`.
+    /// Parses `drop=1%:8,duplicate=0.1%,reorder=1%:3,corrupt=0.01,delay=5%:50us,seed=7`.
     ///
     /// # Errors
     /// If a fault is unknown, or a probability is outside 0 % to 100 %.
@@ -51,7 +53,7 @@ impl Faults {
             let wrong = |why: &str| Error::Invalid {
                 what: format!("fault '{part}'"),
                 why: format!(
-                    "{why}; write for example drop=1%,duplicate=0.1%,reorder=1%:3,corrupt=0.1%,delay=5%:50us,seed=7"
+                    "{why}; write for example drop=1%:8,duplicate=0.1%,reorder=1%:3,corrupt=0.1%,delay=5%:50us,seed=7"
                 ),
             };
             let (key, value) = part.split_once('=').ok_or_else(|| wrong("it has no value"))?;
@@ -64,15 +66,22 @@ impl Faults {
                     .filter(|value| (0.0..=1.0).contains(value))
                     .ok_or_else(|| wrong("a probability is 0 % to 100 %"))
             };
-            if more.is_some() && !matches!(key, "reorder" | "delay") {
-                return Err(wrong("only reorder and delay have a second value"));
+            if more.is_some() && !matches!(key, "drop" | "reorder" | "delay") {
+                return Err(wrong("only drop, reorder and delay have a second value"));
             }
             if key == "delay" && more.is_none() && parse_time(share).is_ok() && share != "0" {
                 let why = format!("the probability is missing; write delay=5%:{share}");
                 return Err(Error::invalid(format!("fault '{part}'"), why));
             }
             match key {
-                "drop" => faults.drop = probability()?,
+                "drop" => {
+                    faults.drop = probability()?;
+                    if let Some(run) = more {
+                        let run = run.parse().ok().filter(|run| (1..=1000).contains(run));
+                        faults.drop_run =
+                            run.ok_or_else(|| wrong("1 to 1000 packets are dropped in a row"))?;
+                    }
+                }
                 "duplicate" => faults.duplicate = probability()?,
                 "corrupt" => faults.corrupt = probability()?,
                 "reorder" => {
@@ -137,6 +146,8 @@ struct FaultyLink {
     random: u64,
     pool: Arc<dyn Pool>,
     clock: Clock,
+    /// The number of packets still to be dropped of the present run.
+    run_left: u64,
     /// The number of packets that have passed the reordered ones. A reordered packet becomes ready when this
     /// number reaches its `behind`. Copies and the reordered packets themselves are not counted.
     passed: u64,
@@ -166,6 +177,7 @@ impl FaultyLink {
             random: faults.seed,
             pool: pool.clone(),
             clock: clock.clone(),
+            run_left: 0,
             passed: 0,
             reordered: VecDeque::new(),
             delayed: VecDeque::new(),
@@ -187,7 +199,11 @@ impl FaultyLink {
         let chances = [faults.drop, faults.corrupt, faults.duplicate, faults.reorder, faults.delay];
         let [drop, corrupt, duplicate, reorder, delay] = chances.map(|chance| self.happens(chance));
         let bit = mix(&mut self.random);
-        if drop {
+        if drop && self.run_left == 0 {
+            self.run_left = faults.drop_run.max(1);
+        }
+        if self.run_left > 0 {
+            self.run_left -= 1;
             count(&self.counts.dropped);
             // SAFETY: this link holds the packet, it is from this pool, and it is not used again.
             unsafe { self.pool.free(&[packet]) };

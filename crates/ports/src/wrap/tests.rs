@@ -106,6 +106,23 @@ fn packets_held_at_the_end_count_as_dropped() {
 }
 
 #[test]
+fn packets_are_dropped_in_runs() {
+    let TestRun { clock, pool, rx, .. } = test_run("gen:64,packets=10000");
+    let mut faulty = Faults::parse("drop=1%:8,seed=5").unwrap().rx(rx, &pool, &clock).unwrap();
+    let mut packets = [Packet::EMPTY; 64];
+    loop {
+        match faulty.receive(&mut packets).unwrap() {
+            0 => break,
+            // SAFETY: the packets are of this pool and are not used again.
+            count => unsafe { pool.free(&packets[..count]) },
+        }
+    }
+    let dropped = faulty.fault_counts().read()[0];
+    // Of 10,000 packets, about 93 begin a run of 8.
+    assert!((400..1100).contains(&dropped), "{dropped}");
+}
+
+#[test]
 fn fault_specifications_are_parsed() {
     let faults = Faults::parse("drop=1%,delay=0.5:2ms,seed=9").unwrap();
     assert_eq!((faults.drop, faults.delay, faults.delay_ns, faults.seed), (0.01, 0.5, 2_000_000, 9));
@@ -117,7 +134,8 @@ fn fault_specifications_are_parsed() {
         "drop=2",
         "drop=-1%",
         "drop=x",
-        "drop=1%:3",
+        "drop=1%:0",
+        "corrupt=1%:3",
         "loss=1%",
         "reorder=1%:0",
         "delay=1%:5",

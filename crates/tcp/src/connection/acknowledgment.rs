@@ -42,6 +42,7 @@ impl Connection {
             self.snd.una = ack;
             self.recovery.backoff = 0;
             self.flags.retransmission_forced = false;
+            self.flags.unreachable = false;
             self.timers.last_progress = now;
             (self.timers.rto_base, self.timers.probe_base) = (now, now);
             self.on_path_probe_acknowledged(now);

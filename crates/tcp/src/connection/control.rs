@@ -134,6 +134,13 @@ impl Connection {
         })
     }
 
+    /// Sets how many bytes of the receive ring are used, at most all of it. A reduction keeps what was announced
+    /// to the peer: the window shrinks as the application reads.
+    pub fn set_receive_capacity(&mut self, capacity: u32) {
+        self.rcv.capacity = capacity.clamp(1, self.config.receive_capacity);
+        self.update_window();
+    }
+
     /// Switches Nagle's algorithm off or on.
     pub fn set_no_delay(&mut self, no_delay: bool) {
         self.config.no_delay = no_delay;

@@ -37,7 +37,7 @@ pub enum State {
 pub enum Reason {
     /// The peer reset the connection.
     Reset,
-    /// The peer answered the SYN with a reset.
+    /// The peer answered the SYN with a reset, or with an ICMP message that it has no such port.
     Refused,
     /// The peer did not answer.
     TimedOut,

@@ -375,7 +375,7 @@ impl Connection {
         }
         let known = self.rcv.advertised.saturating_sub(self.rcv.next);
         let most = (self.rcv.capacity as u64).min((u16::MAX as u64) << self.rcv.scale);
-        let free = (self.rcv.edge() - self.rcv.next).min(most);
+        let free = self.rcv.edge().saturating_sub(self.rcv.next).min(most);
         let least = (most / 2).min(self.rcv.mss as u64).max(1);
         if known <= most / 2 && free >= 2 * known && free >= known + least {
             self.ack.now = true;

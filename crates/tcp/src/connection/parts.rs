@@ -76,10 +76,11 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    /// Returns the sequence number behind the free part of the receive buffer.
+    /// Returns the sequence number behind the free part of the receive buffer. A reduced capacity takes back
+    /// nothing that was announced.
     #[inline]
     pub(super) fn edge(&self) -> Sequence {
-        self.consumed + self.capacity as u64
+        (self.consumed + self.capacity as u64).max(self.advertised)
     }
 }
 
@@ -217,4 +218,6 @@ pub(super) struct Flags {
     pub(super) cwr: bool,
     /// No application reads or writes any more.
     pub(super) orphan: bool,
+    /// The network reported that the peer cannot be reached, and the peer has acknowledged nothing since.
+    pub(super) unreachable: bool,
 }

@@ -59,14 +59,22 @@ impl Connection {
     }
 
     /// Processes an ICMP message "destination unreachable". `sequence` is the number in the quoted TCP
-    /// header. The message ends a connection attempt. An established connection ignores the message, because
-    /// it may be forged or the failure temporary (RFC 5927, section 4).
-    pub fn on_unreachable(&mut self, sequence: u32) -> Events {
-        let opening = matches!(self.state, State::SynSent | State::SynReceived);
-        if !opening || sequence != self.snd.una as u32 || self.snd.next == self.snd.una {
+    /// header. `hard` is set if the destination host says that it has no such protocol or port. Other messages come from
+    /// routers, and the failure may be temporary (RFC 1122, section 4.2.3.9).
+    ///
+    /// The message ends a connection attempt, as in Linux. An established connection goes on, because the message may be
+    /// forged or the failure temporary (RFC 5927, section 5). If it times out before the peer acknowledges anything more, its reason is
+    /// [`Reason::Unreachable`].
+    pub fn on_unreachable(&mut self, sequence: u32, hard: bool) -> Events {
+        let sequence = sequence::extend(self.snd.una, sequence);
+        if sequence < self.snd.una || sequence >= self.snd.next {
             return Events::NONE;
         }
-        self.end(Reason::Unreachable);
+        if !matches!(self.state, State::SynSent | State::SynReceived) {
+            self.flags.unreachable = true;
+            return Events::NONE;
+        }
+        self.end(if hard { Reason::Refused } else { Reason::Unreachable });
         Events::ENDED
     }
 

@@ -107,7 +107,7 @@ impl Connection {
             || self.recovery.backoff >= self.config.retries
             || self.config.user_timeout.is_some_and(overdue)
         {
-            self.abort_for(Reason::TimedOut);
+            self.abort_for(if self.flags.unreachable { Reason::Unreachable } else { Reason::TimedOut });
             return Events::ENDED;
         }
         self.counters.timeouts += 1;

@@ -151,15 +151,41 @@ fn rfc9293_the_mss_is_536_if_the_peer_announces_none_and_never_above_this_sides(
 
 #[test]
 fn rfc5927_an_unreachable_host_ends_an_attempt_and_not_a_connection() {
-    let mut script = Script::new(&config());
-    assert!(script.connection.on_unreachable(ISS).is_empty(), "nothing was sent");
-    script.one();
-    assert!(script.connection.on_unreachable(ISS + 1).is_empty(), "not this connection's segment");
-    assert!(script.connection.on_unreachable(ISS).contains(Events::ENDED));
-    assert_eq!(script.connection.reason(), Some(Reason::Unreachable));
+    for (hard, reason) in [(false, Reason::Unreachable), (true, Reason::Refused)] {
+        let mut script = Script::new(&config());
+        assert!(script.connection.on_unreachable(ISS, hard).is_empty(), "nothing was sent");
+        script.one();
+        assert!(script.connection.on_unreachable(ISS + 1, hard).is_empty(), "not this connection's segment");
+        assert!(script.connection.on_unreachable(ISS, hard).contains(Events::ENDED));
+        assert_eq!(script.connection.reason(), Some(reason));
+    }
     let mut script = Script::open(&config(), modern());
-    assert!(script.connection.on_unreachable(ISS + 1).is_empty());
+    script.connection.set_written(1).unwrap();
+    script.one();
+    assert!(script.connection.on_unreachable(ISS + 1, true).is_empty());
     assert_eq!(script.state(), State::Established);
+}
+
+/// A connection that times out after such a message fails for its reason. An acknowledgment shows that the peer can be reached again.
+#[test]
+fn rfc1122_a_timeout_after_an_unreachable_host_has_that_reason() {
+    for (acknowledged, reason) in [(false, Reason::Unreachable), (true, Reason::TimedOut)] {
+        let mut script = Script::open(&config(), modern());
+        script.connection.set_written(1).unwrap();
+        script.one();
+        assert!(script.connection.on_unreachable(ISS + 1, false).is_empty());
+        if acknowledged {
+            script.receive(ack(1));
+            script.connection.set_written(2).unwrap();
+            script.one();
+        }
+        while script.state() == State::Established {
+            script.now = script.connection.next_deadline().unwrap();
+            script.connection.on_timer(script.now);
+            script.ranges();
+        }
+        assert_eq!(script.connection.reason(), Some(reason));
+    }
 }
 
 #[test]

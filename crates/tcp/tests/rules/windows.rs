@@ -214,3 +214,25 @@ fn rfc7323_the_announced_edge_never_moves_back() {
         }
     }
 }
+
+#[test]
+fn a_reduced_receive_buffer_takes_back_nothing_and_then_bounds_the_window() {
+    let mut script = Script::open(&config(), plain());
+    script.connection.set_receive_capacity(3000);
+    // What was announced before is still accepted.
+    script.receive(data(0, 1460));
+    script.receive(data(1460, 1460));
+    script.receive(data(2920, 1460));
+    assert_eq!(script.connection.received(), 4380);
+    script.sent();
+    for at in 3..60 {
+        script.connection.set_consumed(script.connection.received()).unwrap();
+        script.receive(data(at * 1460, 1460));
+        let window = script.sent().last().map(|transmit| transmit.header.window);
+        // The window of the handshake was 65,535 bytes.
+        assert!(at < 46 || window.is_none_or(|window| window <= 3000), "{at}: {window:?}");
+    }
+    // The whole ring can be used again.
+    script.connection.set_receive_capacity(u32::MAX);
+    assert!(script.one().header.window > 3000);
+}
