@@ -34,7 +34,7 @@ const DRIVERS: &[&str] = &[
 ];
 
 /// The libraries of DPDK that also register parts of themselves by constructors, and are therefore linked as
-/// a whole. From DPDK's other libraries, the linker takes only the object files that are used.
+/// a whole. Of DPDK's other libraries, only the used object files are linked.
 const WHOLE: &[&str] = &["ethdev", "eal", "mempool", "mbuf", "ring"];
 
 /// System libraries that the drivers use. They are linked statically if the distribution has the archive.
@@ -189,7 +189,8 @@ fn link() {
     let directory = PathBuf::from(pkg_config(&["--variable=libdir", "libdpdk"]));
     println!("cargo:rustc-link-search=native={}", directory.display());
     println!("cargo:rustc-link-search=native={}", env::var("OUT_DIR").expect("cargo sets it"));
-    // DPDK's list gives every library of DPDK as a whole archive, so only the order of the list is used.
+    // Uses only the order of DPDK's list, because with its flags the linker would include every DPDK library
+    // as a whole.
     let list = pkg_config(&["--static", "--libs-only-l", "--libs-only-other", "libdpdk"]);
     let archives: Vec<&str> = list
         .split_whitespace()

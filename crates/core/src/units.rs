@@ -62,9 +62,9 @@ pub fn parse_size(text: &str) -> Result<u64> {
 /// A rate at which packets are offered.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rate {
-    /// Bits of frames per second, without preamble, gap and FCS.
+    /// Bits per second of frames alone, without preamble, inter-frame gap and FCS.
     Bits(f64),
-    /// Bits per second on an Ethernet line: frames with [`Rate::LINE_OVERHEAD`].
+    /// Bits per second on an Ethernet line. Each frame counts with [`Rate::LINE_OVERHEAD`] more bytes.
     Line(f64),
     /// Packets per second.
     Packets(f64),

@@ -61,8 +61,8 @@ impl Mover for CopyEngine {
         let gpu = |region: &Region| matches!(region.location(), Location::Gpu(_));
         let reachable = |region: &Region| gpu(region) || *region.location() == Location::Pinned;
         // One region must be in this GPU's memory. The other may be pinned host memory or the memory of any
-        // GPU: without a direct path the driver stages the copy. Ordinary host memory is refused, because the
-        // driver call would block.
+        // GPU: without a direct path the driver stages the copy. Host memory that is not pinned is refused,
+        // because the driver call would block until the copy has run.
         reachable(source)
             && reachable(destination)
             && (*source.location() == mine || *destination.location() == mine)

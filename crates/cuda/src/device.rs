@@ -168,8 +168,7 @@ fn sysfs(address: &str, file: &str) -> Option<String> {
 }
 
 fn link(address: &str) -> Option<Link> {
-    // The file contains a text such as "32.0 GT/s PCIe" or "Unknown", so the first word is parsed as the
-    // speed.
+    // Parses the first word of a text such as "32.0 GT/s PCIe". The text "Unknown" yields `None`.
     let speed = |file| sysfs(address, file)?.split_whitespace().next()?.parse::<f64>().ok();
     let width = |file| sysfs(address, file)?.parse::<u32>().ok();
     Some(Link {
@@ -272,7 +271,7 @@ impl Gpu {
         unsafe { call!(self, cuCtxSetCurrent(self.context)) }
     }
 
-    /// Returns the bytes of memory that are free now, and the total.
+    /// Returns the free bytes of the GPU's memory at this moment, and all its bytes.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -347,8 +346,8 @@ impl fmt::Display for Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         self.release("a context", || {
-            // SAFETY: `open` retained the context once. Everything created in the context holds this value,
-            // so nothing is left in it.
+            // SAFETY: `open` retained the context once. Every object of the context holds an `Arc` of this
+            // value, so none is left when it is dropped.
             unsafe { call!(self, cuDevicePrimaryCtxRelease_v2(self.device)) }
         });
     }

@@ -60,12 +60,12 @@ pub(crate) fn load() -> Result<i32> {
 /// Sets the environment variables that the driver reads when it starts, unless the user has set them.
 fn prepare_environment() {
     // Kernels are loaded eagerly, because a kernel that is loaded at its first launch waits for persistent
-    // kernels to end. There are 32 connections, because a stream that waits for a value must not share a
-    // hardware queue with the stream that writes this value.
+    // kernels to end. The driver uses 32 hardware queues ("connections") for streams: a stream that waits for
+    // a value must not share a queue with the stream that writes this value.
     for (name, value) in [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")] {
         if std::env::var_os(name).is_none() {
-            // SAFETY: this code runs once, during set-up. Rust code reads the environment under a lock. C
-            // code of other threads must not read it now.
+            // SAFETY: this code runs once, before the driver is initialized. `std::env` locks out other Rust
+            // code. Nothing locks out C code in other threads, which must not read the environment now.
             unsafe { std::env::set_var(name, value) };
         }
     }

@@ -58,7 +58,7 @@ pub enum Error {
         /// The files that were tried, and why each failed.
         tried: String,
     },
-    /// A call to the run-time compiler failed for another reason than the source.
+    /// A call to the run-time compiler failed, but not because of an error in the source.
     #[error("NVRTC {version}: {call} failed: {meaning}; {remedy}")]
     Compiler {
         /// The compiler's version.

@@ -38,8 +38,8 @@ impl EventWaiter {
 
     /// Makes the thread wait for `event`.
     pub(crate) fn request(&self, event: &Arc<Event>) {
-        // Sending fails only if the thread has ended, and it runs until this value is dropped. If it ended
-        // anyway, the caller sees a timeout.
+        // Sending fails only if the thread panicked. Then `outcome` returns `None`, which the caller treats
+        // as a timeout.
         let _ = self.events.send(event.clone());
     }
 

@@ -13,8 +13,8 @@ const SLOTS: usize = 4;
 /// The size of a staging slot in bytes.
 const SLOT: usize = 4 << 20;
 /// The transfer size in bytes from which each chunk fills a whole slot. Chunks of smaller transfers fill half
-/// a slot. Large chunks save driver calls, because each chunk needs six. But a transfer needs several chunks,
-/// because its first copy into GPU memory and its last copy out of it overlap with nothing.
+/// a slot. Each chunk costs six driver calls, so large chunks are cheaper. But a transfer should have many
+/// chunks: while the first one is copied in and the last one out, only one of the two copy engines is busy.
 const LARGE: usize = 32 << 20;
 
 /// A mover that copies between pinned host memory regions with a GPU's DMA engines.

@@ -158,14 +158,14 @@ impl GraphExec {
 
     /// Queues one run of the graph.
     ///
-    /// # Safety
-    /// The promises that were made when its nodes were added still hold.
+    /// # Safety The safety conditions of every node hold until this run has ended: see [`Graph::kernel`] and
+    /// [`Graph::memory_operations`].
     ///
     /// # Errors
     /// If the driver call fails, or earlier work on the GPU failed.
     pub unsafe fn launch(&mut self, stream: &Stream) -> Result<()> {
         self.gpu.make_current()?;
-        // SAFETY: both handles are valid. The caller promises that the nodes' conditions hold.
+        // SAFETY: both handles are valid. The caller promises that every node's safety conditions hold.
         unsafe { call!(self.gpu, cuGraphLaunch(self.raw, stream.raw())) }
     }
 }

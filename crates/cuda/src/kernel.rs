@@ -56,8 +56,8 @@ impl Module {
                 cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr())
             )?
         };
-        // SAFETY: the handle is valid. With lazy loading, the kernel would otherwise be loaded at its first
-        // launch.
+        // Loads the kernel now. With lazy loading, the driver would load it at its first launch. SAFETY: the
+        // handle is valid.
         unsafe { call!(self.gpu, cuFuncLoad(raw))? };
         Ok(Kernel { module: self.clone(), raw, name: name.into() })
     }
@@ -136,8 +136,8 @@ pub struct Arguments<const N: usize>(pub [u64; N]);
 
 impl<const N: usize> KernelArguments<N> for Arguments<N> {
     fn pointers(&self) -> [*const c_void; N] {
-        // For a parameter of 4 bytes the driver reads the low half, because all supported hosts are
-        // little-endian.
+        // A parameter of 4 bytes gets the low half of its 8-byte argument: the driver reads from the first
+        // byte, and all supported hosts are little-endian.
         self.0.each_ref().map(argument)
     }
 }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// The average rate in each sampled interval of 20 ms, in bytes per second.
+/// The samples of a GPU's PCIe traffic in both directions. Each sample is the average rate over 20 ms, in
+/// bytes per second.
 #[derive(Clone, Debug, Default)]
 pub struct LinkSamples {
     /// Traffic to the GPU.

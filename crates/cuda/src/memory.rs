@@ -170,7 +170,7 @@ impl Gpu {
     }
 
     /// Checks that the GPU and the CPU use the same address for the host memory at `host`, because a region
-    /// has only one address. With CUDA's unified addressing, this is so on every 64-bit system.
+    /// has only one address. CUDA's unified addressing guarantees this on 64-bit systems.
     fn same_address(&self, host: u64) -> Result<()> {
         let mut device = 0;
         // SAFETY: the driver has just mapped this memory.

@@ -146,8 +146,8 @@ struct Located {
     builtins: Vec<File>,
 }
 
-/// The NVRTC libraries to try, in order. Searched once per process, and each file is kept open if it can be
-/// opened.
+/// The NVRTC libraries to try, in order. The search runs once per process, and keeps open each file that it
+/// can open.
 static LOCATED: OnceLock<Vec<Located>> = OnceLock::new();
 
 fn locate() -> Vec<Located> {
@@ -188,9 +188,9 @@ struct Compiler {
 impl Compiler {
     /// Loads the first NVRTC library that can be loaded. If there is none, returns what was tried, as text.
     fn load() -> std::result::Result<Self, String> {
-        // Environment variables select the library. If the program's file has capabilities, any user could
-        // thereby run code of their choice with these capabilities. So such a process loads no library,
-        // unless it runs as root.
+        // Environment variables select the library. If the program's file has capabilities (setcap), any user
+        // could name a library and thereby run their own code with these capabilities. So a process that has
+        // capabilities loads no library, unless it runs as root.
         let root = rustix::process::geteuid().is_root();
         if !root && rustix::thread::capabilities(None).is_ok_and(|sets| !sets.permitted.is_empty()) {
             let why =
@@ -222,7 +222,8 @@ impl Compiler {
         // loaded. So they are loaded first.
         for builtins in &located.builtins {
             let path = by_descriptor(builtins);
-            // SAFETY: this is the compiler's own library of data. Its initializers have no requirements.
+            // SAFETY: this is NVRTC's built-ins library from the same folder as NVRTC. Its initializers have
+            // no requirements.
             let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
             if let Ok(library) = library {
                 std::mem::forget(library);

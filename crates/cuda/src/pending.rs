@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The default timeout: the time without any completion after which a GPU counts as lost.
+/// The default timeout: if nothing completes for this long, the GPUs of this process are abandoned.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of polls of an event between two checks of other streams for failures. That many polls take
 /// about 10 ms.
@@ -77,8 +77,8 @@ impl Pending {
         let event = self.free.pop().map_or_else(new, Ok);
         let recorded = event.and_then(|event| stream.record(&event).map(|()| event));
         let event = recorded.inspect_err(|_| {
-            // Waits for the stream, because without an event only an idle stream shows that the regions are
-            // unused.
+            // There is no event that tells when the copy has run. So wait until the stream is idle, before
+            // the caller may free the regions.
             drain(&[stream]);
         })?;
         let bytes = regions[0].len();
@@ -240,8 +240,8 @@ fn finish_within(stream: &Stream, timeout: Duration) -> Result<()> {
 /// returned, so it can be called in `drop`. Skips streams of abandoned GPUs, of which nothing is freed. Takes
 /// at most 10 s per stream.
 pub fn drain(streams: &[&Stream]) {
-    // If one stream failed, streams that wait for it never end, so the timeout is shorter. It is 6 s, because
-    // staging kernels that wait in vain end by themselves after 5 s.
+    // If one stream failed, streams that wait for it may never end, so the timeout is shorter. It is 6 s,
+    // because a staging kernel that waits for the failed stream gives up after 5 s.
     let failed = healthy(streams.iter().copied().filter(|stream| !stream.gpu().is_abandoned())).is_err();
     let timeout = if failed { Duration::from_secs(6) } else { TIMEOUT };
     for stream in streams {

@@ -139,8 +139,8 @@ impl Stream {
             for (raw, operation) in raw.iter_mut().zip(chunk) {
                 *raw = operation.raw();
             }
-            // SAFETY: the array holds 128 operations, and a chunk has at most 128. The caller promises that
-            // the addresses are valid.
+            // SAFETY: the array has room for a chunk of at most 128 operations. The caller promises that the
+            // addresses are valid.
             unsafe {
                 call!(self.gpu, cuStreamBatchMemOp_v2(self.raw, chunk.len() as u32, raw.as_mut_ptr(), 0))?
             };
@@ -240,8 +240,8 @@ impl Stream {
 }
 
 impl Stream {
-    /// Waits until all queued work has run, for at most `limit`. Polls for 200 us, then sleeps between polls.
-    /// Returns false if work is still running.
+    /// Waits until all queued work has run, but at most for the time `limit`. Polls for 200 us, then sleeps
+    /// between polls. Returns false if work is still running.
     ///
     /// # Errors
     /// If some of the work failed.

@@ -12,7 +12,7 @@ __device__ __forceinline__ unsigned long long load_acquire(const void *word) {
     return value;
 }
 
-// Two adjacent words. One aligned access of sixteen bytes loads both, so that both are from the same moment.
+// Two adjacent words, loaded together by one aligned 16-byte access. No store can come between the two loads.
 struct pair {
     unsigned long long low;
     unsigned long long high;

@@ -16,8 +16,7 @@ fn passes_in_a_child(test: &str, environment: &[(&str, &str)]) {
     assert!(output.status.success() && text.contains("1 passed"), "{test}: {text}");
 }
 
-/// With a driver installed, an empty CUDA_VISIBLE_DEVICES hides all GPUs. So this test checks the same on
-/// every machine.
+/// An empty CUDA_VISIBLE_DEVICES hides all GPUs from the driver. So this test finds no GPU on any machine.
 #[test]
 fn a_machine_without_a_gpu_gets_an_environment_error() {
     passes_in_a_child("no_gpu_is_an_environment_error", &[("CUDA_VISIBLE_DEVICES", "")]);

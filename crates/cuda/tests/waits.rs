@@ -79,8 +79,8 @@ impl ScriptedStream {
     }
 
     fn call(self, name: &str, number: i32) {
-        // SAFETY: the stub is loaded already, so opening it again runs no code of it. The function takes a
-        // stream; some functions also take a number, the others ignore it.
+        // SAFETY: the stub is already loaded, so opening it again does not run its initializers. Each of its
+        // functions takes a stream and a number, or only a stream; the latter ignore the number.
         unsafe {
             let library = libloading::Library::new("libcuda.so.1").unwrap();
             let function: libloading::Symbol<unsafe extern "C" fn(*mut c_void, i32)> =
@@ -119,8 +119,8 @@ fn slow() {
     let (mut engine, source, destination) = engine();
     let script = ScriptedStream::of(engine.stream());
     for round in 0..60 {
-        // The copy completes before the wait, 2 ms into it, or 400 ms into it. The last is after a sleeping
-        // wait has checked the other streams once.
+        // The copy completes before the wait begins, or 2 ms or 400 ms later. Within 400 ms, a sleeping wait
+        // has checked the other streams once.
         let late =
             Duration::from_millis([0, 2, 400][usize::from(round % 5 == 0) + usize::from(round % 15 == 0)]);
         script.allow(if late.is_zero() { round + 1 } else { round });
@@ -149,8 +149,8 @@ fn slow() {
     assert!(!any_abandoned());
 }
 
-/// Checks that nothing waits for an abandoned GPU any more: not a drop, a free or another wait. The stub
-/// would wait forever.
+/// Checks that waits, drops and frees return at once after a GPU was abandoned. If one of them called the
+/// stub driver, that call would never return.
 fn nothing_waits_any_more(engine: CopyEngine, ticket: Ticket, memory: [Region; 2]) {
     let mut engine = engine;
     assert!(any_abandoned());

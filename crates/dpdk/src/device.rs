@@ -49,7 +49,7 @@ pub(crate) struct Device {
     program: Option<Arc<xdp::Program>>,
 }
 
-/// What [`attach`] passes to DPDK to create the device, and the objects that the port needs besides.
+/// The arguments with which [`attach`] has DPDK create the device, and other objects that the port needs.
 struct Plan {
     bus: &'static CStr,
     name: String,
@@ -143,7 +143,8 @@ pub(crate) fn attach(spec: &EthSpec) -> Result<Device> {
 
 impl Device {
     /// Finds the objects that the driver created: its port, a tap's interface, packet sockets. Also makes an
-    /// existing interface promiscuous, and installs the filter that refuses frames on the packet sockets.
+    /// existing interface promiscuous, and installs the filter by which packet sockets refuse frames that are
+    /// too long for their slots.
     fn find(
         &mut self,
         spec: &EthSpec,
@@ -203,8 +204,8 @@ impl Device {
         self.remove();
     }
 
-    /// Stops, closes and detaches the device. Runs `closed` after the device was closed and before it is
-    /// detached: the device no longer accesses memory then. Buffers that the driver lost are not freed here.
+    /// Stops, closes and detaches the device. Calls `closed` between closing and detaching, when the device
+    /// no longer accesses memory. The caller must free the buffers that the driver did not return.
     pub(crate) fn close(&self, started: bool, closed: impl FnOnce()) {
         let _lock = control();
         // SAFETY: the port is valid, and no thread calls its driver any more.
@@ -227,8 +228,7 @@ impl Device {
 /// Turns an error number of DPDK into an error of this crate.
 pub(crate) fn failed(spec: &EthSpec, doing: &str, code: i32, mark: &log::Mark) -> Error {
     let port = spec.text.clone();
-    // The AF_XDP driver does not return the kernel's error, so this line takes the error that [`xdp`]
-    // recorded.
+    // The AF_XDP driver does not return the kernel's error number. Use the one that [`xdp`] recorded.
     let code = match (&spec.kind, xdp::last_failure(), code) {
         (Kind::AfXdp { .. }, failure, code) if code != 0 && failure != 0 => -failure,
         (_, _, -1) => -sys::last_error(),

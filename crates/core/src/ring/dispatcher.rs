@@ -20,7 +20,7 @@ impl Dispatcher {
         Self { ring, cursor }
     }
 
-    /// Returns the ring, for threads that observe it.
+    /// Returns the ring, so that other threads, such as a watchdog, can read the progress of its items.
     pub fn ring(&self) -> &Arc<Ring> {
         &self.ring
     }
@@ -147,7 +147,8 @@ pub struct CompletedItem<'a> {
 }
 
 impl CompletedItem<'_> {
-    /// Returns true if there is a verdict for each packet. If not, all packets are forwarded unchanged.
+    /// Returns true if there is a verdict for each packet. If not, all packets are forwarded at their old
+    /// length.
     #[inline]
     pub fn changed(&self) -> bool {
         self.info != layout::UNCHANGED
@@ -160,8 +161,8 @@ impl CompletedItem<'_> {
     #[inline]
     pub fn verdict(&self, i: usize) -> PacketVerdict {
         assert!(i < self.dispatcher.ring.burst, "the burst has no such packet");
-        // SAFETY: the slot has room for `burst` verdicts. Device code that breaks the protocol may write them
-        // now, so each is read once, as volatile.
+        // SAFETY: the slot has room for `burst` verdicts. Faulty device code may still write to a completed
+        // item. A volatile read prevents the compiler from reading a verdict twice and getting two values.
         unsafe { self.dispatcher.ring.verdicts(self.slot).add(i).read_volatile() }
     }
 

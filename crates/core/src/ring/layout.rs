@@ -54,7 +54,8 @@ pub const DROP: u32 = 1;
 /// Verdict: forward the packet to port n, as `PORT_BASE + n`.
 pub const PORT_BASE: u32 = 2;
 
-/// The high half of a completed word: all packets are forwarded unchanged, and no verdicts are written.
+/// The high half of a completed word: all packets are forwarded at their old length, and no verdicts are
+/// written.
 pub const UNCHANGED: u32 = 0;
 /// The high half of a completed word: each packet has a verdict.
 pub const VERDICTS: u32 = 1;

@@ -64,8 +64,9 @@ pub struct Ring {
     submit: Region,
     complete: Region,
     submit_stride: usize,
-    /// Slot n of the submission half is stored at index n times this factor, modulo the number of slots. The
-    /// factor is odd, so each slot has an index of its own.
+    /// The factor by which `between_threads` keeps neighbouring slots apart in memory: slot n of the
+    /// submission half is stored at index n times this factor, modulo the number of slots. An odd factor
+    /// gives each slot an index of its own.
     submit_spread: u32,
     complete_stride: usize,
     freed: CacheAligned<AtomicU64>,
@@ -109,7 +110,8 @@ impl Words for RingWords<'_> {
 
     #[inline(always)]
     fn end(&self) -> &AtomicU64 {
-        // SAFETY: this is the first word of the submission half; otherwise as for `submitted`.
+        // SAFETY: the region begins with this word and is aligned to 128 bytes. All threads access it as an
+        // atomic.
         unsafe { AtomicU64::from_ptr(self.0.submit.as_ptr().cast()) }
     }
 }
@@ -254,12 +256,13 @@ impl Ring {
 
     /// Ends the waits of device code for items that were never submitted. Call it after the ring was closed;
     /// before that, it does nothing. `posted` is the number of items for which waits were queued on the
-    /// device. Each wait beyond the last submitted item is ended by the word of an empty item.
+    /// device. To end a wait, this function writes the word of an item without packets into the slot.
     ///
-    /// This function writes no word into a slot that still holds an earlier item. Device code that waits for
-    /// such a slot keeps waiting, so do not wait for that code to end.
+    /// It does not write into a slot that still holds an earlier item. Device code that waits for such a slot
+    /// keeps waiting, so do not wait for that code to end.
     pub fn release_waits(&self, posted: u64) {
-        // The dispatcher of a closed ring writes no submitted word, so this thread may write them.
+        // Only the dispatcher writes submitted words, and only while the ring is open. So if the ring is
+        // closed, this thread may write them.
         let Some(closed) = self.closed_at() else { return };
         for position in closed..posted.min(self.freed() + self.slots as u64) {
             let lap = lap_of(position, self.slots);
@@ -267,8 +270,8 @@ impl Ring {
         }
     }
 
-    /// Returns the address of a slot in the submission half. Wraps a `slot` that does not exist, so the
-    /// address is always inside.
+    /// Returns the address of a slot in the submission half. A `slot` beyond the last one wraps around, so
+    /// the address always lies in the region.
     #[inline(always)]
     fn submit_slot(&self, slot: u32) -> *mut u8 {
         let index = slot.wrapping_mul(self.submit_spread) & (self.slots - 1);
@@ -276,7 +279,7 @@ impl Ring {
         unsafe { self.submit.as_ptr().add(layout::LINE + index as usize * self.submit_stride) }
     }
 
-    /// Returns the address of a slot in the completion half. Wraps as `submit_slot` does.
+    /// Returns the address of a slot in the completion half. A `slot` beyond the last one wraps around.
     #[inline(always)]
     fn complete_slot(&self, slot: u32) -> *mut u8 {
         let index = slot & (self.slots - 1);
@@ -310,9 +313,9 @@ impl Ring {
         let descriptors = self.descriptors(slot);
         for i in (0..packets.len()).rev() {
             // SAFETY: the descriptor is inside the region, and no other thread accesses the claimed slot. A
-            // packet begins with the fields of a descriptor, except that its port is where a descriptor has
-            // its lap. The bursts of this ring are so large that nobody reads the lap. Copying the fields as
-            // one value takes half the stores.
+            // packet begins with the fields of a descriptor, but with its port in place of the lap. Nobody
+            // reads the lap in a ring with bursts this large. Copying all fields at once needs half the
+            // stores.
             unsafe { descriptors.add(i).write(packets.as_ptr().add(i).cast::<Descriptor>().read()) };
         }
     }
@@ -328,8 +331,8 @@ impl Ring {
         }
     }
 
-    /// Clears the laps of all descriptors of a claimed slot, because descriptors written 2^32 laps ago would
-    /// look current.
+    /// Sets the laps of all descriptors of a claimed slot to 0, which no consumer accepts. Called when the
+    /// 32-bit lap wraps: a descriptor that was written 2^32 laps ago would otherwise look current.
     #[cold]
     fn clear_laps(&self, slot: u32) {
         (0..self.burst).for_each(|i| protocol::describe(self.descriptor_words(slot, i), 0, 0, 0));

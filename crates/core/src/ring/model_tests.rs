@@ -29,8 +29,8 @@ struct Small {
 }
 
 impl Small {
-    /// Creates a ring whose dispatcher and consumers start at position `start`. Its words are as earlier laps
-    /// would have left them.
+    /// Creates a ring whose dispatcher and consumers start at position `start`. Its words hold what the items
+    /// before `start` would have left in them.
     fn new(slots: u32, start: u64) -> Arc<Self> {
         let stale = |slot: u32| {
             // The last position below `start` that used this slot, if there was one.
@@ -203,8 +203,8 @@ fn read_early(start: u64, items: u64, describe: Describe) {
                 let mut position = start;
                 for _ in 0..items + 1 {
                     let lap = lap_of(position, 1);
-                    // A device reads both words at once. This consumer reads the second word before the
-                    // first, which allows every outcome of a read at once, and more.
+                    // A device reads both words in one access. This consumer reads the second word and then
+                    // the first, which allows every outcome of the single access, and more.
                     let second = Word::load(&words[1]);
                     let early = Word::load(&words[0]);
                     let Polled::Item { slot, info } = cursor.poll(&*ring) else { continue };
@@ -271,7 +271,7 @@ fn an_empty_ring_closes() {
 
 #[test]
 fn laps_wrap() {
-    // The first two of four items have the last 32-bit lap, and the others lap 0.
+    // The lap wraps in the middle: items 1 and 2 have the largest 32-bit lap, and items 3 and 4 have lap 0.
     let start = (u32::MAX as u64 - 1) * 2;
     assert_eq!((lap_of(start, 2), lap_of(start + 2, 2)), (u32::MAX, 0));
     run(2, start, 4, 1, 6, 2);

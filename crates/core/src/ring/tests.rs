@@ -73,8 +73,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// An item of the model. `processed` is `None` until the item is processed, and then tells whether verdicts
-/// were written.
+/// An item of the model queue. `processed` is `None` until the consumer has processed the item, then true if
+/// the consumer wrote verdicts.
 struct Item {
     packets: Vec<Packet>,
     processed: Option<bool>,
@@ -267,7 +267,7 @@ fn waits_for_items_that_never_come_are_released() {
     assert_eq!(ring.submitted(1), None, "the ring is open");
     dispatcher.close();
     assert!(!dispatcher.has_room() && !dispatcher.submit(&[packet(1)]), "a closed ring takes no items");
-    // Item 0 is in flight, so `release_waits` must leave the word of its slot.
+    // Item 0 is in flight, so `release_waits` must not write into its slot.
     ring.release_waits(4);
     assert_eq!((ring.closed_at(), ring.submitted(0), ring.submitted(1)), (Some(1), Some(1), Some(0)));
     write_as_device(&complete, 0, 1);
@@ -289,8 +289,8 @@ fn descriptors_have_the_lap_of_their_item_and_never_one_of_2_32_laps_ago() {
     let burst = layout::DESCRIPTORS_WITH_WORD;
     let (mut dispatcher, _, _) = to_device(2, burst);
     let ring = dispatcher.ring().clone();
-    // Begins in the last lap before the lap count wraps. `submit` fills only the first slot of each lap. The
-    // other slots count as used and freed.
+    // Begins in the last lap before the 32-bit lap wraps. `submit` puts an item only into the first of the
+    // two slots, and moves the cursor to the next lap.
     let mut position = (u32::MAX as u64 - 1) * 2;
     let mut submit = |count: u64| {
         dispatcher.cursor = protocol::Dispatcher::new(&RingWords(&ring), position);

@@ -6,11 +6,11 @@ use crate::packet::Packet;
 /// The numbers of packets that an item's verdicts forward and drop.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VerdictCounts {
-    /// Packets to forward: the first ones of the item's packet array, in their order.
+    /// The number of packets to forward. They are the first packets of the array, in their original order.
     pub forwarded: usize,
-    /// Packets to drop: the ones after the forwarded packets.
+    /// The number of packets to drop. They follow the forwarded packets in the array.
     pub dropped: usize,
-    /// Packets among `dropped` whose verdict or length was invalid.
+    /// The number of dropped packets whose verdict or length was invalid.
     pub invalid: usize,
 }
 
