@@ -12,7 +12,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use inlane_core::completion::CompletionMode;
 use inlane_core::units;
-use inlane_pgas::launch::{Job, MoverChoice};
+use inlane_pgas::launch::{HEAP, Job, MoverChoice, variables};
 use std::ffi::OsString;
 
 const FAULTS: &str = "\
@@ -33,8 +33,8 @@ Faults (P is a probability from 0 to 1):
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  inlane ntb run -n 4 -- ./program        four PEs over the twin, a software model of a bridge
-  inlane ntb run -n 2 --faults delay=20us,reorder,torn -- ./program
+  inlane ntb run -n 4 ./program           four PEs over the twin, a software model of a bridge
+  inlane ntb run -n 2 --faults delay=20us,reorder,torn ./program
                                           the same with a faulty link
   inlane ntb info                         the back-end, its capabilities and thresholds
   inlane ntb bench --svg figure.svg       bandwidth against size by completion mode
@@ -70,9 +70,9 @@ struct Run {
     /// Number of processing elements (PEs)
     #[arg(short = 'n', long = "pes", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     pes: u32,
-    /// Symmetric heap of each PE; untouched pages take no memory
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = units::parse_size)]
-    heap: u64,
+    /// Symmetric heap of each PE; untouched pages take no memory [default: SHMEM_SYMMETRIC_SIZE, else 1G]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    heap: Option<u64>,
     /// How waits end: poll, interrupt or adaptive
     #[arg(long, value_name = "MODE", default_value_t = CompletionMode::Adaptive)]
     completion: CompletionMode,
@@ -93,7 +93,7 @@ struct Run {
     #[arg(long)]
     no_bind: bool,
     /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
@@ -117,7 +117,10 @@ impl Run {
     fn run(self) -> anyhow::Result<()> {
         let job = Job {
             pes: self.pes,
-            heap_bytes: self.heap,
+            heap_bytes: match self.heap {
+                Some(bytes) => bytes,
+                None => variables::heap_bytes()?.unwrap_or(HEAP),
+            },
             completion: self.completion,
             faults: self.faults,
             faulty: self.faulty,

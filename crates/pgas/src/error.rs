@@ -1,6 +1,7 @@
 //! The errors of jobs and their PEs.
 
 use inlane_core::error::Class;
+use inlane_core::units::counted;
 
 /// An error of a job or between its PEs. Its message names the object, what was found and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +46,7 @@ pub enum Error {
         why: String,
     },
     /// The link to a peer went down, or the peer restarted, during an operation.
-    #[error("link to PE {peer} lost: {lost}; look for the cause at PE {peer}")]
+    #[error("the link to PE {peer} is lost{lost}; look for the cause at PE {peer}")]
     LinkLost {
         /// The peer's port.
         peer: u32,
@@ -53,7 +54,7 @@ pub enum Error {
         lost: Lost,
     },
     /// A peer did not answer in time, although its link is up.
-    #[error("PE {peer} did not answer {what} within {:.1} s; {lost}; check that its process is not stopped", waited.as_secs_f64())]
+    #[error("PE {peer} did not answer {what} within {:.1} s{lost}; check that its process is not stopped", waited.as_secs_f64())]
     Timeout {
         /// The peer's port.
         peer: u32,
@@ -117,12 +118,16 @@ pub struct Lost {
 }
 
 impl std::fmt::Display for Lost {
+    /// Writes the parts that are not 0, each after a semicolon.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{} of {} bytes put are known to be delivered, and {} requests have no answer",
-            self.delivered_bytes, self.issued_bytes, self.unanswered
-        )
+        if self.issued_bytes > 0 {
+            let (delivered, issued) = (self.delivered_bytes, self.issued_bytes);
+            write!(f, "; {delivered} of {issued} bytes put are known to be delivered")?;
+        }
+        if self.unanswered > 0 {
+            write!(f, "; {} without an answer", counted(self.unanswered, "request"))?;
+        }
+        Ok(())
     }
 }
 

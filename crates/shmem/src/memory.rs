@@ -59,6 +59,9 @@ pub fn reallocate(address: *mut c_void, size: usize) -> *mut c_void {
         check::<()>(world().release(address.cast()));
         return null_mut();
     };
+    if check(world().shrink(address.cast(), size)) {
+        return address;
+    }
     let fresh = allocate(ALIGNMENT, size);
     if !fresh.is_null() {
         // SAFETY: the old allocation has `old` bytes, and the new one has `size` bytes.

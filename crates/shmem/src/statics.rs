@@ -10,6 +10,9 @@
 //! inbound   | inboxes | workspace  | statics    | heap |   <-- what the peers' windows show
 //! ```
 
+use inlane_ntb::device::Ntb;
+use inlane_ntb::twin::Twin;
+use inlane_pgas::error::Result;
 use std::ffi::c_void;
 
 /// Returns the address and length of the span of the program's writable segments, in whole pages. Returns
@@ -55,28 +58,24 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
     1
 }
 
-/// Makes the `length` bytes at `address` and those at `inbound` the same memory. Both spans are whole pages.
-/// The contents at `address` are kept.
+/// Makes the `length` bytes at `address` and those at `offset` of the inbound memory the same memory. Both
+/// spans are whole pages. The contents at `address` are kept.
 ///
 /// # Safety
-/// `find` returned the address and length. `inbound` is a shared mapping of that length that nothing else
-/// uses. No other thread writes the program's static objects meanwhile.
+/// `find` returned the address and length. Nothing else uses the span of the inbound memory. No other thread
+/// writes the program's static objects meanwhile.
 ///
 /// # Errors
 /// The system's error if the mapping fails.
-pub unsafe fn move_to(inbound: *mut u8, address: usize, length: usize) -> std::io::Result<()> {
-    // SAFETY: both spans are mapped, and the caller guarantees that no thread writes them. With an old size
-    // of 0, mremap maps the shared pages a second time, over the segment. The pages already hold the
-    // segment's contents.
-    let mapped = unsafe {
-        std::ptr::copy_nonoverlapping(address as *const u8, inbound, length);
-        libc::mremap(
-            inbound.cast(),
-            0,
-            length,
-            libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
-            address as *mut c_void,
-        )
-    };
-    if mapped == libc::MAP_FAILED { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+pub unsafe fn move_to(twin: &Twin, offset: usize, address: usize, length: usize) -> Result<()> {
+    let inbound = twin.inbound().slice(offset, length)?;
+    let (from, to) = (address as *const u64, inbound.as_ptr().cast::<u64>());
+    // Copy by words. AddressSanitizer would refuse a memcpy, which reads the space that it keeps between
+    // static objects.
+    for word in 0..length / 8 {
+        // SAFETY: both spans are mapped, and the caller guarantees that no thread writes them.
+        unsafe { to.add(word).write_volatile(from.add(word).read_volatile()) };
+    }
+    // SAFETY: the pages of the inbound memory hold the segment's contents now.
+    Ok(unsafe { twin.map_inbound_at(offset, length, address as *mut u8) }?)
 }

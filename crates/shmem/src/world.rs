@@ -4,13 +4,15 @@ use crate::statics;
 use inlane_ntb::device::Ntb;
 use inlane_ntb::twin::{Hub, Twin};
 use inlane_pgas::error::{Error, Result};
-use inlane_pgas::launch::Session;
+use inlane_pgas::launch::{Session, leftovers, variables};
+use inlane_pgas::transport::Transport;
 use inlane_pgas::transport::layout::Layout;
 use inlane_pgas::transport::windows::Windows;
 use inlane_pgas::world::World;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 struct Process {
     /// The PID of the process that called shmem_init. A forked child has another PID, so it does not act as a
@@ -24,6 +26,8 @@ struct Process {
 // Never dropped, because peers may still read the memory when this process ends.
 static PROCESS: OnceLock<Process> = OnceLock::new();
 static FINISHED: AtomicBool = AtomicBool::new(false);
+/// How long a process that ends may take to write out what it has buffered.
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 /// Returns the world. Ends the process if shmem_init was not called.
 #[inline(always)]
@@ -34,9 +38,17 @@ pub fn world() -> &'static World<Windows> {
     }
 }
 
+/// Prints a line to standard error by one system call, so that lines of several PEs do not mix.
+pub fn print(what: &str) {
+    use std::io::Write;
+    let line = format!("inlane shmem: {what}\n");
+    // There is nowhere to report that standard error is closed.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
 #[cold]
 fn not_started() -> ! {
-    eprintln!("inlane shmem: a function was called before shmem_init; call shmem_init first");
+    print("a function was called before shmem_init; call shmem_init first");
     std::process::exit(2)
 }
 
@@ -54,14 +66,14 @@ pub fn check<T>(result: Result<T>) -> T {
 pub fn fail(error: &Error) -> ! {
     match PROCESS.get() {
         Some(process) => {
-            eprintln!("inlane shmem: PE {}: {error}", process.world.me());
+            print(&format!("PE {}: {error}", process.world.me()));
             match error {
                 // Another PE ended first, so tell the launcher to look for the cause there.
                 Error::LinkLost { peer, .. } => process.twin.report_lost(*peer),
                 _ => process.twin.request_exit_all(1),
             }
         }
-        None => eprintln!("inlane shmem: {error}"),
+        None => print(&error.to_string()),
     }
     // Exit handlers would enter the library again, so end the process without running them.
     // SAFETY: the call ends the process at once and runs no other code of it.
@@ -75,25 +87,63 @@ pub fn invalid(what: String, why: &str) -> ! {
 }
 
 fn connect() -> Result<Process> {
-    let session = Session::from_environment()?;
-    let (pes, heap) = (session.twin.ports(), session.heap_bytes);
     let (address, length) = statics::find().unwrap_or((0, 0));
-    let overhead = Layout::overhead(pes);
-    let bytes = overhead + World::<Windows>::symmetric_bytes(pes, length, heap);
-    let inbound = session.twin.inbound().slice(0, bytes)?;
+    let session = Session::from_environment(length)?;
+    let (pes, bytes) = (session.twin.ports(), session.bytes);
     if length > 0 {
-        let place = inbound.slice(overhead + World::<Windows>::statics_offset(pes), length)?;
-        // SAFETY: `find` returned the span, and the inbound memory is fresh and shared. Programs call
-        // shmem_init before other threads use static objects.
-        unsafe { statics::move_to(place.as_ptr(), address, length) }.map_err(|source| Error::Os {
-            what: format!("making {length} bytes of static objects symmetric"),
-            source,
-        })?;
+        let offset = Layout::overhead(pes) + World::<Windows>::statics_offset(pes);
+        // SAFETY: `find` returned the span, and the inbound memory is fresh. Programs call shmem_init before
+        // other threads use static objects.
+        unsafe { statics::move_to(&session.twin, offset, address, length) }?;
     }
     let Session { twin, settings, hub, .. } = session;
     let twin = Arc::new(twin);
+    if hub.is_none() {
+        start_watching(twin.clone())?;
+    }
     let windows = Windows::connect(twin.clone(), bytes, settings)?;
     Ok(Process { id: std::process::id(), world: World::new(windows, address, length)?, twin, _hub: hub })
+}
+
+/// Waits until the launcher asks this process to end, or has ended itself. Then ends the process.
+fn watch(twin: &Twin) {
+    let status = match twin.wait_for_end() {
+        Some(status) => status,
+        None => {
+            print(&format!("PE {}: its launcher has ended, so it ends too", twin.port()));
+            if let Ok(job) = std::env::var(leftovers::JOB) {
+                leftovers::end(&job);
+            }
+            1
+        }
+    };
+    // Write out what the program has buffered. Another thread may hold a stream's lock for ever, so wait for a
+    // limited time.
+    let (sender, flushed) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        // SAFETY: null stands for all open streams.
+        unsafe { libc::fflush(std::ptr::null_mut()) };
+        let _ = sender.send(());
+    });
+    let _ = flushed.recv_timeout(FLUSH_LIMIT);
+    // Do not run exit handlers, because the program's other threads still use what they destroy.
+    // SAFETY: the call ends the process at once and runs no other code of it.
+    unsafe { libc::_exit(status) }
+}
+
+/// Starts the thread that runs [`watch`]. It handles no signals, because the program expects them in its own
+/// threads.
+fn start_watching(twin: Arc<Twin>) -> Result<()> {
+    // SAFETY: the sets lie on the stack, and the calls only change this thread's mask.
+    unsafe {
+        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
+            (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        let thread = std::thread::Builder::new().name("shmem-watch".into()).spawn(move || watch(&twin));
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        thread.map(drop).map_err(|source| Error::Os { what: "starting a thread".into(), source })
+    }
 }
 
 /// Returns the process that called shmem_init. `None` in a forked child, which is not a PE and must not act
@@ -118,6 +168,7 @@ pub fn start() {
         }
         Err(error) => fail(&error),
     }
+    describe();
     check(world().barrier_all());
     // Runs at exit. Programs for versions of OpenSHMEM before 1.2 never finalize, so this handler does it. A
     // PE that exits with an error does not wait for the others, because they may be waiting for it.
@@ -128,6 +179,25 @@ pub fn start() {
     }
     // SAFETY: `at_exit` has the type that the C library calls at exit.
     unsafe { on_exit(at_exit, std::ptr::null_mut()) };
+}
+
+/// Prints what the variables of OpenSHMEM ask for.
+fn describe() {
+    let (me, pes) = (world().me(), world().pes());
+    if me == 0 && variables::is_set(variables::VERSION) {
+        print(concat!("inlane ", env!("CARGO_PKG_VERSION"), ", OpenSHMEM 1.5"));
+    }
+    if me == 0 && variables::is_set(variables::INFO) {
+        print(&format!("environment variables, and what is taken without them:\n{}", variables::HELP));
+    }
+    if variables::is_set(variables::DEBUG) {
+        let (_, bytes) = world().transport().symmetric();
+        print(&format!(
+            "PE {me} of {pes}, process {}: windows in shared memory, because all PEs run on this machine; {} of symmetric memory",
+            std::process::id(),
+            inlane_core::units::bytes(bytes as u64),
+        ));
+    }
 }
 
 /// Waits for all PEs and leaves the job. Does nothing in a second call or in a forked child.

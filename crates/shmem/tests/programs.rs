@@ -7,6 +7,12 @@ use std::process::Command;
 
 /// Compiles a program and links it to the library beside this test. Returns `None` if there is no compiler.
 fn compile(directory: &Path, source: &str) -> Option<PathBuf> {
+    compile_with(directory, source, &[]).map(|compiled| compiled.unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// Compiles a program with additional flags. Returns the compiler's messages as the error, or `None` if there
+/// is no compiler.
+fn compile_with(directory: &Path, source: &str, flags: &[&str]) -> Option<Result<PathBuf, String>> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let library = std::env::current_exe().unwrap().with_file_name("libinlane_shmem.so");
     // Make links under both names: the linker looks for the first, and the loader for the soname.
@@ -24,7 +30,9 @@ fn compile(directory: &Path, source: &str) -> Option<PathBuf> {
     let program = directory.join(source).with_extension("program");
     let compiler = std::env::var(variable).unwrap_or_else(|_| usual.into());
     let output = Command::new(&compiler)
-        .args([standard, "-Wall", "-Wextra", "-Werror", "-O2", "-o"])
+        .args([standard, "-Wall", "-Wextra", "-Werror", "-O2"])
+        .args(flags)
+        .arg("-o")
         .arg(&program)
         .arg(here.join("tests/programs").join(source))
         .arg("-I")
@@ -35,10 +43,8 @@ fn compile(directory: &Path, source: &str) -> Option<PathBuf> {
         .arg(format!("-Wl,-rpath,{}", directory.display()))
         .output();
     match output {
-        Ok(output) => {
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            Some(program)
-        }
+        Ok(output) if output.status.success() => Some(Ok(program)),
+        Ok(output) => Some(Err(String::from_utf8_lossy(&output.stderr).into())),
         Err(error) => {
             eprintln!("SKIPPED {source}: no compiler '{compiler}': {error}");
             None
@@ -131,4 +137,105 @@ fn an_early_end_ends_the_job() {
         assert_eq!(seen, status, "{how}: {why:?}");
         assert_eq!(why.is_some(), status != 0, "{how}: {why:?}");
     }
+}
+
+/// Returns the numbers of the processes that wrote a file whose name begins with `what` to the folder.
+fn noted(folder: &Path, what: &str) -> Vec<String> {
+    let names =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter_map(|name| Some(name.strip_prefix(what)?.strip_prefix('.')?.to_string())).collect()
+}
+
+/// Returns true if the process exists and is no zombie.
+fn runs(process: &str) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    status.contains("State:") && !status.contains("State:\tZ")
+}
+
+/// A shell that runs `leftovers.c` and stays its parent.
+fn behind_a_shell(program: &Path, how: &str, folder: &Path) -> Vec<OsString> {
+    let line = format!("{} {how} {}; true", program.display(), folder.display());
+    vec!["-c".into(), line.into()]
+}
+
+#[test]
+fn global_exit_keeps_buffered_output_and_leaves_no_process() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "leftovers.c") else { return };
+    let job = Job { pes: 2, heap_bytes: 4 << 20, ..Job::default() };
+    for shell in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let outcome = match shell {
+            true => job.run(&"sh".into(), &behind_a_shell(&program, "exit", folder.path())),
+            false => job.run(&program.clone().into(), &["exit".into(), folder.path().into()]),
+        };
+        assert_eq!(outcome.unwrap(), (0, None), "shell: {shell}");
+        for pe in 0..2 {
+            let output = std::fs::read_to_string(folder.path().join(format!("output.{pe}"))).unwrap();
+            assert_eq!(output, format!("written by PE {pe}"), "shell: {shell}");
+        }
+        let all = [noted(folder.path(), "pe"), noted(folder.path(), "child")].concat();
+        assert!(all.len() >= 2 && !all.iter().any(|process| runs(process)), "{all:?}");
+    }
+}
+
+/// Runs a job in a process of its own. [`the_end_of_the_launcher_ends_the_job`] kills that process.
+#[test]
+#[ignore = "a part of another test"]
+fn launcher() {
+    let arguments: Vec<OsString> =
+        std::env::var("LAUNCHER_ARGUMENTS").unwrap().lines().map(Into::into).collect();
+    let job = Job { pes: 2, heap_bytes: 4 << 20, ..Job::default() };
+    let _ = job.run(&arguments[0], &arguments[1..]);
+}
+
+#[test]
+fn the_end_of_the_launcher_ends_the_job() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "leftovers.c") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = [vec!["sh".into()], behind_a_shell(&program, "stay", folder.path())].concat();
+    let mut launcher = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "launcher", "--ignored"])
+        .env("LAUNCHER_ARGUMENTS", arguments.join(std::ffi::OsStr::new("\n")))
+        .spawn()
+        .unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let wait = |what: &str, done: &dyn Fn() -> bool| {
+        while !done() {
+            assert!(std::time::Instant::now() < until, "{what}");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    };
+    let all = || [noted(folder.path(), "pe"), noted(folder.path(), "child")].concat();
+    wait("all processes start", &|| all().len() == 4);
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    wait("all processes end", &|| !all().iter().any(|process| runs(process)));
+}
+
+#[test]
+fn programs_run_under_the_address_sanitizer() {
+    let directory = tempfile::tempdir().unwrap();
+    match compile_with(directory.path(), "checked.c", &["-g", "-fsanitize=address"]) {
+        None => {}
+        Some(Err(error)) => eprintln!("SKIPPED address sanitizer: the compiler has none: {error}"),
+        Some(Ok(program)) => {
+            let job = Job { pes: 2, heap_bytes: 4 << 20, ..Job::default() };
+            assert_eq!(job.run(&program.into(), &[]).unwrap(), (0, None));
+        }
+    }
+}
+
+#[test]
+fn programs_run_under_valgrind() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        eprintln!("SKIPPED valgrind: the program is missing; apt-get install valgrind");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "checked.c") else { return };
+    let job = Job { pes: 2, heap_bytes: 4 << 20, ..Job::default() };
+    let arguments = ["-q".into(), "--error-exitcode=9".into(), program.into()];
+    assert_eq!(job.run(&"valgrind".into(), &arguments).unwrap(), (0, None));
 }

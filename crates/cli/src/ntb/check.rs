@@ -51,7 +51,7 @@ impl Check {
         let ntb: Arc<dyn Ntb> = match self.ivshmem {
             Some(address) => Arc::new(Ivshmem::open(address, self.machines)?),
             None => {
-                let session = Session::from_environment()?;
+                let session = Session::from_environment(heap)?;
                 settings = session.settings;
                 let port = Arc::new(session.twin);
                 twin = Some((port.clone(), session.hub));

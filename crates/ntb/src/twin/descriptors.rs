@@ -49,6 +49,8 @@ pub(crate) fn check_sealed(fd: BorrowedFd<'_>, bytes: u64) -> Result<()> {
     }
 }
 
+const PAGE: usize = 4096;
+
 struct Mapping {
     address: usize,
     bytes: usize,
@@ -78,13 +80,75 @@ pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize, location: Locat
         )
     }
     .map_err(|error| Error::os(format!("mapping {bytes} bytes of {location}"), error))?;
+    Ok(mapped(address, bytes, location))
+}
+
+/// Maps the first `bytes` of `fd` at a multiple of `align`, a power of two of at least the page size.
+///
+/// # Errors
+/// [`Error::Os`] if the system refuses.
+pub(crate) fn map_aligned(
+    fd: BorrowedFd<'_>,
+    bytes: usize,
+    align: usize,
+    location: Location,
+) -> Result<Region> {
+    // Reserve `align` bytes more than needed, so that an aligned span lies within the reservation.
+    let reserved = bytes.saturating_add(align);
+    // SAFETY: a new mapping at an address that the kernel chooses changes no existing memory.
+    let start = unsafe {
+        rustix::mm::mmap_anonymous(std::ptr::null_mut(), reserved, ProtFlags::empty(), MapFlags::PRIVATE)
+    }
+    .map_err(|error| Error::os(format!("reserving {reserved} addresses"), error))? as usize;
+    let address = start.next_multiple_of(align);
+    let end = address + bytes.next_multiple_of(PAGE);
+    for (from, to) in [(start, address), (end, start + reserved.next_multiple_of(PAGE))] {
+        if from < to {
+            // SAFETY: this part of the reservation is unused.
+            let _ = unsafe { rustix::mm::munmap(from as *mut _, to - from) };
+        }
+    }
+    // SAFETY: the span is the rest of the reservation, which nothing else uses.
+    if let Err(error) = unsafe { map_at(fd, 0, bytes, address as *mut u8) } {
+        // SAFETY: as above.
+        let _ = unsafe { rustix::mm::munmap(address as *mut _, bytes) };
+        return Err(error);
+    }
+    Ok(mapped(address as *mut _, bytes, location))
+}
+
+/// Makes a region of a new mapping. The region unmaps it at its end.
+fn mapped(address: *mut std::ffi::c_void, bytes: usize, location: Location) -> Region {
     // Asks for large pages, which cause fewer page-table misses. The system may not allow them for shared
     // memory.
     // SAFETY: the advice concerns only the mapping that was just made.
     let _ = unsafe { rustix::mm::madvise(address, bytes, rustix::mm::Advice::LinuxHugepage) };
     let address = address as usize;
     // SAFETY: the region keeps the mapping alive.
-    Ok(unsafe { Region::from_raw(address as u64, bytes, location, Arc::new(Mapping { address, bytes })) })
+    unsafe { Region::from_raw(address as u64, bytes, location, Arc::new(Mapping { address, bytes })) }
+}
+
+/// Maps `bytes` of `fd` from `offset` at `address`, in place of what was mapped there. All three numbers are
+/// multiples of the page size.
+///
+/// # Errors
+/// [`Error::Os`] if the system refuses.
+///
+/// # Safety
+/// The caller owns the `bytes` at `address`, and no thread accesses them meanwhile.
+pub(crate) unsafe fn map_at(fd: BorrowedFd<'_>, offset: u64, bytes: usize, address: *mut u8) -> Result<()> {
+    // SAFETY: the caller gives up what was mapped there.
+    let mapped = unsafe {
+        rustix::mm::mmap(
+            address.cast(),
+            bytes,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED | MapFlags::FIXED,
+            fd,
+            offset,
+        )
+    };
+    mapped.map(|_| ()).map_err(|error| Error::os(format!("mapping {bytes} bytes at {address:p}"), error))
 }
 
 /// Sends `fds` in batches. Each batch carries one byte, its number of descriptors. If the system reports too

@@ -80,6 +80,14 @@ pub struct Hub {
     fabric: Arc<Fabric>,
     events: Sender<(u32, PortEvent)>,
     receiver: Mutex<Option<Receiver<(u32, PortEvent)>>>,
+    /// The sockets of the processes that have not ended, by port.
+    sockets: Sockets,
+}
+
+type Sockets = Arc<Mutex<Vec<(u32, Arc<OwnedFd>)>>>;
+
+fn lock(sockets: &Sockets) -> std::sync::MutexGuard<'_, Vec<(u32, Arc<OwnedFd>)>> {
+    sockets.lock().unwrap_or_else(|poison| poison.into_inner())
 }
 
 impl Hub {
@@ -112,7 +120,8 @@ impl Hub {
             .map_err(|error| Error::os("making an eventfd", error))?;
         let (events, receiver) = channel();
         let fabric = Fabric { ports, window_bytes, registers, registers_fd, memories, eventfds };
-        Ok(Self { fabric: Arc::new(fabric), events, receiver: Mutex::new(Some(receiver)) })
+        let receiver = Mutex::new(Some(receiver));
+        Ok(Self { fabric: Arc::new(fabric), events, receiver, sockets: Sockets::default() })
     }
 
     /// Returns the receiver of the ports' events. Returns `None` after the first call.
@@ -139,12 +148,31 @@ impl Hub {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .map_err(|error| Error::os("the socket to a port's process", error))?;
-        let (fabric, events) = (self.fabric.clone(), self.events.clone());
+        self.serve(port, ours)?;
+        Ok(theirs)
+    }
+
+    /// Serves the process at the other end of `socket`, which becomes `port`.
+    fn serve(&self, port: u32, socket: OwnedFd) -> Result<()> {
+        let (fabric, events, sockets) = (self.fabric.clone(), self.events.clone(), self.sockets.clone());
+        let socket = Arc::new(socket);
+        lock(&sockets).push((port, socket.clone()));
         std::thread::Builder::new()
             .name(format!("ntb-hub-{port}"))
-            .spawn(move || serve(&fabric, port, &ours, &events))
+            .spawn(move || {
+                serve(&fabric, port, &socket, &events);
+                lock(&sockets).retain(|(_, other)| !Arc::ptr_eq(other, &socket));
+                let _ = events.send((port, PortEvent::Gone));
+            })
             .map_err(|error| Error::os("starting the hub's thread", error))?;
-        Ok(theirs)
+        Ok(())
+    }
+
+    /// Asks all processes of the fabric to end with `status`. See [`super::Twin::wait_for_end`].
+    pub fn end_all(&self, status: i32) {
+        for (_, socket) in lock(&self.sockets).iter() {
+            super::send_message(socket, MESSAGE_EXIT, status as u32);
+        }
     }
 }
 
@@ -202,5 +230,4 @@ fn serve(fabric: &Fabric, port: u32, socket: &OwnedFd, events: &Sender<(u32, Por
     {
         fabric.signal_links();
     }
-    let _ = events.send((port, PortEvent::Gone));
 }

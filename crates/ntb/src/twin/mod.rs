@@ -34,6 +34,10 @@ pub struct Twin {
     inner: Arc<Inner>,
 }
 
+/// The largest alignment of inbound memory in bytes. Programs can allocate symmetric memory with the alignment
+/// of inbound memory.
+const ALIGNMENT: usize = 1 << 30;
+
 /// How long to wait for the hub's answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -53,6 +57,15 @@ impl Twin {
     /// # Errors
     /// [`Error::Invalid`] if no hub of this version answers, [`Error::Os`] if the system refuses a mapping.
     pub fn attach(socket: OwnedFd, faults: &Faults) -> Result<Self> {
+        Self::attach_with(socket, faults, |_| usize::MAX)
+    }
+
+    /// Attaches like [`Twin::attach`], but maps only a part of the inbound memory. `needed` gets the number of
+    /// ports, and returns how many bytes to map from the start.
+    ///
+    /// # Errors
+    /// As for [`Twin::attach`].
+    pub fn attach_with(socket: OwnedFd, faults: &Faults, needed: impl FnOnce(u32) -> usize) -> Result<Self> {
         faults.step("attach");
         let foreign = || {
             Error::invalid(
@@ -89,13 +102,19 @@ impl Twin {
         })?;
         let memories: Vec<_> = fds.by_ref().take(ports as usize).collect();
         let register_bytes = ports as usize * size_of::<PortRegisters>();
+        // The socket has no more to say until the hub asks this process to end.
+        set_socket_timeout(&socket, Timeout::Recv, None).map_err(os)?;
         descriptors::check_sealed(registers_fd.as_fd(), register_bytes as u64)?;
         for memory in &memories {
             descriptors::check_sealed(memory.as_fd(), window_bytes)?;
         }
         let registers = descriptors::map(registers_fd.as_fd(), 0, register_bytes, Location::Host)?;
-        let inbound =
-            descriptors::map(memories[port as usize].as_fd(), 0, window_bytes as usize, Location::Host)?;
+        let memory = memories[port as usize].as_fd();
+        let bytes = needed(ports).clamp(1, window_bytes as usize).next_multiple_of(4096);
+        // A program cannot use an alignment beyond the size, and reserving addresses for it takes time under
+        // memory checkers.
+        let align = bytes.next_power_of_two().clamp(4096, ALIGNMENT);
+        let inbound = descriptors::map_aligned(memory, bytes, align, Location::Host)?;
         let fabric = Arc::new(Fabric {
             ports,
             window_bytes,
@@ -142,6 +161,37 @@ impl Twin {
     /// Asks the launcher to end all processes of the fabric with `status`.
     pub fn request_exit_all(&self, status: i32) {
         self.inner.send_message(MESSAGE_EXIT, status as u32);
+    }
+
+    /// Blocks until the hub asks this process to end, and returns the status to end with. Returns `None` if
+    /// the hub itself has ended. Call it from one thread only.
+    pub fn wait_for_end(&self) -> Option<i32> {
+        loop {
+            let mut message = [0u8; 8];
+            match rustix::net::recv(&self.inner.socket, &mut message, RecvFlags::empty()) {
+                Ok((_, 8)) if message[..4] == MESSAGE_EXIT.to_ne_bytes() => {
+                    return Some(i32::from_ne_bytes([message[4], message[5], message[6], message[7]]));
+                }
+                Ok((_, 1..)) | Err(Errno::INTR | Errno::AGAIN) => {}
+                _ => return None,
+            }
+        }
+    }
+
+    /// Maps `bytes` of the inbound memory from `offset` a second time, at `address`. All three are multiples
+    /// of the page size. What was mapped at `address` before is gone.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for bytes outside the inbound memory; [`Error::Os`] if the system refuses.
+    ///
+    /// # Safety
+    /// No thread accesses the `bytes` at `address` meanwhile, and all that they held may be replaced by what
+    /// the inbound memory holds.
+    pub unsafe fn map_inbound_at(&self, offset: usize, bytes: usize, address: *mut u8) -> Result<()> {
+        self.inner.inbound.slice(offset, bytes)?;
+        let memory = &self.inner.fabric.memories[self.inner.port as usize];
+        // SAFETY: the caller gives up what was mapped there.
+        unsafe { descriptors::map_at(memory.as_fd(), offset as u64, bytes, address) }
     }
 }
 

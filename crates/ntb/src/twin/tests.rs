@@ -158,3 +158,30 @@ fn a_hub_that_does_not_answer_is_an_error() {
     let error = Twin::attach(port, &Faults::default()).err().unwrap();
     assert!(error.to_string().contains("no hub of this release"), "{error}");
 }
+
+#[test]
+fn the_hub_asks_all_processes_to_end() {
+    let (hub, a, b) = pair(1 << 20);
+    hub.end_all(7);
+    assert_eq!((a.wait_for_end(), b.wait_for_end()), (Some(7), Some(7)));
+    // The hub's thread closes its end of the socket when this end is shut down.
+    rustix::net::shutdown(&a.inner.socket, rustix::net::Shutdown::Write).unwrap();
+    assert_eq!(a.wait_for_end(), None);
+}
+
+#[test]
+fn inbound_memory_is_aligned_and_can_be_mapped_again() {
+    let (_hub, a, _b) = pair(1 << 20);
+    assert_eq!(a.inbound().address() as usize % (1 << 20), 0);
+    let place = Region::host(3 * 4096).unwrap();
+    let address = (place.address() as usize).next_multiple_of(4096) as *mut u8;
+    // SAFETY: the page lies in `place`, which only this test uses.
+    unsafe {
+        a.map_inbound_at(8192, 4096, address).unwrap();
+        address.write_volatile(77);
+        assert_eq!(a.inbound().as_ptr().add(8192).read_volatile(), 77);
+        assert!(a.map_inbound_at(1 << 20, 4096, address).is_err(), "outside");
+    }
+    // The allocator must not get the shared page back.
+    std::mem::forget(place);
+}

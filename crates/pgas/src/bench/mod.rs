@@ -177,18 +177,18 @@ pub fn pe(
     let processors = processors();
     let (spare, engines) = (processors.get(4..).unwrap_or(&[]), processors.get(2..).unwrap_or(&[]));
     bind(if spare.is_empty() { &processors } else { spare });
+    let largest = plan.sizes.iter().copied().max().unwrap_or(8).max(4096) as usize;
+    let heap = 2 * largest.next_multiple_of(4096) + (1 << 20);
     let (ntb, settings, twin): (Arc<dyn Ntb>, _, _) = match bridge {
         Some(ntb) => {
             (ntb, Settings { connect_timeout: Duration::from_secs(60), ..Settings::default() }, None)
         }
         None => {
-            let session = Session::from_environment()?;
+            let session = Session::from_environment(heap)?;
             let twin = Arc::new(session.twin);
             (twin.clone(), session.settings, Some(twin))
         }
     };
-    let largest = plan.sizes.iter().copied().max().unwrap_or(8).max(4096) as usize;
-    let heap = 2 * largest.next_multiple_of(4096) + (1 << 20);
     let bytes = Layout::overhead(2) + World::<Windows>::symmetric_bytes(2, 0, heap);
     let (yields, own) = (settings.yields, ntb.port() as usize);
     let windows = Windows::connect(ntb, bytes, settings)?;

@@ -92,6 +92,11 @@ pub trait Transport: Send + Sync + 'static {
     fn pes(&self) -> u32;
     /// Returns the address and the length of this PE's symmetric memory.
     fn symmetric(&self) -> (*mut u8, usize);
+    /// Returns the largest alignment of an allocation in symmetric memory. The addresses at which symmetric
+    /// memory starts on two PEs differ by a multiple of it.
+    fn alignment(&self) -> usize {
+        4096
+    }
     /// Returns the address at which plain loads and stores reach the byte at `offset` of `pe`'s symmetric
     /// memory. Returns `None` if they cannot reach it.
     fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8>;

@@ -25,7 +25,7 @@ const BYTES: usize = 2 << 20;
 fn settings(timeout_ms: u64) -> Settings {
     Settings {
         connect_timeout: Duration::from_millis(timeout_ms),
-        request_timeout: LONG,
+        request_timeout: Some(LONG),
         yields: true,
         ..Settings::default()
     }
@@ -143,7 +143,7 @@ fn hostile_peer(hostile: &Twin) -> (Window, u32) {
 fn against_a_hostile_peer(body: impl FnOnce(&Windows, &Twin, &Window, u32)) {
     let (_hub, a, hostile) = pair(BYTES as u64);
     std::thread::scope(|scope| {
-        let impatient = Settings { request_timeout: Duration::from_millis(500), ..settings(5000) };
+        let impatient = Settings { request_timeout: Some(Duration::from_millis(500)), ..settings(5000) };
         let honest = scope.spawn(|| Windows::connect(Arc::new(a), BYTES, impatient).unwrap());
         let (window, tag) = hostile_peer(&hostile);
         body(&honest.join().unwrap(), &hostile, &window, tag);
@@ -240,7 +240,7 @@ fn reply(window: &Window, layout: &Layout, tag: u32, number: u64, value: u64) {
 fn a_late_answer_frees_the_slot_of_a_timed_out_request() {
     let (_hub, a, hostile) = pair(BYTES as u64);
     std::thread::scope(|scope| {
-        let settings = Settings { request_timeout: Duration::from_millis(5), ..settings(5000) };
+        let settings = Settings { request_timeout: Some(Duration::from_millis(5)), ..settings(5000) };
         let honest = scope.spawn(|| Windows::connect(Arc::new(a), BYTES, settings).unwrap());
         let (window, tag) = hostile_peer(&hostile);
         let honest = honest.join().unwrap();

@@ -59,6 +59,10 @@ const LONGEST: Duration = Duration::from_millis(20);
 /// of a wake-up.
 const POLL_FOR: Duration = Duration::from_micros(50);
 
+/// How often a thread that waits for words of memory looks at them while it sleeps. The kernel may add 50 us,
+/// its timer slack.
+const LOOK_EVERY: Duration = Duration::from_micros(40);
+
 /// One wait. [`Wait::run`] of the core crate is the loop that calls these methods.
 struct OneWait<'a, F> {
     context: &'a PeContext,
@@ -185,7 +189,10 @@ impl PeContext {
         if !over {
             self.barrier_with_notifiers();
             if !done() {
-                self.sleep(backstop);
+                match interest {
+                    Interest::Control => drop(self.sleep(backstop)),
+                    _ => self.sleep_looking(backstop, done),
+                }
             }
         }
         let mut waiter = lock(&self.waits.waiter);
@@ -216,24 +223,37 @@ impl PeContext {
         }
     }
 
-    fn sleep(&self, backstop: Duration) {
+    /// Sleeps like [`Self::sleep`], but looks every [`LOOK_EVERY`] whether `done` returns true. A program may
+    /// store to the awaited words by pointers, and such stores ring no doorbell.
+    fn sleep_looking(&self, backstop: Duration, done: &mut impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while begun.elapsed() < backstop && !self.sleep(LOOK_EVERY) && !done() {}
+    }
+
+    /// Sleeps until a doorbell or another thread wakes this thread, or until `backstop` has passed. Returns
+    /// true unless the time has passed.
+    fn sleep(&self, backstop: Duration) -> bool {
         // One thread sleeps on the doorbell `WAKE`, the others on `woken`. A request's doorbell wakes the
         // service thread instead.
         match self.waits.doorbell_sleeper.try_lock() {
             Ok(_sleeper) => {
+                let mut woken = false;
                 if let Ok(event) = self.ntb.event(Event::Doorbell(self.wake_vector)) {
                     let time =
                         Timespec { tv_sec: backstop.as_secs() as _, tv_nsec: backstop.subsec_nanos() as _ };
                     let mut fds = [PollFd::new(&event, PollFlags::IN)];
                     if matches!(poll(&mut fds, Some(&time)), Ok(1)) {
                         let _ = rustix::io::read(event, &mut [0u8; 8]);
+                        woken = true;
                     }
                 }
                 self.waits.woken.notify_all();
+                woken
             }
             Err(_) => {
                 let guard = lock(&self.waits.others);
-                drop(self.waits.woken.wait_timeout(guard, BACKSTOP.0));
+                let woken = self.waits.woken.wait_timeout(guard, backstop.min(BACKSTOP.0));
+                !woken.unwrap_or_else(PoisonError::into_inner).1.timed_out()
             }
         }
     }

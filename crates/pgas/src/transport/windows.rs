@@ -34,9 +34,9 @@ pub struct Settings {
     pub completion: CompletionMode,
     /// How long a handshake may take.
     pub connect_timeout: Duration,
-    /// How long a request may be unanswered while the link is up. Waits for another PE's progress have no
-    /// limit.
-    pub request_timeout: Duration,
+    /// How long a request may be unanswered while the link is up. `None`: without limit, like waits for
+    /// another PE's progress.
+    pub request_timeout: Option<Duration>,
     /// True if there are more PEs than processors. Polling then yields the processor.
     pub yields: bool,
     /// Gets of at least this many bytes ask the owner to push the bytes. `None`: gets of at least 256 bytes
@@ -57,7 +57,7 @@ impl Default for Settings {
         Self {
             completion: CompletionMode::Adaptive,
             connect_timeout: Duration::from_secs(20),
-            request_timeout: Duration::from_secs(60),
+            request_timeout: Some(Duration::from_secs(60)),
             yields: false,
             push_from: None,
             mover: None,
@@ -74,6 +74,8 @@ pub(super) struct Peer {
     theirs: AtomicU32,
     generation: AtomicU64,
     notifier: Mutex<Notifier>,
+    /// The alignment in bytes of the peer's memory.
+    alignment: usize,
     /// True if a store to the peer needs more than the usual check whether the peer has announced that it
     /// sleeps. A peer without a membarrier(2) registration or a coherent window needs a barrier between the
     /// store and the check. The local PE needs no check: its sleeping threads are woken directly.
@@ -107,11 +109,13 @@ pub(super) struct PeContext {
     pub backstop: (Duration, Duration),
     pub stop: AtomicBool,
     completion: CompletionMode,
-    request_timeout: Duration,
+    request_timeout: Option<Duration>,
     push_from: usize,
     /// True if all windows are coherent and no faults are injected. A store is then delivered once it has
     /// left the store buffer.
     pub coherent: bool,
+    /// The alignment in bytes that the memories of all PEs have.
+    alignment: usize,
     /// The interrupt vector of the doorbell bit `REQUEST`. `wake_vector` is that of `WAKE`.
     pub request_vector: u32,
     pub wake_vector: u32,
@@ -163,6 +167,13 @@ fn vectors(ntb: &dyn Ntb) -> Result<(u32, u32)> {
     }
 }
 
+/// Returns an alignment within the limits of those that programs may use: a power of two from 4 KiB to 1 GiB.
+/// A peer may announce any number.
+fn alignment(announced: u64) -> usize {
+    let within = announced.clamp(4096, 1 << 30);
+    1 << within.ilog2()
+}
+
 /// The transport over memory windows. Any thread may use it.
 pub struct Windows {
     context: Arc<PeContext>,
@@ -181,8 +192,9 @@ impl Windows {
         let base = inbound.as_ptr();
         let (request_vector, wake_vector) = vectors(&*ntb)?;
         let registered = register_for_barriers();
+        let own_alignment = alignment(1 << (base as usize).trailing_zeros().min(63));
         let header: [u64; HEADER_WORDS] =
-            [MAGIC, pes as u64, layout.symmetric_bytes() as u64, registered as u64];
+            [MAGIC, pes as u64, layout.symmetric_bytes() as u64, registered as u64, own_alignment as u64];
         for (index, word) in header.iter().enumerate() {
             // SAFETY: the header's words lie inside the memory, and no peer reads them before the handshake.
             unsafe { base.cast::<u64>().add(index).write_volatile(*word) };
@@ -192,6 +204,8 @@ impl Windows {
         let peers = (0..pes)
             .map(|pe| connect_peer(&*ntb, pe, epoch, &inbound, &layout, &settings, registered))
             .collect::<Result<Vec<_>>>()?;
+        // All PEs find the same minimum, because each reads the headers of all.
+        let alignment = peers.iter().map(|peer| peer.alignment).fold(own_alignment, usize::min);
         let coherent = peers.iter().all(|peer| peer.window.coherent_base().is_some());
         // A load through a coherent window is as fast as the owner's own load, so gets always use loads.
         // Through a posted window, loading 8 bytes costs a round trip, so larger gets ask the owner to push
@@ -233,6 +247,7 @@ impl Windows {
             request_timeout: settings.request_timeout,
             push_from,
             coherent,
+            alignment,
             mover,
             mover_from,
             pending: AtomicU64::new(0),
@@ -373,7 +388,7 @@ impl PeContext {
             mode: self.completion,
             bytes: 0,
             interest: Interest::Control,
-            timeout: Some(self.request_timeout),
+            timeout: self.request_timeout,
             what,
         }
     }

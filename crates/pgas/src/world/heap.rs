@@ -13,16 +13,19 @@ const GRANULE: usize = 64;
 #[derive(Debug)]
 pub struct Heap {
     size: usize,
+    /// Distance in bytes from an address with the largest alignment to the start of the heap.
+    origin: usize,
     free: BTreeMap<usize, usize>,
     used: BTreeMap<usize, usize>,
 }
 
 impl Heap {
-    /// Makes an empty heap of `size` bytes.
-    pub fn new(size: usize) -> Self {
+    /// Makes an empty heap of `size` bytes. `origin` is the address of the heap's start, or its remainder of a
+    /// division by the largest alignment.
+    pub fn new(size: usize, origin: usize) -> Self {
         let size = size / GRANULE * GRANULE;
         let free = if size > 0 { BTreeMap::from([(0, size)]) } else { BTreeMap::new() };
-        Self { size, free, used: BTreeMap::new() }
+        Self { size, origin, free, used: BTreeMap::new() }
     }
 
     /// Allocates `bytes` (at least one granule) aligned to `align`, a power of two. Returns the offset.
@@ -37,7 +40,7 @@ impl Heap {
         let align = align.max(GRANULE);
         let wanted = bytes.max(1).checked_next_multiple_of(GRANULE).ok_or_else(full)?;
         let fit = self.free.iter().find_map(|(&start, &length)| {
-            let aligned = start.checked_next_multiple_of(align)?;
+            let aligned = (self.origin + start).checked_next_multiple_of(align)? - self.origin;
             (aligned - start <= length && length - (aligned - start) >= wanted)
                 .then_some((start, length, aligned))
         });
@@ -56,6 +59,20 @@ impl Heap {
     /// Returns the size of the allocation at `offset`, if there is one.
     pub fn allocated(&self, offset: usize) -> Option<usize> {
         self.used.get(&offset).copied()
+    }
+
+    /// Gives back the end of the allocation at `offset`, so that `bytes` (at least one granule) remain.
+    /// Returns false if there is no such allocation, or if it is smaller.
+    pub fn shrink(&mut self, offset: usize, bytes: usize) -> bool {
+        let Some(wanted) = bytes.max(1).checked_next_multiple_of(GRANULE) else { return false };
+        match self.used.get(&offset).copied() {
+            Some(length) if wanted < length => {
+                self.used.insert(offset, wanted);
+                self.used.insert(offset + wanted, length - wanted);
+                self.release(offset + wanted)
+            }
+            length => length == Some(wanted),
+        }
     }
 
     /// Frees the allocation at `offset`. Returns false if there is none.
@@ -84,15 +101,24 @@ mod tests {
     proptest! {
         #[test]
         fn spans_never_overlap(steps in prop::collection::vec((0usize..5000, 0u32..13, any::<bool>()), 0..200)) {
-            let mut heap = Heap::new(64 << 10);
+            let origin = 3 * GRANULE;
+            let mut heap = Heap::new(64 << 10, origin);
             let mut live: Vec<(usize, usize)> = Vec::new();
             for (bytes, align, release) in steps {
                 if release && !live.is_empty() {
                     let (offset, _) = live.swap_remove(bytes % live.len());
                     prop_assert!(heap.release(offset));
                     prop_assert!(!heap.release(offset));
+                } else if align == 12 && !live.is_empty() {
+                    let index = bytes % live.len();
+                    let (offset, length) = live[index];
+                    let fits = bytes <= length.max(1).next_multiple_of(GRANULE);
+                    prop_assert_eq!(heap.shrink(offset, bytes), fits);
+                    if fits {
+                        live[index].1 = bytes;
+                    }
                 } else if let Ok(offset) = heap.allocate(bytes, 1 << align) {
-                    prop_assert_eq!(offset % (1 << align), 0);
+                    prop_assert_eq!((origin + offset) % (1 << align).min(1 << 12), 0);
                     prop_assert!(offset + bytes <= 64 << 10);
                     prop_assert!(live.iter().all(|(o, b)| offset + bytes.max(1) <= *o || o + b.max(&1) <= offset));
                     live.push((offset, bytes));
@@ -107,10 +133,10 @@ mod tests {
 
     #[test]
     fn invalid_allocations_are_refused() {
-        let mut heap = Heap::new(4096);
+        let mut heap = Heap::new(4096, 0);
         assert!(heap.allocate(usize::MAX, 1).is_err());
         assert!(heap.allocate(1, 3).is_err());
         assert!(heap.allocate(4097, 1).is_err());
-        assert!(Heap::new(0).allocate(1, 1).is_err());
+        assert!(Heap::new(0, 0).allocate(1, 1).is_err());
     }
 }

@@ -112,6 +112,7 @@ impl<T: Transport> World<T> {
             ));
         }
         let heap_bytes = length - heap_offset;
+        let origin = (base as usize + heap_offset) % transport.alignment();
         Ok(Self {
             transport,
             base: base as usize,
@@ -120,7 +121,7 @@ impl<T: Transport> World<T> {
             statics_offset,
             heap_offset,
             heap_bytes,
-            heap: Mutex::new(Heap::new(heap_bytes)),
+            heap: Mutex::new(Heap::new(heap_bytes, origin)),
             collective: Mutex::new(()),
         })
     }
@@ -189,18 +190,20 @@ impl<T: Transport> World<T> {
         self.heap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates symmetric memory, aligned to at most 4096. All PEs must call it with the same arguments.
+    /// Allocates symmetric memory, aligned to at most [`Transport::alignment`]. All PEs must call it with the
+    /// same arguments.
     ///
     /// # Errors
     /// [`Error::Heap`] and [`Error::Invalid`], on all PEs alike; [`Error::LinkLost`].
     pub fn allocate(&self, bytes: usize, align: usize) -> Result<*mut u8> {
-        // Each PE's memory starts at a page boundary, so a larger alignment cannot hold on all PEs.
-        let offset = match align <= 4096 {
+        // A larger alignment would lead to different offsets on different PEs.
+        let largest = self.transport.alignment();
+        let offset = match align <= largest {
             true => self.heap().allocate(bytes, align),
-            false => Err(Error::invalid(
-                format!("alignment {align}"),
-                "larger than 4096, which is not supported; give a smaller one",
-            )),
+            false => {
+                let why = format!("this transport supports alignments up to {largest}; give a smaller one");
+                Err(Error::invalid(format!("alignment {align}"), why))
+            }
         };
         self.barrier_all()?;
         Ok(self.address_of(self.heap_offset + offset?))
@@ -217,6 +220,24 @@ impl<T: Transport> World<T> {
             true => Ok(()),
             false => Err(Error::NotSymmetric { address: address as usize, bytes: 0 }),
         }
+    }
+
+    /// Makes the allocation at `address` smaller: `bytes` of it remain. All PEs must call it with the same
+    /// arguments. Returns false, without waiting for other PEs, if there is no such allocation or if it is
+    /// smaller than `bytes`.
+    ///
+    /// # Errors
+    /// As for [`Transport::quiet`] and [`World::sync`].
+    pub fn shrink(&self, address: *mut u8, bytes: usize) -> Result<bool> {
+        if self.allocated(address).is_none_or(|length| bytes > length) {
+            return Ok(false);
+        }
+        // Another PE may still store to the end until it calls this function.
+        self.barrier_all()?;
+        let offset = (address as usize).wrapping_sub(self.base + self.heap_offset);
+        let shrunk = self.heap().shrink(offset, bytes);
+        self.barrier_all()?;
+        Ok(shrunk)
     }
 
     /// Returns the size of the allocation at `address`, if there is one.

@@ -141,6 +141,22 @@ static void memory(void) {
     array = shmem_align(4096, 8);
     CHECK(array && (uintptr_t)array % 4096 == 0);
     shmem_free(array);
+    array = shmem_align(2 << 20, 8);
+    CHECK(array && (uintptr_t)array % (2 << 20) == 0);
+    shmem_free(array);
+    CHECK(shmem_align(48, 8) == NULL);
+
+    /* Most of the heap, which has 64 MiB: it has no room for a copy. */
+    char *large = shmem_malloc(40 << 20);
+    CHECK(large != NULL);
+    large[0] = 1;
+    large[(30 << 20) - 1] = 2;
+    large = shmem_realloc(large, 30 << 20);
+    CHECK(large && large[0] == 1 && large[(30 << 20) - 1] == 2);
+    char *rest = shmem_malloc(30 << 20);
+    CHECK(rest != NULL);
+    shmem_free(rest);
+    shmem_free(large);
     shmem_pcontrol(0);
     shmem_pcontrol(2, "anything", 3.0);
 }

@@ -60,17 +60,17 @@ pub(super) fn connect_peer(
     registered: bool,
 ) -> Result<Peer> {
     let generation = ntb.link(pe).generation;
-    let (window, tag, theirs, generation, is_exceptional) = if pe == ntb.port() {
-        (Window::new(pe, inbound.clone(), Promise::Coherent, None), 1, 0, generation, true)
+    let (window, tag, theirs, generation, is_exceptional, alignment) = if pe == ntb.port() {
+        (Window::new(pe, inbound.clone(), Promise::Coherent, None), 1, 0, generation, true, usize::MAX)
     } else {
         let offer = Offer { inbound, epoch, timeout: settings.connect_timeout };
         let connection = handshake::connect(ntb, pe, &offer, &settings.faults)?;
         let window = ntb.peer_window(pe, 0)?;
-        let peer_registered = check_window(pe, &window, layout)?;
+        let (peer_registered, alignment) = check_window(pe, &window, layout)?;
         let needs_barrier = !(registered && peer_registered && window.ordering() == Promise::Coherent);
         // The link may have come up during the handshake, so read its generation after it. Any later change
         // means that the link was lost.
-        (window, connection.tag(), connection.theirs, ntb.link(pe).generation, needs_barrier)
+        (window, connection.tag(), connection.theirs, ntb.link(pe).generation, needs_barrier, alignment)
     };
     Ok(Peer {
         window,
@@ -78,6 +78,7 @@ pub(super) fn connect_peer(
         theirs: AtomicU32::new(theirs),
         generation: AtomicU64::new(generation),
         notifier: Mutex::default(),
+        alignment,
         is_exceptional,
         answered: AtomicU64::new(0),
         issued: AtomicU64::new(0),
@@ -92,8 +93,8 @@ pub(super) fn connect_peer(
 }
 
 /// Checks that the peer's layout equals this side's, so that offsets mean the same on both. Returns true if
-/// the peer's process is registered for barriers by membarrier(2).
-fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<bool> {
+/// the peer's process is registered for barriers by membarrier(2), and the alignment of its memory.
+fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<(bool, usize)> {
     let mut header = [0u64; HEADER_WORDS];
     // SAFETY: `header` is a local variable, and the length is its size.
     unsafe { window.load_into(header.as_mut_ptr().cast(), 0, size_of_val(&header))? };
@@ -110,5 +111,5 @@ fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<bool> {
         }
         .into());
     }
-    Ok(header[3] == 1)
+    Ok((header[3] == 1, super::alignment(header[4])))
 }

@@ -24,6 +24,10 @@ impl Transport for Windows {
         (self.context.base.wrapping_add(layout.symmetric()), layout.symmetric_bytes())
     }
 
+    fn alignment(&self) -> usize {
+        self.context.alignment
+    }
+
     fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8> {
         let base = self.context.peers.get(pe as usize)?.window.coherent_base()?;
         Some(base.wrapping_add(self.context.layout.symmetric() + offset))

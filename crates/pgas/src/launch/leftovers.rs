@@ -1,0 +1,67 @@
+//! Ends the processes that a job leaves behind: children of PEs, and PEs behind a shell that has ended.
+//!
+//! Such processes have other parents and groups by then. They are found by a variable that they inherited.
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// The environment variable with the job's name, which every process of a job inherits.
+pub const JOB: &str = "INLANE_NTB_JOB";
+/// Time between asking the processes to end and killing them.
+const GRACE: Duration = Duration::from_millis(500);
+/// How long to repeat the search. Killed processes may take a moment to end, and may have forked.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Ends every process whose environment names this job, except the calling process. A process that removed
+/// the variable from its environment is not found.
+pub fn end(job: &str) {
+    let begun = Instant::now();
+    while begun.elapsed() < LIMIT {
+        let found = processes(job);
+        if found.is_empty() {
+            return;
+        }
+        let signal = if begun.elapsed() < GRACE { Signal::TERM } else { Signal::KILL };
+        for process in found {
+            let _ = pidfd_send_signal(process, signal);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Returns the processes of the job, except the calling one.
+fn processes(job: &str) -> Vec<OwnedFd> {
+    let wanted = format!("{JOB}={job}");
+    let own = std::process::id() as i32;
+    let numbers = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let process = |number: i32| {
+        // Open the process before the look at its environment, so that the signal cannot reach a later
+        // process with the same number.
+        let process = pidfd_open(Pid::from_raw(number)?, PidfdFlags::empty()).ok()?;
+        let environment = std::fs::read(format!("/proc/{number}/environ")).ok()?;
+        environment.split(|byte| *byte == 0).any(|one| one == wanted.as_bytes()).then_some(process)
+    };
+    numbers.filter(|number| *number != own).filter_map(process).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    #[test]
+    fn only_processes_of_the_job_end() {
+        let sleep = |job: &str| Command::new("sleep").arg("1000").env(JOB, job).spawn().unwrap();
+        let (mut first, mut other) = (sleep("leftovers-test-1"), sleep("leftovers-test-11"));
+        // The environment shows the variable only after the exec.
+        while processes("leftovers-test-1").len() != 1 {}
+        end("leftovers-test-1");
+        assert_eq!(first.wait().unwrap().signal(), Some(15));
+        assert!(other.try_wait().unwrap().is_none());
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+}

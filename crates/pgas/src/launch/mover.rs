@@ -1,0 +1,71 @@
+//! The mover of a job, as users name it.
+
+use crate::error::{Error, Result};
+use inlane_core::mover::Mover;
+use inlane_twin::{DmaCosts, DmaEngine};
+
+/// The mover for bulk data, as users name it: `twin`, `twin:RATE` or `gpu:N`.
+///
+/// The mover of a job must reach all memory of the job's programs, because programs put from any of their
+/// memory. The twin of a DMA engine does. A GPU reaches only memory that was registered with it. So only the
+/// bench can use a GPU, because the bench registers its memory.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MoverChoice {
+    /// A DMA engine's twin with this rate in bits a second. `None`: as fast as a core copies.
+    Twin(Option<f64>),
+    /// The copy engines of a GPU.
+    Gpu(u32),
+}
+
+impl std::str::FromStr for MoverChoice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        use inlane_core::units::{Rate, parse_rate};
+        let invalid = || {
+            Error::invalid(
+                format!("mover '{text}'"),
+                "expected twin, twin:RATE (for example twin:30G) or gpu:N",
+            )
+        };
+        match text.split_once(':').unwrap_or((text, "")) {
+            ("twin", "") => Ok(Self::Twin(None)),
+            ("twin", rate) => match parse_rate(rate)? {
+                Rate::Bits(bits) => Ok(Self::Twin(Some(bits))),
+                _ => Err(invalid()),
+            },
+            ("gpu", number) => number.parse().map(Self::Gpu).map_err(|_| invalid()),
+            _ => Err(invalid()),
+        }
+    }
+}
+
+impl std::fmt::Display for MoverChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Twin(None) => f.write_str("twin"),
+            Self::Twin(Some(bits)) => write!(f, "twin:{bits}"),
+            Self::Gpu(number) => write!(f, "gpu:{number}"),
+        }
+    }
+}
+
+impl MoverChoice {
+    /// Starts the DMA engine's twin.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a GPU, which does not reach all memory of a program.
+    pub fn start_twin(&self) -> Result<Box<dyn Mover>> {
+        let costs = match *self {
+            Self::Twin(None) => DmaCosts::unlimited(),
+            Self::Twin(Some(bits)) => DmaCosts { to_device: bits / 8.0, ..DmaCosts::unlimited() },
+            Self::Gpu(_) => {
+                return Err(Error::invalid(
+                    format!("mover '{self}'"),
+                    "a GPU reaches registered memory only; use twin, or measure with `inlane ntb bench --mover gpu:N`",
+                ));
+            }
+        };
+        Ok(Box::new(DmaEngine::new("dma twin", costs)?))
+    }
+}

@@ -1,0 +1,144 @@
+//! Watches the processes of a job, and decides which failure the job reports.
+
+use inlane_ntb::twin::{Hub, PortEvent};
+use rustix::process::{Signal, pidfd_send_signal};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// Time between asking processes to end and killing them.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long to wait after a process has ended. During this time the hub's last events of that process arrive.
+/// If the process ended because it lost a link, the PE at the other end of the link ends too.
+const SETTLE_TIME: Duration = Duration::from_secs(2);
+
+pub(super) enum JobEvent {
+    Hub(u32, PortEvent),
+    Ended(u32, ExitStatus),
+}
+
+pub(super) struct Running {
+    pub pidfd: OwnedFd,
+    pub attached: bool,
+    pub finished: bool,
+    pub gone: bool,
+    /// The PE to which this PE lost its link, if this PE ended for that reason.
+    pub lost: Option<u32>,
+    pub ended: Option<(ExitStatus, Instant)>,
+}
+
+impl Running {
+    /// Returns true if the process has ended and the hub has no more events of the process. A child process
+    /// may keep the socket to the hub open. Therefore also returns true [`SETTLE_TIME`] after the end.
+    fn is_settled(&self) -> bool {
+        self.ended.is_some_and(|(_, at)| self.gone || at.elapsed() > SETTLE_TIME)
+    }
+}
+
+/// Records an event. Returns the status that a PE asks all PEs to end with.
+fn record(running: &mut [Running], events: JobEvent) -> Option<i32> {
+    match events {
+        JobEvent::Ended(pe, status) => running[pe as usize].ended = Some((status, Instant::now())),
+        JobEvent::Hub(pe, PortEvent::Attached) => running[pe as usize].attached = true,
+        JobEvent::Hub(pe, PortEvent::Finished) => running[pe as usize].finished = true,
+        JobEvent::Hub(pe, PortEvent::Gone) => running[pe as usize].gone = true,
+        JobEvent::Hub(pe, PortEvent::Lost(peer)) => running[pe as usize].lost = Some(peer),
+        JobEvent::Hub(_, PortEvent::ExitAll(status)) => return Some(status),
+    }
+    None
+}
+
+/// Returns why PE `pe` failed and the job's status for it, or `None` if it has not failed.
+fn failure(pe: usize, process: &Running) -> Option<(i32, String)> {
+    let (status, _) = process.ended?;
+    if let Some(signal) = status.signal() {
+        return Some((128 + signal, format!("PE {pe} was killed by signal {signal}")));
+    }
+    match status.code() {
+        Some(0) if process.attached && process.gone && !process.finished => {
+            Some((1, format!("PE {pe} ended without calling shmem_finalize")))
+        }
+        Some(0) | None => None,
+        Some(code) => Some((code, format!("PE {pe} ended with status {code}"))),
+    }
+}
+
+/// Returns the failure to report, or `None` if there is none yet. PEs that ended because they lost a peer are
+/// reported only if no other PE has failed. The order of the events does not show which PE ended first.
+fn verdict(running: &[Running]) -> Option<(i32, String)> {
+    let failed = |pe: usize| running[pe].is_settled().then(|| failure(pe, &running[pe])).flatten();
+    let alone = |pe: usize| {
+        let next = |process: &&Running| process.lost.and_then(|peer| running.get(peer as usize));
+        // PEs may have lost each other in a circle, so follow at most as many links as there are PEs.
+        let mut lost = std::iter::successors(Some(&running[pe]), next).take(running.len() + 1).skip(1);
+        lost.all(Running::is_settled) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE_TIME)
+    };
+    let all = || 0..running.len();
+    let causes = all().filter(|pe| running[*pe].lost.is_none()).find_map(failed);
+    causes.or_else(|| all().filter(|pe| alone(*pe)).find_map(failed))
+}
+
+/// Waits for all processes. Returns the job's exit status and, for a failure, the reason.
+pub(super) fn supervise(
+    events: &Receiver<JobEvent>,
+    running: &mut [Running],
+    hub: &Hub,
+) -> (i32, Option<String>) {
+    loop {
+        // After a process has ended, the hub may still have events of that process, so look again soon.
+        let some_ended = running.iter().any(|process| process.ended.is_some());
+        let limit = Duration::from_millis(if some_ended { 50 } else { 3_600_000 });
+        match events.recv_timeout(limit) {
+            Ok(event) => {
+                if let Some(status) = record(running, event) {
+                    // The PEs write out what they have buffered, and end.
+                    hub.end_all(status);
+                    wait_for_ends(events, running, GRACE);
+                    end_all(events, running);
+                    return (status, (status != 0).then(|| format!("shmem_global_exit({status})")));
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return (0, None),
+        }
+        if let Some((status, why)) = verdict(running) {
+            let others = running.iter().filter(|process| process.ended.is_none()).count();
+            end_all(events, running);
+            let why = match others {
+                0 => why,
+                1 => format!("{why}; the other PE was ended"),
+                _ => format!("{why}; the other {others} PEs were ended"),
+            };
+            return (status, Some(why));
+        }
+        if running.iter().all(Running::is_settled) {
+            return (0, None);
+        }
+    }
+}
+
+/// Ends all processes: asks them by a signal, and kills them after [`GRACE`].
+pub(super) fn end_all(events: &Receiver<JobEvent>, running: &mut [Running]) {
+    for (signal, limit) in [(Signal::TERM, GRACE), (Signal::KILL, Duration::from_secs(60))] {
+        for process in running.iter().filter(|process| process.ended.is_none()) {
+            let _ = pidfd_send_signal(&process.pidfd, signal);
+        }
+        wait_for_ends(events, running, limit);
+    }
+}
+
+/// Waits until all processes have ended, or until `limit` has passed.
+fn wait_for_ends(events: &Receiver<JobEvent>, running: &mut [Running], limit: Duration) {
+    let until = Instant::now() + limit;
+    while running.iter().any(|process| process.ended.is_none()) {
+        match events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(event) => drop(record(running, event)),
+            Err(_) => break,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

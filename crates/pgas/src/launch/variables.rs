@@ -1,0 +1,138 @@
+//! The environment variables that users set for OpenSHMEM programs (OpenSHMEM 1.5, section 8.1, and inlane's
+//! own).
+
+use crate::error::{Error, Result};
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Size of each PE's symmetric heap.
+pub const HEAP: &str = "SHMEM_SYMMETRIC_SIZE";
+/// Prints the library's version at the start.
+pub const VERSION: &str = "SHMEM_VERSION";
+/// Prints these variables at the start.
+pub const INFO: &str = "SHMEM_INFO";
+/// Prints which path each PE takes, and why.
+pub const DEBUG: &str = "SHMEM_DEBUG";
+/// How long to wait for the other PEs to start.
+pub const CONNECT_TIMEOUT: &str = "INLANE_SHMEM_CONNECT_TIMEOUT";
+/// How long another PE may take to answer a request.
+pub const ANSWER_TIMEOUT: &str = "INLANE_SHMEM_ANSWER_TIMEOUT";
+
+/// What [`INFO`] prints, without the program's own settings.
+pub const HELP: &str = "\
+SHMEM_SYMMETRIC_SIZE=SIZE          symmetric heap of each PE: a number with K, M, G or T [1G]
+SHMEM_VERSION=1                    print the library's version at the start
+SHMEM_INFO=1                       print this text at the start
+SHMEM_DEBUG=1                      print the path that each PE takes, and why
+INLANE_SHMEM_CONNECT_TIMEOUT=TIME  longest wait for the other PEs to start, such as 30s [no limit]
+INLANE_SHMEM_ANSWER_TIMEOUT=TIME   longest wait for another PE's answer, such as 75s [no limit]";
+
+/// A size of a symmetric heap. OpenSHMEM allows fractions and small letters: `1.5g`, `0.3M`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeapSize(pub u64);
+
+impl FromStr for HeapSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let digits = text.trim_end_matches(|last: char| last.is_ascii_alphabetic());
+        let unit = text[digits.len()..].to_ascii_uppercase();
+        let power = match unit.trim_end_matches('B').trim_end_matches('I') {
+            "" => 0,
+            "K" => 1,
+            "M" => 2,
+            "G" => 3,
+            "T" => 4,
+            _ => return Err(format!("'{unit}' is no unit; write a number with K, M, G or T, such as 512M")),
+        };
+        // `f64` would also parse signs and exponents.
+        let plain = digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+        let number = digits.parse::<f64>().ok().filter(|_| plain);
+        let bytes =
+            number.ok_or("not a size; write a number with K, M, G or T, such as 512M")? * 1024f64.powi(power);
+        match bytes {
+            bytes if bytes < 1.0 => Err("the heap needs at least a byte; give a larger size".into()),
+            bytes if bytes > (1u64 << 40) as f64 => {
+                Err("a window has at most 1 TiB; give a smaller size".into())
+            }
+            bytes => Ok(Self(bytes as u64)),
+        }
+    }
+}
+
+/// A time limit. `0` means that there is no limit.
+struct Limit(Option<Duration>);
+
+impl FromStr for Limit {
+    type Err = inlane_core::error::Error;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        let limit = inlane_core::units::parse_time(text)?;
+        Ok(Self((!limit.is_zero()).then_some(limit)))
+    }
+}
+
+/// Returns the value of a variable, or `None` if it is not set.
+///
+/// # Errors
+/// [`Error::Invalid`] for a value that cannot be parsed. The message ends with `remedy`.
+pub(super) fn parsed<T: FromStr>(name: &str, remedy: &str) -> Result<Option<T>>
+where
+    T::Err: std::fmt::Display,
+{
+    let Some(text) = std::env::var_os(name) else { return Ok(None) };
+    let text = text.to_string_lossy();
+    text.parse()
+        .map(Some)
+        .map_err(|error| Error::invalid(format!("{name}={text}"), format!("{error}{remedy}")))
+}
+
+/// Returns the heap's size in bytes that the user asks for by [`HEAP`].
+///
+/// # Errors
+/// [`Error::Invalid`] for a value that is no size.
+pub fn heap_bytes() -> Result<Option<u64>> {
+    Ok(parsed::<HeapSize>(HEAP, "")?.map(|size| size.0))
+}
+
+/// Returns the two time limits: for the start of the other PEs, and for answers. `None` means no limit.
+///
+/// # Errors
+/// [`Error::Invalid`] for a value that is no time.
+pub fn timeouts() -> Result<(Option<Duration>, Option<Duration>)> {
+    let limit =
+        |name| parsed::<Limit>(name, "; 0 means no limit").map(|limit| limit.and_then(|limit| limit.0));
+    Ok((limit(CONNECT_TIMEOUT)?, limit(ANSWER_TIMEOUT)?))
+}
+
+/// Returns true if the variable is set to anything but nothing.
+pub fn is_set(name: &str) -> bool {
+    std::env::var_os(name).is_some_and(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sizes_have_fractions_and_units_of_both_cases() {
+        let sizes = [("4096", 4096), ("1.5G", 3 << 29), ("64m", 64 << 20), ("0.5kb", 512), ("1T", 1 << 40)];
+        for (text, bytes) in sizes {
+            assert_eq!(text.parse::<HeapSize>().unwrap().0, bytes, "{text}");
+        }
+        assert_eq!(".25M".parse::<HeapSize>().unwrap().0, 1 << 18);
+        assert_eq!("2GiB".parse::<HeapSize>().unwrap().0, 2 << 30);
+        for bad in ["", "M", "-5M", "0", "1e3", "nan", "inf", "nonsense", "5Q", "1..5", "2T", "1 G", "0.0001"]
+        {
+            assert!(bad.parse::<HeapSize>().is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_size_or_refused(text in ".{0,16}") {
+            let _ = text.parse::<HeapSize>();
+        }
+    }
+}
