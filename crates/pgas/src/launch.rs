@@ -17,11 +17,14 @@
 //! [`variables`] lists the variables that users set.
 
 pub mod leftovers;
+pub mod manager;
+mod member;
 mod mover;
 mod session;
 mod supervise;
 pub mod variables;
 
+pub use member::Member;
 pub use mover::MoverChoice;
 pub use session::Session;
 

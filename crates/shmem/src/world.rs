@@ -4,7 +4,7 @@ use crate::statics;
 use inlane_ntb::device::Ntb;
 use inlane_ntb::twin::{Hub, Twin};
 use inlane_pgas::error::{Error, Result};
-use inlane_pgas::launch::{Session, leftovers, variables};
+use inlane_pgas::launch::{Member, Session, leftovers, variables};
 use inlane_pgas::transport::Transport;
 use inlane_pgas::transport::layout::Layout;
 use inlane_pgas::transport::windows::Windows;
@@ -20,12 +20,25 @@ struct Process {
     id: u32,
     world: World<Windows>,
     twin: Arc<Twin>,
+    member: Option<Arc<Member>>,
     _hub: Option<Hub>,
+}
+
+impl Process {
+    /// Asks all PEs to end with `status`.
+    fn end_all(&self, status: c_int) {
+        self.twin.request_exit_all(status);
+        if let Some(member) = &self.member {
+            member.end_all(status);
+        }
+    }
 }
 
 // Never dropped, because peers may still read the memory when this process ends.
 static PROCESS: OnceLock<Process> = OnceLock::new();
 static FINISHED: AtomicBool = AtomicBool::new(false);
+/// True once this process runs `exit` because it ends the job.
+static EXITING: AtomicBool = AtomicBool::new(false);
 /// How long a process that ends may take to write out what it has buffered.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
@@ -70,7 +83,7 @@ pub fn fail(error: &Error) -> ! {
             match error {
                 // Another PE ended first, so tell the launcher to look for the cause there.
                 Error::LinkLost { peer, .. } => process.twin.report_lost(*peer),
-                _ => process.twin.request_exit_all(1),
+                _ => process.end_all(1),
             }
         }
         None => print(&error.to_string()),
@@ -96,20 +109,41 @@ fn connect() -> Result<Process> {
         // other threads use static objects.
         unsafe { statics::move_to(&session.twin, offset, address, length) }?;
     }
-    let Session { twin, settings, hub, .. } = session;
-    let twin = Arc::new(twin);
+    let Session { twin, settings, hub, member, .. } = session;
+    let (twin, member) = (Arc::new(twin), member.map(Arc::new));
     if hub.is_none() {
-        start_watching(twin.clone())?;
+        start_watching(twin.clone(), member.clone())?;
     }
     let windows = Windows::connect(twin.clone(), bytes, settings)?;
-    Ok(Process { id: std::process::id(), world: World::new(windows, address, length)?, twin, _hub: hub })
+    Ok(Process {
+        id: std::process::id(),
+        world: World::new(windows, address, length)?,
+        twin,
+        member,
+        _hub: hub,
+    })
 }
 
 /// Waits until the launcher asks this process to end, or has ended itself. Then ends the process.
-fn watch(twin: &Twin) {
-    let status = match twin.wait_for_end() {
-        Some(status) => status,
-        None => {
+fn watch(twin: &Twin, member: Option<&Member>) {
+    let status = match (twin.wait_for_end(), member) {
+        (Some(_), _) if EXITING.load(Ordering::Acquire) => return,
+        (Some(status), member) => {
+            if let Some(member) = member {
+                member.leave();
+            }
+            status
+        }
+        // PE 0 owns the hub of such a job, and ends after all have finished.
+        (None, Some(_)) if FINISHED.load(Ordering::Acquire) => return,
+        (None, Some(_)) => {
+            print(&format!(
+                "PE {}: PE 0 has ended before the others; look for the cause at PE 0",
+                twin.port()
+            ));
+            1
+        }
+        (None, None) => {
             print(&format!("PE {}: its launcher has ended, so it ends too", twin.port()));
             if let Ok(job) = std::env::var(leftovers::JOB) {
                 leftovers::end(&job);
@@ -133,14 +167,16 @@ fn watch(twin: &Twin) {
 
 /// Starts the thread that runs [`watch`]. It handles no signals, because the program expects them in its own
 /// threads.
-fn start_watching(twin: Arc<Twin>) -> Result<()> {
+fn start_watching(twin: Arc<Twin>, member: Option<Arc<Member>>) -> Result<()> {
     // SAFETY: the sets lie on the stack, and the calls only change this thread's mask.
     unsafe {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
             (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        let thread = std::thread::Builder::new().name("shmem-watch".into()).spawn(move || watch(&twin));
+        let thread = std::thread::Builder::new()
+            .name("shmem-watch".into())
+            .spawn(move || watch(&twin, member.as_deref()));
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
         thread.map(drop).map_err(|source| Error::Os { what: "starting a thread".into(), source })
     }
@@ -206,13 +242,20 @@ pub fn finish() {
     if !FINISHED.swap(true, Ordering::AcqRel) {
         check(process.world.leave());
         process.twin.report_finished();
+        if let Some(member) = &process.member {
+            member.finish();
+        }
     }
 }
 
 /// Ends all processes of the job with `status`.
 pub fn exit_all(status: c_int) {
+    EXITING.store(true, Ordering::Release);
     if let Some(process) = own_process() {
-        process.twin.request_exit_all(status);
+        process.end_all(status);
+        if let Some(member) = &process.member {
+            member.leave();
+        }
     }
     FINISHED.store(true, Ordering::Release);
     std::process::exit(status)

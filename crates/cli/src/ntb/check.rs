@@ -6,7 +6,7 @@ use inlane_core::completion::CompletionMode;
 use inlane_ntb::device::Ntb;
 use inlane_ntb::ivshmem::Ivshmem;
 use inlane_pci::Address;
-use inlane_pgas::launch::Session;
+use inlane_pgas::launch::{Member, Session};
 use inlane_pgas::transport::layout::Layout;
 use inlane_pgas::transport::windows::{Settings, Windows};
 use inlane_pgas::world::World;
@@ -54,7 +54,7 @@ impl Check {
                 let session = Session::from_environment(heap)?;
                 settings = session.settings;
                 let port = Arc::new(session.twin);
-                twin = Some((port.clone(), session.hub));
+                twin = Some((port.clone(), session.hub, session.member));
                 port
             }
         };
@@ -74,8 +74,9 @@ impl Check {
         crate::print(|out| {
             writeln!(out, "ntb check: {name}, PE {me} of {pes}, {} rounds in {seconds:.2} s, ok", self.rounds)
         })?;
-        if let Some((port, _hub)) = &twin {
+        if let Some((port, _hub, member)) = &twin {
             port.report_finished();
+            member.iter().for_each(Member::finish);
         }
         Ok(())
     }

@@ -139,12 +139,6 @@ impl Hub {
     /// [`Error::Invalid`] for a port that does not exist, [`Error::Os`] if the system refuses a socket or
     /// thread.
     pub fn admit(&self, port: u32) -> Result<OwnedFd> {
-        if port >= self.fabric.ports {
-            return Err(Error::invalid(
-                format!("port {port}"),
-                format!("the fabric has ports 0 to {}", self.fabric.ports - 1),
-            ));
-        }
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .map_err(|error| Error::os("the socket to a port's process", error))?;
@@ -152,8 +146,18 @@ impl Hub {
         Ok(theirs)
     }
 
-    /// Serves the process at the other end of `socket`, which becomes `port`.
-    fn serve(&self, port: u32, socket: OwnedFd) -> Result<()> {
+    /// Admits the process at the other end of `socket`, a connected UNIX socket for packets (SOCK_SEQPACKET), to
+    /// `port`. Otherwise as [`Hub::admit`].
+    ///
+    /// # Errors
+    /// As for [`Hub::admit`].
+    pub fn serve(&self, port: u32, socket: OwnedFd) -> Result<()> {
+        if port >= self.fabric.ports {
+            return Err(Error::invalid(
+                format!("port {port}"),
+                format!("the fabric has ports 0 to {}", self.fabric.ports - 1),
+            ));
+        }
         let (fabric, events, sockets) = (self.fabric.clone(), self.events.clone(), self.sockets.clone());
         let socket = Arc::new(socket);
         lock(&sockets).push((port, socket.clone()));

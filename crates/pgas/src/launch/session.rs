@@ -1,7 +1,8 @@
 //! A process's place in a job.
 
+use super::member::{self, Member};
 use super::variables::{self, parsed};
-use super::{HEAP, MoverChoice, STATICS};
+use super::{HEAP, MoverChoice, STATICS, manager};
 use crate::error::{Error, Result};
 use crate::transport::layout::Layout;
 use crate::transport::windows::{Settings, Windows};
@@ -22,9 +23,11 @@ pub struct Session {
     pub bytes: usize,
     /// The settings of the transport.
     pub settings: Settings,
-    /// The hub of this process's own fabric, if the process is a job of its own. `None` if the launcher
-    /// started it.
+    /// The hub of this process's own fabric, if the process is a job of its own.
     pub hub: Option<Hub>,
+    /// The membership in a job that a process manager such as `mpirun` started. Finish it after the last
+    /// communication.
+    pub member: Option<Member>,
 }
 
 /// Returns the value of a variable that the launcher has set.
@@ -54,30 +57,56 @@ impl Session {
             Some(choice) => Some((choice.start_twin()?, mover_from)),
             None => None,
         };
-        let settings = Settings {
-            completion: variable::<CompletionMode>("INLANE_NTB_COMPLETION")?
-                .unwrap_or(CompletionMode::Adaptive),
-            yields: variable::<u8>("INLANE_NTB_YIELD")?.unwrap_or(0) != 0,
-            faults: faults.clone(),
-            mover,
-            connect_timeout: connect_timeout.unwrap_or(Duration::MAX),
-            request_timeout,
-            ..Settings::default()
-        };
-        let (socket, hub) = match variable::<RawFd>("INLANE_NTB_FD")? {
-            Some(fd) => (inherited(fd)?, None),
-            None => {
-                let hub = Hub::new(1, heap_bytes + STATICS)?;
-                (hub.admit(0)?, Some(hub))
-            }
-        };
+        let Place { socket, heap_bytes, hub, member } = Place::find(heap_bytes)?;
         let needed = |pes| {
             Layout::overhead(pes) + World::<Windows>::symmetric_bytes(pes, additional, heap_bytes as usize)
         };
         let twin = Twin::attach_with(socket, &faults, needed)?;
         let bytes = needed(twin.ports());
-        Ok(Self { twin, bytes, settings, hub })
+        // Without the launcher's word, assume that a manager spreads its processes over all processors.
+        let crowded = member.is_some() && twin.ports() as usize > online_processors();
+        let settings = Settings {
+            completion: variable::<CompletionMode>("INLANE_NTB_COMPLETION")?
+                .unwrap_or(CompletionMode::Adaptive),
+            yields: variable::<u8>("INLANE_NTB_YIELD")?.map_or(crowded, |yields| yields != 0),
+            faults,
+            mover,
+            connect_timeout: connect_timeout.unwrap_or(Duration::MAX),
+            request_timeout,
+            ..Settings::default()
+        };
+        Ok(Self { twin, bytes, settings, hub, member })
     }
+}
+
+/// Where this process's socket to a hub comes from.
+struct Place {
+    socket: OwnedFd,
+    heap_bytes: u64,
+    hub: Option<Hub>,
+    member: Option<Member>,
+}
+
+impl Place {
+    /// Finds the place that the launcher or a process manager has for this process. `heap_bytes` is the size
+    /// of the symmetric heap that this process asks for.
+    fn find(heap_bytes: u64) -> Result<Self> {
+        if let Some(fd) = variable::<RawFd>("INLANE_NTB_FD")? {
+            return Ok(Self { socket: inherited(fd)?, heap_bytes, hub: None, member: None });
+        }
+        if let Some(manager) = manager::connect()? {
+            let (member, socket, heap_bytes) = member::join(manager, heap_bytes)?;
+            return Ok(Self { socket, heap_bytes, hub: None, member: Some(member) });
+        }
+        let hub = Hub::new(1, heap_bytes.saturating_add(STATICS))?;
+        Ok(Self { socket: hub.admit(0)?, heap_bytes, hub: Some(hub), member: None })
+    }
+}
+
+/// Returns the number of the machine's processors that are in use.
+fn online_processors() -> usize {
+    // SAFETY: the call takes a number.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
 }
 
 fn inherited(fd: RawFd) -> Result<OwnedFd> {

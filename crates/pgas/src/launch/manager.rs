@@ -1,0 +1,88 @@
+//! Process managers: launchers such as `mpirun`, `mpiexec` and `srun`, which start processes and exchange
+//! short texts between them.
+//!
+//! | manager | interface | found by |
+//! | --- | --- | --- |
+//! | hydra (MPICH's `mpiexec`), Slurm's `mpi/pmi2` | PMI-1's messages ([`pmi`]) | `PMI_FD` |
+//! | Open MPI's `mpirun`, PRRTE's `prterun`, Slurm's `mpi/pmix` | libpmix ([`pmix`]) | `PMIX_NAMESPACE` |
+
+pub mod pmi;
+mod pmix;
+
+use crate::error::{Error, Result};
+
+/// A process's connection to its process manager.
+pub trait ProcessManager: Send {
+    /// Returns the number of this process.
+    fn rank(&self) -> u32;
+    /// Returns the number of processes.
+    fn size(&self) -> u32;
+    /// Stores a text under a key. Other processes see it after the next [`ProcessManager::fence`]. Keys and
+    /// texts have no spaces and at most 60 and 250 characters.
+    ///
+    /// # Errors
+    /// If the manager refuses or has ended.
+    fn put(&mut self, key: &str, text: &str) -> Result<()>;
+    /// Blocks until all processes have called it.
+    ///
+    /// # Errors
+    /// If the manager refuses or has ended.
+    fn fence(&mut self) -> Result<()>;
+    /// Returns the text that process `rank` stored under the key.
+    ///
+    /// # Errors
+    /// If there is none, or the manager has ended.
+    fn get(&mut self, rank: u32, key: &str) -> Result<String>;
+    /// Reports that this process has finished. Its end is then no failure.
+    ///
+    /// # Errors
+    /// If the manager refuses or has ended.
+    fn finish(&mut self) -> Result<()>;
+}
+
+/// Variables in which launchers announce the number of processes.
+const ANNOUNCED: [&str; 7] = [
+    "PMI_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+    "MPI_LOCALNRANKS",
+    "FLUX_JOB_SIZE",
+    "JSM_NAMESPACE_SIZE",
+    "PALS_LOCAL_SIZE",
+];
+
+/// Returns the variable that announces more than one process, and its value.
+fn announced() -> Option<(&'static str, u32)> {
+    let value = |name: &str| std::env::var(name).ok()?.trim().parse::<u32>().ok();
+    ANNOUNCED.into_iter().find_map(|name| value(name).filter(|size| *size > 1).map(|size| (name, size)))
+}
+
+/// Connects to the process manager that the environment names. Returns `None` if it names none.
+///
+/// # Errors
+/// If the environment announces more than one process, and this process cannot join the others.
+pub fn connect() -> Result<Option<Box<dyn ProcessManager>>> {
+    let connected: Result<Option<Box<dyn ProcessManager>>> = if std::env::var_os("PMI_FD").is_some() {
+        pmi::Pmi::from_environment().map(|manager| Some(Box::new(manager) as _))
+    } else if std::env::var_os("PMIX_NAMESPACE").is_some() {
+        pmix::Pmix::connect().map(|manager| Some(Box::new(manager) as _))
+    } else {
+        Ok(None)
+    };
+    match (connected, announced()) {
+        (Ok(Some(manager)), _) => Ok(Some(manager)),
+        (_, None) => Ok(None),
+        (outcome, Some((name, size))) => {
+            let why = match outcome {
+                Err(error) => error.to_string(),
+                Ok(_) => "neither PMI_FD nor PMIX_NAMESPACE is set".into(),
+            };
+            Err(Error::invalid(
+                format!("{name}={size}"),
+                format!(
+                    "a launcher started {size} processes, but this one cannot join the others: {why}; start the job with oshrun -np {size}, with mpirun or mpiexec of Open MPI or MPICH, or with srun --mpi=pmix"
+                ),
+            ))
+        }
+    }
+}

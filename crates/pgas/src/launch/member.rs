@@ -1,0 +1,292 @@
+//! A process's part in a job that a process manager started: PE 0 owns the twin's hub, and the others connect
+//! to its socket.
+//!
+//! ```text
+//! PE 0      makes the hub and listens on a socket; stores its card in the manager's table
+//! all       fence of the manager
+//! PE n      reads the card, connects, sends its number;  PE 0's hub serves the socket as port n
+//! ```
+
+use super::STATICS;
+use super::manager::ProcessManager;
+use crate::error::{Error, Result};
+use inlane_ntb::twin::{Hub, PortEvent};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use rustix::net::{RecvFlags, SendFlags, acceptfrom_with, recv, send};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+const CARD: &str = "inlane-card";
+/// How long a process that has connected may take to send its number.
+const NUMBER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What PE 0 tells the others.
+#[derive(Clone, Debug, PartialEq)]
+struct Card {
+    /// Identifies the running kernel. Windows join processes of one kernel only.
+    machine: String,
+    /// Name of the abstract socket.
+    socket: String,
+    heap_bytes: u64,
+}
+
+impl Card {
+    fn encode(&self) -> String {
+        format!("{}/{}/{}", self.machine, self.socket, self.heap_bytes)
+    }
+
+    fn decode(text: &str) -> Option<Self> {
+        let mut parts = text.split('/');
+        let card = Self {
+            machine: parts.next()?.into(),
+            socket: parts.next()?.into(),
+            heap_bytes: parts.next()?.parse().ok()?,
+        };
+        // A longer name does not fit into the address of a socket.
+        (parts.next().is_none() && (1..100).contains(&card.socket.len())).then_some(card)
+    }
+}
+
+/// Which PEs have finished or ended.
+#[derive(Default)]
+struct Ends {
+    ended: Mutex<Vec<bool>>,
+    changed: Condvar,
+}
+
+impl Ends {
+    fn lock(&self) -> MutexGuard<'_, Vec<bool>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// This process's membership in a job that a process manager started.
+pub struct Member {
+    manager: Mutex<Box<dyn ProcessManager>>,
+    /// The hub and the ends of the PEs, at PE 0.
+    hub: Option<(Arc<Hub>, Arc<Ends>)>,
+}
+
+fn os(what: &str) -> impl Fn(rustix::io::Errno) -> Error + '_ {
+    move |error| Error::os(what, error)
+}
+
+/// Returns the identifier of the running kernel.
+fn machine() -> Result<String> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let text = std::fs::read_to_string(path).map_err(|error| Error::os(format!("reading {path}"), error))?;
+    Ok(text.trim().into())
+}
+
+/// Joins the processes of a manager to one job. `heap_bytes` is the size of the symmetric heap that this
+/// process asks for. Returns the membership, the socket to the hub, and the heap of PE 0, which all take.
+///
+/// # Errors
+/// If the processes run on several machines or are too many, or if the manager or the system refuses.
+pub(super) fn join(mut manager: Box<dyn ProcessManager>, heap_bytes: u64) -> Result<(Member, OwnedFd, u64)> {
+    let (rank, size) = (manager.rank(), manager.size());
+    if rank == 0 {
+        let hub = Arc::new(Hub::new(size, heap_bytes.saturating_add(STATICS))?);
+        let (listener, name) = listen_anywhere()?;
+        let card = Card { machine: machine()?, socket: name, heap_bytes };
+        manager.put(CARD, &card.encode())?;
+        let own = hub.admit(0)?;
+        let ends = Arc::new(Ends::default());
+        *ends.lock() = vec![false; size as usize];
+        let (admitting, watching) = (hub.clone(), (hub.clone(), ends.clone()));
+        std::thread::spawn(move || admit(&admitting, &listener, size));
+        std::thread::spawn(move || watch(&watching.0, &watching.1));
+        manager.fence()?;
+        return Ok((Member { manager: Mutex::new(manager), hub: Some((hub, ends)) }, own, heap_bytes));
+    }
+    manager.fence()?;
+    let text = manager.get(0, CARD)?;
+    let card = Card::decode(&text).ok_or_else(|| {
+        Error::invalid(
+            format!("the card of PE 0, '{text}'"),
+            "it is another release's; use one release for all PEs",
+        )
+    })?;
+    if card.machine != machine()? {
+        return Err(Error::invalid(
+            format!("PE {rank}"),
+            "it runs on another machine than PE 0, and windows join the processes of one machine; start all PEs on one machine",
+        ));
+    }
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .map_err(os("making a socket"))?;
+    let address = SocketAddrUnix::new_abstract_name(card.socket.as_bytes()).map_err(os("PE 0's socket"))?;
+    connect(&socket, &address).map_err(|error| Error::Failed {
+        what: format!("connecting PE {rank} to PE 0"),
+        why: format!("{error}; start all PEs in one network namespace, and check that PE 0 runs"),
+    })?;
+    send(&socket, &rank.to_ne_bytes(), SendFlags::NOSIGNAL).map_err(os("the socket to PE 0"))?;
+    Ok((Member { manager: Mutex::new(manager), hub: None }, socket, card.heap_bytes))
+}
+
+/// Makes a listening socket with a random name in the abstract namespace, which leaves no file behind.
+fn listen_anywhere() -> Result<(OwnedFd, String)> {
+    let mut random = [0u8; 16];
+    // SAFETY: the call writes at most 16 bytes to a local variable of that size.
+    let got = unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
+    if got != random.len() as isize {
+        return Err(Error::os("random bytes for a socket's name", std::io::Error::last_os_error()));
+    }
+    let name = format!("inlane-{:032x}", u128::from_ne_bytes(random));
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .map_err(os("making a socket"))?;
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(os("the socket of PE 0"))?;
+    bind(&listener, &address).map_err(os("the socket of PE 0"))?;
+    listen(&listener, 64).map_err(os("the socket of PE 0"))?;
+    Ok((listener, name))
+}
+
+/// Admits the other PEs to the hub, each once.
+fn admit(hub: &Hub, listener: &OwnedFd, size: u32) {
+    let mut missing: Vec<u32> = (1..size).collect();
+    while !missing.is_empty() {
+        let socket = match acceptfrom_with(listener, SocketFlags::CLOEXEC) {
+            Ok((socket, _)) => socket,
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => continue,
+            Err(_) => return,
+        };
+        // Any process of this network namespace can connect, so check the user.
+        let own = rustix::process::geteuid();
+        let Some(number) =
+            number(&socket).filter(|_| socket_peercred(&socket).is_ok_and(|peer| peer.uid == own))
+        else {
+            continue;
+        };
+        if missing.contains(&number) && hub.serve(number, socket).is_ok() {
+            missing.retain(|one| *one != number);
+        }
+    }
+}
+
+/// Receives the number of the PE at the other end.
+fn number(socket: &OwnedFd) -> Option<u32> {
+    set_socket_timeout(socket, Timeout::Recv, Some(NUMBER_TIMEOUT)).ok()?;
+    let mut bytes = [0u8; 4];
+    let (_, length) = recv(socket, &mut bytes, RecvFlags::empty()).ok()?;
+    set_socket_timeout(socket, Timeout::Recv, None).ok()?;
+    (length == bytes.len()).then(|| u32::from_ne_bytes(bytes))
+}
+
+/// Records which PEs have ended, and passes on a PE's request to end all.
+fn watch(hub: &Hub, ends: &Ends) {
+    let Some(events) = hub.events() else { return };
+    for (pe, event) in events {
+        match event {
+            PortEvent::ExitAll(status) => hub.end_all(status),
+            PortEvent::Finished | PortEvent::Gone => {
+                ends.lock()[pe as usize] = true;
+                ends.changed.notify_all();
+            }
+            PortEvent::Attached | PortEvent::Lost(_) => {}
+        }
+    }
+}
+
+impl Member {
+    /// Leaves the job after all PEs have finished their communication. PE 0 waits until the others have
+    /// reported that they have finished, because its hub ends with it.
+    pub fn finish(&self) {
+        if let Some((_, ends)) = &self.hub {
+            let mut ended = ends.lock();
+            while !ended.iter().all(|ended| *ended) {
+                ended = ends.changed.wait(ended).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        self.leave();
+    }
+
+    /// Tells the process manager that the end of this process is no failure.
+    pub fn leave(&self) {
+        // If the manager has ended, there is nothing left to tell it.
+        let _ = self.manager.lock().unwrap_or_else(PoisonError::into_inner).finish();
+    }
+
+    /// Asks all PEs to end with `status`. Only PE 0 does this itself; the other PEs ask PE 0 through the hub.
+    pub fn end_all(&self, status: i32) {
+        if let Some((hub, _)) = &self.hub {
+            hub.end_all(status);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn cards_are_read_as_written() {
+        let card = Card { machine: "1-2".into(), socket: "inlane-7".into(), heap_bytes: 1 << 40 };
+        assert_eq!(Card::decode(&card.encode()), Some(card));
+        for bad in ["", "a", "a/b", "a/b/c", "a/b/1/2", "a//1", "a/b/-1"] {
+            assert_eq!(Card::decode(bad), None, "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_card_or_refused(text in ".{0,200}") {
+            let _ = Card::decode(&text);
+        }
+    }
+
+    /// A manager of threads of this process.
+    struct Threads {
+        rank: u32,
+        shared: Arc<(std::sync::Barrier, Mutex<std::collections::HashMap<String, String>>)>,
+    }
+
+    impl ProcessManager for Threads {
+        fn rank(&self) -> u32 {
+            self.rank
+        }
+        fn size(&self) -> u32 {
+            3
+        }
+        fn put(&mut self, key: &str, text: &str) -> Result<()> {
+            self.shared.1.lock().unwrap().insert(format!("{key}-{}", self.rank), text.into());
+            Ok(())
+        }
+        fn fence(&mut self) -> Result<()> {
+            self.shared.0.wait();
+            Ok(())
+        }
+        fn get(&mut self, rank: u32, key: &str) -> Result<String> {
+            Ok(self.shared.1.lock().unwrap()[&format!("{key}-{rank}")].clone())
+        }
+        fn finish(&mut self) -> Result<()> {
+            self.fence()
+        }
+    }
+
+    #[test]
+    fn the_processes_of_a_manager_become_one_job() {
+        use inlane_ntb::device::Ntb;
+        use inlane_ntb::fault::Faults;
+        use inlane_ntb::twin::Twin;
+        let shared = Arc::new((std::sync::Barrier::new(3), Mutex::default()));
+        std::thread::scope(|scope| {
+            for rank in 0..3 {
+                let manager = Box::new(Threads { rank, shared: shared.clone() });
+                scope.spawn(move || {
+                    let heap = if rank == 0 { 8192 } else { 1 << 30 };
+                    let (member, socket, heap) = join(manager, heap).unwrap();
+                    assert_eq!(heap, 8192, "PE 0's heap");
+                    let twin = Twin::attach_with(socket, &Faults::default(), |_| 8192).unwrap();
+                    assert_eq!((twin.port(), twin.ports()), (rank, 3));
+                    twin.report_finished();
+                    member.finish();
+                });
+            }
+        });
+    }
+}
