@@ -85,6 +85,10 @@ impl Transport for AnyTransport {
         either!(self, transport => transport.symmetric())
     }
 
+    fn alignment(&self) -> usize {
+        either!(self, transport => transport.alignment())
+    }
+
     fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8> {
         either!(self, transport => transport.direct(pe, offset))
     }

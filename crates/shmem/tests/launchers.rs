@@ -1,0 +1,119 @@
+//! Runs a C program under Open MPI's mpirun and MPICH's mpiexec, and with settings from the environment.
+
+mod compiling;
+
+use compiling::compile;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// The launchers' names, and what they need to start more processes than there are processors, also as root.
+const LAUNCHERS: [(&str, &[&str], &str); 2] = [
+    ("mpirun.openmpi", &["--allow-run-as-root", "--oversubscribe"], "openmpi-bin"),
+    ("mpiexec.hydra", &[], "mpich"),
+];
+
+/// Runs a launcher with arguments. A hanging job is killed.
+fn launch(
+    launcher: &str,
+    options: &[&str],
+    program: &[&str],
+    environment: &[(&str, &str)],
+) -> Option<Output> {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "1", "100", launcher]).args(options).args(program).envs(environment.iter().copied());
+    command.output().ok()
+}
+
+/// Calls `check` with each launcher that works here.
+fn with_each_launcher(check: impl Fn(&str, &[&str])) {
+    for (launcher, options, package) in LAUNCHERS {
+        match launch(launcher, options, &["-n", "1", "true"], &[]) {
+            Some(output) if output.status.success() => check(launcher, options),
+            Some(output) if output.status.code() != Some(127) => {
+                let why = String::from_utf8_lossy(&output.stderr).to_string();
+                eprintln!("SKIPPED {launcher}: it does not start 'true' here: {why}");
+            }
+            _ => eprintln!("SKIPPED {launcher}: the program is missing; apt-get install {package}"),
+        }
+    }
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into()
+}
+
+#[test]
+fn launchers_start_one_job() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "launched.c") else { return };
+    let program = program.to_str().unwrap();
+    with_each_launcher(|launcher, options| {
+        for pes in ["1", "3"] {
+            let output = launch(launcher, options, &["-n", pes, program, pes, "plain"], &[]).unwrap();
+            assert!(output.status.success(), "{launcher} {pes}: {}", text(&output));
+        }
+        let output = launch(launcher, options, &["-n", "2", program, "2", "global"], &[]).unwrap();
+        assert_eq!(output.status.code(), Some(7), "{launcher}: {}", text(&output));
+        let heap = [("SHMEM_SYMMETRIC_SIZE", "4.5M"), ("SHMEM_DEBUG", "1")];
+        let output = launch(launcher, options, &["-n", "2", program, "2", "large"], &heap).unwrap();
+        assert!(output.status.success(), "{launcher}: {}", text(&output));
+        assert_eq!(text(&output).matches(" of 2, process ").count(), 2, "{launcher}: {}", text(&output));
+    });
+}
+
+fn alone(program: &Path, environment: &[(&str, &str)]) -> Output {
+    Command::new(program).args(["1", "plain"]).envs(environment.iter().copied()).output().unwrap()
+}
+
+#[test]
+fn processes_that_cannot_join_the_others_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "launched.c") else { return };
+    for environment in [
+        &[("OMPI_COMM_WORLD_SIZE", "4")][..],
+        &[("PMI_FD", "99"), ("PMI_RANK", "0"), ("PMI_SIZE", "2")],
+        &[("PMI_FD", "nonsense"), ("PMI_RANK", "0"), ("PMI_SIZE", "2")],
+    ] {
+        let output = alone(&program, environment);
+        assert!(!output.status.success());
+        assert!(text(&output).contains("cannot join the others"), "{environment:?}: {}", text(&output));
+    }
+    assert!(alone(&program, &[("OMPI_COMM_WORLD_SIZE", "1")]).status.success());
+}
+
+#[test]
+fn variables_are_checked_and_described() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "launched.c") else { return };
+    for (name, value) in [
+        ("SHMEM_SYMMETRIC_SIZE", "nonsense"),
+        ("SHMEM_SYMMETRIC_SIZE", "-5M"),
+        ("INLANE_SHMEM_CONNECT_TIMEOUT", "5"),
+        ("INLANE_SHMEM_ANSWER_TIMEOUT", "soon"),
+    ] {
+        let output = alone(&program, &[(name, value)]);
+        assert!(!output.status.success(), "{name}={value}");
+        assert!(text(&output).contains(&format!("{name}={value}: ")), "{}", text(&output));
+    }
+    let output = alone(&program, &[("SHMEM_INFO", "1"), ("SHMEM_VERSION", "1")]);
+    assert!(text(&output).contains("SHMEM_SYMMETRIC_SIZE=SIZE"), "{}", text(&output));
+    assert!(text(&output).contains("OpenSHMEM 1.5"), "{}", text(&output));
+}
+
+#[test]
+fn only_timeouts_that_are_set_end_a_job() {
+    use inlane_pgas::launch::Job;
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "launched.c") else { return };
+    let folder = directory.path().join("folder");
+    let run = |variable: &str, how: &str| {
+        // `env` sets the variable for this job only.
+        let arguments = [format!("{variable}=200ms"), program.display().to_string(), "2".into(), how.into()];
+        let arguments: Vec<_> =
+            arguments.into_iter().map(Into::into).chain([folder.clone().into()]).collect();
+        let job = Job { pes: 2, heap_bytes: 4 << 20, ..Job::default() };
+        job.run(&"env".into(), &arguments).unwrap().0
+    };
+    assert_eq!(run("INLANE_SHMEM_CONNECT_TIMEOUT", "absent"), 1);
+    assert_eq!(run("INLANE_SHMEM_ANSWER_TIMEOUT", "stopped"), 1);
+}
