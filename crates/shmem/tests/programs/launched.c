@@ -26,7 +26,9 @@ int main(int argc, char **argv) {
     }
     if (strcmp(how, "stopped") == 0) {
         if (me == 1) raise(SIGSTOP);
-        if (me == 0) shmem_long_wait_until(&word, SHMEM_CMP_EQ, shmem_long_atomic_fetch(&word, 1) + 1);
+        /* Until it is stopped, PE 1 answers. */
+        if (me == 0)
+            for (;;) shmem_long_atomic_fetch(&word, 1);
     }
     if (strcmp(how, "large") == 0) {
         char *large = shmem_malloc(3 << 20);
