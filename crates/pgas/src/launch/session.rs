@@ -14,7 +14,8 @@ use inlane_ntb::twin::{Hub, Twin};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// A process's place in a job: its port and its settings.
+/// A process's membership in a job: its port of the twin NTB bridge that joins the PEs, and the settings of the
+/// transport.
 pub struct Session {
     /// This process's port of the twin bridge that joins the PEs.
     pub twin: Twin,
