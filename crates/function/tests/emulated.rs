@@ -75,8 +75,9 @@ impl Emulated {
                 .output()
                 .expect("the compiler that built this crate")
         };
-        // Each block loads its own copy of the object and needs its own static variables. GCC shares some of
-        // them between copies without this flag. A compiler that refuses the flag is called again without it.
+        // Each emulated block loads its own copy of the object, and the copies must not share static
+        // variables. Without this flag, GCC gives some of them one instance in the whole process. A compiler
+        // that refuses the flag is called again without it.
         let output = Some(compile(&["-fno-gnu-unique"])).filter(|output| output.status.success());
         let output = output.unwrap_or_else(|| compile(&[]));
         assert!(output.status.success(), "{text}:\n{}", String::from_utf8_lossy(&output.stderr));
@@ -311,7 +312,8 @@ fn a_block_assembles_the_same_slots_as_the_cpu() {
 fn blocks_assemble_together() {
     const BLOCKS: usize = 4;
     const SLOTS: u32 = 40;
-    // With few windows, blocks often need a window that another block uses.
+    // `windows` is the number of slots that can be assembled at the same time. If it is small, several
+    // emulated blocks need the same window.
     for (windows, lost) in [(8, 0), (8, 3), (1, 0), (2, 0), (2, 3)] {
         let emulated = Emulated::new(&format!("oran-reorder:eaxc=0+1,prbs=24,windows={windows},limit=1s"));
         let blocks: Vec<Block> = (0..BLOCKS).map(|index| emulated.block(index)).collect();
@@ -339,8 +341,9 @@ fn blocks_assemble_together() {
         let whole = 2 * 14 * PRBS as u32;
         let received: u64 = delivered.iter().map(|slot| slot.received_and_missing().0 as u64).sum();
         assert_eq!(received, count("received_prbs"), "PRBs were assembled that no delivered slot counts");
-        // If a block runs far ahead of another, packets may be late and their slots incomplete. Otherwise,
-        // without losses, every slot must be complete.
+        // If one block runs far ahead of another, later slots take over the windows of earlier ones. The
+        // earlier slots stay incomplete, and the rest of their packets are late. Otherwise, without losses,
+        // every slot must be complete.
         if lost == 0 && count("late_packets") == 0 {
             assert!(delivered.iter().all(|slot| slot.reason() == Reason::Complete));
             assert_eq!(delivered.len(), SLOTS as usize);

@@ -114,8 +114,8 @@ impl Reference {
         }
     }
 
-    /// Compares the delivered slots from number `from` on. Compares a slot's data only if no later slot uses
-    /// its window.
+    /// Compares the slots that the function and the reference delivered, from index `from` on, but at most
+    /// the last 64. A slot's samples are compared only if its window has not been reused since.
     fn compare(&self, instance: &Instance, from: usize) {
         for (n, expected) in
             self.delivered.iter().enumerate().skip(from.max(self.delivered.len().saturating_sub(64)))
@@ -296,8 +296,8 @@ fn tick_delivers_a_slot_after_its_time_limit() {
     assert_eq!((slot.received(0, 0), slot.received(0, 1), slot.received(0, 2)), (40, 10, 0));
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + 5);
     assert_eq!(instance.report().counter("late_packets"), Some(5));
-    // Until half a cycle after the delivery, packets of the slot are late. After that, their number means
-    // another slot.
+    // A slot number repeats after a cycle. Until half a cycle after the slot's delivery, packets with its
+    // number are late. After that, they belong to a new slot.
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + HALF_CYCLE_NS);
     assert_eq!(instance.report().counter("late_packets"), Some(10));
     run_shaped(&mut instance, &frames, 5, true, 0, 1001 + LIMIT_NS + HALF_CYCLE_NS);

@@ -46,7 +46,8 @@ fn wireshark_dissects_the_test_packets_as_intended() {
             "oran_fh_cus.numPrbu",
             "_ws.malformed",
         ];
-        // If packets do not carry the compression method, tshark needs it as a setting.
+        // If packets do not carry the compression method, tshark takes it and the sample width from these
+        // settings.
         let (bits, method) = if carrier.header.is_some() {
             (9, "Block Floating Point Compression")
         } else {

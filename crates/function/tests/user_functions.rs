@@ -1,5 +1,5 @@
-//! Functions that users write: the examples against references on the CPU, the cache, and the messages for
-//! mistakes.
+//! Tests of packet functions that users write: compares the examples with references on the CPU, and checks
+//! the cache of compiled functions and the error messages.
 
 mod harness;
 
@@ -148,7 +148,8 @@ fn compiled_functions_are_cached() {
         assert_eq!(first.len(), 1, "one object and no temporary file: {first:?}");
         load();
         assert_eq!(stored(), first, "the second load used the cache");
-        // An incomplete file, and a file that other users can write, must not be loaded.
+        // A cached object must not be loaded if it is incomplete or if other users can write it. It is
+        // compiled again.
         let object = &first[0].0;
         let bytes = std::fs::read(object).expect("readable");
         std::fs::write(object, &bytes[..bytes.len() - 1]).expect("writable");

@@ -100,7 +100,7 @@ pub trait Ntb: Send + Sync {
     /// Returns the state of the link to `peer`. The link to a port that does not exist is down.
     fn link(&self, peer: u32) -> Link;
 
-    /// Returns this side's inbound memory: the memory that peers can reach once a translation leads to it.
+    /// Returns this side's inbound memory, which [`Ntb::set_translation`] can make accessible to peers.
     fn inbound(&self) -> &Region;
     /// Makes `peer`'s window `window` lead to `memory`, which is a part of [`Ntb::inbound`].
     ///

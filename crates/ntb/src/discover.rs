@@ -51,7 +51,7 @@ fn bridge(sysfs: &Sysfs, address: Address) -> Option<Bridge> {
     Some(Bridge { address: address.to_string(), kind, driver: device.driver })
 }
 
-/// Returns the reason for using the twin as the back-end, given the bridges that were found.
+/// Explains why the twin is the back-end: no NTB is among `bridges`, or those are not supported yet.
 pub fn why_twin(bridges: &[Bridge]) -> String {
     match bridges.iter().find(|bridge| bridge.kind == Kind::Hardware) {
         Some(Bridge { address, driver, .. }) => format!(

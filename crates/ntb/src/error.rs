@@ -6,7 +6,7 @@ use inlane_core::error::Class;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An error from inlane-core: a region, a mover or a quantity.
+    /// An error from inlane-core, for example about a region, a mover or a quantity that cannot be parsed.
     #[error(transparent)]
     Core(#[from] inlane_core::error::Error),
     /// An error of the operating system.

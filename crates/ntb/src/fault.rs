@@ -1,9 +1,9 @@
-//! Fault injection: the behaviour of a real link that shared memory hides.
+//! Fault injection: makes shared memory behave like a real link with posted writes, or worse.
 //!
-//! A [`Wire`] carries the stores from a port to one peer. It cuts stores into pieces that arrive late, torn
-//! and in any order, but never across a fence. Posted write-combining stores promise no other order.
-//! Doorbells travel behind the stores, unless the chosen [`Faults`] lose, double or advance them. One seed
-//! determines all random choices.
+//! A [`Wire`] carries the stores from a port to one peer. It cuts stores into pieces, which can arrive late
+//! and in any order, but not across a fence. Posted write-combining stores have the same guarantees. A
+//! doorbell arrives after the stores before the last fence, unless the chosen [`Faults`] lose it, ring it
+//! twice or advance it. One seed determines all random choices.
 
 use crate::error::{Error, Result};
 use inlane_core::region::Region;
@@ -23,9 +23,9 @@ pub struct Faults {
     pub torn: bool,
     /// Probability that a doorbell is lost.
     pub lose: f64,
-    /// Probability that a doorbell rings twice.
+    /// Probability that a doorbell rings twice: immediately, ahead of all stores, and again in order.
     pub duplicate: f64,
-    /// Probability that a doorbell overtakes the stores before it.
+    /// Probability that a doorbell rings immediately, ahead of the stores that have not arrived.
     pub early: f64,
     /// Probability that a scratchpad keeps its old value for 3 ms after a write.
     pub stale: f64,
@@ -150,7 +150,7 @@ enum Action {
 /// A piece of a store, or a register write, on its way to the peer.
 struct Piece {
     due: Instant,
-    /// Position among the pieces between the same two fences. The piece with the lowest rank arrives first.
+    /// The order of arrival among the pieces between the same two fences, lowest first. See `State::push`.
     rank: (Instant, u64),
     action: Action,
 }
@@ -181,8 +181,8 @@ struct State {
     /// Pieces of later epochs wait until the first epoch is empty.
     epochs: VecDeque<BinaryHeap<Piece>>,
     random: Random,
-    /// When the wire was made. Pieces whose order does not depend on their due time have this time in their
-    /// rank, so only the second number of the rank decides.
+    /// When the wire was made. Used as the time in a piece's rank if the order must not depend on when the
+    /// piece is due. Only the second part of the rank then decides.
     start: Instant,
     sent: u64,
     mapped: Vec<Region>,
@@ -338,7 +338,8 @@ impl State {
         }
     }
 
-    /// Returns the next piece if it may arrive now. Otherwise the error is the time to wait for it.
+    /// Returns the next piece if it is due. Otherwise the error says how long to wait: until the piece is
+    /// due, or an hour if there is none.
     fn next(&mut self) -> Result<Piece, Duration> {
         while self.epochs.len() > 1 && self.epochs[0].is_empty() {
             self.epochs.pop_front();
@@ -356,7 +357,8 @@ impl WireShared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Delivers pieces until the wire is closed and empty.
+    /// Delivers pieces until the wire is closed. After that, delivers pieces that are already due, and drops
+    /// the rest.
     fn pump(&self) {
         let mut state = self.lock();
         loop {
@@ -371,7 +373,7 @@ impl WireShared {
                 Ok(Piece { action: Action::Call(call), .. }) => call(),
                 Err(_) if state.closed => return,
                 Err(wait) => {
-                    // No piece can arrive now, so wake `drain` to let it check whether all queues are empty.
+                    // No piece is due. Wake threads in `drain`: they check whether all pieces have arrived.
                     self.changed.notify_all();
                     state = self
                         .changed

@@ -66,7 +66,7 @@ pub(crate) fn vector_bits(vector: u32) -> u64 {
     if vector < VECTORS { 0xFFFF_FFFFu64 << (32 * vector) } else { 0 }
 }
 
-/// Returns the limits of windows of `window_bytes`.
+/// Returns the alignment that windows need, and `window_bytes` as their largest size.
 pub(crate) fn limits(window_bytes: u64) -> WindowLimits {
     WindowLimits { address_align: PAGE, size_align: PAGE, size_max_bytes: window_bytes }
 }
@@ -110,8 +110,8 @@ impl PortRegisters {
         Ok(())
     }
 
-    /// Returns the part of the owner's inbound memory that the window of port `me` leads to. The owner is the
-    /// port of these registers: `peer` is its number, for errors, and `window_bytes` the size of its memory.
+    /// Returns which bytes of this port's inbound memory the window of port `me` leads to. `peer` is the
+    /// number of this port, used in errors, and `window_bytes` is the size of its inbound memory.
     pub(crate) fn window_span(&self, me: u32, peer: u32, window_bytes: u64) -> Result<Range<u64>> {
         let refuse = |why: String| Err(Error::Window { peer, why });
         let translation = &self.translations[me as usize];

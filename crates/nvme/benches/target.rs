@@ -1,14 +1,17 @@
-//! Compares the target with plain messages over TCP, taking turns.
+//! Compares inlane's NVMe target with plain request-response servers over TCP. The servers are measured in
+//! turns.
 //!
-//! One client thread keeps requests of 72 bytes in flight and counts the bytes of the responses. The server is in turn
+//! One client thread keeps requests of 72 bytes in flight and counts the bytes of the responses. The servers
+//! are
 //!
-//! * **plain**: a loop that only receives requests and sends responses of the same sizes as the target's.
-//!   With each call it handles all requests that have arrived. It sends either the block of a large memory
-//!   that the request names, as the target must, or always the same buffer, which stays in the cache;
+//! * **plain**: a loop that receives requests and sends responses of the same sizes as the target's. With
+//!   each system call it handles all requests that have arrived. One such server sends the block of a large
+//!   memory that the request names, as the target must. Another always sends the same buffer, which stays in
+//!   the cache;
 //! * **target**: inlane's target with a namespace in memory and random reads.
 //!
-//! All servers have one thread. The medians of several turns and their ratios are printed. The ratio of the servers' processor
-//! times is also meaningful on a machine that is busy with other work. Run with
+//! Each server has one thread. The medians of several turns and their ratios are printed. The ratio of the
+//! servers' processor times is also meaningful on a machine that is busy with other work. Run with
 //! `cargo bench -p inlane-nvme --bench target [-- SERVER_CORE CLIENT_CORE]`.
 
 use inlane_nvme::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};

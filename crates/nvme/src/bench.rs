@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 pub struct Counters {
     reads: AtomicU64,
     writes: AtomicU64,
-    /// True once the operations of the workload have ended and the written blocks are read back.
+    /// True once a job has completed its operations and reads back the blocks that it wrote.
     checking: AtomicBool,
 }
 
@@ -36,7 +36,7 @@ pub struct Progress {
     pub reads: u64,
     /// Completed writes.
     pub writes: u64,
-    /// True while the written blocks are read back.
+    /// True once a job has completed its operations and reads back the blocks that it wrote.
     pub checking: bool,
 }
 

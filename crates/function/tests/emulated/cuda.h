@@ -84,7 +84,8 @@ static void turn() {
     if (what < 16) switch_away();
 }
 
-// Waits at a barrier of `members` fibers. Returns whether any of them passed a `value` other than 0.
+// Blocks the calling fiber until `members` fibers have arrived at the barrier. Returns true if any of them
+// gave a `value` other than 0.
 static int wait_at(barrier &at, unsigned members, int value) {
     at.any |= value;
     if (++at.arrived == members) {

@@ -55,7 +55,7 @@ pub fn run_shaped(
 }
 
 /// Passes frames to `run` in bursts, and checks them as [`run_shaped`] does. `run` processes one burst and
-/// returns what a packet function returns.
+/// returns `UNCHANGED` or `VERDICTS`, as a packet function does.
 pub fn run_by(
     frames: &[Vec<u8>],
     burst: usize,

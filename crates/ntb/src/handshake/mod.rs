@@ -14,7 +14,8 @@ use inlane_core::region::Region;
 use protocol::{Connection, Handshake, Progress, ROW, VERSION};
 use std::time::{Duration, Instant};
 
-/// The doorbell bit that is rung after a row of scratchpads was written. [`protocol`] describes the row.
+/// The doorbell bit that tells the peer to read this side's row of scratchpads. [`protocol`] describes the
+/// row.
 pub const DOORBELL: u64 = 1 << 33;
 const PAGE: u64 = 4096;
 /// How long to wait for an answer before a row is written again.

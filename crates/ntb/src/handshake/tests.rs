@@ -30,8 +30,8 @@ proptest! {
         }
     }
 
-    // Lets two sides write and read rows, late and with restarts. Checks that whenever both are connected to
-    // each other's current epoch, their tags agree.
+    // Lets two sides write rows, read rows and restart in random order, so rows can be read late. Checks that
+    // the tags of two sides agree whenever each is connected to the other's current epoch.
     #[test]
     fn connected_sides_agree(steps in prop::collection::vec(0u8..6, 0..60)) {
         let mut epochs = 1u32;
@@ -58,7 +58,8 @@ proptest! {
                 }
             }
         }
-        // From here on no side restarts and no row is late, so three rounds must connect both sides.
+        // From here on, no side restarts and each row is read as soon as it is written. Three rounds must
+        // then connect both sides.
         for _ in 0..3 {
             for me in 0..2 {
                 rows[1 - me] = sides[me].row().encode();

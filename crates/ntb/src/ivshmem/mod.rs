@@ -32,8 +32,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Registers of BAR 0 (QEMU, "Device Specification for Inter-VM shared memory device", section Registers).
+/// Offset in BAR 0 of this machine's number (QEMU, "Device Specification for Inter-VM shared memory device",
+/// section Registers).
 const IV_POSITION: usize = 0x08;
+/// Offset in BAR 0 of the register that interrupts a peer (same section).
 const DOORBELL: usize = 0x0c;
 /// The interrupt vector of link events. Lower vectors are the doorbell's.
 const LINK_VECTOR: u32 = VECTORS;
@@ -293,8 +295,8 @@ impl Ntb for Ivshmem {
         let changes = u64::from(heartbeat.changes.load(Ordering::Acquire));
         Link {
             up: ours & theirs & 1 == 1 && !heartbeat.lost.load(Ordering::Acquire),
-            // Only the low 20 bits of `ours` fit. They repeat after a million link changes, so two readings
-            // of the generation hardly ever miss a change.
+            // Only the low 20 bits of `ours` and the low 12 bits of `changes` fit. A reader misses changes
+            // only if exactly a multiple of 2^20 or 2^12 of them lies between two readings.
             generation: u64::from(theirs) | u64::from(ours & 0xf_ffff) << 32 | changes << 52,
         }
     }

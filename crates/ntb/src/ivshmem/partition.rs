@@ -44,8 +44,8 @@ impl Partition {
     }
 }
 
-/// Records that the memory is divided among `ports`, if no machine has done so. Otherwise compares `ports`
-/// with the recorded number. Returns the reason if they differ or if the memory is used by another program.
+/// Writes the number of `ports` into the first word of the memory, if the word is still 0. Otherwise, checks
+/// the word. Returns a message if it holds another number of ports, or if another program uses the memory.
 pub(super) fn claim(shared: &Region, ports: u32) -> Result<(), String> {
     // SAFETY: the word is the first of at least one page, so it is aligned. Every machine uses it as an
     // atomic.

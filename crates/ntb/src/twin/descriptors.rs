@@ -151,8 +151,8 @@ pub(crate) unsafe fn map_at(fd: BorrowedFd<'_>, offset: u64, bytes: usize, addre
     mapped.map(|_| ()).map_err(|error| Error::os(format!("mapping {bytes} bytes at {address:p}"), error))
 }
 
-/// Sends `fds` in batches. Each batch carries one byte, its number of descriptors. If the system reports too
-/// many of the user's descriptors in flight, retries for up to [`RECEIVE_TIMEOUT`].
+/// Sends `fds` in batches. Each batch carries one byte, its number of descriptors. The kernel limits how many
+/// descriptors of a user are in flight (ETOOMANYREFS): at that limit, retries for up to [`RECEIVE_TIMEOUT`].
 ///
 /// # Errors
 /// [`Error::Os`] if the socket fails or no process receives in time.

@@ -59,8 +59,8 @@ pub enum PortEvent {
     Attached,
     /// The process has finished and will not use the fabric any more.
     Finished,
-    /// The process ends because its link to the port with this number went down. The cause of the failure
-    /// lies at that port.
+    /// The process ends because its link to the port with this number went down. The process at that port is
+    /// the cause.
     Lost(u32),
     /// The process asks the launcher to end all processes, and to exit with this status.
     ExitAll(i32),

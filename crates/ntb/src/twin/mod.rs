@@ -209,8 +209,8 @@ fn capabilities(window_bytes: u64) -> Capabilities {
     }
 }
 
-/// Takes the link down and up again until the port is dropped. The pauses are random, from half to one and a
-/// half times `faults.flap`.
+/// Takes the link down for 2 ms at random intervals, until the port is dropped. The intervals are half to one
+/// and a half times `faults.flap`.
 fn flap(port: Weak<Inner>, faults: Faults) {
     let mut random = Random::new(faults.seed ^ 0xF1A9);
     std::thread::spawn(move || {

@@ -171,7 +171,7 @@ impl<'a> Job<'a> {
             (_, writes) => writes,
         };
         let mut index = if workload.pattern.is_random() {
-            // The high part of the product is uniform in 0..blocks.
+            // Multiply-shift maps 64 random bits to a nearly uniform index in 0..blocks without a division.
             ((u128::from(block::random(&mut self.random)) * u128::from(blocks)) >> 64) as u64
         } else {
             self.next

@@ -66,7 +66,8 @@ pub struct LatencyPercentile {
     pub latency_ns: f64,
 }
 
-/// Returns the rows of the reads and the writes.
+/// Adds up the jobs' results. Returns a row for the reads and a row for the writes, as far as the workload
+/// has them.
 pub(super) fn rows(
     workload: &Workload,
     namespace: &NamespaceInfo,

@@ -97,7 +97,8 @@ pub struct Workload {
     pub jobs: u32,
     /// The share of reads in mixed workloads, in percent.
     pub read_percent: u32,
-    /// How long the jobs run. `None`: each job goes through its part of the range once.
+    /// How long the jobs run. `None`: each job submits one operation for each `block_bytes` bytes of
+    /// its part of the range.
     pub duration: Option<Duration>,
     /// The offset in the namespace at which the range of the workload starts, in bytes.
     pub offset: u64,
@@ -110,8 +111,8 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Checks the workload, and divides its range among the jobs. Returns one part per job, in bytes. The
-    /// parts' lengths are multiples of the block size.
+    /// Checks the workload, and divides its range among the jobs. Returns one part per job: its first byte
+    /// and its end in the namespace. The parts' lengths are multiples of the block size.
     pub(super) fn parts(&self, namespace: &NamespaceInfo) -> Result<Vec<Range<u64>>> {
         let unit = u64::from(namespace.block_bytes);
         let shown = units::bytes;

@@ -50,9 +50,9 @@ wire! {
 
     /// A completion queue entry (Base section 3.3.3.2).
     pub struct Completion {
-        /// The first half of the command's result.
+        /// Dword 0: the low 32 bits of the command's result.
         pub dw0: U32,
-        /// The second half of the command's result.
+        /// Dword 1: the high 32 bits of the command's result.
         pub dw1: U32,
         /// SQHD: the head of the submission queue.
         pub sqhd: U16,
@@ -169,7 +169,7 @@ impl Completion {
         Status(self.status_and_phase.get() >> 1)
     }
 
-    /// Returns the result of a command whose result has 64 bits.
+    /// Returns the 64-bit result: dword 0 and dword 1.
     pub fn result(&self) -> u64 {
         u64::from(self.dw0.get()) | u64::from(self.dw1.get()) << 32
     }

@@ -43,11 +43,11 @@ pub mod property {
 pub mod cc {
     /// EN: the controller processes commands.
     pub const ENABLE: u32 = 1 << 0;
-    /// SHN: the field of shutdown notification.
+    /// Mask of SHN, the shutdown notification.
     pub const SHUTDOWN_MASK: u32 = 3 << 14;
     /// SHN: normal shutdown.
     pub const SHUTDOWN_NORMAL: u32 = 1 << 14;
-    /// The entry sizes that NVMe requires: IOSQES 6 and IOCQES 4.
+    /// The entry sizes that NVMe requires, as powers of two: IOSQES 6 (64 bytes) and IOCQES 4 (16 bytes).
     pub const ENTRY_SIZES: u32 = 6 << 16 | 4 << 20;
 }
 
@@ -59,7 +59,7 @@ pub mod csts {
     pub const FATAL: u32 = 1 << 1;
     /// SHST: shutdown is complete.
     pub const SHUTDOWN_COMPLETE: u32 = 2 << 2;
-    /// SHST: the field of the shutdown status.
+    /// Mask of SHST, the shutdown status.
     pub const SHUTDOWN_MASK: u32 = 3 << 2;
 }
 

@@ -37,7 +37,7 @@ statuses! {
     COMMAND_ID_CONFLICT = 0, 0x03, "Command ID Conflict";
     /// Data or metadata could not be transferred.
     DATA_TRANSFER_ERROR = 0, 0x04, "Data Transfer Error";
-    /// The controller lost power.
+    /// The controller was notified that it will lose power.
     POWER_LOSS = 0, 0x05, "Commands Aborted due to Power Loss Notification";
     /// An error inside the controller.
     INTERNAL_ERROR = 0, 0x06, "Internal Error";
@@ -47,9 +47,9 @@ statuses! {
     ABORTED_SQ_DELETION = 0, 0x08, "Command Aborted due to SQ Deletion";
     /// The namespace or its format is invalid.
     INVALID_NAMESPACE = 0, 0x0B, "Invalid Namespace or Format";
-    /// Commands came in a wrong order.
+    /// Several commands that form a sequence, as in a security protocol, came in a wrong order.
     SEQUENCE_ERROR = 0, 0x0C, "Command Sequence Error";
-    /// An SGL descriptor has a type or subtype that its segment does not allow.
+    /// An SGL Segment or SGL Last Segment descriptor is invalid.
     INVALID_SGL_SEGMENT = 0, 0x0D, "Invalid SGL Segment Descriptor";
     /// The SGL has a wrong number of descriptors.
     INVALID_SGL_COUNT = 0, 0x0E, "Invalid Number of SGL Descriptors";
@@ -95,7 +95,8 @@ statuses! {
     FEATURE_NOT_CHANGEABLE = 1, 0x0E, "Feature Not Changeable";
     /// The I/O command set is not supported.
     COMMAND_SET_NOT_SUPPORTED = 1, 0x29, "I/O Command Set Not Supported";
-    /// Connect: the record format is not supported. Shares its code with statuses of other commands.
+    /// Connect: the record format (RECFMT) is not supported. Other commands use the same code for other
+    /// statuses.
     CONNECT_INCOMPATIBLE_FORMAT = 1, 0x80, "Connect Incompatible Format";
     /// Connect: the controller is in use.
     CONNECT_CONTROLLER_BUSY = 1, 0x81, "Connect Controller Busy";
