@@ -17,14 +17,16 @@
 //! A sender fills in a header and calls [`encode`], which writes it with its digest and padding into the caller's buffer. The
 //! caller sends that, then the data, then [`digest`] of the data. No function of this module allocates.
 
+mod digest;
 mod fault;
 mod header;
 mod layout;
 #[cfg(test)]
 mod tests;
 
+pub use digest::{RunningDigest, digest};
 pub use fault::{FatalStatus, Fault, Termination, encode_termination};
 pub use header::{
     CapsuleCmd, CapsuleResp, Common, Data, Header, IcReq, IcResp, R2t, TermReq, data_flags, encode,
 };
-pub use layout::{Digests, Kind, Layout, MAX_HEADER, Rules, Sender, digest};
+pub use layout::{Digests, Kind, Layout, MAX_HEADER, Rules, Sender};

@@ -5,6 +5,7 @@
 //!   | magic  | offset | sequence | CRC-32C  | zero  | pseudo-random bytes |
 //! ```
 
+use crate::pdu::RunningDigest;
 use std::fmt;
 
 /// The length of a block's header in bytes. Pseudo-random bytes follow the header.
@@ -43,7 +44,10 @@ fn word(block: &[u8], at: usize) -> u64 {
 }
 
 fn checksum(block: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(&block[..24]), &block[28..])
+    let mut digest = RunningDigest::default();
+    digest.update(&block[..24]);
+    digest.update(&block[28..]);
+    u32::from_le_bytes(digest.bytes())
 }
 
 /// Returns the next number of SplitMix64.

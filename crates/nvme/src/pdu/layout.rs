@@ -1,7 +1,6 @@
 //! The common header: type, flags and lengths.
 
-use super::{FatalStatus, Fault};
-use crc_fast::CrcAlgorithm;
+use super::{FatalStatus, Fault, digest};
 
 /// The most bytes that a header takes in an encoder's buffer: a 128-byte ICReq, or a 72-byte header with digest and padding to the
 /// largest data alignment of 128 bytes.
@@ -17,13 +16,6 @@ pub(super) const HDGSTF: u8 = 1 << 0;
 pub(super) const DDGSTF: u8 = 1 << 1;
 /// The most data that a termination request carries (TCP sections 3.6.2.4 and 3.6.2.5).
 pub(super) const TERMINATION_DATA: usize = 128;
-
-/// Returns the digest of `bytes` as it is sent: CRC-32C, little-endian (TCP section 3.3.1.1).
-#[inline]
-pub fn digest(bytes: &[u8]) -> [u8; 4] {
-    // The checksum has 32 bits. The function returns 64 because it serves longer ones, too.
-    (crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32).to_le_bytes()
-}
 
 /// The type of a PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

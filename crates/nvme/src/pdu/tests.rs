@@ -214,3 +214,26 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    #[test]
+    fn the_digest_of_parts_is_that_of_the_whole(
+        data in prop::collection::vec(any::<u8>(), 0..10_000),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+    ) {
+        let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(data.len() + 1)).collect();
+        cuts.extend([0, data.len()]);
+        cuts.sort_unstable();
+        let mut running = RunningDigest::default();
+        for ends in cuts.windows(2) {
+            running.update(&data[ends[0]..ends[1]]);
+        }
+        prop_assert_eq!(running.bytes(), digest(&data));
+    }
+}
+
+#[test]
+fn the_digest_is_crc_32c_in_little_endian() {
+    // The check value of CRC-32/ISCSI is e3069283h.
+    assert_eq!(digest(b"123456789"), [0x83, 0x92, 0x06, 0xe3]);
+}

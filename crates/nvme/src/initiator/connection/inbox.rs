@@ -2,7 +2,7 @@
 
 use super::super::Buffer;
 use crate::command::Completion;
-use crate::pdu::{Data, Digests, Fault, Header, Kind, Layout, R2t, Rules, Termination};
+use crate::pdu::{Data, Digests, Fault, Header, Kind, Layout, R2t, Rules, RunningDigest, Termination};
 
 /// The size of the scratch space.
 const SCRATCH: usize = 128 << 10;
@@ -81,7 +81,7 @@ pub(super) struct Payload {
     /// The bytes that have not arrived.
     pub(super) remaining: u32,
     /// The digest of the bytes that have arrived, if data digests are in use.
-    pub(super) digest: Option<u32>,
+    pub(super) digest: Option<RunningDigest>,
     /// The identifier of the command if this data's flag SUCCESS is set: the end of the data then completes
     /// the command, and no CapsuleResp follows.
     pub(super) success: Option<u16>,
@@ -91,21 +91,20 @@ pub(super) struct Payload {
 
 impl Payload {
     pub(super) fn new(slot: u16, at: u32, bytes: u32, digest: bool, success: Option<u16>) -> Self {
-        Self { slot, at, remaining: bytes, digest: digest.then_some(0), success, large: bytes >= LARGE }
+        Self { slot, at, remaining: bytes, digest: digest.then(RunningDigest::default), success, large: bytes >= LARGE }
     }
 
     /// Accounts for `bytes` bytes that have arrived in the buffer.
     pub(super) fn advance(&mut self, bytes: u32, buffer: &Buffer) {
         if let Some(digest) = &mut self.digest {
-            *digest =
-                crc32c::crc32c_append(*digest, &buffer.bytes()[self.at as usize..(self.at + bytes) as usize]);
+            digest.update(&buffer.bytes()[self.at as usize..(self.at + bytes) as usize]);
         }
         self.at += bytes;
         self.remaining -= bytes;
     }
 
     pub(super) fn digest_bytes(&self) -> Option<[u8; 4]> {
-        self.digest.map(u32::to_le_bytes)
+        self.digest.map(RunningDigest::bytes)
     }
 }
 

@@ -196,7 +196,11 @@ impl Connection {
         self.now_ms = now_ms;
         match (std::mem::replace(&mut self.lent, Lent::Nothing), &mut self.receiving) {
             (Lent::Input, _) => self.input.received(count),
-            (Lent::Buffer, Receiving::Data { at, left, .. }) => {
+            (Lent::Buffer, Receiving::Data { slot, at, left, digest }) => {
+                if let Some(digest) = digest {
+                    let buffer = self.slots.get(*slot).buffer.as_ref().expect("a buffer for the data");
+                    digest.update(&buffer[*at..*at + count]);
+                }
                 *at += count;
                 *left -= count;
             }

@@ -80,6 +80,13 @@ impl Output {
         self.building.total + self.sending.total
     }
 
+    /// Returns true if the memory for `bytes` further bytes of headers and small data is kept after they are sent.
+    /// Otherwise appending them would allocate and clear memory each time.
+    pub fn keeps(&self, bytes: usize) -> bool {
+        // The memory grows to twice its size.
+        self.building.used + bytes <= KEPT_BYTES / 2
+    }
+
     /// Appends space for up to `most` bytes. `fill` writes to the space and returns the number of bytes that it wrote.
     #[inline]
     pub fn append(&mut self, most: usize, fill: impl FnOnce(&mut [u8]) -> usize) {

@@ -4,7 +4,7 @@ use super::slot::Stage;
 use super::{Connection, End};
 use crate::command::Command;
 use crate::pdu::{
-    Data, Digests, FatalStatus, Fault, Header, IcResp, Kind, Layout, data_flags, digest, encode,
+    Data, Digests, FatalStatus, Fault, Header, IcResp, Kind, Layout, RunningDigest, data_flags, encode,
 };
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -26,14 +26,12 @@ pub enum Receiving {
     Data {
         /// The slot of the command.
         slot: u16,
-        /// The offset at which this PDU's data starts in the command's buffer.
-        start: usize,
         /// The offset of the next byte in the command's buffer.
         at: usize,
         /// The bytes of this PDU's data that are still to come.
         left: usize,
-        /// True if a digest follows the data.
-        digest: bool,
+        /// The digest of the bytes that have arrived, if a digest follows the data.
+        digest: Option<RunningDigest>,
     },
     /// Bytes that are ignored: the data of a refused command, or of a termination request.
     Discard {
@@ -56,9 +54,7 @@ impl Connection {
         match self.receiving {
             Receiving::Header => self.receive_header(),
             Receiving::Starved { slot, length, digest } => Ok(self.receive_in_capsule(slot, length, digest)),
-            Receiving::Data { slot, start, at, left, digest } => {
-                Ok(self.receive_data(slot, start, at, left, digest))
-            }
+            Receiving::Data { slot, at, left, digest } => Ok(self.receive_data(slot, at, left, digest)),
             Receiving::Discard { left } => {
                 let count = left.min(self.input.bytes().len());
                 self.input.consume(count);
@@ -113,9 +109,9 @@ impl Connection {
             Received::Data(data) => {
                 let slot = self.check_data(&layout, &data)?;
                 self.input.consume(layout.data_at());
-                let (start, left) = (data.datao.get() as usize, data.datal.get() as usize);
-                let digest = layout.data_digest;
-                self.receiving = Receiving::Data { slot, start, at: start, left, digest };
+                let (at, left) = (data.datao.get() as usize, data.datal.get() as usize);
+                let digest = layout.data_digest.then(RunningDigest::default);
+                self.receiving = Receiving::Data { slot, at, left, digest };
             }
             Received::Terminate(reason) => {
                 tracing::warn!("{}: the host ended the connection: {reason}", self.setup.peer);
@@ -174,33 +170,43 @@ impl Connection {
             return false;
         };
         self.slots.get_mut(slot).buffer = Some(buffer);
-        self.receiving = Receiving::Data { slot, start: 0, at: 0, left: length, digest };
+        let digest = digest.then(RunningDigest::default);
+        self.receiving = Receiving::Data { slot, at: 0, left: length, digest };
         true
     }
 
     /// Copies received data to its buffer. When it is complete, checks its digest. Returns false if more input is needed.
-    fn receive_data(&mut self, slot: u16, start: usize, at: usize, left: usize, has_digest: bool) -> bool {
+    fn receive_data(
+        &mut self,
+        slot: u16,
+        at: usize,
+        left: usize,
+        mut digest: Option<RunningDigest>,
+    ) -> bool {
         let entry = self.slots.get_mut(slot);
         let buffer = entry.buffer.as_mut().expect("a buffer for the data");
         let bytes = self.input.bytes();
         let count = left.min(bytes.len());
         buffer[at..at + count].copy_from_slice(&bytes[..count]);
+        if let Some(digest) = &mut digest {
+            digest.update(&buffer[at..at + count]);
+        }
         let rest = &bytes[count..];
         let (at, left) = (at + count, left - count);
         let expected = rest.first_chunk::<4>();
-        if left > 0 || has_digest && expected.is_none() {
+        if left > 0 || digest.is_some() && expected.is_none() {
             self.input.consume(count);
-            self.receiving = Receiving::Data { slot, start, at, left, digest: has_digest };
+            self.receiving = Receiving::Data { slot, at, left, digest };
             return false;
         }
-        if has_digest && expected != Some(&digest(&buffer[start..at])) {
+        if digest.is_some_and(|digest| expected != Some(&digest.bytes())) {
             entry.corrupted = true;
             self.setup.subsystem.counters.digest_errors.fetch_add(1, Relaxed);
             tracing::warn!("{}: a data digest is wrong; the command fails", self.setup.peer);
         }
         entry.received = at as u32;
         let complete = entry.received == entry.expected;
-        self.input.consume(count + if has_digest { 4 } else { 0 });
+        self.input.consume(count + if digest.is_some() { 4 } else { 0 });
         self.receiving = Receiving::Header;
         if complete {
             entry_complete(self, slot);

@@ -3,13 +3,18 @@
 use super::{Connection, Queue};
 use crate::command::{Completion, Status};
 use crate::namespace::{Memory, Storage};
-use crate::pdu::{CapsuleResp, Data, Kind, MAX_HEADER, data_flags, digest, encode};
+use crate::pdu::{CapsuleResp, Data, Kind, MAX_HEADER, RunningDigest, data_flags, digest, encode};
 use crate::target::fabrics::Connected;
 use crate::target::io::Request;
 use crate::target::subsystem::Subsystem;
 
 /// Up to this length, data from memory is copied to the output. Sending it in place would cost more than the copy.
 const COPY_BYTES: usize = 1 << 10;
+/// Up to this length, data from memory that needs a digest is copied to the output. It must be copied anyway, and
+/// a buffer of its own would cost more.
+const COPY_WITH_DIGEST_BYTES: usize = 16 << 10;
+/// The data from memory that is copied before its digest is updated. It stays in the first-level cache meanwhile.
+const DIGEST_BLOCK_BYTES: usize = 4 << 10;
 
 impl Queue {
     pub(super) fn new(connected: Connected) -> Self {
@@ -72,27 +77,32 @@ impl Connection {
     #[inline]
     pub(super) fn send_memory(&mut self, slot: u16, request: Request) -> bool {
         let length = request.length as usize;
-        if length <= COPY_BYTES {
+        let with_digest = self.rules.digests.data;
+        let most = match with_digest && self.output.keeps(length) {
+            true => COPY_WITH_DIGEST_BYTES,
+            false => COPY_BYTES,
+        };
+        if length <= most {
             self.data_header(slot, length as u32);
-            let with_digest = self.rules.digests.data;
             let memory = memory_of(&self.setup.subsystem, &request);
             self.output.append(length + 4, |out| {
-                memory.read(request.offset, &mut out[..length]);
+                let (data, rest) = out.split_at_mut(length);
                 if !with_digest {
+                    memory.read(request.offset, data);
                     return length;
                 }
-                let bytes = digest(&out[..length]);
-                out[length..].copy_from_slice(&bytes);
+                rest.copy_from_slice(&read_with_digest(memory, request.offset, data));
                 length + 4
             });
-        } else if self.rules.digests.data {
+        } else if with_digest {
             // Another host may write the memory at any time. The digest must be that of the bytes that are sent, so the bytes are
             // copied first.
             let Some(mut buffer) = self.setup.share.allocate(length) else { return false };
-            memory_of(&self.setup.subsystem, &request).read(request.offset, &mut buffer[..length]);
-            self.slots.get_mut(slot).buffer = Some(buffer);
-            self.send_buffer(slot, length);
-            return true;
+            let memory = memory_of(&self.setup.subsystem, &request);
+            let bytes = read_with_digest(memory, request.offset, &mut buffer[..length]);
+            self.data_header(slot, length as u32);
+            self.output.append_buffer(buffer, length);
+            self.data_digest(Some(bytes));
         } else {
             self.data_header(slot, length as u32);
             let address = memory_of(&self.setup.subsystem, &request).address(request.offset, length);
@@ -176,6 +186,17 @@ impl Connection {
     pub(super) fn forget_identifier(&mut self, cid: u16) {
         self.identifiers[usize::from(cid / 64)] &= !(1 << (cid % 64));
     }
+}
+
+/// Fills `data` with the bytes of the memory from `offset`, and returns their digest.
+fn read_with_digest(memory: &Memory, offset: u64, data: &mut [u8]) -> [u8; 4] {
+    let mut digest = RunningDigest::default();
+    let offsets = (offset..).step_by(DIGEST_BLOCK_BYTES);
+    for (block, offset) in data.chunks_mut(DIGEST_BLOCK_BYTES).zip(offsets) {
+        memory.read(offset, block);
+        digest.update(block);
+    }
+    digest.bytes()
 }
 
 /// Returns the memory of a request's namespace.
