@@ -2,24 +2,27 @@
 
 mod bench;
 mod connect;
+mod device;
 mod discover;
 mod export;
 mod target;
 mod transfer;
+mod transfer_result;
 
 pub use discover::DiscoveredSubsystem;
+pub use transfer_result::NvmeTransfer;
 
 use clap::{Args, Subcommand};
 
-/// Serves, reads, writes, measures and exports drives over NVMe/TCP
+/// Serves, reads, writes, measures and exports namespaces (drives) over NVMe/TCP
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   inlane nvme target --listen 127.0.0.1:4420 --namespace memory:1G
-                                          serve a drive in memory
+                                          serve a namespace in memory
   inlane nvme discover 10.0.0.2           the subsystems that a target offers
   inlane nvme read 10.0.0.2 --length 1M copy.img
-                                          copy the first MiB of a drive
+                                          copy the first MiB of a namespace
   inlane nvme bench 10.0.0.2 --rw randread --bs 4k --iodepth 32 --numjobs 4 --duration 10s
                                           measure random reads
   inlane nvme export nbd 10.0.0.2 --listen unix:/tmp/disk.sock

@@ -2,7 +2,7 @@
 
 use crate::doctor::Check;
 use crate::ntb::BridgeInfo;
-use crate::nvme::DiscoveredSubsystem;
+use crate::nvme::{DiscoveredSubsystem, NvmeTransfer};
 use crate::topo::Topology;
 use clap::{Args, ValueEnum};
 use inlane_copy::result::{ListedPath, TransferResult};
@@ -46,6 +46,8 @@ enum Schema {
     NvmeTarget,
     /// Written by `inlane nvme bench`
     NvmeBench,
+    /// Written by `inlane nvme read` and `inlane nvme write`
+    NvmeTransfer,
     /// Written by `inlane nvme discover`
     NvmeSubsystems,
     /// Written by `inlane offload status`
@@ -66,6 +68,7 @@ impl Schema {
             Schema::Bridges => schema::<BridgeInfo>(),
             Schema::NvmeTarget => schema::<TargetResult>(),
             Schema::NvmeBench => schema::<IoResult>(),
+            Schema::NvmeTransfer => schema::<NvmeTransfer>(),
             Schema::NvmeSubsystems => schema::<DiscoveredSubsystem>(),
             Schema::Engine => schema::<EngineStatus>(),
             Schema::Doctor => schema::<Check>(),

@@ -26,8 +26,11 @@ impl Drop for Running {
 
 /// Starts a program that prints a line with `marker` to standard error when it is ready. Returns that line.
 fn start(arguments: &[&str], marker: &str) -> (Running, String) {
-    let mut child = Command::new(INLANE)
-        .args(arguments)
+    start_command(Command::new(INLANE).args(arguments), marker)
+}
+
+fn start_command(command: &mut Command, marker: &str) -> (Running, String) {
+    let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -50,8 +53,13 @@ fn start(arguments: &[&str], marker: &str) -> (Running, String) {
 fn target(namespace: &str) -> (Running, String) {
     let arguments = ["nvme", "target", "--listen", "127.0.0.1:0", "--threads", "1", "--namespace", namespace];
     let (running, line) = start(&arguments, "listens on");
+    (running, address_in(&line))
+}
+
+/// Returns the address in the target's first message.
+fn address_in(line: &str) -> String {
     let address = line.split("listens on ").nth(1).and_then(|rest| rest.split([' ', ',']).next());
-    (running, address.expect("an address").to_string())
+    address.expect("an address").to_string()
 }
 
 fn inlane(arguments: &[&str]) -> Output {
@@ -344,7 +352,12 @@ fn wrong_usage_has_status_2() {
         &["bench", &address, "--offset", "1M"],
         &["bench", &address, "--rwmixread", "20"],
         &["discover", &address, "--timeout", "0s"],
-        &["read", &address, "--namespace", "7", "-"],
+        &["read", &address, "--nsid", "7", "-"],
+        &["read", &address],
+        &["read", &address, "--to", "host"],
+        &["read", &address, "--length", "0", "--to", "twin:0"],
+        &["read", &address, "-", "--json", "-"],
+        &["write", &address, "-", "--from", "twin:0"],
         &["write", &address, "/tmp"],
         &["bench", &address, "--host-nqn", "x"],
         &["write", &address, "/dev/null"],
@@ -474,4 +487,216 @@ fn fio_verifies_through_nbd() {
         .unwrap();
     let out = text(&output.stdout);
     assert!(output.status.success() && out.contains("err= 0"), "{out}{}", text(&output.stderr));
+}
+
+/// Runs a command whose measured costs of paths are kept in `cache`, and returns its JSON document.
+fn with_cache(cache: &Path, arguments: &[&str]) -> serde_json::Value {
+    let output = Command::new(INLANE).args(arguments).env("XDG_CACHE_HOME", cache).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+#[test]
+fn a_range_is_read_into_a_device_and_written_from_it() {
+    let (_target, address) = target("memory:16M");
+    let folder = tempfile::tempdir().unwrap();
+    let (file, back) = (folder.path().join("file"), folder.path().join("back"));
+    // More than the buffers of a transfer hold, and no multiple of a MiB.
+    let data = pattern((9 << 20) + 512);
+    std::fs::write(&file, &data).unwrap();
+    let [file, back] = [&file, &back].map(|path| path.to_str().unwrap());
+    let write = [
+        "nvme",
+        "write",
+        &address,
+        file,
+        "--offset",
+        "512",
+        "--from",
+        "twin:0",
+        "--json",
+        "-",
+        "--digests",
+        "both",
+    ];
+    let read = [
+        "nvme", "read", &address, back, "--offset", "513", "--length", "9437183", "--to", "twin:1", "--json",
+        "-",
+    ];
+    for (arguments, bytes, device) in [(&write[..], data.len(), "twin:0"), (&read, 9_437_183, "twin:1")] {
+        let document = with_cache(folder.path(), arguments);
+        let row = &document["results"][0];
+        assert_eq!((&row["device"], &row["twin"]), (&device.into(), &true.into()), "{row}");
+        assert_eq!(row["bytes"], bytes, "{row}");
+        assert_eq!(row["verification"]["verified_bytes"], bytes, "{row}");
+        assert_eq!(row["verification"]["altered_bytes"], 0, "{row}");
+        let hops = row["path"]["hops"].as_array().unwrap();
+        assert!(hops.iter().any(|hop| *hop == address), "{row}");
+        assert!(hops.iter().any(|hop| hop.as_str().unwrap().contains(device)), "{row}");
+    }
+    assert!(std::fs::read(back).unwrap() == data[1..9_437_184], "the bytes differ");
+}
+
+#[test]
+fn a_file_that_does_not_end_at_a_block_is_refused_with_the_remedies() {
+    let (_target, address) = target("memory:1M,lba=4096");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("odd");
+    std::fs::write(&file, pattern(10_000)).unwrap();
+    let file = file.to_str().unwrap();
+    let output = inlane(&["nvme", "write", &address, file]);
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("odd") && message.contains("--length 8192"), "{message}");
+    let document = inlane(&["nvme", "write", &address, file, "--length", "8192", "--json", "-"]);
+    let document: serde_json::Value = serde_json::from_slice(&document.stdout).expect("JSON");
+    assert_eq!(document["results"][0]["bytes"], 8192);
+    let output = inlane(&["nvme", "read", &address, "--length", "2M", "-"]);
+    assert!(
+        text(&output.stderr).contains("--length 2 MiB: the namespace has 1 MiB"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+/// A namespace whose file system is full refuses writes with the status of the specification. Reads, and other
+/// namespaces, still work.
+#[test]
+fn a_full_disk_is_reported_and_other_namespaces_still_work() {
+    const TEST: &str = "a_full_disk_is_reported_and_other_namespaces_still_work";
+    let folder = tempfile::tempdir().unwrap();
+    let mount = format!("mount -t tmpfs -o size=1M none {}", folder.path().display());
+    // The file system is visible to the target only, and disappears with it.
+    let inside = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--mount", "sh", "-c", script]);
+        command
+    };
+    if !inside(&mount).output().is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED {TEST}: no mount namespace with a tmpfs can be made here");
+        return;
+    }
+    let disk = folder.path().join("disk");
+    let (_target, line) = start_command(
+        &mut inside(&format!(
+            "{mount} && exec {INLANE} nvme target --listen 127.0.0.1:0 --threads 1 \
+             --namespace file:{},size=8M --namespace memory:1M",
+            disk.display()
+        )),
+        "listens on",
+    );
+    let address = address_in(&line);
+    let small = pattern(64 << 10);
+    let write = |namespace, offset, data: &[u8]| {
+        inlane_with_input(&["nvme", "write", &address, "--nsid", namespace, "--offset", offset, "-"], data)
+    };
+    assert!(write("1", "0", &small).status.success());
+    let output = write("1", "1M", &pattern(4 << 20));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("Capacity Exceeded"), "{}", text(&output.stderr));
+    assert!(write("2", "0", &small).status.success());
+    // Blocks that have space are still written and read.
+    assert!(write("1", "0", &small).status.success());
+    for namespace in ["1", "2"] {
+        let output = inlane(&["nvme", "read", &address, "--nsid", namespace, "--length", "64K", "-"]);
+        assert!(output.stdout == small, "namespace {namespace}: {}", text(&output.stderr));
+    }
+}
+
+/// A loop device, detached when the value is dropped.
+struct LoopDevice(String);
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[test]
+fn a_block_device_is_served() {
+    const TEST: &str = "a_block_device_is_served";
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("disk");
+    std::fs::File::create(&file).unwrap().set_len(8 << 20).unwrap();
+    let made = Command::new("losetup").args(["--find", "--show"]).arg(&file).output();
+    let device = match made {
+        Ok(output) if output.status.success() => LoopDevice(text(&output.stdout).trim().to_string()),
+        Ok(output) => return eprintln!("SKIPPED {TEST}: no loop device: {}", text(&output.stderr).trim()),
+        Err(error) => return eprintln!("SKIPPED {TEST}: losetup cannot run: {error}"),
+    };
+    let (target, address) = target(&format!("block:{}", device.0));
+    let bench = ["nvme", "bench", &address, "--rw", "randrw", "--bs", "4K", "--size", "4M"];
+    let document = succeeds(&[&bench[..], &["--verify", "crc32c", "--json", "-"]].concat());
+    let document: serde_json::Value = serde_json::from_str(&document).expect("JSON");
+    for row in document["results"].as_array().unwrap() {
+        assert_eq!(row["verification"]["altered_bytes"], 0, "{row}");
+    }
+    let data = pattern(1 << 20);
+    assert!(inlane_with_input(&["nvme", "write", &address, "--offset", "4M", "-"], &data).status.success());
+    // The device is in use by the target, so no second target may open it.
+    let second =
+        inlane(&["nvme", "target", "--listen", "127.0.0.1:0", "--namespace", &format!("block:{}", device.0)]);
+    assert_eq!(second.status.code(), Some(3), "{}", text(&second.stderr));
+    // `write` has flushed the namespace, so the data is in the file although the target is killed.
+    drop(target);
+    assert!(std::fs::read(&file).unwrap()[4 << 20..5 << 20] == data, "the file lacks the data");
+}
+
+/// Sends a signal to a child that has not been waited for.
+fn signal(child: &Child, signal: i32) {
+    // SAFETY: the id is still the child's own, because nobody has waited for it.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+}
+
+/// The first SIGTERM lets the target complete the commands in progress. The second ends it at once.
+#[test]
+fn a_second_signal_ends_the_target_at_once() {
+    use std::os::unix::process::ExitStatusExt;
+    // A target that drains gives up after a few seconds. If this test is stopped for so long, the target ends by
+    // itself, and the test tries again.
+    for _ in 0..5 {
+        let (mut target, address) = target("memory:64M");
+        let proxy = Proxy::start(&address);
+        let arguments = [
+            "nvme",
+            "bench",
+            &proxy.address,
+            "--rw",
+            "read",
+            "--bs",
+            "1M",
+            "--iodepth",
+            "64",
+            "--duration",
+            "60s",
+        ];
+        let mut bench = Command::new(INLANE);
+        bench.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let bench = Running(bench.spawn().unwrap());
+        let started = Instant::now();
+        while proxy.bytes.load(Ordering::SeqCst) < 64 << 20 {
+            assert!(started.elapsed() < TIMEOUT, "the bench does not run");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // The host stops reading while it has 64 MiB of reads in flight. Once the buffers of the sockets are full, no
+        // bytes pass any more, and the target has data left to send.
+        signal(&bench.0, libc::SIGSTOP);
+        let mut passed = usize::MAX;
+        while passed != proxy.bytes.load(Ordering::SeqCst) {
+            passed = proxy.bytes.load(Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        signal(&target.0, libc::SIGTERM);
+        while TcpStream::connect(&address).is_ok() {
+            assert!(started.elapsed() < TIMEOUT, "the target still accepts connections");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        signal(&target.0, libc::SIGTERM);
+        let status = target.0.wait().unwrap();
+        if status.signal() == Some(libc::SIGTERM) {
+            return;
+        }
+        assert_eq!(status.code(), Some(0), "{status}");
+    }
+    panic!("no second signal ended the target");
 }

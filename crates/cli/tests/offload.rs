@@ -540,3 +540,40 @@ fn rules_and_requirements_decide_who_runs_a_socket() {
     assert!(said.contains("--require") && said.contains("loopback"), "{said}");
     assert!(lab.count("connected") == 1);
 }
+
+/// The target and the initiator of `inlane nvme` run over the engine without changes: the program calls the C library to
+/// connect and accept, and its io_uring then uses the descriptors that the engine has put in place.
+#[test]
+fn nvme_target_and_initiator_run_over_the_engine() {
+    let Some(mut lab) = Lab::new("nvme", &[]) else { return };
+    let inlane = env!("CARGO_BIN_EXE_inlane");
+    lab.serve(&[]);
+    let data = page(3_000_000 / 512 * 512);
+    std::fs::write(lab.folder.path().join("data"), &data).unwrap();
+    let bench = ["--rw", "randrw", "--bs", "16K", "--iodepth", "8", "--size", "4M", "--verify", "crc32c"];
+    // Two rounds: the target over the engine and the initiator over the kernel, then the other way round.
+    for target_is_offloaded in [true, false] {
+        let side = |offloaded: bool| if offloaded { lab.offloaded(inlane) } else { lab.on_kernel(inlane) };
+        let address = if target_is_offloaded { ENGINE } else { KERNEL };
+        let mut target = side(target_is_offloaded);
+        target.args(["nvme", "target", "--threads", "2", "--namespace", "memory:16M", "--listen"]);
+        let mut target = target.arg(format!("{address}:4420")).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let mut errors = std::io::BufReader::new(target.stderr.take().unwrap());
+        std::io::BufRead::read_line(&mut errors, &mut line).unwrap();
+        // Reads the rest of the output. The target would block if it filled the pipe.
+        std::thread::spawn(move || errors.read_to_end(&mut Vec::new()));
+        let _target = Running(target);
+        assert!(line.contains("listens on"), "{line}");
+        let before = lab.count("accepted") + lab.count("connected");
+        let initiator = || side(!target_is_offloaded);
+        must(initiator().args(["nvme", "write", address, "data"]));
+        let length = data.len().to_string();
+        let read =
+            must(initiator().args(["nvme", "read", address, "--digests", "both", "--length", &length, "-"]));
+        assert!(read == data, "the data was altered on its way");
+        must(initiator().args(["nvme", "bench", address, "--numjobs", "2"]).args(bench));
+        // Discovery, an admin queue and an I/O queue each for write and read; two of these pairs for bench.
+        assert!(lab.count("accepted") + lab.count("connected") >= before + 10, "{}", lab.status());
+    }
+}

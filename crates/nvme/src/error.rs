@@ -90,6 +90,18 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
+    /// Combines the errors of two paths. If neither path can be reached, returns one error with both reasons. Otherwise
+    /// returns the first error.
+    pub fn of_paths(first: Option<Self>, second: Self) -> Self {
+        match (first, second) {
+            (None, error) => error,
+            (Some(Error::Unreachable { peer, why }), other @ Error::Unreachable { .. }) => {
+                Error::Unreachable { peer, why: format!("{why}; {other}") }
+            }
+            (Some(first), _) => first,
+        }
+    }
+
     /// Returns what a caller can do about the error. The command derives its exit status from it.
     pub fn class(&self) -> Class {
         match self {

@@ -7,7 +7,7 @@
 //!       Connection   the protocol as a state machine without I/O: commands to bytes, bytes to completions
 //! ```
 //!
-//! No layer starts threads. A caller submits any number of requests and collects their completions in any order. Each request
+//! No layer starts threads, except for a session that reconnects. A caller submits any number of requests and collects their completions in any order. Each request
 //! moves a [`Buffer`] into the connection and gets it back with the completion, so nothing else can access memory that the target
 //! may still write. Received data goes from the socket directly into the buffer.
 
@@ -29,4 +29,4 @@ pub use discover::{Discovered, discover, resolve_subsystem};
 pub use host::HostIdentity;
 pub use queue::{Queue, QueueOptions};
 pub use session::{Session, SessionOptions};
-pub use transfer::{check_range, flush, read_range, write_range};
+pub use transfer::{Sink, Source, check_range, flush, read_range, read_to, write_from, write_range};

@@ -56,7 +56,7 @@ pub struct Bench {
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = units::parse_size)]
     offset: u64,
     /// Length of the range [default: up to the end of the namespace]
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    #[arg(long, alias = "length", value_name = "SIZE", value_parser = units::parse_size)]
     size: Option<u64>,
     /// Check the contents of blocks. Reads expect blocks that were written with --verify. Written blocks are
     /// read back at the end

@@ -6,6 +6,7 @@ use inlane_nvme::initiator::{
     Address, ConnectOptions, HostIdentity, QueueOptions, SessionOptions, resolve_subsystem,
 };
 use inlane_nvme::pdu;
+use inlane_nvme::target::subsystem::check_nqn;
 use inlane_nvme::{Error, Result};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -37,7 +38,7 @@ impl From<Digests> for pdu::Digests {
 #[derive(Args)]
 pub struct Host {
     /// NQN of this host [default: that of /etc/nvme/hostnqn, or made from the machine's identifier]
-    #[arg(long, value_name = "NQN")]
+    #[arg(long, value_name = "NQN", value_parser = parse_nqn)]
     host_nqn: Option<String>,
     /// Protect headers, data or both by digests (CRC-32C)
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = Digests::None)]
@@ -86,7 +87,7 @@ pub struct Connect {
     #[arg(long, value_name = "NQN")]
     subsystem: Option<String>,
     /// Identifier of the namespace [default: the first]
-    #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u32).range(1..=0xFFFF_FFFE))]
+    #[arg(long, alias = "nsid", value_name = "ID", value_parser = clap::value_parser!(u32).range(1..=0xFFFF_FFFE))]
     namespace: Option<u32>,
     #[command(flatten)]
     host: Host,
@@ -125,22 +126,19 @@ impl Connect {
         for address in &self.addresses.0 {
             match resolve_subsystem(address, host, queue) {
                 Ok(subsystem) => return Ok(subsystem),
-                Err(error) => failure = Some(both(failure, error)),
+                Err(error) => failure = Some(Error::of_paths(failure, error)),
             }
         }
         Err(failure.expect("clap requires an address"))
     }
 }
 
-/// Combines the errors of two paths. If neither path can be reached, returns one error with both reasons.
-/// Otherwise returns the first error.
-fn both(first: Option<Error>, second: Error) -> Error {
-    match (first, second) {
-        (None, error) => error,
-        (Some(Error::Unreachable { peer, why }), other @ Error::Unreachable { .. }) => {
-            Error::Unreachable { peer, why: format!("{why}; {other}") }
-        }
-        (Some(first), _) => first,
+/// Parses the NQN of a host or a subsystem.
+pub fn parse_nqn(text: &str) -> inlane_core::Result<String> {
+    match check_nqn(text) {
+        Ok(()) => Ok(text.into()),
+        Err(Error::Invalid { what, why }) => Err(inlane_core::Error::invalid(what, why)),
+        Err(other) => Err(inlane_core::Error::invalid(format!("NQN '{text}'"), other.to_string())),
     }
 }
 

@@ -1,5 +1,6 @@
-//! `inlane nvme target`: serves drives over NVMe/TCP until a signal arrives.
+//! `inlane nvme target`: serves namespaces over NVMe/TCP until a signal arrives.
 
+use super::connect::parse_nqn;
 use crate::output::Output;
 use crate::signal;
 use anyhow::Context;
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 
 const EXAMPLES: &str = "\
 Namespaces, with options after commas:
-  memory:SIZE          a drive in memory; its contents are lost when the target ends
+  memory:SIZE          memory; its contents are lost when the target ends
   file:PATH            a file; size=SIZE creates it if it does not exist
   block:PATH           a block device, which must not be mounted
   options: ro (read-only), lba=512|4096 (block size), direct=on|off (bypass the page cache of a
@@ -52,10 +53,10 @@ pub struct Target {
     #[arg(long = "namespace", value_name = "NAMESPACE", required = true)]
     namespaces: Vec<Specification>,
     /// NVMe qualified name (NQN) of the subsystem [default: nqn.2026-11.inlane:HOSTNAME:PORT]
-    #[arg(long, value_name = "NQN")]
+    #[arg(long, value_name = "NQN", value_parser = parse_nqn)]
     nqn: Option<String>,
     /// Let this host connect. Repeat the flag for more hosts [default: every host]
-    #[arg(long = "host", value_name = "NQN")]
+    #[arg(long = "host", value_name = "NQN", value_parser = parse_nqn)]
     hosts: Vec<String>,
     /// Let the hosts in this file connect: one NQN per line. The file is read again when it changes
     #[arg(long, value_name = "FILE")]
@@ -158,6 +159,16 @@ fn announce(target: &inlane_nvme::target::Target) {
         addresses.join(", "),
         target.threads()
     ));
+    let in_memory = subsystem.namespaces.iter().filter(|it| matches!(it.storage, Storage::Memory(_)));
+    let (wanted, memory) = (in_memory.map(|it| it.bytes()).sum(), total_memory());
+    if memory > 0 && wanted > memory {
+        crate::print_to_stderr(format_args!(
+            "inlane: warning: the namespaces in memory have {}, and this machine has {}; the kernel kills the target when \
+             hosts have filled it",
+            units::bytes(wanted),
+            units::bytes(memory)
+        ));
+    }
     for namespace in &subsystem.namespaces {
         let (size, blocks) = (units::bytes(namespace.bytes()), namespace.block_bytes());
         let access = if namespace.read_only { "read-only" } else { "writable" };
@@ -170,4 +181,10 @@ fn announce(target: &inlane_nvme::target::Target) {
             namespace.id, namespace.name
         ));
     }
+}
+
+/// Returns the bytes of the machine's memory and swap space.
+fn total_memory() -> u64 {
+    let found = rustix::system::sysinfo();
+    (found.totalram as u64 + found.totalswap as u64) * u64::from(found.mem_unit)
 }

@@ -1,27 +1,35 @@
-//! `inlane nvme read` and `inlane nvme write`: copies between a namespace and a file.
+//! `inlane nvme read` and `inlane nvme write`: copies between a namespace and a file, or memory of a device.
 
 use super::connect::{Connect, stop_on_signal};
+use super::device::{DeviceMemory, parse_endpoint};
+use super::transfer_result::NvmeTransfer;
 use anyhow::Context;
 use clap::Args;
+use inlane_copy::Endpoint;
+use inlane_core::result::{Document, Start};
 use inlane_core::units;
 use inlane_nvme::Error;
-use inlane_nvme::initiator::{Session, check_range, read_range, write_range};
+use inlane_nvme::initiator::{Session, check_range, read_range, read_to, write_from, write_range};
+use inlane_report::Target;
 use std::fs::File;
 use std::io::{self, Seek as _, Write as _};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 /// The number of commands that a transfer keeps in flight.
 const DEPTH: u32 = 16;
 
-/// Copies a range of a namespace to a file
+/// Copies a range of a namespace to a file, or to memory of a device
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  inlane nvme read 10.0.0.2 drive.img     the whole drive
+  inlane nvme read 10.0.0.2 drive.img     the whole namespace
   inlane nvme read 10.0.0.2 --offset 1M --length 4K - | xxd
-                                          a few blocks to standard output")]
+                                          a few blocks to standard output
+  inlane nvme read 10.0.0.2 --length 1G --to gpu:0 --json -
+                                          into memory of a GPU; shows the path, and checks the bytes there")]
 pub struct Read {
     #[command(flatten)]
     connect: Connect,
@@ -29,20 +37,29 @@ pub struct Read {
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = units::parse_size)]
     offset: u64,
     /// Length of the range [default: up to the end of the namespace]
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    #[arg(long, alias = "size", value_name = "SIZE", value_parser = units::parse_size)]
     length: Option<u64>,
+    /// Read into memory of this device, over the path with the least cost: gpu:N, or twin:N for a model of an
+    /// accelerator. The bytes are read back from the device, checked, and written to FILE if it is given
+    #[arg(long, value_name = "DEVICE", value_parser = parse_endpoint)]
+    to: Option<Endpoint>,
+    /// Write the result as JSON to a file, or to standard output for -
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<String>,
     /// File to write, or - for standard output
-    #[arg(value_name = "FILE|-")]
-    file: PathBuf,
+    #[arg(value_name = "FILE|-", required_unless_present = "to")]
+    file: Option<PathBuf>,
 }
 
 /// Copies a file to a namespace and flushes it
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  inlane nvme write 10.0.0.2 drive.img    from the start of the drive
+  inlane nvme write 10.0.0.2 drive.img    from the start of the namespace
   inlane nvme write 10.0.0.2 --offset 1M --length 4K - < block
-                                          4 KiB of standard input")]
+                                          4 KiB of standard input
+  inlane nvme write 10.0.0.2 --from gpu:0 drive.img
+                                          the file to memory of a GPU first, then from there")]
 pub struct Write {
     #[command(flatten)]
     connect: Connect,
@@ -50,52 +67,157 @@ pub struct Write {
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = units::parse_size)]
     offset: u64,
     /// Bytes to write; a multiple of the block size [default: up to the end of the file]
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    #[arg(long, alias = "size", value_name = "SIZE", value_parser = units::parse_size)]
     length: Option<u64>,
+    /// Copy the file to memory of this device first and write from there, over the path with the least cost:
+    /// gpu:N, or twin:N for a model of an accelerator. The time of the first copy does not count
+    #[arg(long, value_name = "DEVICE", value_parser = parse_endpoint)]
+    from: Option<Endpoint>,
+    /// Write the result as JSON to a file, or to standard output for -
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<String>,
     /// File to read, or - for standard input
     #[arg(value_name = "FILE|-")]
     file: PathBuf,
+}
+
+/// A JSON output that is opened before the transfer and written after it.
+struct Json(Option<Target>, Start);
+
+impl Json {
+    fn open(json: Option<&str>, data: Option<&Path>) -> anyhow::Result<Self> {
+        if json == Some("-") && data == Some(Path::new("-")) {
+            let why = "would get both the data and the JSON; give --json a file".into();
+            return Err(Error::Invalid { what: "standard output".into(), why }.into());
+        }
+        Ok(Self(json.map(Target::open).transpose()?, Start::now()))
+    }
+
+    /// Prints the result to standard error and writes the JSON. Returns an error if the bytes on the device were wrong.
+    fn write(self, command: &str, row: NvmeTransfer) -> anyhow::Result<()> {
+        for line in row.lines() {
+            crate::print_to_stderr(format_args!("inlane: {line}"));
+        }
+        let wrong = row.error.clone();
+        if let Some(json) = self.0 {
+            let mut document = Document::<NvmeTransfer>::new(command);
+            document.results = vec![row];
+            document.finish(self.1);
+            json.json(&document)?;
+        }
+        match wrong {
+            Some(wrong) => anyhow::bail!(wrong),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Read {
     /// Copies the range, and prints how much was copied.
     ///
     /// # Errors
-    /// If the connection, a command or the file fails.
+    /// If the connection, a command, the device or the file fails.
     pub fn run(&self) -> anyhow::Result<()> {
+        let json = Json::open(self.json.as_deref(), self.file.as_deref())?;
         let stop = stop_on_signal()?;
         let options = self.connect.session(DEPTH)?;
         let mut session = Session::open(&options)?;
         let rest = session.namespace().bytes().saturating_sub(self.offset);
         let length = self.length.unwrap_or(rest);
         check_range(&session, self.offset, length)?;
+        let mut output = self.file.as_deref().map(Destination::open).transpose()?;
+        let row = match &self.to {
+            Some(endpoint) => self.read_to_device(endpoint, &mut session, length, output.as_mut(), &stop)?,
+            None => {
+                let output = output.as_mut().expect("clap requires a file");
+                let started = Instant::now();
+                read_range(&mut session, self.offset, length, output.stream(), &stop)
+                    .with_context(|| format!("copying to {}", output.name()))?;
+                NvmeTransfer::new("read", &session, [self.offset, length], started.elapsed())
+            }
+        };
+        if let Some(output) = output {
+            output.close()?;
+        }
+        session.close();
+        json.write("nvme read", row.of(&options))
+    }
+
+    fn read_to_device(
+        &self,
+        endpoint: &Endpoint,
+        session: &mut Session,
+        length: u64,
+        output: Option<&mut Destination>,
+        stop: &AtomicBool,
+    ) -> anyhow::Result<NvmeTransfer> {
+        if length == 0 {
+            let why = "there is nothing to read into a device; give at least 1".into();
+            return Err(Error::Invalid { what: "--length 0".into(), why }.into());
+        }
+        let memory = DeviceMemory::allocate(endpoint, length)?;
+        let mut sink = memory.sink()?;
         let started = Instant::now();
-        let path = self.file.display();
-        match self.file.as_path() == Path::new("-") {
+        read_to(session, self.offset, length, &mut sink, stop)?;
+        sink.finish()?;
+        let run = started.elapsed();
+        let verification = match output {
+            Some(output) => sink.read_back(|bytes| output.stream().write_all(bytes)),
+            None => sink.read_back(|_| Ok(())),
+        }?;
+        let row = NvmeTransfer::new("read", session, [self.offset, length], run);
+        let path = sink.path(&session.path().to_string());
+        Ok(row.on_device(endpoint, path, memory.is_twin(), verification))
+    }
+}
+
+/// Where `read` writes the data: a file or standard output.
+enum Destination {
+    File(File, PathBuf),
+    Stdout(io::StdoutLock<'static>),
+}
+
+impl Destination {
+    fn open(path: &Path) -> anyhow::Result<Self> {
+        if path == Path::new("-") {
+            return Ok(Destination::Stdout(io::stdout().lock()));
+        }
+        let shown = path.display();
+        let file = File::create(path).map_err(|source| match path.is_dir() {
             true => {
-                let mut out = io::stdout().lock();
-                read_range(&mut session, self.offset, length, &mut out, &stop)?;
-                out.flush().context("cannot write standard output")?;
+                Error::Invalid { what: shown.to_string(), why: "it is a folder; name a file in it".into() }
             }
             false => {
-                let mut file = File::create(&self.file).map_err(|source| match self.file.is_dir() {
-                    true => Error::Invalid {
-                        what: path.to_string(),
-                        why: "it is a folder; name a file in it".into(),
-                    },
-                    false => Error::Os {
-                        what: format!("cannot create {path}; name a file that you may write"),
-                        source,
-                    },
-                })?;
-                read_range(&mut session, self.offset, length, &mut file, &stop)
-                    .with_context(|| format!("copying to {path}"))?;
-                file.sync_all().with_context(|| format!("cannot write {path}"))?;
+                Error::Os { what: format!("cannot create {shown}; name a file that you may write"), source }
             }
+        })?;
+        Ok(Destination::File(file, path.into()))
+    }
+
+    fn stream(&mut self) -> &mut dyn io::Write {
+        match self {
+            Destination::File(file, _) => file,
+            Destination::Stdout(out) => out,
         }
-        report("read", length, self.offset, started);
-        session.close();
-        Ok(())
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Destination::File(_, path) => path.display().to_string(),
+            Destination::Stdout(_) => "standard output".into(),
+        }
+    }
+
+    /// Makes sure that the data is stored.
+    fn close(mut self) -> anyhow::Result<()> {
+        let name = self.name();
+        match &mut self {
+            // Pipes and devices such as /dev/null have nothing to make durable.
+            Destination::File(file, _) if file.metadata().is_ok_and(|file| file.is_file()) => file.sync_all(),
+            Destination::File(..) => Ok(()),
+            Destination::Stdout(out) => out.flush(),
+        }
+        .with_context(|| format!("cannot write {name}"))
     }
 }
 
@@ -103,23 +225,62 @@ impl Write {
     /// Copies the file, flushes the namespace, and prints how much was copied.
     ///
     /// # Errors
-    /// If the connection, a command or the file fails.
+    /// If the connection, a command, the device or the file fails.
     pub fn run(&self) -> anyhow::Result<()> {
+        let json = Json::open(self.json.as_deref(), None)?;
         let stop = stop_on_signal()?;
         let (mut input, size) = self.open()?;
         let options = self.connect.session(DEPTH)?;
         let mut session = Session::open(&options)?;
         if let Some(size) = size {
             self.check_room(size, session.namespace().bytes())?;
+            self.check_blocks(size, session.namespace().block_bytes.into())?;
         }
-        let started = Instant::now();
         // If the length is given, `write_range` refuses an input that does not fit before it writes anything.
         let length = self.length.or(size);
-        let written = write_range(&mut session, self.offset, length, &mut input, &stop)
-            .with_context(|| format!("copying from {}", self.file.display()))?;
-        report("wrote", written, self.offset, started);
+        let shown = self.file.display();
+        let row = match &self.from {
+            Some(endpoint) => {
+                let Some(length) = length.filter(|length| *length > 0) else {
+                    let why = "the length of the input is unknown; give it, for example --length 1M".into();
+                    return Err(Error::Invalid { what: "--length".into(), why }.into());
+                };
+                let memory = DeviceMemory::allocate(endpoint, length)?;
+                let source = memory.source(&mut input);
+                let mut source = source.with_context(|| format!("copying {shown} to {endpoint}"))?;
+                let started = Instant::now();
+                let written = write_from(&mut session, self.offset, Some(length), &mut source, &stop)?;
+                let row = NvmeTransfer::new("write", &session, [self.offset, written], started.elapsed());
+                let path = source.path(&session.path().to_string());
+                row.on_device(endpoint, path, memory.is_twin(), source.verification())
+            }
+            None => {
+                let started = Instant::now();
+                let written = write_range(&mut session, self.offset, length, &mut input, &stop)
+                    .with_context(|| format!("copying from {shown}"))?;
+                NvmeTransfer::new("write", &session, [self.offset, written], started.elapsed())
+            }
+        };
         session.close();
-        Ok(())
+        json.write("nvme write", row.of(&options))
+    }
+
+    /// Checks that a file of `size` bytes ends at a block, unless only its beginning is copied.
+    fn check_blocks(&self, size: u64, block: u64) -> anyhow::Result<()> {
+        let whole = size / block * block;
+        if self.length.is_some() || size == whole {
+            return Ok(());
+        }
+        let rest = if whole > 0 {
+            format!(", or give --length {whole} to leave the rest out")
+        } else {
+            String::new()
+        };
+        let why = format!(
+            "it has {size} bytes, and the blocks of the namespace have {block}; nothing was written; append zeros up to a \
+             multiple ('truncate --size %{block}'){rest}"
+        );
+        Err(Error::Invalid { what: self.file.display().to_string(), why }.into())
     }
 }
 
@@ -175,13 +336,4 @@ impl Write {
         );
         Err(Error::Invalid { what: self.file.display().to_string(), why }.into())
     }
-}
-
-fn report(what: &str, bytes: u64, offset: u64, started: Instant) {
-    let seconds = started.elapsed().as_secs_f64().max(1e-9);
-    let rate = units::bytes_per_second(bytes as f64 / seconds);
-    let bytes = units::bytes(bytes);
-    crate::print_to_stderr(format_args!(
-        "inlane: {what} {bytes} at offset {offset} in {seconds:.2} s ({rate})"
-    ));
 }

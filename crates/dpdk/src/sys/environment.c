@@ -2,7 +2,9 @@
 #define _GNU_SOURCE
 #include "inline.h"
 
+#include <dlfcn.h>
 #include <linux/if_packet.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -95,9 +97,14 @@ uint16_t inlane_dma_completed(int16_t device, uint16_t most, int *failed)
  *   flows. Both flags are removed here.
  * - The driver numbers the group of an interface's sockets: process number xor interface number. Two processes
  *   that were started one after the other on both ends of a veth often get the same group number, which the
- *   kernel refuses. Another number is computed here. */
+ *   kernel refuses. Another number is computed here.
+ *
+ * The call then goes to the next library that has the function. This is the C library, or a preloaded library that
+ * replaces sockets, such as that of 'inlane offload run'. */
 int setsockopt(int socket, int level, int name, const void *value, socklen_t length)
 {
+	typedef int function(int, int, int, const void *, socklen_t);
+	static _Atomic(function *) next;
 	uint32_t fanout;
 
 	if (level == SOL_PACKET && name == PACKET_FANOUT && length == sizeof(fanout)) {
@@ -108,5 +115,12 @@ int setsockopt(int socket, int level, int name, const void *value, socklen_t len
 		fanout = (fanout & 0xffff0000) | ((process * 40503 + interface) & 0xffff);
 		value = &fanout;
 	}
-	return (int)syscall(SYS_setsockopt, socket, level, name, value, length);
+	function *call = atomic_load_explicit(&next, memory_order_relaxed);
+	if (call == NULL) {
+		call = (function *)dlsym(RTLD_NEXT, "setsockopt");
+		if (call == NULL)
+			return (int)syscall(SYS_setsockopt, socket, level, name, value, length);
+		atomic_store_explicit(&next, call, memory_order_relaxed);
+	}
+	return call(socket, level, name, value, length);
 }

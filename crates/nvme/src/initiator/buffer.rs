@@ -36,6 +36,12 @@ impl Buffer {
         Ok(Self { region, len })
     }
 
+    /// Returns the region that the buffer was made of, with its whole length. The buffer ends, so others may access
+    /// the memory again.
+    pub fn into_region(self) -> Region {
+        self.region
+    }
+
     /// Returns the length in bytes. A command transfers the whole buffer.
     #[allow(clippy::len_without_is_empty, reason = "a buffer is never empty")]
     pub fn len(&self) -> usize {

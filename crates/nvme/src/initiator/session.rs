@@ -4,12 +4,15 @@
 //! path fails, the session connects to the next one and sends the commands in flight again. Only reads, writes, flushes and other
 //! commands with the same effect when repeated may therefore be submitted. A write that is repeated may still be executed on the
 //! failed path: do not submit commands that depend on the order of two writes in flight to the same blocks.
+//!
+//! A thread of its own reconnects, because connecting blocks. The session's thread stays free meanwhile.
 
 use super::connection::{Done, Request};
 use super::{Address, ConnectOptions, Controller, NamespaceInfo, Queue};
 use crate::command::{Status, async_event};
 use crate::{Error, Result};
 use std::collections::{HashMap, VecDeque};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
 /// How often the admin queue is served.
@@ -38,6 +41,9 @@ struct Live {
     queue: Queue,
 }
 
+/// A connection over the path with this index, and its namespace. The error is that of the path tried last.
+type Reconnected = Result<(usize, Live, NamespaceInfo)>;
+
 /// Access to a namespace.
 #[derive(Debug)]
 pub struct Session {
@@ -52,6 +58,10 @@ pub struct Session {
     /// By token: how many times the command was sent again because of a transient error.
     retries: HashMap<u64, u32>,
     last_tick: Instant,
+    /// Delivers the result of the thread that reconnects, while it runs.
+    attempt: Option<Receiver<Reconnected>>,
+    /// When all paths failed last, from which the pause before the next attempt counts.
+    failed_at: Option<Instant>,
     /// When a path first failed after the last successful command. `None` if no path has failed since then.
     lost_since: Option<Instant>,
     failovers: u64,
@@ -80,11 +90,13 @@ impl Session {
                         done: VecDeque::new(),
                         retries: HashMap::new(),
                         last_tick: Instant::now(),
+                        attempt: None,
+                        failed_at: None,
                         lost_since: None,
                         failovers: 0,
                     });
                 }
-                Err(error) => failure = failure.or(Some(error)),
+                Err(error) => failure = Some(Error::of_paths(failure, error)),
             }
         }
         Err(failure.expect("at least one path"))
@@ -204,7 +216,7 @@ impl Session {
     /// # Errors
     /// If no path has worked for longer than [`SessionOptions::reconnect`]. The session cannot be used any more.
     pub fn progress(&mut self, wait: bool) -> Result<()> {
-        let Some(live) = &mut self.live else { return self.reconnect() };
+        let Some(live) = &mut self.live else { return self.reconnect(wait) };
         while let Some(request) = self.pending.pop_front() {
             if let Err(request) = live.queue.submit(request) {
                 self.pending.push_front(request);
@@ -254,34 +266,90 @@ impl Session {
         Ok(())
     }
 
-    /// Tries each path once, starting with the next one.
-    fn reconnect(&mut self) -> Result<()> {
-        let since = *self.lost_since.get_or_insert_with(Instant::now);
-        let mut failure = None;
-        for _ in 0..self.options.paths.len() {
-            match Self::connect(&self.options, self.path, Some(self.namespace.nsid)) {
-                Ok((live, namespace)) if namespace.block_bytes == self.namespace.block_bytes => {
-                    self.namespace = namespace;
-                    self.live = Some(live);
-                    self.failovers += 1;
-                    return Ok(());
-                }
-                Ok(_) => {
-                    let why = "the namespace has another block size than before".into();
-                    return Err(Error::Disconnected { peer: self.path().to_string(), why });
-                }
-                Err(error) => failure = Some(error),
+    /// Advances the reconnection: starts a thread that tries each path once, or takes its result. With `wait`, blocks for
+    /// up to 100 ms.
+    fn reconnect(&mut self, wait: bool) -> Result<()> {
+        self.lost_since.get_or_insert_with(Instant::now);
+        let pause = self.failed_at.map_or(Duration::ZERO, |failed| PAUSE.saturating_sub(failed.elapsed()));
+        if self.attempt.is_none() && !pause.is_zero() {
+            if wait {
+                std::thread::sleep(pause.min(TICK));
             }
-            self.path = (self.path + 1) % self.options.paths.len();
+            return Ok(());
         }
-        if since.elapsed() >= self.options.reconnect {
-            let seconds = self.options.reconnect.as_secs_f64();
-            let failure = failure.expect("at least one path");
-            let why = format!("the connection was lost and not restored within {seconds} s: {failure}");
-            return Err(Error::Disconnected { peer: self.options.connect.subsystem.clone(), why });
+        if self.attempt.is_none() {
+            self.attempt = Some(self.start_attempt()?);
         }
-        std::thread::sleep(PAUSE);
-        Ok(())
+        let attempt = self.attempt.as_ref().expect("an attempt was started");
+        let result = match wait {
+            true => match attempt.recv_timeout(TICK) {
+                Ok(result) => result,
+                Err(RecvTimeoutError::Timeout) => return Ok(()),
+                Err(RecvTimeoutError::Disconnected) => {
+                    unreachable!("the thread sends its result before it ends")
+                }
+            },
+            false => match attempt.try_recv() {
+                Ok(result) => result,
+                Err(TryRecvError::Empty) => return Ok(()),
+                Err(TryRecvError::Disconnected) => unreachable!("the thread sends its result before it ends"),
+            },
+        };
+        self.attempt = None;
+        self.reconnected(result)
+    }
+
+    /// Starts a thread that tries each path once, starting with the next one.
+    fn start_attempt(&self) -> Result<Receiver<Reconnected>> {
+        let (send, receive) = sync_channel(1);
+        let (options, first, nsid) = (self.options.clone(), self.path, self.namespace.nsid);
+        let attempt = move || {
+            let mut failure = None;
+            for path in (first..options.paths.len()).chain(0..first) {
+                match Self::connect(&options, path, Some(nsid)) {
+                    Ok((live, namespace)) => {
+                        // Sending fails if the session was dropped meanwhile. The connection then ends here.
+                        let _ = send.send(Ok((path, live, namespace)));
+                        return;
+                    }
+                    Err(error) => failure = Some(error),
+                }
+            }
+            let _ = send.send(Err(failure.expect("at least one path")));
+        };
+        std::thread::Builder::new()
+            .name("inlane-reconnect".into())
+            .spawn(attempt)
+            .map_err(|source| Error::Os { what: "cannot start a thread to reconnect".into(), source })?;
+        Ok(receive)
+    }
+
+    fn reconnected(&mut self, result: Reconnected) -> Result<()> {
+        match result {
+            Ok((path, live, namespace)) if namespace.block_bytes == self.namespace.block_bytes => {
+                self.path = path;
+                self.namespace = namespace;
+                self.live = Some(live);
+                self.failed_at = None;
+                self.failovers += 1;
+                Ok(())
+            }
+            Ok((path, ..)) => {
+                self.path = path;
+                let why = "the namespace has another block size than before".into();
+                Err(Error::Disconnected { peer: self.path().to_string(), why })
+            }
+            Err(failure) => {
+                if self.lost_since.is_some_and(|since| since.elapsed() >= self.options.reconnect) {
+                    let seconds = self.options.reconnect.as_secs_f64();
+                    let why =
+                        format!("the connection was lost and not restored within {seconds} s: {failure}");
+                    return Err(Error::Disconnected { peer: self.options.connect.subsystem.clone(), why });
+                }
+                self.failed_at = Some(Instant::now());
+                Ok(())
+            }
+        }
     }
 
     /// Shuts the controller down. Commands in flight are given up.
@@ -296,3 +364,6 @@ impl Session {
 fn again(done: Done) -> Request {
     Request { token: done.token, command: done.command, buffer: done.buffer }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,7 @@ use crate::{Error, Result};
 use inlane_core::units;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The most bytes of a command.
@@ -24,6 +25,84 @@ struct Chunk {
     done: Option<Buffer>,
 }
 
+/// Provides the buffers of [`read_to`] and takes the data that was read. Implement it to read into memory of a device.
+pub trait Sink {
+    /// Returns a buffer with at least `bytes` bytes for the next command. The sink may block until it has one.
+    ///
+    /// # Errors
+    /// If the sink cannot provide memory, or earlier data could not be stored.
+    fn buffer(&mut self, bytes: usize) -> Result<Buffer>;
+
+    /// Takes a buffer whose bytes in the range `data` were read. Buffers arrive in the order of their offsets.
+    ///
+    /// # Errors
+    /// If the data cannot be stored.
+    fn take(&mut self, buffer: Buffer, data: Range<usize>) -> Result<()>;
+}
+
+/// Provides the data of [`write_from`]. Implement it to write from memory of a device.
+pub trait Source {
+    /// Returns a buffer that holds the next bytes of the data in its whole length. It has `most` bytes, or fewer at
+    /// the end of the data. `None` if no data is left.
+    ///
+    /// # Errors
+    /// If the data cannot be read.
+    fn next(&mut self, most: usize) -> Result<Option<Buffer>>;
+
+    /// Takes a buffer back after its data was written.
+    fn recycle(&mut self, buffer: Buffer);
+}
+
+/// A [`Sink`] that writes to a stream.
+struct WriterSink<'a> {
+    out: &'a mut dyn Write,
+    spare: Vec<Buffer>,
+}
+
+impl Sink for WriterSink<'_> {
+    fn buffer(&mut self, bytes: usize) -> Result<Buffer> {
+        match self.spare.pop() {
+            Some(buffer) => Ok(buffer),
+            None => Ok(Buffer::new(bytes)?),
+        }
+    }
+
+    fn take(&mut self, buffer: Buffer, data: Range<usize>) -> Result<()> {
+        self.out
+            .write_all(&buffer.bytes()[data])
+            .map_err(|source| Error::Os { what: "cannot write the data".into(), source })?;
+        self.spare.push(buffer);
+        Ok(())
+    }
+}
+
+/// A [`Source`] that reads a stream.
+struct ReaderSource<'a> {
+    input: &'a mut dyn Read,
+    spare: Vec<Buffer>,
+}
+
+impl Source for ReaderSource<'_> {
+    fn next(&mut self, most: usize) -> Result<Option<Buffer>> {
+        let mut buffer = match self.spare.pop() {
+            Some(buffer) if buffer.capacity() >= most => buffer,
+            _ => Buffer::new(most)?,
+        };
+        buffer.set_len(most);
+        let filled = fill(self.input, buffer.bytes_mut())?;
+        if filled == 0 {
+            return Ok(None);
+        }
+        buffer.set_len(filled);
+        Ok(Some(buffer))
+    }
+
+    fn recycle(&mut self, buffer: Buffer) {
+        self.spare.push(buffer);
+    }
+}
+
+/// Returns the bytes of a command of a transfer: at most 256 KiB, and at least a block.
 fn chunk_bytes(session: &Session) -> u64 {
     let unit = session.namespace().block_bytes;
     u64::from((session.namespace().max_transfer.min(CHUNK) / unit).max(1) * unit)
@@ -51,16 +130,17 @@ pub fn check_range(session: &Session, offset: u64, length: u64) -> Result<u64> {
 
 fn outside(session: &Session, offset: u64, length: u64) -> Error {
     let bytes = session.namespace().bytes();
-    let what = format!("--offset {}", exact(offset));
-    let why = match bytes.checked_sub(offset) {
-        None => format!("it is beyond the end of the namespace ({}); give less", exact(bytes)),
-        Some(room) => format!(
-            "the namespace has {} from there, less than the {} to transfer; give --length {room} or less, or a smaller --offset",
-            exact(room),
-            exact(length)
-        ),
-    };
-    Error::Invalid { what, why }
+    let room = bytes.saturating_sub(offset);
+    if room == 0 {
+        let why = format!("the namespace ends at {}; give less", exact(bytes));
+        return Error::Invalid { what: format!("--offset {}", exact(offset)), why };
+    }
+    let why = format!(
+        "the namespace has {} from --offset {}; give --length {room} or less",
+        exact(room),
+        exact(offset)
+    );
+    Error::Invalid { what: format!("--length {}", exact(length)), why }
 }
 
 fn status(done: &Done, what: &str) -> Result<()> {
@@ -82,13 +162,26 @@ pub fn read_range(
     out: &mut dyn Write,
     stop: &AtomicBool,
 ) -> Result<()> {
+    read_to(session, offset, length, &mut WriterSink { out, spare: Vec::new() }, stop)
+}
+
+/// Reads `length` bytes from `offset` into the buffers of `sink`. The range need not be aligned to blocks.
+///
+/// # Errors
+/// If the range exceeds the namespace, a command fails, no path works, `sink` fails, or `stop` is set.
+pub fn read_to(
+    session: &mut Session,
+    offset: u64,
+    length: u64,
+    sink: &mut dyn Sink,
+    stop: &AtomicBool,
+) -> Result<()> {
     let end = check_range(session, offset, length)?;
     let unit = u64::from(session.namespace().block_bytes);
     let nsid = session.namespace().nsid;
     let most = chunk_bytes(session);
     let mut at = offset;
     let mut chunks: VecDeque<Chunk> = VecDeque::new();
-    let mut spare = Vec::new();
     let mut token = 0;
     while at < end || !chunks.is_empty() {
         if stop.load(Ordering::Relaxed) {
@@ -97,10 +190,7 @@ pub fn read_range(
         while at < end && chunks.len() < DEPTH && session.available() > 0 {
             let start = at / unit * unit;
             let stop = end.next_multiple_of(unit).min(start + most);
-            let mut buffer = match spare.pop() {
-                Some(buffer) => buffer,
-                None => Buffer::new(most as usize)?,
-            };
+            let mut buffer = sink.buffer(most as usize)?;
             buffer.set_len((stop - start) as usize);
             let blocks = ((stop - start) / unit) as u32;
             let command = Command::blocks(io::READ, nsid, start / unit, blocks, Sgl::NONE);
@@ -120,10 +210,7 @@ pub fn read_range(
         }
         while let Some(buffer) = chunks.front_mut().and_then(|chunk| chunk.done.take()) {
             let chunk = chunks.pop_front().expect("looked at before");
-            let data = &buffer.bytes()[chunk.skip..chunk.skip + chunk.len];
-            out.write_all(data)
-                .map_err(|source| Error::Os { what: "cannot write the data".into(), source })?;
-            spare.push(buffer);
+            sink.take(buffer, chunk.skip..chunk.skip + chunk.len)?;
         }
     }
     Ok(())
@@ -142,16 +229,30 @@ pub fn write_range(
     input: &mut dyn Read,
     stop: &AtomicBool,
 ) -> Result<u64> {
+    write_from(session, offset, length, &mut ReaderSource { input, spare: Vec::new() }, stop)
+}
+
+/// Writes the data of `source` as [`write_range`] does.
+///
+/// # Errors
+/// As for [`write_range`].
+pub fn write_from(
+    session: &mut Session,
+    offset: u64,
+    length: Option<u64>,
+    source: &mut dyn Source,
+    stop: &AtomicBool,
+) -> Result<u64> {
     let unit = u64::from(session.namespace().block_bytes);
-    let aligned = |what: &str, value: u64| match value.is_multiple_of(unit) {
+    let aligned = |flag: &str, value: u64| match value.is_multiple_of(unit) {
         true => Ok(()),
         false => Err(Error::Invalid {
-            what: what.into(),
-            why: format!("{value} bytes are no multiple of the namespace's blocks of {unit} bytes"),
+            what: format!("{flag} {value}"),
+            why: format!("the blocks of the namespace have {unit} bytes; give a multiple of that"),
         }),
     };
     aligned("--offset", offset)?;
-    aligned("the length", length.unwrap_or(0))?;
+    aligned("--length", length.unwrap_or(0))?;
     let room = session.namespace().bytes().checked_sub(offset).filter(|room| length.unwrap_or(0) <= *room);
     let Some(room) = room else {
         return Err(outside(session, offset, length.unwrap_or(0)));
@@ -163,7 +264,6 @@ pub fn write_range(
     let nsid = session.namespace().nsid;
     let most = chunk_bytes(session);
     let length = length.unwrap_or(u64::MAX);
-    let mut spare = Vec::new();
     let (mut written, mut ended, mut token) = (0_u64, false, 0);
     let mut problem = None;
     while !ended || session.in_flight() > 0 {
@@ -171,17 +271,17 @@ pub fn write_range(
             return Err(stopped());
         }
         while !ended && session.in_flight() < DEPTH && session.available() > 0 {
-            let mut buffer = match spare.pop() {
-                Some(buffer) => buffer,
-                None => Buffer::new(most as usize)?,
-            };
-            buffer.set_len(most as usize);
             let wanted = most.min(length - written) as usize;
-            let got = fill(input, &mut buffer.bytes_mut()[..wanted])?;
-            ended = got < wanted || written + got as u64 == length;
-            if got == 0 {
+            if wanted == 0 {
+                ended = true;
                 break;
             }
+            let Some(buffer) = source.next(wanted)? else {
+                ended = true;
+                break;
+            };
+            let got = buffer.len();
+            ended = got < wanted || written + got as u64 == length;
             if written + got as u64 > room {
                 problem = Some(format!("it is longer than the namespace's {} from the offset", exact(room)));
             } else if !(got as u64).is_multiple_of(unit) {
@@ -192,7 +292,6 @@ pub fn write_range(
                 ended = true;
                 break;
             }
-            buffer.set_len(got);
             let blocks = (got as u64 / unit) as u32;
             let lba = (offset + written) / unit;
             let command = Command::blocks(io::WRITE, nsid, lba, blocks, Sgl::NONE);
@@ -207,7 +306,9 @@ pub fn write_range(
         }
         while let Some(done) = session.next_done() {
             status(&done, "write")?;
-            spare.extend(done.buffer);
+            if let Some(buffer) = done.buffer {
+                source.recycle(buffer);
+            }
         }
     }
     if problem.is_none() && length != u64::MAX && written < length {

@@ -4,6 +4,7 @@ use super::subsystem::Limits;
 use super::{Config, Hosts, Target};
 use crate::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};
 use crate::pdu::{CapsuleCmd, Digests, IcReq, MAX_HEADER, encode};
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::Ordering::Relaxed;
@@ -103,16 +104,23 @@ fn half_open_connections_end_and_do_not_disturb_other_hosts() {
     let limits =
         Limits { connections: 64, handshake_timeout: Duration::from_millis(700), ..Limits::default() };
     let target = start("memory:1M", limits);
-    let mut silent: Vec<_> = (0..300).map(|_| open(&target)).collect();
-    // Half of the silent connections send the start of a PDU and then nothing, the others send nothing at
-    // all.
-    for stream in silent.iter_mut().step_by(2) {
-        let _ = stream.write_all(&[0, 0, 128]);
+    // Opens 3000 connections and keeps the last 300, because a process may have only some 1000 descriptors.
+    let mut silent = VecDeque::new();
+    for number in 0..3000 {
+        let mut stream = open(&target);
+        // Half of the connections send the start of a PDU and then nothing, the others send nothing at all.
+        if number % 2 == 0 {
+            let _ = stream.write_all(&[0, 0, 128]);
+        }
+        silent.push_back(stream);
+        if silent.len() > 300 {
+            silent.pop_front();
+        }
     }
     // At most a quarter of the 64 connections may be without a queue. Wait until the target has closed all
     // but 16.
     let start = Instant::now();
-    while target.subsystem().counters.connections.load(Relaxed) < 300 || target.connections() > 16 {
+    while target.subsystem().counters.connections.load(Relaxed) < 3000 || target.connections() > 16 {
         assert!(start.elapsed() < PATIENCE, "{} connections", target.connections());
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -91,7 +91,14 @@ pub(super) struct Payload {
 
 impl Payload {
     pub(super) fn new(slot: u16, at: u32, bytes: u32, digest: bool, success: Option<u16>) -> Self {
-        Self { slot, at, remaining: bytes, digest: digest.then(RunningDigest::default), success, large: bytes >= LARGE }
+        Self {
+            slot,
+            at,
+            remaining: bytes,
+            digest: digest.then(RunningDigest::default),
+            success,
+            large: bytes >= LARGE,
+        }
     }
 
     /// Accounts for `bytes` bytes that have arrived in the buffer.

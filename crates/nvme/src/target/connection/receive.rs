@@ -176,13 +176,7 @@ impl Connection {
     }
 
     /// Copies received data to its buffer. When it is complete, checks its digest. Returns false if more input is needed.
-    fn receive_data(
-        &mut self,
-        slot: u16,
-        at: usize,
-        left: usize,
-        mut digest: Option<RunningDigest>,
-    ) -> bool {
+    fn receive_data(&mut self, slot: u16, at: usize, left: usize, mut digest: Option<RunningDigest>) -> bool {
         let entry = self.slots.get_mut(slot);
         let buffer = entry.buffer.as_mut().expect("a buffer for the data");
         let bytes = self.input.bytes();

@@ -1,0 +1,326 @@
+//! Memory of a GPU or a twin as the end of a transfer with a namespace.
+//!
+//! ```text
+//!   read:   TCP -> buffer in host memory -> mover -> device
+//!   write:  device -> mover -> buffer in host memory -> TCP
+//! ```
+//!
+//! Commands and copies overlap: while the mover copies some buffers, further commands use the others. The buffers are
+//! pinned if the device is a GPU. The bytes are checked by a digest of each MiB.
+
+use inlane_copy::cost::{Cache, Costs};
+use inlane_copy::{Device, Endpoint, PathChoice, PathOptions, PathSelector};
+use inlane_core::mover::{Mover, Ticket};
+use inlane_core::result::{ByteVerification, Path};
+use inlane_core::{CompletionMode, Region};
+use inlane_nvme::initiator::{Buffer, Sink, Source};
+use inlane_nvme::pdu::RunningDigest;
+use inlane_nvme::{Error, Result};
+use inlane_pci::Permission;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The most buffers of a transfer. Half of them can wait for the mover while the others have commands in flight.
+const BUFFERS: usize = 32;
+/// The bytes that have one digest.
+const PIECE: usize = 1 << 20;
+
+/// The digests of each MiB of a stream of bytes.
+#[derive(Default)]
+struct Digests {
+    whole: Vec<[u8; 4]>,
+    last: RunningDigest,
+    last_bytes: usize,
+}
+
+impl Digests {
+    fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let (part, rest) = bytes.split_at(bytes.len().min(PIECE - self.last_bytes));
+            self.last.update(part);
+            self.last_bytes += part.len();
+            bytes = rest;
+            if self.last_bytes == PIECE {
+                self.whole.push(std::mem::take(&mut self.last).bytes());
+                self.last_bytes = 0;
+            }
+        }
+    }
+
+    /// Compares with the digests of the same number of bytes.
+    fn check(&self, other: &Self, method: &str) -> ByteVerification {
+        let wrong = self.whole.iter().zip(&other.whole).filter(|(a, b)| a != b).count();
+        let last_is_wrong = self.last != other.last || self.last_bytes != other.last_bytes;
+        let bytes = (self.whole.len() * PIECE + self.last_bytes) as u64;
+        ByteVerification {
+            method: method.into(),
+            transferred_bytes: bytes,
+            verified_bytes: bytes,
+            altered_bytes: (wrong * PIECE + if last_is_wrong { self.last_bytes } else { 0 }) as u64,
+        }
+    }
+}
+
+/// Buffers in host memory, and the copies between them and the device.
+struct Stage {
+    host: Arc<Device>,
+    selector: PathSelector,
+    /// The memory of the device.
+    memory: Region,
+    /// The bytes of the device's memory that were copied or whose copy is in flight.
+    copied: usize,
+    free: Vec<Region>,
+    allocated: usize,
+    /// The copies in flight: the ticket, the buffer and its bytes in use.
+    in_flight: VecDeque<(Ticket, Region, usize)>,
+}
+
+impl Stage {
+    /// Returns a buffer without use, or `None` if all have a use and no more may be allocated.
+    fn free_buffer(&mut self, bytes: usize) -> Result<Option<Region>> {
+        if let Some(region) = self.free.pop() {
+            return Ok(Some(region));
+        }
+        if self.allocated == BUFFERS {
+            return Ok(None);
+        }
+        self.allocated += 1;
+        Ok(Some(self.host.allocate(bytes)?))
+    }
+
+    /// Waits for the oldest copy. Returns its buffer and the bytes in use, or `None` without copies in flight.
+    fn oldest(&mut self) -> Result<Option<(Region, usize)>> {
+        let Some((ticket, region, bytes)) = self.in_flight.pop_front() else { return Ok(None) };
+        self.selector.wait(ticket, CompletionMode::Adaptive)?;
+        Ok(Some((region, bytes)))
+    }
+
+    fn reset(&mut self, selector: PathSelector) {
+        self.selector = selector;
+        self.copied = 0;
+    }
+}
+
+/// Device memory that is one end of a transfer.
+pub struct DeviceMemory {
+    host: Arc<Device>,
+    device: Arc<Device>,
+    memory: Region,
+    options: PathOptions,
+}
+
+impl DeviceMemory {
+    /// Allocates `bytes` bytes of the device's memory.
+    ///
+    /// # Errors
+    /// If the device does not exist or has too little free memory.
+    pub fn allocate(endpoint: &Endpoint, bytes: u64) -> Result<Self> {
+        let opened = inlane_copy::open(&[Endpoint::Host, endpoint.clone()], &Permission::default())?;
+        let [host, device] = <[Arc<Device>; 2]>::try_from(opened).expect("one device for each endpoint");
+        let memory = device.allocate(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        Ok(Self { host, device, memory, options: PathOptions::default() })
+    }
+
+    /// Opens the cheapest path between host memory and the device. Calibrates the paths if this machine has not
+    /// done so before.
+    fn selector(&self, into: bool) -> Result<PathSelector> {
+        let (from, to) = if into { (&self.host, &self.device) } else { (&self.device, &self.host) };
+        let mut cache = Cache::load();
+        let costs = match cache.get(from, to, &self.options).cloned() {
+            Some(costs) => costs,
+            None => {
+                let costs = Costs::calibrate(from, to, &self.options)?;
+                cache.put(from, to, &self.options, costs.clone());
+                costs
+            }
+        };
+        Ok(PathSelector::open(from, to, PathChoice::Auto, &self.options, Some(costs))?)
+    }
+
+    fn stage(&self, into: bool) -> Result<Stage> {
+        Ok(Stage {
+            host: self.host.clone(),
+            selector: self.selector(into)?,
+            memory: self.memory.clone(),
+            copied: 0,
+            free: Vec::new(),
+            allocated: 0,
+            in_flight: VecDeque::new(),
+        })
+    }
+
+    /// Prepares to read into the memory.
+    ///
+    /// # Errors
+    /// If no path leads to the device.
+    pub fn sink(&self) -> Result<DeviceSink<'_>> {
+        Ok(DeviceSink { device: self, stage: self.stage(true)?, received: Digests::default(), largest: 0 })
+    }
+
+    /// Copies `input` to the memory and prepares to write from there.
+    ///
+    /// # Errors
+    /// If no path leads to or from the device, or a copy or `input` fails.
+    pub fn source(&self, input: &mut dyn std::io::Read) -> Result<DeviceSource> {
+        let mut stage = self.stage(true)?;
+        let mut loaded = Digests::default();
+        let buffer = self.host.allocate(PIECE)?;
+        let total = self.memory.len();
+        for at in (0..total).step_by(PIECE) {
+            let part = buffer.slice(0, PIECE.min(total - at))?;
+            // SAFETY: only this function uses the region, and its last copy has ended.
+            let mut bytes = unsafe { Buffer::from_region(part.clone()) }?;
+            let what = || "cannot read the input".to_string();
+            input.read_exact(bytes.bytes_mut()).map_err(|source| Error::Os { what: what(), source })?;
+            loaded.update(bytes.bytes());
+            stage.selector.copy(&part, &self.memory.slice(at, part.len())?)?;
+        }
+        stage.reset(self.selector(false)?);
+        Ok(DeviceSource { stage, loaded, sent: Digests::default(), chunk: 0 })
+    }
+
+    /// Returns true if the device is a twin.
+    pub fn is_twin(&self) -> bool {
+        self.device.endpoint().is_twin()
+    }
+}
+
+/// Describes the way between target and device: over TCP, then by the mover for copies of `bytes` bytes. `into` the device, or
+/// out of it.
+fn path(selector: &PathSelector, bytes: usize, tcp_hops: [String; 2], into: bool) -> Path {
+    let explained = selector.explain(bytes as u64);
+    let tcp = tcp_hops.to_vec();
+    let hops = if into { [tcp, explained.hops].concat() } else { [explained.hops, tcp].concat() };
+    Path { hops, ..explained }
+}
+
+/// Reads into memory of a device.
+pub struct DeviceSink<'a> {
+    device: &'a DeviceMemory,
+    stage: Stage,
+    received: Digests,
+    largest: usize,
+}
+
+impl DeviceSink<'_> {
+    /// Waits until all received bytes are in the device's memory.
+    ///
+    /// # Errors
+    /// If a copy fails.
+    pub fn finish(&mut self) -> Result<()> {
+        while let Some((region, _)) = self.stage.oldest()? {
+            self.stage.free.push(region);
+        }
+        Ok(())
+    }
+
+    /// Returns the path from the target at `peer` to the device.
+    pub fn path(&self, peer: &str) -> Path {
+        path(&self.stage.selector, self.largest, [peer.into(), "kernel TCP sockets".into()], true)
+    }
+
+    /// Copies the device's memory back to the host, compares it with the received bytes and passes it to `out`. Call it after
+    /// [`DeviceSink::finish`].
+    ///
+    /// # Errors
+    /// If a copy or `out` fails.
+    pub fn read_back(&self, mut out: impl FnMut(&[u8]) -> std::io::Result<()>) -> Result<ByteVerification> {
+        let DeviceMemory { host, memory, .. } = self.device;
+        let mut selector = self.device.selector(false)?;
+        let buffer = host.allocate(PIECE)?;
+        let mut found = Digests::default();
+        for at in (0..memory.len()).step_by(PIECE) {
+            let part = buffer.slice(0, PIECE.min(memory.len() - at))?;
+            selector.copy(&memory.slice(at, part.len())?, &part)?;
+            // SAFETY: only this function uses the region, and its last copy has ended.
+            let bytes = unsafe { Buffer::from_region(part) }?;
+            found.update(bytes.bytes());
+            let what = || "cannot write the data".to_string();
+            out(bytes.bytes()).map_err(|source| Error::Os { what: what(), source })?;
+        }
+        Ok(self.received.check(&found, "CRC-32C of each MiB, received and read back from the device"))
+    }
+}
+
+impl Sink for DeviceSink<'_> {
+    fn buffer(&mut self, bytes: usize) -> Result<Buffer> {
+        let region = match self.stage.free_buffer(bytes)? {
+            Some(region) => region,
+            // A transfer has fewer commands in flight than there are buffers, so at least one waits for its copy.
+            None => self.stage.oldest()?.expect("a copy in flight").0,
+        };
+        // SAFETY: the region has one user at a time: the buffer, then its copy.
+        Ok(unsafe { Buffer::from_region(region) }?)
+    }
+
+    fn take(&mut self, buffer: Buffer, data: Range<usize>) -> Result<()> {
+        self.received.update(&buffer.bytes()[data.clone()]);
+        let region = buffer.into_region();
+        let (from, to) =
+            (region.slice(data.start, data.len())?, self.stage.memory.slice(self.stage.copied, data.len())?);
+        let ticket = self.stage.selector.submit(&from, &to)?;
+        self.stage.copied += data.len();
+        self.largest = self.largest.max(data.len());
+        self.stage.in_flight.push_back((ticket, region, data.len()));
+        Ok(())
+    }
+}
+
+/// Writes from memory of a device.
+pub struct DeviceSource {
+    stage: Stage,
+    loaded: Digests,
+    sent: Digests,
+    /// The bytes of each copy, except for the last.
+    chunk: usize,
+}
+
+impl DeviceSource {
+    /// Returns the path from the device to the target at `peer`.
+    pub fn path(&self, peer: &str) -> Path {
+        path(&self.stage.selector, self.chunk, ["kernel TCP sockets".into(), peer.into()], false)
+    }
+
+    /// Compares the bytes that were sent with those that were copied to the device before.
+    pub fn verification(&self) -> ByteVerification {
+        self.loaded.check(&self.sent, "CRC-32C of each MiB, copied to the device and sent from there")
+    }
+}
+
+impl Source for DeviceSource {
+    fn next(&mut self, most: usize) -> Result<Option<Buffer>> {
+        self.chunk = self.chunk.max(most);
+        let total = self.stage.memory.len();
+        // Copies run ahead of the commands, but leave half of the buffers to the commands in flight.
+        while self.stage.copied < total && self.stage.in_flight.len() < BUFFERS / 2 {
+            let Some(region) = self.stage.free_buffer(self.chunk)? else { break };
+            let bytes = self.chunk.min(total - self.stage.copied);
+            let from = self.stage.memory.slice(self.stage.copied, bytes)?;
+            let ticket = self.stage.selector.submit(&from, &region.slice(0, bytes)?)?;
+            self.stage.copied += bytes;
+            self.stage.in_flight.push_back((ticket, region, bytes));
+        }
+        let Some((region, bytes)) = self.stage.oldest()? else { return Ok(None) };
+        // SAFETY: the region has one user at a time: its copy, then the buffer.
+        let mut buffer = unsafe { Buffer::from_region(region) }?;
+        buffer.set_len(bytes);
+        self.sent.update(buffer.bytes());
+        Ok(Some(buffer))
+    }
+
+    fn recycle(&mut self, buffer: Buffer) {
+        self.stage.free.push(buffer.into_region());
+    }
+}
+
+/// Parses the endpoint of a transfer: the memory of a GPU or a twin.
+pub fn parse_endpoint(text: &str) -> inlane_core::Result<Endpoint> {
+    match text.parse()? {
+        endpoint @ (Endpoint::Gpu(_) | Endpoint::Twin(_)) => Ok(endpoint),
+        other => Err(inlane_core::Error::invalid(
+            format!("endpoint '{other}'"),
+            "give the memory of a GPU or a twin: gpu:0 or twin:0",
+        )),
+    }
+}

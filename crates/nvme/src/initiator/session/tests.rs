@@ -1,0 +1,76 @@
+use super::*;
+use crate::initiator::{HostIdentity, QueueOptions};
+use crate::target::subsystem::Limits;
+use crate::target::{Config, Hosts, Target};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const NQN: &str = "nqn.2026-11.inlane:session-test";
+/// How long a test waits before it fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn target(listen: &str) -> Target {
+    let config = Config {
+        listen: vec![listen.parse().unwrap()],
+        namespaces: vec!["memory:1M".parse().unwrap()],
+        nqn: Some(NQN.into()),
+        hosts: Hosts::Any,
+        cores: Vec::new(),
+        threads: 1,
+        limits: Limits::default(),
+    };
+    Target::start(config).unwrap()
+}
+
+/// While a target accepts the connection and then stays silent, the session must not block its thread. After the
+/// silent target is gone, the session reconnects.
+#[test]
+fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
+    // No other program listens at this address, so the port stays free while the test changes targets.
+    let first = target("127.0.77.1:0");
+    let address = first.subsystem().listeners()[0];
+    let options = SessionOptions {
+        paths: vec![address.to_string().parse().unwrap()],
+        connect: ConnectOptions {
+            subsystem: NQN.into(),
+            host: HostIdentity::this_machine(),
+            queue: QueueOptions { timeout: PATIENCE, ..QueueOptions::default() },
+            keep_alive: Duration::ZERO,
+        },
+        nsid: None,
+        reconnect: PATIENCE,
+    };
+    let mut session = Session::open(&options).unwrap();
+    first.stop().unwrap();
+    let silent = TcpListener::bind(address).unwrap();
+    let accepted = Arc::new(AtomicBool::new(false));
+    let seen = accepted.clone();
+    let holder = std::thread::spawn(move || {
+        let stream = silent.accept().unwrap().0;
+        seen.store(true, Ordering::SeqCst);
+        stream
+    });
+    let start = Instant::now();
+    while !accepted.load(Ordering::SeqCst) {
+        session.progress(false).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The attempt to connect now waits for an answer for up to 60 s. None of these calls may wait for it.
+    for _ in 0..10 {
+        session.progress(false).unwrap();
+        session.progress(true).unwrap();
+        assert_eq!(session.available(), 0);
+    }
+    assert!(start.elapsed() < PATIENCE, "the session has blocked its thread");
+    // The listener ended with the thread. Closing its connection ends the attempt.
+    drop(holder.join().unwrap());
+    let second = target(&address.to_string());
+    while session.available() == 0 {
+        session.progress(true).unwrap();
+        assert!(start.elapsed() < PATIENCE, "the session did not reconnect");
+    }
+    assert_eq!(session.failovers(), 1);
+    session.close();
+    second.stop().unwrap();
+}
