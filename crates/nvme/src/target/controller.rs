@@ -137,11 +137,17 @@ impl Controller {
         true
     }
 
-    /// Removes a queue whose connection has ended.
+    /// Removes an I/O queue whose connection has ended. After the last one, wakes the admin queue's thread, because the
+    /// admin queue of a target that ends waits for the I/O queues.
     pub fn remove_queue(&self, id: u16, connection: ConnectionId) {
         let mut state = self.state();
         if state.queues.get(&id).is_some_and(|reach| reach.connection == connection) {
             state.queues.remove(&id);
+        }
+        if state.queues.len() == 1
+            && let Some(admin) = state.queues.get(&0)
+        {
+            admin.inbox.send(Message::Event(admin.connection));
         }
     }
 

@@ -263,8 +263,12 @@ impl Connection {
     }
 
     /// Returns true if the connection was drained: all commands have completed, except for those whose data was not received.
+    /// An admin queue also waits until the controller has no I/O queues, because its end would end them at once.
     pub fn is_drained(&self) -> bool {
-        self.draining && !self.slots.any(|slot| slot.stage == Stage::Executing)
+        let has_io_queues = |queue: &Queue| queue.id == 0 && !queue.controller.io_queues().is_empty();
+        self.draining
+            && !self.slots.any(|slot| slot.stage == Stage::Executing)
+            && !self.queue.as_ref().is_some_and(has_io_queues)
     }
 
     /// Returns the slot of a command whose file operation must be started. [`Connection::call`] returns its
