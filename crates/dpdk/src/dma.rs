@@ -99,8 +99,8 @@ fn span(pool: &MbufPool) -> (*mut std::ffi::c_void, usize) {
     (pool.region().as_ptr().cast(), pool.region().len())
 }
 
-/// Unregisters the memory of a pool. Skips memory that the user gave, which stays registered as long as its
-/// pool lives.
+/// Unregisters the memory of a pool. Skips the region of a pool from [`MbufPool::over`], which stays
+/// registered until the pool is dropped.
 fn unregister(pool: &MbufPool) {
     if !pool.is_external() {
         let (start, length) = span(pool);

@@ -14,7 +14,8 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// The largest copy in bytes that the device is given. A longer transfer is split into several copies.
+/// The largest copy that is queued on the device, in bytes. A longer transfer is split into several copies,
+/// its pieces.
 const PIECE: usize = 1 << 20;
 /// Length of the device's queue in copies.
 const DESCRIPTORS: u16 = 1024;
@@ -101,8 +102,8 @@ impl DmaDev {
         format!("dpdk {}", name.to_string_lossy())
     }
 
-    /// Polls the device and returns the newest ticket that is done. `first` is the ticket that precedes the
-    /// ticket of the oldest entry.
+    /// Polls the device and returns the newest completed ticket. `first` is the newest ticket that earlier
+    /// polls found completed; the oldest entry belongs to the next ticket.
     fn poll(
         id: i16,
         queued: &mut usize,
@@ -111,7 +112,8 @@ impl DmaDev {
         name: &CString,
     ) -> inlane_core::Result<Ticket> {
         let mut failed = 0;
-        // SAFETY: the device is started. The exclusive references show that only this thread uses the device.
+        // SAFETY: the device is started. `queued` and `entries` are borrowed exclusively from the `DmaDev`,
+        // so no other thread polls the device.
         let mut completed = usize::from(unsafe { sys::inlane_dma_completed(id, DESCRIPTORS, &mut failed) });
         *queued -= completed;
         if failed != 0 {

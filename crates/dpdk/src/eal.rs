@@ -120,7 +120,8 @@ fn initialise() -> Result<Environment, String> {
 
 fn arguments(hugepages: bool) -> Vec<String> {
     let mut arguments: Vec<String> = ["inlane", "--no-telemetry"].map(str::to_owned).into();
-    // One lcore that may run on every CPU of this process. Other threads register with their first burst.
+    // Defines one lcore, which may run on every CPU of this process. Other threads get an lcore id when they
+    // first use a queue or a pool.
     arguments.push(format!("--lcores=0@({})", allowed_cpus()));
     // This is the address of no network card. With an allow list, DPDK probes a device only when a port asks
     // for it.
@@ -150,9 +151,9 @@ fn allowed_cpus() -> String {
     list.map(str::trim).filter(|list| !list.is_empty()).unwrap_or("0").to_owned()
 }
 
-/// Returns the limit in MiB for DPDK's heap without hugepages. The heap need not hold pools, which have
-/// memory of their own. Until a card under vfio-pci is opened, the heap is only reserved address space. Then
-/// the whole heap is mapped for the card, and therefore locked in memory.
+/// Returns the size limit in MiB of DPDK's heap if there are no hugepages. Pools do not need the heap,
+/// because they have memory of their own. The heap is only reserved address space until a card under vfio-pci
+/// is opened: mapping it for the card locks the whole heap in memory.
 fn ordinary_memory_mib() -> u64 {
     let information = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total_kib = information

@@ -35,8 +35,8 @@ impl BurstFunctions {
         send: sys::inlane_tx_burst,
         send_as_received: sys::inlane_tx_burst_as_received,
     };
-    /// The functions for drivers that pass mbufs on without writing them. These functions load several fields
-    /// of an mbuf at once.
+    /// The functions for drivers that return mbufs without writing to them. These functions can load several
+    /// fields of an mbuf at once without a stall.
     pub(crate) const SETTLED: Self = Self { receive: sys::inlane_rx_burst_settled, ..Self::PLAIN };
     /// The functions for drivers that lose buffers when they close. These functions mark in each mbuf whether
     /// a program or a device holds it.
@@ -198,8 +198,9 @@ unsafe impl Rx for EthRx {
         let End { port, queue, gate, mark, functions, counters, .. } = &mut self.0;
         let count = packets.len().min(u16::MAX as usize) as u16;
         let received = gate.pass(mark, || {
-            // SAFETY: there is room for `count` packets, whose layout is asserted. The gate is open, so the
-            // device is started with this queue. Only this value receives from the queue.
+            // SAFETY: `packets` has room for `count` packets, whose layout is the one that C expects
+            // (asserted in `sys`). The gate is open, so the device is started with this queue. Only this
+            // value receives from the queue.
             unsafe {
                 (functions.receive)(*port, *queue, packets.as_mut_ptr().cast(), count, &mut counters.bytes)
                     as usize
@@ -232,9 +233,8 @@ impl EthTx {
 
     /// Sends packets with `send`, one of the functions of `burst.c`.
     ///
-    /// # Safety
-    /// The caller keeps the promises of [`Tx::send`]. If `send` is the function for unchanged packets, the
-    /// caller also keeps the promises of [`Tx::send_as_received`].
+    /// # Safety The caller keeps the promises of [`Tx::send`]. If `send` is a `send_as_received` function,
+    /// the caller also keeps the promises of [`Tx::send_as_received`].
     #[inline(always)]
     unsafe fn send_with(&mut self, send: Send, packets: &[Packet]) -> Result<usize> {
         let End { port, queue, gate, mark, counters, .. } = &mut self.0;
@@ -263,9 +263,10 @@ impl EthTx {
         Ok(sent)
     }
 
-    /// Drops `first`, the first packet that the driver did not accept, if a kernel interface will never
-    /// accept it, because the run would wait for it forever. This concerns frames shorter than an Ethernet
-    /// header. Counts such a frame as an error. Returns the number of dropped packets, 0 or 1.
+    /// Handles a burst of which the driver accepted no packet. If `first`, the burst's first packet, is
+    /// shorter than an Ethernet header, a kernel interface will never accept it, and the run would wait
+    /// forever. So such a packet is dropped and counted as an error. Returns the number of dropped packets, 0
+    /// or 1.
     ///
     /// # Safety
     /// The caller holds `first`, which is an mbuf, and does not use it again if this function takes it.

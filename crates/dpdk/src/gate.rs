@@ -97,9 +97,9 @@ impl Gate {
         self.wait_until_empty();
     }
 
-    /// Waits until no thread is inside. Change the state and call [`barrier_on_all_threads`] before this.
-    /// Then a thread that sets its flag after the barrier reads the new state, and a flag that was set before
-    /// the barrier is seen here.
+    /// Waits until no thread is inside. The caller first changes the state and calls
+    /// [`barrier_on_all_threads`]. A flag that was set before this barrier is seen here. A thread that sets
+    /// its flag after the barrier reads the new state, and stays out.
     fn wait_until_empty(&self) {
         for mark in lock(&self.marks).iter().filter_map(Weak::upgrade) {
             while mark.inside.load(Ordering::Acquire) {
@@ -125,8 +125,8 @@ impl Pause {
         pause
     }
 
-    /// Changes the state of every gate that is in state `from` to `to`. A gate that was closed meanwhile
-    /// stays closed.
+    /// Changes the state of every gate that is in state `from` to `to`. Other gates stay as they are, such as
+    /// one that was closed during the pause.
     fn change(&self, from: u8, to: u8) {
         for gate in self.gates.iter().filter_map(Weak::upgrade) {
             let _ = gate.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
@@ -160,8 +160,8 @@ fn barrier_on_all_threads() {
             return;
         }
     }
-    // Kernels before Linux 4.3 lack membarrier(2). There the thread sleeps longer than a store stays in a
-    // CPU's store buffer.
+    // Kernels before Linux 4.3 lack membarrier(2). Sleep instead, longer than a store stays in a CPU's store
+    // buffer, so that all flags are visible afterwards.
     std::sync::atomic::fence(Ordering::SeqCst);
     std::thread::sleep(std::time::Duration::from_millis(50));
 }

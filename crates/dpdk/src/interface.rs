@@ -8,8 +8,8 @@ use std::path::Path;
 /// The numbers of queues of an interface. Each number is 1 if the interface's driver does not report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queues {
-    /// The number of receive queues: the larger of the numbers that the driver reports for queues that only
-    /// receive and for pairs, because most drivers report only one of the two.
+    /// The number of receive queues. Most drivers report either queues that only receive or pairs, so this is
+    /// the larger of the two numbers.
     pub(crate) receive: u16,
     /// The number of pairs of a receive and a transmit queue ("combined"). DPDK's AF_XDP driver counts only
     /// pairs.
@@ -21,8 +21,8 @@ pub(crate) struct Queues {
 pub(crate) struct Interface {
     name: String,
     index: u32,
-    /// The socket for queries about the interface. The socket stays in the namespace in which it was opened,
-    /// whichever thread uses it.
+    /// The socket for ioctl(2) calls about the interface. The calls refer to the namespace in which the
+    /// socket was opened, whichever thread makes them.
     socket: OwnedFd,
     /// For a tap interface: the descriptor that DPDK's driver has open. It still belongs to the interface if
     /// the interface is moved to another namespace.
@@ -123,8 +123,8 @@ impl Interface {
         let counters = table.lines().find_map(|line| {
             line.split_once(':').filter(|(name, _)| name.trim() == self.name).map(|(_, counters)| counters)
         });
-        // The line has eight numbers for receiving, then the numbers for sending: bytes, packets, errors,
-        // dropped. So number 11, counted from 0, is the dropped packets.
+        // The line has eight numbers for receiving (0 to 7), then those for sending: bytes (8), packets (9),
+        // errors (10), dropped (11).
         counters.and_then(|all| all.split_whitespace().nth(11)?.parse().ok()).unwrap_or(0)
     }
 

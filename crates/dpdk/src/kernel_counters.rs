@@ -14,7 +14,8 @@ pub(crate) fn dropped_by_packet_sockets(sockets: &[RawFd]) -> u64 {
 }
 
 /// Returns a packet socket's `struct tpacket_stats`: the number of received packets, which includes the
-/// dropped packets, and the number of dropped packets. Both numbers count from the last call.
+/// dropped packets, and the number of dropped packets. Both count from the last call, because reading clears
+/// them.
 pub(crate) fn packet_statistics(socket: RawFd) -> Option<[u32; 2]> {
     let mut statistics = [0u32; 2];
     read(socket, libc::SOL_PACKET, libc::PACKET_STATISTICS, &mut statistics).map(|()| statistics)

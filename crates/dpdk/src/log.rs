@@ -4,14 +4,14 @@
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-/// The number of warnings that are remembered.
+/// The number of warnings that are kept.
 const RECENT: usize = 16;
 
 /// DPDK's last messages of level warning or worse.
 struct RecentWarnings {
     /// Oldest first.
     messages: VecDeque<String>,
-    /// The number of warnings so far, forgotten ones included.
+    /// The number of warnings so far, including those that are no longer kept.
     count: u64,
 }
 
@@ -28,7 +28,7 @@ impl Mark {
         Mark(lock().count)
     }
 
-    /// Returns the remembered warnings since the mark, joined by semicolons.
+    /// Returns the kept warnings since the mark, joined by semicolons.
     fn warnings(&self) -> String {
         let recent = lock();
         let new = (recent.count - self.0).min(recent.messages.len() as u64) as usize;

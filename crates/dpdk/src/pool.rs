@@ -40,7 +40,7 @@ static GATE: LazyLock<Arc<Gate>> = LazyLock::new(|| {
 });
 
 thread_local! {
-    /// The gate that guards all pools, and this thread's mark at that gate.
+    /// The gate that guards all pools, and this thread's mark: its flag at that gate.
     static PASS: (Arc<Gate>, Arc<Mark>) = (GATE.clone(), GATE.mark());
 }
 
@@ -81,8 +81,8 @@ impl MbufPool {
     pub fn new(count: usize, room: usize) -> Result<Arc<Self>> {
         let environment = eal::start()?;
         let (count32, room32) = in_range(count, room)?;
-        // Devices with virtual addresses see all of the memory as contiguous, so objects may cross pages and
-        // `page` is 0. With physical addresses, only a hugepage is contiguous.
+        // A device with virtual addresses sees the whole pool as contiguous, so objects may cross pages
+        // (`page` is 0). A device with physical addresses sees only each hugepage as contiguous.
         let page = if environment.hugepages && !environment.virtual_addresses { memory::HUGE } else { 0 };
         // SAFETY: the call only computes a size.
         let bytes = unsafe { sys::inlane_pool_bytes(count32, room32, page) };
@@ -255,8 +255,8 @@ impl Drop for MbufPool {
         let out = self.outstanding();
         pools().retain(|&raw| raw != self.raw() as usize);
         if out > 0 {
-            // The holders of these packets may still write them, so the memory must stay: forgetting a
-            // reference to the region keeps it forever.
+            // The holders of these packets may still write to them. So leak a reference to the region, which
+            // keeps the memory allocated until the process ends.
             tracing::warn!(
                 "a pool was dropped while {out} of its packets were in use; its memory is not freed"
             );
@@ -278,7 +278,8 @@ impl Drop for MbufPool {
 unsafe impl Pool for MbufPool {
     fn allocate(&self, packets: &mut [Packet]) -> usize {
         let count = packets.len().min(u32::MAX as usize) as u32;
-        // SAFETY: there is room for `count` packets, whose layout is asserted.
+        // SAFETY: `packets` has room for `count` packets, whose layout is the one that C expects (asserted in
+        // `sys`).
         pass(|| unsafe { sys::inlane_pool_allocate(self.raw(), packets.as_mut_ptr().cast(), count) as usize })
     }
 
@@ -364,8 +365,7 @@ pub(crate) unsafe fn free_received(port: u16, queue: u16) {
 /// Frees the mbufs that the closed device `port` still held. `filled` lists the pools that the device
 /// received into. Returns the number of freed mbufs.
 pub(crate) fn reclaim(port: u16, filled: &[Arc<MbufPool>]) -> u32 {
-    // Drivers use mempools while devices are set up or closed, so this lock keeps other threads from setting
-    // up or closing devices now.
+    // Keeps other threads from setting up or closing devices now, because drivers use mempools when they do.
     let _control = device::control();
     let pools = pools();
     let _pause = Pause::begin();

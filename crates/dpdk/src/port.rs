@@ -26,8 +26,8 @@ use std::time::{Duration, Instant};
 /// The longest wait for the kernel to release the queue of a closed AF_XDP socket.
 const QUEUE_RELEASE: Duration = Duration::from_millis(1000);
 
-/// The number of buffers in the pool that a send-only port gets. Drivers that have only pairs of queues fill
-/// their receive queues from this pool.
+/// The number of buffers in the pool that is created for a port that only sends. Some drivers have only pairs
+/// of queues, so even then they need buffers for receive queues.
 const BUFFERS_OF_SENDER: usize = 4096;
 
 /// Opens the port that `spec` describes ([`crate::spec`]) for one queue in each direction. The first call
@@ -180,8 +180,9 @@ impl EthPort {
         }
     }
 
-    /// Returns the number of queues from this port's first queue on, if each queue needs a device of its own.
-    /// That is so on an AF_XDP interface whose queues are not paired. Returns `None` for all other ports.
+    /// Returns how many queues the port can have, counted from its first queue, if each queue needs a device
+    /// of its own. Only AF_XDP ports on an interface with unpaired queues need that. Returns `None` for all
+    /// other ports.
     fn queues_of_separate_devices(&self) -> Option<u16> {
         let Kind::AfXdp { queue, .. } = self.spec.kind else { return None };
         let existing = self.context.interface.as_ref()?.queues();

@@ -103,7 +103,7 @@ const fn if_equal(to: u32, then: u8, otherwise: u8) -> Instruction {
     instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, then, otherwise, to)
 }
 
-/// Returns the filter for the packet sockets that receive. It passes frames uncut, and drops the frames that
+/// Returns the filter for the packet sockets that receive. It passes whole frames, and drops the frames that
 /// the port refuses.
 fn keep_deliverable(longest: u32) -> [Instruction; 8] {
     [
@@ -118,8 +118,8 @@ fn keep_deliverable(longest: u32) -> [Instruction; 8] {
     ]
 }
 
-/// Returns the filter for the socket that counts. It passes one byte of each frame that the port refuses. It
-/// drops all other frames, and frames that this machine sends.
+/// Returns the filter for the socket that counts. It passes the frames that the port refuses, cut to one byte
+/// because only their number matters. It drops all other frames, and all frames that this machine sends.
 fn keep_refused(longest: u32) -> [Instruction; 10] {
     const OUTGOING: u32 = libc::PACKET_OUTGOING as u32;
     [

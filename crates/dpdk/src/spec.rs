@@ -71,7 +71,7 @@ pub enum Kind {
         /// If set, bypasses the interface's queueing discipline when sending.
         bypass: bool,
     },
-    /// A kernel interface that this port makes.
+    /// A kernel interface that this port creates.
     Tap {
         /// The name of the new interface.
         interface: String,
@@ -115,8 +115,8 @@ impl EthSpec {
         read(text).map_err(refused)
     }
 
-    /// Returns the specification of the same AF_XDP port, but with the number of its first queue increased by
-    /// `further`.
+    /// Returns the specification of an AF_XDP port whose first queue comes `further` queues after the first
+    /// queue of this one. Otherwise the two are equal.
     pub(crate) fn of_queue(&self, further: u16) -> Self {
         let mut spec = self.clone();
         if let Kind::AfXdp { queue, .. } = &mut spec.kind {

@@ -12,8 +12,8 @@ thread_local! {
 /// Holds the lcore id of this thread. Dropping the guard returns the buffers in the thread's caches to their
 /// pools, and frees the id.
 ///
-/// Needed only to get the id before the first burst. Queues and pools register each thread that uses them
-/// without an id.
+/// Create it to get the id before the first burst. Otherwise a thread gets its id when it first uses a queue
+/// or a pool.
 #[derive(Debug)]
 pub struct ThreadGuard {
     // A raw pointer is not `Send`, so this field keeps the guard on the thread that created it.

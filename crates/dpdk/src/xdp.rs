@@ -26,8 +26,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// The number of queues that a program can serve, which is more than any interface has.
 const QUEUES: u32 = 1024;
 
-/// The number of attempts to attach or share a program. An attempt fails if the program's last user closes it
-/// meanwhile.
+/// The number of attempts to attach or share a program. An attempt to share an attached program fails if its
+/// last user closes it at that moment.
 const ATTEMPTS: usize = 5;
 
 /// Identifies an interface: the inode of its network namespace, and its number in that namespace.
@@ -48,7 +48,7 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct Program {
     _link: OwnedFd,
-    /// The BPF map that gives the socket of each queue number.
+    /// The BPF map from queue numbers to AF_XDP sockets.
     map: OwnedFd,
 }
 
@@ -101,7 +101,7 @@ impl Program {
                         [link, map].map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) });
                     return Ok(Self { _link: link, map });
                 }
-                // The program's last user closed it during this attempt, so the loop tries again.
+                // The attached program's last user closed it before it could be shared. Try again.
                 libc::ENOENT => {}
                 libc::EBUSY | libc::EPERM => return Err(refusal(interface, -code)),
                 _ => break,
@@ -121,7 +121,8 @@ fn refusal(interface: i32, error: i32) -> Refusal {
         CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
     };
     match (program, error) {
-        // The interface has no program. So the kernel refused to load or attach inlane's program.
+        // No program is attached to the interface, so the kernel itself refused to load or attach inlane's
+        // program.
         (0, _) => Refusal::Failed(io::Error::from_raw_os_error(error)),
         (_, libc::EPERM) => Refusal::NotShared,
         _ => Refusal::Taken { program, name },

@@ -20,8 +20,8 @@ pub(crate) struct XdpQueues {
 }
 
 impl XdpQueues {
-    /// Creates the port from the device of its first queue. `queues` is the number of the interface's queues
-    /// from this first queue on.
+    /// Creates the port from the device of its first queue. `queues` is the most queues that the port can
+    /// have: the first queue and all later ones of the interface.
     pub(crate) fn new(spec: EthSpec, first: EthPort, queues: u16) -> Self {
         let info = PortInfo { max_queues: queues, spreads_flows: true, ..first.info().clone() };
         Self { spec, info, devices: vec![first] }

@@ -226,8 +226,8 @@ fn a_program_attached_after_ours_is_not_removed() {
     assert!(before.is_some());
 }
 
-/// Checks frame sizes around the largest that a buffer holds. If a port accepts an MTU, frames of that size
-/// must arrive. It must refuse a larger MTU when it is opened.
+/// Finds the largest MTU that a port accepts, for several sizes of buffers. The longest frames of each
+/// accepted MTU must arrive, and the largest accepted MTU must leave little of a buffer unused.
 #[test]
 fn every_frame_of_an_accepted_mtu_arrives() {
     if !private_network("every_frame_of_an_accepted_mtu_arrives") {
@@ -239,8 +239,8 @@ fn every_frame_of_an_accepted_mtu_arrives() {
             let mtu = (accepted + refused) / 2;
             if frames_of_mtu_arrive(room, mtu) { accepted = mtu } else { refused = mtu }
         }
-        // Of the data room, a port may reserve only 256 bytes as the XDP program's headroom, and 18 for a
-        // frame's header with a VLAN tag.
+        // The MTU may be smaller than the data room by at most 256 bytes for XDP's headroom, and 18 bytes for
+        // an Ethernet header with a VLAN tag.
         assert!(accepted + 256 + 18 >= room, "room {room}: only {accepted} bytes of payload are accepted");
     }
 }
@@ -300,8 +300,8 @@ fn a_port_that_only_sends_counts_nothing_as_missed() {
     let _tx = port.take_tx(0, pool).unwrap();
     port.start().unwrap();
     let socket = other_end();
-    // The kernel drops the first 100 frames, because they do not fit the buffers. It drops some of the
-    // others, because the ring has no room for all of them.
+    // The kernel drops the first 100 frames, because they do not fit the buffers, and some of the others,
+    // because the ring is full. A port that only sends must count neither.
     for size in [1914; 100].into_iter().chain([60; 6000]) {
         socket.send(&frame(size, 1));
     }

@@ -123,7 +123,8 @@ fn af_packet() {
     notices_a_deleted_interface("af_packet:v0", "v0");
 }
 
-/// Sends more frames than a block of the ring holds, so that the slots at the ends of blocks are used too.
+/// Checks packet sockets with different MTUs and slot sizes. Sends more frames than a block of the ring
+/// holds, so that the slots at the ends of blocks are used too.
 #[test]
 fn af_packet_works_with_every_mtu_and_every_slot_size() {
     if !private_network("af_packet_works_with_every_mtu_and_every_slot_size") {
@@ -207,7 +208,8 @@ fn frames_that_fit_no_slot_are_refused_and_counted() {
     }
     veth();
     let pool = MbufPool::new(512, 2048).unwrap();
-    // Two rings receive on the interface. A frame that is too long for both must be counted only once.
+    // Two rings receive on the interface, and each refuses a frame that is too long. Such a frame must be
+    // counted only once.
     let mut port = open("af_packet:v0,frame=1024,queues=2").unwrap();
     let pools: [Arc<dyn Pool>; 2] = [pool.clone(), pool.clone()];
     port.configure(&pools, 0).unwrap();

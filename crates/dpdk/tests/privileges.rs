@@ -132,8 +132,8 @@ fn as_root(spec: &str) {
     }
 }
 
-/// Gives a copy of this program capabilities (setcap), and runs the copy as an ordinary user. Every thread
-/// must lose them.
+/// Gives a copy of this program capabilities (setcap), and runs the copy as an ordinary user. After the copy
+/// has dropped them, none of its threads may hold a capability.
 #[test]
 fn capabilities_of_the_programs_file_are_dropped_in_every_thread() {
     const TEST: &str = "capabilities_of_the_programs_file_are_dropped_in_every_thread";

@@ -57,9 +57,9 @@ impl Slots {
         self.slot - HEADER
     }
 
-    /// Returns the length of the longest frame that fits into a slot. In a slot of version 2, the kernel's
-    /// header and an address come before the frame. The bytes after the Ethernet header are aligned to 16
-    /// (`tpacket_rcv` in Linux's `net/packet/af_packet.c`).
+    /// Returns the length of the longest frame that fits into a slot. With TPACKET_V2, the kernel's header,
+    /// an address and padding come before the frame, because the bytes after the Ethernet header are aligned
+    /// to 16 (`tpacket_rcv` in Linux's `net/packet/af_packet.c`).
     pub(super) fn longest_frame(self) -> u32 {
         const FRAME_OFFSET: u32 = 66;
         self.slot - FRAME_OFFSET
@@ -102,8 +102,8 @@ pub(super) fn af_xdp(spec: &EthSpec, interface: &str, queue: u16, busy: u32, cop
         let why = format!("queue={queue}: {interface} has queues 0 to {last} (ethtool -l {interface})");
         return Err(Error::Spec { spec: spec.text.clone(), why });
     }
-    // One DPDK device serves all pairs of queues from `queue` on, because the driver counts only pairs. On an
-    // interface without pairs a device serves one queue, and `xdp_queues` combines several devices.
+    // One DPDK device serves `queue` and all later queues that are paired: a receive and a transmit queue of
+    // the same number. Without pairs it serves one queue, and `xdp_queues` combines several devices.
     let queues = existing.pairs.saturating_sub(queue).max(1);
     remove_limit_of_locked_memory();
     let program = Program::attach(&found).map_err(|refusal| no_program(spec, interface, refusal))?;

@@ -78,7 +78,7 @@ impl Mapping {
         self.page == HUGE
     }
 
-    /// Returns the page size, which is the number of bytes that are contiguous in physical memory.
+    /// Returns the size of a page in bytes. Each page is contiguous in physical memory.
     pub(super) fn page(&self) -> usize {
         self.page
     }

@@ -120,8 +120,8 @@ impl EthPort {
                 return Err(self.usage("AF_XDP needs packets in the pool's own memory (MbufPool::new)"));
             }
             let room = pool.room() as u32;
-            // The data rooms that the kernel accepts, in steps of a cache line. Each is paired with the
-            // longest frame that it can hold.
+            // All data rooms that the kernel accepts, in steps of a cache line, each with the longest frame
+            // that it holds. The error messages advise one of them.
             let fitting: Vec<(u32, u32)> = (64..=4096)
                 .step_by(64)
                 .filter_map(|room| Some((room, pool.longest_xdp_frame(room)?)))

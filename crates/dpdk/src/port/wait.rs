@@ -42,8 +42,8 @@ impl EthPort {
                 return Err(self.no_peer(seconds, server));
             }
             std::thread::sleep(Duration::from_millis(5));
-            // A server that listens before its device is started disconnects the client. So a client without
-            // an answer stops here and connects again.
+            // A server disconnects its clients while its own device is not started. So a client that gets no
+            // answer in time stops its device and connects again.
             if !server && connected.elapsed() > wait {
                 // SAFETY: the device is started. The gate keeps the port's queues out of the driver until
                 // `start` ends.

@@ -41,8 +41,8 @@ pub fn output_of_ip(arguments: &str) -> String {
 }
 
 /// Waits for at most 20 seconds until a condition holds. Returns true if it holds. Use it to check that the
-/// kernel has released a resource: a program that another test is starting may still have a copy of a closed
-/// descriptor. The kernel releases the resource only after that copy is closed.
+/// kernel has released the resource of a closed descriptor. That can take a while: a process that another
+/// test is starting may still hold a copy of the descriptor.
 pub fn eventually(condition: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !condition() {
