@@ -28,7 +28,7 @@ pub enum Error {
         /// Why it is invalid, and what to give instead.
         why: String,
     },
-    /// The machine is not ready: a feature of the kernel or a right is missing.
+    /// The machine is not ready: a kernel feature or a permission is missing.
     #[error("{what}: {why}")]
     Environment {
         /// What is missing.
@@ -102,7 +102,7 @@ impl Error {
         }
     }
 
-    /// Returns what a caller can do about the error. The command derives its exit status from it.
+    /// Returns the class of the error, which decides the command's exit status.
     pub fn class(&self) -> Class {
         match self {
             Error::Core(error) => error.class(),

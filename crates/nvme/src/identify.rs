@@ -33,7 +33,7 @@ pub fn padded<const N: usize>(text: &str) -> [u8; N] {
     field
 }
 
-/// Copies `text` into a field that a zero byte ends. Cuts the text if it is too long.
+/// Copies `text` into a zero-terminated field. Cuts the text if it is too long.
 pub fn terminated<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [0; N];
     let len = text.len().min(N - 1);

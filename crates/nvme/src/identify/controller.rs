@@ -20,7 +20,8 @@ wire! {
         pub rab: u8,
         /// IEEE: the vendor's OUI.
         pub ieee: [u8; 3],
-        /// CMIC: bit 0 several ports, bit 1 several controllers, bit 3 asymmetric namespace access.
+        /// CMIC: what the subsystem can have. Bit 0: several ports. Bit 1: several controllers. Bit 3:
+        /// asymmetric namespace access.
         pub cmic: u8,
         /// MDTS: the most data of a command is 4096 bytes times 2 to the power of this number; 0 means no
         /// limit.
@@ -71,7 +72,7 @@ wire! {
         pub kas: U16,
         /// HCTMA to ENDGIDMAX.
         pub reserved5: [u8; 20],
-        /// ANATT: the longest transition of asymmetric access, in seconds.
+        /// ANATT: the longest time that a change of the asymmetric access state takes, in seconds.
         pub anatt: u8,
         /// ANACAP: capabilities of asymmetric namespace access.
         pub anacap: u8,
@@ -110,7 +111,8 @@ wire! {
         pub acwu: U16,
         /// CDFS.
         pub cdfs: U16,
-        /// SGLS: bits 1:0 SGL support, bit 20 offsets in capsules, bit 21 transport data blocks.
+        /// SGLS: what is supported. Bits 1:0: SGLs. Bit 20: an offset in the capsule as address. Bit 21: the
+        /// descriptor of data that the transport transfers.
         pub sgls: U32,
         /// MNAN: the most namespaces that the subsystem can have.
         pub mnan: U32,

@@ -17,7 +17,7 @@ wire! {
 
     /// An entry of the discovery log: an address of a subsystem.
     pub struct DiscoveryEntry {
-        /// TRTYPE: the transport; 3 is TCP.
+        /// TRTYPE: the transport type; 3 is TCP.
         pub trtype: u8,
         /// ADRFAM: the address family; 1 is IPv4, 2 is IPv6.
         pub adrfam: u8,
@@ -43,7 +43,8 @@ wire! {
         pub subnqn: [u8; 256],
         /// TRADDR: the address as text.
         pub traddr: [u8; 256],
-        /// TSAS: settings of the transport. For TCP, the first byte is SECTYPE; 0 is no security.
+        /// TSAS: address settings of the transport type. For TCP, the first byte is SECTYPE; 0 is no
+        /// security.
         pub tsas: [u8; 256],
     }
 }

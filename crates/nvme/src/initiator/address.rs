@@ -5,7 +5,8 @@ use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
-/// A listener of a target: a host name or address, and a TCP port.
+/// A listener of a target: a host name or IP address, and a TCP port. Without a port, the default of the
+/// service applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     host: String,

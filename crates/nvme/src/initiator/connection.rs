@@ -88,8 +88,8 @@ struct Slot {
     token: u64,
     command: Option<Command>,
     buffer: Option<Buffer>,
-    /// For a read, the number of bytes received into the buffer. For a write, the number of bytes that R2Ts
-    /// have requested from the buffer.
+    /// For a read, the number of bytes received into the buffer. For a write, the number of bytes at the
+    /// buffer's start that were sent in the capsule or that the controller has requested by R2T.
     transferred: u32,
     /// The number of data segments of this slot that are still in the outbox.
     queued: u32,
@@ -284,7 +284,8 @@ impl Connection {
         self.done.pop_front()
     }
 
-    /// Closes the connection. Commands in flight complete with [`Status::HOST_PATH_ERROR`].
+    /// Closes the connection. Commands in flight complete with [`Status::HOST_PATH_ERROR`], unless their
+    /// completion has already arrived.
     pub fn fail(&mut self) {
         self.closed = true;
         self.inbox.payload = None;
@@ -298,7 +299,8 @@ impl Connection {
         }
     }
 
-    /// Returns the start of the PDU that caused the last fault, to be sent back in a termination request.
+    /// Returns the start of the received PDU whose header was invalid, to be sent back in a termination
+    /// request. Empty if the last fault was found after its header was decoded.
     pub fn faulty_pdu(&self) -> &[u8] {
         self.inbox.faulty_pdu()
     }
@@ -467,7 +469,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends a command. If its data is still in the outbox, the command completes when that has been sent.
+    /// Completes a command. If its data is still in the outbox, keeps the completion until the data was sent.
     fn finish(&mut self, index: u16, completion: Completion, kind: Kind) -> Result<(), Fault> {
         let slot = &mut self.slots[usize::from(index)];
         let mut completion = completion;

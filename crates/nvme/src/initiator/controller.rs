@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 const ADMIN_ENTRIES: u32 = 32;
 /// The most in-capsule data of a Fabrics or admin command, in bytes (TCP section 3.3.2).
 const ADMIN_CAPSULE_DATA: u32 = 8192;
-/// The most data that a command transfers if the controller has no limit, in bytes.
+/// The most data of one command, in bytes, even if the controller allows more.
 const UNLIMITED_TRANSFER: u64 = 4 << 20;
 
 /// How to connect to a controller.
@@ -29,7 +29,8 @@ pub struct ConnectOptions {
     pub host: HostIdentity,
     /// How the connections of the queues are made. The number of entries applies to I/O queues only.
     pub queue: QueueOptions,
-    /// The time after which either side gives up a silent peer. Zero turns the timer off.
+    /// The keep-alive timeout: how long the peer may be silent before a side ends the connection. Zero turns
+    /// it off.
     pub keep_alive: Duration,
 }
 
@@ -78,9 +79,11 @@ pub struct Controller {
     events: Vec<u32>,
 }
 
-/// The tokens by which completions on the admin queue are told apart.
+/// The token of an admin command whose completion the caller waits for.
 const TOKEN_COMMAND: u64 = 0;
+/// The token of a Keep Alive.
 const TOKEN_KEEP_ALIVE: u64 = 1;
+/// The token of an Asynchronous Event Request.
 const TOKEN_EVENT: u64 = 2;
 
 impl Controller {
@@ -294,8 +297,8 @@ impl Controller {
         command.cdw11 = supported.into();
         match self.admin(command, None, "enabling events") {
             Ok(_) => self.arm_event(),
-            // Refusing this command is no failure: a controller may report events without letting the host
-            // choose them.
+            // It is not an error if the controller refuses this command: it may report events that the host
+            // cannot choose.
             Err(Error::Status { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -398,7 +401,8 @@ impl Controller {
         Ok(done.buffer.expect("the command had a buffer"))
     }
 
-    /// Reads the list of changed namespaces, which re-arms the event.
+    /// Reads the list of changed namespaces, and ignores it. The controller reports the next change only
+    /// after this read.
     ///
     /// # Errors
     /// If the controller refuses or the connection fails.

@@ -130,7 +130,7 @@ impl Queue {
         }
     }
 
-    /// Subtracts a completed command from the number of held ones.
+    /// Records that a held command has completed.
     pub(super) fn held_completed(&mut self) {
         self.held = self.held.saturating_sub(1);
     }

@@ -210,11 +210,12 @@ impl Session {
         Some(done)
     }
 
-    /// Sends what is queued, receives what has arrived, and reconnects if the path failed. With `wait`, blocks for up to 100 ms
-    /// until something arrives.
+    /// Sends what is queued, receives what has arrived, and reconnects if the path failed. With `wait`,
+    /// blocks for up to 100 ms until something arrives.
     ///
     /// # Errors
-    /// If no path has worked for longer than [`SessionOptions::reconnect`]. The session cannot be used any more.
+    /// If a path failed and no command has succeeded for [`SessionOptions::reconnect`] since then, or if the
+    /// namespace has another block size on the new path. The session cannot be used any more.
     pub fn progress(&mut self, wait: bool) -> Result<()> {
         let Some(live) = &mut self.live else { return self.reconnect(wait) };
         while let Some(request) = self.pending.pop_front() {

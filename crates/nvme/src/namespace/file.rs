@@ -26,8 +26,8 @@ pub struct Storage {
 impl Storage {
     /// Opens and locks what `specification` names.
     ///
-    /// Reads and writes bypass the page cache (`O_DIRECT`) if the file system supports it and `direct` is not off. A block device is
-    /// opened exclusively, which fails if a file system on it is mounted.
+    /// Reads and writes bypass the page cache (`O_DIRECT`) if the file system supports it and `direct` is not
+    /// off. A writable block device is opened exclusively, which fails if a file system on it is mounted.
     ///
     /// # Errors
     /// If the file cannot be opened or locked, or is of another kind.

@@ -22,7 +22,8 @@ pub struct Memory {
     access: Access,
 }
 
-// SAFETY: all accesses are atomic, by assembly or by the kernel, and the mapping lives as long as this value.
+// SAFETY: the memory is accessed only by atomic operations, by assembly and by the kernel, and stays mapped
+// as long as this value lives.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -83,7 +84,8 @@ impl Memory {
     #[inline]
     fn words(&self, offset: u64, length: usize) -> &[AtomicU64] {
         assert!(offset.is_multiple_of(8) && length.is_multiple_of(8), "a range of whole blocks");
-        // SAFETY: the range lies within the mapping and is aligned. All accesses from this process are atomic.
+        // SAFETY: the range lies within the mapping and is aligned. This process accesses the memory only by
+        // atomic operations and by assembly.
         unsafe { std::slice::from_raw_parts(self.at(offset, length as u64).cast(), length / 8) }
     }
 
@@ -98,8 +100,8 @@ impl Memory {
         unsafe { self.access.copy(to.as_mut_ptr(), source, to.len() / self.access.width()) };
     }
 
-    /// Returns the address of byte `offset`. Panics if the range does not consist of whole cache lines of the
-    /// memory.
+    /// Returns the address of byte `offset`. Panics if the range ends beyond the memory, or if the offset or
+    /// the length is not a multiple of 64.
     #[inline]
     fn whole_lines(&self, offset: u64, length: usize) -> *mut u8 {
         assert!(offset.is_multiple_of(64) && length.is_multiple_of(64), "a range of whole blocks");

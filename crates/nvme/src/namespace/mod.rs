@@ -79,15 +79,15 @@ pub struct Counters {
 }
 
 impl Namespace {
-    /// Opens the storage that `specification` names. `subsystem` is the NQN of the subsystem. It goes into the identity of the
-    /// namespace.
+    /// Opens the storage that `specification` names. `subsystem` is the NQN of the subsystem, from which the
+    /// UUID of the namespace is derived.
     ///
-    /// The identity of a file or block device stays the same when the target restarts, so hosts continue to use it. A namespace in
-    /// memory gets a new identity, because its contents are lost. A host that had it mounted then reports errors instead of
-    /// reading zeros.
+    /// The UUID of a file or block device stays the same when the target restarts, so hosts continue to use
+    /// it. A namespace in memory gets a new UUID, because its contents are lost. A host that had it mounted
+    /// then reports errors instead of reading zeros.
     ///
     /// # Errors
-    /// If the storage cannot be opened or locked, or if its size is not a multiple of the block size.
+    /// If the storage cannot be opened or locked, or if it is smaller than one block.
     pub fn open(specification: &Specification, id: u32, subsystem: &str) -> Result<Self> {
         let name = specification.text.clone();
         let (storage, uuid, bytes) = match &specification.kind {

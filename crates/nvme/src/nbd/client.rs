@@ -16,9 +16,10 @@ use zerocopy::IntoBytes;
 
 /// The longest sleep while no socket is ready. It bounds how late a stop request is seen.
 const TICK: Duration = Duration::from_millis(100);
-/// The most bytes of requests and replies that a client keeps in memory. Reading pauses above it.
+/// The most bytes of requests and replies that are kept in memory for a client. Above it, reading from the
+/// client pauses.
 const MAX_HELD: usize = 64 << 20;
-/// The most requests of a client that are not answered. Reading pauses above it.
+/// The most unanswered requests of a client. Above it, reading from the client pauses.
 const MAX_REQUESTS: usize = 256;
 /// The most bytes that one NVMe command transfers. A longer request is divided into several commands.
 const PART: u32 = 128 << 10;
@@ -71,9 +72,9 @@ pub(super) struct Client {
     start: usize,
     end: usize,
     reading: Reading,
-    /// The client sends no more requests.
+    /// True if no further requests are read: the client disconnects, or the server stops.
     closing: bool,
-    /// The client has closed its connection, so it gets no more replies.
+    /// True if the client has closed its connection. Replies are then discarded.
     gone: bool,
     active: HashMap<u64, Active>,
     next_id: u64,

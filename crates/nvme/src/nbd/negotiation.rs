@@ -1,4 +1,4 @@
-//! The handshake: options until the client chooses the export.
+//! The negotiation: answers a client's options until it chooses the export.
 
 use super::protocol::{INIT_MAGIC, MAX_DATA, OPTION_MAGIC, OPTION_REPLY_MAGIC, export};
 use crate::initiator::NamespaceInfo;
@@ -66,7 +66,8 @@ impl Export<'_> {
     }
 }
 
-/// Negotiates with a client. Returns true if the transmission of requests follows, false if the client has ended.
+/// Negotiates with a client. Returns true if the client has chosen the export, so requests follow, and false
+/// if it has aborted the negotiation.
 ///
 /// # Errors
 /// If the client violates the protocol, or the connection fails.

@@ -51,7 +51,7 @@ pub struct Fault {
     pub offset: u32,
     /// The field's value.
     pub found: u64,
-    /// Why the value is invalid.
+    /// Why the field's value is invalid.
     pub why: &'static str,
 }
 

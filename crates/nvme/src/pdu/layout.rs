@@ -109,7 +109,7 @@ pub enum Sender {
     Controller,
 }
 
-/// The digests that a connection uses. The bits are those of DGST in ICReq and ICResp.
+/// The digests that a connection uses: the DGST field of ICReq and ICResp.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digests {
     /// Each header is followed by its digest.
@@ -145,7 +145,7 @@ pub struct Rules {
     pub max_data: u32,
 }
 
-/// Where the parts of one PDU lie.
+/// The layout of one PDU: its type, flags, and the lengths of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// The PDU's type.

@@ -18,11 +18,11 @@ pub struct Context<'a> {
     pub controller: &'a Controller,
     /// The identifier of the queue on which the command arrived.
     pub queue: u16,
-    /// The identifiers of Asynchronous Event Requests that wait for an event.
+    /// The command identifiers of Asynchronous Event Requests that wait for an event.
     pub held: &'a mut Vec<u16>,
     /// The address at which the host reached the target.
     pub local: SocketAddr,
-    /// The time on the subsystem's clock.
+    /// The time in milliseconds, on the subsystem's clock.
     pub now_ms: u64,
 }
 

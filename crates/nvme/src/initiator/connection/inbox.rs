@@ -85,7 +85,7 @@ pub(super) struct Payload {
     /// The identifier of the command if this data's flag SUCCESS is set: the end of the data then completes
     /// the command, and no CapsuleResp follows.
     pub(super) success: Option<u16>,
-    /// The data is received directly into the buffer.
+    /// True if the data has at least `LARGE` bytes. Little scratch space is then offered behind the buffer.
     pub(super) large: bool,
 }
 
@@ -101,7 +101,7 @@ impl Payload {
         }
     }
 
-    /// Accounts for `bytes` bytes that have arrived in the buffer.
+    /// Counts `bytes` bytes as arrived in the buffer, and adds them to the digest.
     pub(super) fn advance(&mut self, bytes: u32, buffer: &Buffer) {
         if let Some(digest) = &mut self.digest {
             digest.update(&buffer.bytes()[self.at as usize..(self.at + bytes) as usize]);
@@ -136,7 +136,7 @@ impl Received {
     }
 }
 
-/// The input of a connection.
+/// The received bytes of a connection that are not processed yet.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     pub(super) scratch: Scratch,

@@ -7,13 +7,13 @@ use zerocopy::{Immutable, IntoBytes};
 
 #[derive(Clone, Copy, Debug)]
 enum Segment {
-    /// The next bytes of `Outbox::bytes`. The number says how many.
+    /// This many bytes of `Outbox::bytes`, after those of the inline segments before.
     Inline(usize),
     /// Bytes of the buffer of a slot.
     Data { slot: u16, at: usize, len: usize },
 }
 
-/// The output of a connection.
+/// The bytes of a connection that are not sent yet.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     segments: VecDeque<Segment>,
