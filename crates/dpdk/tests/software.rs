@@ -139,8 +139,9 @@ fn send_as_received_sends_every_kind_of_packet() {
     let got = rx.receive(&mut packets[..64]).unwrap();
     let got = got + rx.receive(&mut packets[got..70]).unwrap();
     assert_eq!(got, 70);
-    // The first call sends 69 packets, because `burst.c` handles the last packet of an odd number separately.
-    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+    // The first call sends an odd number of packets: `burst.c` handles packets in pairs, and the last packet
+    // of an odd number separately. SAFETY: the test holds these packets of this queue's pool, and does not
+    // use sent ones again.
     assert_eq!(unsafe { tx.send_as_received(&packets[..69]) }.unwrap(), 69);
     // SAFETY: as above.
     assert_eq!(unsafe { tx.send_as_received(&packets[69..70]) }.unwrap(), 1);
@@ -185,8 +186,8 @@ fn a_full_ring_takes_a_part_of_unchanged_packets_and_counts_it() {
     while got < 200 {
         got += rx.receive(&mut packets[got..]).unwrap();
     }
-    // Fills the ring, and then receives 100 packets. So the ring has room for only 100 of the 200 unchanged
-    // packets.
+    // Fills the ring with other packets, and receives 100 of them. So the ring has room for 100 of the 200
+    // packets in `packets`, which are still as they were received.
     let mut filling = vec![Packet::EMPTY; 2000];
     assert_eq!(pool.allocate(&mut filling), 2000);
     // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
@@ -213,8 +214,8 @@ fn a_full_ring_takes_a_part_of_unchanged_packets_and_counts_it() {
 fn send_as_received_notices_each_allocated_packet_of_a_chunk() {
     let pool = MbufPool::new(4096, 256).unwrap();
     let (mut port, mut rx, mut tx) = one_queue("ring:g", &pool);
-    // `burst.c` counts the allocated packets of a chunk in 6 bits of a sum, which must not overflow. If the
-    // count is not 0, it writes the packets' lengths to their mbufs.
+    // `burst.c` counts the allocated packets of a chunk in 6 bits of a sum. If the count overflowed to 0, the
+    // lengths would not be written to the mbufs.
     for count in [1, 2, 3, 31, 32, 33, 63, 64] {
         let mut packets = vec![Packet::EMPTY; count];
         assert_eq!(pool.allocate(&mut packets), count);

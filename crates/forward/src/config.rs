@@ -28,8 +28,8 @@ pub enum Route {
     OneWay {
         /// The port to receive from.
         rx: String,
-        /// The ports to send to. A verdict that names port n selects the nth; all other packets go to the
-        /// first.
+        /// The ports to send to. A verdict for port n selects element n. All other forwarded packets go to
+        /// element 0.
         tx: Vec<String>,
     },
     /// Between two ports, in both directions.
@@ -90,7 +90,7 @@ pub struct Config {
     /// The settings of each pipeline.
     pub per_pipeline: PipelineSettings,
     /// The rate at which packets are offered; `None` for as fast as possible. If the pipeline is too slow, a
-    /// generator sends packets late and keeps their original due times. Other sources lose packets then.
+    /// generator delivers packets late and does not change their due times. Other sources lose packets then.
     pub rate: Option<Rate>,
     /// If set, the run drops privileges once the ports are open. It does so only if a port needed privileges,
     /// or if user code is to be loaded.
@@ -140,8 +140,9 @@ impl Config {
     /// Returns the number of buffers of each pipeline's pool.
     ///
     /// The default exceeds the number of packets that the burst ring can hold, unless that takes more than
-    /// 131,072 buffers. So under load the ring is usually full before the pool is empty. The dispatching
-    /// thread detects a full ring by reading one word, which is cheaper than searching an empty pool.
+    /// 131,072 buffers. So under load, the ring is usually full before the pool is empty. That is cheaper:
+    /// the dispatching thread detects a full ring by reading one word, but an empty pool only by searching
+    /// it.
     pub fn buffers(&self) -> usize {
         if self.buffers != 0 {
             return self.buffers;
@@ -223,8 +224,8 @@ impl Config {
         if !(64..=MAX_ROOM).contains(&self.room) {
             return range("--room", self.room, "give 64 to 128K".into());
         }
-        // The pipeline, the ring, the receive queue and the transmit queue each hold at least one burst, so
-        // the pool needs buffers for at least four bursts.
+        // Four bursts can be in use at once: one each in the pipeline, the ring, the receive queue and the
+        // transmit queue.
         let least = burst * 4;
         if self.buffers != 0 && !(least..=1 << 22).contains(&self.buffers) {
             return range("--buffers", self.buffers, format!("give {least} (four bursts) to 4M"));

@@ -26,8 +26,8 @@ impl Control {
         Self { parent: Some(parent.clone()), ..Self::default() }
     }
 
-    /// Stops or aborts this run if the parent was stopped or aborted. The thread that waits for a run calls
-    /// it several times a second. The run's other threads read only their own flags.
+    /// Stops or aborts this run if the parent was stopped or aborted. The thread that waits for the run's end
+    /// calls it several times a second, because the run's other threads read only this value's own flags.
     pub fn follow_parent(&self) {
         let Some(parent) = &self.parent else { return };
         parent.follow_parent();
@@ -118,7 +118,7 @@ impl std::ops::AddAssign for ProgressSnapshot {
 }
 
 impl Progress {
-    /// Records that packets begin to flow. Returns the time of the first call.
+    /// Records the time at which packets begin to flow: the time of the first call. Returns this time.
     pub fn begin(&self) -> Instant {
         *self.begun.get_or_init(Instant::now)
     }

@@ -223,8 +223,8 @@ impl Executor {
     }
 
     /// Returns the number of slots of each pipeline's burst ring; 0 if the method has no ring. `asked` is the
-    /// number in the settings. A GPU may use another number, because each of its blocks or streams needs
-    /// slots.
+    /// number in the settings. A GPU executor may change it, because the number of slots must suit its blocks
+    /// or streams.
     pub(crate) fn slots(&self, asked: usize, burst: usize) -> usize {
         match self {
             Executor::Cpu(CpuMethod::Single) => 0,

@@ -18,10 +18,10 @@ struct Times {
     begun: Cell<u64>,
     /// Rounds without work.
     idle: Rounds,
-    /// Rounds of waiting, inside the loop, for a port that accepts no packets.
+    /// Rounds of waits inside the loop, for a port that accepts no packets.
     refused: Rounds,
-    /// The number of [`Idle`] values that exist on this thread. The first belongs to the thread's loop,
-    /// further ones to waits inside that loop.
+    /// The number of [`Idle`] values that exist on this thread. The first is that of the thread's polling
+    /// loop. Each further one is for a wait inside that loop, and counts in `refused`.
     loops: Cell<u32>,
 }
 
@@ -30,7 +30,7 @@ struct Rounds {
     untimed: Cell<u64>,
     timed: Cell<u64>,
     timed_ticks: Cell<u64>,
-    /// The time in which other threads had the processor, because this thread yielded or was interrupted.
+    /// The time of rounds in which this thread yielded the processor, or lost it to other threads.
     yielded_ticks: Cell<u64>,
 }
 
@@ -74,7 +74,8 @@ impl Rounds {
         to.set(to.get() + more);
     }
 
-    /// Returns the time of all rounds in ticks. Each untimed round counts as the mean time of a timed round.
+    /// Returns the time of all rounds, in clock ticks. An untimed round counts as the mean of the timed
+    /// rounds.
     fn ticks(&self) -> u64 {
         let mean = self.timed_ticks.get() as f64 / self.timed.get().max(1) as f64;
         self.yielded_ticks.get() + self.timed_ticks.get() + (self.untimed.get() as f64 * mean) as u64
@@ -114,7 +115,7 @@ pub struct Idle {
     timed: bool,
     /// True if this thread has yielded the processor since the last round with work.
     yielded: bool,
-    /// When the last round was, in ticks. Only valid if that round was timed or yielded.
+    /// The clock at the last round that was timed or yielded the processor, in ticks.
     last: u64,
     stretches: u32,
     /// True if this value belongs to a wait inside the thread's loop.
@@ -181,8 +182,8 @@ impl Idle {
             rounds.timed.get() > 0
         });
         self.stretches = self.stretches.wrapping_add(1);
-        // Every stretch of rounds without work is timed until one has had two rounds, because a single round
-        // has no duration. Later, one in [`Idle::TIMED`] is timed.
+        // Time every stretch until one has had two rounds, because only the time between two rounds can be
+        // measured. From then on, time one stretch in [`Idle::TIMED`].
         self.timed = !known || self.stretches.is_multiple_of(Self::TIMED);
         (self.rounds, self.yielded) = (0, false);
     }

@@ -48,7 +48,7 @@ struct Trial {
     /// The rate when packets were offered as fast as possible.
     packets_per_second: f64,
     p99: Option<Duration>,
-    /// True if the candidate carried the rate at which the latency was measured.
+    /// True if at least [`CARRIED`] of the offered rate arrived while the latency was measured.
     carried: bool,
 }
 
@@ -89,7 +89,8 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
     };
     let (mut trials, mut refused) = (Trials::default(), None);
     let begun = Instant::now();
-    // Burst sizes are the outer loop. So if time runs out, every method was tried with some burst sizes.
+    // The outer loop is over burst sizes. So if time runs out, every method has been tried with the first
+    // sizes.
     for &burst in bursts {
         for executor in Method::ALL.into_iter().filter_map(|method| config.executor.with_method(method)) {
             interrupted(trials.runs)?;
@@ -106,7 +107,8 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
     }
     interrupted(trials.runs)?;
     trials.took = begun.elapsed();
-    // If no candidate ran, the first refusal explains what is wrong with the machine or with another setting.
+    // If no candidate ran, return the first one's error, because it names what is wrong with the machine or
+    // the settings.
     if let (true, Some(error)) = (trials.done.is_empty(), refused) {
         return Err(error);
     }

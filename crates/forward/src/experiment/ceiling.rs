@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 /// The duration for which the packet function is timed.
 const CALIBRATION: Duration = Duration::from_millis(30);
-/// The number of packets on which the function is timed. They stay in the first-level cache.
+/// The number of packets on which the function is timed. It is so small that they stay in the L1 cache.
 const SAMPLE: usize = 64;
 /// How often the packet function processes the sample packets before their original bytes are restored.
 const ROUNDS: u64 = 32;
@@ -58,8 +58,8 @@ impl Ceilings {
         self.known.entry(key).or_insert_with(|| ceiling(config, link_bits_per_second, result)).clone()
     }
 
-    /// Returns a note with the round-trip time of a bare kernel that makes the same dependent reads as the
-    /// executor. `None` unless the run is on a GPU and its stages are timed.
+    /// Returns a note for the result: the round-trip time of a bare kernel that makes the same dependent
+    /// reads as the executor. Returns `None` unless the run is on a GPU and measures its stages.
     pub fn round_trip_note(&mut self, config: &Config) -> Option<String> {
         let Device::Gpu(index) = config.executor.device() else { return None };
         if !config.per_pipeline.stages {

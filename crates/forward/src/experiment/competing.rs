@@ -26,7 +26,7 @@ pub(crate) struct CompetingJob {
 
 enum Kind {
     Gpu(CompetingKernel),
-    /// One thread per entry. The entry is the core that the thread is bound to; `None` does not bind it.
+    /// Each entry is one thread: the core that it is bound to, or `None` if it is not bound.
     Cpu(Vec<Option<usize>>),
 }
 

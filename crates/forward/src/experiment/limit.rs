@@ -34,8 +34,8 @@ const BUSY: f64 = 0.9;
 /// If at least this share of the offered packets arrived, all count as arrived, because a few packets are
 /// always missing at the start and end of a run.
 const ALL: f64 = 0.99;
-/// Replaces [`ALL`] for a run whose threads were not busy. They had time left, so the offered rate was the
-/// limit even if a few more packets are missing.
+/// Replaces [`ALL`] if the run's threads were not busy. They could have handled more packets, so the offered
+/// rate was the limit, even if a few more packets are missing.
 const NEARLY_ALL: f64 = 0.95;
 /// A run that reaches at least this share of a ceiling is limited by that ceiling.
 const CEILING: f64 = 0.9;
@@ -159,8 +159,7 @@ fn not_running(config: &Config, outcome: &RunOutcome) -> Option<String> {
     }
     let slept = percent(slept);
     Some(match outcome.queued_ns {
-        // 0 means that the kernel does not count the time in run queues. So the text names both possible
-        // causes.
+        // The kernel does not count the time in run queues, so the text names both possible causes.
         0 => format!("processors or system calls: {noun} not running for {slept} of the time"),
         _ => {
             format!("system calls: {noun} blocked for {slept} of the time while {they} read and wrote ports")
@@ -212,9 +211,9 @@ fn threads(config: &Config, outcome: &RunOutcome) -> String {
     format!("{what}: {feeding}{busy}; {more}{share}")
 }
 
-/// Describes how busy one thread of each pipeline was, for example the feeder. `share` returns the share of
-/// the time in which the thread had work. `one` completes the text "the thread that ...", and `several` the
-/// text "the threads that ...". Returns the text, and the largest share.
+/// Describes how busy one kind of thread was in the pipelines, for example the feeders. `share` reads the
+/// thread's share of time with work. `one` completes the text "the thread that ...", and `several` the text
+/// "the threads that ...". Returns the text, and the largest share of any pipeline.
 fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]: [&str; 2]) -> (String, f64) {
     let shares = || outcome.time_shares.iter().map(share);
     let (least, most) = (shares().fold(1.0, f64::min), shares().fold(0.0, f64::max));

@@ -61,8 +61,8 @@ pub struct Pull {
 /// If a driver call fails, or memory is short.
 pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &[u32]) -> Result<Ceilings> {
     const BUFFER: usize = 64 << 20;
-    // The size in bytes of the memory that the kernel cycles through. It is about that of a default pool,
-    // because less memory would stay in caches, unlike the packets of a run.
+    // The bytes of memory that the kernel reads again and again. As many as a default pool has, because fewer
+    // would stay in caches, unlike the packets of a run.
     const FOOTPRINT: usize = 32 << 20;
     let module = load(gpu)?;
     let kernel = module.kernel("bare_pull")?;
@@ -92,7 +92,7 @@ pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &
         for (blocks, threads) in
             [(32, 512), (64, 512), (128, 512), (256, 512), (64, 256), (128, 256), (132, 1024)]
         {
-            // Enough items for the launch to run for some milliseconds, so the cost of launching hardly
+            // With so many items, a launch runs for some milliseconds, and the cost of launching hardly
             // matters.
             let items = ((1u64 << 28) / (burst as u64 * moved.max(64) as u64))
                 .min((1 << 21) / burst as u64)

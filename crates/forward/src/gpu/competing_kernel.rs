@@ -21,7 +21,7 @@ const WAVES: u32 = 8;
 /// The time between two checks whether a launch has ended. A late check leaves the GPU no gap, because the
 /// other launch is still in flight.
 const CHECK_EVERY: Duration = Duration::from_micros(100);
-/// The time that a launch may still take after the packets have ended. A launch exceeds it only if another
+/// The most time that a launch may still take after `stop` was set. A launch exceeds it only if another
 /// kernel occupies the GPU.
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -127,8 +127,7 @@ pub(super) enum End {
 }
 
 /// Waits until a launch is `done`, the GPU is `abandoned`, or `stop` has been set for longer than `limit`.
-/// The limit counts from `stop` on, because the executor's kernel may leave the launch no room while packets
-/// flow.
+/// While packets flow there is no limit, because the executor's kernel may leave the launch no room.
 pub(super) fn wait_for_end(
     mut done: impl FnMut() -> Result<bool>,
     abandoned: impl Fn() -> bool,

@@ -13,17 +13,18 @@ use std::time::{Duration, Instant};
 /// The shortest time between two calls of a function's `tick`.
 const TICK_EVERY: Duration = Duration::from_millis(1);
 
-/// Launches or posts kernels as the method requires. Method `persistent` launches once at the start; for
-/// method `single` the feeder launches nothing.
+/// Launches or posts the kernels of a lane, as its method requires. With `persistent`, it launches one kernel
+/// at the start; with `single`, it launches none.
 pub(super) struct Feeder<'a> {
     lane: &'a Lane,
     streams: &'a [Stream],
     posting: Posting<'a>,
 }
 
-/// The feeder's action for each item.
+/// What the feeder does for each item.
 enum Posting<'a> {
-    /// Nothing: the dispatching thread launches kernels, or one persistent kernel handles all items.
+    /// Nothing. With `single`, the dispatching thread launches the kernels; with `persistent`, one kernel
+    /// processes all items.
     None,
     Launch(Launcher<'a>),
     Stream(StreamPoster<'a>),
@@ -76,8 +77,8 @@ impl<'a> Feeder<'a> {
     pub(super) fn run(&mut self, mut ticks: Option<Ticks<'_>>, control: &Control) -> Result<()> {
         let mut idle = Idle::default();
         while !control.aborting() {
-            // The closing position is read before `advance` looks for items. So if the ring is closed and
-            // `advance` finds nothing, no item can have been missed.
+            // Read this before `advance` looks for items. If the ring is already closed and `advance` then
+            // finds nothing, no further item can come.
             let closed_at = self.lane.closed_at();
             if self.advance()? {
                 idle.found_work();
@@ -183,8 +184,8 @@ impl<'a> Ticks<'a> {
         Ok(())
     }
 
-    /// Launches the last `tick` of a run. It passes the largest possible time, so every time limit in the
-    /// packet function has passed.
+    /// Launches the last `tick` of a run. It passes the largest possible time, so that every timeout of the
+    /// packet function expires.
     ///
     /// # Errors
     /// As for [`Ticks::due`].

@@ -86,9 +86,9 @@ pub struct Lane {
     location: Location,
     /// The address of the pool's memory.
     pub(super) packets: u64,
-    /// True while `LoadedFunction::starting` counts this lane.
+    /// True while `LoadedFunction::starting` includes this lane, which then still allocates memory.
     starting: AtomicBool,
-    /// True while `LoadedFunction::users` counts this lane.
+    /// True while `LoadedFunction::users` includes this lane, which then has not finished.
     uses: AtomicBool,
 }
 
@@ -375,7 +375,8 @@ impl Drop for Lane {
     }
 }
 
-/// Decrements `count` if `counted` says that the lane is still included. Clears `counted`.
+/// Takes a lane out of `count`, the lanes that a barrier waits for. `counted` is true if the lane is still
+/// included. Clears it, so a second call does nothing.
 fn leave_barrier(counted: &AtomicBool, count: &AtomicU32) {
     if counted.swap(false, Ordering::Relaxed) {
         count.fetch_sub(1, Ordering::Release);

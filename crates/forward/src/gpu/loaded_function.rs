@@ -116,16 +116,18 @@ impl LoadedFunction {
     }
 }
 
-/// Whether a kernel needs the driver's permission for the amount of shared memory that its launches use.
+/// Whether a kernel's limit on shared memory must be raised before its launches
+/// (`Kernel::set_max_dynamic_shared_bytes`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SharedMemory {
-    /// No permission is needed: every launch may use this amount.
+    /// No: every launch may use this amount.
     Usual,
-    /// The amount must be permitted for the kernel before the launch.
+    /// Yes: the amount exceeds the usual limit, but a block of this GPU can have it.
     Allowed,
 }
 
-/// The most bytes of shared memory per block that a launch may use without permission.
+/// The usual limit on shared memory: the most bytes per block that a launch may use unless the limit is
+/// raised.
 const USUAL_SHARED: u32 = 48 << 10;
 
 /// Returns how many bytes of shared memory a block needs for each packet of an item. They hold the packet's

@@ -35,7 +35,7 @@ pub(super) fn unused_word(lane: &Lane) -> MemoryOperation {
     MemoryOperation::Wait { address: word_address(lane, 0), value: 0, until: WaitUntil::Equal }
 }
 
-/// What posting needs to know about the ring. Tests implement this trait without a GPU.
+/// The state of a ring on which posting depends. Tests implement this trait without a GPU.
 pub(super) trait RingView {
     /// Returns the number of slots.
     fn slots(&self) -> u64;
@@ -61,8 +61,8 @@ impl RingView for Lane {
     }
 }
 
-/// Decides what to post next. It tracks how many items were submitted, and for how many items kernels were
-/// posted.
+/// Decides what to post next, from two counts: the items that were submitted, and the items for which kernels
+/// were posted.
 #[derive(Debug, Default)]
 pub(super) struct PostingCursor {
     /// The number of items for which kernels were posted.
@@ -84,8 +84,8 @@ pub(super) enum NextPost {
 
 impl PostingCursor {
     /// Decides what to post next. A stretch is a number of consecutive items for which kernels are posted
-    /// together; `stretch` is its length. At most `ahead` stretches wait for packets at the same time.
-    /// Kernels are posted for at most `most` submitted items at once.
+    /// together; `stretch` is its length. Waits are posted for at most `ahead` stretches beyond the submitted
+    /// items. Kernels are posted for at most `most` submitted items at once.
     #[inline]
     pub(super) fn next(&mut self, ring: &impl RingView, stretch: u64, ahead: u64, most: u64) -> NextPost {
         // Count all freed items as submitted. Their words cannot tell, because their slots may already be

@@ -39,15 +39,15 @@ pub fn run(
     assert_eq!(pipeline.pool.region().address(), lane.packets, "the lane was created for another pool");
     let dispatcher = lane.dispatcher.take().expect("a lane runs once");
     let Pipeline { rx, txs, pool, .. } = pipeline;
-    // Dropping the items frees their packets. This variable lives until the function returns. By then the GPU
-    // can no longer write the packets.
+    // Dropping the items frees their packets. That happens when this function returns: by then, the GPU can
+    // no longer write to the packets.
     let mut items = Items::new(&pool, lane.slots(), settings.burst);
     let circulation =
         Circulation::new(rx, txs, pool, dispatcher, lane.settings.limits(settings.burst), settings);
     let mut tally = Tally::default();
     if let Err(error) = on_streams(&lane, circulation, &mut items, &mut tally, settings, context) {
-        // An error at the end usually repeats an error that a thread has already reported, so it is added
-        // only if no thread reported one.
+        // If a thread has reported an error, this one usually is a consequence of it. So it is added only if
+        // no thread reported one.
         if tally.errors.is_empty() {
             tally.errors.push(error);
         }
@@ -122,8 +122,8 @@ fn on_streams(
 /// three have ended.
 ///
 /// `moving` moves packets, `feeding` launches or posts kernels, and `watching` is the watchdog. The watchdog
-/// has a thread of its own because `moving` may block in a port. `watching` gets the receiver of a channel.
-/// The channel is disconnected when `moving` ends, so `watching` can end then.
+/// has a thread of its own because `moving` may block in a port. `watching` gets the receiver of a channel,
+/// which is disconnected when `moving` ends. `watching` must then return.
 pub(super) fn on_threads(
     moving: impl FnOnce() -> Tally + Send,
     feeding: Option<impl FnOnce() -> Result<()> + Send>,

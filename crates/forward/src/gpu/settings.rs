@@ -182,8 +182,8 @@ impl Settings {
 
     /// Returns the number of blocks of a persistent kernel. Waiting blocks poll over PCIe all the time, and
     /// this traffic delays packets. Users choose small bursts for low latency, so these get few blocks.
-    /// Larger bursts get more blocks, because several items must be processed at once for a high rate. From
-    /// 64 packets on, the number is halved, because each item has more work.
+    /// Larger bursts get more blocks, because several items must be processed at once for a high rate. For 64
+    /// packets or more, the number is half as large, because each item has more work.
     pub(super) fn blocks_for(&self, burst: usize) -> u32 {
         match (self.blocks, self.memory.pull()) {
             (0, _) if burst <= 2 => 4,
@@ -210,8 +210,8 @@ impl Settings {
     pub(super) fn limits(&self, burst: usize) -> Limits {
         let partial = match self.method {
             Method::Single => return Limits { all: 1, ..Limits::NONE },
-            // One partial burst per block keeps the blocks busy. At most 16, because the dispatching thread
-            // cannot keep up with more small items.
+            // One partial burst per block keeps the blocks busy, but the dispatching thread cannot keep up
+            // with more than 16 small items.
             Method::Persistent => self.blocks_for(burst).min(16) as u64,
             // Launching takes about a third of an item's time, so four items in flight keep the GPU busy.
             Method::Split => 4,

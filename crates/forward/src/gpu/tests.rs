@@ -184,8 +184,8 @@ fn released_waits_are_not_reported_as_stuck_items() {
 fn large_bursts_need_permission_for_shared_memory() {
     use loaded_function::{SharedMemory, fit_shared, shared_bytes};
     const KIB: u32 = 1 << 10;
-    // Bytes of shared memory. `most` is what a block can have on the supported GPU that allows least.
-    // `declared` is the most that a packet function can declare.
+    // Bytes of shared memory. `most` is the smallest limit for a block of any supported GPU. `declared` is
+    // the most that a packet function can declare.
     let (most, declared) = (99 * KIB, 48 * KIB);
     assert_eq!(shared_bytes(1024, false), 16 * KIB);
     assert_eq!(shared_bytes(1024, true), 40 * KIB);
@@ -261,8 +261,8 @@ impl RingView for FakeRing {
     }
 
     fn is_submitted(&self, position: u64) -> bool {
-        // A slot's word keeps the lap of its item until the slot is reused, SLOTS items later. Until then the
-        // item counts as submitted.
+        // As in a real ring: an item counts as submitted until its slot is reused, SLOTS items later, because
+        // the slot's word keeps the item's lap until then.
         position < self.submitted && position + SLOTS >= self.submitted
     }
 }
@@ -344,8 +344,8 @@ fn waiting_for_the_competing_job_ends() {
     let begun = Instant::now();
     assert_eq!(wait_for_end(never, || false, &stop, short).unwrap(), End::Late);
     assert!(begun.elapsed() >= short);
-    // `running` says that packets still flow. The time limit does not count yet, so a launch that takes three
-    // times the limit is not late.
+    // With `running`, no stop was ordered: packets still flow, and there is no time limit yet. So a launch
+    // that takes three times the limit is not late.
     let begun = Instant::now();
     let slow = || Ok(begun.elapsed() > 3 * short);
     assert_eq!(wait_for_end(slow, || false, &running, short).unwrap(), End::Done);

@@ -41,8 +41,8 @@ pub(super) fn watch_until(
 /// before it has not been freed yet: the GPU has made progress then.
 pub(super) fn oldest_in_flight(ring: &Ring) -> Option<u64> {
     let position = ring.freed();
-    // At the end of a run, waits are released by words with a packet count of 0. No kernel completes these,
-    // so they do not count as submitted items.
+    // At the end of a run, `release_waits` writes words with a packet count of 0. No kernel completes them,
+    // so they do not count as items in flight.
     let submitted = ring.submitted(position).is_some_and(|packets| packets > 0);
     (submitted && !ring.is_completed(position)).then_some(position)
 }

@@ -96,7 +96,8 @@ fn a_stalled_sink_is_the_limit_however_it_stalls() {
     let mut dropping = outcome(&config, &[0.99]);
     (dropping.refused_packets, dropping.result.dropped_overload) = (600_000, 600_000);
     assert_limit(&config, &dropping, &["sending port: ", "full for 60 % of the packets"]);
-    // Simulates a full ring: the port refused none of the dropped packets, so it is not the limit.
+    // Simulates a full ring: packets were dropped, but the sending port refused none of them, so it is not
+    // the limit.
     dropping.refused_packets = 0;
     assert_limit(&config, &dropping, &["thread: "]);
 }
@@ -183,7 +184,7 @@ fn a_real_run_names_its_limit() {
     slow.duration = Some(Duration::from_millis(200));
     let outcome = crate::run::run(&slow, &Default::default(), &mut |_, _| ()).unwrap();
     assert!(outcome.time_shares[0].busy < 0.5, "{:?}", outcome.time_shares);
-    // The workers should be the limit. If other jobs use the processors, these are the limit instead.
+    // The workers should be the limit. On a machine with other jobs, the processors may be.
     let said = limit(&slow, &outcome).unwrap();
     assert!(said.starts_with("workers: ") || said.starts_with("processors: "), "{said}");
 }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// rest.
 type LaunchBlock = unsafe extern "C" fn(u32, u32, u64, u32, u32, *const Parameters, u64, u32);
 
-/// A kernel. Its value is its number in `launch.h`.
+/// A kernel of `executor.cu`. Its value as a number is the one by which `launch.h` selects it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kernel {
     Persistent,
@@ -139,8 +139,8 @@ struct TestLane {
     dispatcher: Option<Dispatcher>,
     packets: Region,
     state: Region,
-    /// The memory of `stage` and of `shadow`, each with the number of bytes that blocks may write. The bytes
-    /// after these must stay unchanged.
+    /// The memory behind the lane's fields `stage` and `shadow`, each with the number of bytes that blocks
+    /// may write. The bytes after them must stay unchanged.
     pulled: [(Region, usize); 2],
     /// The words by which the host controls running blocks, and the words by which block 0 passes them on to
     /// the other blocks.
@@ -280,8 +280,8 @@ impl TestLane {
         let (kernel, slots) = (shape.kernel, shape.slots as u64);
         let seed = self.random.0;
         std::thread::scope(|scope| {
-            // The dispatcher is a local variable, so it is dropped if an assertion fails. Dropping it closes
-            // the ring, and the blocks end.
+            // A local variable, because it must be dropped if an assertion fails: that closes the ring, and
+            // the blocks end. Otherwise the scope would wait for them forever.
             let mut dispatcher = self.dispatcher.take().expect("a stage is driven once");
             for (index, block) in blocks.iter().enumerate().filter(|_| kernel == Kernel::Persistent) {
                 let index = index as u32;

@@ -231,10 +231,9 @@ __device__ __forceinline__ void process(const inlane_lane &lane, const slot &at,
     process_in_place(lane, at, count, given);
 }
 
-// The variables of a persistent block in kernels that can pull packets. They lie in shared memory. Such
-// kernels process items in a function that is not inlined, because inlining makes the loops spill registers.
-// The lane is copied here because that function would otherwise reread the kernel's parameter from memory
-// after each acquire.
+// A persistent block's variables in shared memory, in kernels that can pull packets. Such kernels call a
+// function that is not inlined for each item, because inlining would make the loops spill registers. They
+// pass it this copy of the lane: the kernel's parameter would be reread from memory after each acquire.
 struct block_variables {
     inlane_lane lane;
     uint64_t position;
@@ -248,8 +247,8 @@ __device__ __noinline__ void process_out_of_line(const block_variables &own, uin
 // ---- Waiting, in the persistent kernel. ---------------------------------------------------------------------------------
 
 // The threads of a block's first warp poll different words with one load instruction. So a poll takes the
-// time of one read over PCIe. The hardware combines the loads of a quarter of a warp, so threads 0 to 7 read
-// the item's line in one piece.
+// time of one read over PCIe. The hardware coalesces the loads of a quarter of a warp, so threads 0 to 7 read
+// the item's line with one request.
 constexpr uint32_t ITEM = 0;       // this thread polls the item's word; see comes_with_word for threads 1 to 7
 constexpr uint32_t RELAY = 8;      // polls what block 0 found
 constexpr uint32_t END = 9;        // in block 0, in some polls: the ring's end
@@ -266,17 +265,17 @@ __device__ __forceinline__ bool comes_with_word(const inlane_lane &lane) { retur
 
 // Waits for the item at `position`. All threads of a block's first warp call it. Returns the item's word, or
 // 0 if the block must end. If comes_with_word, also writes the item's descriptors to `given`. In block 0,
-// `polls` counts the polls, because only every 32nd poll makes the checks that concern all blocks.
+// `polls` counts the polls, because only every 32nd poll also reads the words that concern all blocks.
 //
 // The polled words are in host memory, so every poll is a read over PCIe. If several blocks read the same
 // line, their reads queue up, which costs microseconds per block. So each block polls only the word of the
 // item that it waits for. Block 0 also polls the words that concern all blocks, and copies them to GPU
 // memory, where the other blocks poll them.
 //
-// An order to stop is followed even if the item was submitted, because processing a full ring could take
-// long. The host then frees the packets of the unprocessed items. The word for the ring's end is 0 while the
-// ring is open, then the number of items plus one. A block ends only if `position` is beyond the last item,
-// because all items before the end still arrive.
+// If the host orders a stop, the block ends even if the item was submitted, because processing a full ring
+// could take long. The host then frees the packets of the unprocessed items. The word for the ring's end is 0
+// while the ring is open, then the number of items plus one. A block ends only if `position` is beyond the
+// last item, because all items before the end still arrive.
 __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t position, uint32_t &polls,
                                              uint4 *given) {
     static_assert(INLANE_RING_DESCRIPTORS_WITH_WORD < RELAY && INLANE_RING_ENTRIES == 16, "thread n reads the line's bytes from 16 n on");
@@ -381,8 +380,8 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_pers
 // to set up a stream, or after the host released the waits.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_items(const __grid_constant__ inlane_lane lane, uint64_t position, uint32_t most) {
     slot at = slot_of(lane, position + blockIdx.x);
-    // The descriptors are read without waiting for the word, because both were written before the kernel
-    // runs. No item has more than `most` packets, so `most` descriptors are enough.
+    // The descriptors are read before the word has arrived, because both were written before the kernel
+    // began. No item has more than `most` packets, so `most` descriptors are enough.
     uint64_t word = inlane_system::load_acquire(at.submit);
     const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
     for (uint32_t i = threadIdx.x; i < most; i += blockDim.x) inlane_shared[i] = inlane_system::load16(entries + i * 16);
@@ -393,9 +392,10 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_item
     process(lane, at, min(static_cast<uint32_t>(word >> 32), most), inlane_shared);
 }
 
-// Does for graphs what inlane_items does for single launches. A graph's parameters are fixed, so it passes a
-// slot index but no lap. The kernel takes the lap from the word. `odd` is the lowest bit of the lap for which
-// the graph was launched. If the word has another lowest bit, the kernel ends at once.
+// Does in graphs what inlane_items does in single launches. A graph is launched again with the same
+// parameters, so it passes slots instead of positions, and the kernel takes the lap from the word. `odd` is
+// the lowest bit of the lap for which the graph was launched. A block ends at once if its word's lap has
+// another lowest bit.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slots(const __grid_constant__ inlane_lane lane, uint32_t index, uint32_t odd) {
     slot at = slot_of(lane, index + blockIdx.x);
     uint64_t word = inlane_system::load_acquire(at.submit);
