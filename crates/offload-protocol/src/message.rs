@@ -21,20 +21,22 @@ const VALUE: usize = 96;
 pub enum Operation {
     /// Creates a socket bound to [`Message::local`]. The value holds options. The reply carries the program's end and the local address.
     Bind = 1,
-    /// Connects to [`Message::remote`]. Without a descriptor, creates a socket; the reply then carries the program's end. It becomes
-    /// writable when the connection is established or has failed.
+    /// Connects a socket to [`Message::remote`]. The request carries the program's end. If it carries none, the
+    /// engine creates a socket, and the reply carries the program's end. The program's end becomes writable
+    /// when the connection is established or has failed.
     Connect = 2,
-    /// Makes the bound socket of the descriptor listen. `number` is the backlog.
+    /// Makes a bound socket listen. The request carries the program's end. `number` is the backlog.
     Listen = 3,
     /// Sets option `name` of `level` to the value. There is no reply.
     SetOption = 4,
     /// Returns the value of option `name` of `level`.
     GetOption = 5,
-    /// Returns the local and the remote address of the descriptor's socket.
+    /// Returns a socket's local and remote address. The request carries the program's end.
     Addresses = 6,
-    /// Says that a socket stays with the kernel: the value is the reason. There is no reply.
+    /// Reports that the library has left a socket with the kernel. The value is the reason. There is no
+    /// reply.
     Kernel = 7,
-    /// Asks for the engine's state. The reply carries a file with it as JSON.
+    /// Asks for the engine's state. The reply carries the descriptor of a file that contains it as JSON.
     Status = 8,
     /// Says that the program's end of a new connection has replaced the kernel's socket in the program, so
     /// the SYN can be sent. There is no reply.

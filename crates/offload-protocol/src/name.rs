@@ -29,7 +29,8 @@ const END_LEN: usize = 9 + 16 + 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// A TCP socket of family AF_INET that was bound. The engine's answer says whether it listens or is connected.
+    /// A TCP socket of family AF_INET that was bound when it got its name. Only the engine can tell whether
+    /// it listens or is connected now.
     BoundV4 = b'b',
     /// Like [`Kind::BoundV4`], of family AF_INET6.
     BoundV6 = b'B',
@@ -142,7 +143,7 @@ impl SocketName {
         UnixAddress::of(&name)
     }
 
-    /// Reads a name. Returns `None` for sockets that are not offloaded.
+    /// Parses the name of a program's end. Returns `None` for any other name.
     pub fn from_address(address: &UnixAddress) -> Option<Self> {
         let name = address.name();
         if name.len() != SOCKET_LEN || name[..8] != PREFIX {

@@ -27,7 +27,7 @@ const UNIT: usize = 4096;
 #[derive(Debug)]
 pub struct Pool(Rc<RefCell<Shared>>);
 
-/// The right of a connection to buffers of a [`Pool`], up to its quota.
+/// A connection's access to the buffers of a [`Pool`], limited by a quota.
 #[derive(Debug)]
 pub struct Share {
     pool: Rc<RefCell<Shared>>,
@@ -42,7 +42,7 @@ struct Shared {
     allocated_bytes: usize,
     /// The free buffers of each size. Index n holds buffers of `UNIT << n` bytes.
     free: Vec<Vec<NonNull<u8>>>,
-    /// The number of buffers that were given back.
+    /// How many buffers have been given back since the pool was created.
     returned: u64,
 }
 

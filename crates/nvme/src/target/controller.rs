@@ -50,7 +50,7 @@ pub struct Controller {
     /// True for a discovery controller, which has no namespaces and no I/O queues.
     pub discovery: bool,
     alive: AtomicBool,
-    /// When the host was last heard, on the clock of [`super::subsystem::Subsystem::now_ms`].
+    /// When the host last sent a command, on the clock of [`super::subsystem::Subsystem::now_ms`].
     heard_at_ms: AtomicU64,
     keep_alive_ms: AtomicU64,
     /// A copy of bit RDY of CSTS. Every command reads it, so it must not need the lock.
@@ -84,7 +84,7 @@ struct Pending {
 /// What a write to the property CC asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transition {
-    /// Nothing that needs an action.
+    /// No action is needed.
     None,
     /// The controller was disabled: its I/O queues end.
     Reset,
@@ -175,7 +175,7 @@ impl Controller {
         self.keep_alive_ms.store(timeout_ms, Relaxed);
     }
 
-    /// Returns true if the host was not heard for longer than the keep-alive timeout.
+    /// Returns true if the host has sent no command for longer than the keep-alive timeout.
     pub fn is_expired(&self, now_ms: u64) -> bool {
         let timeout = self.keep_alive_ms();
         timeout != 0 && now_ms.saturating_sub(self.heard_at_ms.load(Relaxed)) > timeout

@@ -25,7 +25,8 @@ pub struct Connected {
     pub queue: u16,
     /// The number of entries.
     pub entries: u16,
-    /// True if the host needs the head of the submission queue in completions.
+    /// True if submission queue flow control is in use: completions then report the head of the submission
+    /// queue (SQHD).
     pub flow_control: bool,
 }
 
@@ -93,7 +94,7 @@ pub fn connect(
     Ok(Connected { controller, queue, entries, flow_control })
 }
 
-/// Reads an NQN that a zero byte ends.
+/// Returns the NQN in a zero-terminated field, or `None` if it is invalid.
 fn nqn(field: &[u8]) -> Option<&str> {
     let end = field.iter().position(|byte| *byte == 0)?;
     let text = std::str::from_utf8(&field[..end]).ok()?;

@@ -18,7 +18,8 @@ pub enum Message {
     },
     /// Close this connection, because its controller ended.
     Close(ConnectionId),
-    /// An event may be ready for this connection, which belongs to an admin queue.
+    /// Serve this connection, which belongs to an admin queue: an asynchronous event may be ready, or the
+    /// last I/O queue has ended.
     Event(ConnectionId),
     /// Complete the commands in flight, then close all connections and end the thread.
     Drain,

@@ -114,7 +114,8 @@ pub fn plan(command: &Command, subsystem: &Subsystem) -> Result<Request, Status>
     Ok(request)
 }
 
-/// Returns the byte ranges that a Dataset Management command lists, if it asks for deallocation.
+/// Returns the byte ranges that a Dataset Management command deallocates. Returns none if the command asks
+/// for something else.
 ///
 /// # Errors
 /// The status with which the command completes: a range lies beyond the namespace.

@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Returns a whole log page. `local` is the address at which the host reached the target. Unless `retain_events` is set, reading a
-/// page allows further events of its kind.
+/// Returns a whole log page. `local` is the address at which the host reached the target. Unless
+/// `retain_events` (RAE) is set, the controller may then report the next event about this page.
 ///
 /// # Errors
 /// The status of the command, if the controller does not have the page.
@@ -90,7 +90,7 @@ fn discovery(subsystem: &Subsystem, host_nqn: &str, local: SocketAddr) -> Vec<u8
     page
 }
 
-/// Returns the SMART / Health Information (Base section 5.16.1.3). It describes the whole target.
+/// Returns the SMART / Health Information (Base section 5.16.1.3), added up over all namespaces.
 fn health(subsystem: &Subsystem) -> Vec<u8> {
     let mut page = vec![0; 512];
     let sum = |counter: fn(&crate::namespace::Counters) -> &std::sync::atomic::AtomicU64| -> u64 {

@@ -35,7 +35,7 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
     // Bit 0: host identifiers have 128 bits. Bit 6: every command restarts the keep-alive timer.
     page.ctratt = (1_u32 | 1 << 6).into();
     page.aerl = (MAX_EVENT_REQUESTS - 1) as u8;
-    // Slot 1 of the firmware is read-only, and the only one.
+    // There is one firmware slot, and it is read-only.
     page.frmw = 1 | 1 << 1;
     // Bit 1: the log of supported commands. Bit 2: offsets in log pages.
     page.lpa = 1 << 1 | 1 << 2;

@@ -17,7 +17,7 @@ const POLL_FIRST: u16 = 1;
 /// A completed request.
 #[derive(Clone, Copy, Debug)]
 pub struct Completed {
-    /// The number that the request carried.
+    /// The tag with which the request was submitted.
     pub tag: u64,
     /// The result of the system call. If it failed, a negative error number.
     pub result: i32,
@@ -26,7 +26,7 @@ pub struct Completed {
 }
 
 impl Completed {
-    /// Returns true if the socket of a receive has more data.
+    /// Returns true if a receive left data in the socket.
     pub fn more_to_receive(&self) -> bool {
         io_uring::cqueue::sock_nonempty(self.flags)
     }
@@ -135,7 +135,7 @@ impl Ring {
         self.push(&opcode::PollAdd::new(Fd(descriptor), libc::POLLIN as u32).build().user_data(tag));
     }
 
-    /// Completes after a time.
+    /// Submits a request that completes after `time`.
     pub fn timeout(&mut self, time: &'static Timespec, tag: u64) {
         self.push(&opcode::Timeout::new(time).build().user_data(tag));
     }

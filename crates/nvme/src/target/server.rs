@@ -297,7 +297,7 @@ impl Acceptor {
         }
     }
 
-    /// Detects changed sizes and a changed list of hosts.
+    /// Reads the sizes of the namespaces and the file of hosts again, and applies the changes.
     fn refresh(&self) -> Result<()> {
         let (changed, failure) = self.subsystem.refresh();
         for namespace in changed.iter().filter_map(|id| self.subsystem.namespace(*id)) {
@@ -322,7 +322,8 @@ impl Acceptor {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // The process may have run out of descriptors. Connections that end give some back.
+                    // The process may have run out of descriptors. Wait, because connections that end release
+                    // some.
                     if matches!(
                         error.raw_os_error(),
                         Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)
@@ -436,7 +437,7 @@ fn raise_descriptor_limit() -> usize {
     usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
 }
 
-/// Returns an NQN that is unique for this machine and port.
+/// Returns an NQN made of the machine's host name and the port.
 fn default_nqn(port: u16) -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name: String =

@@ -53,7 +53,7 @@ pub enum Next {
     Done(Status),
 }
 
-/// How zeros are written, from best to worst.
+/// How zeros are written. If the file system refuses a method, the next one is tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ZeroMethod {
     /// The file system zeroes the range and keeps its blocks allocated.
@@ -75,7 +75,7 @@ static ZEROS: Zeros = Zeros([0; ZEROS_BYTES]);
 pub struct Progress {
     request: Request,
     address: *mut u8,
-    /// How many bytes of the current range are done.
+    /// How many bytes of the request's range are done. Not used for deallocation.
     done: u64,
     /// The ranges still to deallocate, the current one last.
     ranges: Vec<(u64, u64)>,
@@ -101,7 +101,7 @@ impl Progress {
         matches!(self.request.operation, Operation::Deallocate { .. }) && self.ranges.is_empty()
     }
 
-    /// Returns the next call. Repeating a call is harmless.
+    /// Returns the next system call. A call that was interrupted is simply made again.
     pub fn call(&self) -> Call {
         let Request { operation, offset, length, .. } = self.request;
         if self.syncing {

@@ -85,7 +85,8 @@ pub struct Definition {
 pub struct Counters {
     /// Connections that were accepted.
     pub connections: AtomicU64,
-    /// Connections that were refused or closed because of a limit or a timeout.
+    /// Connections and Connect commands that were refused, and connections that were closed because of a
+    /// limit or a timeout.
     pub refused: AtomicU64,
     /// Connections that were ended because the host violated the protocol.
     pub violations: AtomicU64,
@@ -123,7 +124,7 @@ struct Controllers {
     last: u16,
 }
 
-/// The highest controller identifier. The higher values have special meanings.
+/// The highest identifier that a controller can have. NVMe reserves the higher values.
 const MAX_CONTROLLER: u16 = 0xFFEF;
 
 impl Subsystem {

@@ -47,7 +47,7 @@ fn tag(kind: u8, index: usize, slot: u16) -> u64 {
     u64::from(kind) << 56 | (index as u64) << 32 | u64::from(slot)
 }
 
-/// How far the end of a connection has got.
+/// Whether a connection is being closed, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Closing {
     /// The connection is in use.
@@ -77,8 +77,8 @@ struct Link {
     accepted_ms: u64,
     /// When bytes were last received or sent.
     progress_ms: u64,
-    /// The time since which every check has found that the target waits for the host. `None` if the last
-    /// check found that it does not.
+    /// When a timeout check first found that the target waits for the host. `None` if the last check found
+    /// that it does not wait.
     waiting_ms: Option<u64>,
     /// True if the link is in the list of links to serve in this round.
     due: bool,
@@ -111,8 +111,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Creates the worker on the thread that will run it. `load` counts its connections. At most `max_half_open` of them may be
-    /// without a connected queue; the oldest are closed.
+    /// Creates the worker on the thread that will run it. `load` counts its connections. If more than
+    /// `max_half_open` of them have no connected queue, the oldest of these is closed.
     ///
     /// # Errors
     /// If no io_uring can be created.
@@ -334,7 +334,7 @@ impl Worker {
         unsafe { self.ring.call(descriptor, call, tag(kind::FILE, index, slot)) };
     }
 
-    /// Continues with connections that wait for buffers, if buffers were given back.
+    /// If buffers were given back since the last call, continues with the connections that wait for buffers.
     fn feed_starved(&mut self) {
         let returned = self.pool.returned();
         if returned == self.returned_buffers {

@@ -76,7 +76,7 @@ impl Connection {
     /// Validates a command and its SGL. `capsule_bytes` is the length of the data in its capsule. Returns the validated I/O command,
     /// if it is one, and the length of the data that the host sends.
     fn plan(&self, command: &Command, capsule_bytes: u32) -> Result<(Option<Request>, u32), Status> {
-        // Bits 7:6 say how the data is described: 01b and 10b by an SGL. Bits 1:0 are set for fused operations.
+        // PSDT (bits 7:6) must say that an SGL describes the data: 01b or 10b. FUSE (bits 1:0) must be 0.
         if !matches!(command.flags >> 6, 1 | 2) || command.flags & 3 != 0 {
             return Err(Status::INVALID_FIELD.dnr());
         }
@@ -342,7 +342,8 @@ impl Connection {
     }
 }
 
-/// Returns the length of the data that an SGL lets the host send. `capsule_bytes` of it are in the capsule.
+/// Checks the SGL of a command whose data the host sends. Returns the length of the data. `capsule_bytes` is
+/// the length of the data in the capsule.
 fn received_bytes(sgl: &Sgl, capsule_bytes: u32) -> Result<u32, Status> {
     let length = sgl.length.get();
     match (sgl.identifier, capsule_bytes) {

@@ -124,9 +124,9 @@ pub struct Connection {
     ready: VecDeque<u16>,
     /// The slots of commands that wait for a buffer, in order.
     starved: VecDeque<u16>,
-    /// The identifiers of commands in progress: identifier n sets bit n % 64 of word n / 64.
+    /// The set of the command identifiers in progress: bit n % 64 of word n / 64 stands for identifier n.
     identifiers: Vec<u64>,
-    /// The number of flushes in progress because the host shuts the controller down.
+    /// The number of flushes in progress that a shutdown of the controller waits for.
     shutdown_flushes: u32,
     /// Completed commands that are not yet added to the counters of their namespaces.
     tally: Tally,
@@ -324,7 +324,7 @@ impl Connection {
         self.proceed();
     }
 
-    /// Reports an event to the host, if one waits and the host has sent an Asynchronous Event Request.
+    /// Completes waiting Asynchronous Event Requests of the host, one for each event that can be reported.
     pub fn report_events(&mut self) {
         while let Some(queue) = self.queue.as_mut()
             && let Some(cid) = queue.held.first().copied()

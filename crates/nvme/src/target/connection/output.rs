@@ -120,7 +120,8 @@ impl Output {
         self.building.parts.push(Some(Part::Memory { address, length }));
     }
 
-    /// Describes the next bytes to send in `vectors`. Returns their number, 0 if there is nothing to send.
+    /// Describes the next bytes to send in `vectors`. Returns the number of bytes; 0 if there is nothing to
+    /// send.
     ///
     /// The memory stays in place until [`Output::advance`] is called. Call this only if no send is in flight.
     pub fn next(&mut self, vectors: &mut Vec<libc::iovec>) -> usize {

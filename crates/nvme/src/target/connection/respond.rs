@@ -19,7 +19,7 @@ const DIGEST_BLOCK_BYTES: usize = 4 << 10;
 impl Queue {
     pub(super) fn new(connected: Connected) -> Self {
         let Connected { controller, queue, entries, flow_control } = connected;
-        // The head counts the Connect command, too.
+        // SQHD counts the Connect command, too.
         Self { controller, id: queue, entries, head: 1 % entries, flow_control, held: Vec::new() }
     }
 
@@ -154,8 +154,8 @@ impl Connection {
         self.output.append(MAX_HEADER, |out| encode(&header, length, digests, alignment, out));
     }
 
-    /// Ends a successful command with data. Sends its completion, unless the flag SUCCESS of its data has
-    /// reported the success already.
+    /// Ends a successful command whose data was appended to the output. Appends the completion, unless the
+    /// flag SUCCESS of the data replaces it.
     #[inline]
     fn data_end(&mut self, slot: u16) {
         let cid = self.release(slot, Status::SUCCESS);

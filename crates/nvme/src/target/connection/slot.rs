@@ -5,7 +5,7 @@ use crate::target::buffer::Buffer;
 use crate::target::io::Request;
 use crate::target::storage::Progress;
 
-/// How far a command has got.
+/// What a command in a slot waits for or does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// The slot is free.
@@ -23,13 +23,13 @@ pub enum Stage {
 pub struct Slot {
     /// The command.
     pub command: Command,
-    /// How far the command has got.
+    /// What the command waits for or does.
     pub stage: Stage,
     /// The validated I/O command. `None` for admin and Fabrics commands.
     pub request: Option<Request>,
     /// The data of the command.
     pub buffer: Option<Buffer>,
-    /// The blocks with which Compare compares its data.
+    /// For Compare: the blocks that were read from the namespace.
     pub compared: Option<Buffer>,
     /// The number of bytes that the host sends for this command.
     pub expected: u32,
