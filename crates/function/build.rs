@@ -59,8 +59,8 @@ fn bindings(sources: &[PathBuf], x86: bool) -> String {
     writeln!(text, "}}\nstatic BUILT: [Built; {}] = [", sources.len())
         .expect("writing to a string cannot fail");
     for source in sources {
-        // The path within the crate. The compiler puts CARGO_MANIFEST_DIR in front of it, because the crate's
-        // folder may be moved after this script ran.
+        // The path within the crate. `include_str!` puts CARGO_MANIFEST_DIR in front of it when the crate is
+        // compiled, because the crate's folder may be moved after this script ran.
         let path = format!("/{}", source.to_str().expect("source names are plain UTF-8"));
         let name = name(source);
         writeln!(

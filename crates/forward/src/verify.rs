@@ -7,8 +7,8 @@ use inlane_core::result::Verification;
 use inlane_ports::check::{captures, reference};
 use std::path::PathBuf;
 
-/// Compares the written capture with the expected one. The expected capture is what the packet function's
-/// reference makes of the capture that was read. Compares every packet and its timestamp.
+/// Compares the written capture with the expected packets, which the packet function's reference
+/// implementation makes from the capture that was read. Compares every packet and its timestamp.
 ///
 /// Returns `None` if the run was not from one capture file to another, if it did not cover the whole capture,
 /// if it had several pipelines or injected faults, or if the function has no reference.

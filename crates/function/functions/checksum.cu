@@ -52,8 +52,8 @@ struct checksum {
         return folded(pseudo + sum(packet, at.upper, at.upper + bytes)) == 0xffff ? is_right : is_wrong;
     }
 
-    // Sums bytes `from` to `to - 1` as 16-bit little-endian words. `from` must be even. The result is the
-    // big-endian sum with its bytes swapped (RFC 1071, section 2(B)).
+    // Returns the sum of bytes `from` to `to - 1` as 16-bit little-endian words. `from` must be even. Folded
+    // to 16 bits, it is the big-endian sum with its two bytes swapped (RFC 1071, section 2(B)).
     INLANE static uint64_t sum(const inlane::packet &packet, uint32_t from, uint32_t to) {
         uint32_t total = 0;
         for (uint32_t at = from / 16 * 16 + inlane::lane() * 16; at < to; at += inlane::lanes() * 16) {
@@ -66,7 +66,7 @@ struct checksum {
     }
     static constexpr uint64_t mask = 0x0000ffff0000ffff;
 
-    // Returns bytes `from` to `to - 1` of `some`, at their places. All other bytes of the result are 0.
+    // Clears all bytes of `some` except bytes `from` to `to - 1`.
     INLANE static inlane::bytes16 within(inlane::bytes16 some, uint32_t from, uint32_t to) {
         return {some.low & below(to) & ~below(from), some.high & below(to > 8 ? to - 8 : 0) & ~below(from > 8 ? from - 8 : 0)};
     }

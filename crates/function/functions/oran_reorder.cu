@@ -170,7 +170,8 @@ struct oran_reorder {
         if (all > fresh) inlane::add(duplicates, all - fresh);
     }
 
-    // Returns bits 32 * word to 32 * word + 31 of a mask with `count` ones: at `start`, start + step, ...
+    // Returns word number `word` (32 bits) of a mask that has `count` bits set: bits start, start + step,
+    // start + 2 * step, ...
     INLANE static uint32_t bits_of(uint32_t word, uint32_t start, uint32_t step, uint32_t count) {
         uint32_t base = word * 32, stop = start + step * (count - 1) + 1;
         if (stop <= base || start >= base + 32) return 0;
@@ -243,9 +244,9 @@ struct oran_reorder {
         inlane::sync();
     }
 
-    // Called by thread 0. Sets `plan.step`. With `go`, this block is now counted among the writers of the
-    // slot's window. With `open_first` or `deliver_first`, this block has marked the window busy, and no
-    // other block uses it.
+    // Decides what this block does for a slot, and sets `plan.step`. Called by thread 0. After `go`, this
+    // block counts as a writer of the slot's window. After `open_first` or `deliver_first`, this block has
+    // marked the window busy, so no other block uses it.
     INLANE void enter(window &window, uint32_t slot, uint64_t now, plan &plan) {
         for (;;) {
             uint32_t tag = inlane::load_acquire(window.tag);
@@ -274,9 +275,9 @@ struct oran_reorder {
                 plan.why = overtaken;
                 return;
             case closed:
-                // A packet of the slot that this window delivered last is late. After half a cycle, the same
-                // slot number means a new slot. A packet of an older slot is late for two time limits only,
-                // so a wrong slot number does not block the window for long.
+                // A packet of the slot that was delivered last is late, unless half a cycle has passed: then
+                // its number means a new slot. A packet of an older slot is late too, but only for two time
+                // limits. Otherwise a packet with a wrong slot number could block the window for long.
                 if (!newer && now <= window.since_ns + (ahead == 0 ? half_cycle_ns : 2 * limit_ns)) {
                     plan.step = is_late;
                     return;

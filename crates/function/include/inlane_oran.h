@@ -38,9 +38,9 @@ static_assert(sizeof(oran_record) == 64, "64 records fill the first 4096 bytes")
 namespace inlane {
 
 // Returns the record of the nth delivered slot, counted from 0. Returns null if that slot has not been
-// delivered or is not among the last 64. The record may appear at any moment. So if the threads of a block
-// work on a record together, only one of them calls this function. It passes the result to the others through
-// shared memory and a barrier.
+// delivered or is not among the last 64. If the threads of a block work on a record together, let one of them
+// call this function and pass the result to the others through shared memory and a barrier. Otherwise some
+// threads may get null and others the record, because a slot can be delivered between their calls.
 INLANE const oran_record *oran_slot(const uint8_t *output, uint64_t n) {
     const oran_record *record = reinterpret_cast<const oran_record *>(output) + n % INLANE_ORAN_RECORDS;
     return load_acquire(record->sequence) == n + 1 ? record : nullptr;

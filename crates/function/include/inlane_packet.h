@@ -7,8 +7,8 @@
 namespace inlane {
 
 namespace detail {
-// These functions load and store 16 bytes, except bytes outside the packet. Only accesses that cross the
-// packet's end need them. Such accesses are rare, so the functions are not inlined.
+// Load and store 16 bytes at the packet's end, without those beyond the end. Such accesses are rare, so these
+// functions are not inlined.
 INLANE_RARE bytes16 get_some(const uint8_t *data, uint32_t length, uint32_t at) {
     bytes16 value = {0, 0};
     for (uint32_t i = 0; i < 16 && at < length && i < length - at; i++)

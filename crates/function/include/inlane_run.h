@@ -47,8 +47,8 @@ namespace detail {
 
 template <class T> INLANE_ANYWHERE T &a(); // stands for a T in unevaluated expressions
 
-// Detects which members a function declares. The overload for `first` is chosen if its expression is valid
-// for F, otherwise the overload for `last`.
+// Detects which members a function declares (SFINAE). Called with `first()`: the overload for `first` is
+// chosen if its expression is valid for F, otherwise the overload for `last`.
 struct last {};
 struct first : last {};
 #define INLANE_DETECT(name, expression)                                                                                 \
@@ -141,9 +141,9 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 
 #else
 
-// Called when the first packet that `differs` was found. Writes verdicts for all packets: `forward` for the
-// first `done` packets, and the verdicts in `known` for the next `some` packets. Runs the function on the
-// rest and writes its verdicts.
+// Continues a burst after the first packet that `differs`, and writes verdicts for all packets: `forward` for
+// the first `done` packets, then the `some` verdicts in `known`, then those of the remaining packets, on
+// which it runs the function.
 template <class F>
 INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done, const inlane_packet_verdict *known, uint32_t some,
                              uint32_t count, inlane_packet_verdict *verdicts, const context &call, F &function) {
@@ -190,8 +190,8 @@ INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_packet_v
 template <class F>
 INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                             const context &call) {
-    // Passes the stride as a constant. A ring's descriptors have 16 bytes. A port's packets have 24 bytes and
-    // begin with a descriptor.
+    // A constant stride makes the loop faster. It is 16 for a ring's descriptors, and 24 for a port's
+    // packets, which begin with a descriptor.
     return stride == 16 ? run_strided<F, 16>(packets, count, verdicts, call)
                         : run_strided<F, 24>(packets, count, verdicts, call);
 }
@@ -201,7 +201,8 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 template <class F>
 INLANE uint32_t run_burst(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                           const context &call) {
-    // Verdicts are staged in the block's shared memory, so that they are written together, or not at all.
+    // Collects the verdicts in the block's shared memory. They are copied to `verdicts` only if a thread
+    // called `set`.
     INLANE_SHARED inlane_packet_verdict staged[INLANE_MAX_BURST];
     for (uint32_t i = thread_index(); i < count; i += threads())
         staged[i] = {descriptor_at(packets, stride, i).length, INLANE_FORWARD};

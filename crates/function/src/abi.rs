@@ -61,13 +61,13 @@ impl FunctionInfo {
         self.time & 1 != 0
     }
 
-    /// Returns true if the function reads the time of its packets. Other functions may be given the time 0.
+    /// Returns true if the function reads the time or has a `tick`. Other functions may be given the time 0.
     pub fn needs_time(&self) -> bool {
         self.time != 0
     }
 
-    /// Converts the bytes of an `inlane_info` in a module's memory. Returns `None` if the number of bytes,
-    /// the [`ABI`] version or the kind is wrong.
+    /// Reads a `FunctionInfo` from the bytes of the variable `inlane_info` in a compiled module. Returns
+    /// `None` if the number of bytes, the [`ABI`] version or the kind is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != size_of::<Self>() {
             return None;
@@ -100,7 +100,7 @@ pub struct CallContext {
     pub output_bytes: u64,
     /// The time of the burst in nanoseconds, from a monotonic clock.
     pub now_ns: u64,
-    /// The number of bytes that a packet may occupy from its address on. 0 if packets must not grow.
+    /// The greatest length to which a packet may grow, in bytes. 0 if packets must not grow.
     pub room: u32,
     /// Unused; 0.
     pub reserved: u32,

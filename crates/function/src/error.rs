@@ -70,8 +70,8 @@ impl Error {
     }
 }
 
-/// Returns the beginning of a message: the settings in quotes, and a colon. Returns an empty string if there
-/// are no settings, or if `why` already begins with the wrong setting.
+/// Returns the beginning of an error message: the settings in quotes, and a colon. Returns an empty string if
+/// there are no settings, or if `why` already begins with the setting that is wrong.
 fn quoted(settings: &str, why: &str) -> String {
     match settings.is_empty() || why.starts_with('\'') || why.starts_with("rule '") {
         true => String::new(),

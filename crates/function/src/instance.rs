@@ -15,7 +15,7 @@ pub struct Instance {
     function: PacketFunction,
     state: Region,
     output: Option<Region>,
-    /// What a call receives besides packets. Kept between calls, because only the time changes.
+    /// The arguments of a call besides the packets. Kept between calls, because only the time changes.
     context: CallContext,
 }
 

@@ -21,7 +21,7 @@ pub struct PacketFunction {
 #[derive(Clone)]
 struct Settings {
     text: String,
-    /// The settings as the first bytes of the function's state.
+    /// The settings in binary form: the first bytes of the function's state.
     image: Vec<u8>,
 }
 
@@ -159,7 +159,8 @@ impl PacketFunction {
         }
     }
 
-    /// Returns the beginning of a pipeline's state, which holds the settings. The rest of the state is zero.
+    /// Returns the first bytes of a pipeline's state at the start of a run, which hold the settings. All
+    /// further bytes are zero.
     ///
     /// # Errors
     /// [`Error::Settings`] if the function's state has no place for the settings.

@@ -45,8 +45,8 @@ impl Items {
         Self { in_flight: VecDeque::with_capacity(slots), spare }
     }
 
-    /// Takes the burst of `rx_stage`, and gives the stage a spare buffer. `queued` is the time at which the
-    /// burst was submitted.
+    /// Moves the burst of `rx_stage`, which was just submitted, to the items in flight. Gives the stage a
+    /// spare buffer instead. `queued` is the raw clock reading at the submission.
     #[inline]
     fn push(&mut self, rx_stage: &mut RxStage, queued: u64) {
         let spare = self.spare.pop().expect("one buffer per slot");
@@ -65,8 +65,8 @@ impl Items {
 pub(crate) struct Limits {
     /// While this many items are in flight, the dispatching thread does not receive.
     pub all: u64,
-    /// While this many items are in flight, a partial burst is not submitted but grows. If submitted, it
-    /// would only queue behind the other items.
+    /// While this many items are in flight, a partial burst is not submitted, but waits and grows. Submitting
+    /// it earlier would not help, because it would queue behind the other items.
     pub partial: u64,
 }
 
@@ -110,7 +110,8 @@ pub(crate) struct Circulation {
 }
 
 impl Circulation {
-    /// Creates the circulation. Packets of `rx` will pass through `dispatcher`'s ring and leave by `txs`.
+    /// Creates the dispatching thread's part of a pipeline. Packets from `rx` will pass through
+    /// `dispatcher`'s ring and leave by `txs`.
     pub(crate) fn new(
         rx: Box<dyn Rx>,
         txs: Vec<Box<dyn Tx>>,

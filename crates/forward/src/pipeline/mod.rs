@@ -93,7 +93,8 @@ impl Default for PipelineSettings {
 pub struct Pipeline {
     /// The receive queue.
     pub rx: Box<dyn Rx>,
-    /// The transmit queues. A verdict that names port n selects the nth; all other packets go to the first.
+    /// The transmit queues. A verdict for port n selects element n. All other forwarded packets go to element
+    /// 0.
     pub txs: Vec<Box<dyn Tx>>,
     /// The pool that buffers come from and return to.
     pub pool: Arc<dyn Pool>,
@@ -102,7 +103,7 @@ pub struct Pipeline {
     pub instances: Vec<Instance>,
 }
 
-/// What the threads of one pipeline share with the run: flags, counters and the clock.
+/// The flags, counters and clock that the threads of one pipeline share with the rest of the run.
 pub struct PipelineContext<'a> {
     /// The flags that end the run.
     pub control: &'a Control,
@@ -126,8 +127,8 @@ pub struct Tally {
     pub tx: Counters,
     /// Packets dropped because the burst ring or the sending port was full.
     pub dropped_overload: u64,
-    /// The number of packets in `dropped_overload` that the sending port refused. The other packets in that
-    /// number were dropped because the ring was full.
+    /// The part of `dropped_overload` that the sending port refused. The other part was dropped because the
+    /// ring was full.
     pub refused_packets: u64,
     /// Packets dropped by verdict.
     pub dropped_verdict: u64,
@@ -141,7 +142,7 @@ pub struct Tally {
     pub time: ThreadTime,
     /// The time that packets spent in each stage.
     pub stages: StageHistograms,
-    /// The packet function's instances. The reports on their state are made from these.
+    /// The packet function's instances, whose state the function's report is read from.
     pub functions: Vec<Instance>,
     /// The errors, in the order in which they occurred.
     pub errors: Vec<Error>,

@@ -54,8 +54,9 @@ impl RxStage {
         }
     }
 
-    /// Receives once. A burst is complete when it is full, when no more packets will be received, or when its
-    /// oldest packet has waited for the flush time. If `grow` is set, the flush time is ignored.
+    /// Receives once, and adds the packets to the burst. The burst is complete if it is full, if no more
+    /// packets will be received, or if its oldest packet has waited for the flush time. If `grow` is set, the
+    /// burst keeps growing after the flush time.
     // Always inlined, because a call would save and restore registers in each burst.
     #[inline(always)]
     pub fn receive(&mut self, control: &Control, clock: &Clock, grow: bool) -> Received {

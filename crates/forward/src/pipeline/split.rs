@@ -35,8 +35,8 @@ pub fn run(
             let mut workers = Vec::new();
             for (index, (consumer, instance)) in consumers.into_iter().zip(instances).enumerate() {
                 workers.push(named("work").spawn_scoped(scope, move || {
-                    // A worker that panics leaves items that will never complete. So the guard aborts the
-                    // run, and the other threads do not wait for those items.
+                    // Aborts the run if this worker panics. Otherwise the dispatching thread would wait
+                    // forever for the worker's items.
                     let guard = AbortOnPanic(context.control);
                     let outcome = run_worker(consumer, instance, settings, context, index);
                     std::mem::forget(guard);

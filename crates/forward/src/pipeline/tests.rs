@@ -69,8 +69,8 @@ unsafe impl Rx for Source {
     }
 }
 
-/// A port that accepts at most `most` packets per call, and none in every third call. If `fail_after` is set,
-/// it fails or panics after that number of calls.
+/// A port that accepts at most `most` packets per call, and none in every third call. After the number of
+/// calls in `fail_after`, if set, it fails or panics.
 struct Sink {
     pool: Arc<dyn Pool>,
     seen: Arc<Mutex<Vec<u64>>>,

@@ -25,8 +25,8 @@ pub struct TxStage {
     refused: u64,
     dropped_invalid: u64,
     dropped_unsent: u64,
-    /// True if a port accepted no packets for [`STOP_TIMEOUT`] while the run was stopping. Later bursts then
-    /// wait for no port.
+    /// True once a port accepted no packets for [`STOP_TIMEOUT`] while the run was stopping. From then on,
+    /// packets that a port does not take at once are dropped.
     timed_out: bool,
     error: Option<inlane_core::Error>,
 }
@@ -48,8 +48,8 @@ impl TxStage {
         }
     }
 
-    /// Sends a burst to the first port. Call it only if the packets are unchanged since they were received,
-    /// because the port then omits work. Otherwise like [`TxStage::send`].
+    /// Sends a burst to the first port, with fewer checks than [`TxStage::send`]. Call it only if the
+    /// packets' addresses and lengths are as they were received.
     // Always inlined, because a call would save and restore registers in each burst.
     #[inline(always)]
     pub fn send_as_received(&mut self, burst: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
@@ -106,8 +106,8 @@ impl TxStage {
         Ok(sent)
     }
 
-    /// Handles the packets that are left after the first call to the port: sends the packets in further
-    /// calls, waits, or drops them. `outcome` is the result of the first call.
+    /// Handles the packets that the port did not take in the first call: offers them again, waits, or drops
+    /// them. `outcome` is the result of the first call.
     #[cold]
     fn send_rest(
         &mut self,
@@ -185,8 +185,8 @@ impl TxStage {
         }
     }
 
-    /// Flushes the ports at the end. Waits until each port has passed its packets on. Once the run is
-    /// stopped, waits at most [`STOP_TIMEOUT`].
+    /// Finishes the ports at the end of the pipeline: waits until each port has sent the packets that it
+    /// buffers. Once the run is stopped, waits at most [`STOP_TIMEOUT`].
     fn finish_ports(&mut self, control: &Control) {
         let mut stopped: Option<Instant> = None;
         let timed_out = self.timed_out;

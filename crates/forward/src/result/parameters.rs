@@ -36,7 +36,8 @@ impl Quantity {
         parsed.unwrap_or_else(|| Self::Text(text.into()))
     }
 
-    /// Returns the number to draw in figures: microseconds, bytes, Gb/s, Mpps or per cent. `None` for a text.
+    /// Returns the value in the unit that figures (SVG) use: microseconds, bytes, Gb/s, Mpps or per cent.
+    /// Returns `None` for a text.
     pub fn drawn(&self) -> Option<f64> {
         match *self {
             Self::Number(number) | Self::Percent(number) => Some(number),
@@ -61,7 +62,7 @@ impl Quantity {
         }
     }
 
-    /// Returns the suffix of the JSON key. It names the unit.
+    /// Returns the suffix that names the unit in a JSON key, for example `_ns`. Empty if there is no unit.
     fn suffix(&self) -> &'static str {
         match self {
             Self::Number(_) | Self::Text(_) => "",

@@ -16,15 +16,15 @@ pub(super) struct Direction {
     pub(super) tx: Vec<usize>,
 }
 
-/// Lists the ports of a route, and the route's directions. If a route names a port twice and the port can be
-/// shared, the port is listed once.
+/// Lists the ports of a route, and the route's directions. A port that a route names twice is listed once if
+/// one open port can serve both directions.
 ///
 /// # Errors
 /// [`Error::Config`] for two names of one ring with different options.
 pub(super) fn directions(route: &Route) -> Result<(Vec<String>, Vec<Direction>)> {
     let mut names: Vec<String> = Vec::new();
-    // Both ends of a ring have the same name, and options may be given at either end. So rings are compared
-    // without options.
+    // A run may receive from a ring and send to it, and options may be given with either name. So names of
+    // rings are compared without options.
     let is_ring = |name: &str| open::kind(name) == "ring";
     let bare = |name: &str| name.split(',').next().unwrap_or_default().to_string();
     let same = |a: &str, b: &str| a == b || (is_ring(a) && bare(a) == bare(b));

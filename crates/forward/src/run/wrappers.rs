@@ -44,8 +44,8 @@ impl Wrappers {
         })
     }
 
-    /// Wraps a receive queue that gets `share` of the run's rate. Adds the counters of injected faults to
-    /// `faults`.
+    /// Wraps a receive queue. `share` is its part of the run's rate, as a fraction. Appends the queue's fault
+    /// counters to `faults` if faults are injected.
     ///
     /// # Errors
     /// When faults are asked for and the CPU cannot write the packets.

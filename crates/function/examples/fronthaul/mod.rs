@@ -25,7 +25,7 @@ pub struct Section {
     pub count: u16,
     /// True if only every second PRB is included.
     pub every_second: bool,
-    /// True if the section belongs to the symbol after that of the previous section.
+    /// True if the section belongs to the symbol that follows the previous section's symbol.
     pub next_symbol: bool,
 }
 
@@ -45,7 +45,7 @@ impl Section {
 /// A U-plane packet.
 #[derive(Clone, Debug)]
 pub struct UPlane {
-    /// The slot's number in the cycle of 256 frames.
+    /// The slot's number, counted from the start of the cycle of 256 frames (2560 ms).
     pub slot: u32,
     /// The index of the antenna-carrier.
     pub stream: usize,

@@ -51,8 +51,8 @@ pub struct Flow {
 /// Returns the flows in a state of `flow-count`, in descending order of packets.
 pub fn flows(state: &[u8]) -> Vec<Flow> {
     let table = state.get(offset_of!(State, flows)..).unwrap_or_default();
-    // A free place has the tag 0, and a place that a thread was filling the tag 1. So only places with larger
-    // tags are read.
+    // Only places with a tag above 1 hold a flow. Tag 0 marks a free place, and tag 1 a place that a thread
+    // had not finished filling.
     let used =
         table.chunks_exact(size_of::<Place>()).filter(|place| u32_at(place, offset_of!(Place, tag)) > 1);
     let mut flows: Vec<Flow> = used.map(flow).collect();

@@ -42,8 +42,8 @@ pub struct Builtin {
     pub(crate) settings: fn(&str) -> Result<Vec<u8>, String>,
     /// Makes the report from the state after a run and the text of the settings.
     pub(crate) report: fn(&[u8], &str) -> FunctionReport,
-    /// Returns C++ text that asserts the layout of the state that this crate reads or writes. Empty if it
-    /// touches none.
+    /// Returns C++ assertions for the layout of the state. Empty if this crate neither reads nor writes the
+    /// state.
     pub(crate) layout: fn() -> String,
 }
 
@@ -136,7 +136,7 @@ fn none(settings: &str) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Returns C++ text that asserts that a state begins with these 64-bit counters.
+/// Returns C++ assertions that the struct `c_struct`, a function's state, begins with these 64-bit counters.
 fn counters_layout(c_struct: &str, counters: &[&str]) -> String {
     let assertion = |(i, counter): (usize, &&str)| {
         format!(
@@ -250,7 +250,8 @@ mod tests {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (seed >> 16) as u8
         };
-        // IPv4 and UDP headers, with random bytes after them and in some of their fields.
+        // Random bytes of random length. Most frames get the fixed fields of Ethernet, IPv4 and UDP to port
+        // 53, so that they are parsed as such.
         let frame = |random: &mut dyn FnMut() -> u8| {
             let mut frame: Vec<u8> = (0..12 + random() as usize % 90).map(|_| random()).collect();
             for (at, byte) in

@@ -21,7 +21,7 @@ use std::mem::offset_of;
 const STREAMS: usize = 16;
 const WINDOWS: usize = 16;
 const SYMBOLS: usize = 14;
-/// The most PRBs per symbol: the device half keeps one bit for each in nine 32-bit words.
+/// The most PRBs per symbol. `oran_reorder.cu` keeps a bit for each in nine 32-bit words.
 const PRBS: u64 = 288;
 /// The function's `output_bytes`.
 const OUTPUT: usize = 32 << 20;
@@ -283,13 +283,14 @@ impl Settings {
         (12 * 2 * self.bits as usize).div_ceil(8) + self.block_floating_point as usize
     }
 
-    /// Returns the distance in bytes from one symbol's data to the next one's. The device half computes the
-    /// same.
+    /// Returns the distance in bytes from one symbol's data to the next symbol's. `symbol_bytes` of
+    /// `oran_reorder.cu` computes the same.
     fn symbol_bytes(&self) -> usize {
         (self.prbs as usize * self.prb_bytes()).next_multiple_of(128)
     }
 
-    /// Returns the value of udCompHdr: the width, where 0 stands for 16 bits, and the compression method.
+    /// Returns the value of udCompHdr: the width of I and Q in the high four bits, where 0 stands for 16, and
+    /// the compression method in the low four.
     fn compression(&self) -> u32 {
         (self.bits % 16) << 4 | self.block_floating_point as u32
     }
@@ -316,8 +317,7 @@ pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     Ok(state)
 }
 
-/// Makes the report: the counters, and a table with one row per antenna-carrier. The row has the numbers of
-/// PRBs, slots and windows, and the size of a PRB, as the settings give them.
+/// Makes the report: the counters, and a table of the settings with one row per antenna-carrier.
 pub(super) fn report(state: &[u8], text: &str) -> FunctionReport {
     let mut report = FunctionReport::from_numbers(state, offset_of!(State, packets), &COUNTED);
     if let Ok(settings) = Settings::parse(text) {

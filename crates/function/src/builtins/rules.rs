@@ -57,7 +57,7 @@ pub(super) fn layout() -> String {
     rule + &struct_layout!(State as "drop_rule" { count, reserved, rules, hits })
 }
 
-/// Converts a setting to the beginning of the state, up to the last rule.
+/// Converts the settings to the beginning of the state: the number of rules, and the rules that are used.
 pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     if text.is_empty() {
         return Err(
@@ -172,7 +172,7 @@ fn rule(text: &str) -> Result<Rule, String> {
     Ok(rule)
 }
 
-/// Converts a decimal or hexadecimal number of at most `most`.
+/// Parses a decimal or hexadecimal number. Returns `None` if it is malformed or exceeds `most`.
 fn number(text: &str, most: u32) -> Option<u32> {
     let number = match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok()?,

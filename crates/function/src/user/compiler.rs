@@ -95,7 +95,8 @@ impl Compiler {
             .spawn()
             .map_err(failed)?;
         let mut input = child.stdin.take().expect("stdin is piped");
-        // A compiler that fails early closes its input. Its messages say why, so the failed write is ignored.
+        // If the compiler fails early, it closes its input and this write fails. That is ignored, because the
+        // compiler's own messages say what is wrong.
         let _ = input.write_all(unit.as_bytes());
         drop(input);
         let output = child.wait_with_output().map_err(failed)?;

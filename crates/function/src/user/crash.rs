@@ -8,7 +8,8 @@ use std::mem::MaybeUninit;
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// The signals that the processor raises for wrong instructions and accesses.
+/// The signals for faults of the processor: invalid memory accesses, divisions by zero and invalid
+/// instructions.
 const SIGNALS: [c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
 
 /// The message that the handler prints. It is allocated before the handler can run.
@@ -35,8 +36,8 @@ pub(super) fn explain(file: &str) {
             // SAFETY: an all-zero sigaction is valid.
             let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
             action.sa_sigaction = handler as extern "C" fn(c_int) as libc::sighandler_t;
-            // After a stack overflow, the thread's own stack has no room, so the handler runs on another
-            // stack.
+            // Runs the handler on the alternate signal stack, because after a stack overflow the thread's own
+            // stack has no room.
             action.sa_flags = libc::SA_ONSTACK;
             // SAFETY: both structures live through the calls. The first call writes `before`. The handler is
             // installed only after the pointer was stored.
@@ -50,8 +51,9 @@ pub(super) fn explain(file: &str) {
     });
 }
 
-/// Writes the message and restores the signal's former action. The wrong instruction then runs again, and the
-/// signal that it raises takes that action. Calls only functions that are safe in a signal handler.
+/// Writes the message and restores the signal's former action. When the handler returns, the faulting
+/// instruction runs again and raises the signal again, which then takes that action. Calls only
+/// async-signal-safe functions.
 extern "C" fn handler(signal: c_int) {
     let (message, length) = (MESSAGE.load(Ordering::Acquire), LENGTH.load(Ordering::Relaxed));
     let former =
