@@ -158,7 +158,8 @@ impl GraphExec {
 
     /// Queues one run of the graph.
     ///
-    /// # Safety The safety conditions of every node hold until this run has ended: see [`Graph::kernel`] and
+    /// # Safety
+    /// The safety conditions of every node hold until this run has ended: see [`Graph::kernel`] and
     /// [`Graph::memory_operations`].
     ///
     /// # Errors

@@ -54,8 +54,9 @@ fn main() {
 
 /// Swaps the MAC addresses of each packet.
 ///
-/// # Safety The CPU has SSSE3, as x86-64 has since about 2010. The caller owns the packets. They lie in
-/// memory that the CPU can access, and have at least 16 bytes each.
+/// # Safety
+/// The CPU has SSSE3, as x86-64 has since about 2010. The caller owns the packets. They lie in memory that
+/// the CPU can access, and have at least 16 bytes each.
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "ssse3"))]
 unsafe fn swap(packets: &[Packet]) {
     for packet in packets {

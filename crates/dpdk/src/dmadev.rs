@@ -102,8 +102,8 @@ impl DmaDev {
         format!("dpdk {}", name.to_string_lossy())
     }
 
-    /// Polls the device and returns the newest completed ticket. `first` is the newest ticket that earlier
-    /// polls found completed; the oldest entry belongs to the next ticket.
+    /// Polls the device and returns the newest completed ticket. `first` is the ticket before that of the
+    /// oldest entry: the tickets of the entries are counted from it.
     fn poll(
         id: i16,
         queued: &mut usize,

@@ -233,8 +233,9 @@ impl EthTx {
 
     /// Sends packets with `send`, one of the functions of `burst.c`.
     ///
-    /// # Safety The caller keeps the promises of [`Tx::send`]. If `send` is a `send_as_received` function,
-    /// the caller also keeps the promises of [`Tx::send_as_received`].
+    /// # Safety
+    /// The caller keeps the promises of [`Tx::send`]. If `send` is a `send_as_received` function, the caller
+    /// also keeps the promises of [`Tx::send_as_received`].
     #[inline(always)]
     unsafe fn send_with(&mut self, send: Send, packets: &[Packet]) -> Result<usize> {
         let End { port, queue, gate, mark, counters, .. } = &mut self.0;

@@ -82,7 +82,7 @@ impl MbufPool {
         let environment = eal::start()?;
         let (count32, room32) = in_range(count, room)?;
         // A device with virtual addresses sees the whole pool as contiguous, so objects may cross pages
-        // (`page` is 0). A device with physical addresses sees only each hugepage as contiguous.
+        // (`page` is 0). With physical addresses, only the bytes of one hugepage are contiguous.
         let page = if environment.hugepages && !environment.virtual_addresses { memory::HUGE } else { 0 };
         // SAFETY: the call only computes a size.
         let bytes = unsafe { sys::inlane_pool_bytes(count32, room32, page) };
@@ -365,7 +365,7 @@ pub(crate) unsafe fn free_received(port: u16, queue: u16) {
 /// Frees the mbufs that the closed device `port` still held. `filled` lists the pools that the device
 /// received into. Returns the number of freed mbufs.
 pub(crate) fn reclaim(port: u16, filled: &[Arc<MbufPool>]) -> u32 {
-    // Keeps other threads from setting up or closing devices now, because drivers use mempools when they do.
+    // Keeps other threads from setting up or closing devices now, because drivers use mempools meanwhile.
     let _control = device::control();
     let pools = pools();
     let _pause = Pause::begin();

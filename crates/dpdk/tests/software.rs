@@ -140,8 +140,8 @@ fn send_as_received_sends_every_kind_of_packet() {
     let got = got + rx.receive(&mut packets[got..70]).unwrap();
     assert_eq!(got, 70);
     // The first call sends an odd number of packets: `burst.c` handles packets in pairs, and the last packet
-    // of an odd number separately. SAFETY: the test holds these packets of this queue's pool, and does not
-    // use sent ones again.
+    // of an odd number separately.
+    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
     assert_eq!(unsafe { tx.send_as_received(&packets[..69]) }.unwrap(), 69);
     // SAFETY: as above.
     assert_eq!(unsafe { tx.send_as_received(&packets[69..70]) }.unwrap(), 1);

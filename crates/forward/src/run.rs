@@ -302,8 +302,8 @@ fn run_threads(
 ) -> Vec<(Tally, Option<gpu::LaneReport>)> {
     let Run { config, clock, .. } = run;
     let threads = config.executor.threads();
-    // Returns how long packets have flowed. The run's duration counts from their first flow, because threads
-    // may start late, and lanes on a GPU need time to prepare.
+    // Returns how long packets have flowed. The run's duration counts from then, because threads may start
+    // late, and lanes on a GPU need time to prepare.
     let flowing =
         || progress.iter().filter_map(Progress::begun).min().map_or(Duration::ZERO, |begun| begun.elapsed());
     let mut tallies: Vec<Option<_>> = pipelines.iter().map(|_| None).collect();

@@ -66,7 +66,7 @@ struct checksum {
     }
     static constexpr uint64_t mask = 0x0000ffff0000ffff;
 
-    // Clears all bytes of `some` except bytes `from` to `to - 1`.
+    // Returns `some` with all bytes cleared except bytes `from` to `to - 1`.
     INLANE static inlane::bytes16 within(inlane::bytes16 some, uint32_t from, uint32_t to) {
         return {some.low & below(to) & ~below(from), some.high & below(to > 8 ? to - 8 : 0) & ~below(from > 8 ? from - 8 : 0)};
     }

@@ -115,7 +115,7 @@ pub struct Idle {
     timed: bool,
     /// True if this thread has yielded the processor since the last round with work.
     yielded: bool,
-    /// The clock at the last round that was timed or yielded the processor, in ticks.
+    /// The clock reading at the last round that was timed or yielded the processor, in ticks.
     last: u64,
     stretches: u32,
     /// True if this value belongs to a wait inside the thread's loop.
