@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 /// The default timeout: if nothing completes for this long, the GPUs of this process are abandoned.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The number of polls of an event between two checks of other streams for failures. That many polls take
-/// about 10 ms.
+/// The number of polls of a copy's event between two checks whether a stream that the copy depends on has
+/// failed. That many polls take about 10 ms.
 const POLLS: u32 = 1 << 13;
-/// The time between two checks of other streams for failures in a wait that sleeps.
+/// The same for a wait that sleeps: the time between two such checks.
 const SLEEP: Duration = Duration::from_millis(250);
 
 /// One copy in flight.

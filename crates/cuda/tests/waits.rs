@@ -212,7 +212,8 @@ fn hangs_unawaited() {
     drop((source, destination));
 }
 
-/// A failed copy gives its error at once. No GPU is abandoned, because the driver answers.
+/// Waiting for a failed copy returns its error at once. No GPU is abandoned, because the driver still
+/// answers.
 #[test]
 #[ignore = "as above"]
 fn a_failed_copy_gives_its_error() {
@@ -253,7 +254,7 @@ fn another_fails(completion: CompletionMode) {
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
-/// Dropping copies in flight finds that one stream failed, and waits only briefly for the other stream.
+/// Checks that `drain` notices the failed stream, and waits only briefly for the stream that never ends.
 #[test]
 #[ignore = "as above"]
 fn another_fails_unawaited() {

@@ -44,7 +44,7 @@ typedef unsigned long uintptr_t;
 #endif
 #include "inlane_ring.h"
 
-// What the executor passes to a function besides packets.
+// The arguments that the executor passes to a function besides packets.
 struct inlane_context {
     void *state;           // the function's own struct
     uint8_t *output;       // the output region, which outlives the call; null if output_bytes is 0

@@ -32,11 +32,11 @@
 //!   address that was written before it.
 //! * A descriptor with the right lap is not written again before the item is completed, and the consumer
 //!   completes it after its read.
-//! * A right lap does not stem from 2^32 laps ago, although a descriptor beyond an item's packets keeps its
-//!   old lap. In lap 0, where the count wraps, the dispatcher clears the laps of all descriptors of the slot.
+//! * No descriptor from 2^32 laps ago is accepted. Descriptors beyond an item's packets keep their old lap,
+//!   so in lap 0, where the 32-bit lap wraps, the dispatcher clears the laps of all descriptors of the slot.
 //!   Consumers never accept descriptors of lap 0, which is also the lap of fresh memory. A consumer that
-//!   waits for position p sees everything written for the slot's previous position, p - slots. The reason:
-//!   it has already loaded the word of its own previous position, p - consumers. That word was published no
+//!   waits for position p sees everything written for the slot's previous position, p - slots. The reason: it
+//!   has already loaded the word of its own previous position, p - consumers. That word was published no
 //!   earlier than the word of p - slots, because there are at most as many consumers as slots.
 //! * An item without packets has no descriptors. Such an item ends a wait for an item that was never
 //!   submitted.

@@ -80,8 +80,8 @@ pub struct Lane {
     control: Region,
     state: Region,
     output: Option<Region>,
-    /// Regions that only need to stay allocated: the registered packet memory, the relay words, and the
-    /// buffers that packets are pulled into.
+    /// Regions that only need to stay allocated: the registered packet memory, the words that block 0 relays
+    /// to the other blocks, and the buffers that packets are pulled into.
     _memory: Vec<Region>,
     location: Location,
     /// The address of the pool's memory.

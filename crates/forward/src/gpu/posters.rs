@@ -167,7 +167,8 @@ pub(super) struct GraphPoster<'a> {
     cursor: PostingCursor,
 }
 
-/// The graphs of a stretch of slots. Element 0 of each array is for even laps, element 1 for odd laps.
+/// The graphs for a stretch: consecutive slots whose kernels one graph launches. Element 0 of each array is
+/// for even laps, element 1 for odd laps.
 struct Stretch {
     /// Each graph has a wait and a kernel per item. Launched if an item of the stretch is not yet submitted.
     waiting: [GraphExec; 2],
