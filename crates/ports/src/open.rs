@@ -65,8 +65,8 @@ pub struct OpenPorts {
     pub room: usize,
 }
 
-/// The port to receive from, if it is one of inlane's own. What it sends determines what checkers expect, and
-/// the timestamps of written captures.
+/// The port that the run receives from, if it is one of inlane's own. Its packets determine what checkers
+/// expect, and the timestamps of written captures.
 enum Received {
     Generator(Box<Generator>),
     Radio(Box<Radio>),

@@ -27,7 +27,7 @@ pub struct WaitOptions {
     /// The size of the awaited operation in bytes, from which an adaptive wait estimates how long it takes; 0
     /// if unknown.
     pub bytes: u64,
-    /// Which stores can end the wait. Only such stores make a peer wake a sleeping thread.
+    /// The stores that can end the wait. Peers wake a sleeping thread only after such a store.
     pub interest: Interest,
     /// How long to wait before giving up. With `None`, only the loss of a peer in the failure scope ends the
     /// wait early.
@@ -63,7 +63,7 @@ const POLL_FOR: Duration = Duration::from_micros(50);
 /// its timer slack.
 const LOOK_EVERY: Duration = Duration::from_micros(40);
 
-/// One wait. [`Wait::run`] of the core crate is the loop that calls these methods.
+/// One wait: the steps that [`Wait::run`] of the core crate calls in a loop.
 struct OneWait<'a, F> {
     context: &'a PeContext,
     options: WaitOptions,

@@ -140,7 +140,7 @@ impl Waiter {
         self.counter << INTEREST_BITS | all.encode()
     }
 
-    /// Removes a thread that has woken up and had announced this interest.
+    /// Removes a thread that announced `interest` and has woken up.
     pub fn awake(&mut self, interest: Interest) {
         if let Some(index) = self.sleepers.iter().position(|one| *one == interest) {
             self.sleepers.swap_remove(index);
@@ -153,8 +153,9 @@ impl Waiter {
     }
 }
 
-/// Commands of membarrier(2), from linux/membarrier.h.
+/// `MEMBARRIER_CMD_GLOBAL_EXPEDITED` of linux/membarrier.h.
 const GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
+/// `MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED` of linux/membarrier.h.
 const REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
 
 /// Registers this process for barriers by other processes. Returns false if the kernel does not offer them.

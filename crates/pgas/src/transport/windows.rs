@@ -47,8 +47,8 @@ pub struct Settings {
     pub mover: Option<(Box<dyn Mover>, Option<usize>)>,
     /// Faults for tests. The transport injects only one of them: it kills the process at a protocol step.
     pub faults: Faults,
-    /// How long a waiter sleeps without a doorbell before it checks its condition again: in its first sleep,
-    /// and at most. Doorbells can be lost.
+    /// How long a waiter sleeps without a doorbell before it checks its condition again: in the first sleep
+    /// of a wait, and at most in later ones, which grow longer. Doorbells can be lost.
     pub backstop: (Duration, Duration),
 }
 
@@ -80,7 +80,8 @@ pub(super) struct Peer {
     /// sleeps. A peer without a membarrier(2) registration or a coherent window needs a barrier between the
     /// store and the check. The local PE needs no check: its sleeping threads are woken directly.
     pub is_exceptional: bool,
-    /// The peer's last announcement that was answered by a doorbell. It is read without the notifier's lock.
+    /// The peer's last announcement that was answered by a doorbell: a copy of the value in `notifier`, to be
+    /// read without the lock.
     pub answered: AtomicU64,
     issued: AtomicU64,
     delivered: AtomicU64,
@@ -116,8 +117,9 @@ pub(super) struct PeContext {
     pub coherent: bool,
     /// The alignment in bytes that the memories of all PEs have.
     alignment: usize,
-    /// The interrupt vector of the doorbell bit `REQUEST`. `wake_vector` is that of `WAKE`.
+    /// The interrupt vector of the doorbell bit `REQUEST`.
     pub request_vector: u32,
+    /// The interrupt vector of the doorbell bit `WAKE`.
     pub wake_vector: u32,
     mover: Option<Mutex<Box<dyn Mover>>>,
     mover_from: usize,
@@ -413,8 +415,8 @@ impl PeContext {
 
     #[inline(always)]
     fn count(&self, peer: &Peer, length: usize) {
-        // This is the path of every put, so avoid an atomic addition. Racing threads may lose counts. The
-        // reported bytes are therefore never too many.
+        // This is the path of every put, so avoid an atomic addition. If threads race, some bytes are not
+        // counted. So the count is never too high.
         peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
     }
 

@@ -20,8 +20,9 @@ pub struct Set {
     pub size: u32,
 }
 
-/// A function that combines elements: `(accumulator, other, count)`. It stores each result in the
-/// accumulator. Both pointers lead to `count` elements that may be misaligned.
+/// A function that combines elements: `(accumulator, other, count)`. It combines each of `count` elements of
+/// `accumulator` with the same element of `other`, and stores the result in `accumulator`. The elements may
+/// be misaligned.
 pub type Reduce<'a> = &'a dyn Fn(*mut u8, *const u8, usize);
 
 impl Set {

@@ -78,7 +78,7 @@ pub struct World<T: Transport> {
     collective: Mutex<()>,
 }
 
-/// Size in bytes of a chunk of a reduction.
+/// Size in bytes of each PE's chunk in the workspace, and the most that a reduction combines in one step.
 const CHUNK: usize = 32 << 10;
 /// Distance in bytes between two words of the workspace. Each word has a cache line of its own.
 const WORD: usize = 128;
@@ -95,9 +95,9 @@ impl<T: Transport> World<T> {
         Self::statics_offset(pes) + statics_bytes.next_multiple_of(4096) + heap_bytes.next_multiple_of(4096)
     }
 
-    /// Makes a world over `transport`. The transport must already reach the `statics_bytes` at address `statics`
-    /// by [`World::statics_offset`]. Pass 0 for both if the program has no static objects.
-    /// The heap takes the rest.
+    /// Makes a world over `transport`. The program's static objects are the `statics_bytes` at address
+    /// `statics`. The transport must already have mapped them to offset [`World::statics_offset`]. Pass 0 for
+    /// both if there are none. The heap takes the rest of symmetric memory.
     ///
     /// # Errors
     /// [`Error::Invalid`] if nothing remains for the heap.
@@ -363,8 +363,9 @@ impl<T: Transport> World<T> {
         self.transport.atomic_nbi(pe, Atomic { operation, offset, width, operand, comparand: 0 })
     }
 
-    /// Starts an atomic on the word of `width` bytes at symmetric address `target` of `pe`. The previous value is
-    /// stored at `result` before the next quiet ends. The operands are the operand and the comparand.
+    /// Starts an atomic on the word of `width` bytes at symmetric address `target` of `pe`. The previous
+    /// value is stored at `result` before the next quiet ends. `operand` and `comparand` are those of
+    /// [`World::atomic`].
     ///
     /// # Errors
     /// As for [`World::atomic`].

@@ -22,7 +22,7 @@ pub struct Expectation {
     dropped: Vec<bool>,
 }
 
-/// The class of a received packet.
+/// What a received packet is, compared with the packets that must arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Classification {
     /// An expected packet with the right content.

@@ -39,8 +39,8 @@ pub trait ReferenceFunction: Send + Sync {
     /// give.
     fn apply(&self, frame: &mut Vec<u8>) -> ExpectedVerdict;
 
-    /// Returns true if the verdict or the changes depend on the payload or the transport checksum. The
-    /// checker then builds every expected packet, which is slower than comparing with a template.
+    /// Returns true if the verdict or the changes depend on the payload or the transport checksum. If so, the
+    /// checker builds every expected packet, because a template does not suffice. That is slower.
     fn depends_on_payload(&self) -> bool {
         false
     }

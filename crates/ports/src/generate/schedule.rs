@@ -9,7 +9,7 @@ use inlane_core::units::Rate;
 #[derive(Clone, Debug)]
 pub struct Schedule {
     start_ns: Option<u64>,
-    /// The units sent so far: packets or bits.
+    /// What was sent so far, in the unit of the rate: packets or bits.
     sent: u64,
     ns_per_unit: f64,
     unit: Unit,
@@ -18,7 +18,7 @@ pub struct Schedule {
 #[derive(Clone, Copy, Debug)]
 enum Unit {
     Packets,
-    /// The rate limits bits. The overhead in bytes is added to each frame.
+    /// The rate is in bits per second. Each frame counts with `overhead` additional bytes.
     Bits {
         overhead: u64,
     },

@@ -21,7 +21,8 @@ pub struct Template {
     pub length: u32,
     /// CRC-32C of the body.
     pub body_crc: u32,
-    /// Internet checksum of the bytes that the transport checksum covers, except the stamp.
+    /// The one's complement sum (RFC 1071), not yet inverted, of all that the transport checksum covers,
+    /// except the stamp.
     base: u16,
     /// Length of the headers, in bytes.
     pub header_len: u8,

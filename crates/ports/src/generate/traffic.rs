@@ -39,13 +39,13 @@ pub struct FlowHeaders {
 /// What a generator sends, except its rate and the number of packets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traffic {
-    /// Lengths of the frames of each flow in bytes without FCS, used in turn.
+    /// Lengths of frames in bytes without FCS. Each flow uses them in turn, from packet to packet.
     pub sizes: Vec<usize>,
     /// Number of flows.
     pub flows: u32,
     /// The seed that determines ports and payloads.
     pub seed: u64,
-    /// The protocols of the flows, used in turn.
+    /// The protocols of the first flow, of the second, and so on. They repeat if there are more flows.
     pub headers: Vec<FlowHeaders>,
     /// The VLAN of all frames, if they carry an 802.1Q tag.
     pub vlan: Option<u16>,

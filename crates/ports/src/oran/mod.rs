@@ -131,11 +131,11 @@ struct RadioRx {
     plan: Arc<Plan>,
     clock: Clock,
     pacing: Pacing,
-    /// The number of positions: packets to send, including packets lost on purpose.
+    /// The number of packets in the plan, including those that are lost on purpose.
     end: u64,
     /// The next position, counted in sending order: all earlier positions were sent, lost or skipped.
     next: u64,
-    /// The position `end`, rounded up to a whole number of blocks.
+    /// The number `end`, rounded up to whole blocks. A block is the packets that are shuffled together.
     last_block_end: u64,
     /// The positions of the current block, in the order in which they are sent.
     order: Vec<u64>,

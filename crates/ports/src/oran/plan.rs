@@ -35,7 +35,7 @@ pub struct Plan {
     pub slots_per_subframe: u64,
     /// PRBs in a packet. The last packet of a symbol may have fewer.
     prbs_per_packet: usize,
-    /// The number of packets that are shuffled together. 1 keeps them in order.
+    /// The size of a block: the number of packets that are shuffled together. 1 keeps packets in order.
     pub shuffle: usize,
     /// The share of packets that are not sent, from 0 to 1.
     pub loss: f64,
@@ -54,7 +54,7 @@ pub struct Plan {
 pub struct RadioLoad {
     /// The rate. `None` means as fast as packets are received, or in real time if `realtime` is set.
     pub rate: Option<Rate>,
-    /// If set and `rate` is `None`, each symbol's packets are sent at the symbol's time.
+    /// If set and `rate` is `None`, the packets of each symbol become due when the symbol begins.
     pub realtime: bool,
     /// The number of packets to send, including packets that are lost on purpose. `None` means no end.
     pub positions: Option<u64>,

@@ -222,7 +222,8 @@ impl Shared {
 
     /// Returns the error of a failed operation.
     fn failed(&self, pe: u32, status: Status) -> Error {
-        // Connection reset, not connected, cancelled, unreachable, input or output error, or an endpoint's.
+        // UCX's codes for: connection reset, not connected, rejected, cancelled, unreachable, input or output
+        // error, and failures of an endpoint (-89 to -60).
         let error = match status {
             -25 | -24 | -23 | -16 | -6 | -3 | -89..=-60 => self.lost(pe),
             _ => self.library.error(status, &format!("an operation on PE {pe}")),

@@ -114,7 +114,8 @@ impl Shared {
         Ok((!base.is_null()).then(|| base.wrapping_add(offset)))
     }
 
-    /// Starts an operation, and waits for it if `wait` is set.
+    /// Handles what UCX returned for an operation that was just started. If it is a request and `wait` is
+    /// set, waits until the request is complete.
     fn finish(&self, pointer: RequestPointer, pe: u32, wait: bool, what: &'static str) -> Result<()> {
         match self.library.request(pointer, what) {
             Ok(Some(request)) if wait => self.complete(request, pe, what),
@@ -145,7 +146,7 @@ impl Shared {
         wait: bool,
     ) -> Result<()> {
         let (peer, place) = (self.peer(pe)?, self.place(offset, length)?);
-        // Racing threads may lose counts. The reported bytes are therefore never too many.
+        // If threads race, some bytes are not counted. So the count is never too high.
         peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
         if let Some(address) = self.mapped_address(pe, peer, place, offset)? {
             // SAFETY: the caller guarantees the source, and the span lies in mapped symmetric memory.
@@ -214,7 +215,7 @@ impl Shared {
         if !matches!(width, 4 | 8) || !offset.is_multiple_of(width) {
             return Err(Error::Refused { peer: pe, what: "an atomic" });
         }
-        // UCX's compare-and-swap finds the comparand in the operand, and the new value in the result.
+        // UCX's compare-and-swap reads the comparand from `operand`, and the new value from `result`.
         let first = match operation {
             Operation::Fetch => 0,
             Operation::CompareSwap => atomic.comparand,
@@ -455,7 +456,8 @@ impl Transport for Ucx {
     }
 
     fn leave(&self) -> Result<()> {
-        // A peer's operation may still need this PE's answer. The service thread gives it meanwhile.
+        // Wait for all PEs before ending the service thread: it may still have to progress UCX for a peer's
+        // operation.
         self.shared.exchange.gather(&[])?;
         self.stop_service();
         Ok(())

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 /// How long a wait polls before it sleeps. It is about twice the cost of a wake-up.
 const POLL_FOR: Duration = Duration::from_micros(50);
-/// How long a waiting thread sleeps at once. Stores of PEs on this machine raise no event, and the system's
-/// timers are up to 50 us late. The waiting thread then notices such a store within 100 us.
+/// The longest single sleep of a waiting thread. Stores of PEs on this machine raise no event, and the
+/// system's timers are up to 50 us late. The waiting thread then notices such a store within 100 us.
 const NAP: Duration = Duration::from_micros(30);
 /// How long the service thread sleeps if another thread waits. That thread progresses UCX meanwhile.
 const LEAVE: Duration = Duration::from_millis(1);
@@ -53,7 +53,8 @@ impl Shared {
         if status == OK { Ok(()) } else { Err(self.failed(pe, status)) }
     }
 
-    /// Blocks until `done` returns true. `peer` and `limit` describe the awaited operation, if there is one.
+    /// Blocks until `done` returns true. If the wait is for an operation, `peer` is the operation's PE, and
+    /// `limit` is its timeout and its name for the error message.
     ///
     /// # Errors
     /// [`Error::LinkLost`] if a PE has ended, [`Error::Timeout`] after the limit.
@@ -140,7 +141,7 @@ impl Ucx {
     }
 }
 
-/// One wait. [`Wait::run`] of the core crate is the loop that calls these methods.
+/// One wait: the steps that [`Wait::run`] of the core crate calls in a loop.
 struct OneWait<'a, F> {
     shared: &'a Shared,
     mode: CompletionMode,

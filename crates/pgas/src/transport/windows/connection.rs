@@ -13,9 +13,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 impl Windows {
-    /// Connects to `pe` again after the link to it was lost. Returns what is known of the lost bytes. Both
-    /// sides must call it. Requests and notifications of the old connection are discarded. Symmetric memory
-    /// keeps its contents.
+    /// Connects to `pe` again after the link to it was lost. Returns the counts of the old connection: bytes
+    /// issued and delivered, and unanswered requests. Both sides must call it. Requests and notifications of
+    /// the old connection are discarded. Symmetric memory keeps its contents.
     ///
     /// # Errors
     /// Errors of the handshake. The connection then stays lost.

@@ -202,7 +202,7 @@ impl Transport for Windows {
     }
 
     fn leave(&self) -> Result<()> {
-        // A peer's stores need no answer of this PE.
+        // Nothing to do: a peer's stores do not need this PE's service thread.
         Ok(())
     }
 }
