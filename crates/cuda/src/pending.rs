@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of polls of a copy's event between two checks whether a stream that the copy depends on has
 /// failed. That many polls take about 10 ms.
 const POLLS: u32 = 1 << 13;
-/// The same for a wait that sleeps: the time between two such checks.
+/// In a wait that sleeps: the time between two checks whether a stream that the copy depends on has failed.
 const SLEEP: Duration = Duration::from_millis(250);
 
 /// One copy in flight.
