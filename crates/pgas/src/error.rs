@@ -48,27 +48,27 @@ pub enum Error {
     /// The link to a peer went down, or the peer restarted, during an operation.
     #[error("the link to PE {peer} is lost{lost}; look for the cause at PE {peer}")]
     LinkLost {
-        /// The peer's port.
+        /// The peer's PE number.
         peer: u32,
-        /// The fate of the bytes sent to the peer, as far as known.
+        /// How much of what was sent to the peer is known to be delivered.
         lost: Lost,
     },
     /// A peer did not answer in time, although its link is up.
     #[error("PE {peer} did not answer {what} within {:.1} s{lost}; check that its process is not stopped", waited.as_secs_f64())]
     Timeout {
-        /// The peer's port.
+        /// The peer's PE number.
         peer: u32,
         /// The unanswered operation.
         what: &'static str,
         /// How long the wait lasted.
         waited: std::time::Duration,
-        /// The fate of the bytes sent to the peer, as far as known.
+        /// How much of what was sent to the peer is known to be delivered.
         lost: Lost,
     },
     /// The owner refused a request, because its offset, length or operation is invalid.
     #[error("PE {peer} refused {what}: its offset or length lies outside symmetric memory")]
     Refused {
-        /// The owner's port.
+        /// The owner's PE number.
         peer: u32,
         /// The refused operation.
         what: &'static str,
@@ -105,7 +105,7 @@ pub enum Error {
     },
 }
 
-/// The fate of the bytes sent over a lost link, as far as known.
+/// How much of what was sent to a peer is known to be delivered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lost {
     /// Bytes stored to the peer since the link came up.

@@ -19,8 +19,8 @@ pub(super) struct Group {
     container: File,
 }
 
-/// The groups that this process has open. The kernel allows only one opening, so devices of the same group
-/// share it.
+/// The groups that this process has open. The kernel refuses to open a group twice, so devices of the same
+/// group share it.
 static OPEN: Mutex<BTreeMap<PathBuf, Weak<Group>>> = Mutex::new(BTreeMap::new());
 
 impl Group {

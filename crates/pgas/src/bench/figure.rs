@@ -24,8 +24,8 @@ fn find<'a>(points: &'a [Point], operation: Operation, completion: &str, size: u
     })
 }
 
-/// Returns the ratio of bandwidths for each size of `operation` that is at least `from` bytes. `other` finds
-/// the point to compare with.
+/// Compares the bandwidth of each point of `operation`, of at least `from` bytes, with that of the point that
+/// `other` returns. Returns the ratios, each with its size in bytes.
 fn ratios<'a>(
     points: &'a [Point],
     operation: Operation,

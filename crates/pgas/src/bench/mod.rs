@@ -140,7 +140,8 @@ pub struct Point {
     pub size_bytes: u64,
     /// The completion mode: `poll`, `interrupt` or `adaptive`.
     pub completion: String,
-    /// Nanoseconds of an operation, with one operation in flight.
+    /// The mean time of an operation in each repeat, in nanoseconds. It is a latency only if one operation is
+    /// in flight at a time.
     pub latency_ns: Vec<f64>,
     /// Nanoseconds of single operations, each timed on its own, for percentiles.
     pub samples_ns: Vec<u64>,
@@ -148,9 +149,9 @@ pub struct Point {
     pub bytes_per_second: Vec<f64>,
     /// Operations a second.
     pub operations_per_second: Vec<f64>,
-    /// Processor seconds of the waiting thread for each 10^9 bytes.
+    /// Processor time of the waiting thread, in seconds per 10^9 bytes.
     pub cpu_seconds_per_gigabyte: Option<f64>,
-    /// Processor seconds of the process's other threads for each 10^9 bytes.
+    /// Processor time of the process's other threads, in seconds per 10^9 bytes.
     pub mover_cpu_seconds_per_gigabyte: Option<f64>,
     /// Processor time of the waiting thread as a share of the elapsed time.
     pub busy: Option<f64>,
@@ -216,12 +217,17 @@ pub fn pe(
     Ok(points)
 }
 
-/// Indices of the words that the two sides share.
+/// Index in `Bench::words` of the value that `agree` sends. These words share no cache line.
 const BATCH: usize = 0;
+/// Index of the word by which a PE signals the other that its puts have arrived.
 const SIGNAL: usize = 16;
+/// Index of the word by which PE 1 answers.
 const ANSWER: usize = 32;
+/// Index of the word that carries the other PE's measured time.
 const NANOSECONDS: usize = 48;
+/// Index of the word that carries the result of PE 1's comparison of bytes: 1 if they are wrong.
 const WRONG: usize = 64;
+/// Index of the word by which PE 0 signals PE 1 that a batch of pushed gets has ended.
 const DONE: usize = 80;
 
 struct Bench {

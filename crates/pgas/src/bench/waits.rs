@@ -59,7 +59,8 @@ impl Bench {
     }
 
     /// Measures `body(mode, base, count)` at both PEs, in all completion modes in turn. `body` does `count`
-    /// operations. Operation i, counted from 1, signals its end by the value `base + i`.
+    /// operations of `each` times `size` bytes. Operation i, counted from 1, signals its end by the value
+    /// `base + i`.
     fn in_turn(
         &self,
         operation: Operation,

@@ -3,7 +3,7 @@
 //! ```text
 //!  offset   part          written by          contents
 //!  0        header        the owner, before   magic, number of PEs, symmetric bytes, registered for barriers
-//!                         the handshake
+//!                         the handshake       alignment
 //!  4096     inbox 0       PE 0 only           the same for each inbox p:
 //!  12288    inbox 1       PE 1 only           +0     notifications: tag << 32 | count
 //!  ...                                        +128   announcement: PE p is about to sleep

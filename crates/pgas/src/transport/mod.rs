@@ -41,7 +41,7 @@ pub enum Operation {
     Xor,
 }
 
-/// An atomic on one word of a PE's symmetric memory. A processor of that PE carries it out.
+/// An atomic on one word of a PE's symmetric memory. [`Capabilities::atomics`] names what carries it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Atomic {
     /// The operation.
@@ -140,7 +140,7 @@ pub trait Transport: Send + Sync + 'static {
     /// As for [`Transport::get`], until the next quiet.
     unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()>;
 
-    /// Makes the owner carry out an atomic, and returns the previous value.
+    /// Carries out an atomic on `pe`'s memory, and returns the previous value.
     ///
     /// # Errors
     /// [`crate::error::Error::Refused`] for a word outside symmetric memory,

@@ -20,9 +20,9 @@ pub(super) const DONE: u64 = 1;
 /// Status of a reply: the owner refused the request.
 pub(super) const REFUSED: u64 = 2;
 
-/// If a request is unanswered for this long, the owner's doorbell is rung. It is rung again after each
-/// [`RING_AGAIN`].
+/// How long a request may be unanswered before the owner's doorbell is rung.
 const RING_AFTER: Duration = Duration::from_micros(3);
+/// How long to wait before the doorbell is rung again, because it may have been lost.
 const RING_AGAIN: Duration = Duration::from_millis(1);
 
 /// State of a slot whose reply no thread waits for. The next [`PeContext::collect`] or [`PeContext::post`]

@@ -1,4 +1,4 @@
-//! The choice of the transport, and a transport that is one or the other.
+//! The transports as users name them, and a type that is either of them.
 
 use super::ucx::Ucx;
 use super::windows::Windows;

@@ -235,7 +235,8 @@ impl PeContext {
         self.wake_if_announced(pe, peer, what);
     }
 
-    /// Wakes `pe` if it has announced a sleep that ends by `what`, and no doorbell has answered yet.
+    /// Wakes `pe` if it has announced a sleep that a store such as `what` ends, and no doorbell was rung for
+    /// that announcement yet.
     #[inline(always)]
     fn wake_if_announced(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         let announcement = self.word(self.layout.announcement(pe));

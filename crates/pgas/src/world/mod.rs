@@ -329,7 +329,7 @@ impl<T: Transport> World<T> {
         Ok(offset)
     }
 
-    /// Makes `pe` carry out an atomic on the word of `width` bytes at symmetric address `target`. Returns the
+    /// Carries out an atomic on the word of `width` bytes at symmetric address `target` of `pe`. Returns the
     /// previous value.
     ///
     /// # Errors

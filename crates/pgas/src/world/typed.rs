@@ -161,7 +161,7 @@ impl<T: Transport> World<T> {
         Ok(seen)
     }
 
-    /// Makes `pe` carry out an atomic on element `index` of its copy. Returns the previous value.
+    /// Carries out an atomic on element `index` of `pe`'s copy. Returns the previous value.
     ///
     /// # Errors
     /// As for [`World::atomic`].

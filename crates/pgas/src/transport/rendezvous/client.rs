@@ -9,7 +9,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long to try to connect. The launcher listens before it starts a PE, so only a lossy network needs it.
+/// How long to try to connect. The launcher listens before it starts a PE, so the first attempt fails only if
+/// the network loses packets.
 const CONNECT_TIME: Duration = Duration::from_secs(30);
 /// How often an exchange looks whether a PE was lost.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -127,7 +128,8 @@ impl Exchange for Client {
         }
         let sent = self.send(&Frame::Gather(bytes.to_vec()));
         loop {
-            // Read it first: a PE may be lost after the exchange, whose result then has arrived before.
+            // Read `lost` before looking for the result. If the exchange completed before a PE was lost, its
+            // result is found then, and counts.
             let lost = self.lost();
             match (gathered.recv_timeout(LOOK_EVERY), lost) {
                 (Ok(all), _) => return Ok(all),

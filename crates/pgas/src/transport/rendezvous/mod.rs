@@ -60,13 +60,13 @@ pub enum Frame {
     Finished,
     /// The PE asks to end the job with this status.
     Exit(i32),
-    /// The PE ends because it lost this PE.
+    /// The PE ends because it lost the link to the PE with this number.
     Lost(u32),
     /// The launcher admits the PE to a job of this many PEs.
     Welcome(u32),
     /// The result of an exchange: the bytes that each PE contributed, in the order of the PEs.
     Gathered(Vec<Vec<u8>>),
-    /// This PE has ended before it had finished.
+    /// The PE with this number has ended before it had finished.
     Gone(u32),
 }
 

@@ -8,9 +8,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a connection may take to say which PE it is.
+/// How long a connection may take to send its HELLO.
 const HELLO_TIME: Duration = Duration::from_secs(10);
-/// The most connections that have not said yet which PE they are.
+/// The most connections that have not sent a HELLO yet.
 const MAX_STRANGERS: usize = 256;
 
 /// The server of a job. It ends its connections when it is dropped.
@@ -29,7 +29,7 @@ struct Shared {
 struct State {
     members: Vec<Member>,
     events: Sender<(u32, PortEvent)>,
-    /// Connections that have not said yet which PE they are.
+    /// The number of connections that have not sent a HELLO yet.
     strangers: usize,
     stopped: bool,
 }
@@ -135,7 +135,8 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     }
 }
 
-/// Reads the first frame of a connection. Returns the PE, or `None` for a stranger.
+/// Reads the first frame of a connection. Returns the PE, or `None` if the frame is not a valid HELLO of this
+/// job.
 fn greet(stream: &mut TcpStream, shared: &Shared) -> Option<u32> {
     stream.set_read_timeout(Some(HELLO_TIME)).ok()?;
     prepare(stream).ok()?;
@@ -163,7 +164,7 @@ fn serve(mut stream: TcpStream, shared: &Shared) {
         member.joined = true;
         let _ = sender.send(Frame::Welcome(shared.pes).encode());
         member.connection = Some((sender, ours));
-        // A PE that joins late must learn of the PEs that have ended.
+        // Tell a PE that joins late which PEs have ended.
         let gone: Vec<u32> =
             (0..).zip(&state.members).filter(|(_, one)| one.gone).map(|(pe, _)| pe).collect();
         gone.into_iter().for_each(|gone| state.send(pe, &Frame::Gone(gone)));

@@ -392,7 +392,7 @@ impl Shared {
         let mut methods = Vec::new();
         for endpoint in handles.endpoints.iter().flatten() {
             let text = self.describe(endpoint);
-            // A line of a lane is like `lane[0]: 2:tcp/eth0.0 md[1] -> md[1]/tcp`.
+            // UCX prints a line such as `lane[0]: 2:tcp/eth0.0 md[1] -> md[1]/tcp` for each of its lanes.
             for line in text.lines().filter(|line| line.contains("lane[")) {
                 let name = line.split_once("]:").map(|(_, rest)| rest.trim_start());
                 let name =

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 /// The oldest supported version of UCX: major, minor.
 const OLDEST: (c_uint, c_uint) = (1, 13);
-/// The file of the library. The number is part of its binary interface.
+/// The library's file name. The 0 is the version of its binary interface.
 const FILE: &str = "libucp.so.0";
 
 /// C's `ucs_status_t`, which is one byte wide: 0 for success, 1 for an operation in progress, else an error.
@@ -20,7 +20,8 @@ pub const OK: Status = 0;
 pub const IN_PROGRESS: Status = 1;
 /// The worker has events to progress, so it cannot be armed.
 pub const BUSY: Status = -15;
-/// Errors as pointers lie at or above this address. It is that of C's `UCS_ERR_LAST`.
+/// A [`RequestPointer`] at or above this address is an error code, cast to a pointer. C's `UCS_ERR_LAST` is
+/// -100.
 const FIRST_ERROR_POINTER: usize = (-100isize) as usize;
 
 /// C's `ucp_context_h`.
@@ -83,8 +84,8 @@ pub struct SocketAddress {
     pub length: u32,
 }
 
-/// Bit of `EndpointParameters::fields`: the peer's address. Without the others, an endpoint reports no
-/// failure of its peer, which UCX 1.13 cannot do over shared memory. The launcher reports it.
+/// Bit of `EndpointParameters::fields`: the peer's address. The bit for error handling is not set, because
+/// UCX 1.13 does not support that over shared memory. The launcher reports the failure of a peer.
 pub const ENDPOINT_FIELDS: u64 = 1 << 0;
 
 /// C's `ucp_ep_params_t`.

@@ -68,7 +68,7 @@ struct Shared {
     settings: Settings,
     handles: Mutex<Handles>,
     peers: Vec<Peer>,
-    /// Address of the memory that UCX allocated. Notifications come first.
+    /// Address of the memory that UCX allocated. It begins with the notification words.
     memory: *mut u8,
     /// Offset of symmetric memory in that memory.
     private_bytes: usize,
@@ -83,7 +83,7 @@ struct Shared {
     activity: AtomicU32,
     /// True if an operation was started since the last quiet.
     in_flight: AtomicBool,
-    /// True after an error. UCX is not called any more, because it may still know the memory of failed
+    /// True after an error. UCX is not called any more, because it may still access the memory of failed
     /// operations.
     broken: AtomicBool,
 }
@@ -134,7 +134,7 @@ struct Peer {
     delivered: AtomicU64,
 }
 
-/// Where a span of symmetric memory lies.
+/// What a span of symmetric memory lies in: the memory that UCX allocated, or the program's static objects.
 #[derive(Clone, Copy)]
 enum Place {
     Memory,
