@@ -13,7 +13,9 @@ use clap::{Args, Subcommand};
 use inlane_core::completion::CompletionMode;
 use inlane_core::units;
 use inlane_pgas::launch::{HEAP, Job, MoverChoice, variables};
+use inlane_pgas::transport::select::Kind;
 use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr};
 
 const FAULTS: &str = "\
 Faults (P is a probability from 0 to 1):
@@ -73,6 +75,13 @@ struct Run {
     /// Symmetric heap of each PE; untouched pages take no memory [default: SHMEM_SYMMETRIC_SIZE, else 1G]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     heap: Option<u64>,
+    /// How the PEs communicate: windows (on one machine) or ucx (UCX: shared memory, TCP or RDMA between any
+    /// machines) [default: INLANE_NTB_TRANSPORT, else windows]
+    #[arg(long, value_name = "TRANSPORT")]
+    transport: Option<Kind>,
+    /// Over ucx: the address of this machine at which the PEs meet
+    #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    address: IpAddr,
     /// How waits end: poll, interrupt or adaptive
     #[arg(long, value_name = "MODE", default_value_t = CompletionMode::Adaptive)]
     completion: CompletionMode,
@@ -121,6 +130,11 @@ impl Run {
                 Some(bytes) => bytes,
                 None => variables::heap_bytes()?.unwrap_or(HEAP),
             },
+            transport: match self.transport {
+                Some(kind) => kind,
+                None => variables::transport()?.unwrap_or_default(),
+            },
+            address: self.address,
             completion: self.completion,
             faults: self.faults,
             faulty: self.faulty,

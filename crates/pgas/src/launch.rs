@@ -1,11 +1,13 @@
-//! A job: one process for each PE, joined by a twin, started and ended together.
+//! A job: one process for each PE, started and ended together.
 //!
-//! The launcher owns the twin's hub. Each process inherits a socket to the hub, and finds its settings in the
+//! Over windows, a twin joins the PEs: the launcher owns the twin's hub, and each process inherits a socket to
+//! the hub. Over UCX, the PEs meet at the launcher's TCP server. Each process finds its settings in the
 //! environment:
 //!
 //! | variable | meaning |
 //! | --- | --- |
 //! | `INLANE_NTB_FD` | the descriptor of the socket |
+//! | `INLANE_NTB_MEETING`, `INLANE_NTB_PE` | over UCX: where the PEs meet, and the number of this PE |
 //! | `INLANE_NTB_JOB` | a name of the job, which all processes of the job inherit |
 //! | `INLANE_NTB_HEAP` | bytes of symmetric heap |
 //! | `INLANE_NTB_COMPLETION` | the completion mode of waits: poll, interrupt or adaptive |
@@ -16,6 +18,7 @@
 //!
 //! [`variables`] lists the variables that users set.
 
+mod hub;
 pub mod leftovers;
 pub mod manager;
 mod member;
@@ -26,14 +29,16 @@ pub mod variables;
 
 pub use member::Member;
 pub use mover::MoverChoice;
-pub use session::Session;
+pub use session::{Session, UcxSession};
 
 use crate::error::{Error, Result};
+use crate::transport::select::Kind;
+use hub::JobHub;
 use inlane_core::completion::CompletionMode;
 use inlane_ntb::fault::Faults;
-use inlane_ntb::twin::Hub;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -53,6 +58,10 @@ pub struct Job {
     pub pes: u32,
     /// Size of each PE's symmetric heap in bytes.
     pub heap_bytes: u64,
+    /// How the PEs communicate.
+    pub transport: Kind,
+    /// Over UCX: the address of this machine at which the PEs meet.
+    pub address: IpAddr,
     /// The completion mode of waits.
     pub completion: CompletionMode,
     /// Faults to inject, in the syntax of [`Faults`]; empty for none.
@@ -72,6 +81,8 @@ impl Default for Job {
         Self {
             pes: 2,
             heap_bytes: HEAP,
+            transport: Kind::Windows,
+            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             completion: CompletionMode::Adaptive,
             faults: String::new(),
             faulty: None,
@@ -118,7 +129,7 @@ impl Job {
                 "a window has at most 1 TiB; give a smaller heap, such as 512G",
             ));
         }
-        let hub = Hub::new(self.pes, window)?;
+        let hub = JobHub::new(self)?;
         static JOBS: AtomicU32 = AtomicU32::new(0);
         let name = format!("{}-{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed));
         let (sender, events) = channel();
@@ -146,14 +157,15 @@ impl Job {
 
     fn start(
         &self,
-        hub: &Hub,
+        hub: &JobHub,
         (pe, job): (u32, &str),
         program: &OsString,
         arguments: &[OsString],
         sender: &Sender<JobEvent>,
     ) -> Result<Running> {
-        let socket = hub.admit(pe)?;
-        let fd = socket.as_raw_fd();
+        let mut command = Command::new(program);
+        let socket = hub.admit(pe, &mut command)?;
+        let fd = socket.as_ref().map(AsRawFd::as_raw_fd);
         let processors = processors();
         let crowded = self.pes as usize > processors.len();
         // Give each PE an equal share of neighbouring processors. Its service thread then has room beside the
@@ -161,10 +173,8 @@ impl Job {
         let share = processors.len() / self.pes as usize;
         let bound = self.bind && !crowded && self.pes > 1;
         let own = if bound { processors[pe as usize * share..][..share].to_vec() } else { Vec::new() };
-        let mut command = Command::new(program);
         command
             .args(arguments)
-            .env("INLANE_NTB_FD", fd.to_string())
             .env(leftovers::JOB, job)
             .env("INLANE_NTB_HEAP", self.heap_bytes.to_string())
             .env("INLANE_NTB_COMPLETION", self.completion.to_string())
@@ -185,7 +195,9 @@ impl Job {
         // these calls were moved into the closure before the fork.
         unsafe {
             command.pre_exec(move || {
-                libc::fcntl(fd, libc::F_SETFD, 0);
+                if let Some(fd) = fd {
+                    libc::fcntl(fd, libc::F_SETFD, 0);
+                }
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 if !own.is_empty() {
                     bind(&own);

@@ -2,12 +2,15 @@
 
 use crate::statics;
 use inlane_ntb::device::Ntb;
-use inlane_ntb::twin::{Hub, Twin};
+use inlane_ntb::twin::Hub;
 use inlane_pgas::error::{Error, Result};
-use inlane_pgas::launch::{Member, Session, leftovers, variables};
-use inlane_pgas::transport::Transport;
+use inlane_pgas::launch::{Member, Session, UcxSession, leftovers, variables};
+use inlane_pgas::transport::bootstrap::{Exchange, JobControl};
 use inlane_pgas::transport::layout::Layout;
+use inlane_pgas::transport::select::AnyTransport;
+use inlane_pgas::transport::ucx::Ucx;
 use inlane_pgas::transport::windows::Windows;
+use inlane_pgas::transport::{Statics, Transport};
 use inlane_pgas::world::World;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,8 +21,8 @@ struct Process {
     /// The PID of the process that called shmem_init. A forked child has another PID, so it does not act as a
     /// PE.
     id: u32,
-    world: World<Windows>,
-    twin: Arc<Twin>,
+    world: World<AnyTransport>,
+    control: Arc<dyn JobControl>,
     member: Option<Arc<Member>>,
     _hub: Option<Hub>,
 }
@@ -27,7 +30,7 @@ struct Process {
 impl Process {
     /// Asks all PEs to end with `status`.
     fn end_all(&self, status: c_int) {
-        self.twin.request_exit_all(status);
+        self.control.request_exit_all(status);
         if let Some(member) = &self.member {
             member.end_all(status);
         }
@@ -44,7 +47,7 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 /// Returns the world. Ends the process if shmem_init was not called.
 #[inline(always)]
-pub fn world() -> &'static World<Windows> {
+pub fn world() -> &'static World<AnyTransport> {
     match PROCESS.get() {
         Some(process) => &process.world,
         None => not_started(),
@@ -82,7 +85,7 @@ pub fn fail(error: &Error) -> ! {
             print(&format!("PE {}: {error}", process.world.me()));
             match error {
                 // Another PE ended first, so tell the launcher to look for the cause there.
-                Error::LinkLost { peer, .. } => process.twin.report_lost(*peer),
+                Error::LinkLost { peer, .. } => process.control.report_lost(*peer),
                 _ => process.end_all(1),
             }
         }
@@ -101,8 +104,11 @@ pub fn invalid(what: String, why: &str) -> ! {
 
 fn connect() -> Result<Process> {
     let (address, length) = statics::find().unwrap_or((0, 0));
+    if let Some(session) = UcxSession::from_environment()? {
+        return connect_over_ucx(session, address, length);
+    }
     let session = Session::from_environment(length)?;
-    let (pes, bytes) = (session.twin.ports(), session.bytes);
+    let (pe, pes, bytes) = (session.twin.port(), session.twin.ports(), session.bytes);
     if length > 0 {
         let offset = Layout::overhead(pes) + World::<Windows>::statics_offset(pes);
         // SAFETY: `find` returned the span, and the inbound memory is fresh. Programs call shmem_init before
@@ -112,21 +118,30 @@ fn connect() -> Result<Process> {
     let Session { twin, settings, hub, member, .. } = session;
     let (twin, member) = (Arc::new(twin), member.map(Arc::new));
     if hub.is_none() {
-        start_watching(twin.clone(), member.clone())?;
+        start_watching(pe, twin.clone(), member.clone())?;
     }
-    let windows = Windows::connect(twin.clone(), bytes, settings)?;
-    Ok(Process {
-        id: std::process::id(),
-        world: World::new(windows, address, length)?,
-        twin,
-        member,
-        _hub: hub,
-    })
+    let windows = AnyTransport::Windows(Windows::connect(twin.clone(), bytes, settings)?);
+    let world = World::new(windows, address, length)?;
+    Ok(Process { id: std::process::id(), world, control: twin, member, _hub: hub })
+}
+
+/// Joins a job over UCX, with `length` bytes of static objects at `address`.
+fn connect_over_ucx(session: UcxSession, address: usize, length: usize) -> Result<Process> {
+    let UcxSession { client, heap_bytes, settings } = session;
+    let (pe, pes) = (client.me(), client.pes());
+    start_watching(pe, client.clone(), None)?;
+    let offset = World::<AnyTransport>::statics_offset(pes);
+    let statics = (length > 0).then_some(Statics { offset, address, bytes: length });
+    let bytes = World::<AnyTransport>::symmetric_bytes(pes, length, heap_bytes);
+    // SAFETY: the static objects exist as long as the process.
+    let ucx = unsafe { Ucx::connect(client.clone(), bytes, statics, settings)? };
+    let world = World::new(AnyTransport::Ucx(ucx), address, length)?;
+    Ok(Process { id: std::process::id(), world, control: client, member: None, _hub: None })
 }
 
 /// Waits until the launcher asks this process to end, or has ended itself. Then ends the process.
-fn watch(twin: &Twin, member: Option<&Member>) {
-    let status = match (twin.wait_for_end(), member) {
+fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
+    let status = match (control.wait_for_end(), member) {
         (Some(_), _) if EXITING.load(Ordering::Acquire) => return,
         (Some(status), member) => {
             if let Some(member) = member {
@@ -137,14 +152,11 @@ fn watch(twin: &Twin, member: Option<&Member>) {
         // PE 0 owns the hub of such a job, and ends after all have finished.
         (None, Some(_)) if FINISHED.load(Ordering::Acquire) => return,
         (None, Some(_)) => {
-            print(&format!(
-                "PE {}: PE 0 has ended before the others; look for the cause at PE 0",
-                twin.port()
-            ));
+            print(&format!("PE {pe}: PE 0 has ended before the others; look for the cause at PE 0"));
             1
         }
         (None, None) => {
-            print(&format!("PE {}: its launcher has ended, so it ends too", twin.port()));
+            print(&format!("PE {pe}: its launcher has ended, so it ends too"));
             if let Ok(job) = std::env::var(leftovers::JOB) {
                 leftovers::end(&job);
             }
@@ -167,7 +179,7 @@ fn watch(twin: &Twin, member: Option<&Member>) {
 
 /// Starts the thread that runs [`watch`]. It handles no signals, because the program expects them in its own
 /// threads.
-fn start_watching(twin: Arc<Twin>, member: Option<Arc<Member>>) -> Result<()> {
+fn start_watching(pe: u32, control: Arc<dyn JobControl>, member: Option<Arc<Member>>) -> Result<()> {
     // SAFETY: the sets lie on the stack, and the calls only change this thread's mask.
     unsafe {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
@@ -176,7 +188,7 @@ fn start_watching(twin: Arc<Twin>, member: Option<Arc<Member>>) -> Result<()> {
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
         let thread = std::thread::Builder::new()
             .name("shmem-watch".into())
-            .spawn(move || watch(&twin, member.as_deref()));
+            .spawn(move || watch(pe, &*control, member.as_deref()));
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
         thread.map(drop).map_err(|source| Error::Os { what: "starting a thread".into(), source })
     }
@@ -204,8 +216,8 @@ pub fn start() {
         }
         Err(error) => fail(&error),
     }
-    describe();
     check(world().barrier_all());
+    describe();
     // Runs at exit. Programs for versions of OpenSHMEM before 1.2 never finalize, so this handler does it. A
     // PE that exits with an error does not wait for the others, because they may be waiting for it.
     extern "C" fn at_exit(status: c_int, _: *mut c_void) {
@@ -229,10 +241,23 @@ fn describe() {
     if variables::is_set(variables::DEBUG) {
         let (_, bytes) = world().transport().symmetric();
         print(&format!(
-            "PE {me} of {pes}, process {}: windows in shared memory, because all PEs run on this machine; {} of symmetric memory",
+            "PE {me} of {pes}, process {}: {}; {} of symmetric memory",
             std::process::id(),
+            path(),
             inlane_core::units::bytes(bytes as u64),
         ));
+    }
+}
+
+/// Returns the path that this PE takes to the others, and why.
+fn path() -> String {
+    match world().transport() {
+        AnyTransport::Windows(_) => "windows in shared memory, because all PEs run on this machine".into(),
+        AnyTransport::Ucx(ucx) => {
+            let version = Ucx::version().unwrap_or_default();
+            let methods = ucx.capabilities().methods.join(", ");
+            format!("UCX {version} ({methods}), because the launcher was asked for it")
+        }
     }
 }
 
@@ -241,7 +266,7 @@ pub fn finish() {
     let Some(process) = own_process() else { return };
     if !FINISHED.swap(true, Ordering::AcqRel) {
         check(process.world.leave());
-        process.twin.report_finished();
+        process.control.report_finished();
         if let Some(member) = &process.member {
             member.finish();
         }

@@ -1,10 +1,13 @@
 //! A process's place in a job.
 
+use super::hub::{MEETING, PE};
 use super::member::{self, Member};
 use super::variables::{self, parsed};
 use super::{HEAP, MoverChoice, STATICS, manager};
 use crate::error::{Error, Result};
 use crate::transport::layout::Layout;
+use crate::transport::rendezvous::{Client, Meeting};
+use crate::transport::ucx;
 use crate::transport::windows::{Settings, Windows};
 use crate::world::World;
 use inlane_core::completion::CompletionMode;
@@ -12,6 +15,7 @@ use inlane_ntb::device::Ntb;
 use inlane_ntb::fault::Faults;
 use inlane_ntb::twin::{Hub, Twin};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A process's membership in a job: its port of the twin NTB bridge that joins the PEs, and the settings of the
@@ -31,6 +35,49 @@ pub struct Session {
     pub member: Option<Member>,
 }
 
+/// A process's place in a job over UCX: its connection to the launcher and its settings.
+pub struct UcxSession {
+    /// The connection to the launcher.
+    pub client: Arc<Client>,
+    /// Size of the symmetric heap in bytes.
+    pub heap_bytes: usize,
+    /// The settings of the transport.
+    pub settings: ucx::Settings,
+}
+
+impl UcxSession {
+    /// Joins the job over UCX that the environment describes. Returns `None` if it describes another kind of
+    /// job.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an invalid variable; errors of [`Client::join`].
+    pub fn from_environment() -> Result<Option<Self>> {
+        let Some(meeting) = variable::<Meeting>(MEETING)? else { return Ok(None) };
+        let Some(pe) = variable::<u32>(PE)? else {
+            return Err(Error::invalid(MEETING, format!("{PE} is missing; pass both to each PE")));
+        };
+        // Look for UCX first, because its absence is the most frequent error.
+        ucx::Ucx::version()?;
+        let (_, request_timeout) = variables::timeouts()?;
+        let settings = ucx::Settings {
+            completion: variable::<CompletionMode>("INLANE_NTB_COMPLETION")?
+                .unwrap_or(CompletionMode::Adaptive),
+            request_timeout,
+            yields: variable::<u8>("INLANE_NTB_YIELD")?.unwrap_or(0) != 0,
+        };
+        let heap_bytes = heap_bytes()? as usize;
+        Ok(Some(Self { client: Arc::new(Client::join(&meeting, pe)?), heap_bytes, settings }))
+    }
+}
+
+/// Returns the size of the symmetric heap that the launcher or the user asks for.
+fn heap_bytes() -> Result<u64> {
+    match variable::<u64>("INLANE_NTB_HEAP")? {
+        Some(bytes) => Ok(bytes),
+        None => Ok(variables::heap_bytes()?.unwrap_or(HEAP)),
+    }
+}
+
 /// Returns the value of a variable that the launcher has set.
 fn variable<T: std::str::FromStr>(name: &str) -> Result<Option<T>>
 where
@@ -48,10 +95,7 @@ impl Session {
     /// [`Error::Invalid`] for an invalid variable; errors of [`Twin::attach`].
     pub fn from_environment(additional: usize) -> Result<Self> {
         let faults = variable::<Faults>("INLANE_NTB_FAULTS")?.unwrap_or_default();
-        let heap_bytes = match variable::<u64>("INLANE_NTB_HEAP")? {
-            Some(bytes) => bytes,
-            None => variables::heap_bytes()?.unwrap_or(HEAP),
-        };
+        let heap_bytes = heap_bytes()?;
         let (connect_timeout, request_timeout) = variables::timeouts()?;
         let mover_from = variable::<u64>("INLANE_NTB_MOVER_FROM")?.map(|from| from as usize);
         let mover = match variable::<MoverChoice>("INLANE_NTB_MOVER")? {

@@ -1,6 +1,7 @@
 //! Watches the processes of a job, and decides which failure the job reports.
 
-use inlane_ntb::twin::{Hub, PortEvent};
+use super::hub::JobHub;
+use inlane_ntb::twin::PortEvent;
 use rustix::process::{Signal, pidfd_send_signal};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
@@ -84,7 +85,7 @@ fn verdict(running: &[Running]) -> Option<(i32, String)> {
 pub(super) fn supervise(
     events: &Receiver<JobEvent>,
     running: &mut [Running],
-    hub: &Hub,
+    hub: &JobHub,
 ) -> (i32, Option<String>) {
     loop {
         // After a process has ended, the hub may still have events of that process, so look again soon.

@@ -2,6 +2,7 @@
 //! own).
 
 use crate::error::{Error, Result};
+use crate::transport::select::Kind;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ pub const VERSION: &str = "SHMEM_VERSION";
 pub const INFO: &str = "SHMEM_INFO";
 /// Prints which path each PE takes, and why.
 pub const DEBUG: &str = "SHMEM_DEBUG";
+/// How the PEs communicate, if the launcher's `--transport` does not say.
+pub const TRANSPORT: &str = "INLANE_NTB_TRANSPORT";
 /// How long to wait for the other PEs to start.
 pub const CONNECT_TIMEOUT: &str = "INLANE_SHMEM_CONNECT_TIMEOUT";
 /// How long another PE may take to answer a request.
@@ -24,6 +27,7 @@ SHMEM_SYMMETRIC_SIZE=SIZE          symmetric heap of each PE: a number with K, M
 SHMEM_VERSION=1                    print the library's version at the start
 SHMEM_INFO=1                       print this text at the start
 SHMEM_DEBUG=1                      print the path that each PE takes, and why
+INLANE_NTB_TRANSPORT=NAME          for the launcher: windows, or ucx for PEs on several machines [windows]
 INLANE_SHMEM_CONNECT_TIMEOUT=TIME  longest wait for the other PEs to start, such as 30s [no limit]
 INLANE_SHMEM_ANSWER_TIMEOUT=TIME   longest wait for another PE's answer, such as 75s [no limit]";
 
@@ -93,6 +97,14 @@ where
 /// [`Error::Invalid`] for a value that is no size.
 pub fn heap_bytes() -> Result<Option<u64>> {
     Ok(parsed::<HeapSize>(HEAP, "")?.map(|size| size.0))
+}
+
+/// Returns the transport that the user asks for by [`TRANSPORT`].
+///
+/// # Errors
+/// [`Error::Invalid`] for a value that is no transport.
+pub fn transport() -> Result<Option<Kind>> {
+    parsed(TRANSPORT, "")
 }
 
 /// Returns the two time limits: for the start of the other PEs, and for answers. `None` means no limit.

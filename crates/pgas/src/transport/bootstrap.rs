@@ -30,6 +30,9 @@ pub trait JobControl: Send + Sync {
     fn report_lost(&self, peer: u32);
     /// Asks the launcher to end all PEs, and to exit with `status`.
     fn request_exit_all(&self, status: i32);
+    /// Blocks until the launcher asks this PE to end, and returns the status to end with. Returns `None` if
+    /// the launcher itself has ended. Call it from one thread only.
+    fn wait_for_end(&self) -> Option<i32>;
 }
 
 impl JobControl for Twin {
@@ -43,5 +46,9 @@ impl JobControl for Twin {
 
     fn request_exit_all(&self, status: i32) {
         Twin::request_exit_all(self, status);
+    }
+
+    fn wait_for_end(&self) -> Option<i32> {
+        Twin::wait_for_end(self)
     }
 }

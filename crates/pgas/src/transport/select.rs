@@ -6,9 +6,6 @@ use super::{Atomic, Capabilities, Transport};
 use crate::error::{Error, Result};
 use std::str::FromStr;
 
-/// The variable that chooses the transport if the launcher has no `--transport`.
-pub const VARIABLE: &str = "INLANE_NTB_TRANSPORT";
-
 /// A transport, as users name it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {

@@ -4,7 +4,7 @@ use super::{Frame, MAX_PAYLOAD, MAX_PES, Meeting, prepare};
 use crate::error::{Error, Lost, Result};
 use crate::transport::bootstrap::{Exchange, JobControl};
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,19 +17,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Value of [`Shared::lost`] while no PE is lost.
 const NONE: u32 = u32::MAX;
 
-/// What happens when the launcher has ended before this PE.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnLoss {
-    /// The process prints a message and ends, even while it computes.
-    Exit,
-    /// Later exchanges fail.
-    Report,
-}
-
 struct Shared {
     /// A PE that ended before it had finished, or [`NONE`].
     lost: AtomicU32,
-    finished: AtomicBool,
 }
 
 /// A PE's connection to the launcher.
@@ -40,6 +30,8 @@ pub struct Client {
     stream: Mutex<TcpStream>,
     /// The results of the exchanges. The lock admits one exchange at a time.
     gathered: Mutex<Receiver<Vec<Vec<u8>>>>,
+    /// The status that the launcher asks this PE to end with.
+    end: Mutex<Receiver<i32>>,
     shared: Arc<Shared>,
 }
 
@@ -48,7 +40,7 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::Failed`] if the launcher cannot be reached or refuses.
-    pub fn join(meeting: &Meeting, me: u32, on_loss: OnLoss) -> Result<Self> {
+    pub fn join(meeting: &Meeting, me: u32) -> Result<Self> {
         let address = meeting.address;
         let failed =
             |why: String| Error::Failed { what: format!("joining the job at {address} as PE {me}"), why };
@@ -67,8 +59,8 @@ impl Client {
             }
         };
         stream.set_read_timeout(None).map_err(unreachable)?;
-        let shared = Arc::new(Shared { lost: AtomicU32::new(NONE), finished: AtomicBool::new(false) });
-        let (sender, gathered) = channel();
+        let shared = Arc::new(Shared { lost: AtomicU32::new(NONE) });
+        let ((sender, gathered), (ending, end)) = (channel(), channel());
         let (mut reading, theirs) = (stream.try_clone().map_err(unreachable)?, shared.clone());
         let limit = (MAX_PAYLOAD + 4) * pes as usize;
         let watch = move || {
@@ -76,20 +68,23 @@ impl Client {
                 match Frame::read(&mut reading, limit) {
                     Ok(Frame::Gathered(all)) if all.len() == pes as usize => drop(sender.send(all)),
                     Ok(Frame::Gone(pe)) if pe < pes => theirs.lost.store(pe, Ordering::Release),
+                    Ok(Frame::End(status)) => drop(ending.send(status)),
                     _ => break,
                 }
-            }
-            if on_loss == OnLoss::Exit && !theirs.finished.load(Ordering::Acquire) {
-                eprintln!("inlane shmem: PE {me}: the launcher at {address} has ended, so this PE ends too");
-                // SAFETY: the call ends the process at once and runs no other code of it.
-                unsafe { libc::_exit(1) };
             }
         };
         std::thread::Builder::new()
             .name("rendezvous".into())
             .spawn(watch)
             .map_err(|error| Error::os("starting the thread rendezvous", error))?;
-        Ok(Self { me, pes, stream: Mutex::new(stream), gathered: Mutex::new(gathered), shared })
+        Ok(Self {
+            me,
+            pes,
+            stream: Mutex::new(stream),
+            gathered: Mutex::new(gathered),
+            end: Mutex::new(end),
+            shared,
+        })
     }
 
     fn send(&self, frame: &Frame) -> std::io::Result<()> {
@@ -147,7 +142,6 @@ impl Exchange for Client {
 
 impl JobControl for Client {
     fn report_finished(&self) {
-        self.shared.finished.store(true, Ordering::Release);
         let _ = self.send(&Frame::Finished);
     }
 
@@ -158,11 +152,14 @@ impl JobControl for Client {
     fn request_exit_all(&self, status: i32) {
         let _ = self.send(&Frame::Exit(status));
     }
+
+    fn wait_for_end(&self) -> Option<i32> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+    }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
-        self.shared.finished.store(true, Ordering::Release);
         let stream = self.stream.get_mut().unwrap_or_else(PoisonError::into_inner);
         let _ = stream.shutdown(Shutdown::Both);
     }

@@ -9,6 +9,7 @@
 //!                         <--  GATHERED(bytes of each PE)
 //! FINISHED, EXIT, LOST    -->                           how the PE ends
 //!                         <--  GONE(pe)                 a PE has ended before it had finished
+//!                         <--  END(status)              the PE must end
 //! ```
 //!
 //! A frame is its payload's length (4 bytes), its kind (1 byte) and the payload. Numbers are little-endian.
@@ -19,7 +20,7 @@ mod server;
 #[cfg(test)]
 mod tests;
 
-pub use client::{Client, OnLoss};
+pub use client::Client;
 pub use server::Server;
 
 use crate::error::{Error, Result};
@@ -43,6 +44,7 @@ const LOST: u8 = 5;
 const WELCOME: u8 = 129;
 const GATHERED: u8 = 130;
 const GONE: u8 = 131;
+const END: u8 = 132;
 
 /// A message between a PE and the launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +70,8 @@ pub enum Frame {
     Gathered(Vec<Vec<u8>>),
     /// The PE with this number has ended before it had finished.
     Gone(u32),
+    /// The launcher asks the PE to end with this status.
+    End(i32),
 }
 
 impl Frame {
@@ -109,6 +113,10 @@ impl Frame {
                 bytes.extend(pe.to_le_bytes());
                 GONE
             }
+            Frame::End(status) => {
+                bytes.extend(status.to_le_bytes());
+                END
+            }
         };
         let length = (bytes.len() - 5) as u32;
         bytes[..4].copy_from_slice(&length.to_le_bytes());
@@ -145,6 +153,7 @@ impl Frame {
                 Frame::Gathered(all)
             }
             GONE => Frame::Gone(number()?),
+            END => Frame::End(number()? as i32),
             _ => return None,
         })
     }

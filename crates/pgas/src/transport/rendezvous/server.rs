@@ -87,6 +87,11 @@ impl Server {
     pub fn events(&self) -> Option<Receiver<(u32, PortEvent)>> {
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
+
+    /// Asks all PEs to end with `status`. See [`Client::wait_for_end`](super::Client::wait_for_end).
+    pub fn end_all(&self, status: i32) {
+        self.shared.state().send_all(&Frame::End(status));
+    }
 }
 
 impl Drop for Server {

@@ -1,4 +1,4 @@
-use super::{Client, Frame, Meeting, OnLoss, Server};
+use super::{Client, Frame, Meeting, Server};
 use crate::error::Error;
 use crate::transport::bootstrap::{Exchange, JobControl};
 use inlane_ntb::twin::PortEvent;
@@ -19,7 +19,7 @@ fn server(pes: u32) -> (Server, Receiver<(u32, PortEvent)>) {
 }
 
 fn join(server: &Server, pe: u32) -> Client {
-    Client::join(server.meeting(), pe, OnLoss::Report).unwrap()
+    Client::join(server.meeting(), pe).unwrap()
 }
 
 #[test]
@@ -59,6 +59,8 @@ fn the_launcher_learns_how_pes_end() {
     assert_eq!(next(), (1, PortEvent::Lost(2)));
     second.request_exit_all(7);
     assert_eq!(next(), (1, PortEvent::ExitAll(7)));
+    server.end_all(7);
+    assert_eq!(second.wait_for_end(), Some(7));
 }
 
 #[test]
@@ -81,6 +83,7 @@ fn the_end_of_the_launcher_ends_an_exchange() {
     let client = join(&server, 0);
     drop(server);
     assert!(matches!(client.gather(b""), Err(Error::Failed { .. })));
+    assert_eq!(client.wait_for_end(), None);
 }
 
 #[test]
@@ -89,7 +92,7 @@ fn strangers_and_second_copies_are_refused() {
     let meeting = server.meeting().clone();
     let _first = join(&server, 0);
     let refused = |meeting: &Meeting, pe| {
-        assert!(matches!(Client::join(meeting, pe, OnLoss::Report), Err(Error::Failed { .. })));
+        assert!(matches!(Client::join(meeting, pe), Err(Error::Failed { .. })));
     };
     refused(&meeting, 0);
     refused(&meeting, 2);
@@ -143,6 +146,7 @@ fn frames() -> impl Strategy<Value = Frame> {
         any::<u32>().prop_map(Frame::Welcome),
         proptest::collection::vec(bytes(), 0..6).prop_map(Frame::Gathered),
         any::<u32>().prop_map(Frame::Gone),
+        any::<i32>().prop_map(Frame::End),
     ]
 }
 

@@ -2,7 +2,7 @@
 //! reached first.
 
 use super::library::{self, Library, OperationParameters, Status};
-use super::{Endpoint, Handles, NOTIFICATION, Peer, Settings, Shared, Ucx};
+use super::{ALIGNMENT, Endpoint, Handles, NOTIFICATION, Peer, Settings, Shared, Ucx};
 use crate::error::{Error, Result};
 use crate::transport::Statics;
 use crate::transport::bootstrap::Exchange;
@@ -203,8 +203,11 @@ impl Ucx {
         let (me, pes) = (exchange.me(), exchange.pes());
         let mut unfinished = Unfinished::new(library, pes)?;
         let private_bytes = (pes as usize * NOTIFICATION).next_multiple_of(4096);
-        unfinished.handles.memory = unfinished.map(null_mut(), private_bytes.saturating_add(bytes))?;
-        let memory = unfinished.address_of(unfinished.handles.memory)?;
+        let length = bytes.saturating_add(private_bytes).saturating_add(ALIGNMENT);
+        unfinished.handles.memory = unfinished.map(null_mut(), length)?;
+        let allocated = unfinished.address_of(unfinished.handles.memory)?;
+        let padding = allocated.wrapping_add(private_bytes).align_offset(ALIGNMENT);
+        let memory = allocated.wrapping_add(padding);
         // SAFETY: UCX has just allocated the memory, and no peer has its key yet.
         unsafe { std::ptr::write_bytes(memory, 0, private_bytes) };
         if let Some(statics) = &statics {
@@ -253,6 +256,7 @@ impl Ucx {
             private_bytes,
             symmetric_bytes: bytes,
             statics,
+            process: std::process::id(),
             event_fd,
             stop_fd,
             stop: AtomicBool::new(false),
@@ -304,8 +308,10 @@ fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
 fn stop_at_exit(shared: &Arc<Shared>) {
     static RUNNING: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
     extern "C" fn stop() {
-        let running = RUNNING.lock().unwrap_or_else(|poison| poison.into_inner());
-        for shared in running.iter().filter_map(Weak::upgrade) {
+        // A forked child may have inherited the lock in a locked state. It has nothing to stop.
+        let Ok(running) = RUNNING.try_lock() else { return };
+        let own = |shared: &Arc<Shared>| shared.process == std::process::id();
+        for shared in running.iter().filter_map(Weak::upgrade).filter(own) {
             shared.stop.store(true, Ordering::Release);
             shared.broken.store(true, Ordering::Release);
             // Wait until no thread is inside UCX.

@@ -217,7 +217,7 @@ functions! {
     worker_get_efd = ucp_worker_get_efd(WorkerHandle, *mut c_int) -> Status;
     worker_arm = ucp_worker_arm(WorkerHandle) -> Status;
     worker_fence = ucp_worker_fence(WorkerHandle) -> Status;
-    worker_flush = ucp_worker_flush_nbx(WorkerHandle, *const OperationParameters) -> RequestPointer;
+    ep_flush = ucp_ep_flush_nbx(EndpointHandle, *const OperationParameters) -> RequestPointer;
     ep_create = ucp_ep_create(WorkerHandle, *const EndpointParameters, *mut EndpointHandle) -> Status;
     ep_print_info = ucp_ep_print_info(EndpointHandle, *mut libc::FILE);
     mem_map = ucp_mem_map(ContextHandle, *const MapParameters, *mut MemoryHandle) -> Status;

@@ -37,20 +37,23 @@ use std::time::Duration;
 /// Distance in bytes between two notification words. Each word has a cache line of its own.
 const NOTIFICATION: usize = 64;
 
+/// Alignment in bytes of symmetric memory.
+const ALIGNMENT: usize = 2 << 20;
+
 /// The settings of the transport.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The completion mode of waits.
     pub completion: CompletionMode,
-    /// How long an operation may take while its PE is alive.
-    pub request_timeout: Duration,
+    /// How long an operation may take while its PE is alive. `None`: without limit.
+    pub request_timeout: Option<Duration>,
     /// True if there are more PEs than processors. Polling then yields the processor.
     pub yields: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { completion: CompletionMode::Adaptive, request_timeout: Duration::from_secs(60), yields: false }
+        Self { completion: CompletionMode::Adaptive, request_timeout: None, yields: false }
     }
 }
 
@@ -68,12 +71,14 @@ struct Shared {
     settings: Settings,
     handles: Mutex<Handles>,
     peers: Vec<Peer>,
-    /// Address of the memory that UCX allocated. It begins with the notification words.
+    /// Address of the first notification word, in the memory that UCX allocated.
     memory: *mut u8,
-    /// Offset of symmetric memory in that memory.
+    /// Bytes of the notification words. Symmetric memory follows them.
     private_bytes: usize,
     symmetric_bytes: usize,
     statics: Option<Statics>,
+    /// Identifier of the process that made the transport. A forked child must not use it.
+    process: u32,
     /// Readable when UCX has events, after the worker was armed. It belongs to UCX.
     event_fd: RawFd,
     /// Wakes the service thread when it must stop.
@@ -126,7 +131,7 @@ struct Peer {
     /// True if UCX operations to a PE with mapped memory were started since the last flush. Plain copies
     /// could overtake them.
     overtakable: AtomicBool,
-    /// The first error of an operation or of the connection.
+    /// The first error of an operation that nobody waits for, or 0.
     failed: AtomicI32,
     notified: AtomicU32,
     taken: AtomicU32,

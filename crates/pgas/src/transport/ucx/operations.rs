@@ -1,7 +1,7 @@
 //! The operations of the transport: put, get, atomics, ordering, notifications and waits.
 
 use super::library::{self, OperationParameters, RequestPointer, Status};
-use super::{Endpoint, Handles, NOTIFICATION, Peer, Place, Shared, Ucx};
+use super::{ALIGNMENT, Endpoint, Handles, NOTIFICATION, Peer, Place, Shared, Ucx};
 use crate::error::{Error, Result};
 use crate::transport::{Atomic, Capabilities, Operation, Transport};
 use std::ffi::{c_int, c_void};
@@ -69,6 +69,11 @@ fn operation_code(operation: Operation) -> c_int {
         Operation::Or => 4,
         Operation::Xor => 5,
     }
+}
+
+/// Returns true for operations that UCX 1.13 carries out wrongly in shared memory if they have a result.
+fn needs_swaps(operation: Operation) -> bool {
+    matches!(operation, Operation::And | Operation::Or | Operation::Xor)
 }
 
 impl Shared {
@@ -246,9 +251,10 @@ impl Shared {
         let (_handles, endpoint, address, key) = self.reach(pe, place, offset)?;
         let code = operation_code(operation);
         // SAFETY: as above, and the lock of the handles is held.
-        Ok(unsafe {
+        let pointer = unsafe {
             (self.library.atomic)(endpoint.handle, code, operand.cast(), 1, address, key, &parameters)
-        })
+        };
+        Ok(pointer)
     }
 
     /// Waits until all started operations are complete at their targets.
@@ -258,13 +264,55 @@ impl Shared {
             return Err(self.lost(self.me));
         }
         let handles = self.handles();
-        // SAFETY: the lock of the handles is held.
-        let pointer = unsafe { (self.library.worker_flush)(handles.worker, &OperationParameters::NONE) };
+        let mut requests = Vec::new();
+        // A flush of the worker would be one call, but UCX 1.13 then overlooks operations that the peer's
+        // processor carries out.
+        for (pe, endpoint) in (0..).zip(&handles.endpoints) {
+            let Some(endpoint) = endpoint else { continue };
+            // SAFETY: the lock of the handles is held.
+            let pointer = unsafe { (self.library.ep_flush)(endpoint.handle, &OperationParameters::NONE) };
+            if !pointer.is_null() {
+                requests.push((pe, pointer));
+            }
+        }
         drop(handles);
-        self.finish(pointer, self.me, true, "a quiet")?;
+        requests.into_iter().try_for_each(|(pe, pointer)| self.finish(pointer, pe, true, "a quiet"))?;
         self.check()?;
         self.peers.iter().for_each(|peer| peer.overtakable.store(false, Ordering::Relaxed));
         Ok(())
+    }
+
+    /// Makes `pe` carry out an atomic, and returns the previous value.
+    fn atomic_once(&self, pe: u32, atomic: &Atomic) -> Result<u64> {
+        // Not on the stack, because UCX may still use the words after an error.
+        let operands = Box::into_raw(Box::new([0u64; 2])).cast::<u64>();
+        // SAFETY: both words are freed only after UCX has completed the operation.
+        unsafe {
+            let result = operands.add(1);
+            let pointer = self.start_atomic(pe, atomic, operands, result.cast(), None)?;
+            self.finish(pointer, pe, true, "an atomic")?;
+            let before = *result;
+            drop(Box::from_raw(operands.cast::<[u64; 2]>()));
+            Ok(if atomic.width == 4 { before & 0xFFFF_FFFF } else { before })
+        }
+    }
+
+    /// Makes `pe` carry out an atomic by compare-and-swaps, and returns the previous value.
+    fn atomic_by_swaps(&self, pe: u32, atomic: &Atomic) -> Result<u64> {
+        let mut seen = self.atomic_once(pe, &Atomic { operation: Operation::Fetch, ..*atomic })?;
+        loop {
+            let operand = match atomic.operation {
+                Operation::And => seen & atomic.operand,
+                Operation::Or => seen | atomic.operand,
+                _ => seen ^ atomic.operand,
+            };
+            let swap = Atomic { operation: Operation::CompareSwap, operand, comparand: seen, ..*atomic };
+            let before = self.atomic_once(pe, &swap)?;
+            if before == seen {
+                return Ok(before);
+            }
+            seen = before;
+        }
     }
 
     fn notification(&self, pe: u32) -> &AtomicU64 {
@@ -286,6 +334,10 @@ impl Transport for Ucx {
     fn symmetric(&self) -> (*mut u8, usize) {
         let shared = &*self.shared;
         (shared.memory.wrapping_add(shared.private_bytes), shared.symmetric_bytes)
+    }
+
+    fn alignment(&self) -> usize {
+        ALIGNMENT
     }
 
     fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8> {
@@ -328,17 +380,9 @@ impl Transport for Ucx {
     }
 
     fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64> {
-        let shared = &*self.shared;
-        // Not on the stack, because UCX may still use the words after an error.
-        let operands = Box::into_raw(Box::new([0u64; 2])).cast::<u64>();
-        // SAFETY: both words are freed only after UCX has completed the operation.
-        unsafe {
-            let result = operands.add(1);
-            let pointer = shared.start_atomic(pe, &atomic, operands, result.cast(), None)?;
-            shared.finish(pointer, pe, true, "an atomic")?;
-            let before = *result;
-            drop(Box::from_raw(operands.cast::<[u64; 2]>()));
-            Ok(if atomic.width == 4 { before & 0xFFFF_FFFF } else { before })
+        match needs_swaps(atomic.operation) {
+            true => self.shared.atomic_by_swaps(pe, &atomic),
+            false => self.shared.atomic_once(pe, &atomic),
         }
     }
 
@@ -365,6 +409,12 @@ impl Transport for Ucx {
 
     unsafe fn atomic_fetch_nbi(&self, pe: u32, atomic: Atomic, result: *mut u8) -> Result<()> {
         let shared = &*self.shared;
+        if needs_swaps(atomic.operation) {
+            let before = self.atomic(pe, atomic)?.to_le_bytes();
+            // SAFETY: the caller guarantees the result. The width was checked for the atomic.
+            unsafe { std::ptr::copy_nonoverlapping(before.as_ptr(), result, atomic.width) };
+            return Ok(());
+        }
         let peer = shared.peer(pe)?;
         let operands = Box::into_raw(Box::new(Operands { peer, operand: 0, result: 0 }));
         // SAFETY: the caller keeps the result until the next quiet. The operands are freed as in `atomic_nbi`.

@@ -38,7 +38,8 @@ impl Shared {
     /// Waits until the operation of `request` is complete, and frees the request.
     pub(super) fn complete(&self, request: RequestPointer, pe: u32, what: &'static str) -> Result<()> {
         let mut status = IN_PROGRESS;
-        self.wait_for(Some(pe), Some((self.settings.request_timeout, what)), || {
+        let limit = self.settings.request_timeout.map(|limit| (limit, what));
+        self.wait_for(Some(pe), limit, || {
             let mut handles = self.handles();
             self.progress_with(&mut handles);
             // SAFETY: the request is in progress or complete, and was not freed.

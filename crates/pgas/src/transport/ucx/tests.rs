@@ -3,7 +3,7 @@
 
 use super::{Settings, Ucx};
 use crate::transport::bootstrap::{Exchange, JobControl};
-use crate::transport::rendezvous::{Client, OnLoss, Server};
+use crate::transport::rendezvous::{Client, Server};
 use crate::transport::{Statics, Transport};
 use crate::world::World;
 use std::net::{IpAddr, Ipv4Addr};
@@ -20,7 +20,7 @@ fn job(name: &str, pes: u32, statics: bool, body: impl Fn(World<Ucx>) + Sync) {
         for pe in 0..pes {
             let (server, body) = (&server, &body);
             scope.spawn(move || {
-                let client = Arc::new(Client::join(server.meeting(), pe, OnLoss::Report).unwrap());
+                let client = Arc::new(Client::join(server.meeting(), pe).unwrap());
                 let mut memory = vec![0u64; if statics { 1024 } else { 0 }];
                 let statics = statics.then(|| Statics {
                     offset: World::<Ucx>::statics_offset(pes),

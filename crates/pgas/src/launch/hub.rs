@@ -1,0 +1,83 @@
+//! What joins the PEs of a job: a twin's hub for windows, or a server at which the PEs meet for UCX.
+
+use super::{Job, STATICS};
+use crate::error::{Error, Result};
+use crate::transport::rendezvous::Server;
+use crate::transport::select::Kind;
+use inlane_ntb::twin::{Hub, PortEvent};
+use std::os::fd::OwnedFd;
+use std::process::Command;
+use std::sync::mpsc::Receiver;
+
+/// Where the PEs of a job over UCX meet.
+pub(super) const MEETING: &str = "INLANE_NTB_MEETING";
+/// The number of a PE of a job over UCX.
+pub(super) const PE: &str = "INLANE_NTB_PE";
+/// Where UCX writes its messages. Its default is standard output, which belongs to the program.
+const UCX_LOG: &str = "UCX_LOG_FILE";
+
+pub(super) enum JobHub {
+    Windows(Hub),
+    Ucx(Server),
+}
+
+impl JobHub {
+    /// Makes what joins the job's PEs.
+    pub fn new(job: &Job) -> Result<Self> {
+        match job.transport {
+            Kind::Windows => Ok(Self::Windows(Hub::new(job.pes, job.heap_bytes + STATICS)?)),
+            Kind::Ucx => {
+                let refuse = |what: &str| {
+                    Err(Error::invalid(
+                        what,
+                        "UCX has no windows; leave it out, or choose --transport windows",
+                    ))
+                };
+                if !job.faults.is_empty() {
+                    return refuse("--faults");
+                }
+                if job.mover.is_some() {
+                    return refuse("--mover");
+                }
+                Ok(Self::Ucx(Server::new(job.pes, job.address)?))
+            }
+        }
+    }
+
+    /// Returns the receiver of the PEs' events. Returns `None` after the first call.
+    pub fn events(&self) -> Option<Receiver<(u32, PortEvent)>> {
+        match self {
+            Self::Windows(hub) => hub.events(),
+            Self::Ucx(server) => server.events(),
+        }
+    }
+
+    /// Asks all PEs to end with `status`.
+    pub fn end_all(&self, status: i32) {
+        match self {
+            Self::Windows(hub) => hub.end_all(status),
+            Self::Ucx(server) => server.end_all(status),
+        }
+    }
+
+    /// Sets the variables by which PE `pe` joins the job. Returns the socket that it inherits, if there is one.
+    pub fn admit(&self, pe: u32, command: &mut Command) -> Result<Option<OwnedFd>> {
+        use std::os::fd::AsRawFd;
+        match self {
+            Self::Windows(hub) => {
+                let socket = hub.admit(pe)?;
+                command.env("INLANE_NTB_FD", socket.as_raw_fd().to_string());
+                command.env_remove(MEETING).env_remove(PE);
+                Ok(Some(socket))
+            }
+            Self::Ucx(server) => {
+                command.env_remove("INLANE_NTB_FD");
+                command.env(MEETING, server.meeting().to_string()).env(PE, pe.to_string());
+                if std::env::var_os(UCX_LOG).is_none() {
+                    command.env(UCX_LOG, "stderr");
+                }
+                Ok(None)
+            }
+        }
+    }
+}
