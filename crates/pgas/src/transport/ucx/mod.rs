@@ -38,7 +38,7 @@ use std::time::Duration;
 const NOTIFICATION: usize = 64;
 
 /// Alignment in bytes of symmetric memory.
-const ALIGNMENT: usize = 2 << 20;
+const ALIGNMENT: usize = 64 << 20;
 
 /// The settings of the transport.
 #[derive(Clone, Debug)]
