@@ -73,7 +73,7 @@ pub struct Rule<'a> {
     pub program: Option<&'a str>,
     /// The addresses.
     pub address: Option<Prefix>,
-    /// The ports, first and last.
+    /// The first and the last port of a range.
     pub ports: Option<(u16, u16)>,
     /// How the program uses the socket.
     pub usage: Option<Use>,
@@ -137,8 +137,8 @@ impl fmt::Display for Rule<'_> {
     }
 }
 
-/// Returns what the first rule in `text` that holds decides, or `None` if no rule holds. Skips lines that are
-/// not rules.
+/// Returns the action of the first rule in `text` whose conditions all hold, or `None` if there is none.
+/// Skips lines that are not rules.
 pub fn decide(text: &str, program: &str, address: IpAddr, port: u16, usage: Use) -> Option<Action> {
     let mut rules = text.lines().filter_map(Rule::parse);
     rules.find(|rule| rule.holds(program, address, port, usage)).map(|rule| rule.action)

@@ -67,7 +67,7 @@ impl Error {
             Self::Dpdk(error) => error.class(),
             Self::Tcp(_) | Self::Setting { .. } => Class::Usage,
             Self::Busy(_) | Self::NoEngine { .. } => Class::Environment,
-            // The machine is not ready: a folder, a device or a right is missing.
+            // The machine is not ready: a folder, a device or a permission is missing.
             Self::Os { source, .. }
                 if matches!(
                     source.kind(),

@@ -1,4 +1,5 @@
-//! System 2: sockets on an engine. The engine runs other programs' TCP connections on its own network stack, on its own cores.
+//! Sockets on an engine. The engine runs other programs' TCP connections on its own network stack, on its own
+//! cores.
 //!
 //! ```text
 //! program --- pair of UNIX sockets ---+

@@ -26,7 +26,7 @@ use std::sync::Arc;
 const BUFFERS: usize = 16384;
 /// The largest IP packet that the engine sends to itself, in bytes.
 pub const OWN_MTU: u16 = 65535;
-/// The most packets that wait for a full transmit queue. Further ones are dropped, as a full queue of a kernel does.
+/// The most packets that wait for room in the transmit queue. Further ones are dropped.
 const MOST_WAITING: usize = 1024;
 
 /// Where packets for a destination go.
@@ -83,7 +83,8 @@ pub struct Network {
     pub(crate) own: VecDeque<Vec<u8>>,
     /// Buffers for such packets.
     spare_own: Vec<Vec<u8>>,
-    /// True if senders on the same machine may leave checksums to a network card that does not exist, as on a veth.
+    /// True if senders on the same machine may leave checksums to a network card, although there is none, as
+    /// on a veth.
     partial_checksums: bool,
     pub(crate) counters: LinkCounters,
 }
@@ -219,7 +220,8 @@ impl Network {
         mtu - if v6 { 60 } else { 40 }
     }
 
-    /// Returns true if the sum of the pseudo header is accepted in place of a checksum.
+    /// Returns true if a segment is accepted whose checksum field holds only the sum of the pseudo header,
+    /// because a sender on the same machine left the checksum to a network card.
     pub fn accepts_partial_checksums(&self) -> bool {
         self.partial_checksums
     }

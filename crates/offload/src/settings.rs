@@ -29,7 +29,7 @@ pub struct Settings {
     pub mac: Option<Mac>,
     /// The size of the ring for each direction of a connection, in bytes: a power of two.
     pub buffer: usize,
-    /// The most sockets that the programs of one process ID may have.
+    /// The most sockets that one process may have.
     pub sockets_per_program: usize,
     /// How long the engine polls after its last work before it sleeps.
     pub spin: Duration,

@@ -23,7 +23,8 @@ pub struct Socket {
     pub v6: bool,
     /// The local address. IPv4 addresses are not in mapped form.
     pub local: SocketAddr,
-    /// True if the socket has its local port by a bind, so that the port is in the table of local ports.
+    /// True if the socket got its local port by a bind. The engine's table of local ports then lists the
+    /// socket.
     pub holds_port: bool,
     /// The options.
     pub options: Options,
@@ -95,7 +96,7 @@ pub struct Stream {
     pub receive: Ring,
     /// The number of bytes taken from the pair into `send` so far: the index at which the program's data ends.
     pub written: u64,
-    /// The number of received bytes that were handed to the pair so far.
+    /// The number of received bytes that were handed to the pair or discarded so far.
     pub delivered: u64,
     /// True if the pair may hold data of the program.
     pub readable: bool,
@@ -103,7 +104,7 @@ pub struct Stream {
     pub writable: bool,
     /// True if the program has closed its end, or shut down its sending direction.
     pub program_finished: bool,
-    /// True if the program does not read any more.
+    /// True if the program does not read any more. Received data is then discarded.
     pub discards: bool,
     /// True if the end of the peer's data was passed to the program.
     pub end_passed: bool,

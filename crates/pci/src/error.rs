@@ -57,7 +57,7 @@ pub enum Error {
         address: Address,
         /// The kernel driver that holds the device.
         driver: String,
-        /// Text about a flag that has no effect on this device, or nothing.
+        /// A sentence about a flag that has no effect on this device. May be empty.
         note: &'static str,
     },
     /// The device has no driver and is not in the allow list.
@@ -75,7 +75,7 @@ pub enum Error {
     NotPermitted {
         /// The BAR.
         name: String,
-        /// The access and its condition: "read only if you allow it".
+        /// How a BAR may be accessed, as the message says it: "read only if you allow it".
         what: &'static str,
         /// The flag or range to give.
         remedy: String,
@@ -112,7 +112,7 @@ pub enum Error {
         /// The device's IOMMU group.
         group: u32,
     },
-    /// A file cannot be opened for lack of rights.
+    /// A file cannot be opened because a permission is missing.
     #[error("cannot open {}: permission denied; {why}", path.display())]
     Denied {
         /// The file.

@@ -85,7 +85,7 @@ impl Device {
         let class = number("class").unwrap_or(0) as u32 & 0xff_ffff;
         let rate = |speed, width| Rate::parse(&sysfs.text(address, speed)?, &sysfs.text(address, width)?);
         let link = rate("current_link_speed", "current_link_width").map(|current| {
-            // A maximum below the current rate is wrong, so the current rate is used.
+            // A maximum below the current rate is invalid. Use the current rate instead.
             let max = rate("max_link_speed", "max_link_width").filter(|max| max.min(current) == current);
             Link { current, max: max.unwrap_or(current) }
         });

@@ -21,7 +21,7 @@ struct Received<'a> {
     /// The upper layer.
     payload: &'a [u8],
     pseudo: Sum,
-    /// True if the packet is the engine's own, without checksums.
+    /// True if the engine sent the packet to itself, without checksums.
     trusted: bool,
 }
 

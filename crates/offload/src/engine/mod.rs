@@ -44,8 +44,9 @@ const MOST_TIME_WAITS: usize = 65536;
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
 /// How long the engine sleeps if its port cannot wake it, in nanoseconds.
 const POLLED_SLEEP_NS: u64 = 100_000;
-/// The tokens of the epoll events of the control socket and of the port.
+/// The token of the control socket's epoll events.
 const CONTROL: u64 = u64::MAX;
+/// The token of the port's epoll events.
 const PORT: u64 = u64::MAX - 1;
 /// The bit that marks the epoll tokens of the control socket's clients.
 const CLIENT: u64 = 1 << 63;
@@ -142,7 +143,7 @@ impl Engine {
             .map_err(|error| Error::os("registering a descriptor")(error.into()))
     }
 
-    /// Returns the link's MAC address and the port's path, for messages.
+    /// Returns the link's MAC address, and the driver and mode of the port, for messages.
     pub fn link(&self) -> (String, String) {
         (self.network.mac().to_string(), self.network.info().path.clone())
     }
@@ -288,7 +289,7 @@ impl Engine {
         }
     }
 
-    /// Serves the sockets that changed.
+    /// Moves data and sends segments for the sockets on the list of changed ones.
     fn serve_changed(&mut self, now: u64) {
         let mut keys = std::mem::take(&mut self.changed);
         for key in keys.drain(..) {

@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 
 pub(super) use crate::status::KernelSocket;
 
-/// How many of the last sockets that stayed with the kernel are listed in the report.
+/// The report lists at most this many of the sockets that stayed with the kernel: the latest.
 const KEPT: usize = 64;
 
 /// Counters of the engine, and the last sockets that stayed with the kernel.
@@ -26,9 +26,11 @@ pub(super) struct Totals {
     pub resets_sent: u64,
     kernel: u64,
     kernel_sockets: VecDeque<KernelSocket>,
-    /// This and the next two fields are totals of the connections that have ended.
+    /// Payload bytes received on connections that have ended.
     received_bytes: u64,
+    /// Payload bytes that peers acknowledged on connections that have ended.
     sent_bytes: u64,
+    /// Payload bytes that were retransmitted on connections that have ended.
     retransmitted_bytes: u64,
 }
 

@@ -254,9 +254,9 @@ impl Engine {
         }
     }
 
-    /// Lets a new connection send its SYN, once the program's end has replaced the kernel's socket in the
-    /// program. After an earlier SYN, the peer might answer while other threads of the program still use the
-    /// kernel's socket.
+    /// Lets a new connection send its SYN, because the program's end has replaced the kernel's socket in the
+    /// program. If the SYN were sent earlier, the peer might answer while other threads of the program still
+    /// use the kernel's socket.
     fn start(&mut self, request: &Request) -> Answer {
         let key = self.attached(request)?;
         if let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) {

@@ -102,8 +102,8 @@ impl Engine {
         }
     }
 
-    /// Makes the timer wheel call for a socket at `deadline`. Adds nothing if an earlier call is due: that
-    /// call sets up the next one.
+    /// Adds an entry for a socket to the timer wheel, due at `deadline`. Does nothing if the socket has an
+    /// earlier entry: once that is due, the next one is added.
     #[inline]
     pub(super) fn arm(&mut self, key: Key, deadline: u64) {
         if let Some(socket) = self.sockets.get_mut(key)

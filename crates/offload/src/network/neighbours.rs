@@ -36,14 +36,14 @@ pub struct Neighbours {
     asking: usize,
 }
 
-/// What to do with a packet.
+/// What the sender must do with a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Lookup {
     /// Send it to this address. If the flag is set, ask the neighbour again, too.
     Send(Mac, bool),
-    /// It waits for an answer. If the flag is set, ask the neighbour.
+    /// The packet waits for the neighbour's answer. If the flag is set, ask the neighbour.
     Waits(bool),
-    /// Too many packets wait. Free it.
+    /// Free it: too many packets or neighbours wait for an answer.
     Drop,
 }
 

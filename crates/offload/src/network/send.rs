@@ -142,7 +142,7 @@ impl Network {
         true
     }
 
-    /// Returns true if the transmit queue has no room for more.
+    /// Returns true if so many packets wait for the transmit queue that connections must pause.
     pub fn is_congested(&self) -> bool {
         self.waiting.len() >= MOST_WAITING / 2
     }

@@ -27,10 +27,11 @@ struct Inner {
     sysfs: Sysfs,
 }
 
-/// The offset of the command register in the configuration space, and its bits (PCI Local Bus Specification
-/// 3.0, 6.2.2).
+/// The offset of the command register in the configuration space (PCI Local Bus Specification 3.0, 6.2.2).
 const COMMAND: u64 = 4;
+/// Bit of the command register: the device decodes memory accesses.
 const COMMAND_MEMORY: u16 = 1 << 1;
+/// Bit of the command register: the device may start DMA and send message-signalled interrupts.
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
 
 impl Device {

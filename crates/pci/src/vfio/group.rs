@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// An open group attached to a container of its own.
+/// An open group, which is attached to its own container.
 pub(super) struct Group {
     // Declared before `container`, because fields are dropped in order and this file must be closed first.
     file: File,
