@@ -32,13 +32,13 @@ for path in auto staged staged-sm; do
 done
 # Measures the cost of sleeping. With one transfer in flight, a late wake-up adds to the time of each
 # transfer.
-run completion --from host --to gpu:0 --completion poll,interrupt,adaptive --sizes 64K..64M --window 1 --rotate 64M --no-ceiling
+run completion --from host --to gpu:0 --completion poll,interrupt,adaptive --sizes 64K..64M --in-flight 1 --rotate 64M --no-ceiling
 # Records the time of each step of a transfer.
 echo "== $(date +%T) trace"
 INLANE_COPY_TRACE=1 timeout 40 "$inlane" copy $pair --require staged-sm --sizes 64K,256K,1M --measure latency --repeats 3 \
     --duration "$time" --no-ceiling 2>"$out/trace.jsonl" >/dev/null || echo "FAILED trace"
 run staged-sm-launched $pair --require staged-sm --sm-launch --sizes 64K,1M,16M,256M --no-ceiling
-run completion-sm $pair --require staged-sm --completion poll,interrupt,adaptive --sizes 64K,1M,16M --window 1 --no-ceiling
+run completion-sm $pair --require staged-sm --completion poll,interrupt,adaptive --sizes 64K,1M,16M --in-flight 1 --no-ceiling
 # Measures the paths that auto chooses with and without peer access, and a matrix of all devices.
 run auto-staging $pair --sizes 4K..256M --without p2p --calibrate --no-ceiling
 run host --from host --to gpu:0 --path dma,sm --direction all --sizes 64K,1M,16M --rotate 64M

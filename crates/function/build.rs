@@ -60,7 +60,7 @@ fn bindings(sources: &[PathBuf], x86: bool) -> String {
         .expect("writing to a string cannot fail");
     for source in sources {
         // The path within the crate. `include_str!` puts CARGO_MANIFEST_DIR in front of it when the crate is
-        // compiled, because the crate's folder may be moved after this script ran.
+        // compiled, because the crate's directory may be moved after this script ran.
         let path = format!("/{}", source.to_str().expect("source names are plain UTF-8"));
         let name = name(source);
         writeln!(

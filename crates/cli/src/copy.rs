@@ -4,7 +4,7 @@ mod bench;
 mod list;
 mod run;
 
-use clap::builder::RangedU64ValueParser;
+use crate::values::{count, size, time_above_zero};
 use clap::{Args, ValueEnum};
 use inlane_copy::tuning::{EngineTuning, SmTuning};
 use inlane_copy::{Endpoint, Path, PathChoice, PathOptions};
@@ -48,7 +48,7 @@ Examples:
   inlane copy --from gpu:0 --to gpu:1 --require staged --direction all --json result.json
 
   # The cost of sleeping: every completion mode, one transfer at a time
-  inlane copy --from host --to gpu:0 --completion poll,interrupt,adaptive --window 1
+  inlane copy --from host --to gpu:0 --completion poll,interrupt,adaptive --in-flight 1
 
   # From every device to every other
   inlane copy --matrix --sizes 64M
@@ -60,7 +60,7 @@ Examples:
   inlane copy --from host --to pci:0000:00:04.0/bar2@0+1M --allow-bar-write \\
       --allow-bar-read --sizes 64..64K
 
-  # A published experiment, on models of its accelerators
+  # The experiment of a paper, on models of its accelerators
   inlane copy --published
 
 Exit status: 0 done; 1 a measurement or a check failed; 2 wrong usage or settings; 3 the machine is
@@ -86,7 +86,8 @@ pub struct Copy {
     /// The devices of the matrix [default: host and all GPUs; without a GPU, host and two twins]
     #[arg(long, value_name = "ENDPOINT,...", value_delimiter = ',', requires = "matrix", conflicts_with_all = ["from", "to"])]
     devices: Vec<Endpoint>,
-    /// Repeat a published experiment on models of its accelerators (docs/copy.md)
+    /// Repeat the experiment of the paper "PCIe-Based Multi-NPU Data Transmission Optimization" on models of
+    /// its accelerators
     #[arg(long, conflicts_with_all = NOT_PUBLISHED)]
     published: bool,
 
@@ -109,21 +110,22 @@ pub struct Copy {
         help_heading = "Measurement"
     )]
     completion: Vec<CompletionMode>,
-    /// Transfers in flight while streaming [default: as many as hold 64 MiB, from 2 to 32]
-    #[arg(long, value_name = "N", value_parser = count(1, 4096), help_heading = "Measurement")]
-    window: Option<usize>,
-    /// Repeats of each measurement
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = count(1, 1000), help_heading = "Measurement")]
+    /// The most transfers in flight at the same time while streaming, 1 to 4096 [default: as many as hold 64
+    /// MiB, from 2 to 32]
+    #[arg(long, alias = "window", value_name = "N", value_parser = count::<usize>(1, 4096), help_heading = "Measurement")]
+    in_flight: Option<usize>,
+    /// Repeats of each measurement, 1 to 1000
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = count::<usize>(1, 1000), help_heading = "Measurement")]
     repeats: usize,
-    /// The duration of each repeat. A repeat makes at least one transfer
+    /// The duration of each repeat, at most one hour. A repeat makes at least one transfer
     #[arg(long, default_value = "100ms", value_name = "TIME", value_parser = parse_duration_above_zero, help_heading = "Measurement")]
     duration: Duration,
-    /// The duration of the unmeasured warm-up
+    /// The duration of the unmeasured warm-up, at most one hour
     #[arg(long, default_value = "20ms", value_name = "TIME", value_parser = parse_duration, help_heading = "Measurement")]
     warm_up: Duration,
     /// Size of the memory at each end. Transfers use its parts in turns, so that caches do not hold the data.
     /// At least two of the largest transfer are allocated, but at most a third of a device's memory
-    #[arg(long, default_value = "256M", value_name = "SIZE", value_parser = |text: &str| size(text, 0, LARGEST), help_heading = "Measurement")]
+    #[arg(long, default_value = "256M", value_name = "SIZE", value_parser = size::<usize>(0, LARGEST), help_heading = "Measurement")]
     rotate: usize,
     /// Do not measure the ceilings of the links
     #[arg(long, help_heading = "Measurement")]
@@ -143,8 +145,8 @@ pub struct Copy {
     #[arg(long, help_heading = "Path")]
     calibrate: bool,
 
-    /// The width of CPU loads and stores: 4, 8, 16, 32, 64, nt (non-temporal) or movdir64b [default: chosen
-    /// by the kind of memory]
+    /// The width of CPU loads and stores: 4, 8, 16, 32 or 64 bytes, nt (non-temporal) or movdir64b [default:
+    /// 8 for uncached BARs, otherwise the widest of this CPU]
     #[arg(long, value_name = "WIDTH", help_heading = "BARs")]
     access: Option<Access>,
     /// Allow reads from BARs. Only safe for devices whose registers have no read side effects
@@ -157,41 +159,45 @@ pub struct Copy {
     #[arg(long, value_name = "ADDRESS", help_heading = "BARs")]
     allow_device: Vec<Address>,
 
-    /// The largest chunk [default: 8M; 4M for both directions at once]
-    #[arg(long, value_name = "SIZE", value_parser = |text: &str| size(text, 1, LARGEST_CHUNK), help_heading = "Staging by copy engines")]
+    /// The largest chunk, 1 byte to 1G [default: 8M; 4M for both directions at once]
+    #[arg(long, value_name = "SIZE", value_parser = size::<usize>(1, LARGEST_CHUNK), help_heading = "Staging by copy engines")]
     chunk: Option<usize>,
-    /// Chunks in the ring, at least two per stream [default: 8; 4 for both directions at once]
-    #[arg(long, value_name = "N", value_parser = count(2, 1024), help_heading = "Staging by copy engines")]
+    /// Chunks in the staging ring, up to 1024 and at least two per stream [default: 8; 4 for both directions
+    /// at once]
+    #[arg(long, value_name = "N", value_parser = count::<usize>(2, 1024), help_heading = "Staging by copy engines")]
     slots: Option<usize>,
-    /// Streams on each side [default: 2]
-    #[arg(long, value_name = "N", value_parser = count(1, 4), help_heading = "Staging by copy engines")]
+    /// CUDA streams on each side, 1 to 4 [default: 2]
+    #[arg(long, value_name = "N", value_parser = count::<usize>(1, 4), help_heading = "Staging by copy engines")]
     streams: Option<usize>,
 
-    /// Channels: the number of thread blocks on each side, each with its own ring
-    #[arg(long, default_value_t = SmTuning::default().channels, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Copies and staging by SMs")]
+    /// How many channels copy at the same time, 1 to 1024. A channel is a thread block on each side with a
+    /// ring of its own. More channels copy faster, and leave less of the GPUs to other work
+    #[arg(long, default_value_t = SmTuning::default().channels, value_name = "N", value_parser = count::<u32>(1, 1024), help_heading = "Copies and staging by SMs")]
     sm_channels: u32,
-    /// Threads per block, a multiple of 32
+    /// Threads per block, a multiple of 32 from 32 to 1024
     #[arg(long, default_value_t = SmTuning::default().threads, value_name = "N", value_parser = threads, help_heading = "Copies and staging by SMs")]
     sm_threads: u32,
-    /// The largest chunk, a multiple of 16 bytes
+    /// The largest chunk, a multiple of 16 bytes up to 1G
     #[arg(long, default_value = "64K", value_name = "SIZE", value_parser = sm_chunk, help_heading = "Copies and staging by SMs")]
     sm_chunk: usize,
-    /// Chunks in each channel's ring
-    #[arg(long, default_value_t = SmTuning::default().slots, value_name = "N", value_parser = count(1, 1024), help_heading = "Copies and staging by SMs")]
+    /// Chunks in each channel's ring, 1 to 1024
+    #[arg(long, default_value_t = SmTuning::default().slots, value_name = "N", value_parser = count::<usize>(1, 1024), help_heading = "Copies and staging by SMs")]
     sm_slots: usize,
-    /// Chunks into which each channel splits its part of a medium-sized transfer, if no other transfer is in
-    /// flight
-    #[arg(long, default_value_t = SmTuning::default().turns, value_name = "N", value_parser = count(1, 1024), help_heading = "Copies and staging by SMs")]
+    /// Lower the latency of a single transfer: each channel splits its part into this many chunks, 1 to 1024,
+    /// so that copying in overlaps copying out. Each chunk costs a fence. Large transfers, and transfers
+    /// behind others, are split by other rules
+    #[arg(long, default_value_t = SmTuning::default().turns, value_name = "N", value_parser = count::<usize>(1, 1024), help_heading = "Copies and staging by SMs")]
     sm_turns: usize,
-    /// The largest transfer that is sent in 16-byte lines, each with its own transfer number, without fences;
-    /// 0 for none
-    #[arg(long, default_value = "256K", value_name = "SIZE", value_parser = |text: &str| size(text, 0, LARGEST_CHUNK), help_heading = "Copies and staging by SMs")]
+    /// Lower the latency of small transfers: send those of up to this size, 0 to 1G, without fences. They
+    /// reach only a quarter of the link's bandwidth, because of every 16 bytes 4 hold the transfer's number.
+    /// 0 sends no transfer this way
+    #[arg(long, default_value = "256K", value_name = "SIZE", value_parser = size::<usize>(0, LARGEST_CHUNK), help_heading = "Copies and staging by SMs")]
     sm_lines: usize,
     /// Launch the staging kernels for each transfer instead of keeping them resident
     #[arg(long, help_heading = "Copies and staging by SMs")]
     sm_launch: bool,
-    /// The most thread blocks that path sm uses
-    #[arg(long, default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65535), help_heading = "Copies and staging by SMs")]
+    /// The most thread blocks that path sm uses, 1 to 65535
+    #[arg(long, default_value_t = 16, value_name = "N", value_parser = count::<u32>(1, 65535), help_heading = "Copies and staging by SMs")]
     sm_blocks: u32,
 
     /// Write the result as JSON to a file, or to standard output for -
@@ -231,9 +237,9 @@ enum Measured {
 struct Sizes(Vec<usize>);
 
 /// The most bytes that the flags allow for a transfer and for the buffers of `--rotate`.
-const LARGEST: usize = 1 << 40;
+const LARGEST: u64 = 1 << 40;
 /// The most bytes that the flags allow for a chunk of a staged path.
-const LARGEST_CHUNK: usize = 1 << 30;
+const LARGEST_CHUNK: u64 = 1 << 30;
 /// Flags that `--list` refuses, because they would have no effect.
 const NOT_LISTED: [&str; 9] =
     ["matrix", "published", "direction", "measure", "completion", "path", "require", "without", "calibrate"];
@@ -250,7 +256,7 @@ const NOT_PUBLISHED: [&str; 29] = [
     "direction",
     "measure",
     "completion",
-    "window",
+    "in_flight",
     "rotate",
     "calibrate",
     "access",
@@ -271,20 +277,6 @@ const NOT_PUBLISHED: [&str; 29] = [
     "no_ceiling",
 ];
 
-/// Returns a parser of integers from `least` to `most`.
-fn count(least: u64, most: u64) -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(least..=most)
-}
-
-/// Parses a number of bytes from `least` to `most`.
-fn size(text: &str, least: usize, most: usize) -> Result<usize, Error> {
-    let bytes = units::parse_size(text)?;
-    usize::try_from(bytes).ok().filter(|bytes| (least..=most).contains(bytes)).ok_or_else(|| {
-        let (least, most) = (units::bytes(least as u64), units::bytes(most as u64));
-        Error::invalid(format!("'{text}'"), format!("give {least} to {most}"))
-    })
-}
-
 /// Parses the number of threads of a block, a multiple of 32.
 fn threads(text: &str) -> Result<u32, Error> {
     let threads = text.parse().ok().filter(|threads| (32..=1024).contains(threads) && threads % 32 == 0);
@@ -293,7 +285,7 @@ fn threads(text: &str) -> Result<u32, Error> {
 
 /// Parses the size of a chunk that SMs copy, a multiple of 16 bytes.
 fn sm_chunk(text: &str) -> Result<usize, Error> {
-    match size(text, 16, LARGEST_CHUNK)? {
+    match size::<usize>(16, LARGEST_CHUNK)(text)? {
         bytes if bytes % 16 == 0 => Ok(bytes),
         _ => Err(Error::invalid(format!("'{text}'"), "give a multiple of 16 bytes")),
     }
@@ -301,10 +293,8 @@ fn sm_chunk(text: &str) -> Result<usize, Error> {
 
 /// Parses a duration above zero, of at most an hour.
 fn parse_duration_above_zero(text: &str) -> Result<Duration, Error> {
-    match parse_duration(text)? {
-        time if time.is_zero() => Err(Error::invalid(format!("'{text}'"), "give a time above zero")),
-        time => Ok(time),
-    }
+    time_above_zero(text)?;
+    parse_duration(text)
 }
 
 /// Parses a duration of at most an hour.
@@ -329,8 +319,8 @@ fn parse_choice(text: &str) -> Result<PathChoice, Error> {
 
 /// Parses `1M`, `4K,1M` and `4K..256M`.
 fn parse_sizes(text: &str) -> Result<Sizes, Error> {
-    // LARGEST is a usize and bounds every size, so the cast to usize below loses nothing.
-    let sizes = crate::sizes::parse(text, LARGEST as u64)?;
+    // LARGEST bounds every size, and usize has 64 bits, so the cast loses nothing.
+    let sizes = crate::sizes::parse(text, LARGEST)?;
     Ok(Sizes(sizes.into_iter().map(|size| size as usize).collect()))
 }
 

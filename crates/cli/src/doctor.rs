@@ -49,11 +49,11 @@ names is missing, or the result cannot be written.";
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Run these checks only, separated by blanks [default: all]
-    #[arg(value_name = "CHECK")]
+    /// Run these checks only, separated by blanks or commas [default: all]
+    #[arg(value_name = "CHECK", value_delimiter = ',')]
     only: Vec<Name>,
-    /// Exit with status 3 if one of these parts is missing
-    #[arg(long, value_name = "CHECK", num_args = 1.., hide_possible_values = true)]
+    /// Exit with status 3 if one of these parts is missing. Separate them by blanks or commas
+    #[arg(long, value_name = "CHECK", num_args = 1.., value_delimiter = ',', hide_possible_values = true)]
     require: Vec<Name>,
     /// Write the result as JSON to a file, or to standard output for -
     #[arg(long, value_name = "FILE|-")]

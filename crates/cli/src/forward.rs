@@ -145,6 +145,7 @@ impl Forward {
             document.notes.push("the reader of standard output closed the pipe, which ended the run".into());
             failure = None;
         }
+        document.notes.extend(experiment::missed_rate(config, &outcome.result));
         if outcome.result.rx.packets == 0 && config.faults.is_none() && failure.is_none() {
             document.notes.extend(why_no_packets(config));
         }
@@ -188,7 +189,7 @@ fn closed_by_reader(error: &inlane_forward::Error) -> bool {
 fn nothing_to_draw() -> inlane_core::Error {
     inlane_core::Error::invalid(
         "--svg",
-        "needs a number to draw against; add --load, or --sweep with burst, size, rate or another number",
+        "it needs a number to draw against; add --load, or --sweep with burst, size, rate or another number",
     )
 }
 

@@ -7,6 +7,7 @@ mod doctor;
 mod exit;
 mod forward;
 mod manual;
+mod misuse;
 mod ntb;
 mod nvme;
 mod offload;
@@ -16,6 +17,7 @@ mod settings;
 mod signal;
 mod sizes;
 mod topo;
+mod values;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io::{self, Write};
@@ -24,15 +26,25 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
+/// How flags are set without the command line, and the exit statuses.
+const SETTINGS: &str = "\
+Settings:
+  Every flag can be set in a TOML file (--config FILE or INLANE_CONFIG), which has a table for each
+  subcommand, and by an environment variable. The command line wins over a variable, and a variable
+  wins over the file.
+    [forward]                  INLANE_FORWARD_BURST=32
+    burst = 32                 INLANE_NTB_BENCH_REPEATS=9
+
+Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
+(run 'inlane doctor' to see how to fix it).";
+
 /// Moves bytes between network, host memory, accelerators and other machines over the fastest path of this
 /// machine, and shows why that path is the fastest.
 #[derive(Parser)]
-#[command(name = "inlane", version, max_term_width = 110, after_help = exit::STATUSES)]
+#[command(name = "inlane", version, max_term_width = 110, after_help = SETTINGS)]
 struct Cli {
-    /// Read flags from this TOML file, which has a table per subcommand, such as [forward].
-    /// INLANE_FORWARD_BURST=32 in the environment means --burst 32. The command line wins [env:
-    /// INLANE_CONFIG]
-    #[arg(long, global = true, value_name = "FILE")]
+    /// Read flags from this TOML file; 'inlane --help' describes it [env: INLANE_CONFIG]
+    #[arg(long, global = true, value_name = "FILE", display_order = 2000)]
     config: Option<std::path::PathBuf>,
     #[command(subcommand)]
     command: Command,
@@ -69,9 +81,18 @@ fn main() -> ExitCode {
         Ok(expanded) => expanded,
         Err(error) => return exit::with(exit::report(&error.into(), &[], &[])),
     };
-    let cli = match Cli::try_parse_from(&arguments) {
+    let parsed = Cli::try_parse_from(&arguments).or_else(|error| {
+        if misuse::is_negative_number(&error) {
+            return Cli::try_parse_from(misuse::join_negative_numbers(&arguments));
+        }
+        match misuse::without_help_of_help(&error, &arguments) {
+            Some(others) => Cli::try_parse_from(others),
+            None => Err(error),
+        }
+    });
+    let cli = match parsed {
         Ok(cli) => cli,
-        Err(error) => return exit::with(exit::unparsed(&error, &origins)),
+        Err(error) => return exit::with(exit::unparsed(&error, &arguments, &origins)),
     };
     let outcome: anyhow::Result<()> = match cli.command {
         Command::Doctor(args) => doctor::run(&args),
@@ -103,7 +124,7 @@ fn show_warnings() {
         directives if known || directives.contains('=') => filter.parse_lossy(directives),
         other => {
             print_to_stderr(format_args!(
-                "inlane: warning: INLANE_LOG={other} is ignored; choose error, warn, info or debug"
+                "inlane: warning: INLANE_LOG={other} is ignored; choose one of off, error, warn, info, debug, trace"
             ));
             filter.parse_lossy("warn")
         }

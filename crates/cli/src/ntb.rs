@@ -8,6 +8,7 @@ mod sizes;
 
 pub use info::BridgeInfo;
 
+use crate::values::count;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use inlane_core::completion::CompletionMode;
@@ -42,7 +43,8 @@ Examples:
   inlane ntb bench --svg figure.svg       bandwidth against size by completion mode
   inlane ntb bench --ucx $(which ucx_perftest)
                                           beside UCX's shared-memory put
-  inlane ntb check --ivshmem 0000:00:01.0 in each of two virtual machines that share the device
+  inlane ntb check --ivshmem 0000:00:01.0
+                                          in each of two virtual machines that share the device
 
 Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
 (run 'inlane doctor' to see how to fix it).
@@ -69,10 +71,10 @@ enum NtbCommand {
 #[derive(Args)]
 #[command(after_help = FAULTS)]
 struct Run {
-    /// Number of processing elements (PEs)
-    #[arg(short = 'n', long = "pes", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    /// Number of processing elements (PEs), 1 to 64
+    #[arg(short = 'n', long = "pes", value_name = "N", default_value_t = 2, value_parser = count::<u32>(1, 64))]
     pes: u32,
-    /// Symmetric heap of each PE; untouched pages take no memory [default: SHMEM_SYMMETRIC_SIZE, else 1G]
+    /// Symmetric heap of each PE, up to 1T; untouched pages take no memory [default: SHMEM_SYMMETRIC_SIZE, else 1G]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     heap: Option<u64>,
     /// How the PEs communicate: windows (on one machine) or ucx (UCX: shared memory, TCP or RDMA between any
@@ -88,8 +90,8 @@ struct Run {
     /// Faults to inject, joined by commas, such as delay=50us,reorder; the list is below
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
     faults: String,
-    /// Inject the faults at this PE only
-    #[arg(long, value_name = "PE")]
+    /// Inject the faults at this PE only, 0 to N-1 [default: at all PEs]
+    #[arg(long, value_name = "PE", value_parser = count::<u32>(0, 63))]
     faulty: Option<u32>,
     /// Copy bulk data by a mover: twin (a DMA engine as fast as a core copies) or twin:RATE (twin:30G). gpu:N
     /// reaches only registered memory, so only ntb bench can use it
@@ -98,7 +100,7 @@ struct Run {
     /// Size from which the mover copies [default: the measured size from which it is faster than stores]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     mover_from: Option<u64>,
-    /// Do not bind each PE to cores of its own
+    /// Do not pin each PE to cores of its own
     #[arg(long)]
     no_bind: bool,
     /// The program and its arguments

@@ -14,7 +14,7 @@ use clap::{Args, Subcommand};
 Examples:
   inlane offload serve --port af_xdp:veth0 --address 10.0.0.1/24
                                           the engine, on a kernel interface
-  inlane offload run -- redis-server --bind 10.0.0.1
+  inlane offload run redis-server --bind 10.0.0.1
                                           a program whose sockets the engine runs
   inlane offload status                   sockets, rates, retransmissions
   inlane offload status --watch 1s        the same, every second

@@ -13,17 +13,15 @@ use inlane_nvme::target::TargetResult;
 use inlane_offload::status::EngineStatus;
 use inlane_pgas::bench::WindowResult;
 
-/// Prints the JSON schema of result documents
+/// Prints the JSON schema of a result document
+///
+/// Every command that has --json writes such a document.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  inlane report --schema packets         the result of `inlane forward --json`
-  inlane report --schema transfers       the result of `inlane copy --json`
-  inlane report --schema paths           the result of `inlane copy --list --json`
-  inlane report --schema windows         the result of `inlane ntb bench --json`
-  inlane report --schema nvme-bench      the result of `inlane nvme bench --json`
-  inlane report --schema engine          the result of `inlane offload status --json`
-  inlane report --schema doctor          the result of `inlane doctor --json`")]
+  inlane report --schema packets         the schema of what 'inlane forward --json FILE' writes
+  inlane report --schema transfers > transfers.json
+                                         the schema of 'inlane copy', in a file")]
 pub struct ReportArgs {
     /// Print the schema of this document
     #[arg(long, value_enum, value_name = "DOCUMENT")]

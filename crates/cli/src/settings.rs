@@ -6,6 +6,7 @@
 //! over a variable, and a variable wins over the file. An unknown key in the file is an error. An unknown
 //! variable is a warning, because another program may use it.
 
+use crate::misuse::{did_you_mean, similar};
 use clap::{Arg, Command};
 use inlane_core::Error;
 use std::ffi::OsString;
@@ -72,9 +73,10 @@ pub fn expand(
     environment: &[(String, String)],
 ) -> Result<Expanded, Error> {
     let texts: Vec<String> = arguments.iter().map(|a| a.to_string_lossy().into_owned()).collect();
-    // Arguments after `--` belong to the program that the command starts. They are not searched for
-    // subcommands and flags.
-    let texts: Vec<&str> = texts.iter().map(String::as_str).take_while(|text| *text != "--").collect();
+    // The arguments of a program that the command starts are not inlane's. They are not searched for subcommands
+    // and flags.
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let texts = &texts[..own(command, &texts)];
     // Finds the innermost subcommand, the name of its table in the settings file, and the index of the
     // argument that names the subcommand.
     let (mut subcommand, mut table, mut at) = (command, String::new(), 0);
@@ -142,6 +144,34 @@ pub fn expand(
     Ok(Expanded { arguments: all, origins })
 }
 
+/// Returns the number of arguments that are inlane's own: all, or those before `--` or before the program that
+/// the subcommand starts.
+fn own(command: &Command, texts: &[&str]) -> usize {
+    let mut subcommand = command;
+    let mut is_value = false;
+    for (index, text) in texts.iter().enumerate().skip(1) {
+        if *text == "--" {
+            return index;
+        }
+        if std::mem::take(&mut is_value) {
+            continue;
+        }
+        if let Some(found) = subcommand.find_subcommand(text) {
+            subcommand = found;
+        } else if text.starts_with('-') {
+            let named = |argument: &&Arg| {
+                let short = argument.get_short().is_some_and(|short| *text == format!("-{short}"));
+                short || argument.get_long().is_some_and(|long| text.strip_prefix("--") == Some(long))
+            };
+            let argument = command.get_arguments().chain(subcommand.get_arguments()).find(named);
+            is_value = argument.is_some_and(|argument| argument.get_action().takes_values());
+        } else if subcommand.get_positionals().any(Arg::is_trailing_var_arg_set) {
+            return index;
+        }
+    }
+    texts.len()
+}
+
 /// Returns an error of the TOML parser as one line. The parser's text would repeat the faulty line of the
 /// file, which may be very long.
 fn one_line(error: &toml::de::Error, text: &str) -> String {
@@ -198,12 +228,19 @@ fn read<'a>(
                 return Err(format!("'{key}' must be in the table of its subcommand, such as [forward]"));
             }
             None if name.is_empty() => {
-                return Err(format!("there is no subcommand '{key}'; the tables are {}", tables.join(", ")));
+                let near = did_you_mean(&similar(key, command.get_subcommands().map(Command::get_name)));
+                let tables = tables.join(", ");
+                return Err(format!("there is no subcommand '{key}'; {near}the tables are {tables}"));
             }
             None => {
+                let flags = command.get_arguments().filter_map(Arg::get_long);
+                let names = flags
+                    .filter(|flag| *flag != "config")
+                    .chain(command.get_subcommands().map(Command::get_name));
+                let near = did_you_mean(&similar(key, names));
+                let subcommand = name.replace('.', " ");
                 return Err(format!(
-                    "[{name}] has the unknown key '{key}'; run 'inlane {} --help' for the flags",
-                    name.replace('.', " ")
+                    "[{name}] has the unknown key '{key}'; {near}'inlane {subcommand} --help' lists the flags"
                 ));
             }
         }
@@ -230,7 +267,7 @@ fn push(
             toml::Value::Boolean(on) => *on,
             toml::Value::String(text) if ["0", "false", "no"].contains(&text.as_str()) => false,
             toml::Value::String(text) if ["1", "true", "yes"].contains(&text.as_str()) => true,
-            _ => return Err("write true or false"),
+            _ => return Err("choose one of true, false"),
         };
         arguments.extend(on.then(|| format!("--{name}").into()));
         return Ok(());
@@ -318,6 +355,37 @@ mod tests {
         );
         assert!(expanded(file, &[], &[]).unwrap().is_empty());
         assert!(of(&["help", "forward"], "", &[("INLANE_FORWARD_BURST", "2")], &[]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_arguments_of_a_started_program_are_not_inlanes() {
+        let number = Arg::new("pes").short('n').long("pes");
+        let program = Arg::new("program").num_args(1..).trailing_var_arg(true);
+        let run = Command::new("run").arg(number).arg(Arg::new("heap").long("heap")).arg(program);
+        let command = Command::new("inlane")
+            .arg(Arg::new("config").long("config").global(true))
+            .subcommand(Command::new("ntb").subcommand(run));
+        for (line, count) in [
+            ("inlane ntb run -n 4 ./program --heap 1M", 5),
+            ("inlane ntb run --pes=4 ./program --config x", 4),
+            ("inlane --config x ntb run ./program", 5),
+            ("inlane ntb run --heap 1M -- ./program", 5),
+            ("inlane ntb run --heap 1M", 5),
+        ] {
+            assert_eq!(own(&command, &line.split(' ').collect::<Vec<_>>()), count, "{line}");
+        }
+    }
+
+    #[test]
+    fn similar_keys_are_suggested() {
+        for (file, suggestion) in [
+            ("[forward]\nbrust = 1\n", "did you mean burst?"),
+            ("[forwrad]\n", "did you mean forward?"),
+            ("[ntb.bnch]\n", "did you mean bench?"),
+        ] {
+            let error = expanded(file, &[], &[]).unwrap_err().to_string();
+            assert!(error.contains(suggestion), "{error}");
+        }
     }
 
     #[test]

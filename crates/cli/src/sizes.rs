@@ -9,10 +9,10 @@ use inlane_core::{Error, units};
 /// If the text is not a size, list or range, or a size is zero or above `largest`.
 pub fn parse(text: &str, largest: u64) -> Result<Vec<u64>, Error> {
     let invalid = |why: &str| {
-        let example = "write 1M, 4K,1M, 4K..256M or 4K..256M,x2";
+        let example = "give one size (1M), a list (4K,1M) or a range (4K..256M, or 4K..256M,x2)";
         Error::invalid(format!("sizes '{text}'"), format!("{why}; {example}"))
     };
-    let size = |text: &str| match units::parse_size(text)? {
+    let size = |part: &str| match units::parse_size(part).map_err(|_| invalid(&not_a_size(text, part)))? {
         0 => Err(invalid("a transfer has at least 1 byte")),
         bytes if bytes > largest => {
             Err(invalid(&format!("a transfer has at most {}", units::bytes(largest))))
@@ -37,6 +37,19 @@ pub fn parse(text: &str, largest: u64) -> Result<Vec<u64>, Error> {
     Ok(sizes)
 }
 
+/// Returns why a part of `--sizes` is not a size.
+fn not_a_size(text: &str, part: &str) -> String {
+    let range = part
+        .split_once('-')
+        .filter(|(first, last)| units::parse_size(first).is_ok() && units::parse_size(last).is_ok());
+    match range {
+        Some((first, last)) => format!("a range has two dots: {first}..{last}"),
+        None if part.is_empty() && text.is_empty() => "no size is given".into(),
+        None if part.is_empty() => "a size is missing".into(),
+        None => format!("'{part}' is not a size"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,6 +64,25 @@ mod tests {
         assert_eq!(parsed("64..64"), [64]);
         for bad in ["", "0", "1M..4K", "4K,", "x", "..", "-1", "2T", "1K..4K,x1", "1K..4K,xy"] {
             assert!(parse(bad, 1 << 40).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_refusal_shows_the_accepted_forms() {
+        for (bad, why) in [
+            ("4KB-1MB", "a range has two dots: 4KB..1MB"),
+            ("4Kb", "'4Kb' is not a size"),
+            ("4K 8K", "'4K 8K' is not a size"),
+            ("4K..", "a size is missing"),
+            ("4K,,8K", "a size is missing"),
+            ("", "no size is given"),
+            ("0", "a transfer has at least 1 byte"),
+        ] {
+            let forms = "give one size (1M), a list (4K,1M) or a range (4K..256M, or 4K..256M,x2)";
+            assert_eq!(
+                parse(bad, 1 << 40).unwrap_err().to_string(),
+                format!("sizes '{bad}': {why}; {forms}")
+            );
         }
     }
 }

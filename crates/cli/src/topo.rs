@@ -65,13 +65,13 @@ pub struct Topology {
 struct Entry {
     #[serde(flatten)]
     device: Device,
-    /// The name in the list of PCI names, if the list is installed and has it.
+    /// The name from the system's list of PCI identifiers. Null if the list is missing or lacks the function.
     name: Option<String>,
-    /// The number of bridges above it.
+    /// The number of bridges between the function and the root of its PCI tree.
     depth: usize,
-    /// The payload rate of the slowest link between the device and the root, one way.
+    /// The highest rate of payload bytes, one way, of the slowest link between the function and the root.
     ceiling_payload_bytes_per_second: Option<f64>,
-    /// How the link is slower than the device supports.
+    /// How far the link is below what the device supports. Null if the link is as fast as the device.
     shortfall: Option<Shortfall>,
 }
 

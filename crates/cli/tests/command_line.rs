@@ -43,10 +43,143 @@ fn a_closed_pipe_is_no_error_and_a_full_disk_is_one() {
 fn outputs_are_opened_before_the_run() {
     for arguments in ["topo --json", "doctor --json", "ntb bench --json", "ntb bench --svg"] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_inlane"));
-        let output = command.args(arguments.split(' ')).arg("/no/such/folder/x").output().unwrap();
+        let output = command.args(arguments.split(' ')).arg("/no/such/directory/x").output().unwrap();
         assert_eq!(output.status.code(), Some(3), "{arguments}");
         assert!(output.stdout.is_empty(), "{arguments}");
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(said.contains("name a file in a directory that you may write"), "{said}");
+    }
+}
+
+/// Each mistake is answered with the object, what was found and what to give, and with the right status.
+#[test]
+fn mistakes_are_answered_with_a_remedy() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("misspelt.toml"), "[forward]\nbrust = 1\n").unwrap();
+    std::fs::write(directory.path().join("text.txt"), "hello\n").unwrap();
+    let cases = [
+        // Ports without a kind, or of a misspelt kind.
+        ("forward --rx eth9 --tx null", 2, "did you mean af_xdp:eth9 or af_packet:eth9?"),
+        ("forward --rx 0000:3b:00.0 --tx null", 2, "did you mean pci:0000:3b:00.0?"),
+        ("forward --rx nul:64 --tx null", 2, "did you mean null:64?"),
+        ("forward --rx= --tx null", 2, "--rx '': the port is missing"),
+        // Numbers: the value and the range.
+        ("forward --rx null --tx null --burst 64K", 2, "--burst 64K: give a whole number from 1 to 1024"),
+        ("forward --rx null --tx null --burst=", 2, "--burst '': give a whole number from 1 to 1024"),
+        ("forward --rx null --tx null --slots 1e3", 2, "--slots 1e3: give a power of two from 2 to 65536"),
+        ("forward --rx null --tx null --pipelines 99999999", 2, "--pipelines 99999999: give 1 to 64"),
+        ("forward --rx null --tx null --workers x", 2, "--workers x: give a whole number from 0 to 64"),
+        ("forward --rx null --tx null --blocks -1", 2, "--blocks -1: give 0 to 65535"),
+        ("forward --rx null --tx null --size 64X", 2, "'X' is not a unit"),
+        (
+            "forward --rx null --tx null --rate -1",
+            2,
+            "'-1' is not a rate: it is negative; give for example 10G",
+        ),
+        ("forward --rx null --tx null --cores 0,0 --method split", 2, "core 0 is named twice"),
+        ("forward --rx null --tx null --loop", 2, "--loop: it needs a capture"),
+        ("ntb run -n two true", 2, "--pes two: give a whole number from 1 to 64"),
+        ("ntb bench --repeats 0", 2, "--repeats 0: give 1 to 1000"),
+        ("nvme bench 127.0.0.1 --numjobs 1K", 2, "--numjobs 1K: give a whole number from 1 to 256"),
+        (
+            "nvme target --namespace memory:1M --threads x",
+            2,
+            "--threads x: give a whole number from 1 to 1024",
+        ),
+        ("offload serve --port tap:a --address 10.9.0.1/24 --mtu 9", 2, "--mtu 9: give 1280 to 65535"),
+        (
+            "copy --from host --to twin:0 --in-flight 1K",
+            2,
+            "--in-flight 1K: give a whole number from 1 to 4096",
+        ),
+        ("copy --from host --to twin:0 --sm-threads 33", 2, "give a multiple of 32 from 32 to 1024"),
+        // Sizes and times: the accepted forms.
+        (
+            "copy --from host --to host --sizes 4KB-1MB",
+            2,
+            "a range has two dots: 4KB..1MB; give one size (1M), a list",
+        ),
+        (
+            "ntb bench --sizes 8,x",
+            2,
+            "'x' is not a size; give one size (1M), a list (4K,1M) or a range (4K..256M,",
+        ),
+        (
+            "copy --from host --to twin:0 --duration 5",
+            2,
+            "it has no unit; give for example 200ns, 50us, 5s or 2m",
+        ),
+        ("copy --from host --to twin:0 --duration -5s", 2, "'-5s' is not a time: it is negative"),
+        // Words: the choices, and the nearest one.
+        ("report --schema copy", 2, "did you mean transfers or paths? choose one of packets, transfers,"),
+        ("report --schema packet", 2, "did you mean packets? choose one of"),
+        ("copy --from host --to twin:0 --path nvlink", 2, "--path nvlink: choose one of bar, dma, sm,"),
+        ("copy --from host --to twin:0 --completion busy", 2, "choose one of poll, interrupt, adaptive"),
+        ("nvme discover 127.0.0.1 --digests all", 2, "--digests all: choose one of none, header, data, both"),
+        ("forward --rx null --tx null --goal latency", 2, "--goal latency: give throughput"),
+        ("doctor gpus", 2, "CHECK gpus: did you mean gpu? choose one of dpdk, hugepages,"),
+        // Flags and subcommands.
+        ("forwrad", 2, "forwrad: there is no such subcommand; did you mean forward? 'inlane --help'"),
+        ("ntb chekc", 2, "did you mean check? 'inlane ntb --help' lists the subcommands"),
+        ("copy --form host", 2, "--form: there is no such flag; did you mean --from? 'inlane copy --help'"),
+        ("topo extra", 2, "extra: this argument is not expected; 'inlane topo --help' lists the flags"),
+        ("copy --from", 2, "--from: the value is missing; give --from <ENDPOINT>"),
+        ("copy --from host", 2, "--to is missing, which a given flag needs; give --to <ENDPOINT>"),
+        ("report", 2, "--schema is missing; give --schema <DOCUMENT>"),
+        ("ntb run -n 4", 2, "PROGRAM is missing; give <PROGRAM>..."),
+        ("forward --between null", 2, "--between: values are missing; give --between <PORT> <PORT>"),
+        ("forward --rx null --tx null --stages=yes", 2, "--stages: it takes no value; leave out 'yes'"),
+        ("forward --rx null --tx null --compete compute", 2, "give --compete=compute"),
+        (
+            "copy --published --completion poll",
+            2,
+            "--published: it excludes --completion; leave one of them out",
+        ),
+        ("forward --burst 1 --burst 2", 2, "--burst: it is given twice; give it once"),
+        // Settings.
+        ("forward --config misspelt.toml", 2, "[forward] has the unknown key 'brust'; did you mean burst?"),
+        // Files and programs that do not exist.
+        ("forward --config nope.toml", 3, "settings file nope.toml: cannot be read"),
+        ("forward --rx pcap:nope.pcap --tx null", 3, "name a capture that you may read"),
+        ("man --directory text.txt", 3, "text.txt is a file; name a directory"),
+        ("ntb run nosuchprogram", 3, "cannot start 'nosuchprogram'"),
+        ("offload run nosuchprogram", 3, "cannot start 'nosuchprogram': there is no such executable program"),
+        ("offload run --rules nope true", 3, "--rules nope: cannot be read"),
+        ("ntb bench --ucx ./nope", 3, "there is no such program; give the path of ucx_perftest"),
+        ("nvme discover 127.0.0.1:1", 3, "cannot connect: Connection refused"),
+        ("offload status --socket ./nope", 3, "start one with 'inlane offload serve'"),
+    ];
+    for (line, status, text) in cases {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_inlane"));
+        let output =
+            command.args(line.split(' ')).current_dir(&directory).stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{line}: {said}");
+        assert!(said.starts_with("inlane: ") && said.contains(text), "{line}: {said}");
+        assert!(output.stdout.is_empty(), "{line}");
+    }
+}
+
+/// `inlane help --help` shows the help, and a number may begin with a minus sign.
+#[test]
+fn requests_that_clap_refuses_are_understood() {
+    for (line, text) in [
+        ("help --help", "Usage: inlane [OPTIONS] <COMMAND>"),
+        ("ntb help -h", "Usage: inlane ntb [OPTIONS] <COMMAND>"),
+        ("doctor memif,tun", "memif"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_inlane")).args(line.split(' ')).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{line}");
+        assert!(String::from_utf8_lossy(&output.stdout).contains(text), "{line}");
+    }
+}
+
+/// A program behind `ntb run` gets its own arguments, with and without `--` before its name.
+#[test]
+fn a_started_program_gets_its_own_flags() {
+    for line in ["ntb run -n 1 echo --heap -n 9 --config x", "ntb run -n 1 -- echo --heap -n 9 --config x"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_inlane")).args(line.split(' ')).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "--heap -n 9 --config x\n", "{line}");
     }
 }

@@ -1,8 +1,12 @@
-//! Runs every `inlane` command that README.md and docs/ show, so that no page shows a command that fails.
+//! Runs every command that README.md and docs/ show, so that no page shows a command that fails.
 //!
-//! A command is a line of a ```` ```console ```` block that starts with `$ `. After a line `# needs ...` the
-//! command may also end with status 3, because the machine may lack what the command needs. If a page tells
-//! the reader to save a file ("Save this as `NAME`:" and a code block), the test saves the file first.
+//! A command is a line of a ```` ```console ```` block that starts with `$ `. A comment `# needs ...` behind a
+//! command names what the machine may lack. An `inlane` command with this comment may also end with status 3.
+//! Any other command with this comment is not run. If a page tells the reader to save a file ("Save this as
+//! `NAME`:" and a code block), the test saves the file first.
+//!
+//! If a command of a block ends with `&`, the block is run as one shell script in a network namespace of its
+//! own, so that the ports of the examples are free.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,8 +18,16 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 struct Shown {
     page: String,
     line: usize,
+    /// The number of the block in the page.
+    block: usize,
     text: String,
     needs: Option<String>,
+}
+
+impl Shown {
+    fn skip(&self, why: &str) {
+        eprintln!("SKIPPED {}:{} {}: {why}", self.page, self.line, self.text);
+    }
 }
 
 fn root() -> PathBuf {
@@ -35,10 +47,12 @@ fn read(page: &Path) -> (Vec<Shown>, Vec<(String, String)>) {
     let text = std::fs::read_to_string(page).unwrap();
     let (mut commands, mut files) = (Vec::new(), Vec::new());
     let (mut block, mut saved) = (None, None::<(String, String)>);
+    let mut blocks = 0;
     for (at, line) in text.lines().enumerate() {
         if let Some(kind) = line.strip_prefix("```") {
             let closes = block.is_some();
             block = (!closes).then(|| kind.to_string());
+            blocks += 1;
             if closes && let Some(file) = saved.take_if(|(_, content)| !content.is_empty()) {
                 files.push(file);
             }
@@ -54,11 +68,12 @@ fn read(page: &Path) -> (Vec<Shown>, Vec<(String, String)>) {
             }
             (Some(_), Some((_, content))) => *content += &format!("{line}\n"),
             (Some(kind), None) if kind == "console" => {
-                let Some(command) = line.strip_prefix("$ inlane ") else { continue };
+                let Some(command) = line.strip_prefix("$ ") else { continue };
                 let (command, comment) = command.split_once(" #").unwrap_or((command, ""));
                 let needs = comment.trim().strip_prefix("needs ").map(str::to_string);
                 let page = page.file_name().unwrap().to_string_lossy().into_owned();
-                commands.push(Shown { page, line: at + 1, text: command.trim().to_string(), needs });
+                let text = command.trim().to_string();
+                commands.push(Shown { page, line: at + 1, block: blocks, text, needs });
             }
             _ => {}
         }
@@ -66,14 +81,49 @@ fn read(page: &Path) -> (Vec<Shown>, Vec<(String, String)>) {
     (commands, files)
 }
 
-/// Runs a shell command line with `inlane` in PATH. Returns its exit status and its output.
-fn run(line: &str, folder: &Path) -> (Option<i32>, String) {
+/// The command line that gives a program network and processes of its own. Without root it also needs a user
+/// namespace. Returns `None` if the system does not allow it.
+fn isolated() -> Option<Vec<&'static str>> {
+    let plain = ["unshare", "--net", "--pid", "--fork", "--kill-child"];
+    let user = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child"];
+    let works = |line: &[&str]| {
+        let script = "ip link set lo up";
+        let output = Command::new(line[0]).args(&line[1..]).args(["sh", "-c", script]).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    [plain.to_vec(), user.to_vec()].into_iter().find(|line| works(line))
+}
+
+/// Returns a script that runs the commands of a block. A command behind one that ends with `&` is repeated for
+/// up to a minute, because the command in the background may not be ready yet.
+fn script(commands: &[&Shown]) -> String {
+    let mut script = String::from("ip link set lo up; pids=; trap 'kill $pids; wait' EXIT\n");
+    let mut may_be_early = false;
+    for Shown { text, .. } in commands {
+        if text.ends_with('&') {
+            script += &format!("{text} pids=\"$pids $!\"\n");
+            may_be_early = true;
+        } else if std::mem::take(&mut may_be_early) {
+            script +=
+                &format!("n=0; until {text}; do n=$((n+1)); [ $n -lt 300 ] || exit 1; sleep 0.2; done\n");
+        } else {
+            script += &format!("{text} || exit 1\n");
+        }
+    }
+    // The command in the background must still run.
+    script + "for pid in $pids; do kill -0 $pid || exit 1; done\n"
+}
+
+/// Runs a shell script with `inlane` in PATH, behind the program `before` if it is not empty. Returns its exit
+/// status and its output.
+fn run(before: &[&str], line: &str, folder: &Path) -> (Option<i32>, String) {
     let binary = Path::new(env!("CARGO_BIN_EXE_inlane")).parent().unwrap();
     let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());
     let log = folder.join("output.log");
     let output = std::fs::File::create(&log).unwrap();
-    let mut child = Command::new("sh")
-        .args(["-c", &format!("exec inlane {line}")])
+    let words = [before, &["sh", "-c", line]].concat();
+    let mut child = Command::new(words[0])
+        .args(&words[1..])
         .current_dir(folder)
         .env("PATH", path)
         .env("XDG_CACHE_HOME", folder.join("cache"))
@@ -102,20 +152,40 @@ fn every_command_of_the_documentation_runs() {
     let folder = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(root().join("examples"), folder.path().join("examples")).unwrap();
     let (mut ran, mut failed) = (0, Vec::new());
+    let isolated = isolated();
     for page in pages() {
         let (commands, files) = read(&page);
         for (name, content) in files {
             std::fs::write(folder.path().join(name), content).unwrap();
         }
-        for Shown { page, line, text, needs } in commands {
-            let (status, output) = run(&text, folder.path());
-            ran += 1;
-            match (status, needs) {
-                (Some(0), _) => {}
-                (Some(3), Some(needs)) => eprintln!("SKIPPED {page}:{line} inlane {text}: needs {needs}"),
-                (status, _) => failed.push(format!(
-                    "{page}:{line}: inlane {text}\n  status {status:?} (none: still running after {TIMEOUT:?})\n{output}"
-                )),
+        for block in commands.chunk_by(|one, other| one.block == other.block) {
+            let (left_out, block): (Vec<&Shown>, Vec<&Shown>) =
+                block.iter().partition(|shown| shown.needs.is_some() && !shown.text.starts_with("inlane "));
+            left_out.iter().for_each(|shown| shown.skip(shown.needs.as_deref().unwrap_or_default()));
+            if block.iter().any(|shown| shown.text.ends_with('&')) {
+                let Some(before) = &isolated else {
+                    block.iter().for_each(|shown| shown.skip("network namespaces are not allowed"));
+                    continue;
+                };
+                let (status, output) = run(before, &script(&block), folder.path());
+                ran += block.len();
+                if status != Some(0) {
+                    let Shown { page, line, .. } = block[0];
+                    failed.push(format!("{page}:{line}: the block: status {status:?}\n{output}"));
+                }
+                continue;
+            }
+            for shown in block {
+                let Shown { page, line, text, needs, .. } = shown;
+                let (status, output) = run(&[], &format!("exec {text}"), folder.path());
+                ran += 1;
+                match (status, needs) {
+                    (Some(0), _) => {}
+                    (Some(3), Some(needs)) => shown.skip(&format!("needs {needs}")),
+                    (status, _) => failed.push(format!(
+                        "{page}:{line}: {text}\n  status {status:?} (none: still running after {TIMEOUT:?})\n{output}"
+                    )),
+                }
             }
         }
     }

@@ -293,11 +293,11 @@ fn wrong_use_is_status_2_with_a_remedy() {
         (&["--rx", "null", "--tx", "null", "--burst", "5000"], "1024"),
         (&["--rx", "null", "--tx", "null", "--room", "99999999999G"], "size"),
         (&["--rx", "null", "--tx", "null", "--workers", "2"], "--method split"),
-        (&["--rx", "null", "--tx", "null", "--packets", "few"], "--packets few: write a whole number"),
+        (&["--rx", "null", "--tx", "null", "--packets", "few"], "--packets few: give a whole number"),
         (&["--rx", "null", "--tx", "null", "--load=0"], "0.01 to 100"),
         (&["--rx", "null", "--tx", "null", "--load=nan"], "0.01 to 100"),
         (&["--between", "null", "null"], "named twice"),
-        (&["--rx", "gen:64", "--tx", "null", "--loop"], "need a capture"),
+        (&["--rx", "gen:64", "--tx", "null", "--loop"], "--loop: it needs a capture"),
         (&["--rx", "null", "--tx", &files.tx, "--tx", &files.tx], "name two files"),
         (&["--rx", "null", "--tx", "pcap:-", "--json", "-"], "name two files"),
     ];

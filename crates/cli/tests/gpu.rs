@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Compiles `programs/driver.c` to `libcuda.so.1` in a temporary folder. Returns `None` without a C compiler.
+/// Compiles `programs/driver.c` to `libcuda.so.1` in a temporary directory. Returns `None` without a C
+/// compiler.
 fn stub() -> Option<(tempfile::TempDir, PathBuf)> {
     let folder = tempfile::tempdir().unwrap();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/driver.c");

@@ -186,7 +186,7 @@ impl Hosts {
     /// interrupts inlane and checks its result.
     fn through(&self, ports: [&str; 2], ready: impl FnOnce()) {
         let folder = tempfile::tempdir().unwrap();
-        // nginx's worker does not run as root, so the folder must be readable for all users.
+        // nginx's worker does not run as root, so the directory must be readable for all users.
         shell(&format!("chmod 755 {}", folder.path().display())).unwrap();
         let json = folder.path().join("result.json");
         let mut inlane = self.start(

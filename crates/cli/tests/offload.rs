@@ -227,7 +227,8 @@ fn page(len: u32) -> Vec<u8> {
     (0..len).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()[3..].to_vec()).collect()
 }
 
-/// Starts Python's HTTP server on the kernel's stack, and waits until it listens. It serves the lab's folder.
+/// Starts Python's HTTP server on the kernel's stack, and waits until it listens. It serves the lab's
+/// directory.
 fn kernel_web_server(lab: &Lab) -> Running {
     let server = Running::start(
         lab.on_kernel("python3").args(["-m", "http.server", "--bind", "::", "8000"]).stderr(Stdio::null()),

@@ -133,7 +133,7 @@ fn a_wrong_sweep_is_refused_before_anything_runs() {
     let cases: [(&[&str], &str); 15] = [
         (&["--sweep", "brust=1,2"], "burst, "),
         (&["--sweep", "burst"], "burst=16,32"),
-        (&["--sweep", "burst=16,x"], "it is not a whole number"),
+        (&["--sweep", "burst=16,x"], "--burst x: give a whole number from 1 to 1024"),
         (&["--sweep", "burst=16,32", "--interval", "1s"], "--interval"),
         (&["--sweep", "burst=16,0"], "1 to 1024"),
         (&["--sweep", "method=split,slow"], "persistent"),
@@ -143,8 +143,8 @@ fn a_wrong_sweep_is_refused_before_anything_runs() {
         (&["--sweep", "overload=wait,dropp"], "shrink"),
         (&["--sweep", "method=all", "--svg", "/dev/null"], "--svg"),
         (&["--rx", "ring:x", "--sweep", "size=64"], "--size"),
-        (&["--sweep", "memory=all"], "memory=gpu: --memory gpu: applies to GPUs only"),
-        (&["--sweep", "blocks=0,8"], "blocks=8: --blocks: applies to GPUs only"),
+        (&["--sweep", "memory=all"], "memory=gpu: --memory gpu: it applies to GPUs only"),
+        (&["--sweep", "blocks=0,8"], "blocks=8: --blocks: it applies to GPUs only"),
         (&["--on", "gpu:0", "--sweep", "memory=all", "--header-split", "64"], "leave one of them out"),
     ];
     for (flags, said) in cases {

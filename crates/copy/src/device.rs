@@ -201,7 +201,10 @@ impl Device {
                     return Err(Error::Memory {
                         bytes,
                         what: "host memory".into(),
-                        why: format!("{available} bytes are available; request smaller sizes"),
+                        why: format!(
+                            "{} are available; give smaller --sizes",
+                            inlane_core::units::bytes(available)
+                        ),
                     });
                 }
                 match gpu {
@@ -282,7 +285,7 @@ impl Device {
         match &self.kind {
             Kind::Bar { permission, .. } if !permission.may_write() => Err(Error::device_usage(
                 self.endpoint.to_string(),
-                "must not be written; give --allow-bar-write and a range @START+LENGTH whose content may be lost",
+                "it may not be written; add --allow-bar-write, and name a range @START+LENGTH whose content may be lost",
             )),
             _ => Ok(()),
         }
@@ -333,7 +336,7 @@ mod tests {
             let device = one(text).unwrap();
             let error = device.allocate(1 << 50).unwrap_err();
             assert_eq!(error.class(), inlane_core::error::Class::Environment);
-            assert!(error.to_string().contains("request "), "{error}");
+            assert!(error.to_string().contains("; give "), "{error}");
             assert!(device.allocate(0).is_err());
         }
     }

@@ -44,7 +44,7 @@ impl FromStr for Endpoint {
         let bad = |why: &str| {
             Error::invalid(
                 format!("endpoint '{text}'"),
-                format!("{why}; write host, gpu:0, twin:0 or pci:0000:b5:00.0/bar2[@START+LENGTH][:wc]"),
+                format!("{why}; give host, gpu:0, twin:0 or pci:0000:b5:00.0/bar2[@START+LENGTH][:wc]"),
             )
         };
         let number =
@@ -86,7 +86,7 @@ mod tests {
             ["", "gpu", "gpu:", "gpu:-1", "gpu:x", "nic:0", "pci:0000:b5:00.0", "pci:0000:b5:00.8/bar0"]
         {
             let error = text.parse::<Endpoint>().unwrap_err();
-            let example = if text.starts_with("pci:") { "write, for example, " } else { "write host, gpu:0" };
+            let example = if text.starts_with("pci:") { "give for example " } else { "give host, gpu:0" };
             assert!(error.to_string().contains(example), "{error}");
         }
         for text in ["pci:0000:b5:00.0/bar6", "pci:0000:b5:00.0/barx", "pci:../../../../x/bar0"] {

@@ -99,7 +99,10 @@ pub(crate) fn no_path_error(
             let why: Vec<_> = refused.iter().map(|(path, why)| format!("{path}: {why}")).collect();
             Error::Device {
                 device: format!("{} to {}", from.endpoint(), to.endpoint()),
-                why: format!("no path is available: {}", why.join("; ")),
+                why: format!(
+                    "no path is available: {}; change what one of these reasons names",
+                    why.join("; ")
+                ),
                 class,
             }
         }

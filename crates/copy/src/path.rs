@@ -88,7 +88,7 @@ impl FromStr for Path {
     fn from_str(text: &str) -> Result<Self> {
         Path::ALL.into_iter().find(|path| path.to_string() == text).ok_or_else(|| {
             let all = Path::ALL.map(|path| path.to_string()).join(", ");
-            Error::invalid(format!("path '{text}'"), format!("choose {all}"))
+            Error::invalid(format!("path '{text}'"), format!("choose one of {all}"))
         })
     }
 }

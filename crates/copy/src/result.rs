@@ -12,9 +12,9 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StoreEnd {
-    /// When the store left the CPU.
+    /// The transfer ends when the last store has left the CPU.
     Issued,
-    /// When a later read from the same BAR returned.
+    /// The transfer ends when a read from the same BAR, issued after the stores, has returned.
     Delivered,
 }
 
@@ -36,7 +36,7 @@ pub struct TransferResult {
     pub to: String,
     /// The bytes of one transfer.
     pub size_bytes: u64,
-    /// True if the opposite direction ran at the same time.
+    /// True if transfers in the opposite direction ran at the same time.
     pub both_directions: bool,
     /// The path, why it was chosen, and why each other path was not.
     pub path: Path,
@@ -46,25 +46,25 @@ pub struct TransferResult {
     pub completion: CompletionMode,
     /// When a CPU store to a BAR counted as complete. Null for other transfers.
     pub store_end: Option<StoreEnd>,
-    /// The transfers in flight while streaming.
+    /// The most transfers in flight at the same time while streaming.
     pub window: Option<usize>,
-    /// The time of single transfers, one in flight at a time.
+    /// The time of a transfer while no other one is in flight.
     pub latency_ns: Option<Summary>,
-    /// Percentiles of the times in `latency_ns`.
+    /// Percentiles of the times of single transfers, which `latency_ns` summarises.
     pub latency_percentiles: Option<Percentiles>,
-    /// The predicted time of a transfer. It is computed from the calibrated times of the path's stages.
+    /// The time that the calibration predicts for one transfer, from the times of the path's stages.
     pub predicted_ns: Option<f64>,
-    /// The rate while streaming. One value per repeat.
+    /// The rate while streaming, over the repeats.
     pub bytes_per_second: Option<Summary>,
     /// The ceiling of the path.
     pub ceiling: Option<Ceiling>,
     /// The median rate as a share of the ceiling.
     pub share_of_ceiling: Option<f64>,
-    /// The CPU seconds of the submitting thread per 10^9 bytes.
+    /// The CPU seconds that the thread which submits transfers and waits for them used per 10^9 bytes.
     pub cpu_seconds_per_gigabyte: Option<f64>,
-    /// The CPU time of the submitting thread as a share of the elapsed time.
+    /// The CPU time of the thread that submits transfers and waits for them, as a share of the elapsed time.
     pub cpu_share: Option<f64>,
-    /// The published rates, on lines of the published experiment.
+    /// The rates that the paper published. Null unless `--published` was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(default)]
     pub published: Option<PublishedRates>,
@@ -74,14 +74,14 @@ pub struct TransferResult {
     pub error: Option<String>,
 }
 
-/// The rates of one line of the published experiment.
+/// The rates of one transfer of the experiment that `--published` repeats.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct PublishedRates {
-    /// The published rate. Null if none was published.
+    /// The rate that the paper measured. Null if it gives none.
     pub published_bytes_per_second: Option<f64>,
-    /// The predicted rate. It is computed from the published rates of the single stages.
+    /// The rate predicted from the paper's rates of the single stages.
     pub predicted_bytes_per_second: Option<f64>,
-    /// The rate of the models, in their best repeat.
+    /// The rate of the best repeat on inlane's models of the accelerators.
     pub model_bytes_per_second: Option<f64>,
 }
 
@@ -150,7 +150,7 @@ impl Row for TransferResult {
         if let Some(end) = self.store_end {
             cells.push(Cell::new("stores", end.to_string()));
         }
-        cells.extend(self.window.map(|window| Cell::new("window", window.to_string())));
+        cells.extend(self.window.map(|window| Cell::new("in flight", window.to_string())));
         cells.push(Cell::new("size", units::bytes(self.size_bytes)));
         cells
     }
@@ -218,9 +218,9 @@ pub struct ListedPath {
     pub available: bool,
     /// The movers from source to destination. Empty if the path is not available.
     pub hops: Vec<String>,
-    /// Why the path is not available.
+    /// Why the path is not available. Null if it is.
     pub why_not: Option<String>,
-    /// The calibrated time of a 1 MiB transfer, if this machine's calibration is kept.
+    /// The time of a 1 MiB transfer by the stored calibration of this machine. Null if none is stored.
     pub calibrated_1_mib_ns: Option<f64>,
 }
 

@@ -64,7 +64,9 @@ impl Suballocator {
         if largest < bytes {
             let total = self.whole.len();
             let why = match used.is_empty() {
-                true => format!("the permitted range of the BAR has {total} bytes; request smaller sizes"),
+                true => format!(
+                    "the permitted range of the BAR has {total} bytes; give smaller --sizes, or a longer range"
+                ),
                 false => format!(
                     "the largest free gap is {largest} of {total} permitted bytes. Both directions at once, and two \
                      endpoints in one BAR, need separate memory. Request smaller sizes or give a larger range"

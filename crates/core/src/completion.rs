@@ -26,7 +26,7 @@ pub enum CompletionMode {
     /// Poll until the operation has completed.
     #[default]
     Poll,
-    /// Sleep until the device interrupts.
+    /// Sleep until an interrupt wakes the thread.
     Interrupt,
     /// Sleep for most of the expected time, then poll.
     Adaptive,
@@ -52,7 +52,7 @@ impl FromStr for CompletionMode {
             "adaptive" => Ok(CompletionMode::Adaptive),
             _ => Err(Error::Invalid {
                 what: format!("completion '{text}'"),
-                why: "choose poll, interrupt or adaptive".into(),
+                why: "choose one of poll, interrupt, adaptive".into(),
             }),
         }
     }

@@ -16,7 +16,7 @@ pub enum Class {
 #[non_exhaustive]
 pub enum Error {
     /// A quantity that cannot be parsed or is out of range.
-    #[error("'{text}' is not {what}: {why}; write for example {example}")]
+    #[error("'{text}' is not {what}: {why}; give for example {example}")]
     Quantity {
         /// The text.
         text: String,
@@ -68,7 +68,7 @@ pub enum Error {
         bytes: u64,
     },
     /// Memory could not be allocated.
-    #[error("cannot allocate {bytes} bytes of {what}: {why}")]
+    #[error("cannot allocate {} of {what}: {why}", crate::units::bytes(*bytes as u64))]
     Memory {
         /// The requested number of bytes.
         bytes: usize,

@@ -2,7 +2,7 @@
 //!
 //! | port | needs to open | needs afterwards |
 //! | --- | --- | --- |
-//! | net_null, ring, memif | nothing; memif: write access to its socket's folder | nothing |
+//! | net_null, ring, memif | nothing; memif: write access to its socket's directory | nothing |
 //! | af_packet | CAP_NET_RAW | nothing |
 //! | tap | CAP_NET_ADMIN, /dev/net/tun | nothing: closing its descriptor removes the interface |
 //! | af_xdp | CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF | nothing: closing the link's descriptor detaches the XDP program |

@@ -23,21 +23,21 @@ pub const SCHEMA_VERSION: u32 = 3;
 /// The frame of a result document. `T` is the type of the rows.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Document<T> {
-    /// The version of the document's shape: 3.
+    /// The version of the document's format: 3. A change that can break readers raises it.
     pub schema_version: u32,
     /// The command that made this document.
     pub command: Command,
     /// When the command started, in UTC (RFC 3339).
     pub started_at: String,
-    /// The time from the start of the command to its result.
+    /// The time from the start of the command until this document was written.
     pub duration_ns: u64,
-    /// The machine.
+    /// The machine on which the command ran.
     pub host: Host,
     /// The devices that took part (`gpu:0 NVIDIA H100 ...`). Empty if only the CPU did.
     pub devices: Vec<String>,
     /// True if a software stand-in took part. The figures are then those of a model.
     pub twin: bool,
-    /// The rows.
+    /// One row for each measurement or object.
     pub results: Vec<T>,
     /// What a reader must know before comparing these figures with others.
     pub notes: Vec<String>,

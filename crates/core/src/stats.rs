@@ -96,10 +96,10 @@ impl LatencyHistogram {
     }
 }
 
-/// Percentiles of a latency.
+/// Percentiles of the latencies of packets, transfers or operations.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Percentiles {
-    /// The number of packets.
+    /// The number of latencies that were measured.
     pub count: u64,
     /// The smallest latency.
     pub min_ns: f64,
@@ -107,7 +107,7 @@ pub struct Percentiles {
     pub mean_ns: f64,
     /// The median latency.
     pub p50_ns: f64,
-    /// The 90th percentile: 90 % of the packets have at most this latency.
+    /// The 90th percentile: 90 % of the latencies are at most this long.
     pub p90_ns: f64,
     /// The 99th percentile.
     pub p99_ns: f64,

@@ -24,7 +24,10 @@ fn scaled(
 ) -> Result<f64> {
     let bad = |why: &str| Error::Quantity { text: text.into(), what, why: why.into(), example };
     let (number, unit) = split(text.trim());
-    let number: f64 = number.replace('_', "").parse().map_err(|_| bad("it does not begin with a number"))?;
+    let number: f64 = number.replace('_', "").parse().map_err(|_| match text.trim().starts_with('-') {
+        true => bad("it is negative"),
+        false => bad("it does not begin with a number"),
+    })?;
     let scale = scale(unit.trim()).ok_or_else(|| match unit.trim() {
         "" => bad("it has no unit"),
         unit => bad(&format!("'{unit}' is not a unit")),
@@ -181,7 +184,8 @@ pub fn bytes_per_second(value: f64) -> String {
 /// Prints a size with a binary prefix: `4 KiB`, `1.5 MiB`, `100 B`.
 pub fn bytes(value: u64) -> String {
     let (unit, scale) = match value {
-        v if v >= 1 << 30 => ("GiB", 1u64 << 30),
+        v if v >= 1 << 40 => ("TiB", 1u64 << 40),
+        v if v >= 1 << 30 => ("GiB", 1 << 30),
         v if v >= 1 << 20 => ("MiB", 1 << 20),
         v if v >= 1 << 10 => ("KiB", 1 << 10),
         _ => return format!("{value} B"),

@@ -8,21 +8,20 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A PCIe link, as the Linux kernel reports it.
+/// The PCIe link of a GPU, as the Linux kernel reports it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, schemars::JsonSchema)]
 pub struct Link {
-    // A lane is a PCIe lane here, and not a pipeline's share of a GPU.
-    /// The transfer rate per lane, in GT/s.
+    /// The current transfer rate of each PCIe lane, in GT/s.
     pub gigatransfers: f64,
-    /// The number of lanes in use.
+    /// The number of PCIe lanes in use.
     pub width: u32,
-    /// The highest transfer rate per lane, in GT/s.
+    /// The highest transfer rate of each PCIe lane that the GPU supports, in GT/s.
     pub max_gigatransfers: f64,
-    /// The highest number of lanes.
+    /// The highest number of PCIe lanes that the GPU supports.
     pub max_width: u32,
 }
 
-/// Properties of writes by other PCIe devices into the GPU's memory.
+/// How other PCIe devices can access the GPU's memory (GPUDirect RDMA).
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct GpuDirect {
     /// True if other devices can read and write the GPU's memory.
@@ -48,23 +47,23 @@ pub struct DeviceInfo {
     pub compute_capability: (u32, u32),
     /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// The number of threads that one multiprocessor holds.
+    /// The most threads that one multiprocessor holds at the same time.
     pub threads_per_multiprocessor: u32,
     /// The size of the memory in bytes.
     pub memory_bytes: u64,
     /// The size of the L2 cache in bytes.
     pub l2_bytes: u64,
-    /// The number of DMA engines.
+    /// The number of DMA engines, which copy memory beside running kernels.
     pub copy_engines: u32,
-    /// True if streams can wait for 64-bit values.
+    /// True if CUDA streams can wait for and write 64-bit values in memory.
     pub wide_stream_memory_operations: bool,
-    /// True if streams can wait until bits of a value are clear.
+    /// True if CUDA streams can wait until bits of a value in memory are clear.
     pub stream_wait_nor: bool,
     /// GPUDirect RDMA. inlane reports it and does not use it.
     pub gpu_direct: GpuDirect,
-    /// The PCIe link. `None` if the kernel does not report it.
+    /// The PCIe link. Null if the kernel does not report it.
     pub link: Option<Link>,
-    /// The NUMA node. `None` if the kernel does not report it.
+    /// The NUMA node. Null if the kernel does not report it.
     pub numa_node: Option<u32>,
 }
 

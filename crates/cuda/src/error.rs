@@ -164,7 +164,7 @@ fn remedy(answer: CUresult) -> &'static str {
     use CUresult::*;
     match answer {
         CUDA_ERROR_OUT_OF_MEMORY => {
-            "request less, or end other processes that use the GPU (nvidia-smi lists them)"
+            "give less, or end other processes that use the GPU (nvidia-smi lists them)"
         }
         CUDA_ERROR_NO_DEVICE => {
             "check that 'nvidia-smi -L' lists a GPU and that CUDA_VISIBLE_DEVICES does not hide it"
@@ -173,7 +173,7 @@ fn remedy(answer: CUresult) -> &'static str {
             "the kernel module and libcuda have different versions; reload the module or reboot"
         }
         CUDA_ERROR_STUB_LIBRARY => {
-            "a stub libcuda.so was loaded; remove CUDA's stubs folder from LD_LIBRARY_PATH"
+            "a stub libcuda.so was loaded; remove CUDA's stubs directory from LD_LIBRARY_PATH"
         }
         CUDA_ERROR_DEVICE_UNAVAILABLE => {
             "another process uses it exclusively (compute mode), or it needs a reset; see nvidia-smi"

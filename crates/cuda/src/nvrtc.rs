@@ -1,8 +1,8 @@
 //! NVRTC, CUDA's run-time compiler: finding and loading the library, compiling, caching the results.
 //!
 //! The library is searched in this order: the file named by `INLANE_NVRTC`, and no other if it is set; the
-//! dynamic loader's paths; the folders of Python's site-packages into which NVIDIA's wheels of NVRTC install
-//! it; `/usr/local/cuda` and `/usr/local/cuda-13.0`.
+//! dynamic loader's paths; the directories of Python's site-packages into which NVIDIA's wheels of NVRTC
+//! install it; `/usr/local/cuda` and `/usr/local/cuda-13.0`.
 //!
 //! Kernels are compiled to machine code for the GPU's own architecture. PTX from a newer compiler would not
 //! load on an older driver.
@@ -10,9 +10,9 @@
 //! # Privileges
 //!
 //! The library is code that the user chooses. Nothing in this crate loads it before [`compile`] or
-//! [`compiler_version`] is called, so a process with privileges drops them first. If the library's folder may
-//! be unreadable afterwards, call [`locate_compiler`] before dropping: it opens the files and runs none of
-//! their code.
+//! [`compiler_version`] is called, so a process with privileges drops them first. If the library's directory
+//! may be unreadable afterwards, call [`locate_compiler`] before dropping: it opens the files and runs none
+//! of their code.
 
 use crate::error::{Error, Result};
 use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
@@ -77,8 +77,8 @@ pub fn compiler_version() -> Result<(String, PathBuf)> {
     Ok((compiler.version.clone(), compiler.path.clone()))
 }
 
-/// Opens the compiler's library files so that they can be loaded later, even if their folder is unreadable by
-/// then. Runs none of their code. Call it before dropping privileges. Libraries that only the dynamic loader
+/// Opens the compiler's library files so that they can be loaded later, even if their directory is unreadable
+/// by then. Runs none of their code. Call it before dropping privileges. Libraries that only the dynamic loader
 /// can find are not opened.
 pub fn locate_compiler() {
     LOCATED.get_or_init(locate);
@@ -142,7 +142,8 @@ struct Located {
     /// The open file. `None` for a bare name, which the dynamic loader searches, and for a file that cannot
     /// be opened.
     file: Option<File>,
-    /// The open files `libnvrtc-builtins.so.*` of the same folder, which must be loaded before the library.
+    /// The open files `libnvrtc-builtins.so.*` of the same directory, which must be loaded before the
+    /// library.
     builtins: Vec<File>,
 }
 
@@ -152,8 +153,9 @@ static LOCATED: OnceLock<Vec<Located>> = OnceLock::new();
 
 fn locate() -> Vec<Located> {
     let locate = |path: PathBuf| {
-        let folder = path.parent().filter(|folder| folder.is_absolute());
-        let builtins = folder.map(|folder| matching(folder, "libnvrtc-builtins.so.")).unwrap_or_default();
+        let directory = path.parent().filter(|directory| directory.is_absolute());
+        let builtins =
+            directory.map(|directory| matching(directory, "libnvrtc-builtins.so.")).unwrap_or_default();
         let file = if path.components().count() > 1 { File::open(&path).ok() } else { None };
         Located { file, builtins: builtins.iter().flat_map(File::open).collect(), path }
     };
@@ -367,7 +369,8 @@ fn candidates() -> Vec<PathBuf> {
     if let Some(set) = std::env::var_os("INLANE_NVRTC") {
         return vec![set.into()];
     }
-    // The dynamic loader's paths come first, then Python's packages, then the folders of the CUDA toolkit.
+    // The dynamic loader's paths come first, then Python's packages, then the directories of the CUDA
+    // toolkit.
     let mut found: Vec<PathBuf> =
         ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"].map(PathBuf::from).into();
     for site in site_packages() {
@@ -375,16 +378,16 @@ fn candidates() -> Vec<PathBuf> {
             found.extend(matching(&site.join(package).join("lib"), "libnvrtc.so."));
         }
     }
-    for folder in
+    for directory in
         ["/usr/local/cuda/lib64", "/usr/local/cuda-13.0/lib64", "/usr/local/cuda/targets/x86_64-linux/lib"]
     {
-        found.extend(matching(Path::new(folder), "libnvrtc.so."));
+        found.extend(matching(Path::new(directory), "libnvrtc.so."));
     }
     found
 }
 
-/// Returns Python's package folders: those of `PYTHONPATH`, of the active virtual environment, of the user
-/// and of the system.
+/// Returns Python's package directories: those of `PYTHONPATH`, of the active virtual environment, of the
+/// user and of the system.
 fn site_packages() -> Vec<PathBuf> {
     let mut sites: Vec<PathBuf> = Vec::new();
     if let Some(paths) = std::env::var_os("PYTHONPATH") {
@@ -394,9 +397,10 @@ fn site_packages() -> Vec<PathBuf> {
     roots.extend(std::env::var_os("VIRTUAL_ENV").map(PathBuf::from));
     roots.extend(std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local")));
     if let Some(paths) = std::env::var_os("PATH") {
-        // A python3 in ROOT/bin has its packages in ROOT/lib, so look for python3 in each folder of `PATH`.
-        let pythons = std::env::split_paths(&paths).filter(|folder| folder.join("python3").exists());
-        roots.extend(pythons.filter_map(|folder| folder.parent().map(Path::to_path_buf)));
+        // A python3 in ROOT/bin has its packages in ROOT/lib, so look for python3 in each directory of
+        // `PATH`.
+        let pythons = std::env::split_paths(&paths).filter(|directory| directory.join("python3").exists());
+        roots.extend(pythons.filter_map(|directory| directory.parent().map(Path::to_path_buf)));
     }
     roots.extend(["/usr/local", "/usr"].map(PathBuf::from));
     for root in roots {
@@ -407,9 +411,9 @@ fn site_packages() -> Vec<PathBuf> {
     sites
 }
 
-/// Returns the entries of `folder` whose names begin with `prefix`, in descending order of name.
-fn matching(folder: &Path, prefix: &str) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+/// Returns the entries of `directory` whose names begin with `prefix`, in descending order of name.
+fn matching(directory: &Path, prefix: &str) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     let mut found: Vec<PathBuf> = entries
         .flatten()
         .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))

@@ -5,14 +5,14 @@ use crate::driver::call;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUdevice_P2PAttribute as Attribute, CUresult};
 
-/// Properties of one GPU's access to another GPU's memory.
+/// How one GPU (the first) can access the memory of another GPU (the second).
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct PeerInfo {
     /// True if the first GPU can read and write the second's memory.
     pub can_access: bool,
-    /// The driver's rank of the link. 0 is the fastest.
+    /// The rank that the driver gives to the link between the GPUs. 0 is the fastest.
     pub performance_rank: i32,
-    /// True if the link supports atomic operations.
+    /// True if the first GPU can run atomic operations on the second's memory.
     pub native_atomics: bool,
 }
 

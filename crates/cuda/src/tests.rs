@@ -93,8 +93,8 @@ fn locating_the_compiler_runs_none_of_its_code() {
     let _ = (devices(), Gpu::open(0).map(drop));
     locate_compiler();
     assert!(!marker.exists(), "nothing of the library has run");
-    // Moves the library's folder away, as a stand-in for a folder that cannot be read after privileges were
-    // dropped.
+    // Moves the library's directory away, as a stand-in for a directory that cannot be read after privileges
+    // were dropped.
     std::fs::rename(library.parent().unwrap(), library.parent().unwrap().with_extension("hidden")).unwrap();
     let (version, found) = compiler_version().unwrap();
     assert!(marker.exists() && version == "13.0" && found == library, "{version} {found:?}");

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const ALL: [CompletionMode; 3] = [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive];
 
-/// Builds the stub of the driver. Returns a folder with its `libcuda.so.1`, or `None` if there is no C
+/// Builds the stub of the driver. Returns a directory with its `libcuda.so.1`, or `None` if there is no C
 /// compiler.
 fn stub() -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir().unwrap();

@@ -20,7 +20,7 @@ pub enum Error {
         /// What is wrong, and what to write instead.
         why: String,
     },
-    /// The interface, device or folder that the port names does not exist.
+    /// The interface, device or directory that the port names does not exist.
     #[error("port {port}: {what} does not exist; {remedy}")]
     Missing {
         /// The port's name, as the user wrote it.

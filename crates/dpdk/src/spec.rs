@@ -212,7 +212,7 @@ fn kind(spec: &mut PortSpec) -> inlane_core::Result<Kind> {
         "pci" => Kind::Pci { address: pci_address(spec)? },
         kind => {
             return Err(spec.error(format!(
-                "'{kind}' is not a kind of port here; choose from {}",
+                "'{kind}' is not a kind of port here; choose one of {}",
                 EthSpec::KINDS.join(", ")
             )));
         }
@@ -230,7 +230,7 @@ fn interface(spec: &PortSpec) -> inlane_core::Result<String> {
         return Ok(name.to_owned());
     }
     Err(spec.error(format!(
-        "'{name}' is not a valid interface name; write {}:NAME with 1 to 15 characters ('ip link' lists the interfaces)",
+        "'{name}' is not a valid interface name; give {}:NAME with 1 to 15 characters ('ip link' lists the interfaces)",
         spec.kind()
     )))
 }
@@ -243,7 +243,7 @@ fn memif(spec: &mut PortSpec) -> inlane_core::Result<Kind> {
     let server = spec.option("role", |value| match value {
         "client" => Ok(false),
         "server" => Ok(true),
-        _ => Err("choose server or client".into()),
+        _ => Err("choose one of server, client".into()),
     })?;
     let wait_s = spec.option("wait", |value| {
         let seconds = value.strip_suffix('s').unwrap_or(value).parse::<f64>().ok();
@@ -283,7 +283,7 @@ fn pci_address(spec: &PortSpec) -> inlane_core::Result<String> {
         return Ok(full.to_ascii_lowercase());
     }
     let why = format!(
-        "'{}' is not a PCI address; write it as 'lspci -D' prints it: pci:0000:b5:00.0",
+        "'{}' is not a PCI address; give it as 'lspci -D' prints it: pci:0000:b5:00.0",
         spec.argument()
     );
     Err(spec.error(why))

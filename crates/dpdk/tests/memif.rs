@@ -169,7 +169,7 @@ fn without_a_peer() {
     assert!(error.contains("is no socket"), "{error}");
 }
 
-/// Starts this test again in a process of its own, whose current folder is a temporary folder.
+/// Starts this test again in a process of its own, whose current directory is a temporary directory.
 #[test]
 fn a_relative_path_names_a_socket_in_the_current_folder() {
     const CASE: &str = "INLANE_TEST_RELATIVE_PATH";

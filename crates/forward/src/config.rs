@@ -205,7 +205,7 @@ impl Config {
             return range("--pipelines", self.pipelines.into(), "give 1 to 64".into());
         }
         if self.executor.device() == Device::Cpu && self.compete == Compete::Large {
-            let why = "applies to GPUs only; use --compete=compute on the CPU";
+            let why = "it applies to GPUs only; use --compete=compute on the CPU";
             return Err(Error::config("--compete=large", why));
         }
         if !(1..=MAX_BURST).contains(&burst) {
@@ -238,7 +238,7 @@ impl Config {
         match &self.route {
             Route::Between(a, b) if a == b => Err(Error::config(
                 format!("--between {a}"),
-                "is named twice; name two ports, or reflect packets with --rx and --tx",
+                "it is named twice; name two ports, or reflect packets with --rx and --tx",
             )),
             Route::OneWay { tx, .. } if tx.is_empty() => {
                 Err(Error::config("--tx", "name at least one port to send to"))
@@ -259,12 +259,16 @@ impl Config {
             let why = format!("{cores} for {needed}; name {threads}, or 'none'");
             return Err(Error::config("--cores", why));
         }
+        if let Some(index) = (1..cores.len()).find(|&index| cores[..index].contains(&cores[index])) {
+            let why = format!("core {} is named twice; name each core once", cores[index]);
+            return Err(Error::config("--cores", why));
+        }
         let allowed = allowed_cores();
         match cores.iter().find(|core| !allowed.contains(core)) {
             Some(core) => {
                 let allowed: Vec<String> = allowed.iter().map(usize::to_string).collect();
                 let allowed = allowed.join(", ");
-                let why = format!("core {core} is not allowed for this process; choose from {allowed}");
+                let why = format!("core {core} is not allowed for this process; choose one of {allowed}");
                 Err(Error::config("--cores", why))
             }
             None => Ok(()),

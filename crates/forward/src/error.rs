@@ -17,6 +17,14 @@ pub enum Error {
         /// What is wrong with the setting, and what to write instead.
         why: String,
     },
+    /// No method keeps the latency limit of `--max-latency` on this machine.
+    #[error("--max-latency {limit}: no method is that fast on this machine; {found}; give a longer time")]
+    TooSlow {
+        /// The limit.
+        limit: String,
+        /// The best latency that was measured.
+        found: String,
+    },
     /// A thread panicked, so the run ended early.
     #[error(
         "the {thread} thread of pipeline {pipeline} panicked: {message}; this is a defect, please report it"
@@ -99,7 +107,8 @@ impl Error {
         match self {
             Error::Core(error) => error.class(),
             Error::Config { .. } => Class::Usage,
-            Error::Panicked { .. } | Error::Verification(_) | Error::Leaked { .. } => Class::Failed,
+            Error::TooSlow { .. } | Error::Panicked { .. } => Class::Failed,
+            Error::Verification(_) | Error::Leaked { .. } => Class::Failed,
             Error::Stuck { .. } | Error::Competitor(_) | Error::Interrupted(_) => Class::Failed,
             Error::Function(error) => error.class(),
             #[cfg(feature = "dpdk")]

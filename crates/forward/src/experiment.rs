@@ -20,5 +20,5 @@ pub use auto::{Goal, choose};
 pub use baseline::baseline;
 pub use ceiling::Ceilings;
 pub(crate) use competing::CompetingJob;
-pub use limit::limit;
+pub use limit::{limit, missed_rate};
 pub use load::{OFFERED, against_load};

@@ -12,12 +12,12 @@ pub struct FunctionReport {
     pub tables: Vec<Table>,
 }
 
-/// A counter.
+/// A counter of a packet function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Counter {
-    /// What was counted, as a key, for example `expired_packets`.
+    /// The name of what was counted, in the form of a JSON key, for example `expired_packets`.
     pub name: String,
-    /// The number.
+    /// The count at the end of the run.
     pub value: u64,
 }
 

@@ -209,7 +209,7 @@ fn messages_name_the_mistake() {
             error.to_string()
         };
         assert!(message(refused("a", "", good)).contains("INLANE_FUNCTION(name"));
-        assert!(message(refused("c", "", &both)).contains("no function 'c'; choose from a, b"));
+        assert!(message(refused("c", "", &both)).contains("no function 'c'; choose one of a, b"));
         assert!(message(refused("", "", &both)).contains("several functions (a, b)"));
         assert!(message(refused("a", "x", &both)).contains("'x' is not a number"));
         assert!(message(refused("a", "1", &both)).contains("static constexpr uint32_t parameters"));

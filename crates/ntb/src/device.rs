@@ -32,9 +32,9 @@ pub enum Ordering {
 /// The alignment and size that a window needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct WindowLimits {
-    /// Alignment of a translation's address, in bytes.
+    /// Required alignment of the memory that a window is mapped to, in bytes.
     pub address_align: u64,
-    /// Granularity of a window's size, in bytes.
+    /// A window's size is a multiple of this number of bytes.
     pub size_align: u64,
     /// Largest size of a window, in bytes.
     pub size_max_bytes: u64,
@@ -51,13 +51,13 @@ pub struct Capabilities {
     pub windows: u32,
     /// Alignment and size that each window needs.
     pub window: WindowLimits,
-    /// Mask of the doorbell bits that exist.
+    /// Mask of the doorbell bits that the bridge has.
     pub doorbells: u64,
-    /// Number of interrupt vectors that the doorbell bits are spread over.
+    /// Number of interrupt vectors. Each doorbell bit raises one of them.
     pub vectors: u32,
     /// Number of 32-bit scratchpads of each port.
     pub scratchpads: u32,
-    /// True if ordinary host memory lies behind the windows. Bandwidths are then those of a model, even where
+    /// True if the windows lead to ordinary host memory. Bandwidths are then those of a model, even where
     /// the BAR and its interrupts are real.
     pub is_memory_modelled: bool,
     /// When a store through a window becomes visible to the peer.

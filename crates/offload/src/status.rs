@@ -24,7 +24,7 @@ pub struct EngineStatus {
     pub path: String,
     /// The engine's MAC address.
     pub mac: String,
-    /// The engine's addresses.
+    /// The engine's IP addresses, each with the prefix length of its network.
     pub addresses: Vec<String>,
     /// How long the engine has been running.
     pub uptime_ns: u64,
@@ -36,7 +36,7 @@ pub struct EngineStatus {
     pub connections: ConnectionCounters,
     /// The sockets that the engine runs.
     pub sockets: Vec<SocketStatus>,
-    /// The last sockets of programs that stayed with the kernel, the latest first.
+    /// The sockets that most recently stayed with the kernel, the latest first.
     pub kernel: Vec<KernelSocket>,
 }
 
@@ -55,7 +55,7 @@ pub struct ConnectionCounters {
     pub resets_sent: u64,
     /// Sockets that stayed with the kernel.
     pub kernel: u64,
-    /// Requests of programs.
+    /// Requests that programs sent through the control socket.
     pub requests: u64,
     /// Payload bytes that programs received over connections.
     pub received_bytes: u64,
@@ -68,9 +68,9 @@ pub struct ConnectionCounters {
 /// A socket that stayed with the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct KernelSocket {
-    /// The program's name.
+    /// The name of the program that created the socket.
     pub program: String,
-    /// The process.
+    /// The identifier of the program's process.
     pub process: i32,
     /// The address to which the program bound the socket.
     pub local: Option<String>,
@@ -85,7 +85,7 @@ pub struct KernelSocket {
 pub struct SocketStatus {
     /// The program that created the socket.
     pub program: String,
-    /// Its process.
+    /// The identifier of the program's process.
     pub process: i32,
     /// The state, by its name in RFC 9293, or `bound`.
     pub state: String,

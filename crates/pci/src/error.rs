@@ -9,7 +9,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum Error {
     /// A text does not name a device or BAR.
-    #[error("'{text}' is not {what}: {why}; write, for example, {example}")]
+    #[error("'{text}' is not {what}: {why}; give for example {example}")]
     Text {
         /// The given text.
         text: String,

@@ -8,12 +8,12 @@ use std::fmt;
 /// LCRC (6), and framing (2). Source: PCI Express Base Specification, 2.2 and 3.6.
 pub const TLP_OVERHEAD_BYTES: u32 = 24;
 
-/// The speed and width of a link.
+/// The speed and width of a PCIe link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Rate {
     /// Millions of transfers per second on each lane: 2500 (Gen1) to 64000 (Gen6).
     pub megatransfers_per_second: u32,
-    /// The number of lanes.
+    /// The number of PCIe lanes.
     pub lanes: u8,
 }
 
@@ -82,14 +82,14 @@ pub struct Link {
     pub max: Rate,
 }
 
-/// A link that runs below the rate that its device supports.
+/// How far a link runs below the rate that its device supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Shortfall {
     /// The current rate.
     pub current: Rate,
-    /// The highest rate that the device supports.
+    /// The highest rate that the device at the lower end supports.
     pub device: Rate,
-    /// The highest rate that both ends support, or the device's if the other end is unknown.
+    /// The highest rate that both ends support. If the upper end is unknown, the device's highest rate.
     pub possible: Rate,
 }
 

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// The kind of a function, from its class code.
+/// The kind of a PCI function. Its class code decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -24,16 +24,16 @@ pub enum Kind {
     Other,
 }
 
-/// A base address register that the device implements.
+/// A base address register (BAR): a range of a device's memory or I/O ports that the CPU can access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct BarInfo {
     /// The index, 0 to 5.
     pub index: u8,
     /// The physical address; 0 if none is assigned.
     pub start: u64,
-    /// The length.
+    /// The length of the range.
     pub size_bytes: u64,
-    /// True for memory, false for I/O ports.
+    /// True for a range of memory, false for I/O ports.
     pub memory: bool,
     /// True if reads have no side effects, so the BAR can be mapped write-combining.
     pub prefetchable: bool,
@@ -46,7 +46,7 @@ pub struct BarInfo {
 pub struct Device {
     /// The address of the function.
     pub address: Address,
-    /// The bridge above the function; `None` directly below a root complex.
+    /// The address of the bridge above the function. Null directly below a root complex.
     pub parent: Option<Address>,
     /// The vendor ID.
     pub vendor: u16,
@@ -56,15 +56,15 @@ pub struct Device {
     pub class: u32,
     /// The kind of device that the class stands for.
     pub kind: Kind,
-    /// The NUMA node that the function is attached to, if the firmware tells.
+    /// The NUMA node that the function is attached to. Null if the firmware does not report it.
     pub numa_node: Option<u32>,
-    /// The CPUs near the function, as the kernel lists them, such as `0-15,32-47`.
+    /// The CPUs closest to the function, as the kernel lists them, such as `0-15,32-47`.
     pub local_cpus: Option<String>,
-    /// The kernel driver that is bound to the function.
+    /// The kernel driver that is bound to the function. Null if there is none.
     pub driver: Option<String>,
-    /// The number of the function's IOMMU group.
+    /// The number of the function's IOMMU group. Null without an IOMMU.
     pub iommu_group: Option<u32>,
-    /// The function's link to the bridge above; `None` inside a root complex and for conventional PCI.
+    /// The function's link to the bridge above. Null inside a root complex and for conventional PCI.
     pub link: Option<Link>,
     /// The implemented BARs.
     pub bars: Vec<BarInfo>,

@@ -10,6 +10,7 @@ use inlane_core::clock::Clock;
 use inlane_core::port::spec::PortSpec;
 use inlane_core::units::Rate;
 use inlane_core::{Error, Port};
+use std::path::Path;
 
 /// The kinds of ports that DPDK provides.
 pub const DPDK_KINDS: &[&str] = &["net_null", "ring", "af_xdp", "af_packet", "tap", "memif", "pci"];
@@ -182,7 +183,8 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
             }
             kind => {
                 let kinds = [&["null", "gen", "check", "pcap"], DPDK_KINDS].concat().join(", ");
-                let why = format!("'{kind}' is not a kind of port; choose from {kinds}");
+                let meant = meant(name).map(|meant| format!("did you mean {meant}? ")).unwrap_or_default();
+                let why = format!("'{kind}' is not a kind of port; {meant}choose one of {kinds}");
                 return Err(Error::port_usage(name, why).into());
             }
         };
@@ -193,6 +195,45 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
     }
     let ports = ports.into_iter().collect::<Option<_>>().expect("every name was opened above");
     Ok(OpenPorts { ports, room })
+}
+
+/// Returns the ports that a name of an unknown kind may stand for: the name of a network interface, the address
+/// of a PCI device, or a misspelt kind. Returns `None` for other names.
+fn meant(name: &str) -> Option<String> {
+    let (port, options) = name.split_at(name.find(',').unwrap_or(name.len()));
+    let is_hex =
+        |text: &str, digits: usize| text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let is_slot = |text: &str| {
+        text.split_once('.').is_some_and(|(device, function)| is_hex(device, 2) && is_hex(function, 1))
+    };
+    match port.split(':').collect::<Vec<_>>()[..] {
+        [domain, bus, slot] if is_hex(domain, 4) && is_hex(bus, 2) && is_slot(slot) => {
+            Some(format!("pci:{port}{options}"))
+        }
+        [bus, slot] if is_hex(bus, 2) && is_slot(slot) => Some(format!("pci:0000:{port}{options}")),
+        [interface] if looks_like_interface(interface) => {
+            Some(format!("af_xdp:{interface}{options} or af_packet:{interface}{options}"))
+        }
+        [kind, ..] => {
+            let kinds = ["null", "gen", "check", "pcap"].iter().chain(DPDK_KINDS);
+            let near = kinds.filter(|known| strsim::osa_distance(kind, known) <= (known.len() / 3).max(1));
+            near.min_by_key(|known| strsim::osa_distance(kind, known))
+                .map(|known| format!("{known}{}", &name[kind.len()..]))
+        }
+        [] => None,
+    }
+}
+
+/// Returns true if this machine has the network interface, or if the name begins as Linux names interfaces of
+/// cards, virtual machines and containers.
+fn looks_like_interface(name: &str) -> bool {
+    let prefixes = ["eth", "en", "veth", "br", "bond", "wl", "ib", "virbr", "docker", "vlan", "dummy"];
+    let numbered = name.ends_with(|last: char| last.is_ascii_digit());
+    let is_name =
+        name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/') && (1..16).contains(&name.len());
+    is_name
+        && (numbered && prefixes.iter().any(|prefix| name.starts_with(prefix))
+            || Path::new("/sys/class/net").join(name).is_dir() && ![".", ".."].contains(&name))
 }
 
 #[cfg(test)]
@@ -233,7 +274,16 @@ mod tests {
     fn refused_ports_are_named_with_a_remedy() {
         for (rx, tx, expected) in [
             ("gen:64", "gen:64", "name it after --rx"),
-            ("gen:64", "nul", "'nul' is not a kind of port; choose from null, gen, check, pcap"),
+            (
+                "gen:64",
+                "nul",
+                "'nul' is not a kind of port; did you mean null? choose one of null, gen, check, pcap",
+            ),
+            ("gen:64", "eth9", "did you mean af_xdp:eth9 or af_packet:eth9?"),
+            ("gen:64", "lo,queue=1", "did you mean af_xdp:lo,queue=1 or af_packet:lo,queue=1?"),
+            ("gen:64", "0000:3b:00.0", "did you mean pci:0000:3b:00.0?"),
+            ("gen:64", "3b:00.0", "did you mean pci:0000:3b:00.0?"),
+            ("gen:64", "nulll", "'nulll' is not a kind of port; did you mean null?"),
             ("gen:64", "null,foo=bar", "unknown option 'foo'"),
             ("gen:64", "check,foo=1", "check,foo=1"),
             ("null", "check", "check:64,flows=8"),

@@ -5,7 +5,7 @@ use crate::costs::{BarCosts, Costs};
 use crate::dma::DmaEngine;
 use inlane_core::completion::CompletionMode;
 use inlane_core::mover::{Access, CpuMover, Mover, Ticket, check_pair, out_of_reach};
-use inlane_core::{Error, Location, Region, Result};
+use inlane_core::{Error, Location, Region, Result, units};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -46,7 +46,11 @@ impl Accelerator {
             return Err(Error::Memory {
                 bytes,
                 what: format!("memory of twin:{}", self.index),
-                why: format!("{} of its {total} bytes are free; request less", total - used),
+                why: format!(
+                    "{} of its {} are free; give less",
+                    units::bytes((total - used) as u64),
+                    units::bytes(total as u64)
+                ),
             });
         }
         let mut allocation = Allocation { used: self.used.clone(), bytes, memory: None };
@@ -179,10 +183,7 @@ mod tests {
         let first = twin.allocate(1 << 19).unwrap();
         assert_eq!(*first.location(), Location::Twin(0));
         let error = twin.allocate((1 << 19) + 1).unwrap_err().to_string();
-        assert!(
-            error.contains("twin:0") && error.contains("524288 of its 1048576 bytes are free"),
-            "{error}"
-        );
+        assert!(error.contains("twin:0") && error.contains("512 KiB of its 1 MiB are free"), "{error}");
         assert!(twin.allocate(usize::MAX).is_err());
         assert!(twin.allocate(0).is_err());
         drop(first);

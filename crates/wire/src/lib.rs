@@ -76,7 +76,7 @@ pub enum Error {
         value: u64,
     },
     /// A text is not a MAC address.
-    #[error("it is not a MAC address; write six bytes, for example 02:00:00:00:00:01")]
+    #[error("it is not a MAC address; give six bytes, for example 02:00:00:00:00:01")]
     NotMac,
 }
 

@@ -184,7 +184,9 @@ impl<'a> Bench<'a> {
         let selector = PathSelector::open(way.from, way.to, way.choice, way.options, costs)?;
         if let Some(fallback) = selector.fallback() {
             let path = selector.path_for(way.options.largest as u64);
-            crate::print_to_stderr(format_args!("inlane: {way}: {fallback}; continuing with {path}"));
+            crate::print_to_stderr(format_args!(
+                "inlane: warning: {way}: {fallback}; continuing with {path}"
+            ));
         }
         self.report.twin |= selector.is_twin();
         Ok(selector)
@@ -334,7 +336,7 @@ impl<'a> Bench<'a> {
         // No stream with `--measure latency`, or if only one transfer is in flight at a time: it would repeat
         // the latency measurement.
         let one_in_flight = what == Measured::Latency
-            || self.args.window == Some(1)
+            || self.args.in_flight == Some(1)
             || selector.is_synchronous_for(size as u64);
         Ok(vec![match single {
             Some(single) if one_in_flight => single,

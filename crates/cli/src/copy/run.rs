@@ -43,7 +43,7 @@ impl Copy {
             repeats: self.repeats,
             time: self.duration,
             warm_up: self.warm_up,
-            window: self.window,
+            window: self.in_flight,
             completion: CompletionMode::Poll,
             stop,
         };

@@ -7,7 +7,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Name {
-    /// Packet drivers and buffers.
+    /// DPDK's packet drivers and buffers.
     Dpdk,
     /// Large pages for packet buffers.
     Hugepages,
@@ -15,33 +15,33 @@ pub enum Name {
     Privileges,
     /// The limit of memory that may be pinned.
     MemoryLock,
-    /// Sockets that share buffers with a network driver.
+    /// AF_XDP: sockets that share packet buffers with the driver of a network interface.
     AfXdp,
-    /// Sockets that receive whole frames.
+    /// AF_PACKET: sockets that receive and send whole Ethernet frames.
     AfPacket,
-    /// Virtual interfaces to the kernel (`tap:`).
+    /// Virtual network interfaces that connect a program with the kernel (`tap:`).
     Tun,
-    /// Shared-memory ports to other DPDK programs.
+    /// Ports to other DPDK programs through shared memory.
     Memif,
     /// An NVIDIA GPU, its kernel driver and libcuda.
     Gpu,
     /// The run-time compiler of CUDA.
     Nvrtc,
-    /// GPU memory mapped to the CPU.
+    /// GDRCopy, which maps GPU memory for the CPU.
     Gdrcopy,
-    /// Address translation for devices.
+    /// The IOMMU, which translates the addresses that devices access.
     Iommu,
-    /// Devices handed to user space.
+    /// VFIO, which gives PCI devices to user-space programs.
     Vfio,
     /// The width and speed of PCIe links.
     PcieLinks,
-    /// Memory nodes.
+    /// The NUMA nodes of memory and cores.
     Numa,
-    /// The clock frequency policy.
+    /// The policy by which the kernel sets the clock frequency of cores.
     CpuGovernor,
-    /// Cores that the scheduler leaves alone.
+    /// Cores on which the scheduler starts no other programs.
     IsolatedCores,
-    /// The clock that timestamps are read from.
+    /// The clock source from which the kernel reads timestamps.
     ClockSource,
     /// Virtual machines for tests with PCI devices.
     Lab,
@@ -64,7 +64,7 @@ pub enum State {
     Ok,
     /// The part works, but slower than it could or without some feature.
     Degraded,
-    /// What needs the part cannot run.
+    /// The part does not work, so features that need it cannot run.
     Missing,
 }
 

@@ -1,9 +1,9 @@
-//! Runs the checks on fake machines: a folder of files, and chosen outcomes of system calls.
+//! Runs the checks on fake machines: a directory of files, and chosen outcomes of system calls.
 
 use super::*;
 use rustix::io::Errno;
 
-/// A fake machine: a folder of files, and chosen outcomes of system calls. A test adds the files and the
+/// A fake machine: a directory of files, and chosen outcomes of system calls. A test adds the files and the
 /// outcomes that its check needs. Everything else is missing.
 struct Fake {
     root: tempfile::TempDir,

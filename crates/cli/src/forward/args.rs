@@ -1,8 +1,10 @@
 //! The flags of `inlane forward`.
 
-use super::options::{Choice, Compete, Goal, OnOverload, PlayPace, Priority, duration, interval, percent};
+use super::options::{Choice, Compete, Goal, OnOverload, PlayPace, Priority, interval, percent, slots};
 use super::sweep::Axis;
+use crate::values::{count, size, time_above_zero};
 use clap::Args;
+use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
 use inlane_core::units;
 use inlane_forward::config::Device;
 use inlane_forward::gpu::Memory;
@@ -107,8 +109,9 @@ pub(super) struct PortArgs {
     /// Forward between two ports, both ways
     #[arg(long, num_args = 2, value_names = ["PORT", "PORT"])]
     pub(super) between: Option<Vec<String>>,
-    /// Make packets of this size at --rx null, net_null or gen. Overrides the size in the port's name
-    #[arg(long, value_name = "BYTES")]
+    /// Make packets of this size at --rx null, net_null or gen, 14 to 65535 bytes. Overrides the size in the
+    /// port's name
+    #[arg(long, value_name = "BYTES", value_parser = size::<u64>(14, 65535))]
     pub(super) size: Option<u64>,
     /// Offer packets at this rate, in bits/s of frames (10G), line rate (10GbE) or packets/s (1.5Mpps). A
     /// generator that falls behind sends its packets late and drops none [default: as fast as possible]
@@ -142,18 +145,22 @@ pub(super) struct FunctionArgs {
     /// Run the packet function on this device: cpu, or gpu:0 for the first GPU
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub(super) on: Device,
-    /// Use this control flow: single or split; on a GPU also persistent, stream or graph; or auto to try them
+    /// Choose which threads or kernels run the packet function. single: the thread that receives and sends.
+    /// split: other threads; on a GPU, one kernel launch per burst. GPUs have three more. persistent: a
+    /// kernel that runs for the whole run. stream: kernels posted to CUDA streams before packets arrive.
+    /// graph: the same as CUDA graphs. auto tries all of the device and takes the best
     #[arg(long, default_value = "single", value_name = "METHOD|auto")]
     pub(super) method: Choice,
-    /// With --method auto: choose the method, burst and flush time for this goal [default: throughput]
+    /// What --method auto optimises [default: throughput]
     #[arg(long, value_enum, conflicts_with = "max_latency", value_name = "GOAL")]
     pub(super) goal: Option<Goal>,
-    /// With --method auto: choose the highest rate at which 99 % of packets take at most this time from
-    /// receive to send
+    /// Limit latency: 99 % of packets may take at most this time from receive to send. Use it with --method
+    /// auto, which then takes the method, burst and flush time with the highest rate within the limit
+    /// [default: no limit]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     pub(super) max_latency: Option<Duration>,
-    /// With --method split on the CPU: use this many worker threads, up to 64; 0 means one
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    /// The number of worker threads, 1 to 64, for --method split on the CPU. 0 means 1
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = count::<usize>(0, 64))]
     pub(super) workers: usize,
     /// Spend this extra time on each packet, at most 1ms
     #[arg(long, default_value = "0", value_name = "TIME", value_parser = units::parse_time)]
@@ -168,31 +175,32 @@ pub(super) struct GpuArgs {
     /// back) or gpu-pool (GPU memory from the start; for ports that do not touch payload) [default: pinned]
     #[arg(long, value_name = "WHERE")]
     pub(super) memory: Option<Memory>,
-    /// Copy only this many bytes of each packet to GPU memory. The rest stays in host memory
-    #[arg(long, value_name = "BYTES")]
+    /// Copy only this many bytes of each packet to GPU memory, 1 to 128K. The rest stays in host memory
+    #[arg(long, value_name = "BYTES", value_parser = size::<u32>(1, 1 << 17))]
     pub(super) header_split: Option<u32>,
-    /// Blocks of a persistent kernel
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    /// Blocks of a persistent kernel, up to 65535
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = count::<u32>(0, 65535))]
     pub(super) blocks: u32,
-    /// Threads per block
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    /// Threads per block, up to 1024
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = count::<u32>(0, 1024))]
     pub(super) threads: u32,
-    /// Streams in which kernels are launched or posted
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    /// CUDA streams in which kernels are launched or posted, up to 1024
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = count::<u32>(0, 1024))]
     pub(super) streams: u32,
-    /// Items per launch of a graph
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    /// Items per launch of a graph, up to 65536
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = count::<u32>(0, MAX_SLOTS as u64))]
     pub(super) graph_items: u32,
-    /// Parallel branches of a graph
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    /// Parallel branches of a graph, up to 1024
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = count::<u32>(0, 1024))]
     pub(super) graph_branches: u32,
-    /// Pause between two polls of the ring by a block of a persistent kernel
+    /// Let each block of a persistent kernel pause this long between two polls of the ring. A longer pause
+    /// reads the ring less often and adds latency
     #[arg(long, default_value = "0", value_name = "TIME", value_parser = units::parse_time)]
     pub(super) pause: Duration,
     /// End the run with an error if the GPU does not finish an item in this time
     #[arg(long, default_value = "2s", value_name = "TIME", value_parser = units::parse_time)]
     pub(super) watchdog: Duration,
-    /// Priority of inlane's kernels over kernels of other jobs that wait for the GPU
+    /// The order in which the GPU starts waiting kernels of inlane and of other jobs
     #[arg(long, value_enum, default_value_t = Priority::High, value_name = "PRIORITY")]
     pub(super) priority: Priority,
     /// Measure the traffic on the GPU's PCIe link with the GPU's own counter (NVML)
@@ -205,16 +213,16 @@ pub(super) struct GpuArgs {
 #[command(next_help_heading = "Pipeline")]
 pub(super) struct PipelineArgs {
     /// The largest number of packets in a burst, 1 to 1024
-    #[arg(long, default_value_t = 64, value_name = "N")]
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = count::<usize>(1, MAX_BURST as u64))]
     pub(super) burst: usize,
-    /// Let a partial burst wait this long for more packets
+    /// Let a burst that is not full wait this long for more packets. 0 sends it at once
     #[arg(long, default_value = "0", value_name = "TIME", value_parser = units::parse_time)]
     pub(super) flush: Duration,
     /// Slots of the burst ring, a power of two from 2 to 65536
-    #[arg(long, default_value_t = 64, value_name = "N")]
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = slots)]
     pub(super) slots: usize,
     /// The number of pipelines, 1 to 64. Each has a receive queue and threads of its own
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = count::<u16>(1, 64))]
     pub(super) pipelines: u16,
     /// What to do if the ring or the transmit port is full
     #[arg(long, value_enum, default_value_t = OnOverload::Wait, value_name = "POLICY")]
@@ -224,10 +232,10 @@ pub(super) struct PipelineArgs {
     #[arg(long, value_name = "LIST|none")]
     pub(super) cores: Option<String>,
     /// Packet buffers per pipeline, from four bursts to 4M; 0 chooses
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = count::<usize>(0, 1 << 22))]
     pub(super) buffers: usize,
     /// Data room: the bytes that a packet buffer can hold, 64 to 128K
-    #[arg(long, default_value = "2K", value_name = "SIZE", value_parser = units::parse_size)]
+    #[arg(long, default_value = "2K", value_name = "SIZE", value_parser = size::<u64>(64, 128 << 10))]
     pub(super) room: u64,
     /// Keep root's privileges. By default, a run that needed root for its ports continues as the user who
     /// called sudo, or nobody
@@ -240,7 +248,7 @@ pub(super) struct PipelineArgs {
 #[command(next_help_heading = "End of the run")]
 pub(super) struct RunArgs {
     /// End after this time [default: 5s; a capture runs to its end, --between until a signal]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = time_above_zero)]
     pub(super) duration: Option<Duration>,
     /// End after this many packets per pipeline, or after 'all' packets of a capture or of a generator that
     /// ends
@@ -264,7 +272,7 @@ pub(super) struct ExperimentArgs {
     #[arg(long, value_name = "FLAG=VALUE,...")]
     pub(super) sweep: Vec<Axis>,
     /// Run each point this many times, in turns, and report median, minimum and maximum
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = count::<u32>(1, 1000))]
     pub(super) repeats: u32,
     /// Run a competing job on the same GPU, or with --on cpu on the same cores, and report what each costs
     /// the other. --compete alone means --compete=compute

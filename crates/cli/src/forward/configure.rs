@@ -1,7 +1,8 @@
 //! Turns the flags into the configuration of a run.
 
 use super::args::{Forward, GpuArgs};
-use super::options::{Choice, Compete, OnOverload, PlayPace, Priority, cores};
+use super::options::{Choice, Compete, OnOverload, PlayPace, Priority};
+use crate::values::core_list;
 use inlane_forward::config::{self, Config, Executor, Method, Route};
 use inlane_forward::gpu::{self, Memory};
 use inlane_forward::pipeline::{Overload, PipelineSettings};
@@ -29,13 +30,24 @@ impl Forward {
                 return Err(inlane_forward::Error::config(what, why).into());
             }
         };
+        let unnamed = match &route {
+            Route::Between(one, other) if one.is_empty() || other.is_empty() => Some("--between ''"),
+            Route::OneWay { rx, .. } if rx.is_empty() => Some("--rx ''"),
+            Route::OneWay { tx, .. } if tx.iter().any(String::is_empty) => Some("--tx ''"),
+            _ => None,
+        };
+        if let Some(flag) = unnamed {
+            return Err(
+                inlane_forward::Error::config(flag, "the port is missing; give for example null").into()
+            );
+        }
         let mut config = Config::new(route);
         config.function = self.function.function.clone();
         if matches!(self.function.method, Choice::Method(_))
             && (self.function.goal.is_some() || self.function.max_latency.is_some())
         {
             let flag = if self.function.goal.is_some() { "--goal" } else { "--max-latency" };
-            let why = "needs --method auto; add it, or leave this flag out";
+            let why = "it needs --method auto; add it, or leave this flag out";
             return Err(inlane_forward::Error::config(flag, why).into());
         }
         let method = match self.function.method {
@@ -55,8 +67,9 @@ impl Forward {
         };
         let plays = matches!(&config.route, Route::OneWay { rx, .. } if rx.starts_with("pcap:"));
         if !plays && (self.ports.repeat || pace != Pace::Full) {
-            let why = "need a capture as the receive port: --rx pcap:FILE";
-            return Err(inlane_forward::Error::config("--loop and --pace", why).into());
+            let flag = if self.ports.repeat { "--loop" } else { "--pace original" };
+            let why = "it needs a capture as the receive port; add --rx pcap:FILE, or leave this flag out";
+            return Err(inlane_forward::Error::config(flag, why).into());
         }
         config.drop_privileges = !self.pipeline.keep_privileges;
         config.playback = Playback { pace, repeat: self.ports.repeat };
@@ -88,7 +101,7 @@ impl Forward {
             Some(text) => {
                 config.per_pipeline.packets =
                     text.replace('_', "").parse().ok().filter(|&n| n > 0).ok_or_else(|| {
-                        let why = "write a whole number above zero, or all";
+                        let why = "give a whole number above zero, or all";
                         inlane_core::Error::invalid(format!("--packets {text}"), why)
                     })?;
             }
@@ -97,7 +110,10 @@ impl Forward {
         config.cores = match self.pipeline.cores.as_deref() {
             None => None,
             Some("none") => Some(Vec::new()),
-            Some(list) => Some(cores(list)?),
+            Some(list) => Some(core_list(list).map_err(|_| {
+                let why = "give numbers and ranges, for example 2,3 or 4-7, or none";
+                inlane_core::Error::invalid(format!("--cores {list}"), why)
+            })?),
         };
         // Without --duration and --packets, a run ends after 5 s. Exceptions: a capture that is played once
         // ends the run itself, and a run with --between lasts until a signal.

@@ -1,6 +1,7 @@
 //! The values that flags of `inlane forward` accept.
 
 use clap::ValueEnum;
+use inlane_core::ring::layout::MAX_SLOTS;
 use inlane_core::units;
 use inlane_forward::config::Method;
 use std::time::Duration;
@@ -20,7 +21,7 @@ impl std::str::FromStr for Choice {
             return Ok(Choice::Auto);
         }
         text.parse().map(Choice::Method).map_err(|_| {
-            let why = "choose single or split, or on a GPU also persistent, stream or graph, or auto";
+            let why = "choose one of single, split, auto; on a GPU also persistent, stream, graph";
             inlane_forward::Error::config(format!("--method {text}"), why)
         })
     }
@@ -73,25 +74,6 @@ pub(super) enum OnOverload {
     Shrink,
 }
 
-/// Parses a list of core numbers and ranges, such as `0,2,4-7`.
-pub(super) fn cores(list: &str) -> inlane_core::Result<Vec<usize>> {
-    let bad = || {
-        let why = "write numbers and ranges, for example 2,3 or 4-7, or none";
-        inlane_core::Error::invalid(format!("--cores {list}"), why)
-    };
-    let mut cores = Vec::new();
-    for part in list.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (usize, usize) =
-            (first.parse().map_err(|_| bad())?, last.parse().map_err(|_| bad())?);
-        if last < first || last >= libc::CPU_SETSIZE as usize {
-            return Err(bad());
-        }
-        cores.extend(first..=last);
-    }
-    Ok(cores)
-}
-
 /// Parses a value of `--load`: a percentage of the highest rate without loss.
 pub(super) fn percent(text: &str) -> Result<f64, &'static str> {
     text.parse()
@@ -100,35 +82,24 @@ pub(super) fn percent(text: &str) -> Result<f64, &'static str> {
         .ok_or("give percentages from 0.01 to 100")
 }
 
-/// Parses the value of `--duration`, which is above zero.
-pub(super) fn duration(text: &str) -> inlane_core::Result<Duration> {
-    match units::parse_time(text)? {
-        time if time.is_zero() => {
-            Err(inlane_core::Error::invalid(format!("'{text}'"), "give a time above zero"))
-        }
-        time => Ok(time),
-    }
+/// Parses the value of `--slots`, a power of two.
+pub(super) fn slots(text: &str) -> inlane_core::Result<usize> {
+    let slots = text.parse().ok().filter(|slots| (2..=MAX_SLOTS).contains(slots) && slots.is_power_of_two());
+    let why = || format!("give a power of two from 2 to {MAX_SLOTS}");
+    slots.ok_or_else(|| inlane_core::Error::invalid(format!("'{text}'"), why()))
 }
 
 /// Parses the value of `--interval`, the time between progress lines.
 pub(super) fn interval(text: &str) -> inlane_core::Result<Duration> {
     match units::parse_time(text)? {
         time if time >= Duration::from_secs(1) => Ok(time),
-        _ => Err(inlane_core::Error::invalid(format!("'{text}'"), "must be 1s or more")),
+        _ => Err(inlane_core::Error::invalid(format!("'{text}'"), "give 1s or more")),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn core_lists_are_numbers_and_ranges() {
-        assert_eq!(cores("0,2,4-6").unwrap(), [0, 2, 4, 5, 6]);
-        for bad in ["", "a", "3-1", "1,", "0-99999999"] {
-            assert!(cores(bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn percentages_above_the_lossless_rate_are_refused() {

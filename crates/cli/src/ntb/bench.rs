@@ -5,11 +5,12 @@ use super::sizes::Sizes;
 use crate::exit::NotReady;
 use crate::output::Output;
 use crate::signal;
+use crate::values::{count, time_above_zero};
 use anyhow::{Context, bail};
 use clap::Args;
+use inlane_core::Error;
 use inlane_core::completion::CompletionMode;
 use inlane_core::result::Document;
-use inlane_core::{Error, units};
 use inlane_ntb::device::{Capabilities, Ntb};
 use inlane_ntb::discover::bridges;
 use inlane_ntb::ivshmem::Ivshmem;
@@ -41,17 +42,17 @@ pub struct Bench {
     /// (4K..256M,x2: two times)
     #[arg(long, value_name = "SIZES", default_value = "1..64M")]
     sizes: Sizes,
-    /// Duration of one repeat
-    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = units::parse_time)]
+    /// Duration of one repeat, above zero
+    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = time_above_zero)]
     duration: Duration,
-    /// Repeats of each case; the median is shown
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// Repeats of each case, 1 to 1000; the median is shown
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = count::<u32>(1, 1000))]
     repeats: u32,
     /// Also measure the shared-memory put of this ucx_perftest, in turns with inlane's
     #[arg(long, value_name = "PROGRAM")]
     ucx: Option<PathBuf>,
-    /// Repeats in which ucx_perftest takes part; each starts two processes
-    #[arg(long, value_name = "N", default_value_t = 3, requires = "ucx")]
+    /// Repeats in which ucx_perftest takes part, 1 to 1000; each starts two processes
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "ucx", value_parser = count::<u32>(1, 1000))]
     ucx_repeats: u32,
     /// Measure one part only: puts (beside a plain copy and --ucx), or mover
     #[arg(long, value_name = "PART", value_parser = part)]
@@ -60,15 +61,15 @@ pub struct Bench {
     /// engines)
     #[arg(long, value_name = "MOVER", default_value = "twin")]
     mover: MoverChoice,
-    /// PCI address of an ivshmem device bound to vfio-pci, to measure instead of the twin. Run the same command
-    /// in the other virtual machine
+    /// Measure the windows between two virtual machines instead of the twin. ADDRESS is the PCI address of
+    /// the shared ivshmem device, which is bound to vfio-pci. Run the same command in the other machine
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["ucx", "mover"])]
     ivshmem: Option<Address>,
     /// Write the result as JSON to a file, or to standard output for -
     #[arg(long, value_name = "FILE|-")]
     json: Option<String>,
-    /// Write the rows as CSV to a file
-    #[arg(long, value_name = "FILE")]
+    /// Write the result as CSV to a file, or to standard output for -, one line per row
+    #[arg(long, value_name = "FILE|-")]
     csv: Option<PathBuf>,
     /// Draw bandwidth against size by completion mode to an SVG file
     #[arg(long, value_name = "FILE")]
@@ -90,7 +91,7 @@ fn part(text: &str) -> Result<Part, &'static str> {
     match text {
         "puts" => Ok(Part::Puts),
         "mover" => Ok(Part::Mover),
-        _ => Err("expected puts or mover"),
+        _ => Err("choose one of puts, mover"),
     }
 }
 

@@ -1,6 +1,7 @@
 //! `inlane ntb check`: runs every operation of the transport between the PEs and compares the results on both
 //! sides.
 
+use crate::values::count;
 use clap::Args;
 use inlane_core::completion::CompletionMode;
 use inlane_ntb::device::Ntb;
@@ -25,17 +26,19 @@ Examples:
   # in each of two virtual machines that share the device
   inlane ntb check --ivshmem 0000:00:01.0")]
 pub struct Check {
-    /// PCI address of an ivshmem device bound to vfio-pci [default: the twin that 'inlane ntb run' made]
+    /// Check the windows between virtual machines instead of those between the PEs of this machine. ADDRESS is
+    /// the PCI address of the shared ivshmem device, which is bound to vfio-pci. Run the same command in each of
+    /// the machines [default: the twin that 'inlane ntb run' made]
     #[arg(long, value_name = "ADDRESS")]
     ivshmem: Option<Address>,
-    /// Number of virtual machines that share the ivshmem device
-    #[arg(long, value_name = "N", default_value_t = 2, requires = "ivshmem", value_parser = clap::value_parser!(u32).range(2..=64))]
+    /// Number of virtual machines that share the ivshmem device, 2 to 64
+    #[arg(long, value_name = "N", default_value_t = 2, requires = "ivshmem", value_parser = count::<u32>(2, 64))]
     machines: u32,
     /// How waits end: poll, interrupt or adaptive [default: as given to 'inlane ntb run', else adaptive]
     #[arg(long, value_name = "MODE")]
     completion: Option<CompletionMode>,
-    /// Number of rounds
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Number of rounds, 1 or more. Each round runs every operation between all pairs of PEs
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = count::<u32>(1, u32::MAX.into()))]
     rounds: u32,
 }
 

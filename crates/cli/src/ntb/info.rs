@@ -1,6 +1,7 @@
 //! `inlane ntb info`: the back-end, why it was chosen, its capabilities and the thresholds of the transport.
 
 use crate::output::Output;
+use crate::values::count;
 use clap::Args;
 use inlane_core::result::{Cell, Document, NotTaken, Path, Row};
 use inlane_core::units;
@@ -20,12 +21,12 @@ use std::sync::Arc;
 /// method
 #[derive(Args)]
 pub struct Info {
-    /// PCI address of an ivshmem device bound to vfio-pci [default: the twin, a software
-    /// model of a PCIe bridge]
+    /// Show this ivshmem device, given by its PCI address and bound to vfio-pci [default: the twin, a
+    /// software model of a PCIe bridge]
     #[arg(long, value_name = "ADDRESS")]
     ivshmem: Option<Address>,
-    /// Number of virtual machines that share the ivshmem device
-    #[arg(long, value_name = "N", default_value_t = 2, requires = "ivshmem", value_parser = clap::value_parser!(u32).range(2..=64))]
+    /// Number of virtual machines that share the ivshmem device, 2 to 64
+    #[arg(long, value_name = "N", default_value_t = 2, requires = "ivshmem", value_parser = count::<u32>(2, 64))]
     machines: u32,
     /// Measure from which size this mover is faster than stores: twin (a DMA engine as fast as a core copies)
     /// or twin:RATE (twin:30G)

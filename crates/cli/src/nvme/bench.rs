@@ -1,7 +1,8 @@
 //! `inlane nvme bench`: measures a namespace with fio's workloads.
 
-use super::connect::{Connect, stop_on_signal, time_above_zero};
+use super::connect::{Connect, stop_on_signal};
 use crate::output::Output;
+use crate::values::{count, time_above_zero};
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use inlane_core::result::Document;
@@ -37,19 +38,19 @@ pub struct Bench {
     /// namespace
     #[arg(long, value_name = "PATTERN", default_value = "randread")]
     rw: Pattern,
-    /// Bytes per operation
+    /// Bytes per operation, 512 or more
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_block)]
     bs: u64,
-    /// Operations that each job keeps in flight
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4094))]
+    /// Operations that each job keeps in flight, 1 to 4094
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = count::<u32>(1, 4094))]
     iodepth: u32,
-    /// Number of jobs. Each job is a thread with a connection of its own
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    /// Number of jobs, 1 to 256. Each job is a thread with a connection of its own
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count::<u32>(1, 256))]
     numjobs: u32,
-    /// Share of reads in rw and randrw, in percent [default: 50]
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
+    /// Share of reads in rw and randrw, 0 to 100 percent [default: 50]
+    #[arg(long, value_name = "PERCENT", value_parser = count::<u32>(0, 100))]
     rwmixread: Option<u32>,
-    /// How long to run [default: 10s; with --size, once through the range]
+    /// How long to run, above zero [default: 10s; with --size, once through the range]
     #[arg(long, value_name = "TIME", value_parser = time_above_zero)]
     duration: Option<Duration>,
     /// Start of the range in the namespace
@@ -63,13 +64,13 @@ pub struct Bench {
     #[arg(long, value_enum, value_name = "METHOD")]
     verify: Option<Verify>,
     /// Seed of the random numbers
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count::<u64>(0, u64::MAX))]
     seed: u64,
     /// Write the result as JSON to a file, or to standard output for -
     #[arg(long, value_name = "FILE|-")]
     json: Option<String>,
-    /// Write the rows as CSV to a file
-    #[arg(long, value_name = "FILE")]
+    /// Write the result as CSV to a file, or to standard output for -, one line per row
+    #[arg(long, value_name = "FILE|-")]
     csv: Option<PathBuf>,
 }
 

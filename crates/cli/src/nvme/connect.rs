@@ -1,5 +1,6 @@
 //! The flags by which a target is found and connected.
 
+use crate::values::{count, time_above_zero};
 use clap::{Args, ValueEnum};
 use inlane_core::units;
 use inlane_nvme::initiator::{
@@ -87,7 +88,7 @@ pub struct Connect {
     #[arg(long, value_name = "NQN")]
     subsystem: Option<String>,
     /// Identifier of the namespace [default: the first]
-    #[arg(long, alias = "nsid", value_name = "ID", value_parser = clap::value_parser!(u32).range(1..=0xFFFF_FFFE))]
+    #[arg(long, alias = "nsid", value_name = "ID", value_parser = count::<u32>(1, 0xFFFF_FFFE))]
     namespace: Option<u32>,
     #[command(flatten)]
     host: Host,
@@ -139,16 +140,6 @@ pub fn parse_nqn(text: &str) -> inlane_core::Result<String> {
         Ok(()) => Ok(text.into()),
         Err(Error::Invalid { what, why }) => Err(inlane_core::Error::invalid(what, why)),
         Err(other) => Err(inlane_core::Error::invalid(format!("NQN '{text}'"), other.to_string())),
-    }
-}
-
-/// Parses a time that is above zero.
-pub fn time_above_zero(text: &str) -> inlane_core::Result<Duration> {
-    match units::parse_time(text)? {
-        time if time.is_zero() => {
-            Err(inlane_core::Error::invalid(format!("'{text}'"), "give a time above zero"))
-        }
-        time => Ok(time),
     }
 }
 

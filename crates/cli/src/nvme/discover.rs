@@ -25,26 +25,26 @@ pub struct Discover {
     /// Write the result as JSON to a file, or to standard output for -
     #[arg(long, value_name = "FILE|-")]
     json: Option<String>,
-    /// Write the rows as CSV to a file
-    #[arg(long, value_name = "FILE")]
+    /// Write the result as CSV to a file, or to standard output for -, one line per row
+    #[arg(long, value_name = "FILE|-")]
     csv: Option<PathBuf>,
 }
 
-/// An address of a subsystem: an entry of the discovery log.
+/// An entry of the discovery log: one address at which a subsystem can be reached.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct DiscoveredSubsystem {
-    /// The NQN of the subsystem.
+    /// The NVMe qualified name (NQN) of the subsystem.
     pub subsystem: String,
     /// `nvm` for a subsystem with namespaces, `discovery` for the service that was asked, `referral` for
     /// another one.
     pub kind: String,
-    /// The transport: `tcp`, `rdma`, `fc`, `loop`, or its number.
+    /// The transport: `tcp`, `rdma`, `fc` or `loop`. For other transports, the number of the type (TRTYPE).
     pub transport: String,
-    /// The address.
+    /// The IP address, or the address in the form of the transport.
     pub address: String,
-    /// The port.
+    /// The TCP port, or the service identifier of the transport.
     pub port: String,
-    /// The identifier of the subsystem's port.
+    /// The identifier of the subsystem's port at this address (PORTID).
     pub port_id: u16,
 }
 

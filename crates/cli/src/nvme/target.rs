@@ -3,6 +3,7 @@
 use super::connect::parse_nqn;
 use crate::output::Output;
 use crate::signal;
+use crate::values::{core_list, count, time_above_zero};
 use anyhow::Context;
 use clap::Args;
 use inlane_core::result::Document;
@@ -39,7 +40,11 @@ The connection is not encrypted and hosts are not authenticated: TLS and DH-HMAC
 supported. Listen only on networks that you trust.
 
 SIGINT or SIGTERM completes the commands in progress, makes all data durable, prints the counters
-and ends the target.";
+and ends the target. A second signal ends it at once, without counters.";
+
+/// The numbers of cores.
+#[derive(Clone)]
+struct Cores(Vec<usize>);
 
 /// Serves memory, files and block devices to NVMe/TCP hosts
 #[derive(Args)]
@@ -61,14 +66,14 @@ pub struct Target {
     /// Let the hosts in this file connect: one NQN per line. The file is read again when it changes
     #[arg(long, value_name = "FILE")]
     hosts_file: Option<PathBuf>,
-    /// Bind one worker thread to each of these cores
-    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "threads")]
-    cores: Vec<usize>,
-    /// Number of worker threads [default: one per core that this process may use]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    /// Pin one worker thread to each of these cores, for example 2,4-7 [default: not pinned]
+    #[arg(long, value_name = "LIST", conflicts_with = "threads", value_parser = |text: &str| core_list(text).map(Cores))]
+    cores: Option<Cores>,
+    /// Number of worker threads, 1 to 1024 [default: one per core that this process may use]
+    #[arg(long, value_name = "N", value_parser = count::<u16>(1, 1024))]
     threads: Option<u16>,
     /// End after this time [default: run until a signal arrives]
-    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = time_above_zero)]
     duration: Option<Duration>,
     /// Write the counters as JSON to a file, or to standard output for -
     #[arg(long, value_name = "FILE|-")]
@@ -81,7 +86,7 @@ fn parse_listen(text: &str) -> Result<SocketAddr, String> {
             Ok(_) => "the port is missing; ",
             Err(_) => "",
         };
-        format!("{port}write IP:PORT, for example 127.0.0.1:4420 or [::1]:4420")
+        format!("{port}give IP:PORT, for example 127.0.0.1:4420 or [::1]:4420")
     })
 }
 
@@ -110,7 +115,7 @@ impl Target {
             namespaces: self.namespaces,
             nqn: self.nqn,
             hosts,
-            cores: self.cores,
+            cores: self.cores.map(|cores| cores.0).unwrap_or_default(),
             threads: self.threads.map_or(threads, Into::into),
             limits: Limits::default(),
         };

@@ -183,12 +183,16 @@ impl Destination {
             return Ok(Destination::Stdout(io::stdout().lock()));
         }
         let shown = path.display();
-        let file = File::create(path).map_err(|source| match path.is_dir() {
-            true => {
-                Error::Invalid { what: shown.to_string(), why: "it is a folder; name a file in it".into() }
-            }
-            false => {
-                Error::Os { what: format!("cannot create {shown}; name a file that you may write"), source }
+        let file = File::create(path).map_err(|source| {
+            match path.is_dir() || source.kind() == io::ErrorKind::IsADirectory {
+                true => Error::Invalid {
+                    what: shown.to_string(),
+                    why: "it is a directory; name a file in it".into(),
+                },
+                false => Error::Os {
+                    what: format!("cannot create {shown}; name a file that you may write"),
+                    source,
+                },
             }
         })?;
         Ok(Destination::File(file, path.into()))
@@ -298,7 +302,7 @@ impl Write {
         let mut file = File::open(&self.file).map_err(os)?;
         let kind = file.metadata().map_err(os)?.file_type();
         if kind.is_dir() {
-            let why = "it is a folder; name a file".into();
+            let why = "it is a directory; name a file".into();
             return Err(Error::Invalid { what: shown.to_string(), why }.into());
         }
         if !kind.is_file() && !kind.is_block_device() {

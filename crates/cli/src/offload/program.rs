@@ -17,7 +17,7 @@ pub fn find(program: &Path) -> Option<PathBuf> {
         return executable(program).then(|| program.to_owned());
     }
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| executable(path))
+    std::env::split_paths(&path).map(|directory| directory.join(program)).find(|path| executable(path))
 }
 
 /// Returns why a library cannot be preloaded into the program at `path`. Returns `None` if it can be
@@ -97,11 +97,11 @@ mod tests {
         let shell = find(Path::new("sh")).unwrap();
         assert_eq!(obstacle(&shell), None);
         assert_eq!(find(Path::new("no-such-program-anywhere")), None);
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let mut bytes = std::fs::read(shell).unwrap();
         let mut check = |change: &mut dyn FnMut(&mut Vec<u8>), expected: Option<&str>| {
             change(&mut bytes);
-            let path = folder.path().join("program");
+            let path = directory.path().join("program");
             std::fs::write(&path, &bytes).unwrap();
             let found = obstacle(&path);
             assert!(

@@ -20,9 +20,9 @@ const LIBRARY: &str = "libinlane_preload.so";
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  inlane offload run -- curl http://10.0.0.2/
-  inlane offload run --rules rules.toml -- nginx -g 'daemon off;'
-  inlane offload run --require -- iperf3 -c 10.0.0.2")]
+  inlane offload run curl http://10.0.0.2/
+  inlane offload run --rules rules.toml nginx -g 'daemon off;'
+  inlane offload run --require iperf3 -c 10.0.0.2")]
 pub struct Run {
     /// Control socket of the engine
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
@@ -34,7 +34,7 @@ pub struct Run {
     #[arg(long)]
     require: bool,
     /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
@@ -46,12 +46,16 @@ impl Run {
     /// cannot be preloaded into the program.
     pub fn run(self) -> anyhow::Result<()> {
         let (name, arguments) = self.program.split_first().context("no program given")?;
+        let shown = Path::new(name).display();
+        let Some(path) = program::find(Path::new(name)) else {
+            let why =
+                format!("cannot start '{shown}': there is no such executable program; name another one");
+            return Err(NotReady(why).into());
+        };
         let library = library()?;
         let socket = std::path::absolute(&self.socket)?;
         let rules = self.rules.as_deref().map(read_rules).transpose()?;
-        if let Some(path) = program::find(Path::new(name))
-            && let Some(why) = program::obstacle(&path)
-        {
+        if let Some(why) = program::obstacle(&path) {
             self.note(&format!("{why}; its sockets stay with the kernel"))?;
         }
         if let Err(error) = inlane_offload::status::fetch(&socket) {
@@ -73,7 +77,7 @@ impl Run {
             false => command.env_remove(REQUIRE_VARIABLE),
         };
         let error = command.exec();
-        Err(error).with_context(|| format!("cannot start {}", Path::new(name).display()))
+        Err(NotReady(format!("cannot start '{shown}': {error}; name an executable program")).into())
     }
 
     /// Reports why sockets will not be offloaded. With `--require` this is an error.
@@ -81,28 +85,29 @@ impl Run {
         if self.require {
             return Err(NotReady(format!("{why}; --require forbids that")).into());
         }
-        crate::print_to_stderr(format_args!("inlane: warning: {why}"));
+        crate::print_to_stderr(format_args!("inlane: warning: {why}; --require makes this an error"));
         Ok(())
     }
 }
 
 fn read_rules(path: &Path) -> anyhow::Result<String> {
     let name = path.display().to_string();
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| inlane_core::Error::invalid(format!("--rules {name}"), error.to_string()))?;
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        NotReady(format!("--rules {name}: cannot be read: {error}; name a file that you may read"))
+    })?;
     Ok(inlane_offload::rules::read(&name, &text)?)
 }
 
 /// Finds the preloaded library. Cargo puts it beside the command, and `make install` puts it in `../lib`.
 fn library() -> anyhow::Result<PathBuf> {
     let command = std::env::current_exe().context("cannot find the command's own file")?;
-    let folder = command.parent().context("the command's file has no folder")?;
-    let places = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY)];
+    let directory = command.parent().context("the command's file has no directory")?;
+    let places = [directory.join(LIBRARY), directory.join("../lib").join(LIBRARY)];
     let found = places.iter().find(|path| path.exists());
     let found = found.ok_or_else(|| {
         NotReady(format!(
             "{LIBRARY} is neither in {0} nor in {0}/../lib; build it with 'cargo build --release -p inlane-preload' or 'make install'",
-            folder.display()
+            directory.display()
         ))
     })?;
     Ok(found.canonicalize()?)

@@ -1,5 +1,6 @@
 //! `inlane offload serve`: runs the engine.
 
+use crate::values::count;
 use clap::Args;
 use inlane_core::privileges::{Successor, drop_privileges_to};
 use inlane_core::units;
@@ -49,16 +50,16 @@ pub struct Serve {
     #[arg(long, value_name = "MODE", default_value = "666", value_parser = parse_mode)]
     socket_mode: u32,
     /// Largest IP packet on the port, 1280 to 65535
-    #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = clap::value_parser!(u16).range(1280..))]
+    #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = count::<u16>(1280, 65535))]
     mtu: u16,
     /// MAC address of the engine [default: that of the interface]
     #[arg(long, value_name = "MAC")]
     mac: Option<Mac>,
-    /// Size of the send buffer and of the receive buffer of each connection, a power of two
+    /// Size of the send buffer and of the receive buffer of each connection, a power of two from 4K to 1G
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = units::parse_size)]
     buffer: u64,
     /// The most sockets of one process, 1 to 1048576
-    #[arg(long, value_name = "N", default_value_t = 65536)]
+    #[arg(long, value_name = "N", default_value_t = 65536, value_parser = count::<usize>(1, 1 << 20))]
     sockets: usize,
     /// Poll for this long after the last work, then sleep [default: 50us with four or more cores, else 0s]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
@@ -76,7 +77,7 @@ pub struct Serve {
 fn parse_address(text: &str) -> Result<Prefix, String> {
     match text.contains('/') {
         true => Prefix::parse(text).ok_or_else(|| why_no_prefix(text)),
-        false => Err("the prefix length is missing; write for example 10.0.0.1/24".to_owned()),
+        false => Err("the prefix length is missing; give for example 10.0.0.1/24".to_owned()),
     }
 }
 
@@ -86,17 +87,17 @@ fn why_no_prefix(text: &str) -> String {
     match address.parse::<IpAddr>() {
         Ok(IpAddr::V4(_)) => format!("/{length}: give a prefix of 0 to 32 bits, for example {address}/24"),
         Ok(IpAddr::V6(_)) => format!("/{length}: give a prefix of 0 to 128 bits, for example {address}/64"),
-        Err(_) => format!("{address} is not an IP address; write for example 10.0.0.1/24 or fd00::1/64"),
+        Err(_) => format!("{address} is not an IP address; give for example 10.0.0.1/24 or fd00::1/64"),
     }
 }
 
 fn parse_gateway(text: &str) -> Result<IpAddr, &'static str> {
-    text.parse().map_err(|_| "it is not an IP address; write for example 10.0.0.254 or fd00::ff")
+    text.parse().map_err(|_| "it is not an IP address; give for example 10.0.0.254 or fd00::ff")
 }
 
 fn parse_mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|&mode| mode <= 0o777);
-    mode.ok_or_else(|| "write an octal number from 0 to 777".to_owned())
+    mode.ok_or_else(|| "give an octal number from 0 to 777".to_owned())
 }
 
 impl Serve {

@@ -235,7 +235,7 @@ impl FromStr for Access {
         let access = Access::ALL.into_iter().find(|access| access.to_string() == text).ok_or_else(|| {
             Error::Invalid {
                 what: format!("access width '{text}'"),
-                why: "choose 4, 8, 16, 32, 64, nt or movdir64b".into(),
+                why: "choose one of 4, 8, 16, 32, 64, nt, movdir64b".into(),
             }
         })?;
         access.require()
@@ -296,6 +296,6 @@ mod tests {
         for access in Access::ALL.into_iter().filter(|access| access.is_available()) {
             assert_eq!(access.to_string().parse::<Access>().unwrap(), access);
         }
-        assert!("12".parse::<Access>().unwrap_err().to_string().contains("choose 4, 8"));
+        assert!("12".parse::<Access>().unwrap_err().to_string().contains("choose one of 4, 8"));
     }
 }

@@ -37,7 +37,7 @@ impl<'a> PortSpec<'a> {
                 None => (part, None),
             };
             if key.is_empty() {
-                return Err(spec.error(format!("'{part}' is not an option; write KEY=VALUE after a comma")));
+                return Err(spec.error(format!("'{part}' is not an option; give KEY=VALUE after a comma")));
             }
             if spec.options.iter().any(|&(other, _)| other == key) {
                 return Err(spec.error(format!("option '{key}' is given twice")));
@@ -87,7 +87,7 @@ impl<'a> PortSpec<'a> {
         let value = self.option(name, |value| match value {
             "on" => Ok(true),
             "off" => Ok(false),
-            _ => Err(format!("write {name}=on or {name}=off")),
+            _ => Err(format!("choose one of {name}=on, {name}=off")),
         });
         Ok(value?.unwrap_or(false))
     }
@@ -103,7 +103,7 @@ impl<'a> PortSpec<'a> {
     ) -> Result<Option<T>> {
         match self.take(key) {
             None => Ok(None),
-            Some(None) => Err(self.error(format!("'{key}' needs a value: write {key}=VALUE"))),
+            Some(None) => Err(self.error(format!("'{key}' needs a value; give {key}=VALUE"))),
             Some(Some(value)) => {
                 read(value).map(Some).map_err(|why| self.error(format!("{key}={value}: {why}")))
             }
@@ -205,7 +205,7 @@ mod tests {
             ("gen:64,flows=0", "port gen:64,flows=0: flows=0: give a whole number from 1 to 10"),
             ("gen:64,flows", "'flows' needs a value"),
             ("gen:64,v6=1", "'v6' takes no value"),
-            ("gen:64,copy=yes", "write copy=on or copy=off"),
+            ("gen:64,copy=yes", "choose one of copy=on, copy=off"),
             ("gen:64,v6,v6", "option 'v6' is given twice"),
             ("gen:64,", "'' is not an option"),
             ("gen:64,=3", "'=3' is not an option"),

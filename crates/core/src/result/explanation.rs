@@ -10,7 +10,7 @@ use serde::Serialize;
 pub struct Path {
     /// The path's short name, as flags take it (`staged`, `dma`). Empty if the path has none.
     pub name: String,
-    /// The hops from source to destination. For packets, one description per direction.
+    /// The hops from source to destination. For packets, each entry describes a whole direction.
     pub hops: Vec<String>,
     /// Why this path was chosen.
     pub reason: String,
@@ -57,7 +57,7 @@ pub struct NotTaken {
 /// The highest rate that the resources of a path allow, measured or computed on this machine.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Ceiling {
-    /// The limiting resource, and how its capacity was determined.
+    /// The resource that limits the rate, and how its capacity was measured or computed.
     pub what: String,
     /// The ceiling in bytes per second, if the resource limits bytes.
     pub bytes_per_second: Option<f64>,

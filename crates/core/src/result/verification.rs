@@ -6,9 +6,9 @@ use serde::Serialize;
 /// The outcome of checking packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Verification {
-    /// How packets were checked (`every packet against a reference macswap`).
+    /// How packets were checked, for example `every packet against a reference macswap`.
     pub method: String,
-    /// The number of packets that had to arrive. `None` if the sender is another process or has sent nothing.
+    /// The number of packets that had to arrive. Null if the sender is another process or has sent nothing.
     #[serde(rename = "expected_packets")]
     pub expected: Option<u64>,
     /// The number of packets that were checked.
@@ -20,7 +20,7 @@ pub struct Verification {
     /// Packets that were received more than once.
     #[serde(rename = "duplicated_packets")]
     pub duplicated: u64,
-    /// Packets that were out of order within their flow.
+    /// Packets that arrived behind a later packet of their flow.
     #[serde(rename = "reordered_packets")]
     pub reordered: u64,
     /// Packets whose bytes differ from what was expected.

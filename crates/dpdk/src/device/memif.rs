@@ -50,24 +50,24 @@ fn invalid(spec: &EthSpec, why: String) -> Error {
     Error::Spec { spec: spec.text.clone(), why }
 }
 
-/// Checks that the socket's folder can be used. For a server, removes the socket that an ended server left
+/// Checks that the socket's directory can be used. For a server, removes the socket that an ended server left
 /// behind.
 fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
     use rustix::fs::Access;
     use std::os::unix::fs::FileTypeExt;
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    if !folder.is_dir() {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    if !directory.is_dir() {
         return Err(Error::Missing {
             port: spec.text.clone(),
-            what: format!("folder {}", folder.display()),
+            what: format!("directory {}", directory.display()),
             remedy: "create it, or name a socket elsewhere".into(),
         });
     }
-    // DPDK's driver requires read and write access to the folder at both ends.
-    if rustix::fs::access(folder, Access::READ_OK | Access::WRITE_OK).is_err() {
+    // DPDK's driver requires read and write access to the directory at both ends.
+    if rustix::fs::access(directory, Access::READ_OK | Access::WRITE_OK).is_err() {
         return Err(invalid(
             spec,
-            format!("cannot write to folder {}; name a socket elsewhere", folder.display()),
+            format!("cannot write to directory {}; name a socket elsewhere", directory.display()),
         ));
     }
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };

@@ -1,4 +1,5 @@
-//! Bindings to DPDK's C interface, generated from the installed headers, and to the C files of this folder.
+//! Bindings to DPDK's C interface, generated from the installed headers, and to the C files of this
+//! directory.
 //!
 //! mbufs, mempools and devices are opaque in Rust. C code reads and writes their fields.
 

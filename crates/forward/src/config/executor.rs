@@ -61,7 +61,7 @@ impl FromStr for Method {
         Self::ALL.into_iter().find(|method| method.to_string() == text).ok_or_else(|| {
             Error::config(
                 format!("--method {text}"),
-                "choose single or split, or on a GPU also persistent, stream or graph",
+                "choose one of single, split; on a GPU also persistent, stream, graph",
             )
         })
     }
@@ -95,7 +95,7 @@ impl FromStr for Device {
             "cpu" => Ok(Device::Cpu),
             "gpu" => Ok(Device::Gpu(0)),
             _ => gpu.map(Device::Gpu).ok_or_else(|| {
-                Error::config(format!("--on {text}"), "write cpu, or gpu:0 for the first GPU")
+                Error::config(format!("--on {text}"), "choose one of cpu, gpu:N (gpu:0 is the first GPU)")
             }),
         }
     }
@@ -154,7 +154,7 @@ impl Executor {
             return Ok(Executor::Gpu { index, settings: gpu::Settings { method, ..gpu } });
         }
         if let Some(flag) = gpu_flag(&gpu) {
-            return Err(Error::config(flag, "applies to GPUs only; add --on gpu:0 or leave it out"));
+            return Err(Error::config(flag, "it applies to GPUs only; add --on gpu:0 or leave it out"));
         }
         match method {
             Method::Single => Ok(Executor::Cpu(CpuMethod::Single)),

@@ -74,7 +74,7 @@ fn settings_of_the_other_device_are_refused() {
         set(&mut settings);
         let refused =
             Executor::new(Device::Cpu, Method::Single, 0, settings.clone()).unwrap_err().to_string();
-        assert!(refused.contains(&format!("{flag}: applies to GPUs only")), "{refused}");
+        assert!(refused.contains(&format!("{flag}: it applies to GPUs only")), "{refused}");
         Executor::new(Device::Gpu(0), Method::Graph, 0, settings).unwrap();
     }
     for (device, method, workers) in [

@@ -115,7 +115,11 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
     let chosen = pick(&trials.done, goal).ok_or_else(|| {
         let best = trials.done.iter().filter_map(|trial| trial.p99).min();
         let found = best.map_or("nothing ran".into(), |p99| format!("the best p99 is {}", time(p99)));
-        Error::config("--max-latency", format!("no method is that fast on this machine; {found}; allow more"))
+        let limit = match goal {
+            Goal::Latency(limit) => time(limit),
+            Goal::Throughput => String::new(),
+        };
+        Error::TooSlow { limit, found }
     })?;
     let mut taken = config.clone();
     taken.executor = config.executor.with_method(chosen.method).unwrap_or(taken.executor);

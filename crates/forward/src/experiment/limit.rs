@@ -77,6 +77,14 @@ fn offered(config: &Config, result: &PacketResult, share: f64) -> Option<String>
     (arrived >= share && lost(result) == 0).then(|| format!("offered rate: {said}; nothing was lost"))
 }
 
+/// Returns a note if the run received clearly less than the rate that `--rate` asked for. The run's limit says
+/// why. Returns `None` if most packets arrived, if no rate was asked for, or if the run was shorter than 10 ms.
+pub fn missed_rate(config: &Config, result: &PacketResult) -> Option<String> {
+    let (share, text) = arrived(config, result)?;
+    let long_enough = Duration::from_nanos(result.duration_ns) >= SHORTEST;
+    (share < NEARLY_ALL && long_enough).then(|| format!("--rate was not reached: {text}"))
+}
+
 /// Returns the share of the offered rate that arrived, and a text with both rates.
 fn arrived(config: &Config, result: &PacketResult) -> Option<(f64, String)> {
     let (arrived, asked, text): (_, _, fn(f64) -> String) = match config.rate? {

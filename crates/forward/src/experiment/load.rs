@@ -155,7 +155,12 @@ pub fn against_load(
             return Ok((document, None));
         }
         let why = last_failure.unwrap_or_else(|| "no packet was processed".into());
-        return Ok((document, Some(Error::Verification(format!("every rate lost packets: {why}")))));
+        return Ok((
+            document,
+            Some(Error::Verification(format!(
+                "every rate lost packets: {why}; give a longer --duration, a larger --burst or fewer other programs"
+            ))),
+        ));
     };
     document.notes.push(format!(
         "highest rate without loss: {}; without a set rate: {}",

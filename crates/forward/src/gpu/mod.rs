@@ -65,7 +65,7 @@ pub use loaded_function::LoadedFunction;
 pub use run::run;
 pub use settings::{Memory, Settings};
 
-/// Opens the GPU with this CUDA index. Also locates the run-time compiler (NVRTC) now, while its folder is
+/// Opens the GPU with this CUDA index. Also locates the run-time compiler (NVRTC) now, while its directory is
 /// readable. The compiler is loaded only after privileges are dropped.
 ///
 /// # Errors

@@ -56,7 +56,7 @@ impl FromStr for Memory {
             "gpu-pool" => Ok(Memory::Pool),
             _ => Err(Error::config(
                 format!("--memory {text}"),
-                "choose pinned (processed in place), gpu (pulled into GPU memory), or gpu-pool (buffers in GPU memory, \
+                "choose one of pinned (processed in place), gpu (pulled into GPU memory), gpu-pool (buffers in GPU memory, \
                  for ports that never touch payload)",
             )),
         }

@@ -51,7 +51,7 @@ impl FromStr for Overload {
             "wait" => Self::Wait,
             "drop" => Self::Drop,
             "shrink" => Self::Shrink,
-            _ => return Err(Error::config(format!("--overload {text}"), "choose wait, drop or shrink")),
+            _ => return Err(Error::config(format!("--overload {text}"), "choose one of wait, drop, shrink")),
         })
     }
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 pub use parameters::{Parameters, Quantity};
 
-/// The packets of a run that were received, or those that were transmitted.
+/// The packets that a run received, or those that it transmitted.
 #[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
 pub struct Flow {
     /// The number of packets.
@@ -57,7 +57,7 @@ impl Flow {
 /// The result of one run.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct PacketResult {
-    /// What distinguishes this run from its neighbours: burst, method, size and the like.
+    /// The settings in which this run differs from the other rows: burst, method, size and others.
     pub parameters: Parameters,
     /// Why the run failed. The figures are then zero, or those up to the failure.
     pub error: Option<String>,
@@ -65,15 +65,15 @@ pub struct PacketResult {
     pub ports: Vec<String>,
     /// The path that packets took, one hop description per direction.
     pub path: Path,
-    /// The shape of the kernels on a GPU: blocks, threads and streams.
+    /// The numbers of blocks, threads and streams of the kernels on a GPU. Null on the CPU.
     pub shape: Option<String>,
     /// The highest rate that the resources of the path allow.
     pub ceiling: Option<Ceiling>,
-    /// The rate without the packet function's work.
+    /// The rate of a short run without the packet function's work. Null if it was skipped.
     pub baseline: Option<Baseline>,
-    /// The outcome of checking the packets.
+    /// The outcome of checking the packets. Null if nothing checked them.
     pub verification: Option<Verification>,
-    /// How long packets flowed.
+    /// The time during which the pipelines received and sent packets.
     pub duration_ns: u64,
     /// The received packets.
     pub rx: Flow,
@@ -91,43 +91,43 @@ pub struct PacketResult {
     pub leaked_buffers: u64,
     /// The latency from the time at which a packet was due to its arrival at the checker.
     pub latency: Option<Percentiles>,
-    /// The latency of each stage, if `--stages` was given.
+    /// The latency of each stage. Null unless `--stages` was given.
     pub stages: Option<Stages>,
     /// The processor time of all threads of the pipelines.
     pub cpu_ns: u64,
-    /// The memory in which the burst ring's words lie.
+    /// The memory that holds the words by which the burst ring hands over items. Null on the CPU.
     pub flags: Option<String>,
-    /// Where packets lie, and which part of them crosses PCIe.
+    /// Where packets lie, and which of their bytes cross PCIe. Null on the CPU.
     pub memory: Option<String>,
     /// The bytes that crossed PCIe because of the packets. `null` without a GPU.
     pub pcie: Option<Pcie>,
-    /// The job that competed for the same processor or GPU, if `--compete` was given.
+    /// The competing job. Null unless `--compete` was given.
     pub competitor: Option<Competitor>,
-    /// Median and spread over the repeats. The figures above are those of the run with the median rate.
+    /// Median and range over the repeats. The row's other figures are those of the run with the median rate.
     pub repeats: Option<Repeats>,
-    /// What limited this run, a colon, and the evidence. `null` if the run was too short to tell.
+    /// What limited the rate of this run, a colon, and the evidence. Null for a run shorter than 10 ms.
     pub limit: Option<String>,
-    /// What the packet function reports about its state.
+    /// The counters and tables that the packet function reports. Null if it reports none.
     pub function: Option<serde_json::Value>,
 }
 
-/// The bytes that crossed PCIe.
+/// The bytes that crossed PCIe between host and GPU because of the packets.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Pcie {
-    /// The computed number of bytes, both directions together.
+    /// The number of bytes in both directions together, computed from what the run did.
     pub modelled_bytes: u64,
     /// How the number was computed.
     pub model: String,
-    /// The rate that the device counted, if `--measure-pcie` was given and the counter can be read.
+    /// The rates that the GPU counted. Null unless `--measure-pcie` was given and the counter can be read.
     pub measured: Option<PcieMeasured>,
 }
 
-/// The rates that a device's own counter reports for its link.
+/// The rates that the GPU's own counter reports for its PCIe link.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct PcieMeasured {
-    /// The rate into the device. All traffic of the link counts.
+    /// The rate into the GPU, with all other traffic of the link.
     pub in_bytes_per_second: Summary,
-    /// The rate out of the device. All traffic of the link counts.
+    /// The rate out of the GPU, with all other traffic of the link.
     pub out_bytes_per_second: Summary,
     /// Which counter was read, and how.
     pub how: String,
@@ -142,11 +142,11 @@ pub struct Competitor {
     pub alone_per_second: f64,
     /// The job's rounds of work per second while packets flowed.
     pub beside_per_second: f64,
-    /// The share of its speed that the job kept: `beside_per_second / alone_per_second`.
+    /// The job's speed while packets flowed as a share of its speed alone.
     pub kept: f64,
 }
 
-/// Median and spread over the repeats of a run.
+/// Median and range over the repeats of a run.
 #[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 pub struct Repeats {
     /// The transmit rate.

@@ -232,7 +232,7 @@ impl Settings {
             };
             number
                 .filter(|number| (from..=to).contains(number))
-                .ok_or_else(|| format!("write a number from {from} to {to}"))
+                .ok_or_else(|| format!("give a number from {from} to {to}"))
         };
         let one_of = |values: &[u32]| {
             let found = value.parse().ok().filter(|number| values.contains(number));
@@ -245,7 +245,7 @@ impl Settings {
                     None => text.parse::<u16>().ok(),
                 };
                 let ids: Option<Vec<u32>> = value.split('+').map(|text| id(text).map(u32::from)).collect();
-                let mut ids = ids.ok_or("write ids from 0 to 65535, for example eaxc=0+1+0x10")?;
+                let mut ids = ids.ok_or("give ids from 0 to 65535, for example eaxc=0+1+0x10")?;
                 let given = ids.len();
                 ids.sort_unstable();
                 ids.dedup();
@@ -261,7 +261,7 @@ impl Settings {
                 let bits = value.trim_start_matches("bfp").parse().ok();
                 self.bits = bits
                     .filter(|bits| (1..=16).contains(bits))
-                    .ok_or("write 1 to 16 bits, for example iq=16 or iq=bfp9")?;
+                    .ok_or("give 1 to 16 bits, for example iq=16 or iq=bfp9")?;
             }
             "windows" => self.windows = one_of(&[1, 2, 4, 8, 16])?,
             "limit" => {
@@ -271,7 +271,7 @@ impl Settings {
             "header" if value.is_empty() => self.header = true,
             "pass" if value.is_empty() => self.pass = true,
             _ => {
-                return Err("choose from eaxc=, prbs=, scs=, iq=, windows=, limit=, header and pass".into());
+                return Err("choose one of eaxc=, prbs=, scs=, iq=, windows=, limit=, header and pass".into());
             }
         }
         Ok(())

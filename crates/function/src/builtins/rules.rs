@@ -61,7 +61,7 @@ pub(super) fn layout() -> String {
 pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     if text.is_empty() {
         return Err(
-            "it has no rules; write for example drop-rule:udp:53,tcp:8000-8080,src:10.0.0.0/8,arp@1".into()
+            "it has no rules; give for example drop-rule:udp:53,tcp:8000-8080,src:10.0.0.0/8,arp@1".into()
         );
     }
     let rules: Vec<Rule> = text.split(',').map(rule).collect::<Result<_, _>>()?;
@@ -103,9 +103,9 @@ fn rule(text: &str) -> Result<Rule, String> {
     let (what, verdict) = match text.split_once('@') {
         None => (text, inlane_core::ring::layout::DROP),
         Some((what, port)) => {
-            let port: u16 = port.parse().map_err(|_| wrong("write a port number from 0 to 65534 after @"))?;
+            let port: u16 = port.parse().map_err(|_| wrong("give a port number from 0 to 65534 after @"))?;
             if port == u16::MAX {
-                return Err(wrong("write a port number from 0 to 65534 after @"));
+                return Err(wrong("give a port number from 0 to 65534 after @"));
             }
             (what, inlane_core::ring::layout::PORT_BASE + port as u32)
         }
@@ -125,12 +125,12 @@ fn rule(text: &str) -> Result<Rule, String> {
         ("icmp6", None) => check(PROTOCOL, |rule| &mut rule.protocol, 58),
         ("type", Some(value)) => {
             let number =
-                number(value, u16::MAX.into()).ok_or_else(|| wrong("write an EtherType from 0 to 0xffff"))?;
+                number(value, u16::MAX.into()).ok_or_else(|| wrong("give an EtherType from 0 to 0xffff"))?;
             check(TYPE, |rule| &mut rule.ether_type, number);
         }
         ("proto", Some(value)) => {
-            let number = number(value, u8::MAX.into())
-                .ok_or_else(|| wrong("write a protocol number from 0 to 255"))?;
+            let number =
+                number(value, u8::MAX.into()).ok_or_else(|| wrong("give a protocol number from 0 to 255"))?;
             check(PROTOCOL, |rule| &mut rule.protocol, number);
         }
         ("udp" | "tcp" | "sctp", ports) => {
@@ -150,7 +150,9 @@ fn rule(text: &str) -> Result<Rule, String> {
                     .zip(number(last, u16::MAX.into()))
                     .filter(|(first, last)| first <= last)
                     .ok_or_else(|| {
-                        wrong("write ports as 53, as 8000-8080, or as from:53 for source ports")
+                        wrong(
+                            "give ports from 0 to 65535 as 53, as 8000-8080, or as from:53 for source ports",
+                        )
                     })?;
                 check(side, |rule| &mut rule.first_port, first);
                 rule.last_port = last;
@@ -158,13 +160,12 @@ fn rule(text: &str) -> Result<Rule, String> {
         }
         ("src" | "dst", Some(value)) => {
             rule.checks |= if kind == "src" { SOURCE_NET } else { DESTINATION_NET };
-            (rule.version, rule.net, rule.mask) = net(value).ok_or_else(|| {
-                wrong("write a network as 10.0.0.0/8 or 2001:db8::/32, or write one address")
-            })?;
+            (rule.version, rule.net, rule.mask) = net(value)
+                .ok_or_else(|| wrong("give a network as 10.0.0.0/8 or 2001:db8::/32, or one address"))?;
         }
         _ => {
             return Err(wrong(
-                "choose udp, tcp or sctp (also with :PORT), icmp, icmp6, ip, ip6, arp, all, proto:N, type:N, src:NET or dst:NET; \
+                "choose one of udp, tcp, sctp (also with :PORT), icmp, icmp6, ip, ip6, arp, all, proto:N, type:N, src:NET or dst:NET; \
                  append @PORT to send matching packets to a port",
             ));
         }

@@ -82,7 +82,7 @@ impl UserFunction {
                 )));
             }
             (symbol, found) if found.contains(&symbol) => symbol,
-            (symbol, _) => return Err(wrong(format!("has no function '{symbol}'; choose from {list}"))),
+            (symbol, _) => return Err(wrong(format!("has no function '{symbol}'; choose one of {list}"))),
         };
         Ok(Self { symbol, file: path.display().to_string(), source, code: Mutex::new(None) })
     }
@@ -195,7 +195,7 @@ pub(crate) fn parameters(text: &str) -> Result<Vec<u8>, String> {
     let mut image = Vec::new();
     for text in text.split(',') {
         let value = number(text).ok_or_else(|| {
-            format!("'{text}' is not a number; write parameters as whole numbers, for example 4789,0x10")
+            format!("'{text}' is not a number; give parameters as whole numbers, for example 4789,0x10")
         })?;
         image.extend(value.to_ne_bytes());
     }

@@ -29,13 +29,13 @@ pub struct IoResult {
     pub jobs: u32,
     /// The share of reads in a mixed workload, in percent. Null for other workloads.
     pub read_percent: Option<u32>,
-    /// The namespace.
+    /// The identifier of the namespace.
     pub namespace_id: u32,
     /// The size of the namespace.
     pub namespace_bytes: u64,
-    /// The way that the data took.
+    /// The path of the data: the target's addresses and the transport.
     pub path: Path,
-    /// The time of the measurement. Of several jobs, the longest.
+    /// The time that the operations took. With several jobs, the time of the longest.
     pub run_ns: u64,
     /// The completed operations.
     pub operations: u64,
@@ -45,13 +45,13 @@ pub struct IoResult {
     pub bytes_per_second: f64,
     /// The time from the submission of an operation to its completion.
     pub latency: Option<Percentiles>,
-    /// The same at fio's percentiles.
+    /// The latency at the percentiles that fio prints.
     pub latency_percentiles: Vec<LatencyPercentile>,
-    /// The processor time of the jobs, as a share of their run time. 1 is a job that never waited.
+    /// The processor time of all jobs as a share of their elapsed time. 1 means that no job ever slept.
     pub cpu_share: f64,
     /// How often a job changed or reconnected its path.
     pub failovers: u64,
-    /// What was checked. Null without --verify.
+    /// The bytes that were checked. Null unless --verify was given.
     pub verification: Option<ByteVerification>,
     /// Why the run failed. Null if it succeeded.
     pub error: Option<String>,

@@ -14,7 +14,7 @@ pub struct TargetResult {
     pub listeners: Vec<String>,
     /// The NQN of the subsystem.
     pub nqn: String,
-    /// The worker threads.
+    /// The number of worker threads.
     pub threads: usize,
     /// Connections that were accepted.
     pub connections: u64,
@@ -37,7 +37,7 @@ pub struct TargetResult {
 pub struct NamespaceResult {
     /// The namespace identifier.
     pub id: u32,
-    /// The text from which the namespace was opened.
+    /// The namespace as the user wrote it, such as `memory:1G`.
     pub name: String,
     /// The size.
     pub size_bytes: u64,
@@ -47,11 +47,11 @@ pub struct NamespaceResult {
     pub read_only: bool,
     /// Read commands that succeeded.
     pub reads: u64,
-    /// The bytes that they read.
+    /// The bytes that the read commands returned.
     pub read_bytes: u64,
     /// Write commands that succeeded.
     pub writes: u64,
-    /// The bytes that they wrote.
+    /// The bytes that the write commands stored.
     pub written_bytes: u64,
     /// Flush commands that succeeded.
     pub flushes: u64,

@@ -32,29 +32,29 @@ use waits::{MODES, Moving};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Operation {
-    /// Puts by stores, one after another. A quiet ends each batch.
+    /// Puts by CPU stores, one after another. Each batch ends with a quiet, which waits for their completion.
     Put,
-    /// An ordinary copy between the same two memories.
+    /// An ordinary copy between the same memories as a put, for comparison.
     PlainCopy,
-    /// One put at a time. Each ends when the peer has answered that it arrived.
+    /// One put at a time. Each ends when the peer's answer says that the bytes have arrived.
     PutDelivered,
-    /// Loads through the window.
+    /// A get by CPU loads through the window.
     Get,
     /// A get that asks the owner of the bytes to put them into this PE's memory.
     GetPushed,
-    /// Puts by both PEs at once. A quiet ends each batch.
+    /// Puts by both PEs at the same time. Each batch ends with a quiet.
     PutBothWays,
-    /// Both PEs put at once, and each waits for the other's put to arrive.
+    /// Both PEs put at the same time, and each waits until the other's put has arrived.
     Exchange,
-    /// Series of puts, each followed by a word. The peer answers the last put of a series.
+    /// Series of puts, each followed by a word that says it is complete. The peer answers the last one.
     Messages,
     /// One transfer at a time by a mover.
     PutByMover,
-    /// A doorbell to the peer and one back.
+    /// A doorbell to the peer, and the peer's doorbell back.
     Doorbell,
-    /// Half a round trip of 8 bytes, polled.
+    /// Half of the time in which 8 bytes travel to the peer and back, while both sides poll.
     OneWay,
-    /// Half a round trip of a cache line between the two processors, by plain stores and loads.
+    /// Half of the time in which a cache line travels to the peer's core and back, by plain stores and loads.
     CacheToCache,
     /// A put by another program, which the row's path names.
     PeerPut,

@@ -8,7 +8,7 @@ use inlane_core::units;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// What is known of the bytes when an operation's time ends.
+/// How far the bytes of an operation have travelled when its measured time ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Delivery {
@@ -23,33 +23,33 @@ pub enum Delivery {
 pub struct WindowResult {
     /// The operation.
     pub operation: Operation,
-    /// The PE that drives the operation.
+    /// The PE that starts the operation.
     pub from: String,
     /// The other PE.
     pub to: String,
     /// Bytes of one operation; 0 for a doorbell.
     pub size_bytes: u64,
-    /// The completion mode of the waits.
+    /// How waits for the peer end: by polling, interrupts, or both.
     pub completion: CompletionMode,
-    /// What is known of the bytes when the time ends.
+    /// How far the bytes have travelled when the measured time ends.
     pub delivery: Delivery,
-    /// The path, named after what copies the bytes.
+    /// The path of the bytes. Its name says what copies them, such as `stores`.
     pub path: Path,
-    /// Time of an operation with one operation in flight, over the repeats.
+    /// The time of an operation while no other one is in flight, over the repeats.
     pub latency_ns: Option<Summary>,
     /// Percentiles of the times of single operations, each timed on its own.
     pub latency_percentiles: Option<Percentiles>,
-    /// Bytes a second, over the repeats.
+    /// The rate of bytes, over the repeats.
     pub bytes_per_second: Option<Summary>,
-    /// Operations a second, over the repeats.
+    /// The rate of operations, over the repeats.
     pub operations_per_second: Option<Summary>,
-    /// The ceiling of this case.
+    /// The highest rate that this machine allows for this operation and size.
     pub ceiling: Option<Ceiling>,
     /// Bandwidth as a share of the ceiling.
     pub share_of_ceiling: Option<f64>,
-    /// Processor seconds of the waiting thread for each 10^9 bytes.
+    /// Processor seconds per 10^9 bytes of the thread that starts operations and waits for them.
     pub cpu_seconds_per_gigabyte: Option<f64>,
-    /// Processor seconds of the process's other threads for each 10^9 bytes.
+    /// Processor seconds per 10^9 bytes of the other threads of the process, such as a mover's.
     pub mover_cpu_seconds_per_gigabyte: Option<f64>,
     /// The bytes moved and the bytes compared.
     pub verification: ByteVerification,

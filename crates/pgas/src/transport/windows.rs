@@ -139,11 +139,11 @@ unsafe impl Sync for PeContext {}
 /// The thresholds of a connected transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct Thresholds {
-    /// Gets of at least this many bytes ask the owner to push the bytes. `None` if all gets use loads.
+    /// For gets of at least this many bytes, the owner of the bytes puts them. Null if all gets use loads.
     pub push_from_bytes: Option<u64>,
-    /// The mover copies puts of at least this many bytes. `None` if all puts use stores.
+    /// The mover copies puts of at least this many bytes. Null if all puts use stores.
     pub mover_from_bytes: Option<u64>,
-    /// True if waiters execute the barriers of all notifiers, by membarrier(2).
+    /// True if a waiter runs membarrier(2) before it sleeps, so that notifiers need no barrier after stores.
     pub wakes_by_membarrier: bool,
 }
 

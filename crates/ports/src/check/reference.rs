@@ -211,7 +211,7 @@ impl DropRule {
         let rules = text.split(',').map(|rule| {
             Self::rule(rule).ok_or_else(|| Error::Invalid {
                 what: format!("drop-rule:{text}"),
-                why: format!("'{rule}' is not a rule; write for example udp:53 or src:10.0.0.0/8"),
+                why: format!("'{rule}' is not a rule; give for example udp:53 or src:10.0.0.0/8"),
             })
         });
         Ok(Self { rules: rules.collect::<Result<_>>()? })

@@ -77,7 +77,7 @@ impl Traffic {
         let sizes = match spec.argument() {
             "" => {
                 let kind = spec.kind();
-                return Err(spec.error(format!("give the length of frames: {kind}:64 or {kind}:imix")));
+                return Err(spec.error(format!("give the size of frames: {kind}:64 or {kind}:imix")));
             }
             "imix" if fcs > 0 => {
                 return Err(spec.error("imix has fixed sizes without FCS; leave out 'fcs'"));
@@ -87,7 +87,7 @@ impl Traffic {
                 Ok(size) if (1 + fcs..=MAX_FRAME + fcs).contains(&size) => vec![(size - fcs) as usize],
                 Ok(_) => {
                     let (min, max) = (MIN_FRAME as u64 + fcs, MAX_FRAME + fcs);
-                    return Err(spec.error(format!("give a frame length from {min} to {max} bytes")));
+                    return Err(spec.error(format!("give a frame size from {min} to {max} bytes")));
                 }
                 Err(error) => return Err(spec.error(error.to_string())),
             },
@@ -100,7 +100,7 @@ impl Traffic {
             headers.extend((wanted && tcp).then_some(FlowHeaders { v6: is_v6, tcp: true }));
         }
         let mac = |value: &str| {
-            value.parse::<Mac>().map_err(|_| "write a MAC address such as 02:00:00:00:00:01".into())
+            value.parse::<Mac>().map_err(|_| "give a MAC address such as 02:00:00:00:00:01".into())
         };
         let mut traffic = Self {
             sizes,

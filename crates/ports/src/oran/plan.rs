@@ -120,7 +120,7 @@ impl Plan {
             share.filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "give 0 % to 100 %".into())
         })?;
         let mac = |value: &str| {
-            value.parse::<Mac>().map_err(|_| "write a MAC address such as 02:00:00:00:00:01".into())
+            value.parse::<Mac>().map_err(|_| "give a MAC address such as 02:00:00:00:00:01".into())
         };
         let prbs = spec.number("prbs", 1..=MAX_PRBS)?.unwrap_or(273usize);
         let fit = (mtu - ecpri::DATA_HEADER - oran::HEADER - SECTION) / PRB;

@@ -77,7 +77,7 @@ impl Output {
             return Ok(Self { kind, created: None });
         }
         let not_created = |error: std::io::Error| {
-            let remedy = "name a file in a folder that you may write to";
+            let remedy = "name a file in a directory that you may write to";
             refused(name, Class::Environment, format!("cannot create {path}: {error}; {remedy}"))
         };
         if let Ok(file) = OpenOptions::new().write(true).create_new(true).open(path) {

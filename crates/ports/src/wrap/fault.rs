@@ -53,7 +53,7 @@ impl Faults {
             let wrong = |why: &str| Error::Invalid {
                 what: format!("fault '{part}'"),
                 why: format!(
-                    "{why}; write for example drop=1%:8,duplicate=0.1%,reorder=1%:3,corrupt=0.1%,delay=5%:50us,seed=7"
+                    "{why}; give for example drop=1%:8,duplicate=0.1%,reorder=1%:3,corrupt=0.1%,delay=5%:50us,seed=7"
                 ),
             };
             let (key, value) = part.split_once('=').ok_or_else(|| wrong("it has no value"))?;
@@ -70,7 +70,7 @@ impl Faults {
                 return Err(wrong("only drop, reorder and delay have a second value"));
             }
             if key == "delay" && more.is_none() && parse_time(share).is_ok() && share != "0" {
-                let why = format!("the probability is missing; write delay=5%:{share}");
+                let why = format!("the probability is missing; give delay=5%:{share}");
                 return Err(Error::invalid(format!("fault '{part}'"), why));
             }
             match key {

@@ -128,7 +128,7 @@ fn fault_specifications_are_parsed() {
     assert_eq!((faults.drop, faults.delay, faults.delay_ns, faults.seed), (0.01, 0.5, 2_000_000, 9));
     assert_eq!(Faults::parse("").unwrap().drop, 0.0);
     let without_probability = Faults::parse("delay=50us").unwrap_err().to_string();
-    assert!(without_probability.ends_with("the probability is missing; write delay=5%:50us"));
+    assert!(without_probability.ends_with("the probability is missing; give delay=5%:50us"));
     for bad in [
         "drop",
         "drop=2",

@@ -30,7 +30,7 @@ impl FromStr for Axis {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let bad = |why: &str| Error::invalid(format!("--sweep {text}"), why);
-        let example = "write a flag and its values: burst=16,32,64, size=64..1024 or method=all";
+        let example = "give a flag and its values: burst=16,32,64, size=64..1024 or method=all";
         let (key, list) = text.split_once('=').ok_or_else(|| bad(example))?;
         let mut values = Vec::new();
         for value in list.split(',') {
@@ -41,7 +41,7 @@ impl FromStr for Axis {
                         return Err(bad("a range must be whole numbers above zero: 16..128"));
                     };
                     if first > last {
-                        return Err(bad("the range ends before it starts; write the smaller number first"));
+                        return Err(bad("the range ends before it starts; give the smaller number first"));
                     }
                     let doubled = std::iter::successors(Some(first), |number| number.checked_mul(2));
                     values.extend(doubled.take_while(|&number| number < last).map(|n| n.to_string()));
@@ -92,7 +92,7 @@ fn expand(axis: &Axis) -> Result<Vec<String>, Error> {
         let mut known: Vec<_> =
             forward.get_arguments().filter(single).filter_map(clap::Arg::get_long).collect();
         known.sort_unstable();
-        let why = format!("this flag cannot be swept; choose one of: {}", known.join(", "));
+        let why = format!("this flag cannot be swept; choose one of {}", known.join(", "));
         return Err(Error::invalid(format!("--sweep {}", axis.key), why));
     };
     if axis.values != ["all"] {
@@ -104,7 +104,7 @@ fn expand(axis: &Axis) -> Result<Vec<String>, Error> {
         _ => argument.get_possible_values().iter().map(|value| value.get_name().to_string()).collect(),
     };
     if listed.is_empty() {
-        let why = format!("this flag has no list of all values; write the values: {}=1,2,4", axis.key);
+        let why = format!("this flag has no list of all values; give the values: {}=1,2,4", axis.key);
         return Err(Error::invalid(format!("--sweep {}=all", axis.key), why));
     }
     Ok(listed)
@@ -133,12 +133,8 @@ pub(super) fn parse(arguments: &[OsString], values: &[(String, String)]) -> Resu
         Ok(Cli { command: Command::Forward(forward), .. }) => Ok(*forward),
         Ok(_) => unreachable!("the arguments start with this subcommand"),
         Err(error) => {
-            // clap appends hints and a usage line to its error. The code below drops both.
-            let text = crate::exit::in_plain_words(&error.to_string());
-            let lines = text.trim_start_matches("error: ").lines().map(str::trim);
-            let hint = |line: &&str| !line.starts_with("For more") && !line.starts_with("Usage");
-            let why: Vec<_> = lines.take_while(hint).filter(|line| !line.is_empty()).collect();
-            Err(Error::invalid(format!("--sweep {}", name(values)), why.join(" ")))
+            let why = crate::misuse::message(&error, Cli::command(), arguments);
+            Err(Error::invalid(format!("--sweep {}", name(values)), why))
         }
     }
 }

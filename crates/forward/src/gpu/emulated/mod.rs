@@ -349,7 +349,7 @@ impl TestLane {
     }
 }
 
-/// Returns the path of a packet function in this folder.
+/// Returns the path of a packet function in this directory.
 fn local_function(name: &str) -> String {
     format!("{}/src/gpu/emulated/{name}", env!("CARGO_MANIFEST_DIR"))
 }

@@ -1,0 +1,286 @@
+//! The messages for a command line that cannot be parsed, in the form of inlane's other messages.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, Command};
+use std::ffi::OsString;
+
+/// Returns why the command line was refused and what to do. `arguments` is the command line, and `command` is
+/// its definition.
+pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]) -> String {
+    // The placeholders of arguments are complete only after this call.
+    command.build();
+    let (subcommand, name) = subcommand(&command, arguments);
+    let one = |kind| texts(error, kind).into_iter().next().unwrap_or_default();
+    let argument = one(ContextKind::InvalidArg);
+    let value = one(ContextKind::InvalidValue);
+    match error.kind() {
+        ErrorKind::ValueValidation => {
+            let why = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+            without_repeats(&bare(&argument), &value, &why)
+        }
+        ErrorKind::InvalidValue if value.is_empty() => {
+            format!("{}: the value is missing; give {argument}", bare(&argument))
+        }
+        ErrorKind::InvalidValue => {
+            let definition = subcommand.get_arguments().find(|it| it.to_string() == argument);
+            let near = suggestions(definition, &value);
+            let choices = texts(error, ContextKind::ValidValue);
+            let choose = if choices.len() == 1 { "give" } else { "choose one of" };
+            let (name, choices) = (bare(&argument), choices.join(", "));
+            format!("{name} {value}: {}{choose} {choices}", did_you_mean(&near))
+        }
+        ErrorKind::UnknownArgument => {
+            if let Some(flag) = needs_equals(subcommand, &argument, arguments) {
+                return format!("{flag} {argument}: the equals sign is missing; give {flag}={argument}");
+            }
+            let near = did_you_mean(&texts(error, ContextKind::SuggestedArg));
+            let what = match argument.starts_with('-') {
+                true => "there is no such flag",
+                false => "this argument is not expected",
+            };
+            format!("{argument}: {what}; {near}'{name} --help' lists the flags")
+        }
+        ErrorKind::InvalidSubcommand => {
+            let found = one(ContextKind::InvalidSubcommand);
+            let near = did_you_mean(&similar(&found, subcommand.get_subcommands().map(Command::get_name)));
+            format!("{found}: there is no such subcommand; {near}'{name} --help' lists the subcommands")
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let missing = texts(error, ContextKind::InvalidArg);
+            let names: Vec<String> = missing.iter().map(|missing| bare(missing)).collect();
+            let verb = if missing.len() == 1 { "is" } else { "are" };
+            let required = |name: &String| {
+                let definition = subcommand.get_arguments().find(|it| it.to_string() == *name);
+                definition.is_none_or(Arg::is_required_set)
+            };
+            let why = match missing.iter().all(required) {
+                true => "",
+                false => ", which a given flag needs",
+            };
+            let (names, missing) = (names.join(" and "), missing.join(" "));
+            format!("{names} {verb} missing{why}; give {missing}\n{}", usage(error))
+        }
+        ErrorKind::ArgumentConflict => {
+            let others = texts(error, ContextKind::PriorArg);
+            match others.iter().all(|other| *other == argument) {
+                true => format!("{}: it is given twice; give it once", bare(&argument)),
+                false => {
+                    let others: Vec<String> = others.iter().map(|other| bare(other)).collect();
+                    let flag = bare(&argument);
+                    format!("{flag}: it excludes {}; leave one of them out", others.join(", "))
+                }
+            }
+        }
+        ErrorKind::TooManyValues => {
+            format!("{}: it takes no value; leave out '{value}'", bare(&argument))
+        }
+        ErrorKind::TooFewValues | ErrorKind::WrongNumberOfValues => {
+            format!("{}: values are missing; give {argument}", bare(&argument))
+        }
+        ErrorKind::NoEquals => format!("{}: the equals sign is missing; give {argument}", bare(&argument)),
+        ErrorKind::InvalidUtf8 => {
+            let found = arguments.iter().find(|argument| argument.to_str().is_none());
+            let found = found.map(|found| found.to_string_lossy()).unwrap_or_default();
+            format!("the argument '{found}' is not text in UTF-8; give text in UTF-8")
+        }
+        _ => error.to_string().trim_start_matches("error: ").trim_end().into(),
+    }
+}
+
+/// Returns true if clap took a negative number for an unknown flag, as in `--rate -1`.
+pub fn is_negative_number(error: &clap::Error) -> bool {
+    let argument = texts(error, ContextKind::InvalidArg).into_iter().next().unwrap_or_default();
+    error.kind() == ErrorKind::UnknownArgument && begins_negative(&argument)
+}
+
+fn begins_negative(argument: &str) -> bool {
+    argument.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// Joins each flag with a negative number behind it: `--rate -1` becomes `--rate=-1`. No flag of inlane begins
+/// with a digit, so the number is the flag's value.
+pub fn join_negative_numbers(arguments: &[OsString]) -> Vec<OsString> {
+    let mut joined: Vec<OsString> = Vec::new();
+    for argument in arguments {
+        let flag = joined.last_mut().filter(|last| {
+            last.to_str().is_some_and(|last| last.starts_with("--") && last.len() > 2 && !last.contains('='))
+        });
+        match flag {
+            Some(flag) if argument.to_str().is_some_and(begins_negative) => {
+                flag.push("=");
+                flag.push(argument);
+            }
+            _ => joined.push(argument.clone()),
+        }
+    }
+    joined
+}
+
+/// Returns the arguments without a request for the help of `help`, as in `inlane help --help`. clap refuses
+/// that request. Returns `None` for other errors.
+pub fn without_help_of_help(error: &clap::Error, arguments: &[OsString]) -> Option<Vec<OsString>> {
+    let found = texts(error, ContextKind::InvalidSubcommand).into_iter().next()?;
+    let asks = ["--help", "-h"].contains(&found.as_str()) && error.kind() == ErrorKind::InvalidSubcommand;
+    asks.then(|| arguments.iter().filter(|argument| **argument != *found).cloned().collect())
+}
+
+/// Returns the names that `name` may be a misspelling of, the most similar first: names that differ by one
+/// letter in three at most, and names that begin with `name` or the other way round.
+pub fn similar<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let is_near = |other: &&str| {
+        let most = name.chars().count().max(other.chars().count()) / 3;
+        strsim::osa_distance(name, other) <= most.max(1)
+            || (name.len() > 1 && (other.starts_with(name) || name.starts_with(other)))
+    };
+    let mut near: Vec<&str> = names.into_iter().filter(is_near).collect();
+    near.sort_by_key(|other| strsim::osa_distance(name, other));
+    near.into_iter().take(3).map(str::to_string).collect()
+}
+
+/// Returns the flag before `value` on the command line if the flag takes its value only behind an equals sign.
+fn needs_equals(command: &Command, value: &str, arguments: &[OsString]) -> Option<String> {
+    let at = arguments.iter().position(|argument| *argument == *value)?;
+    let flag = arguments.get(at.checked_sub(1)?)?.to_str()?.strip_prefix("--")?;
+    let definition = command.get_arguments().find(|it| it.get_long() == Some(flag))?;
+    definition.is_require_equals_set().then(|| format!("--{flag}"))
+}
+
+/// Returns `did you mean a or b? `, or an empty string if there is no name to suggest.
+pub fn did_you_mean(names: &[String]) -> String {
+    match names {
+        [] => String::new(),
+        names => format!("did you mean {}? ", names.join(" or ")),
+    }
+}
+
+/// Returns the innermost subcommand that the arguments name, and its full name, such as `inlane ntb run`.
+fn subcommand<'a>(command: &'a Command, arguments: &[OsString]) -> (&'a Command, String) {
+    let (mut found, mut name) = (command, command.get_name().to_string());
+    let texts = arguments.iter().skip(1).filter_map(|argument| argument.to_str());
+    for text in texts.filter(|text| *text != "help") {
+        if let Some(subcommand) = found.find_subcommand(text) {
+            (found, name) = (subcommand, format!("{name} {}", subcommand.get_name()));
+        }
+    }
+    (found, name)
+}
+
+fn texts(error: &clap::Error, kind: ContextKind) -> Vec<String> {
+    match error.get(kind) {
+        Some(ContextValue::String(text)) => vec![text.clone()],
+        Some(ContextValue::Strings(texts)) => texts.clone(),
+        _ => Vec::new(),
+    }
+}
+
+fn usage(error: &clap::Error) -> String {
+    match error.get(ContextKind::Usage) {
+        Some(ContextValue::StyledStr(usage)) => usage.to_string(),
+        _ => String::new(),
+    }
+}
+
+/// Returns the name of a flag without its placeholder, or the placeholder of an argument without brackets:
+/// `--burst` for `--burst <N>`, and `CHECK` for `[CHECK]...`.
+fn bare(argument: &str) -> String {
+    let name = argument.split([' ', '=']).next().unwrap_or_default();
+    match name.starts_with('-') {
+        true => name.split('[').next().unwrap_or_default().into(),
+        false => name.trim_end_matches('.').trim_matches(['<', '>', '[', ']']).into(),
+    }
+}
+
+/// Returns the values that are similar to the refused value. If there is none, returns the values whose help
+/// names a command that has the refused value as a word. The help of the schema `transfers` names `inlane
+/// copy`, so it is suggested for `--schema copy`.
+fn suggestions(definition: Option<&Arg>, value: &str) -> Vec<String> {
+    let choices = definition.map(Arg::get_possible_values).unwrap_or_default();
+    let near = similar(value, choices.iter().map(|choice| choice.get_name()));
+    if !near.is_empty() {
+        return near;
+    }
+    let names = |help: String| {
+        let code = help.split('`').skip(1).step_by(2);
+        code.flat_map(|code| code.split(' ')).any(|word| word == value)
+    };
+    let named = choices.iter().filter(|choice| choice.get_help().is_some_and(|help| names(help.to_string())));
+    named.map(|choice| choice.get_name().to_string()).collect()
+}
+
+/// Joins a flag, its refused value and the reason. The reason may begin with the value, with the name of the
+/// value's kind, or with the flag.
+fn without_repeats(flag: &str, value: &str, why: &str) -> String {
+    let shown = if value.is_empty() { "''" } else { value };
+    let given = format!("{flag} {shown}");
+    let quoted = format!("'{value}'");
+    if why.starts_with(&format!("{given}: ")) {
+        return why.into();
+    }
+    match why.split_once(&quoted) {
+        // Reasons such as "'8': give 16 B to 1 GiB" or "path 'nvlink': choose one of bar, dma".
+        Some((kind, rest)) if rest.starts_with(": ") && !kind.contains(':') => format!("{given}{rest}"),
+        // Reasons such as "'x' is not a size" or "endpoint: 'x' is not a PCI BAR".
+        Some((kind, rest)) if kind.is_empty() || kind.ends_with(": ") => format!("{flag}: {quoted}{rest}"),
+        Some(_) => format!("{flag}: {why}"),
+        // The reason quotes only a part of the value: "endpoint: 'y' is not the address of a PCI device".
+        None => match why.split_once(": '") {
+            Some((kind, rest)) if kind.chars().all(char::is_alphabetic) => format!("{given}: '{rest}"),
+            _ => format!("{given}: {why}"),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_value_is_named_once() {
+        for (flag, value, why, text) in [
+            ("--on", "fpga", "--on fpga: choose cpu", "--on fpga: choose cpu"),
+            ("--path", "foo", "path 'foo': choose bar", "--path foo: choose bar"),
+            ("--to", "pci:x", "endpoint: 'pci:x' is not a BAR", "--to: 'pci:x' is not a BAR"),
+            ("--rate", "x", "'x' is not a rate: give 10G", "--rate: 'x' is not a rate: give 10G"),
+            ("--to", "pci:x/bar0", "endpoint: 'x' is no address", "--to pci:x/bar0: 'x' is no address"),
+            ("--load", "0", "give percentages", "--load 0: give percentages"),
+            ("--sizes", "4K,z", "'z' is not a size", "--sizes 4K,z: 'z' is not a size"),
+            ("--burst", "", "'': give 1 to 1024", "--burst '': give 1 to 1024"),
+        ] {
+            assert_eq!(without_repeats(flag, value, why), text);
+        }
+    }
+
+    #[test]
+    fn names_have_no_placeholders() {
+        for (argument, name) in [
+            ("--burst <N>", "--burst"),
+            ("--compete[=<JOB>]", "--compete"),
+            ("[CHECK]...", "CHECK"),
+            ("<SHELL>", "SHELL"),
+            ("--list", "--list"),
+        ] {
+            assert_eq!(bare(argument), name);
+        }
+    }
+
+    #[test]
+    fn a_negative_number_belongs_to_the_flag_before_it() {
+        let joined = |texts: &[&str]| {
+            let arguments: Vec<OsString> = texts.iter().map(OsString::from).collect();
+            let joined = join_negative_numbers(&arguments);
+            joined.into_iter().map(|text| text.into_string().unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(joined(&["x", "--rate", "-1G"]), ["x", "--rate=-1G"]);
+        assert_eq!(joined(&["x", "--rate=1", "-1", "--"]), ["x", "--rate=1", "-1", "--"]);
+        assert_eq!(joined(&["--", "-5"]), ["--", "-5"]);
+    }
+
+    #[test]
+    fn similar_names_are_suggested_in_order() {
+        assert_eq!(similar("brust", ["burst", "slots", "rate"]), ["burst"]);
+        assert!(similar("xyz", ["burst", "slots"]).is_empty());
+        assert!(similar("all", ["none", "header", "data", "both"]).is_empty());
+        assert_eq!(similar("packet", ["packets", "paths"]), ["packets"]);
+        assert_eq!(did_you_mean(&["a".into(), "b".into()]), "did you mean a or b? ");
+    }
+}

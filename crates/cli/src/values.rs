@@ -1,0 +1,98 @@
+//! Parsers of values that flags of several commands share. Each error names the value and says what to give.
+
+use inlane_core::{Error, units};
+use std::time::Duration;
+
+/// Returns a parser of whole numbers from `least` to `most`.
+pub fn count<T: TryFrom<u64>>(least: u64, most: u64) -> impl Fn(&str) -> Result<T, Error> + Clone {
+    move |text| {
+        let number = text.parse::<u64>().ok().filter(|number| (least..=most).contains(number));
+        let digits = text.strip_prefix('-').unwrap_or(text);
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let kind = if is_number { "" } else { "a whole number from " };
+        number
+            .and_then(|number| T::try_from(number).ok())
+            .ok_or_else(|| Error::invalid(format!("'{text}'"), format!("give {kind}{least} to {most}")))
+    }
+}
+
+/// Returns a parser of sizes from `least` to `most` bytes.
+pub fn size<T: TryFrom<u64>>(least: u64, most: u64) -> impl Fn(&str) -> Result<T, Error> + Clone {
+    move |text| {
+        let bytes = Some(units::parse_size(text)?).filter(|bytes| (least..=most).contains(bytes));
+        bytes.and_then(|bytes| T::try_from(bytes).ok()).ok_or_else(|| {
+            let (least, most) = (units::bytes(least), units::bytes(most));
+            Error::invalid(format!("'{text}'"), format!("give {least} to {most}"))
+        })
+    }
+}
+
+/// Parses a time that is above zero.
+pub fn time_above_zero(text: &str) -> Result<Duration, Error> {
+    match units::parse_time(text)? {
+        time if time.is_zero() => Err(Error::invalid(format!("'{text}'"), "give a time above zero")),
+        time => Ok(time),
+    }
+}
+
+/// Parses a list of core numbers and ranges, such as `0,2,4-7`.
+pub fn core_list(list: &str) -> Result<Vec<usize>, Error> {
+    let bad =
+        || Error::invalid(format!("'{list}'"), "give numbers and ranges of cores, for example 2,3 or 4-7");
+    let mut cores = Vec::new();
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) =
+            (first.parse().map_err(|_| bad())?, last.parse().map_err(|_| bad())?);
+        if last < first || last >= libc::CPU_SETSIZE as usize {
+            return Err(bad());
+        }
+        cores.extend(first..=last);
+    }
+    Ok(cores)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_number_is_named_with_the_range() {
+        let pes = count::<u32>(1, 64);
+        assert_eq!(pes("64").unwrap(), 64);
+        for (text, why) in [
+            ("0", "'0': give 1 to 64"),
+            ("-1", "'-1': give 1 to 64"),
+            ("99999999999999999999", "'99999999999999999999': give 1 to 64"),
+            ("two", "'two': give a whole number from 1 to 64"),
+            ("4K", "'4K': give a whole number from 1 to 64"),
+            ("", "'': give a whole number from 1 to 64"),
+            ("-", "'-': give a whole number from 1 to 64"),
+        ] {
+            assert_eq!(pes(text).unwrap_err().to_string(), why);
+        }
+        assert!(count::<u16>(0, 1 << 20)("70000").is_err(), "the number exceeds its type");
+    }
+
+    #[test]
+    fn a_refused_size_is_named_with_the_range() {
+        let chunk = size::<usize>(16, 1 << 30);
+        assert_eq!(chunk("4K").unwrap(), 4096);
+        assert_eq!(chunk("2G").unwrap_err().to_string(), "'2G': give 16 B to 1 GiB");
+        assert!(chunk("K").unwrap_err().to_string().contains("'K' is not a size"));
+    }
+
+    #[test]
+    fn core_lists_are_numbers_and_ranges() {
+        assert_eq!(core_list("0,2,4-6").unwrap(), [0, 2, 4, 5, 6]);
+        for bad in ["", "a", "3-1", "1,", "0-99999999"] {
+            assert!(core_list(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_time_of_zero_is_refused() {
+        assert_eq!(time_above_zero("1us").unwrap(), Duration::from_micros(1));
+        assert_eq!(time_above_zero("0s").unwrap_err().to_string(), "'0s': give a time above zero");
+    }
+}
