@@ -35,7 +35,7 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// Parses `10.0.0.1/24` or `fd00::1/64`; without a length, the whole address counts.
+    /// Parses `10.0.0.1/24` or `fd00::1/64`. Without a length, returns the range of this one address.
     pub fn parse(text: &str) -> Option<Self> {
         let (address, length) = match text.split_once('/') {
             Some((address, length)) => (address, Some(length.parse::<u8>().ok()?)),

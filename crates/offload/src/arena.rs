@@ -1,7 +1,7 @@
-//! A table of objects that are found by keys. The key of a removed object stays invalid, even when another
-//! object takes its place.
+//! A table of objects that are found by keys (a generational arena). The key of a removed object stays
+//! invalid, even after another object reuses its index.
 
-/// The key of an object: its place, and how often the place was used before.
+/// The key of an object: its index in the table, and the number of earlier objects with this index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     index: u32,
@@ -67,8 +67,8 @@ impl<T> Arena<T> {
             return None;
         }
         let object = object.take()?;
-        // The generation is the high half of the key's number. Its top bit stays 0, because numbers with that
-        // bit are the engine's own tokens.
+        // The generation is the high half of the key's number. Its top bit stays 0, because epoll tokens with
+        // that bit are not keys of sockets.
         *generation = generation.wrapping_add(1) & 0x7fff_ffff;
         self.free.push(key.index);
         Some(object)

@@ -69,9 +69,9 @@ pub struct Network {
     pub(crate) rx: Box<dyn Rx>,
     tx: Box<dyn Tx>,
     pub(crate) pool: Arc<dyn Pool>,
-    /// Buffers that are allocated and not used yet.
+    /// Buffers that were allocated from the pool in advance, for later packets to send.
     spare: Vec<Packet>,
-    /// Packets to send.
+    /// Packets that the transmit queue has not accepted yet.
     waiting: Vec<Packet>,
     mac: Mac,
     mtu: u16,
@@ -79,9 +79,9 @@ pub struct Network {
     gateways: Vec<IpAddr>,
     loopback: bool,
     neighbours: Neighbours,
-    /// IP packets from the engine to itself.
+    /// IP packets that the engine has sent to itself and not processed yet.
     pub(crate) own: VecDeque<Vec<u8>>,
-    /// Buffers for such packets.
+    /// Unused buffers for packets in `own`.
     spare_own: Vec<Vec<u8>>,
     /// True if senders on the same machine may leave checksums to a network card, although there is none, as
     /// on a veth.
@@ -238,7 +238,8 @@ fn pool(port: &str, room: usize) -> Result<Arc<dyn Pool>> {
     Ok(Arc::new(HeapPool::new(BUFFERS, room)?))
 }
 
-/// Returns the kernel's interface that a port uses.
+/// Returns the kernel's interface of a port, such as `veth0` for `af_xdp:veth0`. Returns `None` for other
+/// kinds of ports.
 fn interface(port: &str) -> Option<&str> {
     let (_, rest) = port.split_once(':')?;
     ["af_xdp", "af_packet"].contains(&kind(port)).then(|| rest.split(',').next())?

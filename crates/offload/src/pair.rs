@@ -40,8 +40,8 @@ fn bind(end: &OwnedFd, address: &UnixAddress) -> io::Result<()> {
     }
 }
 
-/// Names the engine's end, so that the program's library can tell how the connection ended. The first call
-/// counts: later calls have no effect, because a socket can be named only once.
+/// Binds the engine's end to a name from which the preloaded library reads how the connection ended. Only the
+/// first call has an effect, because a socket can be bound only once.
 pub fn set_end(engine_end: &OwnedFd, end: End, engine: u64, socket: u64) {
     let _ = bind(engine_end, &end.to_address(engine, socket));
 }
@@ -82,14 +82,15 @@ impl Filled {
         self.capacity
     }
 
-    /// Changes this value.
+    /// Changes the value of SO_SNDBUF that the program's end gets when it becomes writable.
     pub fn set_capacity(&mut self, capacity: i32) {
         self.capacity = capacity;
     }
 
     /// Makes the program's end writable. `engine_end` is its peer.
     pub fn release(self, engine_end: &OwnedFd) {
-        // Clears the flag CONNECTING first, because the larger capacity below makes the end writable.
+        // Clear the flag CONNECTING first: the larger capacity below makes the end writable, and the program
+        // may then read the flag at once.
         let _ = set_option(&self.program, libc::SO_PRIORITY, 0);
         // Sets half of the original value, because the kernel doubles the value that is set.
         let _ = set_option(&self.program, libc::SO_SNDBUF, self.capacity / 2);

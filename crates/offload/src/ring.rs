@@ -27,7 +27,8 @@ impl Ring {
         (index & (self.bytes.len() as u64 - 1)) as usize
     }
 
-    /// Returns the bytes of `range`, in two parts.
+    /// Returns the bytes of `range` in two parts. The second part is empty unless the range wraps around the
+    /// end of the ring.
     ///
     /// # Panics
     /// If the range is longer than the ring.
@@ -66,7 +67,8 @@ impl ReceiveBuffer for Ring {
     }
 }
 
-/// Rings that are ready for the next connection. A used ring's pages are present, so it need not be faulted in again.
+/// Unused rings that are kept for later connections. A reused ring causes no page faults, because its pages
+/// are already present.
 pub struct Rings {
     free: Vec<Ring>,
     capacity: usize,

@@ -90,23 +90,24 @@ pub struct Stream {
     pub route: Route,
     /// The state machine.
     pub connection: Connection,
-    /// The program's data that the peer has not acknowledged.
+    /// The program's data that the peer has not acknowledged yet.
     pub send: Ring,
-    /// Received data that was not written to the pair.
+    /// Received data that was not written to the pair yet.
     pub receive: Ring,
     /// The number of bytes taken from the pair into `send` so far: the index at which the program's data ends.
     pub written: u64,
     /// The number of received bytes that were handed to the pair or discarded so far.
     pub delivered: u64,
-    /// True if the pair may hold data of the program.
+    /// True if a read from the pair may return data of the program. Otherwise the engine waits for epoll.
     pub readable: bool,
-    /// True if the pair may have room.
+    /// True if a write to the pair may succeed. Otherwise the engine waits for epoll.
     pub writable: bool,
     /// True if the program has closed its end, or shut down its sending direction.
     pub program_finished: bool,
     /// True if the program does not read any more. Received data is then discarded.
     pub discards: bool,
-    /// True if the end of the peer's data was passed to the program.
+    /// True if the program was told the end of the peer's data: the engine has written all received data and
+    /// shut down its end of the pair for writing.
     pub end_passed: bool,
     /// While set, nothing is sent before this time: the program has not yet replaced its kernel socket by the
     /// pair's end.

@@ -5,7 +5,8 @@
 //!       [keys] [keys] [    ]    [keys]     a key stays in its slot until the turn of its deadline
 //! ```
 //!
-//! An entry is never removed early. When it is due, its owner must check whether its own deadline has moved.
+//! An entry cannot be cancelled or moved. When it is due, the caller must check whether the deadline has
+//! moved.
 
 use crate::arena::Key;
 
@@ -19,7 +20,7 @@ pub struct Wheel {
     slots: Vec<Vec<(u64, Key)>>,
     /// One bit for each slot, set if the slot has entries.
     used: [u64; SLOTS / 64],
-    /// The first tick whose entries have not been moved by [`Wheel::expire`].
+    /// The first tick that [`Wheel::expire`] has not processed, counted from time 0 of the clock.
     tick: u64,
 }
 
@@ -71,7 +72,8 @@ impl Wheel {
         Some(self.next_used()? * TICK_NS)
     }
 
-    /// Returns the first tick from `self.tick` whose slot has entries.
+    /// Returns the first tick, starting at `self.tick`, whose slot has entries. The entries may be due in a
+    /// later turn.
     fn next_used(&self) -> Option<u64> {
         let start = self.tick as usize % SLOTS;
         let (word, bit) = (start / 64, start % 64);

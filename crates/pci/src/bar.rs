@@ -133,7 +133,7 @@ impl Bar {
             },
             other => other,
         })?;
-        // Checks again, because a driver may have been bound since the first check.
+        // Check the device's driver again, because a driver may have been bound since the first check.
         permission::access_method(sysfs, address, permission)?;
         Ok(bar)
     }

@@ -77,7 +77,7 @@ pub enum Error {
         name: String,
         /// How a BAR may be accessed, as the message says it: "read only if you allow it".
         what: &'static str,
-        /// The flag or range to give.
+        /// What the user must add: a flag or a range.
         remedy: String,
     },
     /// The device is in no IOMMU group, so VFIO cannot open it.

@@ -29,7 +29,7 @@ impl FakeSysfs {
         self.directory.path().join(path)
     }
 
-    /// Adds a device with attributes, below the bridges `below`, which start with the one nearest the root.
+    /// Adds a device with these attributes. `below` lists the bridges above the device, from the root down.
     pub fn device(&self, address: &str, below: &[&str], attributes: &[(&str, &str)]) -> Address {
         let home = below
             .iter()

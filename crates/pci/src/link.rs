@@ -174,7 +174,7 @@ mod tests {
         // Gen5 x16 has 504 Gb/s after line coding, and 57.6 GB/s of payload in packets of 256 bytes.
         assert!((rate(5, 16).bits_per_second() / 1e9 - 504.1).abs() < 0.1);
         assert!((rate(5, 16).payload_bytes_per_second(256) / 1e9 - 57.6).abs() < 0.1);
-        // A publication gives 15.754 GB/s for Gen4 x8.
+        // Gen4 x8 has 15.754 GB/s after line coding: 8 lanes of 16 GT/s, times 128/130.
         assert!((rate(4, 8).bits_per_second() / 8e9 - 15.754).abs() < 0.001);
     }
 

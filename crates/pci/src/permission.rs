@@ -46,7 +46,7 @@ impl Permission {
         self
     }
 
-    /// Permits a device that has no driver and is not bound to vfio-pci (`--allow-device`).
+    /// Adds a device to the allow list (`--allow-device`), which permits access to devices without a driver.
     #[must_use]
     pub fn device(mut self, address: Address) -> Self {
         self.devices.insert(address);
@@ -109,8 +109,8 @@ pub fn check(sysfs: &Sysfs, spec: &BarSpec, permission: &Permission) -> Result<A
     access_method(sysfs, spec.address, permission)
 }
 
-/// Checks the device's driver against the rule. Called again after mapping, in case a driver was bound
-/// meanwhile.
+/// Checks whether the device's driver permits access to its BARs, and returns how to map them. Called again
+/// after mapping, in case a driver was bound meanwhile.
 pub(crate) fn access_method(
     sysfs: &Sysfs,
     address: Address,
@@ -128,7 +128,7 @@ pub(crate) fn access_method(
             };
             Err(Error::Held { address, driver, note })
         }
-        // An unreadable link still means that a driver is bound.
+        // The link `driver` exists but cannot be read, so a driver is bound.
         None if sysfs.device(address).join("driver").symlink_metadata().is_ok() => {
             Err(Error::Held { address, driver: "(unknown)".into(), note: "" })
         }

@@ -89,7 +89,7 @@ impl Sysfs {
         self.link(address, "driver")
     }
 
-    /// Returns the sorted names in a directory of the device, such as `net` or `nvme`.
+    /// Returns the sorted names of the entries in a directory of the device, such as the interfaces in `net`.
     pub fn names(&self, address: Address, directory: &str) -> Vec<String> {
         names(&self.device(address).join(directory))
     }

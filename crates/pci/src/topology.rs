@@ -73,7 +73,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Reads one function. Attributes without a valid value are left out.
+    /// Reads one function. An attribute without a valid value becomes `None`, 0 or empty.
     ///
     /// # Errors
     /// [`Error::NoDevice`] if there is none.
@@ -208,8 +208,8 @@ impl Topology {
     }
 
     /// Returns how far a device's link runs below the rate that the device supports. Returns `None` for
-    /// bridges: a port may be wider than the card in it without any fault. The card's own link shows a real
-    /// shortfall.
+    /// bridges, because a slot may be wider than its card without any fault. A fault shows at the card's own
+    /// link.
     pub fn shortfall(&self, device: &Device) -> Option<Shortfall> {
         if device.kind == Kind::Bridge {
             return None;

@@ -62,8 +62,8 @@ impl Engine {
         let role = Role::Stream(Box::new(stream));
         let created = self.create(owner, flow.local, Some(flow.remote), options, role);
         let Ok((key, program_end)) = created else {
-            // The program has too many sockets, or the engine too few descriptors. A reset tells the peer,
-            // which would otherwise wait for an answer.
+            // The program has too many sockets, or the engine too few descriptors. The peer has completed the
+            // handshake, so send it a reset.
             if let Some(header) = inlane_tcp::reset_for(segment) {
                 self.send_header(now, flow, &header);
             }
@@ -78,7 +78,8 @@ impl Engine {
         self.on_stream_segment(now, key, segment);
     }
 
-    /// Hands queued connections to the program, as long as the pair has room.
+    /// Sends the listener's queued connections to the program until the listener's pair is full. Removes the
+    /// listener if the program has closed it.
     pub(super) fn serve_listener(&mut self, key: Key) {
         let Some(socket) = self.sockets.get_mut(key) else { return };
         let fd = socket.fd();

@@ -12,8 +12,8 @@ const EPHEMERAL: std::ops::RangeInclusive<u16> = 32768..=60999;
 /// Ports below this are for privileged users.
 const FIRST_UNPRIVILEGED: u16 = 1024;
 
-/// Returns true if a socket bound to `a` receives connections to `b`, or the reverse. A dual-stack socket is bound to `::` without
-/// `v6_only`.
+/// Returns true if a socket bound to `a` receives connections to `b`, or the reverse. A socket bound to `::`
+/// also receives IPv4 connections unless its `v6_only` is set.
 fn overlap(a: IpAddr, a_v6_only: bool, b: IpAddr, b_v6_only: bool) -> bool {
     match (a.is_unspecified(), b.is_unspecified()) {
         (false, false) => a == b,
@@ -79,7 +79,8 @@ impl Engine {
         })
     }
 
-    /// Checks that a bound socket may listen: no other socket listens at an overlapping address, unless both share the port.
+    /// Returns EADDRINUSE if another socket listens on a bound socket's port at an overlapping address,
+    /// unless both have SO_REUSEPORT.
     pub(super) fn check_listen(&self, key: Key) -> Result<(), Refusal> {
         let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
         match self.conflicts(socket.local, &socket.options, Some(key)) {
@@ -113,8 +114,8 @@ impl Engine {
             }
             waiting = waiting.or(Some(local));
         }
-        // No port is free. So reuse one whose flow is in TIME-WAIT, if there is one: the new connection's
-        // sequence numbers begin above the old ones.
+        // No port is free. Reuse one whose flow is in TIME-WAIT, if there is one. This is safe because the
+        // new connection's initial sequence number (RFC 6528) is above the old connection's numbers.
         waiting.ok_or(Refusal::Errno(libc::EADDRNOTAVAIL))
     }
 

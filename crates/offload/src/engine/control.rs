@@ -129,14 +129,14 @@ fn check_replaceable(path: &Path) -> Result<()> {
 /// A request and who sent it.
 pub(super) struct Request {
     pub message: Message,
-    /// The descriptor that came with it.
+    /// The descriptor that the client sent with the message.
     pub attached: Option<OwnedFd>,
     pub process: i32,
     pub user: u32,
 }
 
 impl Engine {
-    /// Accepts the clients that wait.
+    /// Accepts new connections to the control socket. Closes them at once if there are `MOST_CLIENTS`.
     pub(super) fn accept_clients(&mut self) {
         for _ in 0..MOST_REQUESTS {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

@@ -48,7 +48,8 @@ impl Engine {
         }
     }
 
-    /// Processes an IP packet. Packets of the engine itself are trusted: they have no checksums.
+    /// Processes an IP packet. `trusted` is true for packets that the engine sent to itself, which have no
+    /// checksums.
     pub(super) fn on_ip(&mut self, now: u64, bytes: &[u8], trusted: bool) {
         let parsed = match bytes.first().map_or(0, |byte| byte >> 4) {
             4 => Self::parse_v4(bytes, trusted),

@@ -36,13 +36,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The largest number of packets received before the engine looks at its programs.
+/// The most packets that are received in one round of the engine's loop, before sockets are served.
 const BURST: usize = 64;
 /// The most connections in TIME-WAIT. Beyond it, the oldest is forgotten.
 const MOST_TIME_WAITS: usize = 65536;
 /// The longest sleep, in nanoseconds: how late a stop request is seen at most.
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
-/// How long the engine sleeps if its port cannot wake it, in nanoseconds.
+/// The longest sleep if epoll cannot watch the port, so that packets do not wake the engine, in nanoseconds.
 const POLLED_SLEEP_NS: u64 = 100_000;
 /// The token of the control socket's epoll events.
 const CONTROL: u64 = u64::MAX;
@@ -62,7 +62,7 @@ pub struct Engine {
     control: Control,
     sockets: Arena<Socket>,
     flows: HashMap<Flow, Key>,
-    /// The sockets that hold each local port because they were bound to it.
+    /// The sockets that programs have bound to each local port. Does not contain accepted connections.
     ports: HashMap<u16, Vec<Key>>,
     /// The sockets by the inode of the program's end.
     inodes: HashMap<u64, Key>,
@@ -237,7 +237,7 @@ impl Engine {
         next.map_or(sleep, |next| sleep.min(next.saturating_sub(now).max(1)))
     }
 
-    /// Waits for at most `sleep` nanoseconds for descriptors, and processes their events. Returns true if there were any.
+    /// Waits at most `sleep` nanoseconds for epoll events and processes them. Returns true if there were any.
     fn wait(&mut self, now: u64, sleep: u64, events: &mut Vec<epoll::Event>) -> Result<bool> {
         let timeout = rustix::event::Timespec {
             tv_sec: (sleep / 1_000_000_000) as i64,
@@ -264,7 +264,8 @@ impl Engine {
         Ok(worked)
     }
 
-    /// Records what epoll reported for a pair.
+    /// Records whether a socket's pair is readable or writable, as epoll reported, and marks the socket as
+    /// changed.
     fn on_pair_event(&mut self, key: Key, flags: epoll::EventFlags) {
         use epoll::EventFlags as Flags;
         let Some(socket) = self.sockets.get_mut(key) else { return };
@@ -279,7 +280,7 @@ impl Engine {
         self.touch(key);
     }
 
-    /// Adds a socket to the list of changed ones.
+    /// Adds a socket to the list of changed sockets, which are served at the end of the round.
     fn touch(&mut self, key: Key) {
         if let Some(socket) = self.sockets.get_mut(key)
             && !socket.dirty
@@ -298,7 +299,7 @@ impl Engine {
                 self.serve(now, key);
             }
         }
-        // Keeps the list's memory for the next round, unless serving has already added sockets to a new list.
+        // Reuse the emptied list's memory, unless serving has already added sockets to a new list.
         if self.changed.is_empty() {
             self.changed = keys;
         }
@@ -329,7 +330,7 @@ impl Engine {
         {
             self.time_wait_order.pop_front();
             match self.time_waits.get(&flow).map(TimeWait::until) {
-                // A retransmitted FIN has prolonged the TIME-WAIT, so the entry goes to the end of the order.
+                // A retransmitted FIN has restarted the TIME-WAIT timer, so the flow goes to the queue's end.
                 Some(later) if later > now && later > until => self.time_wait_order.push_back((later, flow)),
                 _ => drop(self.time_waits.remove(&flow)),
             }

@@ -106,7 +106,8 @@ impl Engine {
         });
     }
 
-    /// Returns the socket whose program's end came with a request.
+    /// Returns the socket to which a request refers. The program sends its end of the socket's pair with the
+    /// request.
     fn attached(&self, request: &Request) -> Result<Key, Refusal> {
         let fd = request.attached.as_ref().ok_or(libc::EBADF)?;
         self.inodes.get(&pair::inode(fd)?).copied().ok_or(Refusal::Errno(libc::EBADF))
@@ -266,7 +267,8 @@ impl Engine {
         Ok((Message::new(Operation::Start), None))
     }
 
-    /// Makes the program's end not writable until the connection is established.
+    /// Fills the pair, because the program's end must not be writable before the connection is established.
+    /// Removes the socket if that fails.
     fn fill(&mut self, key: Key, program: &OwnedFd) -> Result<(), Refusal> {
         let filled = program.try_clone().and_then(Filled::new);
         match (filled, self.sockets.get_mut(key)) {
@@ -362,8 +364,9 @@ impl Engine {
         if matches!(socket.role, Role::Bound) {
             self.check_listen(key)?;
             let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
-            // All SYN,ACKs of a listener announce one segment size, which this route determines. What a
-            // connection sends depends on its own route.
+            // All SYN,ACKs of a listener announce the same MSS: that of loopback if the listener is bound to
+            // a loopback address, else the port's. The segments that a connection sends have the MSS of its
+            // own route.
             let route =
                 if socket.local.ip().is_loopback() { Route::Own } else { Route::Port(socket.local.ip()) };
             let mss = self.network.mss(route, socket.local.is_ipv6());

@@ -82,7 +82,8 @@ impl Engine {
         self.touch(key);
     }
 
-    /// Runs the timer of a socket.
+    /// Runs the timers of a socket whose entry in the timer wheel is due. If the connection's deadline has
+    /// moved, adds a new entry instead.
     pub(super) fn on_timer(&mut self, now: u64, key: Key) {
         let Some(socket) = self.sockets.get_mut(key) else { return };
         socket.armed = u64::MAX;
@@ -213,7 +214,8 @@ impl Stream {
         }
     }
 
-    /// Writes received data to the pair. Returns true if there is more to do at once.
+    /// Writes received data to the pair. Returns true if the next round must continue without waiting for an
+    /// event.
     fn deliver(&mut self, fd: RawFd) -> bool {
         let received = self.connection.received();
         let stop = received.min(self.delivered + TURN);
@@ -256,7 +258,8 @@ impl Stream {
         debug_assert!(outcome.is_ok(), "{outcome:?}");
     }
 
-    /// Reads the program's data from the pair into the send ring. Returns true if there is more to do at once.
+    /// Reads the program's data from the pair into the send ring. Returns true if the next round must
+    /// continue without waiting for an event.
     fn collect(&mut self, now: u64, fd: RawFd, options: &Options) -> bool {
         let mut moved = 0;
         while self.readable && !self.program_finished {
@@ -314,7 +317,8 @@ impl Stream {
         self.connection.close(now);
     }
 
-    /// Sends segments as long as TCP and the link allow. Returns true if the link must be tried again.
+    /// Sends segments until TCP has none or the link is congested. Returns true if the link was congested, so
+    /// that the next round must try again.
     fn transmit(&mut self, now: u64, network: &mut Network) -> bool {
         while !network.is_congested() {
             let Some(transmit) = self.connection.poll_transmit(now) else { return false };

@@ -151,7 +151,8 @@ fn repair(bytes: &mut [u8]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Frames of any content, and damaged segments to a listener, neither panic nor leave more sockets than handshakes allow.
+    /// Arbitrary frames, and damaged segments to a listener, cause no panic and create at most one socket for
+    /// each segment.
     #[test]
     fn hostile_frames_do_no_harm(frames in proptest::collection::vec(
         (proptest::collection::vec(any::<u8>(), 0..100), any::<u8>(), any::<[u32; 2]>(), proptest::collection::vec((14usize..90, any::<u8>()), 0..4), any::<bool>()), 1..20)) {
@@ -175,7 +176,8 @@ proptest! {
         prop_assert!(bench.engine.sockets.len() <= 21);
     }
 
-    /// Any request is answered, and no request without a descriptor of the engine reaches a socket.
+    /// Every request is answered. A request about a socket fails with EBADF if its descriptor is not from the
+    /// engine.
     #[test]
     fn hostile_requests_do_no_harm(requests in proptest::collection::vec(
         (1u8..10, any::<bool>(), any::<[u8; 6]>(), any::<[i32; 3]>(), proptest::collection::vec(any::<u8>(), 0..100), any::<bool>()), 1..20)) {

@@ -32,14 +32,15 @@ struct Neighbour {
 #[derive(Default)]
 pub struct Neighbours {
     by_address: HashMap<IpAddr, Neighbour>,
-    /// The number of neighbours for whose answer packets wait.
+    /// The number of neighbours that were asked and for which packets wait.
     asking: usize,
 }
 
 /// What the sender must do with a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// Send it to this address. If the flag is set, ask the neighbour again, too.
+    /// Send it to this MAC address. If the flag is set, also ask the neighbour again, because its last answer
+    /// is old.
     Send(Mac, bool),
     /// The packet waits for the neighbour's answer. If the flag is set, ask the neighbour.
     Waits(bool),
