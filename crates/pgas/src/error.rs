@@ -100,7 +100,7 @@ pub enum Error {
     NotSymmetric {
         /// The address.
         address: usize,
-        /// Number of bytes that the access has, starting at the address.
+        /// Length of the access in bytes.
         bytes: usize,
     },
 }

@@ -48,7 +48,7 @@ use supervise::{JobEvent, Running, end_all, supervise};
 
 /// Default size of the symmetric heap in bytes. Untouched pages take no memory.
 pub const HEAP: u64 = 1 << 30;
-/// Space for a program's static objects. Untouched pages take no memory.
+/// Bytes of each window that are reserved for a program's static objects. Untouched pages take no memory.
 const STATICS: u64 = 4 << 30;
 
 /// The settings with which the launcher starts a job.

@@ -109,7 +109,7 @@ fn open(path: &Path, address: Address, group: u32) -> Result<File> {
     })
 }
 
-/// Returns the devices of a group that kernel drivers hold, as text.
+/// Returns a text that lists the devices in the IOMMU group of `address` that kernel drivers hold.
 fn holders(sysfs: &Sysfs, address: Address) -> String {
     let group = sysfs.link(address, "iommu_group");
     let held: Vec<String> = sysfs

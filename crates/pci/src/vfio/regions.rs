@@ -14,7 +14,7 @@ pub struct BarRegion {
     pub offset: u64,
     /// The length in bytes; 0 if the BAR is not implemented.
     pub size_bytes: u64,
-    /// The parts that can be mapped.
+    /// The ranges of the BAR that the kernel allows to map. It can exclude the MSI-X table.
     pub mappable: Vec<Range<u64>>,
 }
 
@@ -31,7 +31,7 @@ impl BarRegion {
     }
 }
 
-/// Queries region `index` of a device.
+/// Queries VFIO's region `index` of a device: 0 to 5 are the BARs, 7 is the configuration space.
 pub(super) fn query(device: BorrowedFd<'_>, index: u32) -> io::Result<BarRegion> {
     // 8-byte words align the structure. The buffer also has room for the capability chain.
     let mut words = vec![0u64; 512];

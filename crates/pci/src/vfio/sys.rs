@@ -61,7 +61,7 @@ pub struct IrqInfo {
     pub count: u32,
 }
 
-/// In memory, `count` eventfds follow this structure.
+/// C's `struct vfio_irq_set`. In memory, `count` eventfds follow it.
 #[repr(C)]
 #[derive(Default)]
 pub struct IrqSet {

@@ -215,8 +215,8 @@ impl Bench {
         Ok(points)
     }
 
-    /// Passes a number to the other side and back `count` times, starting with `base + 1`. Adds one in each
-    /// round. The loop only polls.
+    /// Sends each number from `base + 1` to `base + count` to PE 1 and back, one after another. Both sides
+    /// poll.
     fn passing(&self, base: u64, count: u64, put: impl Fn(usize, u64) -> Result<()>) -> Result<()> {
         let (mine, theirs) = if self.driver { (ANSWER, SIGNAL) } else { (SIGNAL, ANSWER) };
         let word = self.word(mine);

@@ -52,7 +52,7 @@ const CEILING: &str = "a plain copy of the same size between the same memories";
 const COMPARED: &str = "the receiver compares every byte of a case's last transfer";
 const COUNTED: &str = "each side compares every word that it receives";
 
-/// Returns the points as rows. All rows get the hops of `path`, and its reason for the choice.
+/// Returns the points as rows of the result. All rows get `path`'s hops and the reason why it was chosen.
 pub fn results(points: &[Point], path: &Path) -> Vec<WindowResult> {
     let measured = points.iter().filter(|point| point.operation != Operation::Idle);
     measured.map(|point| row(point, points, path)).collect()
@@ -144,7 +144,8 @@ fn waiting_share(points: &[Point]) -> Option<f64> {
     of("adaptive").iter().filter_map(|(size, cpu)| Some(cpu / poll.get(size)?)).reduce(f64::max)
 }
 
-/// Returns what the points show, one sentence each.
+/// Returns conclusions from the points, one sentence each, such as the least bandwidth of puts as a share of a
+/// plain copy's.
 pub fn findings(points: &[Point]) -> Vec<String> {
     let mut findings = Vec::new();
     let plain = |point: &Point| find(points, Operation::PlainCopy, "poll", point.size_bytes);

@@ -91,7 +91,7 @@ pub struct Plan {
     pub sizes: Vec<u64>,
     /// Duration of one batch in microseconds. A batch is one timed run of many operations.
     pub batch_us: u64,
-    /// Number of batches. Their median is shown.
+    /// Number of batches of each case. Results show their median.
     pub repeats: u32,
     /// The settings of ucx_perftest, whose puts are measured in turn with inlane's. `None` leaves them out.
     pub ucx: Option<Ucx>,
@@ -99,7 +99,7 @@ pub struct Plan {
     pub only: Option<Part>,
 }
 
-/// The smallest size in bytes that a mover is measured with.
+/// The smallest transfer by a mover that is measured, in bytes.
 pub const LEAST_MOVED: u64 = 512;
 
 /// A part of the bench.
@@ -134,7 +134,7 @@ pub struct Started {
 pub struct Point {
     /// The operation.
     pub operation: Operation,
-    /// The mover or instruction that copies.
+    /// What copies the bytes: the mover's name, or for example `stores` or `memcpy`.
     pub path: String,
     /// Bytes of one operation.
     pub size_bytes: u64,

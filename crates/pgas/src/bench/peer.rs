@@ -1,5 +1,5 @@
-//! The program to compare with: UCX's ucx_perftest and its shared-memory put. Both programs
-//! stop the time measurement when the puts are issued.
+//! Runs UCX's ucx_perftest, whose shared-memory put is compared with inlane's. Both programs stop the time
+//! measurement when the puts are issued.
 
 use super::{Operation, Point, Ucx};
 use crate::error::{Error, Result};
@@ -61,8 +61,8 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
     let each = (size as f64 / 10e9 + 100e-9) * 1e9;
     let count = (batch_us as f64 * 1e3 / each).clamp(10.0, 1e7) as u64;
     let mut output = String::new();
-    // A server ends at once if its port is in use, so try up to three ports. They lie below the ports that
-    // the system assigns.
+    // A server ends at once if its TCP port is in use, so try up to three ports. They are below Linux's
+    // ephemeral ports.
     for _ in 0..3 {
         let port =
             20_000 + (std::process::id() as u16 % 60) * 200 + RUNS.fetch_add(1, Ordering::Relaxed) % 200;

@@ -41,7 +41,7 @@ impl Series {
         self.moved += count * size as u64;
     }
 
-    /// Runs `body` and adds its processor time to that of the case. Returns how long it took.
+    /// Runs `body` and adds its processor time to that of the case. Returns the elapsed time.
     pub fn timed(&mut self, body: impl FnOnce() -> Result<()>) -> Result<Duration> {
         let (thread, process) = (thread_cpu_ns(), process_cpu_ns());
         let start = Instant::now();

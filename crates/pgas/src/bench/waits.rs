@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// All completion modes.
 pub(super) const MODES: [CompletionMode; 3] =
     [CompletionMode::Poll, CompletionMode::Adaptive, CompletionMode::Interrupt];
-/// Number of messages in a series. Only the last one is answered.
+/// Number of messages in a series. The peer answers only the last one.
 const SERIES: u64 = 64;
 /// How long PE 1 waits while nothing arrives, to measure the processor time of waiting.
 const IDLE: Duration = Duration::from_millis(250);

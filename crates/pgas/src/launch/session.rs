@@ -1,4 +1,4 @@
-//! A process's place in a job.
+//! A process's membership in a job.
 
 use super::hub::{MEETING, PE};
 use super::member::{self, Member};
@@ -35,7 +35,8 @@ pub struct Session {
     pub member: Option<Member>,
 }
 
-/// A process's place in a job over UCX: its connection to the launcher and its settings.
+/// A process's membership in a job over UCX: its connection to the launcher, the heap size, and the settings
+/// of the transport.
 pub struct UcxSession {
     /// The connection to the launcher.
     pub client: Arc<Client>,
@@ -108,7 +109,8 @@ impl Session {
         };
         let twin = Twin::attach_with(socket, &faults, needed)?;
         let bytes = needed(twin.ports());
-        // Without the launcher's word, assume that a manager spreads its processes over all processors.
+        // Used if the launcher has not set INLANE_NTB_YIELD: assume that a process manager has distributed
+        // the PEs over all processors.
         let crowded = member.is_some() && twin.ports() as usize > online_processors();
         let settings = Settings {
             completion: variable::<CompletionMode>("INLANE_NTB_COMPLETION")?
@@ -133,8 +135,8 @@ struct Place {
 }
 
 impl Place {
-    /// Finds the place that the launcher or a process manager has for this process. `heap_bytes` is the size
-    /// of the symmetric heap that this process asks for.
+    /// Connects to the hub of the launcher's or process manager's job. Without either, makes a hub for a job
+    /// of one PE. `heap_bytes` is the size of the symmetric heap that this process requests.
     fn find(heap_bytes: u64) -> Result<Self> {
         if let Some(fd) = variable::<RawFd>("INLANE_NTB_FD")? {
             return Ok(Self { socket: inherited(fd)?, heap_bytes, hub: None, member: None });

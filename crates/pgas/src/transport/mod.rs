@@ -56,7 +56,7 @@ pub struct Atomic {
     pub comparand: u64,
 }
 
-/// Static objects of the program that stand for a span of symmetric memory.
+/// The program's static objects as a part of symmetric memory: a span of symmetric offsets refers to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Statics {
     /// Symmetric offset of the span.
@@ -206,7 +206,8 @@ pub trait Transport: Send + Sync + 'static {
     /// Carries out pending requests of other PEs. Call it in loops that do not wait in the transport.
     fn progress(&self);
 
-    /// Blocks until no PE needs this one any more. All PEs call it last, after a [`Transport::quiet`].
+    /// Blocks until this PE may end, because no other PE needs its service thread any more. All PEs call it
+    /// last, after a [`Transport::quiet`].
     ///
     /// # Errors
     /// If a PE has ended before.

@@ -147,8 +147,7 @@ impl PeContext {
         let (offset, length) = (usize::try_from(contents[1]).ok()?, usize::try_from(contents[4]).ok()?);
         let landing = usize::try_from(contents[5]).ok()?;
         let end = offset.checked_add(length)?;
-        // The words before the landing area belong to other peers. So the destination must lie in the
-        // requester's landing area or symmetric memory.
+        // Refuse to write before the requester's landing area, because its header and inboxes lie there.
         if length > LANDING || end > self.layout.symmetric_bytes() || landing < self.layout.landing() {
             return None;
         }
@@ -214,8 +213,8 @@ impl PeContext {
     /// Wakes `pe` if it sleeps until a store such as `what` arrives. Call it after each store to `pe`.
     #[inline(always)]
     pub(super) fn stored(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
-        // This PE's own memory and peers that need a barrier share one branch, because this is the path of
-        // every put.
+        // One branch for both exceptions, this PE's own memory and peers that need a barrier, because every
+        // put passes here.
         if peer.is_exceptional {
             return self.stored_exceptionally(pe, peer, what);
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// How long to try to connect. The launcher listens before it starts a PE, so the first attempt fails only if
 /// the network loses packets.
 const CONNECT_TIME: Duration = Duration::from_secs(30);
-/// How often an exchange looks whether a PE was lost.
+/// How often a waiting exchange checks whether a PE was lost.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Value of [`Shared::lost`] while no PE is lost.
 const NONE: u32 = u32::MAX;
@@ -26,7 +26,7 @@ struct Shared {
 pub struct Client {
     me: u32,
     pes: u32,
-    /// The lock keeps the frames of two threads apart.
+    /// Locked while a frame is sent, because several threads send frames.
     stream: Mutex<TcpStream>,
     /// The results of the exchanges. The lock admits one exchange at a time.
     gathered: Mutex<Receiver<Vec<Vec<u8>>>>,

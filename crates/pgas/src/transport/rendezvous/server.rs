@@ -36,7 +36,7 @@ struct State {
 
 #[derive(Default)]
 struct Member {
-    /// The frames to send, and the connection, of a PE that has joined.
+    /// If the PE has joined: the queue of frames to send to it, and its connection.
     connection: Option<(Sender<Vec<u8>>, TcpStream)>,
     joined: bool,
     finished: bool,
@@ -104,7 +104,7 @@ impl Drop for Server {
             }
         }
         drop(state);
-        // Connect once, so that the accepting thread sees `stopped`.
+        // Connect once: this ends the accepting thread's call of accept(2), so the thread checks `stopped`.
         let _ = TcpStream::connect_timeout(&self.meeting.address, Duration::from_secs(1));
     }
 }
@@ -176,7 +176,7 @@ fn serve(mut stream: TcpStream, shared: &Shared) {
         let _ = state.events.send((pe, PortEvent::Attached));
     }
     let Some(pe) = greeted else { return };
-    // Another thread writes, so that a PE that does not read delays no other PE.
+    // Send the frames by another thread, because a PE that does not read would otherwise delay other PEs.
     let Ok(mut writing) = stream.try_clone() else { return shared.state().leave(pe) };
     let writer = spawn("rendezvous-write", move || {
         for frame in frames {

@@ -12,7 +12,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// What the PEs exchange: sizes, addresses and keys.
+/// What each PE sends to all PEs when it connects: sizes, addresses and keys.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Card {
     pub symmetric_bytes: u64,
@@ -57,7 +57,7 @@ impl Card {
     }
 }
 
-/// Releases UCX's objects if connecting fails half-way.
+/// UCX's objects during [`Ucx::connect`]. Dropping this value releases them if connecting has failed.
 struct Unfinished {
     library: &'static Library,
     handles: Handles,
@@ -136,7 +136,7 @@ impl Unfinished {
         Ok(attributes.address.cast())
     }
 
-    /// Returns the key of registered memory.
+    /// Returns the packed remote key of registered memory, with which other PEs access it.
     fn key(&self, memory: library::MemoryHandle) -> Result<Vec<u8>> {
         let (mut key, mut length) = (null_mut(), 0);
         // SAFETY: the memory was registered. The key is copied before it is released.
@@ -149,7 +149,7 @@ impl Unfinished {
         }
     }
 
-    /// Returns the address of the worker.
+    /// Returns the worker's address, to which other PEs make endpoints.
     fn address(&self) -> Result<Vec<u8>> {
         let (mut address, mut length) = (null_mut(), 0);
         // SAFETY: the worker was made. The address is copied before it is released.
@@ -184,8 +184,8 @@ impl Drop for Unfinished {
 }
 
 impl Ucx {
-    /// Makes `bytes` of symmetric memory, in which `statics` stand for a span of the program's own memory,
-    /// and exchanges addresses and keys with all PEs.
+    /// Allocates `bytes` bytes of symmetric memory and exchanges addresses and keys with all PEs. The span of
+    /// `statics` refers to the program's static objects instead of the allocated memory.
     ///
     /// # Errors
     /// An error of class Environment if UCX cannot be loaded; [`Error::Ucx`]; [`Error::Invalid`] if the PEs'

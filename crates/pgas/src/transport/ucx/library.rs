@@ -108,7 +108,7 @@ pub struct EndpointParameters {
 pub const MAP_FIELDS: u64 = 1 << 0 | 1 << 1 | 1 << 2;
 /// UCX allocates the memory.
 pub const MAP_ALLOCATE: c_uint = 1 << 1;
-/// Pages need not be present after the mapping.
+/// The call need not allocate the pages: they are allocated when they are first accessed.
 pub const MAP_NONBLOCK: c_uint = 1 << 0;
 
 /// C's `ucp_mem_map_params_t`.

@@ -84,7 +84,8 @@ struct Shared {
     /// Wakes the service thread when it must stop.
     stop_fd: OwnedFd,
     stop: AtomicBool,
-    /// Grows while a thread waits. The service thread then leaves the progress to that thread.
+    /// A counter that waiting threads increment. While it grows, the service thread does not progress UCX,
+    /// because the waiting threads do.
     activity: AtomicU32,
     /// True if an operation was started since the last quiet.
     in_flight: AtomicBool,
@@ -129,7 +130,7 @@ struct Peer {
     /// Address at which this process has mapped the PE's symmetric memory, or null.
     direct: AtomicPtr<u8>,
     /// True if UCX operations to a PE with mapped memory were started since the last flush. Plain copies
-    /// could overtake them.
+    /// could overtake them, so a fence must flush.
     overtakable: AtomicBool,
     /// The first error of an operation that nobody waits for, or 0.
     failed: AtomicI32,
