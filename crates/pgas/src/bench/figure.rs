@@ -144,8 +144,8 @@ fn waiting_share(points: &[Point]) -> Option<f64> {
     of("adaptive").iter().filter_map(|(size, cpu)| Some(cpu / poll.get(size)?)).reduce(f64::max)
 }
 
-/// Returns conclusions from the points, one sentence each, such as the least bandwidth of puts as a share of a
-/// plain copy's.
+/// Returns conclusions from the points, one sentence each, such as the least bandwidth of puts as a share of
+/// a plain copy's.
 pub fn findings(points: &[Point]) -> Vec<String> {
     let mut findings = Vec::new();
     let plain = |point: &Point| find(points, Operation::PlainCopy, "poll", point.size_bytes);

@@ -1,4 +1,4 @@
-//! What joins the PEs of a job: a twin's hub for windows, or a server at which the PEs meet for UCX.
+//! Connects the PEs of a job: by a twin's hub over windows, or by the launcher's TCP server over UCX.
 
 use super::{Job, STATICS};
 use crate::error::{Error, Result};
@@ -9,11 +9,12 @@ use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::mpsc::Receiver;
 
-/// Where the PEs of a job over UCX meet.
+/// The environment variable with the address and the token of the launcher's server, for jobs over UCX.
 pub(super) const MEETING: &str = "INLANE_NTB_MEETING";
-/// The number of a PE of a job over UCX.
+/// The environment variable with the number of this PE, for jobs over UCX.
 pub(super) const PE: &str = "INLANE_NTB_PE";
-/// Where UCX writes its messages. Its default is standard output, which belongs to the program.
+/// UCX's environment variable for the destination of its messages. The default is standard output, which
+/// belongs to the program.
 const UCX_LOG: &str = "UCX_LOG_FILE";
 
 pub(super) enum JobHub {
@@ -22,7 +23,7 @@ pub(super) enum JobHub {
 }
 
 impl JobHub {
-    /// Makes what joins the job's PEs.
+    /// Makes the hub or the server of a job.
     pub fn new(job: &Job) -> Result<Self> {
         match job.transport {
             Kind::Windows => Ok(Self::Windows(Hub::new(job.pes, job.heap_bytes + STATICS)?)),

@@ -24,7 +24,7 @@ const CARD: &str = "inlane-card";
 /// How long a process that has connected may take to send its number.
 const NUMBER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What PE 0 tells the others.
+/// What the other PEs need to connect to PE 0's hub.
 #[derive(Clone, Debug, PartialEq)]
 struct Card {
     /// Identifies the running kernel. Windows join processes of one kernel only.
@@ -67,7 +67,7 @@ impl Ends {
 /// This process's membership in a job that a process manager started.
 pub struct Member {
     manager: Mutex<Box<dyn ProcessManager>>,
-    /// The hub and the ends of the PEs, at PE 0.
+    /// At PE 0, the hub, and which PEs have finished or ended. `None` at the other PEs.
     hub: Option<(Arc<Hub>, Arc<Ends>)>,
 }
 

@@ -94,7 +94,7 @@ pub(super) fn supervise(
         match events.recv_timeout(limit) {
             Ok(event) => {
                 if let Some(status) = record(running, event) {
-                    // The PEs write out what they have buffered, and end.
+                    // Ask the PEs to flush their buffered output and to end, before they are killed.
                     hub.end_all(status);
                     wait_for_ends(events, running, GRACE);
                     end_all(events, running);

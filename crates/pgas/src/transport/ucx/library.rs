@@ -137,13 +137,13 @@ pub struct MemoryAttributes {
 /// A function that UCX calls when an operation is complete.
 pub type SendCallback = extern "C" fn(request: *mut c_void, status: Status, user_data: *mut c_void);
 
-/// Bits of `OperationParameters::fields`.
+/// Bit of `OperationParameters::fields`: the callback.
 pub const WITH_CALLBACK: u32 = 1 << 1;
-/// As above.
+/// Bit of `OperationParameters::fields`: the user data for the callback.
 pub const WITH_USER_DATA: u32 = 1 << 2;
-/// As above.
+/// Bit of `OperationParameters::fields`: the data type of the elements.
 pub const WITH_DATATYPE: u32 = 1 << 3;
-/// As above.
+/// Bit of `OperationParameters::fields`: the buffer for the result of an atomic.
 pub const WITH_REPLY: u32 = 1 << 5;
 
 /// Returns C's `ucp_datatype_t` of contiguous elements of `width` bytes.
