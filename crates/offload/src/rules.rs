@@ -41,7 +41,8 @@ enum Ports {
     Range(String),
 }
 
-/// Returns the rules in `toml` as the preloaded library reads them. `name` is the file's name, for errors.
+/// Converts rules from TOML to the lines that the preloaded library reads. `name` is the file's name, for
+/// errors.
 ///
 /// # Errors
 /// [`Error::Setting`] names the first rule that is wrong.

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// The settings of an engine.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The port, as `af_xdp:veth0`.
+    /// The name of the port, such as `af_xdp:veth0`.
     pub port: String,
     /// The engine's addresses, each with the length of its network's prefix.
     pub addresses: Vec<Prefix>,

@@ -21,7 +21,7 @@ pub struct Socket {
     pub program: String,
     /// True for family AF_INET6.
     pub v6: bool,
-    /// The local address. IPv4 addresses are not in mapped form.
+    /// The local address. An IPv4 address is never written as an IPv4-mapped IPv6 address.
     pub local: SocketAddr,
     /// True if the socket got its local port by a bind. The engine's table of local ports then lists the
     /// socket.

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 const MOST: usize = 4096;
 /// The most packets that wait for one neighbour's answer.
 const MOST_PENDING: usize = 32;
-/// The time between two requests, in nanoseconds.
+/// The time between two requests to a neighbour, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
 /// After this number of requests without an answer, the packets that wait for a neighbour are dropped.
 const TRIES: u32 = 3;
@@ -20,9 +20,9 @@ const LIFETIME_NS: u64 = 60_000_000_000;
 #[derive(Default)]
 struct Neighbour {
     mac: Option<Mac>,
-    /// When the MAC address was confirmed.
+    /// When the MAC address was last confirmed, in nanoseconds of the engine's clock.
     confirmed: u64,
-    /// When the neighbour was last asked.
+    /// When the neighbour was last asked, in nanoseconds of the engine's clock.
     asked: u64,
     tries: u32,
     pending: Vec<Packet>,

@@ -287,7 +287,7 @@ fn write_ethernet(bytes: &mut [u8], source: Mac, ethertype: u16) {
     frame.set_ethertype(ethertype);
 }
 
-/// Writes an IP packet that fills `bytes`.
+/// Writes an IP packet that fills `bytes`. Computes its checksums only if `checked` is set.
 #[inline]
 fn write_ip<P: Payload>(
     bytes: &mut [u8],
