@@ -130,7 +130,7 @@ impl PeContext {
     }
 
     /// Waits for the owner until `done` returns true. If that takes longer than [`RING_AFTER`], rings the
-    /// owner's doorbell, and then again after each [`RING_AGAIN`].
+    /// owner's doorbell, and then again after each `RING_AGAIN`.
     fn wait_ringing(&self, pe: u32, options: WaitOptions, mut done: impl FnMut() -> bool) -> Result<()> {
         let (mut looks, mut start, mut rung) = (0u32, None, false);
         // A wait by interrupt polls too seldom to notice that RING_AFTER has passed, so it rings at once.
