@@ -1,4 +1,4 @@
-//! `inlane offload`: runs the engine, which has its own network stack. Starts programs whose TCP sockets the
+//! `inlane offload`: runs the engine, which has its own network stack. Starts programs whose sockets the
 //! engine runs, and shows the engine's state.
 
 mod program;
@@ -8,7 +8,7 @@ mod status;
 
 use clap::{Args, Subcommand};
 
-/// Runs the TCP sockets of unmodified programs on an engine with its own network stack
+/// Runs the TCP and UDP sockets of unmodified programs on an engine with its own network stack
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -9,6 +9,8 @@
 //! through its control socket, and a socket that stayed with the kernel would find no peer. Without root, or
 //! without one of the programs, a test prints why and is skipped.
 
+mod datagrams;
+
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

@@ -1,6 +1,7 @@
 //! What the offload engine and the preloaded library agree on.
 //!
 //! * [`name`]: the names of the UNIX sockets that stand for offloaded sockets. A name describes its socket, so the library keeps no table.
+//! * [`datagram`]: the header of each datagram in the pair of a UDP socket.
 //! * [`message`]: requests and replies on the engine's control socket.
 //! * [`rules`]: which sockets the engine runs and which stay with the kernel.
 //!
@@ -8,6 +9,7 @@
 //! a function says so.
 
 pub mod address;
+pub mod datagram;
 pub mod message;
 pub mod name;
 pub mod rules;

@@ -11,7 +11,7 @@ pub const LEN: usize = 512;
 /// The largest size of an option's value, in bytes.
 pub const MAX_VALUE: usize = 384;
 /// The version of the messages. Both sides refuse others.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Where the value begins.
 const VALUE: usize = 96;
 
@@ -41,10 +41,16 @@ pub enum Operation {
     /// Says that the program's end of a new connection has replaced the kernel's socket in the program, so
     /// the SYN can be sent. There is no reply.
     Start = 9,
+    /// Sets an option as [`Operation::SetOption`] does. The reply says that the option is in effect, or is an errno.
+    SetOptionNow = 10,
+    /// Makes the connected UDP socket of the descriptor unconnected.
+    Disconnect = 11,
+    /// Asks whether the engine has a route from the UDP socket of the descriptor to [`Message::remote`].
+    Route = 12,
 }
 
 impl Operation {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 12] = [
         Self::Bind,
         Self::Connect,
         Self::Listen,
@@ -54,6 +60,9 @@ impl Operation {
         Self::Kernel,
         Self::Status,
         Self::Start,
+        Self::SetOptionNow,
+        Self::Disconnect,
+        Self::Route,
     ];
 
     /// Returns true if the engine replies.
@@ -72,6 +81,8 @@ pub struct Message {
     pub operation: Operation,
     /// True if the socket's family is AF_INET6.
     pub v6: bool,
+    /// True for a UDP socket, false for a TCP socket.
+    pub datagrams: bool,
     /// In a reply: 0, an errno, or [`KERNEL`].
     pub status: i32,
     /// A number whose meaning depends on the operation.
@@ -98,6 +109,7 @@ impl Message {
         Self {
             operation,
             v6: false,
+            datagrams: false,
             status: 0,
             number: 0,
             level: 0,
@@ -133,6 +145,7 @@ impl Message {
         bytes[0] = VERSION;
         bytes[1] = self.operation as u8;
         bytes[2] = self.v6 as u8;
+        bytes[3] = self.datagrams as u8;
         bytes[4..8].copy_from_slice(&self.status.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.number.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.level.to_le_bytes());
@@ -155,6 +168,7 @@ impl Message {
         let operation = Operation::ALL.into_iter().find(|&operation| operation as u8 == bytes[1])?;
         let mut message = Self::new(operation);
         message.v6 = bytes[2] != 0;
+        message.datagrams = bytes[3] != 0;
         message.status = number(4);
         message.number = number(8);
         message.level = number(12);
@@ -216,9 +230,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_decode_and_what_decodes_reads_back(bytes in proptest::collection::vec(any::<u8>(), LEN), operation in 0u8..10, len in 0u8..=255) {
+        fn any_bytes_decode_and_what_decodes_reads_back(bytes in proptest::collection::vec(any::<u8>(), LEN), operation in 0u8..13, len in 0u8..=255) {
             let mut bytes = bytes;
-            bytes[..4].copy_from_slice(&[VERSION, operation, 0, 0]);
+            bytes[..2].copy_from_slice(&[VERSION, operation]);
             bytes[76..80].copy_from_slice(&[len, 0, 0, 0]);
             if let Some(message) = Message::decode(&bytes) {
                 prop_assert_eq!(Message::decode(&message.encode()), Some(message));
@@ -234,7 +248,7 @@ mod tests {
         let good = Message::new(Operation::Bind).encode();
         assert!(Message::decode(&good).is_some());
         assert!(Message::decode(&good[..LEN - 1]).is_none());
-        for (at, value) in [(0, 2), (1, 0), (1, 99), (78, 1), (79, 0x80)] {
+        for (at, value) in [(0, 99), (1, 0), (1, 99), (78, 1), (79, 0x80)] {
             let mut bad = good;
             bad[at] = value;
             assert!(Message::decode(&bad).is_none(), "byte {at}");

@@ -38,15 +38,24 @@ pub enum Kind {
     StreamV4 = b's',
     /// Like [`Kind::StreamV4`], of family AF_INET6.
     StreamV6 = b'S',
+    /// A UDP socket of family AF_INET. Its addresses may change, so only the engine knows them.
+    DatagramV4 = b'd',
+    /// Like [`Kind::DatagramV4`], of family AF_INET6.
+    DatagramV6 = b'D',
 }
 
 impl Kind {
     /// Returns true if the family is AF_INET6.
     pub fn is_v6(self) -> bool {
-        matches!(self, Self::BoundV6 | Self::StreamV6)
+        matches!(self, Self::BoundV6 | Self::StreamV6 | Self::DatagramV6)
     }
 
-    /// Returns true for a socket that was bound before it was connected or began to listen. Its name lacks
+    /// Returns true for a UDP socket.
+    pub fn is_datagram(self) -> bool {
+        matches!(self, Self::DatagramV4 | Self::DatagramV6)
+    }
+
+    /// Returns true for a TCP socket that was bound before it was connected or began to listen. Its name lacks
     /// the remote address.
     pub fn is_bound(self) -> bool {
         matches!(self, Self::BoundV4 | Self::BoundV6)
@@ -154,6 +163,8 @@ impl SocketName {
             b'B' => Kind::BoundV6,
             b's' => Kind::StreamV4,
             b'S' => Kind::StreamV6,
+            b'd' => Kind::DatagramV4,
+            b'D' => Kind::DatagramV6,
             _ => return None,
         };
         Some(Self {

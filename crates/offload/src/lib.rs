@@ -1,4 +1,4 @@
-//! Sockets on an engine. The engine runs other programs' TCP connections on its own network stack, on its own
+//! Sockets on an engine. The engine runs other programs' TCP and UDP sockets on its own network stack, on its own
 //! cores.
 //!
 //! ```text

@@ -1,8 +1,12 @@
 //! The engine's link: its port, addresses, routes and neighbours.
 
+mod datagram;
 mod neighbours;
+mod reassembly;
 mod send;
 
+pub use datagram::Datagram;
+pub use reassembly::{Outcome, Reassembly};
 pub use send::Payload;
 
 use crate::error::{Error, Result};
@@ -18,6 +22,7 @@ use inlane_wire::ethernet::{self, Mac};
 use inlane_wire::ndp;
 use neighbours::Neighbours;
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -55,8 +60,12 @@ pub struct LinkCounters {
     pub ignored: u64,
     /// Received packets with a malformed header or a wrong checksum.
     pub malformed: u64,
-    /// Received fragments of IP packets, which the engine does not reassemble.
+    /// Received fragments of IP packets.
     pub fragments: u64,
+    /// Packets that were reassembled from fragments.
+    pub reassembled: u64,
+    /// Packets whose fragments overlapped, did not all arrive in time, or did not fit into memory.
+    pub unassembled: u64,
     /// Packets to send that were dropped: no free buffer, a full transmit queue, or a neighbour that did not answer.
     pub dropped: u64,
     /// Packets that the engine sent to itself.
@@ -83,9 +92,15 @@ pub struct Network {
     pub(crate) own: VecDeque<Vec<u8>>,
     /// Unused buffers for packets in `own`.
     spare_own: Vec<Vec<u8>>,
+    /// The identification of the last packet that was sent in fragments.
+    last_fragment_id: u32,
+    /// Memory for a packet that is being cut into fragments.
+    scratch: Vec<u8>,
     /// True if senders on the same machine may leave checksums to a network card, although there is none, as
     /// on a veth.
     partial_checksums: bool,
+    /// Packets of which fragments are missing.
+    pub(crate) reassembly: Reassembly,
     pub(crate) counters: LinkCounters,
 }
 
@@ -140,7 +155,11 @@ impl Network {
             neighbours: Neighbours::default(),
             own: VecDeque::new(),
             spare_own: Vec::new(),
+            // Begins at an unpredictable number (RFC 7739).
+            last_fragment_id: std::hash::RandomState::new().build_hasher().finish() as u32,
+            scratch: Vec::new(),
             partial_checksums: interface.is_some_and(is_virtual),
+            reassembly: Reassembly::default(),
             counters: LinkCounters::default(),
         })
     }
@@ -212,6 +231,17 @@ impl Network {
                 near.or_else(|| family.clone().next()).map(|prefix| prefix.address)
             }
         }
+    }
+
+    /// Returns true for addresses that stand for several hosts: groups, and the broadcast addresses of the engine's networks.
+    pub fn is_group(&self, address: IpAddr) -> bool {
+        let IpAddr::V4(ip) = address else { return address.is_multicast() };
+        ip.is_multicast()
+            || ip.is_broadcast()
+            || self.addresses.iter().any(|prefix| {
+                let hosts = u32::MAX.checked_shr(prefix.length.into()).unwrap_or(0);
+                prefix.contains(address) && prefix.length < 31 && ip.to_bits() & hosts == hosts
+            })
     }
 
     /// Returns the largest payload of a TCP segment without options on a route.

@@ -13,10 +13,11 @@ const CONNECTING: i32 = 4;
 /// Errors of the system: too many descriptors, too little memory.
 pub fn create(name: &SocketName) -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [-1; 2];
+    // A pair of this type keeps datagrams apart, and reports that an end was closed, unlike SOCK_DGRAM.
+    let kind = if name.kind.is_datagram() { libc::SOCK_SEQPACKET } else { libc::SOCK_STREAM };
     // SAFETY: the two descriptors are written during the call, and no other code owns them.
     let (engine, program) = unsafe {
-        if libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) != 0
-        {
+        if libc::socketpair(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) != 0 {
             return Err(io::Error::last_os_error());
         }
         (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))

@@ -4,6 +4,8 @@ use crate::arena::Key;
 use crate::network::Route;
 use crate::pair::Filled;
 use crate::ring::Ring;
+use crate::status::DatagramCounters;
+use inlane_offload_protocol::datagram::Header;
 use inlane_tcp::{Config, Connection, Flow, Keepalive, Listener, SECOND};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -61,6 +63,27 @@ pub enum Role {
     Listening(Box<Listening>),
     /// It is connected, or about to be.
     Stream(Box<Stream>),
+    /// It sends and receives datagrams.
+    Datagram(Box<Datagram>),
+}
+
+/// A UDP socket.
+#[derive(Debug, Default)]
+pub struct Datagram {
+    /// The address to which the socket is connected.
+    pub remote: Option<SocketAddr>,
+    /// True if the program chose the local address. Otherwise the address is set by connect, and reset when the socket is disconnected.
+    pub address_chosen: bool,
+    /// True if the program chose the local port. Otherwise the engine did, and frees the port when the socket is disconnected.
+    pub port_chosen: bool,
+    /// True if the pair may hold datagrams of the program.
+    pub readable: bool,
+    /// The ancillary data that the program has asked for: flags of [`inlane_offload_protocol::datagram::receive`].
+    pub wanted: u8,
+    /// The data of a datagram that the program has not finished (MSG_MORE, UDP_CORK), and its header.
+    pub unfinished: Option<(Header, Vec<u8>)>,
+    /// What the socket has sent and received.
+    pub counters: DatagramCounters,
 }
 
 /// A listening socket.

@@ -34,6 +34,8 @@ pub struct EngineStatus {
     pub link: LinkCounters,
     /// Counters of connections.
     pub connections: ConnectionCounters,
+    /// Counters of UDP datagrams.
+    pub datagrams: DatagramTotals,
     /// The sockets that the engine runs.
     pub sockets: Vec<SocketStatus>,
     /// The sockets that most recently stayed with the kernel, the latest first.
@@ -65,9 +67,55 @@ pub struct ConnectionCounters {
     pub retransmitted_bytes: u64,
 }
 
+/// Counters of datagrams: of one UDP socket, or of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DatagramCounters {
+    /// Datagrams handed to programs.
+    pub received: u64,
+    /// Datagrams of programs that were sent.
+    pub sent: u64,
+    /// Payload bytes handed to programs.
+    pub received_bytes: u64,
+    /// Payload bytes of programs that were sent.
+    pub sent_bytes: u64,
+    /// Received datagrams that were dropped because the program's receive buffer was full.
+    pub dropped: u64,
+    /// Datagrams of programs that could not be sent: no route, an address that is not the engine's, or no free buffer.
+    pub unsent: u64,
+}
+
+impl DatagramCounters {
+    /// Adds other counters.
+    pub fn add(&mut self, other: &Self) {
+        self.received += other.received;
+        self.sent += other.sent;
+        self.received_bytes += other.received_bytes;
+        self.sent_bytes += other.sent_bytes;
+        self.dropped += other.dropped;
+        self.unsent += other.unsent;
+    }
+}
+
+/// Counters of UDP since the engine started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DatagramTotals {
+    /// Sums over all UDP sockets, those that were closed included.
+    #[serde(flatten)]
+    pub sockets: DatagramCounters,
+    /// Received datagrams to a port without a socket.
+    pub no_port: u64,
+}
+
+/// Returns the name of a socket's protocol.
+pub fn protocol(datagrams: bool) -> String {
+    if datagrams { "udp" } else { "tcp" }.to_owned()
+}
+
 /// A socket that stayed with the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct KernelSocket {
+    /// `tcp` or `udp`.
+    pub protocol: String,
     /// The name of the program that created the socket.
     pub program: String,
     /// The identifier of the program's process.
@@ -83,11 +131,13 @@ pub struct KernelSocket {
 /// A socket that the engine runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SocketStatus {
+    /// `tcp` or `udp`.
+    pub protocol: String,
     /// The program that created the socket.
     pub program: String,
     /// The identifier of the program's process.
     pub process: i32,
-    /// The state, by its name in RFC 9293, or `bound`.
+    /// The state of a TCP socket, by its name in RFC 9293, or `bound`. The state of a UDP socket: `bound` or `connected`.
     pub state: String,
     /// The local address.
     pub local: String,
@@ -114,6 +164,8 @@ pub struct SocketStatus {
     pub placed_directly: f64,
     /// Connections that wait to be accepted; `null` unless the socket listens.
     pub backlog: Option<u64>,
+    /// Datagrams dropped because the receive buffer was full; `null` for TCP.
+    pub dropped_datagrams: Option<u64>,
 }
 
 impl Row for SocketStatus {
@@ -123,6 +175,7 @@ impl Row for SocketStatus {
 
     fn parameters(&self) -> Vec<Cell> {
         vec![
+            Cell::new("protocol", &self.protocol),
             Cell::new("program", format!("{}[{}]", self.program, self.process)),
             Cell::new("local", &self.local),
             Cell::new("remote", self.remote.as_deref().unwrap_or("*")),
@@ -141,6 +194,7 @@ impl Row for SocketStatus {
             Cell::optional("out", rate(self.sent_bytes_per_second)),
             Cell::new("retransmitted", units::bytes(self.retransmitted_bytes)),
             Cell::optional("backlog", self.backlog.map(|count| count.to_string())),
+            Cell::optional("dropped", self.dropped_datagrams.map(|count| count.to_string())),
         ]
     }
 }

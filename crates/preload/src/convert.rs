@@ -1,12 +1,12 @@
 //! Replaces a kernel socket by an offloaded one, when the program binds or connects it.
 
 use crate::epoll::Registration;
-use crate::{control, errno, real, set_errno, settings, socket};
+use crate::{control, datagram, errno, real, set_errno, settings, socket};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::message::{KERNEL, Message, NumberOption, Operation, write_options};
 use inlane_offload_protocol::rules::{Action, Use};
 use libc::{c_int, socklen_t};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 
 /// What became of a socket that the program binds or connects.
@@ -21,7 +21,7 @@ pub enum Outcome {
 
 /// The options that the engine must know when it creates a socket: level, name, and the value that a new
 /// socket of the kernel has. Only options with another value are sent to the engine.
-const OPTIONS: [NumberOption; 10] = [
+const STREAM_OPTIONS: [NumberOption; 10] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
@@ -38,18 +38,53 @@ const OPTIONS: [NumberOption; 10] = [
 /// lacks it; buffers that are set before bind or connect are then ignored.
 const BUFFERS_SET: c_int = 72;
 
-/// Returns true if `fd` is a TCP socket of the kernel over IPv6, false over IPv4, and `None` if it is
-/// neither.
-fn kernel_tcp(fd: RawFd) -> Option<bool> {
+/// As [`STREAM_OPTIONS`], for UDP sockets.
+const DATAGRAM_OPTIONS: [NumberOption; 13] = [
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
+    (libc::IPPROTO_IP, libc::IP_TOS, 0),
+    (libc::IPPROTO_IP, libc::IP_TTL, 64),
+    (libc::IPPROTO_IP, libc::IP_PKTINFO, 0),
+    (libc::IPPROTO_IP, libc::IP_RECVTTL, 0),
+    (libc::IPPROTO_IP, libc::IP_RECVTOS, 0),
+    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0),
+    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 0),
+    (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, 64),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 0),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 0),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 0),
+];
+
+/// The most options that are sent with a request.
+const MOST_OPTIONS: usize = 16;
+
+/// A socket of the kernel that the engine may run.
+#[derive(Clone, Copy)]
+struct Candidate {
+    v6: bool,
+    /// True for UDP, false for TCP.
+    datagrams: bool,
+}
+
+/// Returns what the kernel's socket `fd` is, or `None` if the engine cannot run such sockets.
+fn candidate(fd: RawFd) -> Option<Candidate> {
     let option = |name| real::option(fd, libc::SOL_SOCKET, name);
-    if option(libc::SO_TYPE)? != libc::SOCK_STREAM || option(libc::SO_PROTOCOL)? != libc::IPPROTO_TCP {
-        return None;
-    }
-    match option(libc::SO_DOMAIN)? {
-        libc::AF_INET => Some(false),
-        libc::AF_INET6 => Some(true),
-        _ => None,
-    }
+    let datagrams = match (option(libc::SO_TYPE)?, option(libc::SO_PROTOCOL)?) {
+        (libc::SOCK_STREAM, libc::IPPROTO_TCP) => false,
+        (libc::SOCK_DGRAM, libc::IPPROTO_UDP) => true,
+        _ => return None,
+    };
+    let v6 = match option(libc::SO_DOMAIN)? {
+        libc::AF_INET => false,
+        libc::AF_INET6 => true,
+        _ => return None,
+    };
+    Some(Candidate { v6, datagrams })
+}
+
+/// Returns true if `fd` is a TCP socket of the kernel.
+pub fn is_stream(fd: RawFd) -> bool {
+    candidate(fd).is_some_and(|socket| !socket.datagrams)
 }
 
 /// Returns true if the kernel's socket `fd` has a local port.
@@ -72,29 +107,69 @@ pub fn offer(fd: RawFd, usage: Use, address: SocketAddr) -> Outcome {
     outcome
 }
 
+/// Offers the kernel's UDP socket `fd` to the engine, because the program sends a datagram to `remote`, unless the
+/// socket has a port already.
+pub fn offer_unbound(fd: RawFd, remote: SocketAddr) -> Outcome {
+    let before = errno();
+    // Most such sockets have a port, so this is checked first.
+    let unbound = if has_port(fd) { None } else { candidate(fd) };
+    let outcome = match unbound {
+        Some(socket) if socket.datagrams && remote.is_ipv6() == socket.v6 => {
+            let mut message = Message::new(Operation::Bind);
+            let any: IpAddr =
+                if socket.v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+            (message.local, message.remote) = (Some((any, 0).into()), Some(remote));
+            offer_candidate(fd, socket, Use::Connect, remote, message)
+        }
+        _ => Outcome::Kernel,
+    };
+    set_errno(before);
+    outcome
+}
+
 fn offer_socket(fd: RawFd, usage: Use, address: SocketAddr) -> Outcome {
-    let Some(v6) = kernel_tcp(fd) else { return Outcome::Kernel };
-    if address.is_ipv6() != v6 || has_port(fd) {
+    let Some(socket) = candidate(fd) else { return Outcome::Kernel };
+    if address.is_ipv6() != socket.v6 || has_port(fd) {
         return Outcome::Kernel;
     }
     let mut message = Message::new(Operation::Bind);
-    message.v6 = v6;
     match usage {
         Use::Listen => message.local = Some(address),
         Use::Connect => (message.operation, message.remote) = (Operation::Connect, Some(address)),
     }
+    offer_candidate(fd, socket, usage, address, message)
+}
+
+/// Sends the request `message` to the engine, unless a rule keeps the socket with the kernel.
+fn offer_candidate(
+    fd: RawFd,
+    socket: Candidate,
+    usage: Use,
+    address: SocketAddr,
+    mut message: Message,
+) -> Outcome {
+    (message.v6, message.datagrams) = (socket.v6, socket.datagrams);
     if settings::decide(address, usage) == Some(Action::Kernel) {
         return stays(&message, b"a rule keeps it there", false);
+    }
+    if socket.datagrams
+        && let Some(reason) = kernel_only(fd)
+    {
+        return stays(&message, reason, true);
     }
     add_options(&mut message, fd);
     let Some((reply, passed)) = control::request(&mut message, -1) else {
         return stays(&message, b"the engine does not answer", true);
     };
     match (reply.status, passed) {
-        (0, Some(new)) => match replace(fd, new) {
+        (0, Some(new)) => match replace(fd, new, socket.datagrams) {
             true => {
-                if usage == Use::Connect {
-                    control::request(&mut Message::new(Operation::Start), fd);
+                match (socket.datagrams, message.operation) {
+                    (false, Operation::Connect) => {
+                        control::request(&mut Message::new(Operation::Start), fd);
+                    }
+                    (true, Operation::Connect) => datagram::set_connected(fd),
+                    _ => {}
                 }
                 Outcome::Engine
             }
@@ -129,10 +204,25 @@ fn stays(message: &Message, reason: &[u8], matters: bool) -> Outcome {
     Outcome::Failed(libc::ENETDOWN)
 }
 
+/// Returns why the kernel must run the UDP socket `fd`, or `None` if the engine may.
+fn kernel_only(fd: RawFd) -> Option<&'static [u8]> {
+    if real::option(fd, libc::SOL_SOCKET, libc::SO_BROADCAST).is_some_and(|value| value != 0) {
+        return Some(b"the engine sends no broadcasts");
+    }
+    let mut device = [0u8; 16];
+    let mut len = device.len() as socklen_t;
+    // SAFETY: value and length live through the call.
+    let code = unsafe {
+        real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, device.as_mut_ptr().cast(), &mut len)
+    };
+    (code == 0 && len > 0 && device[0] != 0).then_some(b"it is bound to an interface of the kernel")
+}
+
 fn add_options(message: &mut Message, fd: RawFd) {
-    let mut found = [(0, 0, 0); OPTIONS.len() + 3];
+    let options = if message.datagrams { &DATAGRAM_OPTIONS[..] } else { &STREAM_OPTIONS[..] };
+    let mut found = [(0, 0, 0); MOST_OPTIONS];
     let mut count = 0;
-    for (level, name, usual) in OPTIONS {
+    for &(level, name, usual) in options {
         if level == libc::IPPROTO_IPV6 && !message.v6 {
             continue;
         }
@@ -166,9 +256,12 @@ fn add_options(message: &mut Message, fd: RawFd) {
 
 /// Makes the descriptor `fd` refer to the socket `new`. The flags, timeouts and epoll registration of the old
 /// socket are kept. Closes the descriptor `new`. Returns false if the replacement failed.
-fn replace(fd: RawFd, new: RawFd) -> bool {
+fn replace(fd: RawFd, new: RawFd, datagrams: bool) -> bool {
     let registration = Registration::of(fd);
     copy_options(fd, new);
+    if datagrams {
+        datagram::note();
+    }
     // SAFETY: both descriptors are open; dup3 replaces `fd` atomically.
     let replaced = unsafe {
         let status = libc::fcntl(fd, libc::F_GETFL);
@@ -210,6 +303,7 @@ fn copy_options(fd: RawFd, new: RawFd) {
 /// `connect`.
 pub fn finish_connect(fd: RawFd) -> c_int {
     match socket::blocks(fd) {
+        _ if datagram::name_of(fd).is_some() => 0,
         true => socket::wait_connected(fd),
         false => crate::fail(libc::EINPROGRESS),
     }

@@ -5,13 +5,16 @@
 
 use crate::convert::{self, Outcome};
 use crate::socket::name_of;
-use crate::{epoll, errno, exec, fail, real, receive, set_errno, socket};
+use crate::{datagram, epoll, errno, exec, fail, real, receive, set_errno, socket};
 use inlane_offload_protocol::address::read_sockaddr;
+use inlane_offload_protocol::name::SocketName;
 use inlane_offload_protocol::rules::Use;
 use libc::{
-    c_char, c_int, c_long, c_void, epoll_event, iovec, msghdr, pid_t, size_t, sockaddr, socklen_t, ssize_t,
+    c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, iovec, mmsghdr, msghdr, pid_t, size_t,
+    sockaddr, socklen_t, ssize_t, timespec,
 };
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ptr::{null, null_mut};
 
 macro_rules! hooks {
     ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty $body:block)*) => {$(
@@ -47,13 +50,18 @@ hooks! {
     fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
         if let Some(remote) = read_sockaddr(address, len) {
             if let Some(name) = name_of(fd) {
-                return socket::connect(fd, &name, address, len);
+                return match name.kind.is_datagram() {
+                    true => datagram::connect(fd, &name, remote),
+                    false => socket::connect(fd, &name, address, len),
+                };
             }
             match convert::offer(fd, Use::Connect, remote) {
                 Outcome::Kernel => {}
                 Outcome::Engine => return convert::finish_connect(fd),
                 Outcome::Failed(error) => return fail(error),
             }
+        } else if is_unspecified(address, len) && datagram::name_of(fd).is_some() {
+            return datagram::disconnect(fd);
         }
         real::connect(fd, address, len)
     }
@@ -70,7 +78,7 @@ hooks! {
             Some(libc::AF_INET6) => Some(SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))),
             _ => None,
         };
-        if let Some(any) = any.filter(|_| !convert::has_port(fd)) {
+        if let Some(any) = any.filter(|_| convert::is_stream(fd) && !convert::has_port(fd)) {
             match convert::offer(fd, Use::Listen, any) {
                 Outcome::Kernel => {}
                 Outcome::Engine => return socket::listen(fd, backlog),
@@ -106,6 +114,7 @@ hooks! {
 
     fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
         match name_of(fd) {
+            Some(socket) if socket.kind.is_datagram() => datagram::getsockopt(fd, &socket, level, name, value, len),
             Some(socket) => socket::getsockopt(fd, &socket, level, name, value, len),
             None => real::getsockopt(fd, level, name, value, len),
         }
@@ -113,6 +122,7 @@ hooks! {
 
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
         match name_of(fd) {
+            Some(socket) if socket.kind.is_datagram() => datagram::setsockopt(fd, level, name, value, len),
             Some(_) => socket::setsockopt(fd, level, name, value, len),
             None => real::setsockopt(fd, level, name, value, len),
         }
@@ -120,33 +130,49 @@ hooks! {
 
     fn shutdown(fd: c_int, how: c_int) -> c_int {
         match name_of(fd) {
+            Some(name) if name.kind.is_datagram() => datagram::shutdown(fd, how),
             Some(name) => socket::shutdown(fd, &name, how),
             None => real::shutdown(fd, how),
         }
     }
 
     fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
+        // A read of no bytes leaves the datagram in the queue.
+        if len > 0 && let Some(name) = datagram::name_of(fd) {
+            return datagram::receive_from(fd, &name, &[datagram::part(buffer, len)], 0, null_mut(), null_mut());
+        }
         receive::finish(fd, len, real::read(fd, buffer, len))
     }
 
     fn __read_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t) -> ssize_t {
-        receive::finish(fd, len, real::read(fd, buffer, bounded(len, room)))
+        read(fd, buffer, bounded(len, room))
     }
 
     fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+        if let Some(name) = datagram::name_of(fd) && bytes(parts, count.max(0) as usize) > 0 {
+            let parts = std::slice::from_raw_parts(parts, count as usize);
+            return datagram::receive_from(fd, &name, parts, 0, null_mut(), null_mut());
+        }
         let result = real::readv(fd, parts, count);
         receive::finish(fd, if result == 0 { bytes(parts, count.max(0) as usize) } else { 1 }, result)
     }
 
     fn recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+        if let Some(name) = datagram::name_of(fd) {
+            return datagram::receive_from(fd, &name, &[datagram::part(buffer, len)], flags, null_mut(), null_mut());
+        }
         receive::finish(fd, len, real::recv(fd, buffer, len, flags))
     }
 
     fn __recv_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
-        receive::finish(fd, len, real::recv(fd, buffer, bounded(len, room), flags))
+        recv(fd, buffer, bounded(len, room), flags)
     }
 
     fn recvfrom(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> ssize_t {
+        if let Some(name) = datagram::name_of(fd) {
+            let part = datagram::part(buffer, len);
+            return datagram::receive_from(fd, &name, &[part], flags, address, address_len);
+        }
         let result = real::recvfrom(fd, buffer, len, flags, address, address_len);
         receive::hide_name(fd, result, address, address_len);
         receive::finish(fd, len, result)
@@ -157,16 +183,61 @@ hooks! {
     }
 
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+        if !message.is_null() && let Some(name) = datagram::name_of(fd) {
+            return datagram::receive(fd, &name, &mut *message, flags);
+        }
         let result = real::recvmsg(fd, message, flags);
         if message.is_null() {
             return result;
+        }
+        if result >= 0 {
+            receive::note_passed(&*message);
         }
         receive::hide_name(fd, result, (*message).msg_name.cast(), &raw mut (*message).msg_namelen);
         let len = if result == 0 { bytes((*message).msg_iov, (*message).msg_iovlen as _) } else { 1 };
         receive::finish(fd, len, result)
     }
 
+    fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
+        match datagram::name_of(fd) {
+            Some(name) => datagram::receive_many(fd, &name, messages, count, flags, timeout),
+            None => real::recvmmsg(fd, messages, count, flags, timeout),
+        }
+    }
+
+    fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
+        match datagram::name_of(fd) {
+            Some(name) => datagram::send_to(fd, &name, &[datagram::part(buffer, len)], 0, null(), 0),
+            None => real::write(fd, buffer, len),
+        }
+    }
+
+    fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+        match datagram::name_of(fd) {
+            Some(name) if !parts.is_null() && count >= 0 => {
+                let parts = std::slice::from_raw_parts(parts, count as usize);
+                datagram::send_to(fd, &name, parts, 0, null(), 0)
+            }
+            _ => real::writev(fd, parts, count),
+        }
+    }
+
+    fn send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+        match datagram::name_of(fd) {
+            Some(name) => datagram::send_to(fd, &name, &[datagram::part(buffer, len)], flags, null(), 0),
+            None => real::send(fd, buffer, len, flags),
+        }
+    }
+
     fn sendto(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t {
+        match before_send(fd, address, address_len) {
+            Ok(Some(name)) => {
+                let part = datagram::part(buffer, len);
+                return datagram::send_to(fd, &name, &[part], flags, address, address_len);
+            }
+            Ok(None) => {}
+            Err(error) => return fail(error),
+        }
         let before = errno();
         let result = real::sendto(fd, buffer, len, flags, address, address_len);
         if result == -1 && refuses_addresses(address.cast()) && name_of(fd).is_some() {
@@ -179,6 +250,13 @@ hooks! {
     }
 
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+        if !message.is_null() {
+            match before_send(fd, (*message).msg_name.cast(), (*message).msg_namelen) {
+                Ok(Some(name)) => return datagram::send(fd, &name, &*message, flags),
+                Ok(None) => {}
+                Err(error) => return fail(error),
+            }
+        }
         let before = errno();
         let result = real::sendmsg(fd, message, flags);
         if result == -1 && !message.is_null() && refuses_addresses((*message).msg_name) && name_of(fd).is_some() {
@@ -188,6 +266,27 @@ hooks! {
             return real::sendmsg(fd, &without, flags);
         }
         result
+    }
+
+    fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+        if !messages.is_null() && count > 0 {
+            let first = &(*messages).msg_hdr;
+            match before_send(fd, first.msg_name.cast(), first.msg_namelen) {
+                Ok(Some(name)) => return datagram::send_many(fd, &name, messages, count, flags),
+                Ok(None) => {}
+                Err(error) => return fail(error),
+            }
+        }
+        real::sendmmsg(fd, messages, count, flags)
+    }
+
+    // The C library's function takes a variable number of arguments; see `syscall` below.
+    fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+        if request == libc::FIONREAD && !argument.is_null() && let Some(name) = datagram::name_of(fd) {
+            argument.cast::<c_int>().write_unaligned(datagram::next_length(fd, &name));
+            return 0;
+        }
+        real::ioctl(fd, request, argument)
     }
 
     fn epoll_ctl(instance: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
@@ -246,6 +345,11 @@ hooks! {
             libc::SYS_recvmsg => recvmsg(fd, b as *mut _, c as c_int) as c_long,
             libc::SYS_sendto => sendto(fd, b as *const _, c as size_t, d as c_int, e as *const _, f as socklen_t) as c_long,
             libc::SYS_sendmsg => sendmsg(fd, b as *const _, c as c_int) as c_long,
+            libc::SYS_recvmmsg => recvmmsg(fd, b as *mut _, c as c_uint, d as c_int, e as *mut _) as c_long,
+            libc::SYS_sendmmsg => sendmmsg(fd, b as *mut _, c as c_uint, d as c_int) as c_long,
+            libc::SYS_write => write(fd, b as *const _, c as size_t) as c_long,
+            libc::SYS_writev => writev(fd, b as *const _, c as c_int) as c_long,
+            libc::SYS_ioctl => ioctl(fd, b as c_ulong, c as *mut _) as c_long,
             libc::SYS_epoll_ctl => epoll_ctl(fd, b as c_int, c as c_int, d as *mut _) as c_long,
             _ => real::syscall(number, a, b, c, d, e, f),
         }
@@ -268,6 +372,34 @@ unsafe fn after_accept(
         Some(name) => socket::accept(fd, &name, address, len, flags),
         None => result,
     }
+}
+
+/// Call this before a datagram is sent to `address`, which may be null. A UDP socket that was never bound gets
+/// its port now, so this is the moment to offer it to the engine. Returns the name of a UDP socket of the
+/// engine, `None` for other sockets, or the errno with which the send fails.
+unsafe fn before_send(
+    fd: c_int,
+    address: *const sockaddr,
+    len: socklen_t,
+) -> Result<Option<SocketName>, c_int> {
+    if let Some(name) = datagram::name_of(fd) {
+        return Ok(Some(name));
+    }
+    // SAFETY: the program's arguments.
+    let Some(remote) = (unsafe { read_sockaddr(address, len) }) else { return Ok(None) };
+    match convert::offer_unbound(fd, remote) {
+        Outcome::Kernel => Ok(None),
+        Outcome::Engine => Ok(datagram::name_of(fd)),
+        Outcome::Failed(error) => Err(error),
+    }
+}
+
+/// Returns true for an address of family AF_UNSPEC, which disconnects a UDP socket.
+unsafe fn is_unspecified(address: *const sockaddr, len: socklen_t) -> bool {
+    // SAFETY: the program's arguments: `len` bytes at `address`.
+    !address.is_null()
+        && len >= 2
+        && unsafe { address.cast::<u16>().read_unaligned() } == libc::AF_UNSPEC as u16
 }
 
 /// Returns true if a send failed because a connected UNIX socket takes no address.

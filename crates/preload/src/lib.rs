@@ -1,4 +1,4 @@
-//! The library that `inlane offload run` preloads into programs. It replaces some of the C library's socket functions, and hands TCP
+//! The library that `inlane offload run` preloads into programs. It replaces some of the C library's socket functions, and hands TCP and UDP
 //! sockets to the offload engine.
 //!
 //! A socket begins as the kernel's. When the program binds or connects it, the library asks the engine. If the engine takes the socket, its
@@ -22,6 +22,7 @@
 
 mod control;
 mod convert;
+mod datagram;
 mod epoll;
 mod exec;
 mod hooks;
@@ -38,6 +39,7 @@ static INITIALISE: extern "C" fn() = initialise;
 extern "C" fn initialise() {
     settings::read();
     control::forget_after_fork();
+    datagram::find_inherited();
 }
 
 /// Returns the calling thread's errno.

@@ -2,7 +2,8 @@
 
 use inlane_offload_protocol::name::Asking;
 use libc::{
-    c_char, c_int, c_long, c_void, epoll_event, iovec, msghdr, pid_t, size_t, sockaddr, socklen_t, ssize_t,
+    c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, iovec, mmsghdr, msghdr, pid_t, size_t,
+    sockaddr, socklen_t, ssize_t, timespec,
 };
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -61,6 +62,12 @@ real! {
     recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
     recvfrom(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> ssize_t;
     recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
+    sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t;
+    writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
     sendto(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t;
     sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
     epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;

@@ -3,8 +3,8 @@
 //! The kernel reports the end of a pair as the end of the stream, or as a reset if the engine left data
 //! unread. Only the name of the engine's end says which of the two happened to the connection.
 
-use crate::{errno, fail, socket};
-use libc::{c_int, sockaddr, socklen_t, ssize_t};
+use crate::{datagram, errno, fail, socket};
+use libc::{c_int, msghdr, sockaddr, socklen_t, ssize_t};
 
 /// Corrects the result of a kernel read of `len` bytes. A pair ends in the same way after a FIN and after an
 /// error of the connection. So at the end of the stream, this function looks up which of the two it was. It
@@ -41,5 +41,25 @@ pub fn hide_name(fd: c_int, result: ssize_t, address: *const sockaddr, len: *mut
     if is_unix && socket::name_of(fd).is_some() {
         // SAFETY: as above.
         unsafe { *len = 0 };
+    }
+}
+
+/// Looks for UDP sockets of the engine among the descriptors that came with a received message.
+pub fn note_passed(message: &msghdr) {
+    if message.msg_control.is_null() || message.msg_controllen < size_of::<libc::cmsghdr>() {
+        return;
+    }
+    // SAFETY: the kernel has written whole control messages, and their total length.
+    unsafe {
+        let mut next = libc::CMSG_FIRSTHDR(message);
+        while !next.is_null() {
+            if ((*next).cmsg_level, (*next).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let count = ((*next).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
+                for index in 0..count {
+                    datagram::note_passed(libc::CMSG_DATA(next).cast::<c_int>().add(index).read_unaligned());
+                }
+            }
+            next = libc::CMSG_NXTHDR(message, next);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Socket calls on offloaded sockets.
 
-use crate::{control, errno, fail, real, set_errno};
+use crate::{control, datagram, errno, fail, real, set_errno};
 use inlane_offload_protocol::address::{read_sockaddr, write_sockaddr};
 use inlane_offload_protocol::message::{Message, Operation, accept};
 use inlane_offload_protocol::name::{End, SocketName};
@@ -126,6 +126,9 @@ pub fn blocks(fd: RawFd) -> bool {
 
 /// Makes a bound socket listen.
 pub fn listen(fd: RawFd, backlog: c_int) -> c_int {
+    if datagram::name_of(fd).is_some() {
+        return fail(libc::EOPNOTSUPP);
+    }
     let mut message = Message::new(Operation::Listen);
     message.number = backlog;
     match control::request(&mut message, fd) {
@@ -143,6 +146,9 @@ pub fn accept(
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
+    if name.kind.is_datagram() {
+        return fail(libc::EOPNOTSUPP);
+    }
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 || !name.kind.is_bound() {
         return fail(libc::EINVAL);
     }
@@ -192,7 +198,7 @@ fn addresses(fd: RawFd) -> Option<Message> {
 /// Writes the local address.
 pub fn getsockname(fd: RawFd, name: &SocketName, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let mut local = name.local;
-    if name.kind.is_bound()
+    if (name.kind.is_bound() || name.kind.is_datagram())
         && let Some(reply) = addresses(fd)
     {
         local = reply.local.unwrap_or(local);
@@ -204,7 +210,7 @@ pub fn getsockname(fd: RawFd, name: &SocketName, address: *mut sockaddr, len: *m
 
 /// Writes the remote address.
 pub fn getpeername(fd: RawFd, name: &SocketName, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    let remote = match name.kind.is_bound() {
+    let remote = match name.kind.is_bound() || name.kind.is_datagram() {
         true => addresses(fd).and_then(|reply| reply.remote),
         false => name.remote,
     };

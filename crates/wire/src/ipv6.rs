@@ -46,6 +46,21 @@ fn check(bytes: &[u8]) -> Result<()> {
     }
 }
 
+/// The fragment header of a packet (RFC 8200, section 4.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fragment {
+    /// The type of the data: an extension header or the upper layer. Later fragments repeat that of the first.
+    pub next_header: u8,
+    /// The fragment's offset in bytes.
+    pub offset: u16,
+    /// True if other fragments follow.
+    pub more: bool,
+    /// The identification, which all fragments of a packet share.
+    pub id: u32,
+    /// The offset of the fragment's data in the packet's buffer.
+    pub data: usize,
+}
+
 /// The upper-layer packet after the extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upper {
@@ -88,6 +103,20 @@ impl<T: AsRef<[u8]>> Packet<T> {
     /// [`Error::Truncated`] if the packet ends within an extension, [`Error::Malformed`] beyond
     /// [`MAX_EXTENSIONS`].
     pub fn upper(&self) -> Result<Upper> {
+        Ok(self.walk()?.0)
+    }
+
+    /// Returns the fragment header, or `None` if the packet has none.
+    ///
+    /// # Errors
+    /// As [`Packet::upper`].
+    pub fn fragment(&self) -> Result<Option<Fragment>> {
+        Ok(self.walk()?.1)
+    }
+
+    /// Walks over the extension headers. Returns the upper layer and the first fragment header.
+    fn walk(&self) -> Result<(Upper, Option<Fragment>)> {
+        let mut found = None;
         let bytes = &self.bytes()[..self.end()];
         let mut upper = Upper { protocol: self.next_header(), offset: HEADER, fragment_offset: None };
         for _ in 0..=MAX_EXTENSIONS {
@@ -96,7 +125,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
                 upper.protocol,
                 HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION | MOBILITY
             ) {
-                return Ok(upper);
+                return Ok((upper, found));
             }
             crate::view::require("IPv6 extension", bytes, at + 8)?;
             let length = match upper.protocol {
@@ -109,10 +138,18 @@ impl<T: AsRef<[u8]>> Packet<T> {
             upper.protocol = bytes[at];
             upper.offset = at + length;
             if fragment {
-                let offset = u16::from_be_bytes([bytes[at + 2], bytes[at + 3]]) & !7;
+                let place = u16::from_be_bytes([bytes[at + 2], bytes[at + 3]]);
+                let offset = place & !7;
                 upper.fragment_offset = Some(offset);
+                found = found.or(Some(Fragment {
+                    next_header: upper.protocol,
+                    offset,
+                    more: place & 1 != 0,
+                    id: u32::from_be_bytes([bytes[at + 4], bytes[at + 5], bytes[at + 6], bytes[at + 7]]),
+                    data: upper.offset,
+                }));
                 if offset > 0 {
-                    return Ok(upper);
+                    return Ok((upper, found));
                 }
             }
         }
@@ -200,6 +237,9 @@ mod tests {
         let bytes = packet_with(&[(HOP_BY_HOP, options), (FRAGMENT, fragment)], 17);
         let upper = Packet::new(&bytes).unwrap().upper().unwrap();
         assert_eq!(upper, Upper { protocol: 17, offset: 40 + 16 + 8, fragment_offset: Some(0) });
+        let fragment = Packet::new(&bytes).unwrap().fragment().unwrap();
+        let expected = Fragment { next_header: 17, offset: 0, more: false, id: 9, data: 64 };
+        assert_eq!(fragment, Some(expected));
     }
 
     #[test]

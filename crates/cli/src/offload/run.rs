@@ -13,7 +13,7 @@ use std::process::Command;
 /// The preloaded library's file.
 const LIBRARY: &str = "libinlane_preload.so";
 
-/// Runs a program with its TCP sockets on the engine
+/// Runs a program with its TCP and UDP sockets on the engine
 ///
 /// This process becomes the program, so the exit status is that of the program. A socket that the engine does
 /// not take stays with the kernel; 'inlane offload status' lists such sockets and the reasons.

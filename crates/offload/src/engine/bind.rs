@@ -5,6 +5,7 @@ use super::request::Refusal;
 use crate::arena::Key;
 use crate::socket::{Options, Role, Socket};
 use inlane_tcp::Flow;
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
 /// The ports that the engine chooses from, as Linux does by default.
@@ -31,15 +32,15 @@ impl Engine {
         &mut self,
         user: u32,
         wanted: SocketAddr,
-        _v6: bool,
+        datagrams: bool,
         options: &Options,
     ) -> Result<u16, Refusal> {
         if wanted.port() != 0 {
             if wanted.port() < FIRST_UNPRIVILEGED && user != 0 {
                 return Err(Refusal::Errno(libc::EACCES));
             }
-            self.remove_closed(wanted.port());
-            return match self.conflicts(wanted, options, None) {
+            self.remove_closed(wanted.port(), datagrams);
+            return match self.conflicts(wanted, datagrams, options, None) {
                 true => Err(Refusal::Errno(libc::EADDRINUSE)),
                 false => Ok(wanted.port()),
             };
@@ -47,13 +48,23 @@ impl Engine {
         let first = self.random();
         let count = EPHEMERAL.len() as u64;
         let mut ports = (0..count).map(|offset| EPHEMERAL.start() + ((first + offset) % count) as u16);
-        ports.find(|port| !self.ports.contains_key(port)).ok_or(Refusal::Errno(libc::EADDRINUSE))
+        let table = self.ports_of(datagrams);
+        ports.find(|port| !table.contains_key(port)).ok_or(Refusal::Errno(libc::EADDRINUSE))
+    }
+
+    /// Returns the sockets of each local port, of UDP or of TCP.
+    fn ports_of(&self, datagrams: bool) -> &HashMap<u16, Vec<Key>> {
+        if datagrams { &self.datagram_ports } else { &self.ports }
+    }
+
+    fn ports_of_mut(&mut self, datagrams: bool) -> &mut HashMap<u16, Vec<Key>> {
+        if datagrams { &mut self.datagram_ports } else { &mut self.ports }
     }
 
     /// Removes the bound and listening sockets on `port` that their programs have closed. The events that
     /// report this may still wait to be processed in this round.
-    fn remove_closed(&mut self, port: u16) {
-        let Some(holders) = self.ports.get(&port) else { return };
+    fn remove_closed(&mut self, port: u16, datagrams: bool) {
+        let Some(holders) = self.ports_of(datagrams).get(&port) else { return };
         let closed = |&&key: &&Key| {
             let socket = self.sockets.get(key);
             socket.is_some_and(|socket| {
@@ -61,15 +72,20 @@ impl Engine {
             })
         };
         let closed: Vec<Key> = holders.iter().filter(closed).copied().collect();
+        let now = self.clock.now_ns();
         for key in closed {
-            self.remove(key);
+            match datagrams {
+                // Sends what the program wrote before it closed the socket.
+                true => self.drain_datagrams(now, key),
+                false => self.remove(key),
+            }
         }
     }
 
     /// Returns true if another socket holds the port for an overlapping address and does not share it. Sockets share a port if all have
     /// SO_REUSEPORT, or if all have SO_REUSEADDR and none listens.
-    fn conflicts(&self, wanted: SocketAddr, options: &Options, except: Option<Key>) -> bool {
-        let holders = self.ports.get(&wanted.port()).into_iter().flatten();
+    fn conflicts(&self, wanted: SocketAddr, datagrams: bool, options: &Options, except: Option<Key>) -> bool {
+        let holders = self.ports_of(datagrams).get(&wanted.port()).into_iter().flatten();
         holders.filter(|&&key| Some(key) != except).filter_map(|&key| self.sockets.get(key)).any(|other| {
             let theirs = &other.options;
             let listens = matches!(other.role, Role::Listening(_));
@@ -83,7 +99,7 @@ impl Engine {
     /// unless both have SO_REUSEPORT.
     pub(super) fn check_listen(&self, key: Key) -> Result<(), Refusal> {
         let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
-        match self.conflicts(socket.local, &socket.options, Some(key)) {
+        match self.conflicts(socket.local, false, &socket.options, Some(key)) {
             true => Err(Refusal::Errno(libc::EADDRINUSE)),
             false => Ok(()),
         }
@@ -91,9 +107,20 @@ impl Engine {
 
     /// Gives a local port to a socket.
     pub(super) fn hold_port(&mut self, key: Key, port: u16) {
-        self.ports.entry(port).or_default().push(key);
-        if let Some(socket) = self.sockets.get_mut(key) {
-            socket.holds_port = true;
+        let Some(socket) = self.sockets.get_mut(key) else { return };
+        socket.holds_port = true;
+        let datagrams = matches!(socket.role, Role::Datagram(_));
+        self.ports_of_mut(datagrams).entry(port).or_default().push(key);
+    }
+
+    /// Takes its local port from a socket.
+    pub(super) fn release_port(&mut self, key: Key, port: u16, datagrams: bool) {
+        let table = self.ports_of_mut(datagrams);
+        if let Some(keys) = table.get_mut(&port) {
+            keys.retain(|&other| other != key);
+            if keys.is_empty() {
+                table.remove(&port);
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! Received packets.
 
-use super::Engine;
+use super::{Engine, datagram};
+use crate::network::Outcome;
 use crate::socket::{Role, Socket};
 use inlane_tcp::{Ecn, Events, Flow, Segment, TimeWaitAction, reset_for};
 use inlane_wire::checksum::{self, Sum};
@@ -10,19 +11,21 @@ use std::net::{IpAddr, SocketAddr};
 
 /// The fields of a received IP packet that the engine uses.
 #[derive(Clone, Copy)]
-struct Received<'a> {
-    source: IpAddr,
-    destination: IpAddr,
+pub(super) struct Received<'a> {
+    pub source: IpAddr,
+    pub destination: IpAddr,
     protocol: u8,
     /// The traffic class.
-    class: u8,
+    pub class: u8,
     /// TTL or hop limit.
-    hops: u8,
+    pub hops: u8,
     /// The upper layer.
-    payload: &'a [u8],
-    pseudo: Sum,
+    pub payload: &'a [u8],
+    /// The whole IP packet.
+    pub whole: &'a [u8],
+    pub pseudo: Sum,
     /// True if the engine sent the packet to itself, without checksums.
-    trusted: bool,
+    pub trusted: bool,
 }
 
 impl Engine {
@@ -51,35 +54,64 @@ impl Engine {
     /// Processes an IP packet. `trusted` is true for packets that the engine sent to itself, which have no
     /// checksums.
     pub(super) fn on_ip(&mut self, now: u64, bytes: &[u8], trusted: bool) {
-        let parsed = match bytes.first().map_or(0, |byte| byte >> 4) {
+        match Self::parse(bytes, trusted) {
+            Ok(packet) => self.on_whole(now, packet),
+            Err(Refused::Malformed) => self.network.counters.malformed += 1,
+            Err(Refused::Fragment) => self.on_fragment(now, bytes),
+        }
+    }
+
+    fn parse(bytes: &[u8], trusted: bool) -> Result<Received<'_>, Refused> {
+        match bytes.first().map_or(0, |byte| byte >> 4) {
             4 => Self::parse_v4(bytes, trusted),
             6 => Self::parse_v6(bytes, trusted),
             _ => Err(Refused::Malformed),
-        };
-        let counters = &mut self.network.counters;
-        let packet = match parsed {
-            Ok(packet) => packet,
-            Err(Refused::Malformed) => {
-                counters.malformed += 1;
-                return;
-            }
-            Err(Refused::Fragment) => {
-                counters.fragments += 1;
-                return;
-            }
-        };
+        }
+    }
+
+    /// Processes an IP packet that is not a fragment.
+    fn on_whole(&mut self, now: u64, packet: Received<'_>) {
         let own = self.network.is_own(packet.destination);
-        if packet.source.is_loopback() && !trusted {
+        if packet.source.is_loopback() && !packet.trusted {
             self.network.counters.malformed += 1;
             return;
         }
         match packet.protocol {
             ipv4::TCP if own => self.on_tcp(now, packet),
+            ipv4::UDP if own => self.on_datagram(now, &packet),
             ipv4::ICMP if own && packet.source.is_ipv4() => self.on_icmp(now, packet),
             ipv6::ICMP if packet.source.is_ipv6() && (own || packet.destination.is_multicast()) => {
                 self.on_icmp_v6(now, packet);
             }
             _ => self.network.counters.ignored += 1,
+        }
+    }
+
+    /// Keeps a fragment of an IP packet, or processes the packet that the fragment completes.
+    fn on_fragment(&mut self, now: u64, bytes: &[u8]) {
+        let network = &mut self.network;
+        let destination = match bytes.first().map_or(0, |byte| byte >> 4) {
+            4 => ipv4::Packet::new(bytes).ok().map(|packet| packet.destination().into()),
+            _ => ipv6::Packet::new(bytes).ok().map(|packet| packet.destination().into()),
+        };
+        if !destination.is_some_and(|destination| network.is_own(destination)) {
+            network.counters.ignored += 1;
+            return;
+        }
+        network.counters.fragments += 1;
+        let (outcome, given_up) = network.reassembly.add(now, bytes);
+        network.counters.unassembled += given_up;
+        match outcome {
+            Outcome::Waits => {}
+            Outcome::Refused => network.counters.unassembled += 1,
+            Outcome::Whole(packet) => {
+                network.counters.reassembled += 1;
+                // A fragment within a reassembled packet has no purpose but to make the engine work.
+                match Self::parse(&packet, false) {
+                    Ok(packet) => self.on_whole(now, packet),
+                    Err(_) => self.network.counters.malformed += 1,
+                }
+            }
         }
     }
 
@@ -98,6 +130,7 @@ impl Engine {
             class: packet.tos(),
             hops: packet.ttl(),
             payload: &bytes[packet.header_len()..packet.end()],
+            whole: &bytes[..packet.end()],
             pseudo: packet.pseudo_sum(),
             trusted,
         })
@@ -120,6 +153,7 @@ impl Engine {
             class: packet.traffic_class(),
             hops: packet.hop_limit(),
             payload,
+            whole: &bytes[..packet.end()],
             pseudo: packet.pseudo_sum(upper.protocol, payload.len() as u32),
             trusted,
         })
@@ -197,6 +231,8 @@ impl Engine {
         match message.kind() {
             icmp::ECHO_REQUEST => self.reply_echo(now, packet, icmp::ECHO_REPLY),
             icmp::UNREACHABLE => {
+                let error = datagram::error_v4(message.code());
+                self.on_datagram_refused(&packet.payload[icmp::HEADER..], error);
                 let error = match message.code() {
                     icmp::FRAGMENTATION_NEEDED => IcmpError::TooBig(message.next_hop_mtu().into()),
                     icmp::PROTOCOL_UNREACHABLE | icmp::PORT_UNREACHABLE => {
@@ -225,6 +261,8 @@ impl Engine {
                 self.network.on_discovery(now, packet.source, packet.hops, packet.payload);
             }
             icmp::UNREACHABLE_V6 => {
+                let error = datagram::error_v6(message.code());
+                self.on_datagram_refused(&packet.payload[icmp::HEADER..], error);
                 let error = IcmpError::Unreachable { hard: message.code() == icmp::PORT_UNREACHABLE_V6 };
                 self.on_icmp_error(now, &packet.payload[icmp::HEADER..], error);
             }
@@ -239,7 +277,7 @@ impl Engine {
     /// Processes an ICMP error about a packet of the engine, whose first bytes are `original`. TCP
     /// checks the sequence number, because the message may be forged (RFC 5927).
     fn on_icmp_error(&mut self, now: u64, original: &[u8], error: IcmpError) {
-        let Some((flow, sequence)) = original_segment(original) else {
+        let Some((flow, sequence)) = self::original(original, ipv4::TCP) else {
             self.network.counters.ignored += 1;
             return;
         };
@@ -285,8 +323,9 @@ impl Engine {
     }
 }
 
-/// Returns the flow and the sequence number of a TCP segment that the engine sent, from the start of its IP packet.
-fn original_segment(original: &[u8]) -> Option<(Flow, u32)> {
+/// Returns the addresses of a packet of protocol `wanted` that the engine sent, and the four bytes after its ports.
+/// `original` is the start of the IP packet.
+pub(super) fn original(original: &[u8], wanted: u8) -> Option<(Flow, u32)> {
     let (source, destination, protocol, at): (IpAddr, IpAddr, u8, usize) = match original.first()? >> 4 {
         4 => {
             let packet = ipv4::Packet::new(original).ok()?;
@@ -298,7 +337,7 @@ fn original_segment(original: &[u8]) -> Option<(Flow, u32)> {
             (packet.source().into(), packet.destination().into(), upper.protocol, upper.offset)
         }
     };
-    let bytes = original.get(at..at + 8).filter(|_| protocol == ipv4::TCP)?;
+    let bytes = original.get(at..at + 8).filter(|_| protocol == wanted)?;
     let port = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
     let sequence = u32::from_be_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
     let flow =

@@ -11,6 +11,8 @@
 mod accept;
 mod bind;
 mod control;
+mod datagram;
+mod datagram_request;
 mod input;
 mod report;
 mod request;
@@ -64,6 +66,12 @@ pub struct Engine {
     flows: HashMap<Flow, Key>,
     /// The sockets that programs have bound to each local port. Does not contain accepted connections.
     ports: HashMap<u16, Vec<Key>>,
+    /// The UDP sockets of each local port.
+    datagram_ports: HashMap<u16, Vec<Key>>,
+    /// Memory for the datagram that is being read from a pair.
+    datagram_buffer: Vec<u8>,
+    /// How many ICMP errors the engine may send now.
+    icmp_budget: datagram::Budget,
     /// The sockets by the inode of the program's end.
     inodes: HashMap<u64, Key>,
     time_waits: HashMap<Flow, TimeWait>,
@@ -115,6 +123,9 @@ impl Engine {
             sockets: Arena::default(),
             flows: HashMap::new(),
             ports: HashMap::new(),
+            datagram_ports: HashMap::new(),
+            datagram_buffer: Vec::new(),
+            icmp_budget: datagram::Budget::default(),
             inodes: HashMap::new(),
             time_waits: HashMap::new(),
             time_wait_order: VecDeque::new(),
@@ -275,6 +286,9 @@ impl Engine {
                 stream.writable |= flags.intersects(Flags::OUT | Flags::HUP | Flags::ERR);
             }
             Role::Listening(listening) => listening.full &= !flags.contains(Flags::OUT),
+            Role::Datagram(datagram) => {
+                datagram.readable |= flags.intersects(Flags::IN | Flags::RDHUP | Flags::HUP | Flags::ERR);
+            }
             Role::Bound => {}
         }
         self.touch(key);
@@ -310,6 +324,7 @@ impl Engine {
         match socket.role {
             Role::Stream(_) => self.serve_stream(now, key),
             Role::Listening(_) => self.serve_listener(key),
+            Role::Datagram(_) => self.serve_datagrams(now, key),
             Role::Bound => {
                 if socket.fd().is_none_or(pair::hung_up) {
                     self.remove(key);
@@ -347,13 +362,8 @@ impl Engine {
     fn remove(&mut self, key: Key) {
         let Some(socket) = self.sockets.remove(key) else { return };
         self.inodes.remove(&socket.inode);
-        if socket.holds_port
-            && let Some(keys) = self.ports.get_mut(&socket.local.port())
-        {
-            keys.retain(|&other| other != key);
-            if keys.is_empty() {
-                self.ports.remove(&socket.local.port());
-            }
+        if socket.holds_port {
+            self.release_port(key, socket.local.port(), matches!(socket.role, Role::Datagram(_)));
         }
         self.control.release(socket.process);
         match socket.role {
@@ -371,6 +381,7 @@ impl Engine {
                     self.touch(pending.key);
                 }
             }
+            Role::Datagram(datagram) => self.totals.datagrams.add(&datagram.counters),
             Role::Bound => {}
         }
     }

@@ -3,7 +3,9 @@
 use super::Engine;
 use super::request::Refusal;
 use crate::socket::{Role, Socket, Stream};
-use crate::status::{ConnectionCounters, EngineStatus, SocketStatus};
+use crate::status::{
+    ConnectionCounters, DatagramCounters, DatagramTotals, EngineStatus, SocketStatus, protocol,
+};
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_tcp::State;
 use std::collections::VecDeque;
@@ -32,6 +34,10 @@ pub(super) struct Totals {
     sent_bytes: u64,
     /// Payload bytes that were retransmitted on connections that have ended.
     retransmitted_bytes: u64,
+    /// Totals of the UDP sockets that were closed.
+    pub datagrams: DatagramCounters,
+    /// Datagrams to ports without a socket.
+    pub no_port: u64,
 }
 
 impl Totals {
@@ -118,13 +124,27 @@ impl Engine {
             Role::Bound => ("bound", None),
             Role::Listening(listening) => ("LISTEN", Some(listening.listener.acceptable() as u64)),
             Role::Stream(stream) => (state_name(stream.connection.state()), None),
+            Role::Datagram(datagram) if datagram.remote.is_some() => ("connected", None),
+            Role::Datagram(_) => ("bound", None),
+        };
+        let datagram = match &socket.role {
+            Role::Datagram(datagram) => Some(datagram),
+            _ => None,
+        };
+        let counters = datagram.map(|datagram| datagram.counters);
+        let received = counters.map_or(received, |counters| counters.received_bytes);
+        let sent = counters.map_or(sent, |counters| counters.sent_bytes);
+        let remote = match datagram {
+            Some(datagram) => datagram.remote,
+            None => stream.map(|stream| stream.flow.remote),
         };
         SocketStatus {
+            protocol: protocol(datagram.is_some()),
             program: socket.program.clone(),
             process: socket.process,
             state: state.into(),
             local: socket.local.to_string(),
-            remote: stream.map(|stream| stream.flow.remote.to_string()),
+            remote: remote.map(|remote| remote.to_string()),
             run_by: "engine".into(),
             congestion_window_bytes: connection.map(|connection| connection.congestion_window()),
             rtt_ns: connection.and_then(|connection| connection.smoothed_rtt()),
@@ -135,6 +155,7 @@ impl Engine {
             retransmitted_bytes: connection.map_or(0, |connection| connection.counters().retransmitted_bytes),
             placed_directly: 0.0,
             backlog,
+            dropped_datagrams: counters.map(|counters| counters.dropped),
         }
     }
 
@@ -142,7 +163,14 @@ impl Engine {
         let totals = &self.totals;
         let sockets: Vec<SocketStatus> =
             self.sockets.iter().map(|(_, socket)| self.socket_status(now, socket)).collect();
-        let sum = |field: fn(&SocketStatus) -> u64| sockets.iter().map(field).sum::<u64>();
+        let streams = || sockets.iter().filter(|socket| socket.protocol == "tcp");
+        let sum = |field: fn(&SocketStatus) -> u64| streams().map(field).sum::<u64>();
+        let mut datagrams = totals.datagrams;
+        for (_, socket) in self.sockets.iter() {
+            if let Role::Datagram(datagram) = &socket.role {
+                datagrams.add(&datagram.counters);
+            }
+        }
         EngineStatus {
             port: self.settings.port.clone(),
             path: self.network.info().path.clone(),
@@ -163,6 +191,7 @@ impl Engine {
                 sent_bytes: totals.sent_bytes + sum(|socket| socket.sent_bytes),
                 retransmitted_bytes: totals.retransmitted_bytes + sum(|socket| socket.retransmitted_bytes),
             },
+            datagrams: DatagramTotals { sockets: datagrams, no_port: totals.no_port },
             sockets,
             kernel: totals.kernel_sockets.iter().cloned().collect(),
         }

@@ -6,6 +6,8 @@ use crate::arena::Key;
 use crate::network::Route;
 use crate::pair::{self, Filled};
 use crate::socket::{Listening, Options, Role, Socket, Stream};
+use crate::status;
+use inlane_offload_protocol::datagram::LEAST_BUFFER as LEAST_DATAGRAM_BUFFER;
 use inlane_offload_protocol::message::{KERNEL, Message, Operation, read_options};
 use inlane_offload_protocol::name::{Kind, SocketName};
 use inlane_tcp::{Connection, Flow, Listener};
@@ -51,15 +53,27 @@ pub(super) struct Owner<'a> {
 }
 
 /// Returns the program that sent a request.
-fn owner(request: &Request) -> Owner<'_> {
+pub(super) fn owner(request: &Request) -> Owner<'_> {
     Owner { process: request.process, program: request.message.program(), v6: request.message.v6 }
 }
 
-type Answer = Result<(Message, Option<OwnedFd>), Refusal>;
+pub(super) type Answer = Result<(Message, Option<OwnedFd>), Refusal>;
 
 /// Converts an IPv4-mapped IPv6 address to the IPv4 address. Returns other addresses unchanged.
-fn canonical(address: SocketAddr) -> SocketAddr {
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// Returns the address to which a program means to send: as in Linux, the unspecified address means this host.
+pub(super) fn this_host(mut remote: SocketAddr) -> SocketAddr {
+    if remote.ip().is_unspecified() {
+        let this_host: IpAddr = match remote.is_ipv4() {
+            true => Ipv4Addr::LOCALHOST.into(),
+            false => Ipv6Addr::LOCALHOST.into(),
+        };
+        remote.set_ip(this_host);
+    }
+    remote
 }
 
 impl Engine {
@@ -68,10 +82,14 @@ impl Engine {
         let operation = request.message.operation;
         self.totals.requests += 1;
         let answer = match operation {
+            Operation::Bind if request.message.datagrams => self.bind_datagrams(&request),
+            Operation::Connect if request.message.datagrams => self.connect_datagrams(now, &request),
+            Operation::Disconnect => self.disconnect_datagrams(now, &request),
+            Operation::Route => self.route_datagrams(&request),
             Operation::Bind => self.bind(&request),
             Operation::Connect => self.connect(now, &request),
             Operation::Listen => self.listen(&request),
-            Operation::SetOption => self.set_option(now, &request),
+            Operation::SetOption | Operation::SetOptionNow => self.set_option(now, &request),
             Operation::GetOption => self.get_option(&request),
             Operation::Addresses => self.socket_addresses(&request),
             Operation::Kernel => {
@@ -98,6 +116,7 @@ impl Engine {
     fn note_kernel(&mut self, message: &Message, process: i32, reason: Option<&str>) {
         let said = String::from_utf8_lossy(message.value()).into_owned();
         self.totals.note_kernel(report::KernelSocket {
+            protocol: status::protocol(message.datagrams),
             program: message.program().to_owned(),
             process,
             local: message.local.map(|address| address.to_string()),
@@ -108,7 +127,7 @@ impl Engine {
 
     /// Returns the socket to which a request refers. The program sends its end of the socket's pair with the
     /// request.
-    fn attached(&self, request: &Request) -> Result<Key, Refusal> {
+    pub(super) fn attached(&self, request: &Request) -> Result<Key, Refusal> {
         let fd = request.attached.as_ref().ok_or(libc::EBADF)?;
         self.inodes.get(&pair::inode(fd)?).copied().ok_or(Refusal::Errno(libc::EBADF))
     }
@@ -128,11 +147,13 @@ impl Engine {
         }
         self.last_id += 1;
         let id = self.last_id;
-        let kind = match (remote.is_some(), v6) {
-            (false, false) => Kind::BoundV4,
-            (false, true) => Kind::BoundV6,
-            (true, false) => Kind::StreamV4,
-            (true, true) => Kind::StreamV6,
+        let kind = match (&role, v6) {
+            (Role::Datagram(_), false) => Kind::DatagramV4,
+            (Role::Datagram(_), true) => Kind::DatagramV6,
+            (_, false) if remote.is_some() => Kind::StreamV4,
+            (_, true) if remote.is_some() => Kind::StreamV6,
+            (_, false) => Kind::BoundV4,
+            (_, true) => Kind::BoundV6,
         };
         let name = SocketName { engine: self.number, socket: id, kind, local, remote };
         let made = pair::create(&name).and_then(|(end, other)| Ok((pair::inode(&other)?, end, other)));
@@ -158,14 +179,19 @@ impl Engine {
             dirty: false,
         });
         self.inodes.insert(inode, key);
-        if let Some(Socket { role: Role::Stream(stream), options, end, .. }) = self.sockets.get_mut(key) {
-            stream.limit_receive(options, end.as_ref());
+        if let Some(Socket { role, options, end, .. }) = self.sockets.get_mut(key)
+            && !matches!(role, Role::Bound)
+        {
             // The kernel doubles the values.
-            for (name, bytes) in
-                [(libc::SO_SNDBUF, options.send_buffer), (libc::SO_RCVBUF, options.receive_buffer)]
-            {
-                if let Some(bytes) = bytes {
-                    let _ = pair::set_option(&other, name, bytes / 2);
+            let mut sizes =
+                [options.send_buffer, options.receive_buffer].map(|bytes| bytes.map(|bytes| bytes / 2));
+            match role {
+                Role::Stream(stream) => stream.limit_receive(options, end.as_ref()),
+                _ => sizes[0] = sizes[0].map(|bytes| bytes.max(LEAST_DATAGRAM_BUFFER)),
+            }
+            for (name, size) in [libc::SO_SNDBUF, libc::SO_RCVBUF].into_iter().zip(sizes) {
+                if let Some(size) = size {
+                    let _ = pair::set_option(&other, name, size);
                 }
             }
         }
@@ -192,7 +218,7 @@ impl Engine {
         if !ip.is_unspecified() && !self.network.is_own(ip) {
             return Err(Refusal::Kernel("the address is not one of the engine's"));
         }
-        let port = self.choose_port(request.user, wanted, message.v6, &options)?;
+        let port = self.choose_port(request.user, wanted, false, &options)?;
         let local = SocketAddr::new(ip, port);
         let (key, program) = self.create(owner(request), local, None, options, Role::Bound)?;
         self.hold_port(key, port);
@@ -203,15 +229,7 @@ impl Engine {
 
     fn connect(&mut self, now: u64, request: &Request) -> Answer {
         let message = &request.message;
-        let mut remote = canonical(message.remote.ok_or(libc::EINVAL)?);
-        if remote.ip().is_unspecified() {
-            // As in Linux, the unspecified address means this host.
-            let this_host: IpAddr = match remote.is_ipv4() {
-                true => Ipv4Addr::LOCALHOST.into(),
-                false => Ipv6Addr::LOCALHOST.into(),
-            };
-            remote.set_ip(this_host);
-        }
+        let remote = this_host(canonical(message.remote.ok_or(libc::EINVAL)?));
         if remote.port() == 0 {
             return Err(Refusal::Errno(libc::ECONNREFUSED));
         }
@@ -296,7 +314,9 @@ impl Engine {
         let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
         match &socket.role {
             Role::Bound => {}
-            Role::Listening(_) | Role::Stream(_) => return Err(Refusal::Errno(libc::EISCONN)),
+            Role::Listening(_) | Role::Stream(_) | Role::Datagram(_) => {
+                return Err(Refusal::Errno(libc::EISCONN));
+            }
         }
         let (mut local, options) = (socket.local, socket.options.clone());
         if local.ip().is_unspecified() {
@@ -390,6 +410,7 @@ impl Engine {
 
     fn set_option(&mut self, now: u64, request: &Request) -> Answer {
         let key = self.attached(request)?;
+        self.drain_datagrams(now, key);
         let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
         let message = &request.message;
         socket.options.set(message.level, message.name, message.value());
@@ -409,6 +430,8 @@ impl Engine {
                 _ => {}
             }
             self.touch(key);
+        } else if let Role::Datagram(_) = &socket.role {
+            self.on_datagram_option(now, key, message.level, message.name);
         }
         Ok((Message::new(Operation::SetOption), None))
     }
@@ -427,6 +450,9 @@ impl Engine {
                 reply.set_value(&filled.capacity().to_ne_bytes());
             }
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG, None) => reply.set_value(&536i32.to_ne_bytes()),
+            (level, name, _) if matches!(socket.role, Role::Datagram(_)) => {
+                reply.set_value(&socket.options.datagram_option(level, name).to_ne_bytes());
+            }
             (level, name, _) => {
                 let value = socket.options.get(level, name).ok_or(libc::ENOPROTOOPT)?;
                 reply.set_value(&value);
@@ -440,14 +466,17 @@ impl Engine {
         let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
         let mut reply = Message::new(Operation::Addresses);
         reply.local = Some(socket.local);
-        reply.remote = socket.stream().map(|stream| stream.flow.remote);
+        reply.remote = match &socket.role {
+            Role::Datagram(datagram) => datagram.remote,
+            _ => socket.stream().map(|stream| stream.flow.remote),
+        };
         reply.number = i32::from(matches!(socket.role, Role::Listening(_)));
         Ok((reply, None))
     }
 }
 
 /// Returns the options that a request carries.
-fn initial_options(message: &Message) -> Options {
+pub(super) fn initial_options(message: &Message) -> Options {
     let mut options = Options::default();
     for (level, name, value) in read_options(message.value()) {
         if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {

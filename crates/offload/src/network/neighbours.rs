@@ -7,8 +7,8 @@ use std::net::IpAddr;
 
 /// The most neighbours that are kept. An attacker on the link can claim any number of addresses.
 const MOST: usize = 4096;
-/// The most packets that wait for one neighbour's answer.
-const MOST_PENDING: usize = 32;
+/// The most packets that wait for one neighbour's answer: enough for the fragments of the largest datagram.
+const MOST_PENDING: usize = 64;
 /// The time between two requests to a neighbour, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
 /// After this number of requests without an answer, the packets that wait for a neighbour are dropped.

@@ -65,7 +65,7 @@ impl Network {
 
     /// Allocates a packet of `len` bytes.
     #[inline]
-    fn allocate(&mut self, len: usize) -> Option<Packet> {
+    pub(super) fn allocate(&mut self, len: usize) -> Option<Packet> {
         if self.spare.is_empty() {
             let mut packets = [Packet::EMPTY; 64];
             let count = self.pool.allocate(&mut packets);
@@ -84,7 +84,7 @@ impl Network {
         }
     }
 
-    fn send_to(&mut self, now: u64, hop: IpAddr, packet: &mut Packet) -> bool {
+    pub(super) fn send_to(&mut self, now: u64, hop: IpAddr, packet: &mut Packet) -> bool {
         match self.neighbours.look_up(now, hop, *packet) {
             Lookup::Send(mac, ask) => {
                 self.send_frame(mac, packet);

@@ -1,0 +1,106 @@
+//! UDP sockets of unmodified programs: `peer.py` exchanges datagrams of every size with itself on the kernel's
+//! stack, and checks what each function, flag and option of its sockets does.
+
+use super::{ENGINE, KERNEL, Lab, Running, must};
+use std::io::BufRead;
+use std::process::{Command, Stdio};
+
+const PEER: &str = include_str!("peer.py");
+
+/// What tshark must not find in the frames that the engine sent. ICMP errors quote datagrams of the kernel, which leaves the checksums of
+/// these to the veth.
+const FAULTS: &str = "(ip.src==10.79.0.1 || ipv6.src==fd79::1) && (ip.checksum.status == \"Bad\" \
+    || (udp.checksum.status == \"Bad\" && !icmp && !icmpv6) || icmp.checksum.status == \"Bad\" || icmpv6.checksum.status == \"Bad\" \
+    || udp.length.bad || ip.fragment.overlap || ip.fragment.error || ipv6.fragment.overlap || ipv6.fragment.error)";
+
+/// A capture of the frames on the kernel's side.
+struct Capture {
+    tcpdump: Running,
+    file: std::path::PathBuf,
+}
+
+impl Capture {
+    /// Starts tcpdump, and waits until it captures. If a program is missing, prints that and returns `None`.
+    fn start(lab: &Lab, test: &str) -> Option<Self> {
+        for program in ["tcpdump", "tshark"] {
+            if Command::new(program).arg("--version").output().is_err() {
+                eprintln!(
+                    "SKIPPED the captured frames of {test}: {program} is missing; apt-get install {program}"
+                );
+                return None;
+            }
+        }
+        let file = lab.folder.path().join("frames");
+        let mut command = lab.on_kernel("tcpdump");
+        command.args(["-Z", "root", "-i", "k0", "-U", "-w"]).arg(&file).stderr(Stdio::piped());
+        let mut tcpdump = Running::start(&mut command);
+        let mut lines = std::io::BufReader::new(tcpdump.0.stderr.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains("listening on")), "tcpdump does not start");
+        // Keeps the pipe open, because tcpdump writes to it when it ends.
+        std::thread::spawn(move || lines.count());
+        Some(Self { tcpdump, file })
+    }
+
+    /// Ends the capture and checks the frames of the engine.
+    fn check(self) {
+        drop(self.tcpdump);
+        let tshark = |filter: &str| {
+            let mut command = Command::new("tshark");
+            command.args([
+                "-o",
+                "ip.check_checksum:TRUE",
+                "-o",
+                "udp.check_checksum:TRUE",
+                "-Y",
+                filter,
+                "-r",
+            ]);
+            String::from_utf8(must(command.arg(&self.file))).unwrap()
+        };
+        let sound = tshark("udp.checksum.status == \"Good\" && (ip.src==10.79.0.1 || ipv6.src==fd79::1)");
+        assert!(sound.lines().count() > 50, "tshark sees few datagrams of the engine: {sound}");
+        assert_eq!(tshark(FAULTS), "");
+    }
+}
+
+/// Starts `peer.py serve` and waits until its socket is bound.
+fn serve(mut command: Command, address: &str) -> Running {
+    command.args(["-c", PEER, "serve", address, "5000"]).stdout(Stdio::piped());
+    let mut server = command.spawn().unwrap();
+    let mut line = String::new();
+    std::io::BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    Running(server)
+}
+
+fn check(mut command: Command, address: &str) {
+    let said = must(command.args(["-c", PEER, "check", address, "5000"]));
+    assert_eq!(String::from_utf8_lossy(&said), "all right\n");
+}
+
+#[test]
+fn datagrams_cross_in_both_directions_with_every_flag() {
+    let test = "datagrams_cross_in_both_directions_with_every_flag";
+    let Some(mut lab) = Lab::new("udp", &[("python3", "python3")]) else { return };
+    lab.serve(&["--loopback"]);
+    let capture = Capture::start(&lab, test);
+    let python = "/usr/bin/python3";
+    for (engine, kernel) in [(ENGINE, KERNEL), ("fd79::1", "fd79::2")] {
+        let _server = serve(lab.offloaded(python), engine);
+        check(lab.on_kernel(python), engine);
+        let _server = serve(lab.on_kernel(python), kernel);
+        check(lab.offloaded(python), kernel);
+    }
+    if let Some(capture) = capture {
+        capture.check();
+    }
+    for address in ["127.0.0.1", "::1"] {
+        let _server = serve(lab.offloaded(python), address);
+        check(lab.offloaded(python), address);
+    }
+    let status = lab.status();
+    let count = |name: &str| status["datagrams"][name].as_u64().unwrap();
+    assert!(count("received_bytes") > 500_000 && count("sent_bytes") > 500_000, "{status}");
+    assert!(count("no_port") > 0 && status["link"]["reassembled"].as_u64().unwrap() > 10, "{status}");
+    lab.wait("a socket is left", || lab.status()["sockets"].as_array().unwrap().is_empty());
+}

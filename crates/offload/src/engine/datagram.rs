@@ -1,0 +1,536 @@
+//! UDP sockets: between the pair and the network.
+//!
+//! A datagram of a program is read from the pair and sent at once; a received one is written to the pair at once. The pair is the socket's
+//! only queue, so its size bounds the socket's memory. A received datagram that finds it full is dropped and counted, as in a kernel.
+
+use super::Engine;
+use super::input::{Received, original};
+use crate::arena::Key;
+use crate::network::{self, Route};
+use crate::pair;
+use crate::socket::{Options, Role, Socket};
+use inlane_offload_protocol::datagram::{self, Header, receive, send};
+use inlane_wire::checksum::Sum;
+use inlane_wire::{icmp, ipv4, ipv6, udp};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+/// The most datagrams that one socket sends before others have their turn.
+const TURN: usize = 64;
+/// The most turns of one socket before its address or options change.
+const MOST_TURNS: usize = 16;
+/// The most packets of the engine to itself that wait. While there are more, programs' datagrams stay in their pairs.
+const MOST_OWN: usize = 256;
+/// The most bytes of a received packet in an ICMP error about it, so that the error fits into the smallest MTU (RFC 1812, RFC 4443).
+const MOST_QUOTED_V4: usize = 548;
+const MOST_QUOTED_V6: usize = 1232;
+/// ICMP errors to other hosts: at most this many at once, and one more each `ICMP_NS` nanoseconds, as in Linux.
+const ICMP_BURST: u64 = 50;
+const ICMP_NS: u64 = 1_000_000;
+/// TTL and hop limit of sockets without an option for them.
+const HOPS: u8 = 64;
+
+/// How many ICMP errors the engine may send.
+#[derive(Default)]
+pub(super) struct Budget {
+    /// The time at which the whole burst is available, in nanoseconds.
+    full_at: u64,
+}
+
+impl Budget {
+    /// Takes one error from the budget. Returns false if there is none.
+    fn take(&mut self, now: u64) -> bool {
+        let full_at = self.full_at.max(now) + ICMP_NS;
+        let granted = full_at <= now + ICMP_BURST * ICMP_NS;
+        if granted {
+            self.full_at = full_at;
+        }
+        granted
+    }
+}
+
+/// Returns the errno of a connected UDP socket for an ICMP message of type `UNREACHABLE`, or `None` if UDP ignores the code.
+pub(super) fn error_v4(code: u8) -> Option<i32> {
+    match code {
+        2 => Some(libc::ENOPROTOOPT),
+        icmp::PORT_UNREACHABLE => Some(libc::ECONNREFUSED),
+        _ => None,
+    }
+}
+
+/// As [`error_v4`], for ICMPv6.
+pub(super) fn error_v6(code: u8) -> Option<i32> {
+    match code {
+        1 => Some(libc::EACCES),
+        icmp::PORT_UNREACHABLE_V6 => Some(libc::ECONNREFUSED),
+        _ => None,
+    }
+}
+
+/// An ICMP error about a received packet.
+struct Unreachable<'a, const PROTOCOL: u8> {
+    quoted: &'a [u8],
+}
+
+impl<const PROTOCOL: u8> network::Payload for Unreachable<'_, PROTOCOL> {
+    const PROTOCOL: u8 = PROTOCOL;
+
+    fn len(&self) -> usize {
+        icmp::HEADER + self.quoted.len()
+    }
+
+    fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>) {
+        buffer[icmp::HEADER..].copy_from_slice(self.quoted);
+        let mut message = icmp::Message::new(buffer).expect("the buffer has this length");
+        let v6 = PROTOCOL == ipv6::ICMP;
+        message.set_kind(if v6 { icmp::UNREACHABLE_V6 } else { icmp::UNREACHABLE });
+        message.set_code(if v6 { icmp::PORT_UNREACHABLE_V6 } else { icmp::PORT_UNREACHABLE });
+        message.set_checksum(0);
+        message.set_mtu_v6(0);
+        // The checksum of ICMPv6 covers the pseudo header, that of ICMP does not.
+        let start = if v6 { pseudo.unwrap_or_default() } else { Sum::new() };
+        let checksum = start.add_bytes(message.bytes()).finish();
+        message.set_checksum(checksum);
+    }
+}
+
+impl Socket {
+    /// Puts an option into effect that [`Options::set`] has stored.
+    pub(super) fn apply_datagram_option(&mut self, level: i32, name: i32) {
+        let Role::Datagram(datagram) = &mut self.role else { return };
+        let options = &self.options;
+        match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
+                if let (Some(end), Some(bytes)) = (&self.end, options.receive_buffer) {
+                    // What waits for the program is charged to the engine's end. The kernel doubles the value.
+                    let _ = pair::set_option(end, libc::SO_SNDBUF, bytes / 2);
+                }
+            }
+            _ => datagram.wanted = options.wanted(),
+        }
+    }
+}
+
+impl Options {
+    /// Returns the number that the program has set for an option that the engine stores only.
+    fn number(&self, level: i32, name: i32) -> Option<i32> {
+        match *self.others.get(&(level, name))?.as_slice() {
+            [a, b, c, d, ..] => Some(i32::from_ne_bytes([a, b, c, d])),
+            [a, ..] => Some(a.into()),
+            [] => None,
+        }
+    }
+
+    /// Returns the ancillary data that the program has asked for: flags of [`receive`].
+    fn wanted(&self) -> u8 {
+        let flags = [
+            (libc::IPPROTO_IP, libc::IP_PKTINFO, receive::INFO_V4),
+            (libc::IPPROTO_IP, libc::IP_RECVTTL, receive::HOPS_V4),
+            (libc::IPPROTO_IP, libc::IP_RECVTOS, receive::CLASS_V4),
+            (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, receive::INFO_V6),
+            (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, receive::HOPS_V6),
+            (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, receive::CLASS_V6),
+        ];
+        let set = flags
+            .into_iter()
+            .filter(|&(level, name, _)| self.number(level, name).is_some_and(|number| number != 0));
+        set.fold(0, |wanted, (.., flag)| wanted | flag)
+    }
+
+    /// Returns an option of a UDP socket, as Linux's getsockopt does.
+    pub(super) fn datagram_option(&self, level: i32, name: i32) -> i32 {
+        let usual = match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_REUSEPORT) => return i32::from(self.reuse_port),
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => return i32::from(self.v6_only),
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => HOPS.into(),
+            (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER) => libc::IP_PMTUDISC_WANT,
+            (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER) => libc::IPV6_PMTUDISC_WANT,
+            (libc::IPPROTO_IP, libc::IP_MULTICAST_TTL | libc::IP_MULTICAST_LOOP) => 1,
+            (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS | libc::IPV6_MULTICAST_LOOP) => 1,
+            _ => 0,
+        };
+        self.number(level, name).unwrap_or(usual)
+    }
+
+    /// Returns the class and the TTL or hop limit of a datagram, whose header may override the socket's options.
+    fn class_and_hops(&self, header: &Header, v6: bool) -> (u8, u8) {
+        let (class, hops) = match v6 {
+            false => ((libc::IPPROTO_IP, libc::IP_TOS), (libc::IPPROTO_IP, libc::IP_TTL)),
+            true => ((libc::IPPROTO_IPV6, libc::IPV6_TCLASS), (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS)),
+        };
+        // -1 stands for the usual value.
+        let set = |(level, name)| self.number(level, name).filter(|number| (0..256).contains(number));
+        let class = match header.flags & send::CLASS {
+            0 => set(class).unwrap_or(0) as u8,
+            _ => header.class,
+        };
+        let hops = match header.flags & send::HOPS {
+            0 => set(hops).map_or(HOPS, |hops| hops as u8),
+            _ => header.hops,
+        };
+        (class, hops)
+    }
+}
+
+impl Engine {
+    /// Sends the datagrams that the program has written to the pair. Removes the socket if the program has closed it.
+    pub(super) fn serve_datagrams(&mut self, now: u64, key: Key) {
+        let mut buffer = std::mem::take(&mut self.datagram_buffer);
+        // One byte more than the largest datagram, so that a longer one is noticed.
+        buffer.resize(datagram::LEN + datagram::MOST_V6 + 1, 0);
+        let mut errors = 0;
+        for count in 0.. {
+            let Some(Socket { role: Role::Datagram(datagram), end: Some(end), .. }) =
+                self.sockets.get_mut(key)
+            else {
+                break;
+            };
+            if !datagram.readable {
+                break;
+            }
+            if count == TURN || self.network.is_congested() || self.network.own.len() >= MOST_OWN {
+                self.touch(key);
+                break;
+            }
+            let fd = std::os::fd::AsRawFd::as_raw_fd(end);
+            match pair::receive(fd, &mut buffer, &mut []) {
+                Ok(0) => {
+                    datagram.readable = false;
+                    if pair::hung_up(fd) {
+                        self.remove(key);
+                    }
+                }
+                Ok(len) => self.on_program_datagram(now, key, &buffer[..len]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => datagram.readable = false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // A program that closes its socket with unread datagrams causes one error. Its own datagrams follow.
+                Err(_) => {
+                    errors += 1;
+                    if errors > 1 {
+                        self.remove(key);
+                    }
+                }
+            }
+        }
+        self.datagram_buffer = buffer;
+    }
+
+    /// Sends a datagram of a program. `bytes` is a message from the pair, of which the program has chosen every byte.
+    fn on_program_datagram(&mut self, now: u64, key: Key, bytes: &[u8]) {
+        let (header, data) = match Header::decode(self.number, bytes) {
+            Some(header) => (header, &bytes[datagram::LEN..]),
+            None => (Header::new(self.number), bytes),
+        };
+        let Some(Socket { role: Role::Datagram(socket), options, .. }) = self.sockets.get_mut(key) else {
+            return;
+        };
+        let more =
+            header.flags & send::MORE != 0 || options.datagram_option(libc::IPPROTO_UDP, libc::UDP_CORK) != 0;
+        if !more && socket.unfinished.is_none() {
+            return self.send_or_report(now, key, &header, data);
+        }
+        let (_, joined) = socket.unfinished.get_or_insert_with(|| (header, Vec::new()));
+        if joined.len() + data.len() > datagram::MOST_V6 {
+            socket.unfinished = None;
+            return self.report_unsent(key, libc::EMSGSIZE);
+        }
+        joined.extend_from_slice(data);
+        if !more {
+            self.finish_datagram(now, key);
+        }
+    }
+
+    /// Sends the datagram whose parts the engine has collected, if there is one.
+    fn finish_datagram(&mut self, now: u64, key: Key) {
+        if let Some(Socket { role: Role::Datagram(datagram), .. }) = self.sockets.get_mut(key)
+            && let Some((header, data)) = datagram.unfinished.take()
+        {
+            self.send_or_report(now, key, &header, &data);
+        }
+    }
+
+    fn send_or_report(&mut self, now: u64, key: Key, header: &Header, data: &[u8]) {
+        if let Err(error) = self.send_program_datagram(now, key, header, data) {
+            self.report_unsent(key, error);
+        }
+    }
+
+    fn report_unsent(&mut self, key: Key, error: i32) {
+        if let Some(Socket { role: Role::Datagram(datagram), .. }) = self.sockets.get_mut(key) {
+            datagram.counters.unsent += 1;
+        }
+        self.report_error(key, error);
+    }
+
+    /// Sends what the program has written to the pair until now, before the socket's address or options change.
+    pub(super) fn drain_datagrams(&mut self, now: u64, key: Key) {
+        for _ in 0..MOST_TURNS {
+            let Some(Socket { role: Role::Datagram(datagram), .. }) = self.sockets.get_mut(key) else {
+                return;
+            };
+            datagram.readable = true;
+            self.serve_datagrams(now, key);
+            match self.sockets.get(key).map(|socket| &socket.role) {
+                Some(Role::Datagram(datagram)) if datagram.readable => {}
+                _ => return,
+            }
+        }
+    }
+
+    /// Puts an option into effect that the program has just set.
+    pub(super) fn on_datagram_option(&mut self, now: u64, key: Key, level: i32, name: i32) {
+        if let Some(socket) = self.sockets.get_mut(key) {
+            socket.apply_datagram_option(level, name);
+            if (level, name) == (libc::IPPROTO_UDP, libc::UDP_CORK)
+                && socket.options.datagram_option(level, name) == 0
+            {
+                self.finish_datagram(now, key);
+            }
+        }
+    }
+
+    fn send_program_datagram(&mut self, now: u64, key: Key, header: &Header, data: &[u8]) -> Result<(), i32> {
+        let Some(socket) = self.sockets.get(key) else { return Ok(()) };
+        let Role::Datagram(datagram) = &socket.role else { return Ok(()) };
+        let remote = header.remote.or(datagram.remote).ok_or(libc::EDESTADDRREQ)?;
+        let remote = super::request::this_host(super::request::canonical(remote));
+        let most = if remote.is_ipv4() { datagram::MOST_V4 } else { datagram::MOST_V6 };
+        if data.len() > most {
+            return Err(libc::EMSGSIZE);
+        }
+        if remote.port() == 0 {
+            return Err(libc::EINVAL);
+        }
+        if !socket.v6 && remote.is_ipv6() || socket.options.v6_only && remote.is_ipv4() {
+            return Err(libc::ENETUNREACH);
+        }
+        let (route, source) = self.route_from(socket.local.ip(), header.local, remote.ip())?;
+        let (class, hops) = socket.options.class_and_hops(header, remote.is_ipv6());
+        let port = match socket.local.port() {
+            0 => self.hold_any_port(key)?,
+            port => port,
+        };
+        let source = SocketAddr::new(source, port);
+        let datagram = network::Datagram { source, destination: remote, class, hops, data };
+        let sent = self.network.send_datagram(now, route, &datagram);
+        if let Some(Socket { role: Role::Datagram(datagram), .. }) = self.sockets.get_mut(key) {
+            let counters = &mut datagram.counters;
+            match sent {
+                true => {
+                    (counters.sent, counters.sent_bytes) =
+                        (counters.sent + 1, counters.sent_bytes + data.len() as u64)
+                }
+                false => counters.unsent += 1,
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the route and the source address of a datagram to `destination`. `wanted` is the source that the program has set for
+    /// this datagram.
+    pub(super) fn route_from(
+        &self,
+        local: IpAddr,
+        wanted: Option<SocketAddr>,
+        destination: IpAddr,
+    ) -> Result<(Route, IpAddr), i32> {
+        if self.network.is_group(destination) {
+            return Err(libc::EACCES);
+        }
+        let route = self.network.route(destination).ok_or(libc::ENETUNREACH)?;
+        let chosen =
+            wanted.map(|wanted| wanted.ip().to_canonical()).or((!local.is_unspecified()).then_some(local));
+        let source = match chosen {
+            Some(source) if !self.network.is_own(source) => return Err(libc::EINVAL),
+            Some(source) => source,
+            None => self.network.source(destination).ok_or(libc::ENETUNREACH)?,
+        };
+        // A loopback address must not appear on the link.
+        if source.is_ipv4() != destination.is_ipv4() || source.is_loopback() && route != Route::Own {
+            return Err(libc::EINVAL);
+        }
+        Ok((route, source))
+    }
+
+    /// Gives any free port to a UDP socket that has none.
+    pub(super) fn hold_any_port(&mut self, key: Key) -> Result<u16, i32> {
+        let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
+        let wanted = SocketAddr::new(socket.local.ip(), 0);
+        let options = socket.options.clone();
+        let port = self.choose_port(0, wanted, true, &options).map_err(|_| libc::EAGAIN)?;
+        if let Some(socket) = self.sockets.get_mut(key) {
+            socket.local.set_port(port);
+        }
+        self.hold_port(key, port);
+        Ok(port)
+    }
+
+    /// Makes the next call of the program on a connected socket fail with `error`.
+    fn report_error(&mut self, key: Key, error: i32) {
+        let header = Header { error, ..Header::new(self.number) };
+        let Some(socket) = self.sockets.get(key) else { return };
+        if let (Role::Datagram(datagram), Some(fd)) = (&socket.role, socket.fd())
+            && datagram.remote.is_some()
+        {
+            // A full pair already holds datagrams or errors for the program to read.
+            let _ = pair::send(fd, &header.encode(), &[]);
+        }
+    }
+
+    /// Processes a received UDP datagram.
+    pub(super) fn on_datagram(&mut self, now: u64, packet: &Received<'_>) {
+        let Some((ports, data)) = self.checked_datagram(packet) else {
+            self.network.counters.malformed += 1;
+            return;
+        };
+        let local = SocketAddr::new(packet.destination, ports.1);
+        let remote = SocketAddr::new(packet.source, ports.0);
+        // A socket that its program has just closed is removed while it is tried, and another may match.
+        for _ in 0..8 {
+            let Some(key) = self.datagram_socket(local, remote) else { break };
+            if self.deliver(now, key, local, remote, packet, data) {
+                return;
+            }
+        }
+        self.totals.no_port += 1;
+        self.refuse(now, packet);
+    }
+
+    /// Returns the ports and the payload of a datagram, or `None` if it is malformed.
+    fn checked_datagram<'a>(&self, packet: &Received<'a>) -> Option<((u16, u16), &'a [u8])> {
+        let view = udp::Datagram::new(packet.payload).ok()?;
+        let len = usize::from(view.length());
+        if len < udp::HEADER || len > packet.payload.len() {
+            return None;
+        }
+        if packet.source.is_multicast()
+            || packet.source.is_unspecified()
+            || self.network.is_group(packet.source)
+        {
+            return None;
+        }
+        let bytes = &packet.payload[..len];
+        // The pseudo header has the length of UDP, which may be less than that of IP's payload.
+        let pseudo = match (packet.source, packet.destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                Sum::new().add_pseudo_v4(source, destination, ipv4::UDP, len as u32)
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                Sum::new().add_pseudo_v6(source, destination, ipv4::UDP, len as u32)
+            }
+            _ => return None,
+        };
+        let intact = packet.trusted
+            || match view.checksum() {
+                0 => packet.source.is_ipv4(),
+                checksum => {
+                    pseudo.add_bytes(bytes).finish() == 0
+                        || self.network.accepts_partial_checksums() && checksum == pseudo.folded()
+                }
+            };
+        intact.then(|| ((view.source_port(), view.destination_port()), &bytes[udp::HEADER..]))
+    }
+
+    /// Returns the UDP socket for a datagram: a connected one before others, and one bound to the address before one bound to all
+    /// addresses. Of sockets that share the port by SO_REUSEPORT, the sender's address chooses; otherwise the latest counts.
+    fn datagram_socket(&self, local: SocketAddr, remote: SocketAddr) -> Option<Key> {
+        let holders = self.datagram_ports.get(&local.port())?;
+        let rank = |socket: &Socket| {
+            let Role::Datagram(datagram) = &socket.role else { return 0 };
+            let ip = socket.local.ip();
+            let address = match ip.is_unspecified() {
+                false if ip == local.ip() => 3,
+                true if ip.is_ipv4() == local.is_ipv4() => 2,
+                true if ip.is_ipv6() && !socket.options.v6_only => 1,
+                _ => return 0,
+            };
+            match datagram.remote {
+                None => address,
+                Some(connected) if connected == remote => address + 3,
+                Some(_) => 0,
+            }
+        };
+        let ranked =
+            holders.iter().filter_map(|&key| self.sockets.get(key).map(|socket| (rank(socket), socket, key)));
+        let best = ranked.clone().map(|(rank, ..)| rank).max().filter(|&rank| rank > 0)?;
+        let equal = ranked.filter(|&(rank, ..)| rank == best);
+        let sharing = equal.clone().filter(|(_, socket, _)| socket.options.reuse_port);
+        let count = sharing.clone().count() as u64;
+        if count > 1 {
+            use std::hash::BuildHasher;
+            let hash = self.inodes.hasher().hash_one(remote);
+            return sharing.map(|(.., key)| key).nth((hash % count) as usize);
+        }
+        equal.map(|(.., key)| key).next_back()
+    }
+
+    /// Writes a datagram to a socket's pair. Returns false if the program has closed the socket.
+    fn deliver(
+        &mut self,
+        now: u64,
+        key: Key,
+        local: SocketAddr,
+        remote: SocketAddr,
+        packet: &Received<'_>,
+        data: &[u8],
+    ) -> bool {
+        let engine = self.number;
+        let Some(socket) = self.sockets.get_mut(key) else { return false };
+        let fd = socket.fd();
+        let (Role::Datagram(datagram), Some(fd)) = (&mut socket.role, fd) else { return false };
+        let header = Header {
+            engine,
+            flags: datagram.wanted,
+            hops: packet.hops,
+            class: packet.class,
+            error: 0,
+            remote: Some(remote),
+            local: Some(local),
+        };
+        match pair::send(fd, &header.encode(), data) {
+            Ok(_) => {
+                datagram.counters.received += 1;
+                datagram.counters.received_bytes += data.len() as u64;
+                true
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EPIPE) && pair::hung_up(fd) => {
+                self.drain_datagrams(now, key);
+                // Its last datagrams may still wait for room on the link.
+                self.sockets.get(key).is_some()
+            }
+            Err(_) => {
+                datagram.counters.dropped += 1;
+                true
+            }
+        }
+    }
+
+    /// Answers a datagram to a port without a socket by an ICMP error (RFC 1122, section 4.1.3.1).
+    fn refuse(&mut self, now: u64, packet: &Received<'_>) {
+        if !packet.trusted && !self.icmp_budget.take(now) {
+            return;
+        }
+        let Some(route) = self.network.route(packet.source) else { return };
+        let (source, destination) = (packet.destination, packet.source);
+        if destination.is_ipv4() {
+            let quoted = &packet.whole[..packet.whole.len().min(MOST_QUOTED_V4)];
+            let error = Unreachable::<{ ipv4::ICMP }> { quoted };
+            self.network.send(now, route, source, destination, 0, &error);
+        } else {
+            let quoted = &packet.whole[..packet.whole.len().min(MOST_QUOTED_V6)];
+            let error = Unreachable::<{ ipv6::ICMP }> { quoted };
+            self.network.send(now, route, source, destination, 0, &error);
+        }
+    }
+
+    /// Processes an ICMP error about a datagram of a connected socket. `quoted` is the start of the datagram's IP packet.
+    pub(super) fn on_datagram_refused(&mut self, quoted: &[u8], error: Option<i32>) {
+        let (Some((flow, _)), Some(error)) = (original(quoted, ipv4::UDP), error) else { return };
+        let Some(key) = self.datagram_socket(flow.local, flow.remote) else { return };
+        if let Some(Socket { role: Role::Datagram(datagram), .. }) = self.sockets.get(key)
+            && datagram.remote == Some(flow.remote)
+        {
+            self.report_error(key, error);
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Ancillary data of datagrams: the addresses, TTL and class that programs set and read by control messages.
+
+use inlane_offload_protocol::datagram::{Header, receive, send};
+use libc::{c_int, cmsghdr, msghdr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// The index of the loopback interface. The engine's port has no index in the program's network namespace.
+const LOOPBACK: c_int = 1;
+
+/// The most bytes of one control message's data.
+const MOST: usize = 20;
+
+/// Returns the number in a control message of one or four bytes, as Linux accepts it.
+fn number(bytes: &[u8]) -> Option<c_int> {
+    match *bytes {
+        [byte] => Some(byte.into()),
+        [a, b, c, d] => Some(c_int::from_ne_bytes([a, b, c, d])),
+        _ => None,
+    }
+}
+
+/// Reads the control messages of a datagram that the program sends into `header`. Fails with an errno.
+///
+/// # Safety
+/// As for sendmsg.
+pub unsafe fn read(message: &msghdr, header: &mut Header) -> Result<(), c_int> {
+    if message.msg_control.is_null() || message.msg_controllen == 0 {
+        return Ok(());
+    }
+    let end = message.msg_control as usize + message.msg_controllen;
+    // SAFETY: the program's arguments. CMSG_FIRSTHDR and CMSG_NXTHDR return only headers that lie within the control data; the data's
+    // end is checked here.
+    unsafe {
+        let mut next = libc::CMSG_FIRSTHDR(message);
+        while !next.is_null() {
+            let len = ((*next).cmsg_len as usize).checked_sub(libc::CMSG_LEN(0) as usize);
+            let len = len.filter(|len| libc::CMSG_DATA(next) as usize + len <= end).ok_or(libc::EINVAL)?;
+            let data = std::slice::from_raw_parts(libc::CMSG_DATA(next), len);
+            read_one(((*next).cmsg_level, (*next).cmsg_type), data, header)?;
+            next = libc::CMSG_NXTHDR(message, next);
+        }
+    }
+    Ok(())
+}
+
+fn read_one(kind: (c_int, c_int), data: &[u8], header: &mut Header) -> Result<(), c_int> {
+    let set_hops = |header: &mut Header, hops: u8| {
+        (header.hops, header.flags) = (hops, header.flags | send::HOPS);
+    };
+    let set_class = |header: &mut Header, class: u8| {
+        (header.class, header.flags) = (class, header.flags | send::CLASS);
+    };
+    match kind {
+        // Descriptors and credentials mean nothing on a network.
+        (libc::SOL_SOCKET, libc::SCM_RIGHTS | libc::SCM_CREDENTIALS) => {}
+        (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+            let info: &[u8; 12] = data.try_into().map_err(|_| libc::EINVAL)?;
+            let source = Ipv4Addr::new(info[4], info[5], info[6], info[7]);
+            header.local = (!source.is_unspecified()).then(|| (source, 0).into());
+        }
+        (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+            let octets: [u8; 16] = data
+                .get(..16)
+                .filter(|_| data.len() == 20)
+                .ok_or(libc::EINVAL)?
+                .try_into()
+                .unwrap_or([0; 16]);
+            let source = IpAddr::from(octets).to_canonical();
+            header.local = (!source.is_unspecified()).then(|| (source, 0).into());
+        }
+        (libc::IPPROTO_IP, libc::IP_TTL) => match number(data) {
+            Some(hops @ 1..=255) => set_hops(header, hops as u8),
+            _ => return Err(libc::EINVAL),
+        },
+        (libc::IPPROTO_IP, libc::IP_TOS) => match number(data) {
+            Some(class @ 0..=255) => set_class(header, class as u8),
+            _ => return Err(libc::EINVAL),
+        },
+        // -1 stands for the socket's own value.
+        (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => match number(data).filter(|_| data.len() == 4) {
+            Some(-1) => {}
+            Some(hops @ 0..=255) => set_hops(header, hops as u8),
+            _ => return Err(libc::EINVAL),
+        },
+        (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => match number(data).filter(|_| data.len() == 4) {
+            Some(-1) => {}
+            Some(class @ 0..=255) => set_class(header, class as u8),
+            _ => return Err(libc::EINVAL),
+        },
+        _ => return Err(libc::EINVAL),
+    }
+    Ok(())
+}
+
+/// The control data of a received message: the buffer's rest, and whether something did not fit.
+struct Writer {
+    next: *mut u8,
+    room: usize,
+    cut: bool,
+}
+
+impl Writer {
+    /// Adds a control message. One that does not fit is cut, as the kernel does it.
+    ///
+    /// # Safety
+    /// `room` bytes at `next` are writable.
+    unsafe fn put(&mut self, level: c_int, kind: c_int, data: &[u8]) {
+        debug_assert!(data.len() <= MOST);
+        let head = size_of::<cmsghdr>();
+        if self.room < head {
+            self.cut = true;
+            return;
+        }
+        // SAFETY: the header fits, and `len` is at most the room that is left.
+        unsafe {
+            let wanted = libc::CMSG_LEN(data.len() as u32) as usize;
+            let len = wanted.min(self.room);
+            self.cut |= len < wanted;
+            let mut header: cmsghdr = std::mem::zeroed();
+            (header.cmsg_len, header.cmsg_level, header.cmsg_type) = (len as _, level, kind);
+            self.next.cast::<cmsghdr>().write_unaligned(header);
+            self.next.add(head).copy_from(data.as_ptr(), len - head);
+            let space = (libc::CMSG_SPACE(data.len() as u32) as usize).min(self.room);
+            (self.next, self.room) = (self.next.add(space), self.room - space);
+        }
+    }
+}
+
+/// Adds the control messages that the program has asked for. The kernel has already used `used` bytes of the message's control data.
+///
+/// # Safety
+/// As for recvmsg.
+pub unsafe fn write(message: &mut msghdr, used: usize, header: &Header) {
+    let capacity = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
+    let used = used.min(capacity);
+    if header.flags == 0 {
+        message.msg_controllen = used as _;
+        return;
+    }
+    // SAFETY: the kernel has written `used` bytes of the control data, and the program owns the rest.
+    let next = unsafe { message.msg_control.cast::<u8>().add(used) };
+    let mut writer = Writer { next, room: capacity - used, cut: false };
+    let wants = |flag: u8| header.flags & flag != 0;
+    let ip = header.local.map(|local| local.ip());
+    let index = if ip.is_some_and(|ip| ip.is_loopback()) { LOOPBACK } else { 0 };
+    // SAFETY: the writer's bytes are the rest of the program's buffer.
+    unsafe {
+        if let Some(IpAddr::V4(ip)) = ip {
+            if wants(receive::INFO_V4) {
+                let mut info = [0; 12];
+                info[..4].copy_from_slice(&index.to_ne_bytes());
+                info[4..8].copy_from_slice(&ip.octets());
+                info[8..].copy_from_slice(&ip.octets());
+                writer.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+            }
+            if wants(receive::HOPS_V4) {
+                writer.put(libc::IPPROTO_IP, libc::IP_TTL, &c_int::from(header.hops).to_ne_bytes());
+            }
+            if wants(receive::CLASS_V4) {
+                writer.put(libc::IPPROTO_IP, libc::IP_TOS, &[header.class]);
+            }
+        }
+        if let Some(ip) = ip.filter(|_| wants(receive::INFO_V6)) {
+            let octets = match ip {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                IpAddr::V6(ip) => Ipv6Addr::octets(&ip),
+            };
+            let mut info = [0; 20];
+            info[..16].copy_from_slice(&octets);
+            info[16..].copy_from_slice(&index.to_ne_bytes());
+            writer.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+        }
+        if ip.is_some_and(|ip| ip.is_ipv6()) {
+            if wants(receive::HOPS_V6) {
+                writer.put(libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, &c_int::from(header.hops).to_ne_bytes());
+            }
+            if wants(receive::CLASS_V6) {
+                writer.put(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &c_int::from(header.class).to_ne_bytes());
+            }
+        }
+    }
+    if writer.cut {
+        message.msg_flags |= libc::MSG_CTRUNC;
+    }
+    message.msg_controllen = (capacity - writer.room) as _;
+}

@@ -1,0 +1,106 @@
+//! Several datagrams a call: recvmmsg and sendmmsg.
+
+use super::{receive, send};
+use crate::errno;
+use inlane_offload_protocol::name::SocketName;
+use libc::{c_int, c_uint, mmsghdr, timespec};
+use std::os::fd::RawFd;
+
+/// The most datagrams of a call, as in Linux (UIO_MAXIOV).
+const MOST: usize = 1024;
+
+fn now() -> i128 {
+    // SAFETY: an all-zero timespec is valid, and the structure lives through the call.
+    unsafe {
+        let mut time: timespec = std::mem::zeroed();
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time);
+        nanoseconds(&time)
+    }
+}
+
+fn nanoseconds(time: &timespec) -> i128 {
+    i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
+}
+
+/// Receives up to `count` datagrams, as recvmmsg does. Like the kernel, checks the timeout only after each datagram.
+///
+/// # Safety
+/// As for recvmmsg.
+pub unsafe fn receive_many(
+    fd: RawFd,
+    name: &SocketName,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    // SAFETY: the program's arguments.
+    let deadline = unsafe { timeout.as_ref() }.map(|timeout| now() + nanoseconds(timeout));
+    let mut flags_of_call = flags & !libc::MSG_WAITFORONE;
+    let mut received = 0;
+    while received < (count as usize).min(MOST) {
+        // SAFETY: the program's arguments: `count` messages.
+        unsafe {
+            let message = &mut *messages.add(received);
+            let len = receive(fd, name, &mut message.msg_hdr, flags_of_call);
+            if len < 0 {
+                break;
+            }
+            message.msg_len = len as c_uint;
+        }
+        received += 1;
+        if flags & libc::MSG_WAITFORONE != 0 {
+            flags_of_call |= libc::MSG_DONTWAIT;
+        }
+        if let Some(deadline) = deadline {
+            let rest = (deadline - now()).max(0);
+            // SAFETY: the program's argument, which is not null because there is a deadline.
+            unsafe {
+                (*timeout).tv_sec = (rest / 1_000_000_000) as _;
+                (*timeout).tv_nsec = (rest % 1_000_000_000) as _;
+            }
+            if rest == 0 {
+                break;
+            }
+        }
+    }
+    outcome(received, count)
+}
+
+/// Sends up to `count` datagrams, as sendmmsg does.
+///
+/// # Safety
+/// As for sendmmsg.
+pub unsafe fn send_many(
+    fd: RawFd,
+    name: &SocketName,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    let mut sent = 0;
+    while sent < (count as usize).min(MOST) {
+        // SAFETY: the program's arguments: `count` messages.
+        unsafe {
+            let message = &mut *messages.add(sent);
+            let len = send(fd, name, &message.msg_hdr, flags);
+            if len < 0 {
+                break;
+            }
+            message.msg_len = len as c_uint;
+        }
+        sent += 1;
+    }
+    outcome(sent, count)
+}
+
+/// Returns the number of messages, or -1 with the errno of the first one if it failed.
+fn outcome(done: usize, count: c_uint) -> c_int {
+    match done {
+        0 if count > 0 => {
+            debug_assert_ne!(errno(), 0);
+            -1
+        }
+        done => done as c_int,
+    }
+}

@@ -1,0 +1,138 @@
+//! Options of UDP sockets.
+
+use super::take_error;
+use crate::{control, fail, real};
+use inlane_offload_protocol::datagram::LEAST_BUFFER;
+use inlane_offload_protocol::message::{Message, Operation};
+use inlane_offload_protocol::name::SocketName;
+use libc::{c_int, c_void, socklen_t};
+use std::os::fd::RawFd;
+
+/// Options of SOL_SOCKET that the engine must know. The kernel keeps the others with the program's end.
+fn is_for_engine(level: c_int, name: c_int) -> bool {
+    level != libc::SOL_SOCKET || matches!(name, libc::SO_REUSEPORT | libc::SO_REUSEADDR | libc::SO_RCVBUF)
+}
+
+/// Returns true for options of IPv4, IPv6 and UDP that programs set on UDP sockets. The engine stores some of them without effect.
+fn is_known(level: c_int, name: c_int) -> bool {
+    match level {
+        libc::SOL_SOCKET => true,
+        libc::IPPROTO_UDP => name == libc::UDP_CORK,
+        libc::IPPROTO_IP => matches!(
+            name,
+            libc::IP_TOS
+                | libc::IP_TTL
+                | libc::IP_PKTINFO
+                | libc::IP_RECVTTL
+                | libc::IP_RECVTOS
+                | libc::IP_RECVERR
+                | libc::IP_MTU_DISCOVER
+                | libc::IP_FREEBIND
+                | libc::IP_BIND_ADDRESS_NO_PORT
+                | libc::IP_MULTICAST_TTL
+                | libc::IP_MULTICAST_LOOP
+        ),
+        libc::IPPROTO_IPV6 => matches!(
+            name,
+            libc::IPV6_V6ONLY
+                | libc::IPV6_TCLASS
+                | libc::IPV6_UNICAST_HOPS
+                | libc::IPV6_RECVPKTINFO
+                | libc::IPV6_RECVHOPLIMIT
+                | libc::IPV6_RECVTCLASS
+                | libc::IPV6_RECVERR
+                | libc::IPV6_MTU_DISCOVER
+                | libc::IPV6_DONTFRAG
+                | libc::IPV6_MULTICAST_HOPS
+                | libc::IPV6_MULTICAST_LOOP
+        ),
+        _ => false,
+    }
+}
+
+/// Returns an option's value.
+pub fn getsockopt(
+    fd: RawFd,
+    socket: &SocketName,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    if value.is_null() || len.is_null() {
+        return fail(libc::EFAULT);
+    }
+    let put = |bytes: &[u8]| {
+        // SAFETY: the program's arguments: `*len` bytes at `value`.
+        unsafe {
+            let count = (len.read() as usize).min(bytes.len());
+            value.cast::<u8>().copy_from(bytes.as_ptr(), count);
+            len.write(count as socklen_t);
+        }
+        0
+    };
+    if level == libc::SOL_SOCKET && name != libc::SO_REUSEPORT {
+        let number = match name {
+            libc::SO_ERROR => take_error(fd, socket),
+            libc::SO_TYPE => libc::SOCK_DGRAM,
+            libc::SO_DOMAIN if socket.kind.is_v6() => libc::AF_INET6,
+            libc::SO_DOMAIN => libc::AF_INET,
+            libc::SO_PROTOCOL => libc::IPPROTO_UDP,
+            libc::SO_PRIORITY | libc::SO_ACCEPTCONN => 0,
+            // SAFETY: the program's arguments.
+            _ => return unsafe { real::getsockopt(fd, level, name, value, len) },
+        };
+        return put(&number.to_ne_bytes());
+    }
+    if !is_known(level, name) {
+        return fail(libc::ENOPROTOOPT);
+    }
+    let mut message = Message::new(Operation::GetOption);
+    (message.level, message.name) = (level, name);
+    match control::request(&mut message, fd) {
+        Some((reply, _)) if reply.status == 0 => put(reply.value()),
+        Some((reply, _)) if reply.status > 0 => fail(reply.status),
+        _ => fail(libc::ENOPROTOOPT),
+    }
+}
+
+/// Sets an option.
+pub fn setsockopt(fd: RawFd, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+    if !is_known(level, name) {
+        return fail(libc::ENOPROTOOPT);
+    }
+    if value.is_null() {
+        return fail(libc::EFAULT);
+    }
+    if len == 0 {
+        return fail(libc::EINVAL);
+    }
+    if level == libc::SOL_SOCKET && name == libc::SO_PRIORITY {
+        return 0;
+    }
+    if level == libc::SOL_SOCKET && name == libc::SO_SNDBUF && len >= 4 {
+        // SAFETY: the program's arguments: four bytes at `value`.
+        let wanted = unsafe { value.cast::<c_int>().read_unaligned() };
+        return if real::set_option(fd, level, name, wanted.max(LEAST_BUFFER)) { 0 } else { -1 };
+    }
+    if level == libc::SOL_SOCKET && name != libc::SO_REUSEPORT {
+        // SAFETY: the program's arguments.
+        let code = unsafe { real::setsockopt(fd, level, name, value, len) };
+        if code != 0 || !is_for_engine(level, name) {
+            return code;
+        }
+    }
+    // Waits for the reply: what the program sends next must not overtake the option.
+    let mut message = Message::new(Operation::SetOptionNow);
+    (message.level, message.name) = (level, name);
+    // SAFETY: the program's arguments: `len` bytes at `value`.
+    message.set_value(unsafe { std::slice::from_raw_parts(value.cast(), (len as usize).min(64)) });
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVBUF) {
+        // The value that the kernel has made of it.
+        message.set_value(&real::option(fd, level, name).unwrap_or(0).to_ne_bytes());
+    }
+    match control::request(&mut message, fd) {
+        Some((reply, _)) if reply.status > 0 => fail(reply.status),
+        _ => 0,
+    }
+}
