@@ -534,3 +534,6 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,12 +16,12 @@ use std::time::Duration;
 
 const OURS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
-const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+pub(super) const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
 /// An engine on a port that discards everything, and the folder of its control socket.
-struct Bench {
-    engine: Engine,
-    now: u64,
+pub(super) struct Bench {
+    pub engine: Engine,
+    pub now: u64,
     _folder: tempfile::TempDir,
 }
 
@@ -60,19 +60,19 @@ fn settings(folder: &tempfile::TempDir, sockets: usize) -> Settings {
 }
 
 impl Bench {
-    fn new(sockets: usize) -> Self {
+    pub fn new(sockets: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let settings = settings(&folder, sockets);
         Self { engine: Engine::open_on(settings).unwrap(), now: 0, _folder: folder }
     }
 
-    fn ask(&mut self, message: Message, attached: Option<OwnedFd>) -> (Message, Option<OwnedFd>) {
+    pub fn ask(&mut self, message: Message, attached: Option<OwnedFd>) -> (Message, Option<OwnedFd>) {
         self.engine.process(self.now, Request { message, attached, process: 1, user: 1000 })
     }
 
     /// Runs 20 rounds of the engine's loop, 1 ms apart on its clock, without sleeping. Receives only packets
     /// that the engine sent to itself.
-    fn turn(&mut self) {
+    pub fn turn(&mut self) {
         for _ in 0..20 {
             self.now += 1_000_000;
             self.engine.receive_own(self.now);
