@@ -1,4 +1,5 @@
-//! The flags of `inlane copy`.
+//! `inlane copy`: measures transfers between devices. This module defines and parses the flags; its
+//! submodules run the measurements and list the paths.
 
 mod bench;
 mod list;

@@ -1,4 +1,5 @@
-//! How paths are opened, and which path to take.
+//! The options with which paths are opened ([`PathOptions`]), and how the path of a transfer is chosen
+//! ([`PathChoice`]).
 
 use crate::path::Path;
 use crate::tuning::{EngineTuning, SmTuning};

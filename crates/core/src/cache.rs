@@ -1,4 +1,4 @@
-//! Placement of values on cache lines.
+//! Keeps values on cache lines of their own, so that threads do not slow each other down (false sharing).
 
 /// A value alone on a pair of cache lines, so that writes to other values do not slow accesses to it (false
 /// sharing). One line is not enough, because Intel's adjacent-line prefetcher fetches lines in pairs.

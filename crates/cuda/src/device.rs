@@ -1,4 +1,4 @@
-//! GPUs: listing them, and opening one.
+//! Lists the machine's GPUs, opens one, and marks GPUs as abandoned once they stop answering.
 
 use crate::driver::{self, call};
 use crate::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! Access of GPUs to each other's memory.
+//! Peer access: how one GPU can access another GPU's memory, and enabling it.
 
 use crate::device::Gpu;
 use crate::driver::call;

@@ -1,4 +1,5 @@
-//! The settings of a run.
+//! The configuration of a run: its ports, packet function, executor and pipelines. [`Config::check`] refuses
+//! settings that contradict each other.
 
 mod executor;
 

@@ -1,4 +1,4 @@
-//! Verification after a run from one capture to another.
+//! After a run from one capture to another, verifies the written capture against the one that was read.
 
 use crate::config::{Config, Route};
 use crate::error::Result;

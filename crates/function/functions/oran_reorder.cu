@@ -78,8 +78,8 @@ struct oran_reorder {
             if (taken != inlane::forward) burst.set(i, taken);
         }
         inlane::sync();
-        // Handles the burst's slots one after the other. Most bursts have packets of one slot, or of two
-        // where a slot ends.
+        // Handles the packets of one O-RAN slot after the other. Most bursts have packets of one slot, or of
+        // two where a slot ends.
         for (uint32_t first = 0; first < burst.count(); first++) {
             uint32_t slot = slot_of[first];
             if (slot != none) round(burst, call, slot_of, slot, plan);

@@ -16,7 +16,8 @@ pub mod rules;
 
 /// The environment variable that names the engine's control socket.
 pub const SOCKET_VARIABLE: &str = "_INLANE_OFFLOAD_SOCKET";
-/// The environment variable with the rules, one per line.
+/// The environment variable that holds the rules, one per line: which sockets the engine runs and which stay
+/// with the kernel.
 pub const RULES_VARIABLE: &str = "_INLANE_OFFLOAD_RULES";
 /// If this environment variable is set, a socket that would stay with the kernel is an error.
 pub const REQUIRE_VARIABLE: &str = "_INLANE_OFFLOAD_REQUIRE";

@@ -1,4 +1,5 @@
-//! The engine's link: its port, addresses, routes and neighbours.
+//! The engine's connection to the network: the port that it receives from and sends to, its own addresses,
+//! its routes, and the MAC addresses of its neighbours.
 
 mod datagram;
 mod neighbours;

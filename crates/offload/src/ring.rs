@@ -1,4 +1,6 @@
-//! The engine's memory for one direction of a connection. A byte's index counts from the start of the stream.
+//! Rings for the data of connections: each connection has one for received data and one for data to send.
+//!
+//! An index is the position of a byte in its stream, counted from 0.
 
 use inlane_tcp::ReceiveBuffer;
 use std::ops::Range;

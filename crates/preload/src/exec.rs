@@ -1,4 +1,5 @@
-//! Keeps the library in programs that are started with another environment.
+//! Adds the variables that preload this library to the environment that a program passes to exec. Otherwise
+//! the started program would use the kernel's sockets.
 
 use crate::settings;
 use libc::c_char;

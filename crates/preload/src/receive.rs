@@ -1,4 +1,4 @@
-//! What a read must return at the end of a stream.
+//! Corrects what a read returns at the end of a stream.
 //!
 //! The kernel reports the end of a pair as the end of the stream, or as a reset if the engine left data
 //! unread. Only the name of the engine's end says which of the two happened to the connection.

@@ -1,4 +1,5 @@
-//! Start, names and numbers of PEs, and queries.
+//! The set-up and query functions: initialise with a thread level, and tell a PE's number, the number of PEs,
+//! what is accessible, and the library's version and name.
 
 use crate::world::{self, world};
 use inlane_pgas::transport::Transport;

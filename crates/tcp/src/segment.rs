@@ -1,4 +1,5 @@
-//! Segments as the state machine receives and sends them.
+//! TCP segments: what the state machine receives ([`Segment`]) and what it asks its caller to send
+//! ([`Transmit`]).
 
 use crate::options::{self, Options};
 use inlane_wire::tcp::{self, ACK, FIN, SYN};

@@ -1,4 +1,5 @@
-//! Checks of devices: GPU and its software, IOMMU, VFIO, PCIe links.
+//! Checks whether inlane can use the machine's devices: GPUs with their driver and libraries, the IOMMU and
+//! VFIO for other PCI devices, and PCIe links that are slower than they could be.
 
 use super::Machine;
 use super::check::{Check, Name};

@@ -1,4 +1,5 @@
-//! Checks of the processor: frequency policy, isolated cores, clock source.
+//! Checks settings of the processor that change latency: the frequency governor, isolated cores and the clock
+//! source.
 
 use super::Machine;
 use super::check::{Check, Name};

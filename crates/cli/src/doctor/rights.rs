@@ -1,4 +1,5 @@
-//! Checks of what this process may do: capabilities, locked memory.
+//! Checks what this process may do: whether it has the capabilities that ports need, and how much memory it
+//! may lock.
 
 use super::Machine;
 use super::check::{Check, Name};

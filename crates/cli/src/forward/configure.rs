@@ -1,4 +1,4 @@
-//! Turns the flags into the configuration of a run.
+//! Converts the flags of `inlane forward` to the `Config` of a run.
 
 use super::args::{Forward, GpuArgs};
 use super::options::{Choice, Compete, OnOverload, PlayPace, Priority};

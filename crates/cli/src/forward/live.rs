@@ -1,4 +1,4 @@
-//! Progress of `inlane forward` on standard error.
+//! Shows the current rates on standard error while `inlane forward` runs.
 
 use inlane_core::units;
 use inlane_forward::control::ProgressSnapshot;

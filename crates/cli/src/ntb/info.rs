@@ -1,4 +1,5 @@
-//! `inlane ntb info`: the back-end, why it was chosen, its capabilities and the thresholds of the transport.
+//! `inlane ntb info`: shows the back-end that jobs would use (the twin or ivshmem), why it was chosen, its
+//! capabilities, and from which sizes the transport pushes gets and uses a mover.
 
 use crate::output::Output;
 use crate::values::count;

@@ -1,4 +1,5 @@
-//! The flags by which a target is found and connected.
+//! The flags that the initiator's commands share: which target and namespace to use, as which host, and how
+//! to connect.
 
 use crate::values::{count, time_above_zero};
 use clap::{Args, ValueEnum};

@@ -1,4 +1,5 @@
-//! A barrier for threads that measure together.
+//! A barrier at which the threads of a measurement wait for each other. A thread that panics does not block
+//! the others.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 

@@ -23,7 +23,7 @@ pub struct Expectation {
     overshoot_ns: u64,
 }
 
-/// The expected duration and the lead of one size class.
+/// The expected duration of one size class, and the lead: how long before the expected end a wait wakes up.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     /// The expected duration; 0 if no operation of this class was timed.

@@ -1,4 +1,4 @@
-//! Applying verdicts to the packets of an item.
+//! Applies the verdicts of a completed item to its packets, and counts them.
 
 use super::layout::{self, PacketVerdict};
 use crate::packet::Packet;

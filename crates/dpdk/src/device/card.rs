@@ -1,4 +1,5 @@
-//! Network cards that a user-space driver may use.
+//! Checks that a PCI device is a network card that a user-space driver can take: one bound to vfio-pci or a
+//! uio driver.
 
 use crate::error::{Error, Result};
 use crate::interface;

@@ -110,8 +110,9 @@ pub(super) fn spent() -> (u64, u64) {
 pub struct Idle {
     /// The number of rounds without work since the last round with work, at most [`Idle::SPINS`].
     rounds: u32,
-    /// True if the current stretch of rounds without work is timed. After a round with work, true if the next
-    /// stretch will be timed.
+    /// True if the current stretch of rounds without work is timed or, after a round with work, the next
+    /// stretch. Only one stretch in `TIMED` is, because reading the clock in each round would increase
+    /// latencies.
     timed: bool,
     /// True if this thread has yielded the processor since the last round with work.
     yielded: bool,

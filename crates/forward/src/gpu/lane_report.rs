@@ -1,4 +1,5 @@
-//! The report of a lane, made when its pipeline has ended.
+//! What a lane reports once its pipeline has ended: where its words and packets lay, the size of its kernels,
+//! the bytes over PCIe, and the state of the packet function.
 
 /// The text in results that says how [`LaneReport::pcie_bytes`] is computed.
 pub const PCIE_MODEL: &str = "per item: 32 B of words read, 8 B written; per packet: its descriptor of 16 B, what is read of it in sectors of \

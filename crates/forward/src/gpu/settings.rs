@@ -113,9 +113,9 @@ impl Default for Settings {
 /// The most threads per block. The kernels are compiled with this limit.
 pub(super) const MOST_THREADS: u32 = 512;
 
-/// The most ring slots that a user can get if each item may need a launch. The driver's queue is reported to
-/// hold about a thousand launches; this is neither documented nor measured here. A launch into a full queue
-/// blocks, and blocks forever if a function never returns.
+/// The limit on the requested number of ring slots if each item may need a launch. The driver's queue is
+/// reported to hold about a thousand launches; this is neither documented nor measured here. A launch into a
+/// full queue blocks, and blocks forever if a packet function never returns.
 const MOST_LAUNCHES: usize = 512;
 
 /// The number of a GPU's hardware queues that inlane requests from the driver. If there are more streams than

@@ -1,4 +1,4 @@
-//! The directions of a run, and the pipelines that connect its ports.
+//! Lists the directions in which a run moves packets, and creates the pipelines that connect its ports.
 
 use super::open;
 use super::wrappers::Wrappers;

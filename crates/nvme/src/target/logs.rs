@@ -1,4 +1,4 @@
-//! Log pages (Base section 5.16.1).
+//! Builds the log pages that hosts read with Get Log Page (Base section 5.16.1).
 
 use super::controller::{Controller, Event};
 use super::subsystem::Subsystem;

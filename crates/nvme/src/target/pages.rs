@@ -1,4 +1,4 @@
-//! The data of Identify (Base section 5.17, NVM section 4.1.5).
+//! Builds the data structures that Identify returns (Base section 5.17, NVM section 4.1.5).
 
 use super::admin::MAX_EVENT_REQUESTS;
 use super::controller::Controller;

@@ -80,9 +80,9 @@ struct Link {
     /// When a timeout check first found that the target waits for the host. `None` if the last check found
     /// that it does not wait.
     waiting_ms: Option<u64>,
-    /// True if the link is in the list of links to serve in this round.
+    /// True if the connection is in the list of connections to serve in this round.
     due: bool,
-    /// True if the link is in the list of links that wait for buffers.
+    /// True if the connection is in the list of connections that wait for buffers.
     starved: bool,
     /// A buffer for bytes that are received while the connection lingers. They are ignored.
     discard: Box<[u8]>,
@@ -187,7 +187,7 @@ impl Worker {
         self.links[index].as_mut().expect("a link stays while its requests are in flight")
     }
 
-    /// Puts a link on the list of links to serve in this round.
+    /// Puts a connection on the list of connections to serve in this round, unless it is there already.
     fn mark(&mut self, index: usize) {
         let link = self.link(index);
         if !std::mem::replace(&mut link.due, true) {

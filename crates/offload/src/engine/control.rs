@@ -1,4 +1,5 @@
-//! The control socket and its clients.
+//! Runs the control socket: accepts clients, reads their requests and sends replies. Limits the requests per
+//! round and the sockets of each process.
 
 use super::{CLIENT, Engine};
 use crate::arena::{Arena, Key};

@@ -1,4 +1,5 @@
-//! What the engine reports of itself and its sockets.
+//! Collects what the engine reports of itself and its sockets: the status that `inlane offload status` shows,
+//! and the TCP_INFO of a connection.
 
 use super::Engine;
 use super::request::Refusal;

@@ -204,8 +204,8 @@ impl Engine {
 }
 
 impl Stream {
-    /// Makes the connection use as much of its receive ring as the program's SO_RCVBUF says. The same amount may wait in the pair,
-    /// whose engine's end is `end`.
+    /// Limits the connection's receive ring to the bytes that the program set with SO_RCVBUF, if it did. Sets
+    /// the same limit for the pair through `end`, the engine's end.
     pub(super) fn limit_receive(&mut self, options: &Options, end: Option<&OwnedFd>) {
         self.connection.set_receive_capacity(options.receive_share(self.receive.capacity()) as u32);
         if let (Some(bytes), Some(end)) = (options.receive_buffer, end) {

@@ -1,4 +1,5 @@
-//! Turns points into rows, findings and the lines of the figure (bandwidth against size by completion mode).
+//! Turns measurements (`Point`) into rows, findings and the lines of the figure (bandwidth against size by
+//! completion mode).
 
 use super::series::FEWEST_SAMPLES;
 use super::{Delivery, Operation, Point, WindowResult};

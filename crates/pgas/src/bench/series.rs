@@ -1,4 +1,4 @@
-//! Times, rates and processor time of one case.
+//! Collects the times, rates and processor time of one case of the bench over its repeats.
 
 use super::{Operation, Point};
 use crate::error::Result;

@@ -239,7 +239,7 @@ mod tests {
         }
     }
 
-    /// A manager of threads of this process.
+    /// A process manager for a test. Threads of the test process stand for the processes of the job.
     struct Threads {
         rank: u32,
         shared: Arc<(std::sync::Barrier, Mutex<std::collections::HashMap<String, String>>)>,

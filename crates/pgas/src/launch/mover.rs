@@ -1,4 +1,4 @@
-//! The mover of a job, as users name it.
+//! Parses the mover that a user names (`twin`, `twin:RATE` or `gpu:N`), and starts it if it is a twin.
 
 use crate::error::{Error, Result};
 use inlane_core::mover::Mover;

@@ -18,7 +18,7 @@ pub const CONTENTS: usize = 6;
 /// Size of a record in bytes.
 pub const BYTES: usize = 64;
 
-/// The words of a record, wherever they are stored.
+/// Access to the 8 words of a record. Implement it for each kind of memory that holds records.
 pub trait Words {
     /// The type of the words.
     type Word: Word;

@@ -1,4 +1,4 @@
-//! The transports as users name them, and a type that is either of them.
+//! The transports that users can choose (`windows` or `ucx`), and [`AnyTransport`], which is either of them.
 
 use super::ucx::Ucx;
 use super::windows::Windows;

@@ -1,4 +1,5 @@
-//! The methods for the application: indices, closing, options.
+//! The methods of a connection that the application calls: advance the indices into the send and receive
+//! rings, close, abort, and set options.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! What an engine sees of a connection: state, events, counters, and the memory for received data.
+//! The types through which a connection and its caller communicate: states, events, reasons of failure,
+//! counters, and the memory for received data.
 
 /// The memory into which received data is written: the application's receive ring.
 pub trait ReceiveBuffer {

@@ -1,10 +1,10 @@
-//! A connection.
+//! A TCP connection: its state, and the methods that process segments, timers and calls by the application.
 //!
 //! | module | contents |
 //! | --- | --- |
 //! | [`mod@self`] | opening |
-//! | `control` | the application's indices, closing, options |
-//! | `query`, `events` | what an engine reports |
+//! | `control` | the calls by the application: advance the ring indices, close, abort, set options |
+//! | `query`, `events` | state, events and counters, which an engine reads |
 //! | `parts` | the parts of the state |
 //! | `input` | received segments (RFC 9293, section 3.10.7) |
 //! | `acknowledgment` | acknowledgments, loss recovery, RTT and window updates |

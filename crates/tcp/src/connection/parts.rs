@@ -1,4 +1,4 @@
-//! The parts of a connection's state.
+//! The parts of a connection's state: sender, receiver, acknowledgments, loss recovery, timers and flags.
 
 use crate::congestion::Saved;
 use crate::sequence::Sequence;

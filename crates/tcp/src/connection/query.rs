@@ -1,4 +1,4 @@
-//! What an engine reports of a connection.
+//! The methods that report a connection's state, counters and settings.
 
 use super::*;
 

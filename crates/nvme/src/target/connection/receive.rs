@@ -1,4 +1,4 @@
-//! Receiving PDUs: headers, data and digests.
+//! Receives PDUs: decodes headers, stores data in the buffers of commands, and checks digests.
 
 use super::slot::Stage;
 use super::{Connection, End};

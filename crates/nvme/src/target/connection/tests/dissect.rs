@@ -1,4 +1,4 @@
-//! The dissection of a session by tshark.
+//! Records a session between a host and the target, and checks that tshark finds no malformed PDU in it.
 
 use super::*;
 
