@@ -17,6 +17,7 @@ demo: setup ## build, forward a real capture with MAC addresses swapped, check e
 build: setup ## build the release binary, target/release/inlane, and the OpenSHMEM library
 	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" cargo build --release --bin inlane
 	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" cargo build --release -p inlane-shmem -p inlane-preload
+	@packaging/openshmem/weaken "$${CARGO_TARGET_DIR:-target}/release/libinlane_shmem.a"
 	@ln -sf libinlane_shmem.so "$${CARGO_TARGET_DIR:-target}/release/libinlane_shmem.so.0"
 	@cp -P packaging/openshmem/osh* "$${CARGO_TARGET_DIR:-target}/release"
 

@@ -1,4 +1,4 @@
-//! Parses arbitrary text as a PCI address, a BAR, faults and ports. Each parser must return a value or an
+//! Parses arbitrary text as a PCI address, a BAR, faults, ports and the size of a symmetric heap. Each parser must return a value or an
 //! error. A printed PCI address or BAR must parse to the same value.
 
 #![no_main]
@@ -13,6 +13,7 @@ fuzz_target!(|text: &str| {
         assert_eq!(bar.to_string().parse::<inlane_pci::BarSpec>().unwrap(), bar);
     }
     let _ = text.parse::<inlane_ntb::fault::Faults>();
+    let _ = text.parse::<inlane_pgas::launch::variables::HeapSize>();
     let _ = inlane_ports::wrap::fault::Faults::parse(text);
     let _ = inlane_ports::generate::Traffic::parse(text);
 });

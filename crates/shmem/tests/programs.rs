@@ -173,7 +173,7 @@ fn the_end_of_the_launcher_ends_the_job() {
 #[test]
 fn programs_run_under_the_address_sanitizer() {
     let directory = tempfile::tempdir().unwrap();
-    match compile_with(directory.path(), "checked.c", &["-g", "-fsanitize=address"]) {
+    match compile_with(directory.path(), "checked.c", &["-g", "-fsanitize=address"], &["-linlane_shmem"]) {
         None => {}
         Some(Err(error)) => eprintln!("SKIPPED address sanitizer: the compiler has none: {error}"),
         Some(Ok(program)) => {
@@ -194,4 +194,20 @@ fn programs_run_under_valgrind() {
     let job = Job { pes: 2, heap_bytes: 4 << 20, ..Job::default() };
     let arguments = ["-q".into(), "--error-exitcode=9".into(), program.into()];
     assert_eq!(job.run(&"valgrind".into(), &arguments).unwrap(), (0, None));
+}
+
+#[test]
+fn static_programs_may_replace_functions() {
+    let directory = tempfile::tempdir().unwrap();
+    let library = directory.path().join("libinlane_shmem.a");
+    std::fs::copy(std::env::current_exe().unwrap().with_file_name("libinlane_shmem.a"), &library).unwrap();
+    let weaken = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/openshmem/weaken");
+    match Command::new("objcopy").arg("--version").output() {
+        Ok(_) => assert!(Command::new(weaken).arg(&library).status().unwrap().success()),
+        Err(error) => return eprintln!("SKIPPED static library: no objcopy: {error}"),
+    }
+    let libraries = [library.to_str().unwrap(), "-ldl", "-lm"];
+    let Some(program) = compile_with(directory.path(), "replaced.c", &[], &libraries) else { return };
+    let job = Job { pes: 2, heap_bytes: 4 << 20, ..Job::default() };
+    assert_eq!(job.run(&program.unwrap().into(), &[]).unwrap(), (0, None));
 }

@@ -140,10 +140,14 @@ fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
     Ok(Started { mover, reach: Box::new(reach) })
 }
 
-/// Checks that a program given by a path exists. Does not check a name without a slash, which is searched in
-/// PATH when the program is started.
+/// Checks that a program exists: at its path, or in a folder of PATH if its name has no slash.
 fn check_program(program: &std::path::Path) -> anyhow::Result<()> {
-    if program.components().count() > 1 && !program.is_file() {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let found = match program.components().count() {
+        1 => std::env::split_paths(&folders).any(|folder| folder.join(program).is_file()),
+        _ => program.is_file(),
+    };
+    if !found {
         let why =
             format!("--ucx {}: there is no such program; give the path of ucx_perftest", program.display());
         return Err(NotReady(why).into());

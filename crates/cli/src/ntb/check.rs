@@ -14,9 +14,8 @@ use inlane_pgas::world::World;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Checks windows: compares every result of put, get, signals, atomics and reductions between all PEs
-///
-/// Run it under 'inlane ntb run', or in each of the virtual machines that share an ivshmem device.
+/// Checks windows, under 'inlane ntb run' or in each of several virtual machines: compares every result of put,
+/// get, signals, atomics and reductions between all PEs
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -224,10 +224,11 @@ impl PeContext {
     }
 
     /// Sleeps like [`Self::sleep`], but looks every [`LOOK_EVERY`] whether `done` returns true. A program may
-    /// store to the awaited words by pointers, and such stores ring no doorbell.
+    /// store to the awaited words by pointers, and such stores ring no doorbell. If PEs share processors, looks
+    /// less often, because many sleepers would take the processors from the PEs that compute.
     fn sleep_looking(&self, backstop: Duration, done: &mut impl FnMut() -> bool) {
-        let begun = Instant::now();
-        while begun.elapsed() < backstop && !self.sleep(LOOK_EVERY) && !done() {}
+        let (begun, every) = (Instant::now(), if self.yields { LOOK_EVERY * 16 } else { LOOK_EVERY });
+        while begun.elapsed() < backstop && !self.sleep(every) && !done() {}
     }
 
     /// Sleeps until a doorbell or another thread wakes this thread, or until `backstop` has passed. Returns

@@ -5,13 +5,19 @@ use std::process::Command;
 
 /// Compiles a program and links it to the library beside this test. Returns `None` if there is no compiler.
 pub fn compile(directory: &Path, source: &str) -> Option<PathBuf> {
-    compile_with(directory, source, &[]).map(|compiled| compiled.unwrap_or_else(|error| panic!("{error}")))
+    compile_with(directory, source, &[], &["-linlane_shmem"])
+        .map(|compiled| compiled.unwrap_or_else(|error| panic!("{error}")))
 }
 
-/// Compiles a program with additional flags. Returns the compiler's messages as the error, or `None` if there
-/// is no compiler.
+/// Compiles a program with additional flags, and links it to these libraries. Returns the compiler's messages as
+/// the error, or `None` if there is no compiler.
 #[allow(dead_code)] // Not all tests need flags.
-pub fn compile_with(directory: &Path, source: &str, flags: &[&str]) -> Option<Result<PathBuf, String>> {
+pub fn compile_with(
+    directory: &Path,
+    source: &str,
+    flags: &[&str],
+    libraries: &[&str],
+) -> Option<Result<PathBuf, String>> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let library = std::env::current_exe().unwrap().with_file_name("libinlane_shmem.so");
     // Make links under both names: the linker looks for the first, and the loader for the soname.
@@ -38,7 +44,8 @@ pub fn compile_with(directory: &Path, source: &str, flags: &[&str]) -> Option<Re
         .arg(here.join("include"))
         .arg("-L")
         .arg(directory)
-        .args(["-linlane_shmem", "-pthread"])
+        .args(libraries)
+        .arg("-pthread")
         .arg(format!("-Wl,-rpath,{}", directory.display()))
         .output();
     match output {

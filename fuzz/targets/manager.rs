@@ -1,0 +1,32 @@
+//! Answers a client of PMI-1 with arbitrary bytes. The client must return a value or an error.
+
+#![no_main]
+
+use inlane_pgas::launch::manager::{ProcessManager, pmi::Pmi};
+use libfuzzer_sys::fuzz_target;
+use std::io::{Cursor, Read, Write};
+
+/// Sends the fuzzer's bytes, whatever it receives.
+struct Manager<'a>(Cursor<&'a [u8]>);
+
+impl Read for Manager<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        self.0.read(into)
+    }
+}
+
+impl Write for Manager<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fuzz_target!(|answers: &[u8]| {
+    if let Ok(mut manager) = Pmi::over(Manager(Cursor::new(answers)), 0, 2) {
+        let _ = (manager.put("key", "text"), manager.fence(), manager.get(1, "key"), manager.finish());
+    }
+});
