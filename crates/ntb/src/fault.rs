@@ -50,6 +50,11 @@ impl Faults {
             && [self.lose, self.duplicate, self.early, self.stale].iter().all(|p| *p == 0.0)
     }
 
+    /// Returns true if no fault is injected.
+    pub fn are_none(&self) -> bool {
+        self.wire_is_clean() && self.flap.is_zero() && self.die.is_none()
+    }
+
     /// Kills the process if `die` names this protocol step.
     pub fn step(&self, name: &str) {
         debug_assert!(STEPS.contains(&name));

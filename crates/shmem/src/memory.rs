@@ -1,35 +1,46 @@
 //! The symmetric heap. All PEs make the same calls in the same order.
 
 use crate::world::{self, check, world};
-use inlane_pgas::error::Error;
+use inlane_pgas::error::{Error, Result};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-/// Alignment of allocations for which the program names none.
-const ALIGNMENT: usize = 16;
-
-/// Allocates aligned memory. Returns null if the heap is full or the alignment is invalid.
-pub fn allocate(alignment: usize, size: usize) -> *mut c_void {
-    if size == 0 {
-        check(world().barrier_all());
-        return null_mut();
-    }
-    match world().allocate(size, alignment) {
+/// Returns the address of new memory, or null if the heap is full or the alignment is invalid.
+fn made(outcome: Result<*mut u8>) -> *mut c_void {
+    match outcome {
         Ok(address) => address.cast(),
         Err(Error::Heap { .. } | Error::Invalid { .. }) => null_mut(),
         Err(error) => world::fail(&error),
     }
 }
 
+/// Allocates memory. Returns null if the heap is full.
+pub fn allocate(size: usize) -> *mut c_void {
+    if size == 0 {
+        check(world().barrier_all());
+        return null_mut();
+    }
+    made(world().allocate_for_copies(size))
+}
+
+/// Allocates aligned memory. Returns null if the heap is full or the alignment is invalid.
+pub fn allocate_aligned(alignment: usize, size: usize) -> *mut c_void {
+    if size == 0 {
+        check(world().barrier_all());
+        return null_mut();
+    }
+    made(world().allocate(size, alignment))
+}
+
 /// Allocates memory. The hints make no difference: all memory serves atomics and signals equally well.
 pub fn allocate_with_hints(size: usize, _hints: i64) -> *mut c_void {
-    allocate(ALIGNMENT, size)
+    allocate(size)
 }
 
 /// Allocates memory of zeros. Returns null if the heap is full.
 pub fn allocate_zeros(count: usize, size: usize) -> *mut c_void {
     let Some(bytes) = count.checked_mul(size) else { return null_mut() };
-    let address = allocate(ALIGNMENT, bytes);
+    let address = allocate(bytes);
     if !address.is_null() {
         // SAFETY: the memory was just allocated with `bytes` bytes.
         unsafe { std::ptr::write_bytes(address.cast::<u8>(), 0, bytes) };
@@ -49,7 +60,7 @@ pub fn free(address: *mut c_void) {
 /// Moves memory to an allocation of another size. Returns null if the heap is full.
 pub fn reallocate(address: *mut c_void, size: usize) -> *mut c_void {
     if address.is_null() {
-        return allocate(ALIGNMENT, size);
+        return allocate(size);
     }
     if size == 0 {
         free(address);
@@ -62,7 +73,7 @@ pub fn reallocate(address: *mut c_void, size: usize) -> *mut c_void {
     if check(world().shrink(address.cast(), size)) {
         return address;
     }
-    let fresh = allocate(ALIGNMENT, size);
+    let fresh = allocate(size);
     if !fresh.is_null() {
         // SAFETY: the old allocation has `old` bytes, and the new one has `size` bytes.
         unsafe { std::ptr::copy_nonoverlapping(address.cast::<u8>(), fresh.cast(), old.min(size)) };

@@ -111,7 +111,8 @@ fn only_timeouts_that_are_set_end_a_job() {
         let arguments = [format!("{variable}=200ms"), program.display().to_string(), "2".into(), how.into()];
         let arguments: Vec<_> =
             arguments.into_iter().map(Into::into).chain([folder.clone().into()]).collect();
-        let job = Job { pes: 2, heap_bytes: 4 << 20, ..Job::default() };
+        // With a fault, the owner of a word carries out atomics. A stopped owner then does not answer.
+        let job = Job { pes: 2, heap_bytes: 4 << 20, faults: "delay=1us".into(), ..Job::default() };
         job.run(&"env".into(), &arguments).unwrap().0
     };
     assert_eq!(run("INLANE_SHMEM_CONNECT_TIMEOUT", "absent"), 1);

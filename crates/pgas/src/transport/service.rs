@@ -114,12 +114,18 @@ impl PeContext {
     /// Applies an atomic to a word of this PE's symmetric memory. Returns `None` if the word is misaligned or
     /// lies outside that memory.
     pub(super) fn apply(&self, atomic: &Atomic) -> Option<u64> {
+        self.apply_at(self.base, atomic)
+    }
+
+    /// Applies an atomic to a word of a PE's symmetric memory. `base` is where the PE's inbound memory is mapped
+    /// here, as coherent memory. Returns `None` if the word is misaligned or lies outside symmetric memory.
+    pub(super) fn apply_at(&self, base: *mut u8, atomic: &Atomic) -> Option<u64> {
         let Atomic { operation, offset, width, operand, comparand } = *atomic;
         let end = offset.checked_add(width)?;
         if !matches!(width, 4 | 8) || !offset.is_multiple_of(width) || end > self.layout.symmetric_bytes() {
             return None;
         }
-        let address = self.base.wrapping_add(self.layout.symmetric() + offset);
+        let address = base.wrapping_add(self.layout.symmetric() + offset);
         use Ordering::{AcqRel, Acquire, SeqCst};
         macro_rules! apply {
             ($atomic:ty, $word:ty) => {{

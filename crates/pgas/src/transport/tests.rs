@@ -26,6 +26,8 @@ fn settings(timeout_ms: u64) -> Settings {
     Settings {
         connect_timeout: Duration::from_millis(timeout_ms),
         request_timeout: Some(LONG),
+        // These tests are about requests to the owner.
+        atomics_by_owner: true,
         yields: true,
         ..Settings::default()
     }

@@ -45,6 +45,9 @@ pub struct Settings {
     /// The mover that copies large puts, and the smallest size in bytes that it copies. If the size is
     /// `None`, it is measured while connecting.
     pub mover: Option<(Box<dyn Mover>, Option<usize>)>,
+    /// If set, the owner of a word carries out atomics, also on coherent windows. Otherwise it does so on posted
+    /// windows only, and if faults are injected.
+    pub atomics_by_owner: bool,
     /// Faults for tests. The transport injects only one of them: it kills the process at a protocol step.
     pub faults: Faults,
     /// How long a waiter sleeps without a doorbell before it checks its condition again: in the first sleep
@@ -61,6 +64,7 @@ impl Default for Settings {
             yields: false,
             push_from: None,
             mover: None,
+            atomics_by_owner: false,
             faults: Faults::default(),
             backstop: BACKSTOP,
         }
@@ -115,6 +119,9 @@ pub(super) struct PeContext {
     /// True if all windows are coherent and no faults are injected. A store is then delivered once it has
     /// left the store buffer.
     pub coherent: bool,
+    /// True if the calling PE's processor carries out atomics on other PEs' memory, and false if the owner does.
+    /// The two may mix, because both are processor instructions on coherent memory.
+    direct_atomics: bool,
     /// The alignment in bytes that the memories of all PEs have.
     alignment: usize,
     /// The interrupt vector of the doorbell bit `REQUEST`.
@@ -209,6 +216,7 @@ impl Windows {
         // All PEs find the same minimum, because each reads the headers of all.
         let alignment = peers.iter().map(|peer| peer.alignment).fold(own_alignment, usize::min);
         let coherent = peers.iter().all(|peer| peer.window.coherent_base().is_some());
+        let direct_atomics = coherent && !settings.atomics_by_owner && settings.faults.are_none();
         // A load through a coherent window is as fast as the owner's own load, so gets always use loads.
         // Through a posted window, loading 8 bytes costs a round trip, so larger gets ask the owner to push
         // the bytes.
@@ -249,6 +257,7 @@ impl Windows {
             request_timeout: settings.request_timeout,
             push_from,
             coherent,
+            direct_atomics,
             alignment,
             mover,
             mover_from,

@@ -9,6 +9,10 @@ use crate::error::{Error, Result};
 use crate::transport::Transport;
 use std::sync::PoisonError;
 
+/// Size in bytes from which a reduction is cut into slices, one for each PE. Smaller ones go along a tree, which
+/// takes fewer messages.
+pub(super) const SLICED_FROM: usize = 64 << 10;
+
 /// A regular set of PEs: `start`, `start + stride`, and so on, `size` of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Set {
@@ -349,6 +353,13 @@ impl<T: Transport> World<T> {
         let (index, _one) = self.enter(&set)?;
         let bytes = count.saturating_mul(width);
         let offset = self.offset_of(destination, bytes)?;
+        if bytes >= SLICED_FROM
+            && set.size > 1
+            && let Ok(from) = self.offset_of(source as usize, bytes)
+        {
+            // SAFETY: both spans lie in symmetric memory.
+            return unsafe { self.reduce_slices(&set, index, (offset, from), (count, width), reduce) };
+        }
         let chunk = CHUNK / width.max(1) * width;
         // Allocate words of 16 bytes, so that the buffer is aligned for every element type.
         let mut sum = vec![0u128; chunk.min(bytes).div_ceil(16)];
@@ -388,5 +399,51 @@ impl<T: Transport> World<T> {
             done += piece;
         }
         Ok(())
+    }
+
+    /// Reduces as [`World::reduce`] does. Each PE combines one slice of the sources of all PEs, and puts the
+    /// result to all. `destination` and `source` are symmetric offsets.
+    ///
+    /// # Safety
+    /// The spans at both offsets lie in symmetric memory.
+    unsafe fn reduce_slices(
+        &self,
+        set: &Set,
+        index: u32,
+        (destination, source): (usize, usize),
+        (count, width): (usize, usize),
+        reduce: Reduce<'_>,
+    ) -> Result<()> {
+        self.exchange(set, index)?;
+        let share = count.div_ceil(set.size as usize);
+        let (first, last) = (count.min(share * index as usize), count.min(share * (index as usize + 1)));
+        let elements = (CHUNK / width.max(1)).max(1);
+        // Allocate words of 16 bytes, so that the buffers are aligned for every element type.
+        let mut buffers = [(); 2].map(|()| vec![0u128; (elements * width).div_ceil(16)]);
+        let [sum, other] = buffers.each_mut().map(|buffer| buffer.as_mut_ptr().cast::<u8>());
+        for begin in (first..last).step_by(elements) {
+            let (at, number) = (begin * width, elements.min(last - begin));
+            let piece = number * width;
+            // SAFETY: the piece lies inside the source, the destination and both buffers.
+            unsafe {
+                // All PEs combine in the order of the set, so the slices do not affect the rounding.
+                for one in 0..set.size {
+                    let into = if one == 0 { sum } else { other };
+                    match set.pe(one) == self.me() {
+                        true => std::ptr::copy_nonoverlapping(self.address_of(source + at), into, piece),
+                        false => self.transport.get(set.pe(one), source + at, into, piece)?,
+                    }
+                    if one > 0 {
+                        reduce(sum, other, number);
+                    }
+                }
+                // Only this PE reads this slice of the sources, so the destination may be the source.
+                std::ptr::copy_nonoverlapping(sum, self.address_of(destination + at), piece);
+                for pe in set.others(index) {
+                    self.transport.put(pe, destination + at, sum, piece)?;
+                }
+            }
+        }
+        self.exchange(set, index)
     }
 }

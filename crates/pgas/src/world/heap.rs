@@ -33,6 +33,15 @@ impl Heap {
     /// # Errors
     /// [`Error::Heap`] if the heap is full, [`Error::Invalid`] for an invalid alignment.
     pub fn allocate(&mut self, bytes: usize, align: usize) -> Result<usize> {
+        self.allocate_behind(bytes, align, 0)
+    }
+
+    /// Allocates like [`Heap::allocate`], but `behind` bytes behind a multiple of `align`. `behind` is a multiple
+    /// of the granule of 64 bytes.
+    ///
+    /// # Errors
+    /// As for [`Heap::allocate`].
+    pub fn allocate_behind(&mut self, bytes: usize, align: usize, behind: usize) -> Result<usize> {
         if !align.is_power_of_two() {
             return Err(Error::invalid(format!("alignment {align}"), "not a power of two; give one"));
         }
@@ -40,7 +49,9 @@ impl Heap {
         let align = align.max(GRANULE);
         let wanted = bytes.max(1).checked_next_multiple_of(GRANULE).ok_or_else(full)?;
         let fit = self.free.iter().find_map(|(&start, &length)| {
-            let aligned = (self.origin + start).checked_next_multiple_of(align)? - self.origin;
+            let before = (self.origin + start).saturating_sub(behind);
+            let aligned =
+                before.checked_next_multiple_of(align)?.checked_add(behind)?.checked_sub(self.origin)?;
             (aligned - start <= length && length - (aligned - start) >= wanted)
                 .then_some((start, length, aligned))
         });
@@ -117,8 +128,9 @@ mod tests {
                     if fits {
                         live[index].1 = bytes;
                     }
-                } else if let Ok(offset) = heap.allocate(bytes, 1 << align) {
-                    prop_assert_eq!((origin + offset) % (1 << align).min(1 << 12), 0);
+                } else if let Ok(offset) = heap.allocate_behind(bytes, 1 << align, (1 << align) / 128 * 64) {
+                    let behind = if align > 6 { (1 << align) / 128 * 64 } else { 0 };
+                    prop_assert_eq!((origin + offset) % (1 << align), behind);
                     prop_assert!(offset + bytes <= 64 << 10);
                     prop_assert!(live.iter().all(|(o, b)| offset + bytes.max(1) <= *o || o + b.max(&1) <= offset));
                     live.push((offset, bytes));

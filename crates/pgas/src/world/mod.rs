@@ -196,10 +196,29 @@ impl<T: Transport> World<T> {
     /// # Errors
     /// [`Error::Heap`] and [`Error::Invalid`], on all PEs alike; [`Error::LinkLost`].
     pub fn allocate(&self, bytes: usize, align: usize) -> Result<*mut u8> {
+        self.allocate_behind(bytes, align, 0)
+    }
+
+    /// Allocates symmetric memory for data that is copied. From 4 KiB on, it starts in the middle of a page.
+    ///
+    /// Buffers of programs usually start near the start of a page. If the destination of a copy lies a little
+    /// behind the source within their pages, the processor takes loads for loads of what was just stored, and
+    /// a copy between caches takes up to 1.7 times as long.
+    ///
+    /// # Errors
+    /// As for [`World::allocate`].
+    pub fn allocate_for_copies(&self, bytes: usize) -> Result<*mut u8> {
+        match bytes {
+            0..4096 => self.allocate(bytes, 64),
+            _ => self.allocate_behind(bytes, 4096, 2048),
+        }
+    }
+
+    fn allocate_behind(&self, bytes: usize, align: usize, behind: usize) -> Result<*mut u8> {
         // A larger alignment would lead to different offsets on different PEs.
         let largest = self.transport.alignment();
         let offset = match align <= largest {
-            true => self.heap().allocate(bytes, align),
+            true => self.heap().allocate_behind(bytes, align, behind),
             false => {
                 let why = format!("this transport supports alignments up to {largest}; give a smaller one");
                 Err(Error::invalid(format!("alignment {align}"), why))

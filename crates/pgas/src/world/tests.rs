@@ -1,5 +1,6 @@
 //! Tests of the library between threads, with and without faults. Each thread is a PE of one twin.
 
+use super::collective::SLICED_FROM;
 use super::*;
 use crate::transport::layout::Layout;
 use crate::transport::windows::{Settings, Windows};
@@ -219,4 +220,55 @@ fn addresses_outside_symmetric_memory_are_refused() {
             assert!(other.sum(other.all(), sums, array).is_err(), "memory of another world");
         });
     });
+}
+
+#[test]
+fn large_reductions_are_cut_into_slices() {
+    for (pes, faults) in [(1, ""), (2, ""), (3, ""), (3, "delay=5us,reorder")] {
+        run(pes, faults, CompletionMode::Adaptive, None, move |world| {
+            // No multiple of the number of PEs.
+            let length = SLICED_FROM / 8 + 11;
+            let (terms, sums) = (world.array::<u64>(length).unwrap(), world.array::<u64>(length).unwrap());
+            for round in 0..2u64 {
+                for index in 0..length {
+                    // SAFETY: the element lies in this PE's own copy. Other PEs read it only in the sum.
+                    unsafe { terms.as_ptr().add(index).write(world.me() as u64 + index as u64 + round) };
+                }
+                world.barrier_all().unwrap();
+                // The second sum replaces its source.
+                let into = if round == 0 { sums } else { terms };
+                world.sum(world.all(), into, terms).unwrap();
+                let (n, others) = (pes as u64, (0..pes as u64).sum::<u64>());
+                for index in 0..length {
+                    let expected = others + n * (index as u64 + round);
+                    assert_eq!(world.load(into, index).unwrap(), expected, "{pes} {round} {index}");
+                }
+                world.barrier_all().unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn atomics_of_all_pes_on_one_word_are_atomic() {
+    // With the fault, the owner of the word carries out the atomics.
+    for faults in ["", "delay=1us"] {
+        run(3, faults, CompletionMode::Adaptive, None, |world| {
+            let words = world.array::<u64>(2).unwrap();
+            for _ in 0..300 {
+                world.fetch(Operation::Add, words, 0, 1, 0, 0).unwrap();
+                world.atomic_nbi(Operation::Xor, words.as_ptr() as usize + 8, 8, 1 << world.me(), 0).unwrap();
+            }
+            world.barrier_all().unwrap();
+            assert_eq!(world.fetch(Operation::Fetch, words, 0, 0, 0, 0).unwrap(), 900);
+            assert_eq!(world.fetch(Operation::Fetch, words, 1, 0, 0, 0).unwrap(), 0);
+            // PE 1 sleeps until PE 0's atomic arrives.
+            match world.me() {
+                0 => drop(world.fetch(Operation::Swap, words, 1, 7, 0, 1).unwrap()),
+                1 => drop(world.wait_until(words, 1, Compare::Eq, 7).unwrap()),
+                _ => {}
+            }
+            world.barrier_all().unwrap();
+        });
+    }
 }

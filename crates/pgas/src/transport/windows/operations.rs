@@ -1,11 +1,11 @@
 //! The operations of the transport: put, get, atomics, ordering, notifications and waits.
 
-use super::{Peer, Windows};
+use super::{PeContext, Peer, Windows};
 use crate::error::{Error, Result};
 use crate::transport::service::encode_atomic;
 use crate::transport::wait::{FailureScope, WaitOptions};
 use crate::transport::wakeup::{Interest, Stored};
-use crate::transport::{Atomic, Capabilities, Transport};
+use crate::transport::{Atomic, Capabilities, Operation, Transport};
 use inlane_core::access::store_fence;
 use std::sync::PoisonError;
 use std::sync::atomic::{Ordering, fence};
@@ -40,7 +40,10 @@ impl Transport for Windows {
             name: "windows",
             methods: vec![context.ntb.capabilities().name.into()],
             mapped_pes: context.peers.iter().filter(mapped).count() as u32,
-            atomics: "a processor of the PE that owns the word",
+            atomics: match context.direct_atomics {
+                true => "the processor of the PE that calls",
+                false => "a processor of the PE that owns the word",
+            },
             nonblocking: context.mover.is_some(),
         }
     }
@@ -98,20 +101,29 @@ impl Transport for Windows {
 
     fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64> {
         let context = &*self.context;
-        context.peer(pe)?;
+        let peer = context.peer(pe)?;
         if pe == context.me {
             let before = context.apply(&atomic).ok_or(Error::Refused { peer: pe, what: "an atomic" })?;
             context.changed_own_memory();
             return Ok(before);
+        }
+        if context.direct_atomics {
+            context.check(FailureScope::Peer(pe))?;
+            return context.atomic_directly(pe, peer, &atomic);
         }
         context.request(pe, &encode_atomic(&atomic), context.wait_options("an atomic"))
     }
 
     fn atomic_nbi(&self, pe: u32, atomic: Atomic) -> Result<()> {
         let context = &*self.context;
-        context.peer(pe)?;
+        let peer = context.peer(pe)?;
         if pe == context.me {
             return self.atomic(pe, atomic).map(|_| ());
+        }
+        if context.direct_atomics {
+            // The next quiet checks the link, as for a put.
+            context.count(peer, atomic.width);
+            return context.atomic_directly(pe, peer, &atomic).map(|_| ());
         }
         context.request_later(pe, &encode_atomic(&atomic))
     }
@@ -204,5 +216,18 @@ impl Transport for Windows {
     fn leave(&self) -> Result<()> {
         // Nothing to do: a peer's stores do not need this PE's service thread.
         Ok(())
+    }
+}
+
+impl PeContext {
+    /// Carries out an atomic by this PE's processor on `peer`'s memory, which must be coherent.
+    #[inline]
+    fn atomic_directly(&self, pe: u32, peer: &Peer, atomic: &Atomic) -> Result<u64> {
+        let before = peer.window.coherent_base().and_then(|base| self.apply_at(base, atomic));
+        let before = before.ok_or(Error::Refused { peer: pe, what: "an atomic" })?;
+        if atomic.operation != Operation::Fetch {
+            self.stored(pe, peer, Stored::Put(atomic.offset, atomic.width));
+        }
+        Ok(before)
     }
 }
