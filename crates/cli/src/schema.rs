@@ -9,6 +9,7 @@ use inlane_copy::result::{ListedPath, TransferResult};
 use inlane_core::result::schema;
 use inlane_forward::result::PacketResult;
 use inlane_nvme::bench::IoResult;
+use inlane_nvme::nbd::ExportResult;
 use inlane_nvme::target::TargetResult;
 use inlane_offload::status::EngineStatus;
 use inlane_pgas::bench::WindowResult;
@@ -46,6 +47,8 @@ enum Schema {
     NvmeBench,
     /// Written by `inlane nvme read` and `inlane nvme write`
     NvmeTransfer,
+    /// Written by `inlane nvme export nbd`
+    NvmeExport,
     /// Written by `inlane nvme discover`
     NvmeSubsystems,
     /// Written by `inlane offload status`
@@ -67,6 +70,7 @@ impl Schema {
             Schema::NvmeTarget => schema::<TargetResult>(),
             Schema::NvmeBench => schema::<IoResult>(),
             Schema::NvmeTransfer => schema::<NvmeTransfer>(),
+            Schema::NvmeExport => schema::<ExportResult>(),
             Schema::NvmeSubsystems => schema::<DiscoveredSubsystem>(),
             Schema::Engine => schema::<EngineStatus>(),
             Schema::Doctor => schema::<Check>(),

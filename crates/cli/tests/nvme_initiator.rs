@@ -460,6 +460,9 @@ fn qemu_copies_a_file_system_through_nbd() {
     run("mkfs.ext4", &["-q", "-F", image]);
     run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", image, &uri]);
     run("qemu-img", &["compare", "-f", "raw", "-F", "raw", image, &uri]);
+    // The namespace does not report which blocks are allocated, so all count as data.
+    let map = Command::new("qemu-img").args(["map", "-f", "raw", "--output=json", &uri]).output().unwrap();
+    assert!(text(&map.stdout).contains("\"data\": true"), "{}{}", text(&map.stdout), text(&map.stderr));
     run("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, back.to_str().unwrap()]);
     assert!(std::fs::read(image).unwrap() == std::fs::read(back).unwrap(), "the file systems differ");
 }
@@ -701,4 +704,58 @@ fn a_second_signal_ends_the_target_at_once() {
         assert_eq!(status.code(), Some(0), "{status}");
     }
     panic!("no second signal ended the target");
+}
+
+#[test]
+fn an_export_that_ends_reports_what_it_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, report) = (folder.path().join("nbd"), folder.path().join("report"));
+    let (_target, address) = target("memory:1M");
+    let listen = format!("unix:{}", socket.display());
+    let arguments =
+        ["nvme", "export", "nbd", &address, "--listen", &listen, "--json", report.to_str().unwrap()];
+    let (mut export, _) = start(&arguments, "is exported");
+    let mut stream = UnixStream::connect(&socket).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    // The handshake, a structured reply to a read of 512 bytes, and one to a read beyond the end.
+    stream.write_all(&[&3_u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 8, 0, 0, 0, 0]].concat()).unwrap();
+    stream.write_all(&[&b"IHAVEOPT"[..], &[0, 0, 0, 1, 0, 0, 0, 0]].concat()).unwrap();
+    let request = |offset: u64| {
+        let words = [&0x2560_9513_u32.to_be_bytes()[..], &[0, 0, 0, 0], &7_u64.to_be_bytes()];
+        [words.concat(), offset.to_be_bytes().to_vec(), 512_u32.to_be_bytes().to_vec()].concat()
+    };
+    stream.write_all(&[request(0), request(1 << 20)].concat()).unwrap();
+    let mut received = vec![0; 18 + 20 + 10 + 28 + 512 + 26];
+    stream.read_exact(&mut received).unwrap();
+    // The replies may come in any order: OFFSET_DATA has type 1, ERROR 8001h.
+    let replies = &received[48..];
+    let first_is_error = replies[6] == 0x80;
+    let error = if first_is_error { &replies[..26] } else { &replies[540..] };
+    assert_eq!(error[..8], [0x66, 0x8e, 0x33, 0xef, 0, 1, 0x80, 1]);
+    assert_eq!(error[16..], [0, 0, 0, 6, 0, 0, 0, 22, 0, 0]);
+    let data = if first_is_error { &replies[26..] } else { &replies[..540] };
+    assert_eq!(data[4..8], [0, 1, 0, 1]);
+    assert!(data[28..].iter().all(|byte| *byte == 0));
+    drop(stream);
+    signal(&export.0, libc::SIGTERM);
+    assert_eq!(export.0.wait().unwrap().code(), Some(0));
+    let document: serde_json::Value = serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap();
+    let row = &document["results"][0];
+    for (key, value) in [("clients", 1), ("reads", 1), ("read_bytes", 512), ("errors", 1), ("writes", 0)] {
+        assert_eq!(row[key], value, "{row}");
+    }
+}
+
+#[test]
+fn all_paths_that_cannot_be_reached_are_named() {
+    // Port 1 belongs to a service that no machine runs, so nothing listens there.
+    for subsystem in [&[][..], &["--subsystem", "nqn.2026-11.inlane:x"]] {
+        let output = inlane(&[&["nvme", "read", "127.0.78.1:1,127.0.78.2:1", "-"], subsystem].concat());
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{message}");
+        assert!(message.contains("127.0.78.1:1") && message.contains("127.0.78.2:1"), "{message}");
+    }
+    let output = inlane(&["nvme", "target", "--namespace", "memory:1M", "--nqn", "x"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("--nqn x: an NQN starts with"), "{}", text(&output.stderr));
 }

@@ -1,9 +1,11 @@
 //! `inlane nvme export`: gives other programs access to a namespace.
 
 use super::connect::{Connect, stop_on_signal};
+use crate::output::Output;
 use clap::{Args, Subcommand};
+use inlane_core::result::Document;
 use inlane_nvme::initiator::Session;
-use inlane_nvme::nbd::{ListenAddress, Server};
+use inlane_nvme::nbd::{ExportResult, ListenAddress, Server};
 
 /// The most commands that the session of each NBD client keeps in flight.
 const DEPTH: u32 = 127;
@@ -36,6 +38,9 @@ struct Nbd {
     /// read and write
     #[arg(long, value_name = "LISTENER", default_value = "127.0.0.1:10809")]
     listen: ListenAddress,
+    /// Write the counters at the end as JSON to a file, or to standard output for -
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<String>,
 }
 
 impl Export {
@@ -51,19 +56,28 @@ impl Export {
 
 impl Nbd {
     fn run(&self) -> anyhow::Result<()> {
+        let output = Output::open(self.json.as_deref(), None, None)?;
         let stop = stop_on_signal()?;
         let options = self.connect.session(DEPTH)?;
         // Each client has its own session. This one shows that the namespace can be accessed.
         let session = Session::open(&options)?;
-        let (nsid, bytes) = (session.namespace().nsid, session.namespace().bytes());
+        let namespace = *session.namespace();
         session.close();
         let server = Server::bind(&self.listen, &options)?;
         crate::print_to_stderr(format_args!(
-            "inlane: namespace {nsid} of {} ({bytes} bytes) is exported at {}",
+            "inlane: namespace {} of {} ({} bytes) is exported at {}",
+            namespace.nsid,
             options.connect.subsystem,
+            namespace.bytes(),
             server.address()?,
         ));
         server.run(&stop, &|text| crate::print_to_stderr(format_args!("inlane: {text}")))?;
-        Ok(())
+        let mut document = Document::<ExportResult>::new("nvme export nbd");
+        document.results = vec![server.result(&namespace)?];
+        output.write(
+            &mut document,
+            |out, document| out.write_all(inlane_report::text(document).as_bytes()),
+            |_| None,
+        )
     }
 }

@@ -1,7 +1,11 @@
 //! A client: reads its requests, runs them as commands, and writes the replies.
 
 use super::listen::Stream;
-use super::protocol::{FUA, Kind, MAX_DATA, NO_HOLE, NbdRequest, REQUEST, error, parse_request, reply};
+use super::protocol::{
+    FUA, Features, Kind, MAX_DATA, NO_HOLE, NbdRequest, REQUEST, allocated_chunk, data_chunk, error,
+    error_chunk, parse_request, reply,
+};
+use super::result::Counters;
 use crate::command::{Command, Sgl, Status, dsm, io, io_flags};
 use crate::initiator::connection::{Done, Request};
 use crate::initiator::{Buffer, Session};
@@ -27,6 +31,8 @@ const PART: u32 = 128 << 10;
 /// A request that is being run.
 struct Active {
     cookie: u64,
+    offset: u64,
+    length: u32,
     kind: Kind,
     /// The number of commands of this request that have not completed.
     left: usize,
@@ -52,7 +58,7 @@ enum Reading {
 
 /// A reply or a part of it.
 enum Output {
-    Header([u8; 16]),
+    Header(Vec<u8>),
     Data(Buffer),
 }
 
@@ -65,9 +71,11 @@ impl Output {
     }
 }
 
-pub(super) struct Client {
+pub(super) struct Client<'a> {
     stream: Stream,
     session: Session,
+    features: Features,
+    counters: &'a Counters,
     input: Box<[u8]>,
     start: usize,
     end: usize,
@@ -87,11 +95,13 @@ pub(super) struct Client {
     held: usize,
 }
 
-impl Client {
-    pub(super) fn new(stream: Stream, session: Session) -> Self {
+impl<'a> Client<'a> {
+    pub(super) fn new(stream: Stream, session: Session, features: Features, counters: &'a Counters) -> Self {
         Self {
             stream,
             session,
+            features,
+            counters,
             input: vec![0; 64 << 10].into_boxed_slice(),
             start: 0,
             end: 0,
@@ -249,6 +259,7 @@ impl Client {
         let writes = matches!(request.kind, Kind::Write | Kind::Trim | Kind::WriteZeroes);
         match request.kind {
             Kind::Other(_) => return Err(error::EINVAL),
+            Kind::BlockStatus if !self.features.allocation => return Err(error::EINVAL),
             Kind::Flush | Kind::Disconnect => return Ok(()),
             _ if writes && namespace.read_only => return Err(error::EPERM),
             Kind::Trim if !namespace.deallocate => return Err(error::ENOTSUP),
@@ -272,13 +283,20 @@ impl Client {
 
     fn begin(&mut self, request: NbdRequest) -> Result<()> {
         if let Err(refused) = self.check(&request) {
-            self.output.push_back(Output::Header(reply(request.cookie, refused)));
+            self.counters.count(request.kind, 0, true);
+            let header = self.status_reply(request.kind, request.cookie, refused);
+            self.output.push_back(Output::Header(header));
             self.reading = Reading::Skip(request.payload() as usize);
             return Ok(());
         }
         let nsid = self.session.namespace().nsid;
         match request.kind {
             Kind::Disconnect => self.closing = true,
+            Kind::BlockStatus => {
+                self.counters.count(request.kind, 0, false);
+                let header = allocated_chunk(request.cookie, request.length);
+                self.output.push_back(Output::Header(header));
+            }
             Kind::Write => {
                 let buffers = self.parts(&request).map(|(_, bytes)| bytes).collect::<Vec<_>>();
                 let buffers = buffers.into_iter().map(|bytes| self.buffer(bytes)).collect::<Result<_>>()?;
@@ -328,6 +346,14 @@ impl Client {
         Ok(())
     }
 
+    /// Returns a reply without data. Clients of structured replies expect one for a read and a block status request.
+    fn status_reply(&self, kind: Kind, cookie: u64, error: u32) -> Vec<u8> {
+        match kind {
+            Kind::Read | Kind::BlockStatus if self.features.structured => error_chunk(cookie, error),
+            _ => reply(cookie, error).to_vec(),
+        }
+    }
+
     fn write(&mut self, request: &NbdRequest, buffers: Vec<Buffer>) {
         let parts = self.parts(request).collect::<Vec<_>>().into_iter().zip(buffers);
         let commands =
@@ -374,6 +400,8 @@ impl Client {
             id,
             Active {
                 cookie: request.cookie,
+                offset: request.offset,
+                length: request.length,
                 kind: request.kind,
                 left: count,
                 error: 0,
@@ -406,7 +434,14 @@ impl Client {
             return;
         }
         let active = self.active.remove(&id).expect("looked at before");
-        self.output.push_back(Output::Header(reply(active.cookie, active.error)));
+        self.counters.count(active.kind, active.length, active.error != 0);
+        let header = match active.kind {
+            Kind::Read if self.features.structured && active.error == 0 => {
+                data_chunk(active.cookie, active.offset, active.length)
+            }
+            kind => self.status_reply(kind, active.cookie, active.error),
+        };
+        self.output.push_back(Output::Header(header));
         for buffer in active.data.into_iter().flatten() {
             if active.error == 0 {
                 self.output.push_back(Output::Data(buffer));

@@ -1,7 +1,8 @@
 //! The listener, and the sockets of clients.
 
 use super::client;
-use crate::initiator::{Session, SessionOptions};
+use super::result::{Counters, ExportResult};
+use crate::initiator::{NamespaceInfo, Session, SessionOptions};
 use crate::{Error, Result};
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -155,6 +156,7 @@ impl Drop for Listener {
 pub struct Server {
     listener: Listener,
     options: SessionOptions,
+    counters: Counters,
 }
 
 impl Server {
@@ -200,7 +202,7 @@ impl Server {
                 Listener::Unix(listener, path.clone())
             }
         };
-        Ok(Self { listener, options: options.clone() })
+        Ok(Self { listener, options: options.clone(), counters: Counters::default() })
     }
 
     /// Returns the address that the server listens on. A TCP port of 0 has been replaced by the chosen one.
@@ -213,6 +215,15 @@ impl Server {
             Listener::Unix(_, path) => ListenAddress::Unix(path.clone()),
             Listener::Tcp(listener) => ListenAddress::Tcp(listener.local_addr().map_err(failed)?),
         })
+    }
+
+    /// Returns what the server has done so far. `namespace` is the exported one.
+    ///
+    /// # Errors
+    /// If the socket has no address.
+    pub fn result(&self, namespace: &NamespaceInfo) -> Result<ExportResult> {
+        let address = self.address()?.to_string();
+        Ok(self.counters.result(address, &self.options.connect.subsystem, namespace))
     }
 
     /// Serves clients until `stop` is set. Calls `log` when a client ends with an error.
@@ -241,9 +252,11 @@ impl Server {
                 };
                 if clients.fetch_add(1, Ordering::Relaxed) >= MAX_CLIENTS {
                     clients.fetch_sub(1, Ordering::Relaxed);
+                    self.counters.refused_clients.fetch_add(1, Ordering::Relaxed);
                     log(&format!("an NBD client was refused: {MAX_CLIENTS} are connected"));
                     continue;
                 }
+                self.counters.clients.fetch_add(1, Ordering::Relaxed);
                 let serve = move || {
                     if let Err(error) = self.serve(stream, stop) {
                         log(&format!("an NBD client was disconnected: {error}"));
@@ -270,11 +283,11 @@ impl Server {
             name: &self.options.connect.subsystem,
         };
         match super::negotiation::negotiate(&mut stream, &export) {
-            Ok(true) => {
+            Ok(Some(features)) => {
                 stream.set_nonblocking(true).map_err(failed)?;
-                client::Client::new(stream, session).serve(stop)
+                client::Client::new(stream, session, features, &self.counters).serve(stop)
             }
-            Ok(false) => {
+            Ok(None) => {
                 session.close();
                 Ok(())
             }

@@ -8,6 +8,7 @@ pub(super) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 pub(super) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
+const CHUNK_MAGIC: u32 = 0x668e_33ef;
 
 /// The length of a request without its data.
 pub(super) const REQUEST: usize = 28;
@@ -22,6 +23,7 @@ pub(super) mod export {
     pub const FUA: u16 = 1 << 3;
     pub const TRIM: u16 = 1 << 5;
     pub const WRITE_ZEROES: u16 = 1 << 6;
+    pub const DONT_FRAGMENT: u16 = 1 << 7;
     pub const MULTI_CONN: u16 = 1 << 8;
 }
 
@@ -39,6 +41,18 @@ pub(super) const FUA: u16 = 1 << 0;
 /// Command flag of write zeroes: do not deallocate.
 pub(super) const NO_HOLE: u16 = 1 << 1;
 
+/// The identifier of the metadata context `base:allocation`, which the server chooses.
+pub(super) const ALLOCATION: u32 = 1;
+
+/// What a client has negotiated beside the export.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Features {
+    /// Replies to reads are structured.
+    pub(super) structured: bool,
+    /// The client may ask for the state of blocks: the metadata context `base:allocation`.
+    pub(super) allocation: bool,
+}
+
 /// The type of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -54,6 +68,8 @@ pub enum Kind {
     Trim,
     /// Write zeroes.
     WriteZeroes,
+    /// Report the state of blocks.
+    BlockStatus,
     /// Any other type.
     Other(u16),
 }
@@ -95,6 +111,7 @@ pub fn parse_request(bytes: &[u8; 28]) -> Option<NbdRequest> {
         3 => Kind::Flush,
         4 => Kind::Trim,
         6 => Kind::WriteZeroes,
+        7 => Kind::BlockStatus,
         other => Kind::Other(other),
     };
     Some(NbdRequest {
@@ -113,4 +130,36 @@ pub(super) fn reply(cookie: u64, error: u32) -> [u8; 16] {
     bytes[4..8].copy_from_slice(&error.to_be_bytes());
     bytes[8..].copy_from_slice(&cookie.to_be_bytes());
     bytes
+}
+
+/// Returns the only chunk of a structured reply, up to the data: the data has `data_bytes` bytes.
+fn chunk(kind: u16, cookie: u64, payload: &[u8], data_bytes: u32) -> Vec<u8> {
+    const DONE: u16 = 1 << 0;
+    let mut bytes = CHUNK_MAGIC.to_be_bytes().to_vec();
+    bytes.extend_from_slice(&DONE.to_be_bytes());
+    bytes.extend_from_slice(&kind.to_be_bytes());
+    bytes.extend_from_slice(&cookie.to_be_bytes());
+    bytes.extend_from_slice(&(payload.len() as u32 + data_bytes).to_be_bytes());
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+/// Returns the start of the structured reply to a read. The data follows it.
+pub(super) fn data_chunk(cookie: u64, offset: u64, data_bytes: u32) -> Vec<u8> {
+    const OFFSET_DATA: u16 = 1;
+    chunk(OFFSET_DATA, cookie, &offset.to_be_bytes(), data_bytes)
+}
+
+/// Returns a structured reply with an error number and no message.
+pub(super) fn error_chunk(cookie: u64, error: u32) -> Vec<u8> {
+    const ERROR: u16 = 1 << 15 | 1;
+    chunk(ERROR, cookie, &[&error.to_be_bytes()[..], &[0, 0]].concat(), 0)
+}
+
+/// Returns the structured reply to a block status request: `length` bytes are allocated and not known to be zero, because
+/// the namespace does not report more.
+pub(super) fn allocated_chunk(cookie: u64, length: u32) -> Vec<u8> {
+    const BLOCK_STATUS: u16 = 5;
+    const ALLOCATED: u32 = 0;
+    chunk(BLOCK_STATUS, cookie, &[ALLOCATION, length, ALLOCATED].map(u32::to_be_bytes).concat(), 0)
 }

@@ -1,4 +1,5 @@
 use super::negotiation::{Export, negotiate};
+use super::protocol::Features;
 use crate::initiator::NamespaceInfo;
 use proptest::prelude::*;
 use std::io::{self, Read, Write};
@@ -46,7 +47,7 @@ fn go(name: &str) -> Vec<u8> {
 }
 
 /// Runs a negotiation. Returns its result, and what the client received after the greeting.
-fn run(options: &[Vec<u8>]) -> (io::Result<bool>, Vec<u8>) {
+fn run(options: &[Vec<u8>]) -> (io::Result<Option<Features>>, Vec<u8>) {
     let sends = [3_u32.to_be_bytes().to_vec(), options.concat()].concat();
     let mut client = Client { sends: &sends, receives: Vec::new() };
     let result = negotiate(&mut client, &EXPORT);
@@ -72,16 +73,51 @@ fn clients_choose_the_export_by_either_name() {
     const INFO: u32 = 3;
     const UNSUPPORTED: u32 = 1 << 31 | 1;
     const UNKNOWN: u32 = 1 << 31 | 6;
-    let structured_replies = option(8, &[]);
-    let (result, received) =
-        run(&[structured_replies, option(3, &[]), option(7, &go("other")), option(7, &go(""))]);
-    assert!(result.unwrap());
+    let starttls = option(5, &[]);
+    let (result, received) = run(&[starttls, option(3, &[]), option(7, &go("other")), option(7, &go(""))]);
+    assert_eq!(result.unwrap(), Some(Features::default()));
     assert_eq!(answers(&received), [UNSUPPORTED, SERVER, ACK, UNKNOWN, INFO, INFO, ACK]);
     let (result, received) = run(&[option(1, EXPORT.name.as_bytes())]);
-    assert!(result.unwrap());
+    assert!(result.unwrap().is_some());
     // The size of the export, then the flags HAS_FLAGS, FLUSH, FUA, WRITE_ZEROES and MULTI_CONN.
     assert_eq!(received, [&(8_u64 << 20).to_be_bytes()[..], &[1, 0x4D]].concat());
-    assert!(!run(&[option(2, &[])]).0.unwrap());
+    assert!(run(&[option(2, &[])]).0.unwrap().is_none());
+}
+
+fn contexts(name: &str, queries: &[&str]) -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u32).to_be_bytes(), text.as_bytes()].concat();
+    let queries_bytes = queries.iter().flat_map(|query| text(query)).collect();
+    [text(name), (queries.len() as u32).to_be_bytes().to_vec(), queries_bytes].concat()
+}
+
+#[test]
+fn structured_replies_and_block_status_are_negotiated() {
+    const ACK: u32 = 1;
+    const CONTEXT: u32 = 4;
+    const INVALID: u32 = 1 << 31 | 3;
+    const UNKNOWN: u32 = 1 << 31 | 6;
+    let (set, structured) = (|data: &[u8]| option(10, data), option(8, &[]));
+    let allocation = contexts("", &["x:y", "base:allocation"]);
+    let mut malformed = allocation.clone();
+    malformed.push(0);
+    let (result, received) = run(&[
+        set(&allocation),
+        option(8, b"x"),
+        option(9, &contexts("", &[])),
+        structured.clone(),
+        set(&malformed),
+        set(&contexts("other", &["base:allocation"])),
+        set(&allocation),
+        option(1, b""),
+    ]);
+    assert_eq!(result.unwrap(), Some(Features { structured: true, allocation: true }));
+    let kinds = [INVALID, INVALID, CONTEXT, ACK, ACK, INVALID, UNKNOWN, CONTEXT, ACK];
+    assert_eq!(answers(&received[..received.len() - 10]), kinds);
+    // The flags of the export now have SEND_DF, too.
+    assert_eq!(received[received.len() - 1] & 0x80, 0x80);
+    // The last option that sets contexts counts.
+    let (result, _) = run(&[structured, set(&allocation), set(&contexts("", &["base:"])), option(1, b"")]);
+    assert_eq!(result.unwrap(), Some(Features { structured: true, allocation: false }));
 }
 
 #[test]
@@ -94,15 +130,19 @@ fn clients_that_violate_the_protocol_are_disconnected() {
     let invalid: u32 = 1 << 31 | 3;
     let (result, received) =
         run(&[option(7, &[0, 0, 0, 9]), option(6, &[]), option(3, b"x"), option(2, &[])]);
-    assert!(!result.unwrap());
+    assert!(result.unwrap().is_none());
     assert_eq!(answers(&received), [invalid, invalid, invalid, 1]);
 }
 
 proptest! {
     #[test]
-    fn any_negotiation_ends(bytes in proptest::collection::vec(any::<u8>(), 0..400), valid in any::<bool>()) {
-        let start = if valid { option(7, &bytes) } else { bytes };
-        let _ = run(&[start]);
+    fn any_negotiation_ends(
+        bytes in proptest::collection::vec(any::<u8>(), 0..400),
+        code in 0..12_u32,
+        valid in any::<bool>(),
+    ) {
+        let start = if valid { option(code, &bytes) } else { bytes };
+        let _ = run(&[option(8, &[]), start]);
     }
 
     #[test]

@@ -1,0 +1,116 @@
+//! What an NBD server has done: its counters and the row of its result.
+
+use super::protocol::Kind;
+use crate::initiator::NamespaceInfo;
+use inlane_core::result::{Cell, Row};
+use inlane_core::units;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The counters of a server, which the threads of all clients share.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) clients: AtomicU64,
+    pub(super) refused_clients: AtomicU64,
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    writes: AtomicU64,
+    written_bytes: AtomicU64,
+    others: AtomicU64,
+    errors: AtomicU64,
+}
+
+impl Counters {
+    /// Counts a request that was answered.
+    pub(super) fn count(&self, kind: Kind, bytes: u32, error: bool) {
+        let (operations, transferred) = match kind {
+            _ if error => (&self.errors, None),
+            Kind::Read => (&self.reads, Some(&self.read_bytes)),
+            Kind::Write => (&self.writes, Some(&self.written_bytes)),
+            _ => (&self.others, None),
+        };
+        operations.fetch_add(1, Relaxed);
+        if let Some(transferred) = transferred {
+            transferred.fetch_add(bytes.into(), Relaxed);
+        }
+    }
+
+    pub(super) fn result(&self, address: String, subsystem: &str, namespace: &NamespaceInfo) -> ExportResult {
+        ExportResult {
+            address,
+            subsystem: subsystem.into(),
+            namespace_id: namespace.nsid,
+            namespace_bytes: namespace.bytes(),
+            clients: self.clients.load(Relaxed),
+            refused_clients: self.refused_clients.load(Relaxed),
+            reads: self.reads.load(Relaxed),
+            read_bytes: self.read_bytes.load(Relaxed),
+            writes: self.writes.load(Relaxed),
+            written_bytes: self.written_bytes.load(Relaxed),
+            other_requests: self.others.load(Relaxed),
+            errors: self.errors.load(Relaxed),
+        }
+    }
+}
+
+/// What an NBD server has done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct ExportResult {
+    /// Where the server listened: `unix:PATH` or `HOST:PORT`.
+    pub address: String,
+    /// The NQN of the subsystem.
+    pub subsystem: String,
+    /// The exported namespace.
+    pub namespace_id: u32,
+    /// The size of the namespace when the server started.
+    pub namespace_bytes: u64,
+    /// The clients that were served.
+    pub clients: u64,
+    /// The clients that were refused, because too many were connected.
+    pub refused_clients: u64,
+    /// The successful reads.
+    pub reads: u64,
+    /// The bytes of these reads.
+    pub read_bytes: u64,
+    /// The successful writes.
+    pub writes: u64,
+    /// The bytes of these writes.
+    pub written_bytes: u64,
+    /// The other successful requests: flushes, trims, zeroed ranges and states of blocks.
+    pub other_requests: u64,
+    /// The requests that were answered with an error.
+    pub errors: u64,
+}
+
+impl Row for ExportResult {
+    fn parameters(&self) -> Vec<Cell> {
+        vec![
+            Cell::new("export", &self.address),
+            Cell::new(
+                "namespace",
+                format!(
+                    "{} of {}, {}",
+                    self.namespace_id,
+                    self.subsystem,
+                    units::bytes(self.namespace_bytes)
+                ),
+            ),
+        ]
+    }
+
+    fn figures(&self) -> Vec<Cell> {
+        vec![
+            Cell::new("clients", self.clients.to_string()),
+            Cell::new("refused clients", self.refused_clients.to_string()),
+            Cell::new("reads", format!("{} ({})", self.reads, units::bytes(self.read_bytes))),
+            Cell::new("writes", format!("{} ({})", self.writes, units::bytes(self.written_bytes))),
+            Cell::new("other requests", self.other_requests.to_string()),
+            Cell::new("errors", self.errors.to_string()),
+        ]
+    }
+
+    fn error(&self) -> Option<&str> {
+        None
+    }
+}
