@@ -51,7 +51,8 @@ fn outputs_are_opened_before_the_run() {
     }
 }
 
-/// Each mistake is answered with the object, what was found and what to give, and with the right status.
+/// The message for a wrong command line must name the flag or argument, the value that was found, and the
+/// values that are accepted. The exit status must match the mistake.
 #[test]
 fn mistakes_are_answered_with_a_remedy() {
     let directory = tempfile::tempdir().unwrap();
@@ -63,7 +64,7 @@ fn mistakes_are_answered_with_a_remedy() {
         ("forward --rx 0000:3b:00.0 --tx null", 2, "did you mean pci:0000:3b:00.0?"),
         ("forward --rx nul:64 --tx null", 2, "did you mean null:64?"),
         ("forward --rx= --tx null", 2, "--rx '': the port is missing"),
-        // Numbers: the value and the range.
+        // Wrong numbers: the message shows the value and the accepted range.
         ("forward --rx null --tx null --burst 64K", 2, "--burst 64K: give a whole number from 1 to 1024"),
         ("forward --rx null --tx null --burst=", 2, "--burst '': give a whole number from 1 to 1024"),
         ("forward --rx null --tx null --slots 1e3", 2, "--slots 1e3: give a power of two from 2 to 65536"),
@@ -93,7 +94,7 @@ fn mistakes_are_answered_with_a_remedy() {
             "--in-flight 1K: give a whole number from 1 to 4096",
         ),
         ("copy --from host --to twin:0 --sm-threads 33", 2, "give a multiple of 32 from 32 to 1024"),
-        // Sizes and times: the accepted forms.
+        // Wrong sizes and times: the message shows the accepted forms.
         (
             "copy --from host --to host --sizes 4KB-1MB",
             2,
@@ -110,7 +111,7 @@ fn mistakes_are_answered_with_a_remedy() {
             "it has no unit; give for example 200ns, 50us, 5s or 2m",
         ),
         ("copy --from host --to twin:0 --duration -5s", 2, "'-5s' is not a time: it is negative"),
-        // Words: the choices, and the nearest one.
+        // Unknown words: the message lists the choices, and suggests the most similar one.
         ("report --schema copy", 2, "did you mean transfers or paths? choose one of packets, transfers,"),
         ("report --schema packet", 2, "did you mean packets? choose one of"),
         ("copy --from host --to twin:0 --path nvlink", 2, "--path nvlink: choose one of bar, dma, sm,"),
@@ -160,7 +161,8 @@ fn mistakes_are_answered_with_a_remedy() {
     }
 }
 
-/// `inlane help --help` shows the help, and a number may begin with a minus sign.
+/// Command lines that clap would refuse must work: a help flag behind `help`, and names of checks joined by
+/// commas.
 #[test]
 fn requests_that_clap_refuses_are_understood() {
     for (line, text) in [

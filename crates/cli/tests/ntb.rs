@@ -131,7 +131,8 @@ fn bench_rows_count_what_was_moved_and_what_was_compared() {
     let word = row("one_way", 8);
     assert_eq!(bytes(word, "verified_bytes"), bytes(word, "transferred_bytes"));
     assert!(bytes(word, "verified_bytes") >= 2 * 2 * 8);
-    // Of the transfers of bulk data, one is compared, so exactly its 4096 bytes are verified.
+    // These cases make many transfers of 4096 bytes but compare the bytes of only one, so 4096 bytes are
+    // verified.
     for operation in ["put", "plain_copy", "put_delivered"] {
         let row = row(operation, 4096);
         assert_eq!(bytes(row, "verified_bytes"), 4096, "{operation}");

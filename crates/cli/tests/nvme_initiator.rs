@@ -504,7 +504,8 @@ fn a_range_is_read_into_a_device_and_written_from_it() {
     let (_target, address) = target("memory:16M");
     let folder = tempfile::tempdir().unwrap();
     let (file, back) = (folder.path().join("file"), folder.path().join("back"));
-    // More than the buffers of a transfer hold, and no multiple of a MiB.
+    // Longer than all buffers of a transfer together, so that buffers are reused. Not a multiple of 1 MiB, so
+    // that the last digest covers less.
     let data = pattern((9 << 20) + 512);
     std::fs::write(&file, &data).unwrap();
     let [file, back] = [&file, &back].map(|path| path.to_str().unwrap());
@@ -535,7 +536,7 @@ fn a_range_is_read_into_a_device_and_written_from_it() {
         assert_eq!(row["verification"]["altered_bytes"], 0, "{row}");
         let hops = row["path"]["hops"].as_array().unwrap();
         assert!(hops.iter().any(|hop| *hop == address), "{row}");
-        // Which path costs least depends on the load of this machine.
+        // Which path costs least depends on the load of this machine, so both are accepted.
         let name = row["path"]["name"].as_str().unwrap();
         assert!(hops.len() == 3 && ["dma", "bar"].contains(&name), "{row}");
     }

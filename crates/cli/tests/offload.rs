@@ -576,7 +576,8 @@ fn nvme_target_and_initiator_run_over_the_engine() {
             must(initiator().args(["nvme", "read", address, "--digests", "both", "--length", &length, "-"]));
         assert!(read == data, "the data was altered on its way");
         must(initiator().args(["nvme", "bench", address, "--numjobs", "2"]).args(bench));
-        // Discovery, an admin queue and an I/O queue each for write and read; two of these pairs for bench.
+        // At least 10 connections: discovery, an admin queue and an I/O queue for write and for read each,
+        // and an admin queue and an I/O queue for each of the two jobs of bench.
         assert!(lab.count("accepted") + lab.count("connected") >= before + 10, "{}", lab.status());
     }
 }

@@ -1,5 +1,5 @@
 //! The configuration of a run: its ports, packet function, executor and pipelines. [`Config::check`] refuses
-//! settings that contradict each other.
+//! settings that are out of range or contradict each other.
 
 mod executor;
 

@@ -1,4 +1,4 @@
-//! The C library's functions that this library replaces.
+//! Calls the C library's own versions of the functions that this library replaces.
 
 use inlane_offload_protocol::name::Asking;
 use libc::{

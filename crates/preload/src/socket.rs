@@ -1,4 +1,5 @@
-//! Socket calls on offloaded sockets.
+//! Implements the socket calls on offloaded sockets: connect, listen, accept, addresses, options and
+//! shutdown.
 
 use crate::{control, datagram, errno, fail, real, set_errno};
 use inlane_offload_protocol::address::{read_sockaddr, write_sockaddr};

@@ -1,4 +1,4 @@
-//! The symmetric heap. All PEs make the same calls in the same order.
+//! Allocates and frees memory of the symmetric heap. All PEs must make the same calls in the same order.
 
 use crate::world::{self, check, world};
 use inlane_pgas::error::{Error, Result};

@@ -108,7 +108,7 @@ fn runs(process: &str) -> bool {
     status.contains("State:") && !status.contains("State:\tZ")
 }
 
-/// A shell that runs `leftovers.c` and stays its parent.
+/// Returns the arguments of a shell that runs `leftovers.c` and stays its parent.
 fn behind_a_shell(program: &Path, how: &str, folder: &Path) -> Vec<OsString> {
     let line = format!("{} {how} {}; true", program.display(), folder.display());
     vec!["-c".into(), line.into()]

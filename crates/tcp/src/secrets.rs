@@ -1,4 +1,5 @@
-//! What must be unpredictable to others: initial sequence numbers and timestamp offsets.
+//! Computes initial sequence numbers and timestamp offsets that attackers cannot predict, by a keyed hash
+//! (RFC 6528).
 
 use siphasher::sip::SipHasher24;
 use std::hash::{Hash, Hasher};

@@ -95,9 +95,9 @@ impl<'a> Bench<'a> {
         Self { args, plan, report, failures, host, cache, ceilings }
     }
 
-    /// Returns what may count as the end of a transfer. Each end is measured in rows of its own. A store from
-    /// the host to a BAR ends when it is issued. If the BAR may be read, the store is also measured until it
-    /// is delivered. Other transfers have only one end, so the list is a single `None`.
+    /// Returns the ends up to which transfers are timed, each in rows of its own. A store from the host to a
+    /// BAR is timed until it is issued and, if the BAR may be read, also until it is delivered. Other
+    /// transfers have only one end, so the list is a single `None`.
     pub fn store_ends(&self, from: &Device, to: &Device) -> Vec<Option<StoreEnd>> {
         match (from.endpoint(), to.endpoint()) {
             (Endpoint::Host, Endpoint::Bar(_)) if to.is_verifiable() => {
@@ -333,8 +333,8 @@ impl<'a> Bench<'a> {
         let what = self.args.measure;
         let single =
             if what == Measured::Stream { None } else { Some(latency(selector, buffers, size, &plan)?) };
-        // No stream with `--measure latency`, or if only one transfer is in flight at a time: it would repeat
-        // the latency measurement.
+        // Skip the stream with `--measure latency`. Also skip it if only one transfer is in flight at a time,
+        // because it would repeat the latency measurement.
         let one_in_flight = what == Measured::Latency
             || self.args.in_flight == Some(1)
             || selector.is_synchronous_for(size as u64);

@@ -104,8 +104,8 @@ fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<Started> {
     }
 }
 
-/// Opens the GPU of the mover, so that a missing GPU or driver is reported before the processes start. In the
-/// processes, the other one might report the lost link first.
+/// Opens the GPU of the mover, so that a missing GPU or driver is reported before the processes start.
+/// Otherwise the PE without the mover might report the lost link first, which hides the cause.
 ///
 /// # Errors
 /// If the GPU cannot be opened.

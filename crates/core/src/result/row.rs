@@ -1,4 +1,5 @@
-//! How a row of results is shown to people: names and texts, which the report crate arranges.
+//! The trait of a row of results ([`Row`]). A row returns its values as names and texts, which the report
+//! crate arranges in tables and lines.
 
 use serde::Serialize;
 

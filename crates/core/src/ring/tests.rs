@@ -289,8 +289,8 @@ fn descriptors_have_the_lap_of_their_item_and_never_one_of_2_32_laps_ago() {
     let burst = layout::DESCRIPTORS_WITH_WORD;
     let (mut dispatcher, _, _) = to_device(2, burst);
     let ring = dispatcher.ring().clone();
-    // Begins in the last lap before the 32-bit lap wraps. `submit` puts an item only into the first of the
-    // two slots, and moves the cursor to the next lap.
+    // Begins in the last lap before the 32-bit lap wraps. Each `submit` puts one item into slot 0 and then
+    // advances `position` by a whole lap, so slot 1 stays unused.
     let mut position = (u32::MAX as u64 - 1) * 2;
     let mut submit = |count: u64| {
         dispatcher.cursor = protocol::Dispatcher::new(&RingWords(&ring), position);

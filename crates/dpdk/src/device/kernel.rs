@@ -1,4 +1,5 @@
-//! Ports on kernel interfaces: AF_XDP, packet sockets, tap.
+//! Ports on kernel interfaces (AF_XDP, packet sockets, tap): checks the interface and the privileges, and
+//! writes the arguments of DPDK's driver.
 
 use super::{LINK_HEADERS, Plan};
 use crate::error::{Error, Result};

@@ -1,4 +1,5 @@
-//! The feeder: launches or posts kernels for a lane, and calls the function's `tick`.
+//! The feeder: the thread that launches kernels for a lane's items, or queues them on the GPU before the
+//! items are submitted (posting). It also calls the packet function's `tick`.
 
 use super::lane::Lane;
 use super::launch::{Launcher, launch_nothing};

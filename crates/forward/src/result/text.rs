@@ -1,4 +1,4 @@
-//! How a packet result is shown to people.
+//! Formats a packet result for people: as columns of a table, or as lines of text if it is the only result.
 
 use super::{Competitor, Flow, PacketResult, Pcie, Repeats};
 use inlane_core::result::{Baseline, Ceiling, Cell, Row};

@@ -1,4 +1,5 @@
-//! The wrappers that a run puts around its queues: pacing, faults, a capture.
+//! The wrappers that a run puts around its queues: they limit the rate, inject faults, and write sent packets
+//! to a capture.
 
 use super::open;
 use crate::config::Config;

@@ -12,7 +12,7 @@ use inlane_function::{Instance, PacketFunction};
 const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xa5;
 
-/// The fate of a frame.
+/// What a packet function did with a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// Forwarded with these bytes.

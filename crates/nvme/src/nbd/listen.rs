@@ -1,4 +1,4 @@
-//! The listener, and the sockets of clients.
+//! The NBD server: listens on a TCP address or a UNIX socket, and starts a thread for each client.
 
 use super::client;
 use super::result::{Counters, ExportResult};

@@ -1,4 +1,5 @@
-//! Listeners: handshakes, and connections that programs accept.
+//! Runs the listeners: answers SYNs, completes handshakes, and hands the new connections to the programs that
+//! accept them.
 
 use super::Engine;
 use super::request::Owner;

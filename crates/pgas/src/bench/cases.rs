@@ -288,7 +288,7 @@ impl Bench {
     }
 }
 
-/// A wait for the bench's doorbell.
+/// A wait until the peer has rung the bench's doorbell bit, `DOORBELL`.
 struct DoorbellWait<'a> {
     ntb: &'a dyn Ntb,
     vector: u32,

@@ -217,7 +217,8 @@ pub fn pe(
     Ok(points)
 }
 
-/// Index in `Bench::words` of the value that `agree` sends. These words share no cache line.
+/// Index in `Bench::words` of the value that `agree` sends. The indices are 16 words apart, so no two of
+/// these words share a cache line.
 const BATCH: usize = 0;
 /// Index of the word by which a PE signals the other that its puts have arrived.
 const SIGNAL: usize = 16;

@@ -270,7 +270,8 @@ fn a_storm_of_doorbells_stops_no_pe() {
             let ntb = attach(port);
             let windows =
                 Windows::connect(ntb.clone(), BYTES, Settings { completion, ..settings(10_000) }).unwrap();
-            // Port 2 only rings the doorbells of the other two ports, continuously.
+            // Port 2 is hostile: it rings all doorbells of the other two ports without a pause, until those
+            // have completed their rounds.
             while port == 2 && !over.load(Ordering::Acquire) {
                 (0..2).for_each(|peer| ntb.peer_doorbell_set(peer, u64::MAX).unwrap());
             }

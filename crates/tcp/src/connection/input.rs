@@ -1,4 +1,4 @@
-//! Received segments (RFC 9293, section 3.10.7).
+//! Processes received segments (RFC 9293, section 3.10.7).
 
 use super::*;
 use crate::SECOND;

@@ -1,4 +1,5 @@
-//! Segments to send: retransmissions, new data, probes, acknowledgments, resets.
+//! Chooses and builds the next segment to send: a retransmission, new data, a probe, an acknowledgment or a
+//! reset.
 
 use super::*;
 use crate::options::{MAX_SACK_BLOCKS, Options, Timestamps};

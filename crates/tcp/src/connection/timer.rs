@@ -1,4 +1,5 @@
-//! Timers: retransmission, loss probe, reordering, window probe, delayed acknowledgment, keepalive, cork, and the end of a connection.
+//! Sets and handles the timers: retransmission, loss probe, reordering, window probe, delayed acknowledgment,
+//! keepalive, cork, and the end of a connection.
 
 use super::*;
 use crate::SECOND;

@@ -221,7 +221,7 @@ pub struct Host {
     pub seed: u64,
     pub peer_seed: u64,
     pub events: Events,
-    /// The most bytes that the application reads at once. 0 stops it.
+    /// The most bytes that the application reads at once. With 0 it reads nothing.
     pub read_limit: u64,
     /// True if the stream is all zeros and is not checked, for measurements.
     pub zeros: bool,

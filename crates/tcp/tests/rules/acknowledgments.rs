@@ -1,4 +1,5 @@
-//! The receiver: when it acknowledges, what it reports, how it reassembles.
+//! Tests of the receiving side: when it acknowledges, what it reports by SACK, and how it reassembles
+//! segments.
 
 use crate::*;
 

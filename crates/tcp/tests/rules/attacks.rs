@@ -1,4 +1,4 @@
-//! Segments that an attacker or an old connection might send.
+//! Tests with segments that an attacker or an old connection might send.
 
 use crate::*;
 

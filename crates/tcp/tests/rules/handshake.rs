@@ -114,7 +114,7 @@ fn rfc6928_the_initial_window_is_one_segment_after_two_lost_syns() {
     script.connection.on_segment(script.now, &raw(reply), &mut script.memory);
     script.connection.set_written(100_000).unwrap();
     assert_eq!(script.ranges(), [(0, 1460)]);
-    // RFC 6298, rule 5.7: the timeout is 3 s, because there is no RTT sample.
+    // RFC 6298, rule 5.7: the timeout is 3 s, because SYNs were lost.
     assert_eq!(script.connection.retransmission_timeout(), 3 * SECOND);
 }
 
@@ -166,7 +166,8 @@ fn rfc5927_an_unreachable_host_ends_an_attempt_and_not_a_connection() {
     assert_eq!(script.state(), State::Established);
 }
 
-/// A connection that times out after such a message fails for its reason. An acknowledgment shows that the peer can be reached again.
+/// A connection that times out after an ICMP message "host unreachable" fails with that reason. If an
+/// acknowledgment arrived after the message, it fails with a timeout.
 #[test]
 fn rfc1122_a_timeout_after_an_unreachable_host_has_that_reason() {
     for (acknowledged, reason) in [(false, Reason::Unreachable), (true, Reason::TimedOut)] {

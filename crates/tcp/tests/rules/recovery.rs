@@ -240,7 +240,8 @@ fn rfc9438_a_loss_reduces_the_window_to_seven_tenths() {
     script.receive(ack(0).sack(&[edges(1, 5)]));
     script.sent();
     assert_eq!(script.connection.slow_start_threshold(), before * 7 / 10);
-    // RFC 6937: the window follows what is delivered, and ends at the threshold.
+    // RFC 6937: during recovery the window depends on the delivered data. After recovery it equals the
+    // slow-start threshold.
     assert!(script.connection.congestion_window() >= script.connection.in_flight());
     script.now += RTT;
     script.receive(ack(40 * MSS));

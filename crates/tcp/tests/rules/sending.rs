@@ -1,4 +1,5 @@
-//! When data is sent: Nagle's algorithm, cork, segmentation offload, PSH.
+//! Tests of when a connection sends data, and in which segments: Nagle's algorithm, cork, segmentation
+//! offload, PSH.
 
 use crate::*;
 

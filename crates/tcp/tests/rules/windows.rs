@@ -141,7 +141,7 @@ fn rfc9293_a_window_that_shrinks_stops_new_data_and_retransmissions_beyond_it() 
     for (start, end) in script.ranges() {
         assert!(start == 0 && end <= 2000 || start >= 13_140, "{start} {end}");
     }
-    // Data that is in flight beyond the edge may still be acknowledged.
+    // The peer may still acknowledge data that was in flight beyond the window's edge when the window shrank.
     script.receive(ack(14_600).window(65_535));
     assert_eq!(script.ranges().last().unwrap().1, 20_000);
 }
@@ -219,7 +219,7 @@ fn rfc7323_the_announced_edge_never_moves_back() {
 fn a_reduced_receive_buffer_takes_back_nothing_and_then_bounds_the_window() {
     let mut script = Script::open(&config(), plain());
     script.connection.set_receive_capacity(3000);
-    // What was announced before is still accepted.
+    // Data within the window that was announced before is still accepted.
     script.receive(data(0, 1460));
     script.receive(data(1460, 1460));
     script.receive(data(2920, 1460));
@@ -229,10 +229,11 @@ fn a_reduced_receive_buffer_takes_back_nothing_and_then_bounds_the_window() {
         script.connection.set_consumed(script.connection.received()).unwrap();
         script.receive(data(at * 1460, 1460));
         let window = script.sent().last().map(|transmit| transmit.header.window);
-        // The window of the handshake was 65,535 bytes.
+        // The edge that the handshake announced, 65,535 bytes, lies in segment 44. Once it has been passed,
+        // at most 3000 bytes are announced.
         assert!(at < 46 || window.is_none_or(|window| window <= 3000), "{at}: {window:?}");
     }
-    // The whole ring can be used again.
+    // Without the limit, the window covers the whole ring again.
     script.connection.set_receive_capacity(u32::MAX);
     assert!(script.one().header.window > 3000);
 }

@@ -81,8 +81,8 @@ fn a_thread_that_waits_is_limited_by_what_it_waits_for() {
 #[test]
 fn a_stalled_sink_is_the_limit_however_it_stalls() {
     let mut config = with_method("gen:64", Method::Split);
-    // Simulates a sending port that accepts nothing. The thread spins and yields, and other jobs keep the
-    // machine busy.
+    // Simulates a sending port that accepts nothing for most of the time. The dispatching thread spins and
+    // yields meanwhile, and other jobs keep the machine busy.
     let mut waiting = outcome(&config, &[0.1]);
     waiting.time_shares[0].refused = 0.8;
     (waiting.result.cpu_ns, waiting.queued_ns) = (500_000_000, 1_400_000_000);
@@ -96,8 +96,8 @@ fn a_stalled_sink_is_the_limit_however_it_stalls() {
     let mut dropping = outcome(&config, &[0.99]);
     (dropping.refused_packets, dropping.result.dropped_overload) = (600_000, 600_000);
     assert_limit(&config, &dropping, &["sending port: ", "full for 60 % of the packets"]);
-    // Simulates a full ring: packets were dropped, but the sending port refused none of them, so it is not
-    // the limit.
+    // Simulates a full ring: packets were dropped, but the sending port refused none of them. So the
+    // dispatching thread is the limit, not the port.
     dropping.refused_packets = 0;
     assert_limit(&config, &dropping, &["thread: "]);
 }

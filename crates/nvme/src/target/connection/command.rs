@@ -1,4 +1,5 @@
-//! Commands: from the capsule to the operation.
+//! Processes received commands: validates the capsule, waits for a buffer if the command needs one, and
+//! starts the operation.
 
 use super::receive::{Receiving, sequence_error};
 use super::slot::Stage;

@@ -1,4 +1,4 @@
-//! Responses: completions and data to the host.
+//! Sends responses to the host: the data of reads, and completions.
 
 use super::{Connection, Queue};
 use crate::command::{Completion, Status};

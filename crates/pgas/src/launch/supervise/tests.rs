@@ -29,8 +29,8 @@ fn the_cause_is_reported_whatever_the_order_of_the_events() {
             JobEvent::Ended(0, exited(1)),
         ]
     };
-    // Try all orders of the five events. Skip those that swap the hub's two events of PE 0, which always
-    // arrive in order.
+    // Try all orders of the five events, except those in which the hub's two events of PE 0 are swapped:
+    // these two always arrive in order.
     for order in permutations(5) {
         let place = |index: usize| order.iter().position(|one| *one == index).unwrap();
         if place(2) > place(3) {

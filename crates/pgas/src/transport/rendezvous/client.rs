@@ -1,4 +1,5 @@
-//! A PE's side of the meeting point.
+//! A PE's side of the meeting point: joins it, exchanges data with the other PEs, and reports how this PE
+//! ends.
 
 use super::{Frame, MAX_PAYLOAD, MAX_PES, Meeting, prepare};
 use crate::error::{Error, Lost, Result};

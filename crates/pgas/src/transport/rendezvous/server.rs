@@ -1,4 +1,5 @@
-//! The launcher's side: admits the PEs, carries out their exchanges and reports how they end.
+//! The launcher's side of the meeting point: admits the PEs, carries out their exchanges, and reports how
+//! they end.
 
 use super::{Frame, MAX_PAYLOAD, MAX_PES, Meeting, prepare};
 use crate::error::{Error, Result};

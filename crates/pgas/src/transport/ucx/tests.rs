@@ -1,5 +1,5 @@
-//! The transport between threads of one process, as PEs. UCX uses shared memory between them, and TCP if the
-//! test process was started with `UCX_TLS=tcp,self`.
+//! Tests of the UCX transport. Threads of the test process act as the PEs. UCX uses shared memory between
+//! them, or TCP if the process was started with `UCX_TLS=tcp,self`.
 
 use super::{Settings, Ucx};
 use crate::transport::bootstrap::{Exchange, JobControl};

@@ -1,4 +1,4 @@
-//! Connections to peers: the first handshake with each, and another one after a link was lost.
+//! Connects to peers: by a first handshake with each, and by another one after the link to it was lost.
 
 use super::{Peer, Settings, Windows};
 use crate::error::{Lost, Result};

@@ -1,4 +1,4 @@
-//! Reads, writes and other commands on blocks.
+//! Tests of reads, writes and other commands on blocks.
 
 use super::*;
 
@@ -30,7 +30,8 @@ fn data_comes_back_as_written_on_memory_and_files_with_all_digests() {
 fn the_head_of_the_queue_counts_commands_and_wraps() {
     let subsystem = subsystem(&["memory:1M"], |_| {});
     let (_admin, mut queue) = connected(&subsystem, Digests::default());
-    // Connect was command 0 of 32, so the first command moves the head to 2.
+    // The queue has 32 entries. Connect took entry 0, so after the first command the queue's head (SQHD) is
+    // 2.
     for n in 2..70_u16 {
         let completion = queue.call(Command::new(io::FLUSH, 1), &[]).0;
         assert_eq!(completion.sqhd.get(), n % 32);
@@ -131,7 +132,8 @@ fn zeroes_compare_and_deallocation_work_on_memory_and_files() {
             command.cdw12 = (command.cdw12.get() | flags).into();
             assert!(queue.call(command, &[]).0.status().is_success());
         }
-        // Linux sends a list of the full length, of which only the first ranges count.
+        // Linux sends 4096 bytes whatever the number of ranges. Only as many ranges count as the command
+        // says, here three.
         let ranges: Vec<dsm::Range> = [(60, 4), (70, 0), (100, 16)]
             .map(|(lba, blocks)| dsm::Range {
                 attributes: 0.into(),

@@ -1,4 +1,4 @@
-//! Commands that wait for buffers, and hosts that do not read.
+//! Tests of flow control: commands that wait for buffers, and hosts that do not read their responses.
 
 use super::*;
 

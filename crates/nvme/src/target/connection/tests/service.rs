@@ -1,4 +1,4 @@
-//! Connect, discovery, events and the life of controllers.
+//! Tests of Connect, discovery, asynchronous events, and the creation and end of controllers.
 
 use super::*;
 
@@ -31,8 +31,8 @@ fn connect_names_the_parameter_that_it_refuses() {
         refused(Command { cdw10: 1.into(), ..admin }, good).0,
         Status::CONNECT_INCOMPATIBLE_FORMAT.dnr()
     );
-    // Connect fails for an I/O queue of a controller that does not exist, and for one beyond the granted
-    // number.
+    // Connect of an I/O queue fails if the controller does not exist, or if the queue's number is above the
+    // granted number of queues.
     assert_eq!(
         refused(Command::connect(1, 32, 0, 0), ConnectData::new([1; 16], 99, NQN, HOST)),
         (invalid, 0x1_0000 | 16)
@@ -88,7 +88,7 @@ fn a_changed_size_is_reported_once_until_the_log_is_read() {
     host.run();
     let Some(Answer::Completed(event)) = host.answer() else { panic!("no event") };
     assert_eq!((event.cid.get(), event.dw0.get()), (100, async_event::NAMESPACE_CHANGED));
-    // The event of a further change is not sent until the host has read the log.
+    // A second change sends no event before the host has read the log page of the first.
     resize(3 << 20);
     host.connection.report_events();
     host.run();

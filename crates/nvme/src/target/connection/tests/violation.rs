@@ -1,4 +1,4 @@
-//! Wrong digests, and violations of the protocol.
+//! Tests with hosts that violate the protocol or send wrong digests.
 
 use super::*;
 
