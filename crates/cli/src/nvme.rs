@@ -1,4 +1,5 @@
-//! `inlane nvme`: NVMe over TCP.
+//! `inlane nvme`: serves, discovers, reads, writes, measures and exports namespaces over NVMe/TCP. Each
+//! subcommand has a module.
 
 mod bench;
 mod connect;

@@ -1,4 +1,5 @@
-//! The reaction of a command to SIGINT, SIGTERM and SIGHUP.
+//! Handles SIGINT, SIGTERM and SIGHUP: the first signal ends a run in order, and further signals end it
+//! sooner.
 
 use inlane_forward::control::Control;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};

@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 struct Shown {
     page: String,
     line: usize,
-    /// The number of the block in the page.
+    /// The number of the command's code block, counted in the page.
     block: usize,
     text: String,
     needs: Option<String>,
@@ -81,8 +81,8 @@ fn read(page: &Path) -> (Vec<Shown>, Vec<(String, String)>) {
     (commands, files)
 }
 
-/// The command line that gives a program network and processes of its own. Without root it also needs a user
-/// namespace. Returns `None` if the system does not allow it.
+/// Returns the start of a command line that runs a program in new network and PID namespaces, and without
+/// root also in a new user namespace. Returns `None` if the system does not allow it.
 fn isolated() -> Option<Vec<&'static str>> {
     let plain = ["unshare", "--net", "--pid", "--fork", "--kill-child"];
     let user = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child"];

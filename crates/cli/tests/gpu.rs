@@ -1,4 +1,4 @@
-//! Messages on machines without a usable GPU. A stub of the CUDA driver simulates each case.
+//! Tests the messages on machines without a usable GPU. A stub of the CUDA driver simulates each case.
 
 use std::path::PathBuf;
 use std::process::Command;

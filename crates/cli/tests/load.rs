@@ -1,4 +1,4 @@
-//! `inlane forward --load` on the command line.
+//! Tests `inlane forward --load`, which measures the latency at shares of the highest rate without loss.
 //!
 //! This test has its own file: its trials need two idle processors, and cargo runs test files one after the
 //! other.

@@ -1,4 +1,5 @@
-//! Unmodified programs over the offload engine: curl, redis, nginx, iperf3, and Python's own tests of sockets.
+//! Runs unmodified programs over the offload engine: curl, redis, nginx, iperf3, and Python's own tests of
+//! sockets.
 //!
 //! ```text
 //!   namespace E                                   namespace K

@@ -1,4 +1,4 @@
-//! The kinds of paths between two endpoints.
+//! The kinds of paths, and which of them can exist between two endpoints.
 
 use crate::endpoint::Endpoint;
 use inlane_core::{Error, Result};

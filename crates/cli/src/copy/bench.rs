@@ -226,7 +226,8 @@ impl<'a> Bench<'a> {
         self.ceilings.measure(way.from, way.to, self.host, way.options.both_ways, self.plan)
     }
 
-    /// Returns the ceiling of one path. If the path has none, adds a note with the reason.
+    /// Returns `measured` as the ceiling of one path. If the path has no ceiling, returns `None` and adds a
+    /// note with the reason.
     fn ceiling_of(&mut self, way: Way, path: Path, measured: Option<&ceiling::Ceiling>) -> Option<Ceiling> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         if let Some(why) = ceiling::none_for(path, a, b) {

@@ -1,4 +1,5 @@
-//! Checks of what ports need: DPDK, AF_XDP, packet sockets, TUN, memif.
+//! Checks for each kind of port whether this machine and this build can open it: DPDK, AF_XDP, packet
+//! sockets, TUN, memif.
 
 use super::check::{Check, Name};
 use super::{Machine, rights};

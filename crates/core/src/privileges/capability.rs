@@ -1,4 +1,4 @@
-//! Linux capabilities of this process.
+//! Linux capabilities: reads which of them this process holds.
 
 /// A capability, by its bit in the kernel's sets (`linux/capability.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Workloads, in fio's words.
+//! The workload of a bench: pattern, block size, depth and range, named as in fio.
 
 use super::invalid;
 use crate::Result;

@@ -1,4 +1,4 @@
-//! Addresses of listeners.
+//! Parses and resolves the addresses of targets: `HOST` or `HOST:PORT`.
 
 use crate::{Error, Result};
 use std::fmt;

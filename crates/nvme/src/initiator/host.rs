@@ -1,4 +1,5 @@
-//! The identity that a host shows to targets.
+//! The identity that a host shows to targets: its NQN and its host identifier, read from this machine's files
+//! by default.
 
 use crate::{Error, Result};
 

@@ -1,4 +1,5 @@
-//! Local ports.
+//! Local ports: gives a port to each socket, checks for conflicts with other sockets, and finds the listener
+//! of a port.
 
 use super::Engine;
 use super::request::Refusal;

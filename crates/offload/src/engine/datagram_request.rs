@@ -1,4 +1,4 @@
-//! Requests of programs about UDP sockets.
+//! Processes the requests of programs to create, connect and disconnect UDP sockets.
 
 use super::Engine;
 use super::control::Request;

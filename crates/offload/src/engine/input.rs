@@ -1,4 +1,4 @@
-//! Received packets.
+//! Processes received packets: reassembles fragments, checks checksums, and hands each packet to its socket.
 
 use super::{Engine, datagram};
 use crate::network::Outcome;

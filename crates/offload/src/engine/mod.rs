@@ -1,4 +1,4 @@
-//! The engine: one thread that runs the link, the control socket and every connection.
+//! The engine: one thread that receives and sends packets, serves the control socket, and runs every socket.
 //!
 //! ```text
 //! loop:  receive a burst ---> input: demultiplex, TCP ---+

@@ -1,4 +1,4 @@
-//! The requests of programs.
+//! Processes the requests that programs send on the control socket, such as to create a socket.
 
 use super::control::Request;
 use super::{Engine, report};

@@ -1,4 +1,4 @@
-//! The engine against hostile frames and hostile programs.
+//! Tests the engine with hostile frames and with hostile requests of programs.
 
 use super::Engine;
 use super::control::Request;

@@ -1,4 +1,5 @@
-//! Sending packets and frames.
+//! Sends IP packets: builds the frame for the neighbour's MAC address, and keeps it while the address is
+//! unknown or the transmit queue is full. Also processes ARP and neighbour discovery.
 
 use super::neighbours::Lookup;
 use super::{MOST_WAITING, Network, Route, all_nodes};

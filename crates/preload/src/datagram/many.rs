@@ -1,4 +1,4 @@
-//! Several datagrams a call: recvmmsg and sendmmsg.
+//! recvmmsg and sendmmsg, which receive or send several datagrams in one call.
 
 use super::{receive, send};
 use crate::errno;

@@ -1,4 +1,4 @@
-//! Options of UDP sockets.
+//! getsockopt and setsockopt for UDP sockets that the engine runs.
 
 use super::take_error;
 use crate::{control, fail, real};

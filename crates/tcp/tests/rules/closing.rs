@@ -1,4 +1,4 @@
-//! Closing, half-closed connections, TIME-WAIT, resets.
+//! Tests of how a connection ends: close, half-close, TIME-WAIT, resets.
 
 use crate::*;
 

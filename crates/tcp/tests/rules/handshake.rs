@@ -1,4 +1,5 @@
-//! Opening a connection.
+//! Tests of opening a connection: the segments and options of the handshake, lost SYNs, and attempts that
+//! fail.
 
 use crate::*;
 

@@ -1,4 +1,4 @@
-//! Listeners: SYN queue, cookies, accept queue.
+//! Tests of listeners: SYN queue, SYN cookies, accept queue.
 
 use crate::*;
 

@@ -1,4 +1,4 @@
-//! Window scaling, timestamps and PAWS (RFC 7323), ECN (RFC 3168).
+//! Tests of window scaling, timestamps and PAWS (RFC 7323), and of ECN (RFC 3168).
 
 use crate::*;
 

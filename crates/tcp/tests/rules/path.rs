@@ -1,4 +1,4 @@
-//! The path's MTU.
+//! Tests of the path MTU: reports by ICMP, black holes, and probing with larger segments.
 
 use crate::*;
 

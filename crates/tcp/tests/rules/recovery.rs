@@ -1,4 +1,4 @@
-//! Loss detection, retransmission and the congestion window.
+//! Tests of how a connection detects losses, retransmits, and changes the congestion window.
 
 use crate::*;
 

@@ -1,4 +1,5 @@
-//! The windows of both sides: zero windows, probes, shrinking, silly windows (RFC 9293, section 3.8.6).
+//! Tests of the send and receive windows: zero windows, probes, shrinking, silly-window avoidance (RFC 9293,
+//! section 3.8.6).
 
 use crate::*;
 

@@ -1,4 +1,4 @@
-//! The commands in progress of a connection.
+//! The slots of a connection. Each holds a command in progress, its buffers, and what the command waits for.
 
 use crate::command::Command;
 use crate::target::buffer::Buffer;

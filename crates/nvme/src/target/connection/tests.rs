@@ -1,4 +1,5 @@
-//! Drives a connection by bytes in memory and plays the host.
+//! Tests of a connection without sockets: the test plays the host, and passes bytes to and from the
+//! connection in memory.
 
 mod data;
 mod dissect;

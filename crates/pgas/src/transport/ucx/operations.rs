@@ -1,4 +1,4 @@
-//! The operations of the transport: put, get, atomics, ordering, notifications and waits.
+//! The operations of the UCX transport: put, get, atomics, ordering, notifications and waits.
 
 use super::library::{self, OperationParameters, RequestPointer, Status};
 use super::{ALIGNMENT, Endpoint, Handles, NOTIFICATION, Peer, Place, Shared, Ucx};

@@ -1,4 +1,4 @@
-//! The operations of the transport: put, get, atomics, ordering, notifications and waits.
+//! The operations of the window transport: put, get, atomics, ordering, notifications and waits.
 
 use super::{PeContext, Peer, Windows};
 use crate::error::{Error, Result};
