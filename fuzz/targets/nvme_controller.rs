@@ -30,8 +30,8 @@ fn feed(connection: &mut Connection, mut bytes: &[u8], part: usize) -> bool {
     true
 }
 
-/// Takes everything that the connection sends. Returns the command identifier in the first PDU, or 0 if less
-/// than a command was sent.
+/// Takes everything that the connection sends. Returns the command identifier in the first PDU, or 0 if too
+/// few bytes were sent to contain one.
 fn drain(connection: &mut Connection) -> u16 {
     let mut all = Vec::new();
     while connection.has_output() {

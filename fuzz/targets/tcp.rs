@@ -22,7 +22,7 @@ impl ReceiveBuffer for Ring {
     }
 }
 
-/// Takes numbers from the fuzzer's input.
+/// The fuzzer's input, from which numbers are taken one after the other. At its end, they are 0.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {

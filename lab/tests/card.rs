@@ -48,7 +48,7 @@ struct Direction {
     next: u32,
     /// Frames received from the second card.
     received: u64,
-    /// The numbers of the frames lost since the cards were set up.
+    /// The ranges of frame numbers that were lost after the cards were set up.
     lost: Vec<std::ops::Range<u32>>,
 }
 

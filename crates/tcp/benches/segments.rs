@@ -15,7 +15,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 const BUFFER: usize = 16 << 10;
-/// Data segments that a connection sends before the next one has its turn.
+/// The number of data segments that a connection sends before the next connection has its turn.
 const SEGMENTS: u64 = 8;
 const PAYLOAD: u64 = 1448;
 const COUNTS: [usize; 3] = [1, 1_000, 10_000];

@@ -52,7 +52,7 @@ pub(super) struct Job<'a> {
     session: Session,
     workload: &'a Workload,
     part: Range<u64>,
-    /// The buffers that are not in flight, with their tokens.
+    /// The buffers that are not in flight, each with the token by which its operation is found.
     buffers: Vec<(u64, Buffer)>,
     /// The operations by token.
     operations: Vec<Operation>,
@@ -65,7 +65,7 @@ pub(super) struct Job<'a> {
     submitted: u64,
     reads: Tally,
     writes: Tally,
-    /// What is wrong with the first wrong block. `None` if no block was wrong.
+    /// Describes the first block with wrong contents. `None` if no block was wrong.
     wrong: Option<String>,
 }
 

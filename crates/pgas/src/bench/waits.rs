@@ -103,7 +103,7 @@ impl Bench {
         Ok(series.into_iter().zip(MODES).map(point).collect())
     }
 
-    /// Measures puts one at a time, each answered before the next.
+    /// Measures delivered puts: PE 0 puts one at a time, and PE 1 answers each before the next.
     pub(super) fn delivered(&self, size: usize) -> Result<Vec<Point>> {
         self.in_turn(Operation::PutDelivered, "stores", size, 1, |mode, base, count| {
             for value in base + 1..=base + count {
@@ -130,7 +130,8 @@ impl Bench {
         })
     }
 
-    /// Measures series of puts, each followed by a word. The last put of a series is answered.
+    /// Measures series of messages. A message is a put followed by the put of a word. PE 1 answers only the
+    /// last message of a series.
     pub(super) fn messages(&self, size: usize) -> Result<Vec<Point>> {
         self.in_turn(Operation::Messages, "stores", size, SERIES, |mode, base, count| {
             for series_number in base + 1..=base + count {

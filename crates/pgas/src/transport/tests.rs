@@ -230,7 +230,7 @@ fn a_peer_that_never_answers_is_a_timeout() {
     });
 }
 
-/// Writes the reply to request `number` as its owner would.
+/// Plays the owner that answers a request: writes the reply to request `number`, with the result `value`.
 fn reply(window: &Window, layout: &Layout, tag: u32, number: u64, value: u64) {
     let at = layout.reply(1, number);
     for (index, word) in [super::requests::DONE, value, 0, sequence(tag, number)].into_iter().enumerate() {
@@ -369,8 +369,8 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
     );
 }
 
-/// Lets the second PE sleep on a word three times while the first PE changes the word by `grow`. If no
-/// doorbell ends a sleep, it lasts [`LONG`] and the test fails.
+/// The second PE sleeps three times until a word changes. The first PE changes the word each time by `grow`.
+/// A sleep that no doorbell ends lasts [`LONG`], which fails the test.
 fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64) + Send + Sync) {
     const ROUNDS: u64 = 3;
     let start = Instant::now();

@@ -53,7 +53,7 @@ pub struct Link {
     pub corrupt: f64,
     /// The probability that a segment is delayed further, so that later ones can overtake it.
     pub reorder: f64,
-    /// The greatest further delay in nanoseconds.
+    /// The greatest delay that reordering adds, in nanoseconds.
     pub jitter: u64,
     /// The longest segment that passes, in bytes with its TCP header; 0 for no limit. Longer segments are
     /// dropped without an ICMP message.
@@ -128,7 +128,7 @@ pub struct Frame {
     pub marked: u8,
 }
 
-/// The two directions of a link.
+/// A link in use: its properties, and the frames under way in both directions.
 pub struct Wire {
     pub link: Link,
     pub random: Random,
@@ -227,9 +227,9 @@ pub struct Host {
     pub zeros: bool,
     /// True if the application closes the connection when everything is written.
     pub close: bool,
-    /// The time at which the application last read data.
+    /// The time at which the application last read data, in nanoseconds.
     pub last_read: u64,
-    /// The longest time between two such reads, in nanoseconds.
+    /// The longest time between two reads of data, in nanoseconds.
     pub longest_gap: u64,
 }
 

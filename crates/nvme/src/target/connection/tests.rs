@@ -48,7 +48,7 @@ enum Answer {
     Terminated(u16),
 }
 
-/// The host's side of one connection.
+/// The host that a test plays on one connection.
 struct Host {
     connection: Connection,
     pool: Pool,
