@@ -15,6 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How long a reordered packet waits for later packets, in nanoseconds.
 const REORDER_TIMEOUT_NS: u64 = 10_000_000;
+/// How long a run of dropped packets may last, in nanoseconds. Without this limit, a run would not end on a link that
+/// waits for the dropped packets: each retransmission would be dropped, too.
+const RUN_TIMEOUT_NS: u64 = 10_000_000;
 /// While this many packets are ready, or as many as the caller asks for, the wrapper receives nothing from
 /// the inner queue.
 const MAX_READY: usize = 1024;
@@ -24,7 +27,7 @@ const MAX_READY: usize = 1024;
 pub struct Faults {
     /// Probability that a packet is dropped, together with those that follow it.
     pub drop: f64,
-    /// Number of packets that are dropped in a row: 0 or 1 drops one packet alone.
+    /// Number of packets that are dropped in a row, within 10 ms: 0 or 1 drops one packet alone.
     pub drop_run: u64,
     /// Probability that a packet is duplicated.
     pub duplicate: f64,
@@ -148,6 +151,8 @@ struct FaultyLink {
     clock: Clock,
     /// The number of packets still to be dropped of the present run.
     run_left: u64,
+    /// When this run ends even if packets are left of it, in nanoseconds.
+    run_until_ns: u64,
     /// The number of packets that have passed the reordered ones. A reordered packet becomes ready when this
     /// number reaches its `behind`. Copies and the reordered packets themselves are not counted.
     passed: u64,
@@ -178,6 +183,7 @@ impl FaultyLink {
             pool: pool.clone(),
             clock: clock.clone(),
             run_left: 0,
+            run_until_ns: 0,
             passed: 0,
             reordered: VecDeque::new(),
             delayed: VecDeque::new(),
@@ -199,10 +205,11 @@ impl FaultyLink {
         let chances = [faults.drop, faults.corrupt, faults.duplicate, faults.reorder, faults.delay];
         let [drop, corrupt, duplicate, reorder, delay] = chances.map(|chance| self.happens(chance));
         let bit = mix(&mut self.random);
-        if drop && self.run_left == 0 {
+        if drop {
             self.run_left = faults.drop_run.max(1);
+            self.run_until_ns = now_ns.saturating_add(RUN_TIMEOUT_NS);
         }
-        if self.run_left > 0 {
+        if self.run_left > 0 && (drop || now_ns < self.run_until_ns) {
             self.run_left -= 1;
             count(&self.counts.dropped);
             // SAFETY: this link holds the packet, it is from this pool, and it is not used again.
