@@ -128,21 +128,24 @@ class Lab:
         connections = self.status()["connections"]
         return connections["received_bytes"] + connections["sent_bytes"]
 
-    def on(self, offloaded, command, user=None):
-        """Returns a command that runs on the engine, or on the kernel's stack, as another user if one is given."""
+    def on(self, offloaded, command, user=None, require=False):
+        """Returns a command that runs on the engine, or on the kernel's stack, as another user if one is given. None
+        leaves the command as it is."""
+        if offloaded is None:
+            return [str(word) for word in command]
         # A socket that stayed with the kernel would have no peer, because no interface here has these addresses.
         run = [] if offloaded else ["ip", "netns", "exec", self.names["k"]]
         if user:
             run += ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
         if offloaded:
-            run += [self.inlane, "offload", "run", "--socket", self.socket, "--"]
+            run += [self.inlane, "offload", "run", "--socket", self.socket, *(["--require"] if require else []), "--"]
         return [str(word) for word in [*run, *command]]
 
-    def start(self, offloaded, command, user=None, **more):
+    def start(self, offloaded, command, user=None, require=False, **more):
         log = open(self.folder / f"log-{len(self.running)}-{Path(str(command[0])).name}", "w+")
         # A session of its own, so that forked workers end with their server.
         process = subprocess.Popen(
-            self.on(offloaded, command, user), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, start_new_session=True, **more)
+            self.on(offloaded, command, user, require), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, start_new_session=True, **more)
         self.running.append((process, log))
         return process
 
