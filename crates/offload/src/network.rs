@@ -111,7 +111,6 @@ impl Network {
     /// # Errors
     /// Errors of the port and its pool.
     pub fn open(settings: &Settings, clock: &Clock) -> Result<Self> {
-        let room = (usize::from(settings.mtu) + ethernet::HEADER + 2 * ethernet::TAG).next_multiple_of(64);
         let names = [settings.port.clone()];
         let request = OpenRequest {
             names: &names,
@@ -121,7 +120,7 @@ impl Network {
             rate: None,
             playback: Playback::default(),
             queues: 1,
-            room: room.max(2048),
+            room: room(settings.mtu.into()),
         };
         let mut opened = inlane_ports::open::ports(&request, clock)?;
         let mut port = opened.ports.remove(0);
@@ -306,4 +305,40 @@ pub fn check_port(port: &str) -> Result<()> {
     };
     let why = format!("{why}; write af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET or pci:ADDRESS");
     Err(Error::Setting { what: format!("--port {port}"), why })
+}
+
+/// Returns the size of packet buffers for packets of `mtu` bytes.
+fn room(mtu: usize) -> usize {
+    (mtu + ethernet::HEADER + 2 * ethernet::TAG).next_multiple_of(64).max(2048)
+}
+
+/// Checks that the engine can use the kernel's interface of its port. Called before the port is opened, because the
+/// port's own errors name flags that the engine lacks.
+///
+/// # Errors
+/// [`Error::Setting`] if the interface is the loopback interface, or if its packets are larger than the engine's buffers.
+pub fn check_interface(settings: &Settings) -> Result<()> {
+    /// ARPHRD_LOOPBACK of Linux's include/uapi/linux/if_arp.h.
+    const LOOPBACK: usize = 772;
+    let Some(name) = interface(&settings.port) else { return Ok(()) };
+    let number = |file| {
+        let text = std::fs::read_to_string(format!("/sys/class/net/{name}/{file}")).ok()?;
+        text.trim().parse::<usize>().ok()
+    };
+    let wrong = |why| Err(Error::Setting { what: format!("--port {}", settings.port), why });
+    if number("type") == Some(LOOPBACK) {
+        return wrong(format!(
+            "{name} is the kernel's loopback interface and reaches no other host; choose another interface, and add --loopback \
+             for connections within this machine"
+        ));
+    }
+    match number("mtu") {
+        Some(mtu) if kind(&settings.port) == "af_packet" && room(mtu) > room(settings.mtu.into()) => {
+            wrong(format!(
+                "the MTU of {name} is {mtu}, and the engine's is {}; add --mtu {mtu}, or lower the interface's: ip link set {name} mtu {}",
+                settings.mtu, settings.mtu
+            ))
+        }
+        _ => Ok(()),
+    }
 }

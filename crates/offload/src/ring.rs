@@ -3,21 +3,73 @@
 //! An index is the position of a byte in its stream, counted from 0.
 
 use inlane_tcp::ReceiveBuffer;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
 
 /// A ring of bytes. Index i of the stream lies at i modulo the capacity.
 pub struct Ring {
-    bytes: Box<[u8]>,
+    bytes: Pages,
+}
+
+/// Zeroed memory of the system. The C library would clear freed memory again before each reuse, which costs more than
+/// a short connection.
+struct Pages {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the pages belong to this value alone.
+unsafe impl Send for Pages {}
+// SAFETY: shared access only reads.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// # Panics
+    /// If the system has no memory left.
+    fn new(len: usize) -> Self {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping touches no memory of this process.
+        let start = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        assert!(start != libc::MAP_FAILED, "no memory for a ring: {}", std::io::Error::last_os_error());
+        Self { start: NonNull::new(start.cast()).expect("mmap returns no null"), len }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's, and nothing refers to it any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+impl Deref for Pages {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the mapping has `len` initialised bytes and lives as long as this value.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Pages {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
 }
 
 impl Ring {
     /// Creates a ring of `capacity` bytes, a power of two. Pages that were not written take no memory.
     ///
     /// # Panics
-    /// If `capacity` is not a power of two.
+    /// If `capacity` is not a power of two, or the system has no memory left.
     pub fn new(capacity: usize) -> Self {
         assert!(capacity.is_power_of_two());
-        Self { bytes: vec![0; capacity].into_boxed_slice() }
+        Self { bytes: Pages::new(capacity) }
     }
 
     /// Returns the number of bytes that the ring can hold.

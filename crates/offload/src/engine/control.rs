@@ -34,6 +34,8 @@ pub(super) struct Client {
 pub(super) struct Control {
     listener: OwnedFd,
     path: PathBuf,
+    /// Dropped after [`Control`] has removed the socket from them.
+    _folders: Folders,
     clients: Arena<Client>,
     /// The number of sockets of each process, by process ID.
     sockets: HashMap<i32, usize>,
@@ -54,10 +56,7 @@ impl Control {
             move |error: rustix::io::Errno| Error::os(format!("{what} {shown}"))(error.into())
         };
         check_replaceable(&path)?;
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder)
-                .map_err(Error::os(format!("creating the folder {}", folder.display())))?;
-        }
+        let folders = Folders::create(path.parent())?;
         let address = SocketAddrUnix::new(&path).map_err(os("using the path"))?;
         let new = || net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let probe = new().map_err(os("creating the control socket"))?;
@@ -78,6 +77,7 @@ impl Control {
         Ok(Self {
             listener,
             path,
+            _folders: folders,
             clients: Arena::default(),
             sockets: HashMap::new(),
             limit: settings.sockets_per_program,
@@ -110,6 +110,34 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// The folders that were created for the control socket, the outermost first. Dropping the value removes those that are empty.
+struct Folders(Vec<PathBuf>);
+
+impl Folders {
+    /// Creates a folder and those around it.
+    fn create(folder: Option<&Path>) -> Result<Self> {
+        let around = folder.into_iter().flat_map(Path::ancestors);
+        let missing: Vec<&Path> =
+            around.take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
+        let mut created = Self(Vec::new());
+        for path in missing.into_iter().rev() {
+            std::fs::create_dir(path)
+                .map_err(Error::os(format!("creating the folder {}", path.display())))?;
+            created.0.push(path.to_owned());
+        }
+        Ok(created)
+    }
+}
+
+impl Drop for Folders {
+    fn drop(&mut self) {
+        for path in self.0.iter().rev() {
+            // A folder that another program uses by now is not empty and stays.
+            let _ = std::fs::remove_dir(path);
+        }
     }
 }
 

@@ -41,6 +41,33 @@ fn only_sockets_are_replaced() {
     Engine::open_on(settings).unwrap();
 }
 
+#[test]
+fn folders_of_the_control_socket_go_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = settings(&folder, 8);
+    settings.socket = folder.path().join("a/b/control");
+    // The port fails after the folders were created.
+    settings.port = "pcap:/no/such/file".into();
+    assert!(Engine::open_on(settings.clone()).is_err());
+    assert!(!folder.path().join("a").exists());
+    settings.port = "null".into();
+    let engine = Engine::open_on(settings.clone()).unwrap();
+    assert!(settings.socket.exists());
+    std::fs::write(folder.path().join("a/other"), "").unwrap();
+    drop(engine);
+    assert!(!folder.path().join("a/b").exists() && folder.path().join("a/other").exists());
+}
+
+#[test]
+fn the_loopback_interface_is_refused_with_the_flag_to_use() {
+    let folder = tempfile::tempdir().unwrap();
+    for port in ["af_packet:lo", "af_xdp:lo"] {
+        let settings = Settings { port: port.into(), ..settings(&folder, 8) };
+        let error = Engine::open(settings).err().unwrap().to_string();
+        assert!(error.contains("--loopback") && error.contains(port), "{error}");
+    }
+}
+
 /// Returns the settings of an engine on a port that discards everything.
 fn settings(folder: &tempfile::TempDir, sockets: usize) -> Settings {
     Settings {
