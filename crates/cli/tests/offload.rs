@@ -349,23 +349,35 @@ fn iperf_moves_bulk_data_in_both_directions() {
     assert!(lab.count("received_bytes") > 10_000_000 && lab.count("sent_bytes") > 10_000_000);
 }
 
-/// Runs the quick form of `make test-programs`: servers and clients that no other test of this file runs.
-#[test]
-fn other_unmodified_programs_give_right_results() {
-    let test = "other_unmodified_programs_give_right_results";
+/// Runs a Python script of this project on the built command, and passes on what it skips.
+fn project_script(test: &str, script: &str, arguments: &[&str]) {
     build_library();
     let folder = Path::new(env!("CARGO_BIN_EXE_inlane")).parent().unwrap();
-    let mut script = Command::new("timeout");
-    script.args(["--kill-after", "5", "240", "python3", "../../packaging/test-programs"]);
-    script.args(["memcached", "openssh", "socat", "--side", "both", "--quick", "--folder"]).arg(folder);
-    let output = script.output().unwrap();
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after", "5", "240", "python3"]);
+    command.arg(format!("../../{script}")).args(arguments).arg("--folder").arg(folder);
+    let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     for line in text(&output.stderr).lines().filter(|line| line.starts_with("SKIPPED")) {
-        eprintln!("{}", line.replace("test-programs", test));
+        eprintln!("{}", line.replace(script.rsplit('/').next().unwrap(), test));
     }
     // Status 3 says that this machine has no network namespaces.
     let done = matches!(output.status.code(), Some(0 | 3));
     assert!(done, "{}\n{}\n{}", output.status, text(&output.stdout), text(&output.stderr));
+}
+
+/// Runs the quick form of `make test-programs`: servers and clients that no other test of this file runs.
+#[test]
+fn other_unmodified_programs_give_right_results() {
+    let test = "other_unmodified_programs_give_right_results";
+    let programs = ["memcached", "openssh", "socat", "--side", "both", "--quick"];
+    project_script(test, "packaging/test-programs", &programs);
+}
+
+/// Runs the quick form of the load: many connections and listeners, a flood of SYNs, and an engine that is killed.
+#[test]
+fn an_engine_under_load_keeps_its_promises() {
+    project_script("an_engine_under_load_keeps_its_promises", "bench/offload/load", &["--quick"]);
 }
 
 /// Kills the engine while a program receives. The program must get an error, not the end of the stream. A new

@@ -124,9 +124,14 @@ impl Folders {
             around.take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
         let mut created = Self(Vec::new());
         for path in missing.into_iter().rev() {
-            std::fs::create_dir(path)
-                .map_err(Error::os(format!("creating the folder {}", path.display())))?;
-            created.0.push(path.to_owned());
+            match std::fs::create_dir(path) {
+                Ok(()) => created.0.push(path.to_owned()),
+                // Another program has created it meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => {
+                    return Err(Error::os(format!("creating the folder {}", path.display()))(error));
+                }
+            }
         }
         Ok(created)
     }
