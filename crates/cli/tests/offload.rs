@@ -524,7 +524,7 @@ fn sockets_behave_as_programs_expect() {
     lab.serve(&["--loopback"]);
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/sockets.py");
     must(lab.offloaded("python3").arg(script));
-    assert!(lab.count("received_bytes") > 10_000 && lab.count("accepted") > 200, "{}", lab.status());
+    assert!(lab.count("received_bytes") > 8000 && lab.count("connected") >= 200, "{}", lab.status());
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use crate::convert::{self, Outcome};
 use crate::socket::name_of;
-use crate::{datagram, epoll, errno, exec, fail, real, receive, set_errno, socket};
+use crate::{datagram, epoll, errno, exec, fail, real, receive, send, set_errno, socket};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::name::SocketName;
 use inlane_offload_protocol::rules::Use;
@@ -208,7 +208,7 @@ hooks! {
     fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
         match datagram::name_of(fd) {
             Some(name) => datagram::send_to(fd, &name, &[datagram::part(buffer, len)], 0, null(), 0),
-            None => real::write(fd, buffer, len),
+            None => send::after_write(fd, real::write(fd, buffer, len)),
         }
     }
 
@@ -218,14 +218,14 @@ hooks! {
                 let parts = std::slice::from_raw_parts(parts, count as usize);
                 datagram::send_to(fd, &name, parts, 0, null(), 0)
             }
-            _ => real::writev(fd, parts, count),
+            _ => send::after_write(fd, real::writev(fd, parts, count)),
         }
     }
 
     fn send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t {
         match datagram::name_of(fd) {
             Some(name) => datagram::send_to(fd, &name, &[datagram::part(buffer, len)], flags, null(), 0),
-            None => real::send(fd, buffer, len, flags),
+            None => send::finish(fd, flags, real::send(fd, buffer, len, flags | libc::MSG_NOSIGNAL)),
         }
     }
 
@@ -239,14 +239,14 @@ hooks! {
             Err(error) => return fail(error),
         }
         let before = errno();
-        let result = real::sendto(fd, buffer, len, flags, address, address_len);
+        let mut result = real::sendto(fd, buffer, len, flags | libc::MSG_NOSIGNAL, address, address_len);
         if result == -1 && refuses_addresses(address.cast()) && name_of(fd).is_some() {
             // A connected TCP socket ignores the address, but the pair's UNIX socket refuses it. So send
             // again without the address.
             set_errno(before);
-            return real::sendto(fd, buffer, len, flags, std::ptr::null(), 0);
+            result = real::sendto(fd, buffer, len, flags | libc::MSG_NOSIGNAL, std::ptr::null(), 0);
         }
-        result
+        send::finish(fd, flags, result)
     }
 
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
@@ -258,14 +258,14 @@ hooks! {
             }
         }
         let before = errno();
-        let result = real::sendmsg(fd, message, flags);
+        let mut result = real::sendmsg(fd, message, flags | libc::MSG_NOSIGNAL);
         if result == -1 && !message.is_null() && refuses_addresses((*message).msg_name) && name_of(fd).is_some() {
             set_errno(before);
             let mut without = message.read();
             (without.msg_name, without.msg_namelen) = (std::ptr::null_mut(), 0);
-            return real::sendmsg(fd, &without, flags);
+            result = real::sendmsg(fd, &without, flags | libc::MSG_NOSIGNAL);
         }
-        result
+        send::finish(fd, flags, result)
     }
 
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {

@@ -28,6 +28,7 @@ mod exec;
 mod hooks;
 mod real;
 mod receive;
+mod send;
 mod settings;
 mod socket;
 

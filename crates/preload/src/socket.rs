@@ -393,3 +393,22 @@ pub fn reason_of_end(fd: RawFd) -> c_int {
         End::Unnamed => libc::ECONNRESET,
     }
 }
+
+/// Call this after the kernel's send on `fd` failed with EPIPE. Returns the connection's error if the program has not read it
+/// yet, or 0.
+pub fn reason_of_broken_pipe(fd: RawFd) -> c_int {
+    if name_of(fd).is_none() {
+        return 0;
+    }
+    let error = match End::of(fd, real::ASKING) {
+        End::Failed(error) => error,
+        // The program has shut down its direction, or the engine is gone. Only then the pair has hung up.
+        End::Unnamed if poll(fd, 0, 0).is_ok() && !Flags::of(fd).has(Flags::READ_SHUT) => libc::ECONNRESET,
+        End::Finished | End::Unnamed => 0,
+    };
+    if error == 0 || Flags::of(fd).has(Flags::ERROR_READ) {
+        return 0;
+    }
+    Flags::set(fd, Flags::ERROR_READ);
+    error
+}

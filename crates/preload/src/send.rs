@@ -1,0 +1,37 @@
+//! What a send must return after the end of a connection.
+//!
+//! The kernel reports the end of a pair as a broken pipe. A TCP socket reports the connection's error first, without a
+//! signal, and a broken pipe from then on.
+
+use crate::{errno, fail, set_errno, socket};
+use libc::{c_int, ssize_t};
+
+/// Returns what a send with `flags` must return if the kernel returned `result` to the same send with MSG_NOSIGNAL. Raises the
+/// signal of a broken pipe if the program did not forbid it.
+#[inline]
+pub fn finish(fd: c_int, flags: c_int, result: ssize_t) -> ssize_t {
+    if result != -1 || errno() != libc::EPIPE {
+        return result;
+    }
+    let result = broken(fd);
+    if errno() == libc::EPIPE && flags & libc::MSG_NOSIGNAL == 0 {
+        // SAFETY: the signal goes to this thread, as the kernel would send it.
+        unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGPIPE) };
+        set_errno(libc::EPIPE);
+    }
+    result
+}
+
+/// Returns what a write must return if the kernel returned `result`. The signal of a broken pipe was raised already.
+#[inline]
+pub fn after_write(fd: c_int, result: ssize_t) -> ssize_t {
+    if result == -1 && errno() == libc::EPIPE { broken(fd) } else { result }
+}
+
+#[cold]
+fn broken(fd: c_int) -> ssize_t {
+    match socket::reason_of_broken_pipe(fd) {
+        0 => fail(libc::EPIPE),
+        error => fail(error),
+    }
+}
