@@ -5,7 +5,7 @@
     churn HOST PORT COUNT WIDTH opens COUNT connections, at most WIDTH at once; each exchanges one byte
     listeners HOST PORT COUNT   exchanges a message with each of COUNT listeners
     survive HOST PORT COUNT     exchanges messages on COUNT connections until all fail, then opens COUNT new ones
-    flood HOST PORT INTERFACE   sends SYNs with forged sources until it is ended; prints nothing
+    flood HOST PORT INTERFACE RATE  sends at most RATE SYNs a second with forged sources until it is ended; prints nothing
 """
 
 import errno
@@ -164,7 +164,7 @@ def survive(host, port, count):
     return {"endings": endings, "reconnected": len(connections)}
 
 
-def flood(host, port, interface):
+def flood(host, port, interface, rate):
     raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
     raw.bind((interface, 0))
     source = raw.getsockname()[4]
@@ -179,7 +179,11 @@ def flood(host, port, interface):
             total = (total & 0xFFFF) + (total >> 16)
         return ~total & 0xFFFF
 
+    start, sent = time.monotonic(), 0
     while True:
+        ahead = sent / rate - (time.monotonic() - start)
+        if ahead > 0:
+            time.sleep(ahead)
         # Hosts that do not exist: nobody answers the engine's SYN,ACK.
         origin = socket.inet_aton(f"10.79.0.{random.randrange(3, 250)}")
         segment = bytearray(struct.pack("!HHIIBBHHH", random.randrange(1024, 65536), port, random.getrandbits(32), 0, 5 << 4, 2, 65535, 0, 0))
@@ -188,6 +192,7 @@ def flood(host, port, interface):
         header[10:12] = struct.pack("!H", checksum(header))
         try:
             raw.send(target + source + b"\x08\x00" + header + segment)
+            sent += 1
         except BlockingIOError:
             pass
 
