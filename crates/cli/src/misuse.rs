@@ -1,4 +1,4 @@
-//! The messages for a command line that cannot be parsed, in the form of inlane's other messages.
+//! Writes the messages for a command line that cannot be parsed, in the form of inlane's other messages.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command};

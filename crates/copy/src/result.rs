@@ -1,4 +1,4 @@
-//! The rows of `inlane copy`'s result document.
+//! The rows of `inlane copy`'s result documents: a measured transfer, and a path that `--list` shows.
 
 use crate::endpoint::Endpoint;
 use crate::measure::Measurement;

@@ -1,4 +1,5 @@
-//! Statistics of repeated measurements and of latencies.
+//! Statistics: the median and range of repeated measurements, and a histogram of latencies with its
+//! percentiles.
 
 use hdrhistogram::Histogram;
 use schemars::JsonSchema;

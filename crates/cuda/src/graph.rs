@@ -1,4 +1,4 @@
-//! Graphs: work that is described once and then launched many times.
+//! CUDA graphs: kernels and memory operations that are described once and then launched many times.
 
 use crate::device::Gpu;
 use crate::driver::call;

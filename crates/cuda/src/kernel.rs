@@ -1,4 +1,4 @@
-//! Kernels on a GPU: loading modules, and launching.
+//! Loads modules of compiled code on a GPU, and launches their kernels.
 
 use crate::device::Gpu;
 use crate::driver::call;

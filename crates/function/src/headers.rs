@@ -1,4 +1,5 @@
-//! The headers that packet functions include, as text for compilers.
+//! The text of the C++ headers that packet functions include. Compilers get it when they compile a packet
+//! function.
 
 /// The name and text of each header. Each comes after the headers that it includes. `inlane_oran.h` is for
 /// users of `oran-reorder`.

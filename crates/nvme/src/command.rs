@@ -1,4 +1,4 @@
-//! Commands, completions and statuses.
+//! The commands that a host sends, the completions that a controller returns, and their status codes.
 
 mod entry;
 mod fabrics_command;

@@ -1,4 +1,4 @@
-//! Data structures that commands transfer: Identify and the discovery log.
+//! The data structures that commands return to the host: those of Identify, and the discovery log page.
 
 mod controller;
 mod discovery;

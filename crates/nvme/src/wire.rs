@@ -1,4 +1,5 @@
-//! The macro that declares data structures of the specification.
+//! The macro that declares data structures of the specification as Rust types with the same bytes as on the
+//! wire.
 
 /// Declares types whose memory is the bytes on the wire.
 macro_rules! wire {

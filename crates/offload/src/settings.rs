@@ -1,4 +1,4 @@
-//! The settings of an engine.
+//! The settings of an engine, and their check: port, addresses and gateways, control socket, and limits.
 
 use crate::error::{Error, Result};
 use inlane_offload_protocol::rules::Prefix;

@@ -1,4 +1,5 @@
-//! Sockets of the engine.
+//! The sockets that the engine runs for programs: their addresses, options, and state as a listener,
+//! connection or UDP socket.
 
 use crate::arena::Key;
 use crate::network::Route;

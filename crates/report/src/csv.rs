@@ -1,4 +1,4 @@
-//! Rows as CSV.
+//! Writes rows of results as CSV, one line per row.
 
 use crate::write::Error;
 use serde::Serialize;

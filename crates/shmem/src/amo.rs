@@ -1,4 +1,4 @@
-//! Atomics on words of 4 and 8 bytes.
+//! Atomic operations on symmetric words of 4 and 8 bytes.
 
 use crate::world::{check, world};
 use inlane_pgas::transport::Operation;

@@ -1,4 +1,4 @@
-//! The arithmetic of reductions.
+//! The arithmetic of reductions: how two arrays of a number type are combined element by element.
 
 /// Combines elements: `(accumulator, other, count)`. Stores each result in the accumulator.
 pub type Combine = unsafe fn(*mut u8, *const u8, usize);

@@ -1,4 +1,5 @@
-//! The process's world. `shmem_init` makes it. `shmem_finalize` or the exit handler ends it.
+//! The process's `World`, through which all functions of this library communicate. `shmem_init` creates it.
+//! `shmem_finalize` or the exit handler ends it.
 
 use crate::statics;
 use inlane_ntb::device::Ntb;

@@ -1,4 +1,4 @@
-//! Settings of a connection.
+//! The settings of a connection: buffer sizes, MSS, options, timeouts and retries.
 
 use crate::{Error, MILLISECOND, Result, SECOND};
 

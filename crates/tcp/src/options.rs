@@ -1,4 +1,4 @@
-//! TCP options (RFC 9293 section 3.2, RFC 7323, RFC 2018).
+//! Parses and writes TCP options (RFC 9293 section 3.2, RFC 7323, RFC 2018).
 
 /// The length of the timestamps option with its padding, in bytes.
 pub const TIMESTAMPS_LEN: usize = 12;

@@ -1,4 +1,4 @@
-//! TCP (RFC 9293).
+//! TCP segments (RFC 9293): the fields of the header, and the options as bytes.
 
 use crate::checksum::Sum;
 use crate::{Error, Result};

@@ -1,4 +1,4 @@
-//! UDP (RFC 768).
+//! UDP datagrams (RFC 768): the header, the payload and the checksum.
 
 use crate::checksum::{self, Sum};
 

@@ -1,4 +1,5 @@
-//! The kernels of this crate, compiled for the installed GPU.
+//! Compiles this crate's kernels for the installed GPU and loads them: kernels that fill, check and copy
+//! memory, and the two kernels of staging by SMs.
 
 use super::staging_words::layout_assertions;
 use inlane_core::Result;

@@ -1,4 +1,4 @@
-//! A GPU's memory as an endpoint, filled and checked by kernels.
+//! A GPU's memory as an endpoint of transfers. Kernels fill it with patterns and check what arrived.
 
 use super::kernels::Kernels;
 use inlane_core::{Region, Result};

@@ -1,4 +1,4 @@
-//! The expected duration of operations by their size, learnt from waits.
+//! Predicts how long an operation of some size takes, from the waits for earlier operations of this size.
 
 use super::wait::Slept;
 use std::time::Duration;

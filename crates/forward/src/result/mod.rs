@@ -1,4 +1,4 @@
-//! The rows of forward's result document.
+//! The rows of `inlane forward`'s result document: the rates, latencies and losses of one run.
 
 mod parameters;
 mod text;

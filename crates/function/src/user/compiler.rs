@@ -1,4 +1,4 @@
-//! The C++ compiler of this machine: finding it, and compiling a user's function with it.
+//! Finds the C++ compiler of this machine, and compiles a user's packet function with it.
 
 use crate::{Error, HEADERS, Result};
 use inlane_core::code_cache;

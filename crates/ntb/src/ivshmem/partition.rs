@@ -1,4 +1,4 @@
-//! The partition of the memory behind BAR 2 among the ports.
+//! Divides the memory behind BAR 2 among the ports: each gets registers and inbound memory.
 
 use crate::registers::{MAX_PORTS, PortRegisters};
 use inlane_core::region::Region;

@@ -1,4 +1,5 @@
-//! Passing descriptors over a unix socket (SCM_RIGHTS), and the shared memory behind them.
+//! Creates and maps memory that processes share by file descriptors, and passes the descriptors over a UNIX
+//! socket (SCM_RIGHTS).
 
 use crate::error::{Error, Result};
 use inlane_core::region::{Location, Region};

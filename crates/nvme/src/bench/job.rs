@@ -1,4 +1,4 @@
-//! A job: a thread that keeps commands in flight.
+//! A job of a bench: a thread that keeps a set number of commands in flight, and measures and verifies them.
 
 use super::workload::Workload;
 use super::{Counters, block};

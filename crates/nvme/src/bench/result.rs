@@ -1,4 +1,4 @@
-//! The rows of a bench's result document.
+//! The rows of a bench's result document: one for the reads of a workload and one for its writes.
 
 use super::job::{Outcome, Tally};
 use super::workload::{Pattern, Workload};

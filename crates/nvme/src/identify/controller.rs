@@ -1,4 +1,4 @@
-//! Identify Controller (Base section 5.17.2.1).
+//! The data structure Identify Controller: what a controller supports (Base section 5.17.2.1).
 
 use zerocopy::little_endian::{U16, U32};
 

@@ -1,4 +1,4 @@
-//! The discovery log page (Base section 5.16.1.23).
+//! The discovery log page, which lists subsystems and their addresses (Base section 5.16.1.23).
 
 use zerocopy::little_endian::{U16, U64};
 

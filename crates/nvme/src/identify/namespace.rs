@@ -1,4 +1,5 @@
-//! Identify Namespace and the Namespace Identification Descriptors (NVM section 4.1.5.1; Base section 5.17.2.3).
+//! The data structures that describe a namespace: Identify Namespace and the Namespace Identification
+//! Descriptors (NVM section 4.1.5.1; Base section 5.17.2.3).
 
 use zerocopy::little_endian::{U16, U32, U64};
 

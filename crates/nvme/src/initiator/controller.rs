@@ -1,4 +1,4 @@
-//! The association with a controller: its admin queue, properties, namespaces and events.
+//! A connected controller: its admin queue, properties, namespaces, keep-alive and events.
 
 use super::connection::{Done, Request};
 use super::host::check_nqn;

@@ -1,4 +1,4 @@
-//! A client: reads its requests, runs them as commands, and writes the replies.
+//! Serves one NBD client: reads its requests, runs them as NVMe commands, and writes the replies.
 
 use super::listen::Stream;
 use super::protocol::{

@@ -1,4 +1,4 @@
-//! The negotiation: answers a client's options until it chooses the export.
+//! The NBD negotiation: answers a client's options until the client chooses the export.
 
 use super::protocol::{ALLOCATION, Features, INIT_MAGIC, MAX_DATA, OPTION_MAGIC, OPTION_REPLY_MAGIC, export};
 use crate::initiator::NamespaceInfo;

@@ -1,4 +1,4 @@
-//! The numbers and messages of the protocol. All are big-endian.
+//! The numbers and messages of the NBD protocol. All are big-endian.
 
 /// `NBDMAGIC`.
 pub(super) const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;

@@ -1,4 +1,4 @@
-//! The common header: type, flags and lengths.
+//! Decodes and checks the common header, with which each PDU begins: its type, flags and lengths.
 
 use super::{FatalStatus, Fault, digest};
 

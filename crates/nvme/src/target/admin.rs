@@ -1,4 +1,4 @@
-//! Admin and Fabrics commands, except for Connect (Base sections 5 and 6).
+//! Executes Admin commands, and Fabrics commands except for Connect (Base sections 5 and 6).
 
 use super::controller::{Controller, Event, Transition};
 use super::subsystem::Subsystem;

@@ -1,4 +1,5 @@
-//! Fabrics commands: Connect and the properties of a controller (Base section 6).
+//! Executes the Fabrics commands that connect a queue and that get and set the properties of a controller
+//! (Base section 6).
 
 use super::controller::{Controller, Host, Reach, Transition};
 use super::subsystem::Subsystem;

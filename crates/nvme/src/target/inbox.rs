@@ -1,4 +1,4 @@
-//! Messages to a worker thread from other threads.
+//! The inbox of a worker thread: other threads put messages into it, which wakes the worker.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

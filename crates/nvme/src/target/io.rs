@@ -1,4 +1,4 @@
-//! I/O commands: what they do, their validation, and the operations on memory.
+//! I/O commands: decodes and validates them, and carries out operations on namespaces in memory.
 
 use super::subsystem::Subsystem;
 use crate::command::{Command, Status, dsm, io, io_flags};

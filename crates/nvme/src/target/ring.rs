@@ -1,4 +1,4 @@
-//! The io_uring of a worker thread.
+//! The io_uring of a worker thread: queues the worker's requests, and waits for their completions.
 
 use super::storage::Call;
 use crate::{Error, Result};

@@ -1,4 +1,4 @@
-//! UDP sockets: between the pair and the network.
+//! Moves the datagrams of UDP sockets between the pair and the network.
 //!
 //! A datagram of a program is read from the pair and sent at once; a received one is written to the pair at once. The pair is the socket's
 //! only queue, so its size bounds the socket's memory. A received datagram that finds it full is dropped and counted, as in a kernel.

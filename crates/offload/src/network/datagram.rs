@@ -1,4 +1,4 @@
-//! Sending UDP datagrams, in IP fragments if they are larger than the MTU.
+//! Sends UDP datagrams, in IP fragments if they are larger than the MTU.
 
 use super::{Network, Route};
 use inlane_wire::ethernet::{self, Frame};

@@ -1,4 +1,4 @@
-//! A process's membership in a job.
+//! Joins the job that the environment describes. The result is this process's membership in the job.
 
 use super::hub::{MEETING, PE};
 use super::member::{self, Member};

@@ -1,4 +1,4 @@
-//! Schedules decide when each packet is due at a given rate.
+//! Schedules, which determine when each packet is due at a given rate.
 
 use inlane_core::units::Rate;
 

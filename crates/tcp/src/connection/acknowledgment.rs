@@ -1,4 +1,5 @@
-//! Acknowledgments: what they deliver, which losses they reveal, and how the congestion window reacts.
+//! Processes acknowledgments: which data they acknowledge, which losses they reveal, and how the congestion
+//! window reacts.
 
 use super::*;
 use crate::congestion::Ack;

@@ -1,4 +1,4 @@
-//! Keepalive, user timeout, deadlines.
+//! Tests of keepalive, the user timeout, and the deadlines that a connection reports.
 
 use crate::*;
 

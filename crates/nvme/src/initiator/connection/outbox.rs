@@ -1,4 +1,5 @@
-//! Bytes that wait to be sent: headers, which lie here, and data, which lies in buffers.
+//! Bytes that wait to be sent: headers, which are stored here, and data, which stays in the buffers of the
+//! commands.
 
 use crate::pdu::{Digests, MAX_HEADER, digest, encode};
 use std::collections::VecDeque;

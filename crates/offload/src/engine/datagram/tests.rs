@@ -1,4 +1,4 @@
-//! UDP sockets against hostile programs and frames, and Linux's rules for sockets that share a port.
+//! Tests of UDP sockets: hostile programs and frames, and Linux's rules for sockets that share a port.
 
 use super::super::tests::{Bench, MAC};
 use super::*;

@@ -1,5 +1,5 @@
-//! Connecting: UCX's objects, the exchange of addresses and keys, and endpoints, which are made when a peer is
-//! reached first.
+//! Connects a PE through UCX: creates UCX's objects, exchanges addresses and keys with the other PEs, and
+//! creates the endpoint to a peer when the PE first accesses it.
 
 use super::library::{self, Library, OperationParameters, Status};
 use super::{ALIGNMENT, Endpoint, Handles, NOTIFICATION, Peer, Settings, Shared, Ucx};
