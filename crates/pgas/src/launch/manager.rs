@@ -4,7 +4,7 @@
 //! | manager | interface | found by |
 //! | --- | --- | --- |
 //! | hydra (MPICH's `mpiexec`), Slurm's `mpi/pmi2` | PMI-1's messages ([`pmi`]) | `PMI_FD` |
-//! | Open MPI's `mpirun`, PRRTE's `prterun`, Slurm's `mpi/pmix` | libpmix ([`pmix`]) | `PMIX_NAMESPACE` |
+//! | Open MPI's `mpirun`, PRRTE's `prterun`, Slurm's `mpi/pmix` | libpmix | `PMIX_NAMESPACE` |
 
 pub mod pmi;
 mod pmix;

@@ -89,7 +89,7 @@ impl Server {
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Asks all PEs to end with `status`. See [`Client::wait_for_end`](super::Client::wait_for_end).
+    /// Asks all PEs to end with `status`. See [`JobControl::wait_for_end`](crate::transport::bootstrap::JobControl::wait_for_end).
     pub fn end_all(&self, status: i32) {
         self.shared.state().send_all(&Frame::End(status));
     }
