@@ -541,6 +541,21 @@ fn a_range_is_read_into_a_device_and_written_from_it() {
         assert!(hops.len() == 3 && ["dma", "bar"].contains(&name), "{row}");
     }
     assert!(std::fs::read(back).unwrap() == data[1..9_437_184], "the bytes differ");
+    // An input that is too short is found before the first write.
+    let arguments = ["nvme", "write", &address, "-", "--offset", "12M", "--length", "1M", "--from", "twin:0"];
+    let mut child = Command::new(INLANE)
+        .args(arguments)
+        .env("XDG_CACHE_HOME", folder.path())
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(&[1; 4096]).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("nothing was written"), "{}", text(&output.stderr));
+    let read = inlane(&["nvme", "read", &address, "--offset", "12M", "--length", "4K", "-"]);
+    assert!(read.status.success() && read.stdout.iter().all(|byte| *byte == 0));
 }
 
 #[test]

@@ -18,8 +18,10 @@ use inlane_nvme::pdu::RunningDigest;
 use inlane_nvme::{Error, Result};
 use inlane_pci::Permission;
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// The most buffers of a transfer. Half of them can wait for the mover while the others have commands in flight.
 const BUFFERS: usize = 32;
@@ -111,15 +113,16 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Allocates `bytes` bytes of the device's memory.
+    /// Allocates `bytes` bytes of the device's memory. If `stop` is set, the calibration of paths ends with an error.
     ///
     /// # Errors
     /// If the device does not exist or has too little free memory.
-    pub fn allocate(endpoint: &Endpoint, bytes: u64) -> Result<Self> {
+    pub fn allocate(endpoint: &Endpoint, bytes: u64, stop: &Arc<AtomicBool>) -> Result<Self> {
         let opened = inlane_copy::open(&[Endpoint::Host, endpoint.clone()], &Permission::default())?;
         let [host, device] = <[Arc<Device>; 2]>::try_from(opened).expect("one device for each endpoint");
         let memory = device.allocate(usize::try_from(bytes).unwrap_or(usize::MAX))?;
-        Ok(Self { host, device, memory, options: PathOptions::default() })
+        let options = PathOptions { stop: stop.clone(), ..PathOptions::default() };
+        Ok(Self { host, device, memory, options })
     }
 
     /// Opens the cheapest path between host memory and the device. Calibrates the paths if this machine has not
@@ -171,8 +174,13 @@ impl DeviceMemory {
             let part = buffer.slice(0, PIECE.min(total - at))?;
             // SAFETY: only this function uses the region, and its last copy has ended.
             let mut bytes = unsafe { Buffer::from_region(part.clone()) }?;
-            let what = || "cannot read the input".to_string();
-            input.read_exact(bytes.bytes_mut()).map_err(|source| Error::Os { what: what(), source })?;
+            input.read_exact(bytes.bytes_mut()).map_err(|source| match source.kind() {
+                ErrorKind::UnexpectedEof => Error::Incomplete {
+                    what: "the input".into(),
+                    why: format!("it ended before the {total} bytes of --length; nothing was written"),
+                },
+                _ => Error::Os { what: "cannot read the input".into(), source },
+            })?;
             loaded.update(bytes.bytes());
             stage.selector.copy(&part, &self.memory.slice(at, part.len())?)?;
         }

@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io::{self, Seek as _, Write as _};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
@@ -149,13 +150,13 @@ impl Read {
         session: &mut Session,
         length: u64,
         output: Option<&mut Destination>,
-        stop: &AtomicBool,
+        stop: &Arc<AtomicBool>,
     ) -> anyhow::Result<NvmeTransfer> {
         if length == 0 {
             let why = "there is nothing to read into a device; give at least 1".into();
             return Err(Error::Invalid { what: "--length 0".into(), why }.into());
         }
-        let memory = DeviceMemory::allocate(endpoint, length)?;
+        let memory = DeviceMemory::allocate(endpoint, length, stop)?;
         let mut sink = memory.sink()?;
         let started = Instant::now();
         read_to(session, self.offset, length, &mut sink, stop)?;
@@ -249,7 +250,7 @@ impl Write {
                     let why = "the length of the input is unknown; give it, for example --length 1M".into();
                     return Err(Error::Invalid { what: "--length".into(), why }.into());
                 };
-                let memory = DeviceMemory::allocate(endpoint, length)?;
+                let memory = DeviceMemory::allocate(endpoint, length, &stop)?;
                 let source = memory.source(&mut input);
                 let mut source = source.with_context(|| format!("copying {shown} to {endpoint}"))?;
                 let started = Instant::now();
