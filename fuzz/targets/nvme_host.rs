@@ -153,7 +153,8 @@ fuzz_target!(|data: &[u8]| {
     if mode & 8 != 0 {
         target.send(data);
     } else {
-        // Each 64 bytes are a command. Most get small numbers in the fields that are compared with limits.
+        // Each 64 bytes are a command. Half of the commands get small numbers in the fields that are compared
+        // with limits, so that some commands are valid.
         for chunk in data.chunks_exact(64) {
             let Ok(mut command) = Command::read_from_bytes(chunk) else { return };
             let choice = command.flags;

@@ -374,7 +374,8 @@ fn other_unmodified_programs_give_right_results() {
     project_script(test, "packaging/test-programs", &programs);
 }
 
-/// Runs the quick form of the load: many connections and listeners, a flood of SYNs, and an engine that is killed.
+/// Runs the load test in its quick form: many connections and listeners, a flood of SYNs, and an engine that
+/// is killed.
 #[test]
 fn an_engine_under_load_keeps_its_promises() {
     project_script("an_engine_under_load_keeps_its_promises", "bench/offload/load", &["--quick"]);

@@ -49,7 +49,7 @@ pub mod receive {
 /// The header of a datagram in a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The engine's random number, by which data without a header is told apart.
+    /// The engine's random number. A message in the pair that does not begin with it has no header.
     pub engine: u64,
     /// Flags of [`send`] or [`receive`].
     pub flags: u8,

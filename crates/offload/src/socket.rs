@@ -262,8 +262,9 @@ impl Options {
         })
     }
 
-    /// Returns how many bytes of a ring of `capacity` bytes a connection uses. The program has set its buffer to `option`,
-    /// twice what it wanted; the other half is the pair's.
+    /// Returns how many bytes of a ring of `capacity` bytes a connection uses. `option` is the kernel's value
+    /// of SO_SNDBUF or SO_RCVBUF, if the program has set it: twice the wanted bytes. The ring gets half of
+    /// it, and the pair gets the other half.
     fn share(option: Option<i32>, capacity: usize) -> usize {
         option.map_or(capacity, |bytes| (bytes.max(0) as usize / 2).clamp(Self::LEAST_BUFFER, capacity))
     }

@@ -107,8 +107,8 @@ pub fn offer(fd: RawFd, usage: Use, address: SocketAddr) -> Outcome {
     outcome
 }
 
-/// Offers the kernel's UDP socket `fd` to the engine, because the program sends a datagram to `remote`, unless the
-/// socket has a port already.
+/// Offers the kernel's UDP socket `fd` to the engine before the program sends its first datagram, to
+/// `remote`. A socket that has a port already stays with the kernel.
 pub fn offer_unbound(fd: RawFd, remote: SocketAddr) -> Outcome {
     let before = errno();
     // Most such sockets have a port, so this is checked first.

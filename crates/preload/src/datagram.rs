@@ -74,7 +74,8 @@ pub fn find_inherited() {
     }
 }
 
-/// Facts about a UDP socket that the kernel keeps with the program's end, as the option SO_PRIORITY.
+/// Flags of a UDP socket. They are stored in the option SO_PRIORITY of the program's end, so that they
+/// survive fork and passing to other processes.
 struct Flags;
 
 impl Flags {

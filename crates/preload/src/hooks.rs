@@ -356,8 +356,8 @@ hooks! {
     }
 }
 
-/// Corrects the result of the kernel's accept. On the program's end of a pair, that call fails with EINVAL.
-/// Then accepts a connection from the engine instead.
+/// Corrects the result of the kernel's accept, which fails with EINVAL on the program's end of a pair. In
+/// that case, accepts a connection from the engine.
 unsafe fn after_accept(
     result: c_int,
     fd: c_int,

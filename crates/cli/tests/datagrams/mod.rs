@@ -1,5 +1,6 @@
-//! UDP sockets of unmodified programs: `peer.py` exchanges datagrams of every size with itself on the kernel's
-//! stack, and checks what each function, flag and option of its sockets does.
+//! Tests of UDP sockets on the engine. Two processes run the unmodified program `peer.py`: one on the engine
+//! and one on the kernel's stack, or both on the engine. They exchange datagrams of every size and check what
+//! each function, flag and option of a socket does.
 
 use super::{ENGINE, KERNEL, Lab, Running, must};
 use std::io::BufRead;
@@ -7,8 +8,8 @@ use std::process::{Command, Stdio};
 
 const PEER: &str = include_str!("peer.py");
 
-/// What tshark must not find in the frames that the engine sent. ICMP errors quote datagrams of the kernel, which leaves the checksums of
-/// these to the veth.
+/// A tshark filter for faults in the frames that the engine sent. It ignores UDP checksums within ICMP
+/// errors: these quote datagrams of the kernel, which leaves their checksums to the veth.
 const FAULTS: &str = "(ip.src==10.79.0.1 || ipv6.src==fd79::1) && (ip.checksum.status == \"Bad\" \
     || (udp.checksum.status == \"Bad\" && !icmp && !icmpv6) || icmp.checksum.status == \"Bad\" || icmpv6.checksum.status == \"Bad\" \
     || udp.length.bad || ip.fragment.overlap || ip.fragment.error || ipv6.fragment.overlap || ipv6.fragment.error)";
@@ -36,7 +37,7 @@ impl Capture {
         let mut tcpdump = Running::start(&mut command);
         let mut lines = std::io::BufReader::new(tcpdump.0.stderr.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().contains("listening on")), "tcpdump does not start");
-        // Keeps the pipe open, because tcpdump writes to it when it ends.
+        // Reads the rest of the output, because tcpdump writes to the pipe when it ends.
         std::thread::spawn(move || lines.count());
         Some(Self { tcpdump, file })
     }

@@ -132,7 +132,8 @@ pub(super) fn reply(cookie: u64, error: u32) -> [u8; 16] {
     bytes
 }
 
-/// Returns the only chunk of a structured reply, up to the data: the data has `data_bytes` bytes.
+/// Returns a structured reply of one chunk, without the chunk's data. `data_bytes` bytes of data must follow
+/// it.
 fn chunk(kind: u16, cookie: u64, payload: &[u8], data_bytes: u32) -> Vec<u8> {
     const DONE: u16 = 1 << 0;
     let mut bytes = CHUNK_MAGIC.to_be_bytes().to_vec();

@@ -115,7 +115,7 @@ fn structured_replies_and_block_status_are_negotiated() {
     assert_eq!(answers(&received[..received.len() - 10]), kinds);
     // The flags of the export now have SEND_DF, too.
     assert_eq!(received[received.len() - 1] & 0x80, 0x80);
-    // The last option that sets contexts counts.
+    // The second option replaces the contexts that the first has set. It selects none, so no context remains.
     let (result, _) = run(&[structured, set(&allocation), set(&contexts("", &["base:"])), option(1, b"")]);
     assert_eq!(result.unwrap(), Some(Features { structured: true, allocation: false }));
 }

@@ -17,23 +17,25 @@ use std::net::{IpAddr, SocketAddr};
 
 /// The most datagrams that one socket sends before others have their turn.
 const TURN: usize = 64;
-/// The most turns of one socket before its address or options change.
+/// The most turns in which a socket sends the waiting datagrams before its address or options change.
 const MOST_TURNS: usize = 16;
-/// The most packets of the engine to itself that wait. While there are more, programs' datagrams stay in their pairs.
+/// The most packets that wait while the engine sends them to itself. From this number on, the datagrams of
+/// programs stay in their pairs.
 const MOST_OWN: usize = 256;
 /// The most bytes of a received packet in an ICMP error about it, so that the error fits into the smallest MTU (RFC 1812, RFC 4443).
 const MOST_QUOTED_V4: usize = 548;
 const MOST_QUOTED_V6: usize = 1232;
-/// ICMP errors to other hosts: at most this many at once, and one more each `ICMP_NS` nanoseconds, as in Linux.
+/// The number of ICMP errors that the engine may send to other hosts in a burst. It regains one every
+/// `ICMP_NS` nanoseconds. Linux has the same limits.
 const ICMP_BURST: u64 = 50;
 const ICMP_NS: u64 = 1_000_000;
 /// TTL and hop limit of sockets without an option for them.
 const HOPS: u8 = 64;
 
-/// How many ICMP errors the engine may send.
+/// The budget of ICMP errors that the engine may send: a token bucket of `ICMP_BURST` errors.
 #[derive(Default)]
 pub(super) struct Budget {
-    /// The time at which the whole burst is available, in nanoseconds.
+    /// The time at which a whole burst is available again, in nanoseconds.
     full_at: u64,
 }
 
@@ -102,7 +104,8 @@ impl Socket {
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
                 if let (Some(end), Some(bytes)) = (&self.end, options.receive_buffer) {
-                    // What waits for the program is charged to the engine's end. The kernel doubles the value.
+                    // The kernel charges the datagrams that wait for the program to the engine's end, so that
+                    // end's send buffer limits them. The kernel doubles the value.
                     let _ = pair::set_option(end, libc::SO_SNDBUF, bytes / 2);
                 }
             }
@@ -203,7 +206,8 @@ impl Engine {
                 Ok(len) => self.on_program_datagram(now, key, &buffer[..len]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => datagram.readable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // A program that closes its socket with unread datagrams causes one error. Its own datagrams follow.
+                // If a program closes its socket with unread datagrams, one read fails (ECONNRESET). The
+                // reads after it return the datagrams that the program had sent.
                 Err(_) => {
                     errors += 1;
                     if errors > 1 {
@@ -385,7 +389,8 @@ impl Engine {
         };
         let local = SocketAddr::new(packet.destination, ports.1);
         let remote = SocketAddr::new(packet.source, ports.0);
-        // A socket that its program has just closed is removed while it is tried, and another may match.
+        // If the program has closed the found socket, `deliver` fails and removes it. Another socket may
+        // match then.
         for _ in 0..8 {
             let Some(key) = self.datagram_socket(local, remote) else { break };
             if self.deliver(now, key, local, remote, packet, data) {
@@ -495,7 +500,7 @@ impl Engine {
             }
             Err(error) if error.raw_os_error() == Some(libc::EPIPE) && pair::hung_up(fd) => {
                 self.drain_datagrams(now, key);
-                // Its last datagrams may still wait for room on the link.
+                // The socket remains if its last datagrams still wait for room on the link.
                 self.sockets.get(key).is_some()
             }
             Err(_) => {

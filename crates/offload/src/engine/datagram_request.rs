@@ -44,7 +44,8 @@ impl Engine {
         Ok((reply, Some(program)))
     }
 
-    /// Connects a new UDP socket, or that of the descriptor.
+    /// Connects the UDP socket whose program's end came with the request. Without one, creates a connected
+    /// UDP socket.
     pub(super) fn connect_datagrams(&mut self, now: u64, request: &Request) -> Answer {
         let message = &request.message;
         let remote = this_host(canonical(message.remote.ok_or(libc::EINVAL)?));
@@ -77,7 +78,8 @@ impl Engine {
         }
     }
 
-    /// Checks that a new socket can send to `remote`. If not, the kernel may.
+    /// Checks that a new socket can send to `remote`. Otherwise returns the reason why the socket stays with
+    /// the kernel.
     fn route_or_kernel(&self, remote: SocketAddr) -> Result<(), Refusal> {
         let ip = this_host(canonical(remote)).ip();
         if self.network.is_group(ip) {
@@ -132,7 +134,7 @@ impl Engine {
         Ok((Message::new(Operation::Disconnect), None))
     }
 
-    /// Says whether a UDP socket can send to an address.
+    /// Checks whether a UDP socket has a route to an address. The reply is an errno if it has none.
     pub(super) fn route_datagrams(&mut self, request: &Request) -> Answer {
         let key = self.attached(request)?;
         let remote = this_host(canonical(request.message.remote.ok_or(libc::EINVAL)?));

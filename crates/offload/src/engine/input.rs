@@ -106,7 +106,8 @@ impl Engine {
             Outcome::Refused => network.counters.unassembled += 1,
             Outcome::Whole(packet) => {
                 network.counters.reassembled += 1;
-                // A fragment within a reassembled packet has no purpose but to make the engine work.
+                // A reassembled packet that is a fragment itself counts as malformed. Only an attacker nests
+                // fragments, to cost the engine time.
                 match Self::parse(&packet, false) {
                     Ok(packet) => self.on_whole(now, packet),
                     Err(_) => self.network.counters.malformed += 1,

@@ -5,7 +5,7 @@ use inlane_wire::ethernet::{self, Frame};
 use inlane_wire::{ipv4, ipv6, udp};
 use std::net::{IpAddr, SocketAddr};
 
-/// The flag of IPv4 and IPv6 fragments that others follow.
+/// The flag "more fragments": set in all fragments of a packet but the last, in IPv4 and in IPv6.
 const MORE_V4: u16 = 0x2000;
 const MORE_V6: u16 = 1;
 /// The flag of IPv4 packets that forbids routers to fragment them.
@@ -28,7 +28,7 @@ pub struct Datagram<'a> {
     pub data: &'a [u8],
 }
 
-/// The place of a fragment in its packet.
+/// The fields that tell to which packet a fragment belongs, and which part of it the fragment is.
 #[derive(Clone, Copy)]
 struct Fragment {
     id: u32,

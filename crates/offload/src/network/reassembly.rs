@@ -10,13 +10,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 const LIFETIME_NS: u64 = 60_000_000_000;
 /// The most bytes of fragments that are kept.
 const MOST_BYTES: usize = 4 << 20;
-/// What a fragment and a packet cost in this account beyond their bytes.
+/// The bytes by which each fragment and each packet counts towards `MOST_BYTES` beyond its data.
 const COST: usize = 128;
 
-/// How many entries of completed packets may stay in the order in any case.
+/// The number by which entries of completed packets in `Reassembly::order` may exceed the others before they
+/// are removed.
 const SLACK: usize = 64;
 
-/// What fragments of one packet have in common.
+/// The fields that are equal in all fragments of a packet, and by which they are found.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Id {
     source: IpAddr,
@@ -39,7 +40,7 @@ struct Partial {
     first: Option<(u8, u8, u8)>,
     /// True if the packet is invalid. Its later fragments are dropped.
     refused: bool,
-    /// What the packet costs in the account of all packets.
+    /// The bytes by which this packet counts towards `MOST_BYTES`.
     cost: usize,
 }
 
@@ -282,7 +283,8 @@ impl Reassembly {
         if let Some(partial) = self.packets.remove(id) {
             self.cost -= partial.cost;
         }
-        // The entries of completed packets stay in the order. They go when they are more than the others.
+        // The entries of completed packets stay in `order` until there are many of them. Then they are
+        // removed together, which keeps the cost per packet constant.
         if self.order.len() > 2 * self.packets.len() + SLACK {
             let packets = &self.packets;
             self.order.retain(|(deadline, id)| {

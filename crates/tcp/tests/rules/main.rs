@@ -106,7 +106,7 @@ impl Seg {
     }
 }
 
-/// Returns the options of a modern peer's SYN.
+/// Returns the options of the SYN of a peer with MSS 1460, window scaling, SACK and timestamps.
 pub(crate) fn modern() -> Options {
     Options {
         mss: Some(1460),
@@ -117,7 +117,8 @@ pub(crate) fn modern() -> Options {
     }
 }
 
-/// Returns the options of a SYN with SACK but without timestamps. Segments then hold 1460 bytes.
+/// Returns the options of a SYN with SACK but without timestamps and window scaling. Segments then hold 1460
+/// bytes.
 pub(crate) fn plain() -> Options {
     Options { timestamps: None, window_scale: None, ..modern() }
 }

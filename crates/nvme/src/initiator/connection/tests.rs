@@ -241,7 +241,7 @@ fn violations_of_a_hostile_controller_are_refused() {
     let success = data_flags::LAST | data_flags::SUCCESS;
     refuse(io::READ, &|cid| c2h(cid, success, 0, &[1; 8], NO_DIGESTS), SequenceError, "FLAGS");
 
-    // An R2T that overlaps data that was already sent.
+    // An R2T that asks again for data that was already sent must be a fault.
     let (mut connection, cid) = setup(io::WRITE, 16_384);
     feed(&mut connection, &pdu(&R2t::new(cid, 0, 0, 8192), &[], NO_DIGESTS), usize::MAX).unwrap();
     sent(&mut connection, usize::MAX);

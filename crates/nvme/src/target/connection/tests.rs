@@ -253,7 +253,8 @@ fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|n| (n % 251) as u8 ^ seed).collect()
 }
 
-/// Writes by R2T.
+/// Writes blocks as a host whose data does not travel in the capsule: sends the command, waits for the R2T,
+/// and sends the data in `pieces` H2CData PDUs. Returns the status of the completion.
 fn write(host: &mut Host, lba: u64, data: &[u8], block: u32, pieces: usize) -> Status {
     let blocks = data.len() as u32 / block;
     let mut command = Command::blocks(io::WRITE, 1, lba, blocks, Sgl::transport(data.len() as u32));

@@ -91,7 +91,8 @@ fn frame(v6: bool, data: &[u8]) -> Vec<u8> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever a program writes to its pair, the engine sends only datagrams from its own addresses and the socket's port.
+    /// Programs write arbitrary bytes to their pairs. The engine must send only datagrams from its own
+    /// addresses and the socket's port.
     #[test]
     fn hostile_programs_send_only_from_their_socket(messages in proptest::collection::vec(
         (any::<bool>(), any::<[u8; 8]>(), 0usize..3, any::<[u8; 4]>(), proptest::collection::vec(any::<u8>(), 0..200)), 1..30)) {
@@ -203,7 +204,8 @@ fn a_program_that_floods_itself_leaves_the_rest_in_its_pair() {
         bench.engine.serve_changed(0);
         assert!(bench.engine.network.own.len() <= MOST_OWN);
     }
-    // A socket that its program has closed sends what it has accepted.
+    // After the program has closed the socket, the engine still sends the datagrams that the pair has
+    // accepted.
     drop(sender);
     for _ in 0..10 {
         bench.turn();
@@ -229,14 +231,15 @@ fn sockets_share_a_port_as_in_linux() {
     bench.send(&sender, Some("127.0.0.1:6000".parse().unwrap()), b"x");
     assert!(bench.receive(&any).is_some() && bench.receive(&first).is_none());
 
-    // A socket that is connected to the sender counts most.
+    // A socket that is connected to the sender takes precedence over sockets that are only bound.
     let mut message = Message::new(Operation::Connect);
     (message.datagrams, message.remote) = (true, Some("10.0.0.1:7000".parse().unwrap()));
     assert_eq!(bench.ask(message, Some(any.try_clone().unwrap())).0.status, 0);
     bench.send(&sender, Some(to), b"x");
     assert!(bench.receive(&any).is_some() && bench.receive(&first).is_none());
 
-    // With SO_REUSEPORT, each sender has its socket, and all sockets have senders.
+    // With SO_REUSEPORT, all datagrams of a sender arrive at one socket, and each socket gets some of the
+    // senders.
     let share = [(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)];
     let sharing: Vec<OwnedFd> =
         (0..2).map(|_| bench.datagrams(Operation::Bind, "10.0.0.1:6001", &share)).collect();
@@ -267,7 +270,7 @@ fn a_disconnected_socket_gives_its_port_back() {
     bench.send(&fd, Some("10.0.0.1:9".parse().unwrap()), b"x");
     assert_ne!(bench.local(&fd).port(), 0);
 
-    // A port that the program has chosen stays.
+    // A disconnected socket keeps a port that the program has chosen.
     let fd = bench.bind("0.0.0.0:6000");
     let mut message = Message::new(Operation::Connect);
     (message.datagrams, message.remote) = (true, Some("10.0.0.1:9".parse().unwrap()));
