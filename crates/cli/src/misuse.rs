@@ -97,13 +97,16 @@ fn begins_negative(argument: &str) -> bool {
     argument.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// Joins each flag with a negative number behind it: `--rate -1` becomes `--rate=-1`. No flag of inlane begins
-/// with a digit, so the number is the flag's value.
+/// Joins each flag with a negative number behind it: `--rate -1` becomes `--rate=-1`, and `-n -1` becomes
+/// `-n=-1`. No flag of inlane begins with a digit, so the number is the flag's value.
 pub fn join_negative_numbers(arguments: &[OsString]) -> Vec<OsString> {
     let mut joined: Vec<OsString> = Vec::new();
     for argument in arguments {
         let flag = joined.last_mut().filter(|last| {
-            last.to_str().is_some_and(|last| last.starts_with("--") && last.len() > 2 && !last.contains('='))
+            last.to_str().is_some_and(|last| {
+                let name = last.strip_prefix("--").or(last.strip_prefix('-')).unwrap_or_default();
+                name.starts_with(|first: char| first.is_ascii_alphabetic()) && !name.contains('=')
+            })
         });
         match flag {
             Some(flag) if argument.to_str().is_some_and(begins_negative) => {
@@ -273,6 +276,7 @@ mod tests {
         assert_eq!(joined(&["x", "--rate", "-1G"]), ["x", "--rate=-1G"]);
         assert_eq!(joined(&["x", "--rate=1", "-1", "--"]), ["x", "--rate=1", "-1", "--"]);
         assert_eq!(joined(&["--", "-5"]), ["--", "-5"]);
+        assert_eq!(joined(&["x", "-n", "-1", "-2"]), ["x", "-n=-1", "-2"]);
     }
 
     #[test]

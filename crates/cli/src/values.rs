@@ -47,7 +47,13 @@ pub fn core_list(list: &str) -> Result<Vec<usize>, Error> {
         if last < first || last >= libc::CPU_SETSIZE as usize {
             return Err(bad());
         }
-        cores.extend(first..=last);
+        for core in first..=last {
+            if cores.contains(&core) {
+                let why = format!("core {core} is named twice; name each core once");
+                return Err(Error::invalid(format!("'{list}'"), why));
+            }
+            cores.push(core);
+        }
     }
     Ok(cores)
 }
@@ -85,7 +91,7 @@ mod tests {
     #[test]
     fn core_lists_are_numbers_and_ranges() {
         assert_eq!(core_list("0,2,4-6").unwrap(), [0, 2, 4, 5, 6]);
-        for bad in ["", "a", "3-1", "1,", "0-99999999"] {
+        for bad in ["", "a", "3-1", "1,", "0-99999999", "2,1-3"] {
             assert!(core_list(bad).is_err(), "{bad}");
         }
     }

@@ -79,15 +79,12 @@ impl FromStr for Faults {
                 Ok(p) if (0.0..=1.0).contains(&p) => Ok(p),
                 _ => Err(Error::invalid(
                     format!("fault '{part}'"),
-                    format!("expected a probability between 0 and 1, for example {key}=0.1"),
+                    format!("give a probability between 0 and 1, for example {key}=0.1"),
                 )),
             };
             let time = || {
                 inlane_core::units::parse_time(value).map_err(|_| {
-                    Error::invalid(
-                        format!("fault '{part}'"),
-                        format!("expected a time, for example {key}=50us"),
-                    )
+                    Error::invalid(format!("fault '{part}'"), format!("give a time, for example {key}=50us"))
                 })
             };
             match key {
@@ -101,18 +98,18 @@ impl FromStr for Faults {
                 "flap" => faults.flap = time()?,
                 "die" if STEPS.contains(&value) => faults.die = Some(value.to_string()),
                 "die" => {
-                    let why = format!("unknown step; choose from {}", STEPS.join(", "));
+                    let why = format!("unknown step; choose one of {}", STEPS.join(", "));
                     return Err(Error::invalid(format!("fault '{part}'"), why));
                 }
                 "seed" => {
                     faults.seed = value.parse().map_err(|_| {
-                        Error::invalid(format!("fault '{part}'"), "expected a number, for example seed=7")
+                        Error::invalid(format!("fault '{part}'"), "give a number, for example seed=7")
                     })?
                 }
                 _ => {
                     return Err(Error::invalid(
                         format!("fault '{key}'"),
-                        "unknown; choose from delay, reorder, torn, lose, duplicate, early, stale, flap, die, seed",
+                        "unknown; choose one of delay, reorder, torn, lose, duplicate, early, stale, flap, die, seed",
                     ));
                 }
             }

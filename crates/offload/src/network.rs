@@ -303,7 +303,7 @@ pub fn check_port(port: &str) -> Result<()> {
         _ if kind.starts_with("net_") => return Ok(()),
         _ => "there is no such kind of port",
     };
-    let why = format!("{why}; write af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET or pci:ADDRESS");
+    let why = format!("{why}; give af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET or pci:ADDRESS");
     Err(Error::Setting { what: format!("--port {port}"), why })
 }
 

@@ -63,7 +63,7 @@ impl Settings {
             if ip.is_unspecified() || ip.is_multicast() {
                 return wrong(
                     &what,
-                    "it cannot be an interface's address; write for example 10.0.0.1/24".into(),
+                    "it cannot be an interface's address; give for example 10.0.0.1/24".into(),
                 );
             }
             if self.addresses[..index].iter().any(|other| other.address == ip) {

@@ -110,9 +110,11 @@ impl Forward {
         config.cores = match self.pipeline.cores.as_deref() {
             None => None,
             Some("none") => Some(Vec::new()),
-            Some(list) => Some(core_list(list).map_err(|_| {
-                let why = "give numbers and ranges, for example 2,3 or 4-7, or none";
-                inlane_core::Error::invalid(format!("--cores {list}"), why)
+            Some(list) => Some(core_list(list).map_err(|error| match error {
+                inlane_core::Error::Invalid { what, why } => {
+                    inlane_core::Error::Invalid { what: format!("--cores {what}"), why }
+                }
+                other => other,
             })?),
         };
         // Without --duration and --packets, a run ends after 5 s. Exceptions: a capture that is played once

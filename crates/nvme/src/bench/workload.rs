@@ -80,7 +80,7 @@ impl FromStr for Pattern {
         let text = if text == "readwrite" { "rw" } else { text };
         all.into_iter()
             .find(|pattern| pattern.name() == text)
-            .ok_or_else(|| "expected read, write, rw, randread, randwrite or randrw".into())
+            .ok_or_else(|| "choose one of read, write, rw, randread, randwrite, randrw".into())
     }
 }
 

@@ -58,7 +58,7 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self> {
         let invalid = |why: &str| Error::Invalid {
             what: format!("'{text}'"),
-            why: format!("{why}; write HOST:PORT, for example 10.0.0.2:4420 or [::1]:4420"),
+            why: format!("{why}; give HOST:PORT, for example 10.0.0.2:4420 or [::1]:4420"),
         };
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {

@@ -62,8 +62,8 @@ impl Storage {
         let metadata = file.metadata().map_err(|source| os(path, "cannot read the size of", source))?;
         let invalid = |why: &str| Err(Error::Invalid { what: path.display().to_string(), why: why.into() });
         match (metadata.file_type().is_block_device(), metadata.is_file()) {
-            (true, _) if !block_device => return invalid("it is a block device; write block:PATH"),
-            (_, true) if block_device => return invalid("it is a regular file; write file:PATH"),
+            (true, _) if !block_device => return invalid("it is a block device; give block:PATH"),
+            (_, true) if block_device => return invalid("it is a regular file; give file:PATH"),
             (false, false) => return invalid("it is neither a regular file nor a block device"),
             _ => {}
         }
@@ -147,7 +147,7 @@ fn create(path: &Path, bytes: u64) -> Result<()> {
             Ok(())
         }
         Err(source) => {
-            let what = format!("cannot create {} (its folder must exist and be writable)", path.display());
+            let what = format!("cannot create {} (its directory must exist and be writable)", path.display());
             Err(Error::Os { what, source })
         }
     }
@@ -158,7 +158,7 @@ fn cannot_open(path: &Path, writable: bool, block_device: bool, source: std::io:
         Some(libc::ENOENT) if block_device => " (list block devices: lsblk)",
         Some(libc::ENOENT) => " (add ,size=SIZE to create a file)",
         Some(libc::EISDIR) => {
-            let why = "it is a folder; name a file in it".into();
+            let why = "it is a directory; name a file in it".into();
             return Error::Invalid { what: path.display().to_string(), why };
         }
         Some(libc::EACCES | libc::EPERM | libc::EROFS) if writable => " (add ,ro to serve it read-only)",

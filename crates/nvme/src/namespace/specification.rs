@@ -51,7 +51,7 @@ impl FromStr for Specification {
     fn from_str(text: &str) -> Result<Self> {
         let invalid = |why: String| Error::Invalid { what: format!("namespace '{text}'"), why };
         let Some((kind, mut rest)) = text.split_once(':') else {
-            return Err(invalid("write memory:SIZE, file:PATH or block:PATH".into()));
+            return Err(invalid("give memory:SIZE, file:PATH or block:PATH".into()));
         };
         let (mut read_only, mut block_bytes, mut size, mut direct) = (false, None, None, None);
         while let Some((before, option)) = rest.rsplit_once(',') {
@@ -59,9 +59,10 @@ impl FromStr for Specification {
                 None if option == "ro" => read_only = true,
                 Some(("lba", value)) => {
                     let bytes = value.parse().ok().filter(|bytes| [512, 4096].contains(bytes));
-                    block_bytes = Some(
-                        bytes.ok_or_else(|| invalid(format!("lba={value}: write lba=512 or lba=4096")))?,
-                    );
+                    block_bytes =
+                        Some(bytes.ok_or_else(|| {
+                            invalid(format!("lba={value}: choose one of lba=512, lba=4096"))
+                        })?);
                 }
                 Some(("size", value)) if kind == "file" => {
                     size = Some(units::parse_size(value).map_err(|error| invalid(error.to_string()))?);
@@ -70,7 +71,11 @@ impl FromStr for Specification {
                     direct = Some(match value {
                         "on" => true,
                         "off" => false,
-                        _ => return Err(invalid(format!("direct={value}: write direct=on or direct=off"))),
+                        _ => {
+                            return Err(invalid(format!(
+                                "direct={value}: choose one of direct=on, direct=off"
+                            )));
+                        }
                     });
                 }
                 _ if kind == "memory" => {
@@ -101,7 +106,7 @@ impl FromStr for Specification {
             "block" => Kind::Block { path: rest.into(), direct },
             other => {
                 return Err(invalid(format!(
-                    "unknown kind '{other}'; write memory:SIZE, file:PATH or block:PATH"
+                    "unknown kind '{other}'; give memory:SIZE, file:PATH or block:PATH"
                 )));
             }
         };

@@ -38,7 +38,7 @@ impl FromStr for ListenAddress {
         if let Some(path) = text.strip_prefix("unix:") {
             // The kernel allows 108 bytes for the path of a Unix socket, with its terminating zero byte.
             return match path.len() {
-                0 => Err("the path is missing; write unix:/run/disk.sock".into()),
+                0 => Err("the path is missing; give unix:/run/disk.sock".into()),
                 1..=107 => Ok(ListenAddress::Unix(path.into())),
                 _ => Err("the path of a Unix socket has at most 107 bytes".into()),
             };
@@ -47,7 +47,7 @@ impl FromStr for ListenAddress {
         let address = addresses.ok().and_then(|mut addresses| addresses.next());
         address
             .map(ListenAddress::Tcp)
-            .ok_or_else(|| "expected unix:PATH or HOST:PORT, for example 127.0.0.1:10809".into())
+            .ok_or_else(|| "give unix:PATH or HOST:PORT, for example 127.0.0.1:10809".into())
     }
 }
 
@@ -176,7 +176,7 @@ impl Server {
                 (io::ErrorKind::AddrNotAvailable, _) => {
                     " (no interface of this machine has this address; list them: ip address)"
                 }
-                (io::ErrorKind::NotFound, _) => " (its folder does not exist; create it)",
+                (io::ErrorKind::NotFound, _) => " (its directory does not exist; create it)",
                 _ => "",
             };
             Error::Os { what: format!("cannot listen on {address}{remedy}"), source }

@@ -15,6 +15,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+/// What to do if the path of the control socket cannot be used.
+const OTHER_PATH: &str = "run as root, or choose another path with --socket";
+
 /// The most clients at once. A process keeps one connection, and `inlane offload status` opens one for its
 /// request.
 const MOST_CLIENTS: usize = 16384;
@@ -68,7 +71,9 @@ impl Control {
             Err(_) => {}
         }
         let listener = new().map_err(os("creating the control socket"))?;
-        net::bind(&listener, &address).map_err(os("creating the control socket"))?;
+        net::bind(&listener, &address).map_err(|error| {
+            Error::os(format!("cannot create the control socket {shown} ({OTHER_PATH})"))(error.into())
+        })?;
         let permissions = std::fs::Permissions::from_mode(settings.mode);
         std::fs::set_permissions(&path, permissions)
             .map_err(Error::os(format!("setting the permissions of {shown}")))?;
@@ -152,7 +157,7 @@ fn check_replaceable(path: &Path) -> Result<()> {
     let Ok(found) = path.symlink_metadata() else { return Ok(()) };
     let kind = match found.file_type() {
         kind if kind.is_socket() => return Ok(()),
-        kind if kind.is_dir() => "a folder",
+        kind if kind.is_dir() => "a directory",
         kind if kind.is_symlink() => "a symbolic link",
         _ => "a file",
     };

@@ -23,10 +23,7 @@ impl std::str::FromStr for MoverChoice {
     fn from_str(text: &str) -> Result<Self> {
         use inlane_core::units::{Rate, parse_rate};
         let invalid = || {
-            Error::invalid(
-                format!("mover '{text}'"),
-                "expected twin, twin:RATE (for example twin:30G) or gpu:N",
-            )
+            Error::invalid(format!("mover '{text}'"), "give twin, twin:RATE (for example twin:30G) or gpu:N")
         };
         match text.split_once(':').unwrap_or((text, "")) {
             ("twin", "") => Ok(Self::Twin(None)),

@@ -47,13 +47,13 @@ impl FromStr for HeapSize {
             "M" => 2,
             "G" => 3,
             "T" => 4,
-            _ => return Err(format!("'{unit}' is no unit; write a number with K, M, G or T, such as 512M")),
+            _ => return Err(format!("'{unit}' is no unit; give a number with K, M, G or T, such as 512M")),
         };
         // `f64` would also parse signs and exponents.
         let plain = digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
         let number = digits.parse::<f64>().ok().filter(|_| plain);
         let bytes =
-            number.ok_or("not a size; write a number with K, M, G or T, such as 512M")? * 1024f64.powi(power);
+            number.ok_or("not a size; give a number with K, M, G or T, such as 512M")? * 1024f64.powi(power);
         match bytes {
             bytes if bytes < 1.0 => Err("the heap needs at least a byte; give a larger size".into()),
             bytes if bytes > (1u64 << 40) as f64 => {

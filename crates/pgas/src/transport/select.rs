@@ -23,7 +23,7 @@ impl FromStr for Kind {
         match text {
             "windows" => Ok(Kind::Windows),
             "ucx" => Ok(Kind::Ucx),
-            _ => Err(Error::invalid(format!("transport '{text}'"), "expected windows or ucx")),
+            _ => Err(Error::invalid(format!("transport '{text}'"), "choose one of windows, ucx")),
         }
     }
 }
