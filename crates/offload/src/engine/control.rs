@@ -134,7 +134,7 @@ impl Folders {
                 // Another program has created it meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => {
-                    return Err(Error::os(format!("creating the folder {}", path.display()))(error));
+                    return Err(Error::os(format!("creating the directory {}", path.display()))(error));
                 }
             }
         }
