@@ -733,7 +733,8 @@ fn an_export_that_ends_reports_what_it_served() {
     let (mut export, _) = start(&arguments, "is exported");
     let mut stream = UnixStream::connect(&socket).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-    // The handshake, a structured reply to a read of 512 bytes, and one to a read beyond the end.
+    // Negotiates structured replies and chooses the export. Then reads 512 bytes at the start, and 512 bytes
+    // beyond the end.
     stream.write_all(&[&3_u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 8, 0, 0, 0, 0]].concat()).unwrap();
     stream.write_all(&[&b"IHAVEOPT"[..], &[0, 0, 0, 1, 0, 0, 0, 0]].concat()).unwrap();
     let request = |offset: u64| {

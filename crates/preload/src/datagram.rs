@@ -317,7 +317,8 @@ pub unsafe fn receive(fd: RawFd, name: &SocketName, message: &mut msghdr, flags:
     (len - datagram::LEN) as ssize_t
 }
 
-/// Returns what a receive returns if the kernel's `result` is not positive.
+/// Returns the result of a receive for which the kernel returned no datagram but the end of the pair (0) or
+/// an error (-1).
 #[cold]
 fn without_datagram(fd: RawFd, result: ssize_t) -> ssize_t {
     match result {

@@ -8,7 +8,8 @@ use crate::real;
 use libc::{c_int, epoll_event};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-/// The number of entries. A higher descriptor shares the entry of a lower one.
+/// The number of entries. Two descriptors that are equal modulo this number share an entry, which holds the
+/// later registration.
 const MOST: usize = 1 << 16;
 
 /// The last registration of a descriptor.
@@ -20,7 +21,7 @@ struct Entry {
     data: AtomicU64,
 }
 
-/// What is remembered of descriptor n, at n modulo the number of entries.
+/// The last registrations of descriptors: that of descriptor n at index n modulo the number of entries.
 static ENTRIES: [Entry; MOST] = [const {
     Entry {
         fd: AtomicI32::new(0),

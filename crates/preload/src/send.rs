@@ -1,4 +1,4 @@
-//! What a send must return after the end of a connection.
+//! Corrects what a send returns after the end of a connection.
 //!
 //! The kernel reports the end of a pair as a broken pipe. A TCP socket reports the connection's error first, without a
 //! signal, and a broken pipe from then on.

@@ -402,7 +402,8 @@ pub fn reason_of_broken_pipe(fd: RawFd) -> c_int {
     }
     let error = match End::of(fd, real::ASKING) {
         End::Failed(error) => error,
-        // The program has shut down its direction, or the engine is gone. Only then the pair has hung up.
+        // The send failed because the program has shut down writing, or because the engine is gone. The pair
+        // has hung up only in the second case.
         End::Unnamed if poll(fd, 0, 0).is_ok() && !Flags::of(fd).has(Flags::READ_SHUT) => libc::ECONNRESET,
         End::Finished | End::Unnamed => 0,
     };

@@ -52,7 +52,8 @@ pub(crate) struct Script {
     pub(crate) events: Events,
 }
 
-/// A segment of the peer.
+/// A segment that the peer sends. Its numbers are relative to the start of each stream. A field that is
+/// `None` gets its value from the script.
 #[derive(Clone)]
 pub(crate) struct Seg {
     pub(crate) flags: u8,

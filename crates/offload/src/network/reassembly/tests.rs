@@ -60,7 +60,8 @@ proptest! {
         prop_assert_eq!((reassembly.packets.len(), reassembly.cost), (0, 0));
     }
 
-    /// Any bytes leave the account of memory right and bounded.
+    /// Adds damaged fragments at any offsets and times. The counted memory must be correct and stay within
+    /// the limit.
     #[test]
     fn hostile_fragments_take_bounded_memory(fragments in proptest::collection::vec(
         (any::<bool>(), 0u16..3, 0usize..65536, any::<bool>(), 0usize..200, proptest::collection::vec((0usize..60, any::<u8>()), 0..2), 0u64..70), 1..60)) {
@@ -87,7 +88,7 @@ proptest! {
 #[test]
 fn overlapping_fragments_make_the_packet_invalid() {
     for v6 in [false, true] {
-        // The last two overlap with the first: at its end, and within it.
+        // The first fragment of the packet has bytes 0 to 23. Each case is a fragment that overlaps with it.
         for (offset, more, len) in [(16, true, 16), (8, true, 8), (0, true, 32), (16, false, 3)] {
             let mut reassembly = Reassembly::default();
             assert_eq!(reassembly.add(0, &fragment(v6, 1, 0, true, &data(24))).0, Outcome::Waits);
