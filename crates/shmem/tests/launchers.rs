@@ -111,8 +111,9 @@ fn only_timeouts_that_are_set_end_a_job() {
         let arguments = [format!("{variable}=200ms"), program.display().to_string(), "2".into(), how.into()];
         let arguments: Vec<_> =
             arguments.into_iter().map(Into::into).chain([folder.clone().into()]).collect();
-        // With a fault, the owner of a word carries out atomics. A stopped owner then does not answer.
-        let job = Job { pes: 2, heap_bytes: 4 << 20, faults: "delay=1us".into(), ..Job::default() };
+        // With a fault, the owner of a word carries out atomics. A stopped owner then does not answer. This fault
+        // does nothing in the first minutes. A delay would also hold up what the owner sent before it stopped.
+        let job = Job { pes: 2, heap_bytes: 4 << 20, faults: "flap=2h".into(), ..Job::default() };
         job.run(&"env".into(), &arguments).unwrap().0
     };
     assert_eq!(run("INLANE_SHMEM_CONNECT_TIMEOUT", "absent"), 1);
