@@ -1,4 +1,4 @@
-//! Flags from a settings file and from the environment.
+//! Reads flags from a settings file and from environment variables.
 //!
 //! A TOML file (`--config FILE` or `INLANE_CONFIG`) has a table per subcommand (`[forward]`, `[ntb.bench]`).
 //! Its keys are the names of long flags. Environment variables are named `INLANE_<SUBCOMMAND>_<FLAG>`. The

@@ -1,4 +1,4 @@
-//! Parsing and printing of quantities.
+//! Parses and prints quantities.
 //!
 //! | quantity | parsed | printed | base unit |
 //! | --- | --- | --- | --- |

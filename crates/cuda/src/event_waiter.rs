@@ -1,4 +1,4 @@
-//! Sleeping until an event completes, with a timeout.
+//! Sleeps until an event completes, with a timeout.
 //!
 //! The driver's call that sleeps until an interrupt has no timeout, and it never returns if the GPU hangs. So
 //! a separate thread makes the call, and the caller waits for that thread with a timeout. The cost is one

@@ -1,4 +1,4 @@
-//! DPDK's environment. It starts once, with the first port or pool.
+//! Starts DPDK's environment (EAL), once per process, with the first port or pool.
 //!
 //! inlane starts the environment with arguments that keep it from creating files, and from sharing anything
 //! with other DPDK processes. The environment probes no PCI device by itself, opens no telemetry socket, and

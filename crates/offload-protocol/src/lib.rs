@@ -1,4 +1,4 @@
-//! What the offload engine and the preloaded library agree on.
+//! The protocol between the offload engine and the preloaded library.
 //!
 //! * [`name`]: the names of the UNIX sockets that stand for offloaded sockets. A name describes its socket, so the library keeps no table.
 //! * [`datagram`]: the header of each datagram in the pair of a UDP socket.

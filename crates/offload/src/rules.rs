@@ -1,4 +1,4 @@
-//! Reads rules from TOML.
+//! Reads from TOML the rules that decide which sockets the engine runs and which stay with the kernel.
 //!
 //! ```toml
 //! [[rule]]

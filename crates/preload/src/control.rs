@@ -1,4 +1,4 @@
-//! Requests to the engine.
+//! Sends requests to the engine and receives the replies.
 //!
 //! A process keeps one connection to the engine. One thread uses it at a time. A thread that finds it in use
 //! does not wait: it may be running a signal handler that interrupted the very thread that uses the

@@ -1,4 +1,4 @@
-//! The functions that replace the C library's.
+//! The functions that replace those of the C library in the program, such as `connect` and `sendto`.
 //!
 //! Each is ordered so that it costs least for sockets that are not offloaded. For example, `sendto` calls the
 //! C library first, and checks whether the socket is offloaded only if that call fails.

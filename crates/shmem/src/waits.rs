@@ -1,4 +1,4 @@
-//! Waits for words of this PE's symmetric memory, and tests of them.
+//! Waits until words of this PE's symmetric memory satisfy a condition, and tests whether they do.
 //!
 //! Functions on several words skip each word whose `status` is not 0. A null `status` skips none.
 

@@ -1,4 +1,4 @@
-//! Waiting in polling loops, and measuring how long a thread had no work.
+//! Waits in polling loops, and measures how long a thread had no work.
 //!
 //! A loop calls [`Idle::wait`] in each round that finds no work, and [`Idle::found_work`] in each other
 //! round. Consecutive rounds without work form a stretch. The time from a stretch's first round to its last

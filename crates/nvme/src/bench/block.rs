@@ -1,4 +1,4 @@
-//! The contents of verified blocks.
+//! The contents of the blocks that a bench with verification writes, and their check when they are read.
 //!
 //! ```text
 //!   0        8        16         24         28      32

@@ -1,4 +1,4 @@
-//! Requests to an owner: posting them, and waiting for their replies.
+//! Posts requests to the PE that owns the accessed memory (the owner), and waits for the replies.
 //!
 //! Request n of a connection uses slot n % 64. Its sequence is `tag << 32 | n`. A slot is reused only after
 //! the reply to its last request has arrived. Neither side therefore overwrites anything that the other side

@@ -1,5 +1,6 @@
-//! The owner's side of requests. A thread that waits in the transport serves requests. If no thread waits,
-//! the service thread serves them: it sleeps until a request rings the doorbell.
+//! Serves the requests of other PEs to the memory that this PE owns. A thread that waits in the transport
+//! serves requests. If no thread waits, the service thread serves them: it sleeps until a request rings the
+//! doorbell.
 //!
 //! A hostile peer may write any request. Each word is loaded once, and offsets and lengths are checked before
 //! use.

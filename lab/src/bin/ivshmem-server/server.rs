@@ -1,4 +1,4 @@
-//! The ivshmem server protocol.
+//! Serves QEMU's ivshmem devices by the ivshmem server protocol.
 //!
 //! Every message is one little-endian `i64`, with or without a file descriptor. Source: QEMU, "Device
 //! Specification for Inter-VM shared memory device", section *Protocol*. A new peer receives
