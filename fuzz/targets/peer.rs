@@ -34,7 +34,7 @@ fn connect() -> Pair {
     let attach = |port| Twin::attach(hub.admit(port).expect("a port"), &Faults::default()).expect("attached");
     let (a, hostile) = (attach(0), attach(1));
     let honest = std::thread::spawn(|| {
-        let settings = Settings { request_timeout: Duration::from_secs(1), ..Settings::default() };
+        let settings = Settings { request_timeout: Some(Duration::from_secs(1)), ..Settings::default() };
         Windows::connect(Arc::new(a), BYTES, settings).expect("connected")
     });
     let layout = Layout::new(2, BYTES).expect("a layout");
