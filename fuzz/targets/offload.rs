@@ -1,8 +1,9 @@
 //! Decodes arbitrary bytes as the data that the offload engine and its preloaded library send each other:
-//! messages, records, addresses and rules. Encoding a decoded value and decoding it again must not change it.
+//! messages, records, headers of datagrams, addresses and rules. Encoding a decoded value and decoding it again must not change it.
 
 #![no_main]
 
+use inlane_offload_protocol::datagram::{self, Header};
 use inlane_offload_protocol::message::{Message, accept, read_options};
 use inlane_offload_protocol::rules::{Rule, Use, decide};
 use inlane_offload_protocol::{address, message};
@@ -22,11 +23,20 @@ fuzz_target!(|bytes: &[u8]| {
         assert_eq!(address::decode(&address::encode(Some(found))), Some(found));
     }
     let _ = accept::decode(bytes);
+    if let Some(engine) = bytes.first_chunk() {
+        let engine = u64::from_le_bytes(*engine);
+        let header = Header::decode(engine, bytes);
+        assert_eq!(header.is_some(), bytes.len() >= datagram::LEN);
+        if let Some(header) = header {
+            assert_eq!(Header::decode(engine, &header.encode()), Some(header));
+            assert_eq!(Header::decode(!engine, bytes), None);
+        }
+    }
     if let Ok(text) = std::str::from_utf8(bytes) {
         if let Some(rule) = text.lines().next().and_then(Rule::parse) {
             let printed = rule.to_string();
             assert_eq!(Rule::parse(&printed), Some(rule));
         }
-        let _ = decide(text, "program", [10, 0, 0, 1].into(), 80, Use::Listen);
+        let _ = decide(text, "program", bytes.len() % 2 == 0, [10, 0, 0, 1].into(), 80, Use::Listen);
     }
 });

@@ -1,8 +1,8 @@
 //! Rules that keep sockets with the kernel or give them to the engine, by program, address and port.
 //!
 //! `inlane offload run` reads them from TOML and passes them to the library as text, one rule a line: `engine` or `kernel`, and
-//! conditions `program=NAME`, `address=ADDRESS/LENGTH`, `port=FIRST-LAST`, `use=listen|connect`. The first rule whose conditions all hold decides. Without
-//! one, the engine decides by its addresses and routes.
+//! conditions `program=NAME`, `protocol=tcp|udp`, `address=ADDRESS/LENGTH`, `port=FIRST-LAST`, `use=listen|connect`. The first rule whose
+//! conditions all hold decides. Without one, the engine decides by its addresses and routes.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -71,6 +71,8 @@ pub struct Rule<'a> {
     pub action: Action,
     /// The program's name: the last part of its path.
     pub program: Option<&'a str>,
+    /// The protocol: true for UDP, false for TCP.
+    pub datagrams: Option<bool>,
     /// The addresses.
     pub address: Option<Prefix>,
     /// The first and the last port of a range.
@@ -88,10 +90,13 @@ impl<'a> Rule<'a> {
             "kernel" => Action::Kernel,
             _ => return None,
         };
-        let mut rule = Self { action, program: None, address: None, ports: None, usage: None };
+        let mut rule =
+            Self { action, program: None, datagrams: None, address: None, ports: None, usage: None };
         for word in words {
             match word.split_once('=')? {
                 ("program", name) => rule.program = Some(name),
+                ("protocol", "tcp") => rule.datagrams = Some(false),
+                ("protocol", "udp") => rule.datagrams = Some(true),
                 ("address", range) => rule.address = Some(Prefix::parse(range)?),
                 ("port", range) => {
                     let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -106,8 +111,9 @@ impl<'a> Rule<'a> {
     }
 
     /// Returns true if every condition holds.
-    pub fn holds(&self, program: &str, address: IpAddr, port: u16, usage: Use) -> bool {
+    pub fn holds(&self, program: &str, datagrams: bool, address: IpAddr, port: u16, usage: Use) -> bool {
         self.program.is_none_or(|name| name == program)
+            && self.datagrams.is_none_or(|wanted| wanted == datagrams)
             && self.address.is_none_or(|range| range.contains(address))
             && self.ports.is_none_or(|(first, last)| (first..=last).contains(&port))
             && self.usage.is_none_or(|wanted| wanted == usage)
@@ -122,6 +128,9 @@ impl fmt::Display for Rule<'_> {
         })?;
         if let Some(program) = self.program {
             write!(f, " program={program}")?;
+        }
+        if let Some(datagrams) = self.datagrams {
+            f.write_str(if datagrams { " protocol=udp" } else { " protocol=tcp" })?;
         }
         if let Some(address) = self.address {
             write!(f, " address={address}")?;
@@ -139,9 +148,16 @@ impl fmt::Display for Rule<'_> {
 
 /// Returns the action of the first rule in `text` whose conditions all hold, or `None` if there is none.
 /// Skips lines that are not rules.
-pub fn decide(text: &str, program: &str, address: IpAddr, port: u16, usage: Use) -> Option<Action> {
+pub fn decide(
+    text: &str,
+    program: &str,
+    datagrams: bool,
+    address: IpAddr,
+    port: u16,
+    usage: Use,
+) -> Option<Action> {
     let mut rules = text.lines().filter_map(Rule::parse);
-    rules.find(|rule| rule.holds(program, address, port, usage)).map(|rule| rule.action)
+    rules.find(|rule| rule.holds(program, datagrams, address, port, usage)).map(|rule| rule.action)
 }
 
 #[cfg(test)]
@@ -153,7 +169,7 @@ mod tests {
     fn the_first_rule_that_holds_decides() {
         let text = "kernel program=sshd\nnot a rule\nengine address=10.0.0.0/8 port=80-90\nkernel use=connect address=::/0\nkernel port=443";
         let ask = |program, address: &str, port, usage| {
-            decide(text, program, address.parse().unwrap(), port, usage)
+            decide(text, program, false, address.parse().unwrap(), port, usage)
         };
         assert_eq!(ask("sshd", "10.1.1.1", 80, Use::Listen), Some(Action::Kernel));
         assert_eq!(ask("curl", "10.1.1.1", 90, Use::Connect), Some(Action::Engine));
@@ -162,6 +178,9 @@ mod tests {
         assert_eq!(ask("curl", "fd00::1", 80, Use::Connect), Some(Action::Kernel));
         assert_eq!(ask("curl", "fd00::1", 80, Use::Listen), None);
         assert_eq!(ask("curl", "1.1.1.1", 443, Use::Listen), Some(Action::Kernel));
+        let any = IpAddr::from([1, 1, 1, 1]);
+        let udp = |datagrams| decide("kernel protocol=udp", "x", datagrams, any, 53, Use::Connect);
+        assert_eq!((udp(true), udp(false)), (Some(Action::Kernel), None));
     }
 
     #[test]
@@ -179,14 +198,14 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_is_safe(text in "\\PC{0,80}") {
-            let _ = decide(&text, "x", IpAddr::from([1, 2, 3, 4]), 5, Use::Listen);
+            let _ = decide(&text, "x", true, IpAddr::from([1, 2, 3, 4]), 5, Use::Listen);
         }
 
         #[test]
-        fn rules_read_back_as_written(kernel: bool, ports: Option<(u16, u16)>, address: [u8; 4], length in 0u8..=32) {
+        fn rules_read_back_as_written(kernel: bool, ports: Option<(u16, u16)>, datagrams: Option<bool>, address: [u8; 4], length in 0u8..=32) {
             let action = if kernel { Action::Kernel } else { Action::Engine };
             let address = Some(Prefix { address: address.into(), length });
-            let rule = Rule { action, program: Some("curl"), address, ports, usage: Some(Use::Listen) };
+            let rule = Rule { action, program: Some("curl"), datagrams, address, ports, usage: Some(Use::Listen) };
             let text = rule.to_string();
             prop_assert_eq!(Rule::parse(&text), Some(rule));
         }

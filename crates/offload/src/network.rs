@@ -22,7 +22,7 @@ use inlane_ports::pcap::Playback;
 use inlane_wire::ethernet::{self, Mac};
 use inlane_wire::ndp;
 use neighbours::Neighbours;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::RawFd;
@@ -93,6 +93,8 @@ pub struct Network {
     pub(crate) own: VecDeque<Vec<u8>>,
     /// Unused buffers for packets in `own`.
     spare_own: Vec<Vec<u8>>,
+    /// The largest packets that the paths to hosts carry, where ICMP errors said that it is less than the link's, and when that was.
+    path_mtus: HashMap<IpAddr, (u16, u64)>,
     /// The identification of the last packet that was sent in fragments.
     last_fragment_id: u32,
     /// Memory for a packet that is being cut into fragments.
@@ -158,6 +160,7 @@ impl Network {
             // Begins at an unpredictable number (RFC 7739).
             last_fragment_id: std::hash::RandomState::new().build_hasher().finish() as u32,
             scratch: Vec::new(),
+            path_mtus: HashMap::new(),
             partial_checksums: interface.is_some_and(is_virtual),
             reassembly: Reassembly::default(),
             counters: LinkCounters::default(),

@@ -4,6 +4,7 @@
 //! [[rule]]
 //! run_by = "kernel"          # or "engine"
 //! program = "sshd"           # all conditions are optional
+//! protocol = "udp"           # or "tcp"
 //! address = "10.0.0.0/8"
 //! port = "80-90"             # or a number
 //! use = "listen"             # or "connect"
@@ -28,6 +29,7 @@ struct File {
 struct Entry {
     run_by: String,
     program: Option<String>,
+    protocol: Option<String>,
     address: Option<String>,
     port: Option<Ports>,
     #[serde(rename = "use")]
@@ -61,6 +63,9 @@ pub fn read(name: &str, toml: &str) -> Result<String> {
             }
             line += &format!(" program={program}");
         }
+        if let Some(protocol) = &entry.protocol {
+            line += &format!(" protocol={protocol}");
+        }
         if let Some(address) = &entry.address {
             line += &format!(" address={address}");
         }
@@ -73,7 +78,7 @@ pub fn read(name: &str, toml: &str) -> Result<String> {
             line += &format!(" use={usage}");
         }
         let Some(rule) = Rule::parse(&line) else {
-            let why = "write run_by = \"engine\" or \"kernel\", address = \"10.0.0.0/8\", port = \"80-90\", use = \"listen\" or \"connect\"";
+            let why = "write run_by = \"engine\" or \"kernel\", protocol = \"tcp\" or \"udp\", address = \"10.0.0.0/8\", port = \"80-90\", use = \"listen\" or \"connect\"";
             return Err(wrong(format!("rule {} ('{line}') is not valid; {why}", index + 1)));
         };
         text += &format!("{rule}\n");

@@ -149,7 +149,7 @@ fn offer_candidate(
     mut message: Message,
 ) -> Outcome {
     (message.v6, message.datagrams) = (socket.v6, socket.datagrams);
-    if settings::decide(address, usage) == Some(Action::Kernel) {
+    if settings::decide(socket.datagrams, address, usage) == Some(Action::Kernel) {
         return stays(&message, b"a rule keeps it there", false);
     }
     if socket.datagrams

@@ -8,6 +8,7 @@
 mod ancillary;
 mod many;
 mod options;
+mod routes;
 
 pub use many::{receive_many, send_many};
 pub use options::{getsockopt, setsockopt};
@@ -225,6 +226,9 @@ unsafe fn prepare(fd: RawFd, name: &SocketName, message: &msghdr, flags: c_int) 
         }
     } else if header.remote.is_none() {
         return Err(libc::EDESTADDRREQ);
+    }
+    if let Some(remote) = header.remote {
+        routes::check(fd, name, remote)?;
     }
     let v4 = !name.kind.is_v6() || header.remote.is_some_and(|remote| remote.is_ipv4());
     let most = if v4 { MOST_V4 } else { MOST_V6 };

@@ -116,8 +116,8 @@ pub fn require() -> bool {
 
 /// Returns what the user's rules say about a socket of this program: whether to offload it. Returns `None` if
 /// no rule applies.
-pub fn decide(address: SocketAddr, usage: Use) -> Option<Action> {
+pub fn decide(datagrams: bool, address: SocketAddr, usage: Use) -> Option<Action> {
     let rules = std::str::from_utf8(RULES.get()?).ok()?;
     let program = std::str::from_utf8(program()).unwrap_or_default();
-    rules::decide(rules, program, address.ip(), address.port(), usage)
+    rules::decide(rules, program, datagrams, address.ip(), address.port(), usage)
 }

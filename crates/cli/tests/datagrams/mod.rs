@@ -105,3 +105,84 @@ fn datagrams_cross_in_both_directions_with_every_flag() {
     assert!(count("no_port") > 0 && status["link"]["reassembled"].as_u64().unwrap() > 10, "{status}");
     lab.wait("a socket is left", || lab.status()["sockets"].as_array().unwrap().is_empty());
 }
+
+/// Runs Python's own tests of UDP and of ancillary data, both ends offloaded.
+#[test]
+fn pythons_own_datagram_tests_pass() {
+    let test = "pythons_own_datagram_tests_pass";
+    let python = "/usr/bin/python3";
+    let quiet = |command: &mut Command| command.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let found = quiet(Command::new(python).args(["-c", "import test.test_socket"]));
+    if !found.is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED {test}: Python's tests are missing; apt-get install libpython3.11-testsuite");
+        return;
+    }
+    let Some(mut lab) = Lab::new("udp-python", &[]) else { return };
+    lab.serve(&["--loopback"]);
+    let mut suite = lab.offloaded(python);
+    suite.args(["-m", "test", "-u", "network", "--timeout", "50", "-i", "*VSOCK*", "-i", "*UDPLITE*"]);
+    must(suite.args(["-m", "*UDP*", "-m", "*RFC3542*", "test_socket"]));
+    let received = lab.status()["datagrams"]["received"].as_u64().unwrap();
+    assert!(received > 100, "{}", lab.status());
+}
+
+#[test]
+fn iperf_sends_datagrams_in_both_directions_and_rules_count() {
+    let programs = [("iperf3", "iperf3"), ("python3", "python3")];
+    let Some(mut lab) = Lab::new("udp-iperf", &programs) else { return };
+    lab.serve(&[]);
+    for (port, more) in [("5201", ["-4", "-n"]), ("5202", ["-R", "-n"])] {
+        let _server = Running::start(lab.offloaded("iperf3").args(["-s", "-B", ENGINE, "-p", port, "-1"]));
+        lab.wait_for_listener(port.parse().unwrap());
+        let mut client = lab.on_kernel("iperf3");
+        must(client.args(["-u", "-b", "50M", "-c", ENGINE, "-p", port]).args(more).arg("1M"));
+    }
+    let status = lab.status();
+    let count = |name: &str| status["datagrams"][name].as_u64().unwrap();
+    assert!(count("received_bytes") > 500_000 && count("sent_bytes") > 500_000, "{status}");
+
+    // A rule about UDP, a destination without a route, and a broadcast.
+    let rules = lab.folder.path().join("rules.toml");
+    std::fs::write(&rules, "[[rule]]\nrun_by = \"kernel\"\nprotocol = \"udp\"\nport = 53\n").unwrap();
+    let script = "\
+import errno, socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(('10.79.0.1', 0))
+for address in [('192.0.2.1', 9), ('10.79.0.255', 9)]:
+    try:
+        s.sendto(b'x', address)
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+for port in [53, 54]:
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        s.sendto(b'x', ('10.79.0.2', port))
+    except OSError:
+        pass
+b = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+b.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+try:
+    b.bind(('', 0))
+except OSError as error:
+    print(errno.errorcode[error.errno])
+";
+    let run = |flags: &[&std::ffi::OsStr]| {
+        let mut command = Command::new("timeout");
+        command.args([super::LIMIT, env!("CARGO_BIN_EXE_inlane"), "offload", "run", "--socket"]);
+        String::from_utf8(must(command.arg(lab.socket()).args(flags).args([
+            "--",
+            "/usr/bin/python3",
+            "-c",
+            script,
+        ])))
+        .unwrap()
+    };
+    assert_eq!(run(&["--rules".as_ref(), rules.as_os_str()]), "ENETUNREACH\nEACCES\n");
+    let status = lab.status();
+    let kernel: Vec<_> =
+        status["kernel"].as_array().unwrap().iter().filter(|entry| entry["protocol"] == "udp").collect();
+    let reasons: Vec<_> = kernel.iter().map(|entry| entry["reason"].as_str().unwrap()).collect();
+    assert_eq!(reasons, ["the engine sends no broadcasts", "a rule keeps it there"], "{status}");
+    // With --require, the socket that sends broadcasts is an error.
+    assert_eq!(run(&["--require".as_ref()]), "ENETUNREACH\nEACCES\nENETDOWN\n");
+}

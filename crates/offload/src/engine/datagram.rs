@@ -528,6 +528,15 @@ impl Engine {
         }
     }
 
+    /// Processes an ICMP error about a datagram that was too large for a link. `quoted` is the start of the datagram's IP packet.
+    pub(super) fn on_datagram_too_big(&mut self, now: u64, quoted: &[u8], mtu: u32) {
+        if let Some((flow, _)) = original(quoted, ipv4::UDP)
+            && self.datagram_socket(flow.local, flow.remote).is_some()
+        {
+            self.network.set_path_mtu(now, flow.remote.ip(), mtu);
+        }
+    }
+
     /// Processes an ICMP error about a datagram of a connected socket. `quoted` is the start of the datagram's IP packet.
     pub(super) fn on_datagram_refused(&mut self, quoted: &[u8], error: Option<i32>) {
         let (Some((flow, _)), Some(error)) = (original(quoted, ipv4::UDP), error) else { return };

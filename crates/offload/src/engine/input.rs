@@ -278,6 +278,9 @@ impl Engine {
     /// Processes an ICMP error about a packet of the engine, whose first bytes are `original`. TCP
     /// checks the sequence number, because the message may be forged (RFC 5927).
     fn on_icmp_error(&mut self, now: u64, original: &[u8], error: IcmpError) {
+        if let IcmpError::TooBig(mtu) = error {
+            self.on_datagram_too_big(now, original, mtu);
+        }
         let Some((flow, sequence)) = self::original(original, ipv4::TCP) else {
             self.network.counters.ignored += 1;
             return;

@@ -15,7 +15,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 const OURS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
-const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+pub(super) const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 pub(super) const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
 /// An engine on a port that discards everything, and the folder of its control socket.

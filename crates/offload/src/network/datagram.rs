@@ -14,6 +14,14 @@ const DONT_FRAGMENT: u16 = 0x4000;
 const FRAGMENT_HEADER: usize = 8;
 const FRAGMENT: u8 = 44;
 
+/// The most hosts whose path MTU is kept. An attacker can forge ICMP errors about any number of hosts.
+const MOST_PATHS: usize = 1024;
+/// How long a path MTU is used before the link's MTU is tried again, in nanoseconds.
+const PATH_MTU_NS: u64 = 600_000_000_000;
+/// The least path MTU: over IPv4 as in Linux, over IPv6 what every link carries.
+const LEAST_PATH_MTU_V4: u16 = 552;
+const LEAST_PATH_MTU_V6: u16 = 1280;
+
 /// A UDP datagram to send. Both addresses have one family.
 pub struct Datagram<'a> {
     /// The source.
@@ -112,6 +120,23 @@ impl Datagram<'_> {
 }
 
 impl Network {
+    /// Returns the largest packet to a host, in bytes.
+    fn path_mtu(&self, now: u64, host: IpAddr) -> usize {
+        let known = self.path_mtus.get(&host).filter(|&&(_, since)| now < since + PATH_MTU_NS);
+        known.map_or(self.mtu, |&(mtu, _)| mtu.min(self.mtu)).into()
+    }
+
+    /// Notes that the path to a host carries packets of at most `mtu` bytes. Values below the least of each protocol are raised to it,
+    /// because the message may be forged (RFC 1191, RFC 8201).
+    pub fn set_path_mtu(&mut self, now: u64, host: IpAddr, mtu: u32) {
+        if self.path_mtus.len() >= MOST_PATHS && !self.path_mtus.contains_key(&host) {
+            self.path_mtus.clear();
+        }
+        let least = if host.is_ipv4() { LEAST_PATH_MTU_V4 } else { LEAST_PATH_MTU_V6 };
+        let mtu = u16::try_from(mtu).unwrap_or(u16::MAX).max(least);
+        self.path_mtus.insert(host, (mtu, now));
+    }
+
     /// Sends a UDP datagram. Returns false if it was dropped.
     pub fn send_datagram(&mut self, now: u64, route: Route, datagram: &Datagram<'_>) -> bool {
         let header = datagram.header();
@@ -126,7 +151,7 @@ impl Network {
                 self.counters.own_packets += 1;
                 true
             }
-            Route::Port(hop) if len <= usize::from(self.mtu) => {
+            Route::Port(hop) if len <= self.path_mtu(now, datagram.destination.ip()) => {
                 self.send_packet(now, hop, datagram, len, |ip| {
                     datagram.write_udp(&mut ip[header..], true);
                     datagram.write_ip(ip, None);
@@ -144,7 +169,7 @@ impl Network {
         datagram.write_udp(&mut whole, true);
         let extension = if datagram.source.is_ipv4() { 0 } else { FRAGMENT_HEADER };
         let header = datagram.header() + extension;
-        let room = (usize::from(self.mtu) - header) & !7;
+        let room = (self.path_mtu(now, datagram.destination.ip()) - header) & !7;
         let mut sent = true;
         for (index, part) in whole.chunks(room).enumerate() {
             let offset = index * room;

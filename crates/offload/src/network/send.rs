@@ -250,7 +250,7 @@ impl Network {
         self.send_discovery(to, target, destination.into(), &answer);
     }
 
-    fn learn(&mut self, now: u64, address: IpAddr, mac: Mac, add: bool) {
+    pub(crate) fn learn(&mut self, now: u64, address: IpAddr, mac: Mac, add: bool) {
         if self.is_own(address) || address.is_unspecified() || address.is_multicast() {
             return;
         }

@@ -1,6 +1,6 @@
 //! Tests of UDP sockets: hostile programs and frames, and Linux's rules for sockets that share a port.
 
-use super::super::tests::{Bench, MAC};
+use super::super::tests::{Bench, MAC, PEER};
 use super::*;
 use inlane_offload_protocol::message::{Message, Operation, write_options};
 use inlane_wire::{ethernet, ipv4};
@@ -310,4 +310,67 @@ fn an_unfinished_datagram_is_bounded_and_ends_with_its_socket() {
     drop(sender);
     bench.turn();
     assert!(bench.receive(&receiver).is_none() && bench.engine.sockets.len() == 1);
+}
+
+#[test]
+fn the_engine_says_where_it_has_a_route() {
+    let mut bench = Bench::new(10);
+    let fd = bench.bind("0.0.0.0:6000");
+    for (remote, status) in [
+        ("10.0.0.2:1", 0),
+        ("127.0.0.1:1", 0),
+        ("10.0.0.255:1", libc::EACCES),
+        ("224.0.0.1:1", libc::EACCES),
+        ("192.0.2.1:1", libc::ENETUNREACH),
+    ] {
+        let mut message = Message::new(Operation::Route);
+        message.remote = Some(remote.parse().unwrap());
+        assert_eq!(bench.ask(message, Some(fd.try_clone().unwrap())).0.status, status, "{remote}");
+        // A datagram that the library sends nevertheless is counted.
+        let before = bench.totals();
+        bench.send(&fd, Some(remote.parse().unwrap()), b"x");
+        let after = bench.totals();
+        assert_eq!(
+            (after.sent - before.sent, after.unsent - before.unsent),
+            (u64::from(status == 0), u64::from(status != 0))
+        );
+    }
+    // A new socket for such a destination stays with the kernel.
+    let mut message = Message::new(Operation::Connect);
+    (message.datagrams, message.remote) = (true, Some("224.0.0.1:1".parse().unwrap()));
+    assert_eq!(bench.ask(message, None).0.status, inlane_offload_protocol::message::KERNEL);
+}
+
+#[test]
+fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
+    let mut bench = Bench::new(10);
+    let fd = bench.datagrams(Operation::Connect, "10.0.0.2:4000", &[]);
+    bench.engine.network.learn(0, PEER.into(), inlane_wire::Mac([2, 0, 0, 0, 0, 2]), true);
+    let mut sent = |bench: &mut Bench| {
+        let before = bench.engine.network.counters.sent_packets;
+        bench.send(&fd, None, &[0; 1000]);
+        bench.engine.network.counters.sent_packets - before
+    };
+    assert_eq!(sent(&mut bench), 1);
+    // An ICMP error: a link carries only 600 bytes. It quotes the start of a datagram of the socket.
+    let local = bench.engine.sockets.iter().next().unwrap().1.local;
+    let mut quoted = ipv4::Packet::init(vec![0; 28]).unwrap();
+    quoted.set_protocol(ipv4::UDP);
+    quoted.set_source([10, 0, 0, 1].into());
+    quoted.set_destination(PEER);
+    quoted.payload_mut()[..2].copy_from_slice(&local.port().to_be_bytes());
+    quoted.payload_mut()[2..4].copy_from_slice(&4000u16.to_be_bytes());
+    bench.engine.on_datagram_too_big(0, quoted.bytes(), 600);
+    assert_eq!(sent(&mut bench), 2);
+    // One about a port without a socket is ignored, and a value that is too small is raised.
+    quoted.payload_mut()[0] ^= 1;
+    bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
+    assert_eq!(sent(&mut bench), 2);
+    quoted.payload_mut()[0] ^= 1;
+    bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
+    assert_eq!(sent(&mut bench), 2);
+    // After its time, the whole MTU is tried again.
+    bench.now += 601 * 1_000_000_000;
+    bench.engine.network.learn(bench.now, PEER.into(), inlane_wire::Mac([2, 0, 0, 0, 0, 2]), true);
+    assert_eq!(sent(&mut bench), 1);
 }

@@ -1,0 +1,49 @@
+//! Whether the engine has a route to the destination of a datagram.
+//!
+//! A datagram goes into the pair, which gives no answer. So the library asks the engine before it sends to an address for the first time, and
+//! remembers the addresses with a route. Routes stay as they are as long as an engine runs.
+
+use crate::control;
+use inlane_offload_protocol::address;
+use inlane_offload_protocol::message::{Message, Operation};
+use inlane_offload_protocol::name::SocketName;
+use libc::c_int;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The number of remembered addresses, a power of two.
+const PLACES: usize = 256;
+
+/// Hashes of an engine's number and an address with a route. Two addresses with one hash would only delay an error: the engine drops
+/// and counts a datagram that it cannot send.
+static ROUTES: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
+
+/// Checks that the engine can send from the socket `fd` to `remote`. Fails with an errno.
+pub fn check(fd: RawFd, name: &SocketName, remote: SocketAddr) -> Result<(), c_int> {
+    let hash = hash(name, remote);
+    let place = &ROUTES[hash as usize % PLACES];
+    if place.load(Ordering::Relaxed) == hash {
+        return Ok(());
+    }
+    let mut message = Message::new(Operation::Route);
+    message.remote = Some(remote);
+    match control::request(&mut message, fd) {
+        Some((reply, _)) if reply.status > 0 => Err(reply.status),
+        Some(_) => {
+            place.store(hash, Ordering::Relaxed);
+            Ok(())
+        }
+        // The engine has ended, which sending reports.
+        None => Ok(()),
+    }
+}
+
+/// Returns a hash of the engine, the socket and the remote IP address (FNV-1a).
+fn hash(name: &SocketName, remote: SocketAddr) -> u64 {
+    let remote = address::encode(Some(SocketAddr::new(remote.ip(), 0)));
+    let bytes = name.engine.to_le_bytes().into_iter().chain(name.socket.to_le_bytes()).chain(remote);
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
