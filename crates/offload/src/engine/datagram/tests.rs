@@ -346,7 +346,7 @@ fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
     let mut bench = Bench::new(10);
     let fd = bench.datagrams(Operation::Connect, "10.0.0.2:4000", &[]);
     bench.engine.network.learn(0, PEER.into(), inlane_wire::Mac([2, 0, 0, 0, 0, 2]), true);
-    let mut sent = |bench: &mut Bench| {
+    let sent = |bench: &mut Bench| {
         let before = bench.engine.network.counters.sent_packets;
         bench.send(&fd, None, &[0; 1000]);
         bench.engine.network.counters.sent_packets - before
