@@ -15,7 +15,7 @@ use std::ffi::OsString;
 pub const CONFIG_VARIABLE: &str = "INLANE_CONFIG";
 
 /// Variables named `INLANE_*` that set no flag of the command. Other parts of inlane read these variables.
-const OTHER_VARIABLES: [&str; 12] = [
+const OTHER_VARIABLES: [&str; 16] = [
     CONFIG_VARIABLE,
     "INLANE_LOG",
     "INLANE_CACHE",
@@ -23,6 +23,10 @@ const OTHER_VARIABLES: [&str; 12] = [
     "INLANE_COPY_TRACE",
     "INLANE_BLESS",
     "INLANE_NTB_FD",
+    "INLANE_NTB_JOB",
+    "INLANE_NTB_TRANSPORT",
+    "INLANE_NTB_MEETING",
+    "INLANE_NTB_PE",
     "INLANE_NTB_HEAP",
     "INLANE_NTB_COMPLETION",
     "INLANE_NTB_FAULTS",

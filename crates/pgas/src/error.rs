@@ -45,6 +45,16 @@ pub enum Error {
         /// UCX's reason.
         why: String,
     },
+    /// UCX cannot reach a PE, or an operation on it failed. The PE may have ended.
+    #[error(
+        "UCX cannot reach PE {peer}: {why}; if PE {peer} runs, check UCX_TLS and UCX_NET_DEVICES, which choose what UCX uses"
+    )]
+    Unreachable {
+        /// The PE.
+        peer: u32,
+        /// UCX's reason.
+        why: String,
+    },
     /// The link to a peer went down, or the peer restarted, during an operation.
     #[error("the link to PE {peer} is lost{lost}; look for the cause at PE {peer}")]
     LinkLost {

@@ -215,7 +215,15 @@ impl Job {
                 let _ = sender.send(JobEvent::Ended(pe, status));
             }
         });
-        Ok(Running { pidfd, attached: false, finished: false, gone: false, lost: None, ended: None })
+        Ok(Running {
+            pidfd,
+            attached: false,
+            finished: false,
+            gone: false,
+            may_abort: self.transport == Kind::Ucx,
+            lost: None,
+            ended: None,
+        })
     }
 }
 

@@ -50,6 +50,20 @@ pub fn fetch<T: Word>(operation: Operation, target: *const T, operand: u64, comp
     T::value(check(world().atomic(operation, target as usize, size_of::<T>(), operand, comparand, pe)))
 }
 
+/// Starts an atomic. The previous value is stored at `result` before the next quiet ends.
+pub unsafe fn fetch_nbi<T: Word>(
+    operation: Operation,
+    result: *mut T,
+    target: *const T,
+    operand: u64,
+    comparand: u64,
+    pe: u32,
+) {
+    let (word, operands) = ((target as usize, size_of::<T>()), (operand, comparand));
+    // SAFETY: the caller's result is writable until the next quiet, as the specification demands.
+    check(unsafe { world().atomic_fetch_nbi(operation, word, operands, result.cast(), pe) });
+}
+
 /// Starts an atomic operation on a word of `pe`, without a result. It is complete after the next quiet.
 pub fn post(operation: Operation, target: *mut c_void, width: usize, operand: u64, pe: u32) {
     check(world().atomic_nbi(operation, target as usize, width, operand, pe));

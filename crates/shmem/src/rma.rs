@@ -32,11 +32,16 @@ pub unsafe extern "C" fn put_nbi(destination: *mut c_void, source: *const c_void
     check(unsafe { world().put_bytes_nbi(destination as usize, source.cast(), bytes, pe) });
 }
 
-/// Copies from a PE. Returns when the bytes have arrived. The non-blocking gets call this function too,
-/// because the specification lets them complete early.
+/// Copies from a PE. Returns when the bytes have arrived.
 pub unsafe extern "C" fn get(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
     // SAFETY: the caller's pointers are valid.
     check(unsafe { world().get_bytes(destination.cast(), source as usize, bytes, pe) });
+}
+
+/// Starts a copy from a PE. The bytes have arrived after the next quiet.
+pub unsafe extern "C" fn get_nbi(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
+    // SAFETY: the caller's pointers are valid until the next quiet.
+    check(unsafe { world().get_bytes_nbi(destination.cast(), source as usize, bytes, pe) });
 }
 
 /// Copies one value from a PE.

@@ -86,7 +86,9 @@ pub fn fail(error: &Error) -> ! {
             print(&format!("PE {}: {error}", process.world.me()));
             match error {
                 // Another PE ended first, so tell the launcher to look for the cause there.
-                Error::LinkLost { peer, .. } => process.control.report_lost(*peer),
+                Error::LinkLost { peer, .. } | Error::Unreachable { peer, .. } => {
+                    process.control.report_lost(*peer)
+                }
                 _ => process.end_all(1),
             }
         }

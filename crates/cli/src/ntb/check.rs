@@ -7,20 +7,26 @@ use inlane_core::completion::CompletionMode;
 use inlane_ntb::device::Ntb;
 use inlane_ntb::ivshmem::Ivshmem;
 use inlane_pci::Address;
-use inlane_pgas::launch::{Member, Session};
+use inlane_pgas::launch::{Member, Session, UcxSession};
+use inlane_pgas::transport::Transport;
+use inlane_pgas::transport::bootstrap::{Exchange, JobControl};
 use inlane_pgas::transport::layout::Layout;
+use inlane_pgas::transport::ucx::Ucx;
 use inlane_pgas::transport::windows::{Settings, Windows};
 use inlane_pgas::world::World;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Checks windows, under 'inlane ntb run' or in each of several virtual machines: compares every result of put,
+/// Checks windows or UCX, under 'inlane ntb run' or in each of several virtual machines: compares every result of put,
 /// get, signals, atomics and reductions between all PEs
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   # two PEs over the twin, a software model of a PCIe bridge
   inlane ntb run -n 2 -- inlane ntb check
+
+  # the same over UCX
+  inlane ntb run -n 2 --transport ucx -- inlane ntb check
 
   # in each of two virtual machines that share the device
   inlane ntb check --ivshmem 0000:00:01.0")]
@@ -48,6 +54,11 @@ impl Check {
     /// The first wrong result, and errors of the bridge.
     pub fn run(self) -> anyhow::Result<()> {
         let heap = 1 << 20;
+        if self.ivshmem.is_none()
+            && let Some(session) = UcxSession::from_environment()?
+        {
+            return self.over_ucx(session, heap);
+        }
         let mut settings = Settings { connect_timeout: Duration::from_secs(60), ..Settings::default() };
         let mut twin = None;
         let ntb: Arc<dyn Ntb> = match self.ivshmem {
@@ -62,24 +73,45 @@ impl Check {
         };
         settings.completion = self.completion.unwrap_or(settings.completion);
         let pes = ntb.ports();
-        if pes < 2 {
-            let why = "it needs at least two PEs; start it with: inlane ntb run -n 2 -- inlane ntb check";
-            return Err(inlane_core::Error::invalid("ntb check", why).into());
-        }
+        at_least_two(pes)?;
         let bytes = Layout::overhead(pes) + World::<Windows>::symmetric_bytes(pes, 0, heap);
         let name = ntb.capabilities().name;
-        let start = Instant::now();
-        let world = World::new(Windows::connect(ntb, bytes, settings)?, 0, 0)?;
-        inlane_pgas::check::run(&world, self.rounds)?;
-        world.leave()?;
-        let (me, seconds) = (world.me(), start.elapsed().as_secs_f64());
-        crate::print(|out| {
-            writeln!(out, "ntb check: {name}, PE {me} of {pes}, {} rounds in {seconds:.2} s, ok", self.rounds)
-        })?;
+        self.check(Windows::connect(ntb, bytes, settings)?, name)?;
         if let Some((port, _hub, member)) = &twin {
             port.report_finished();
             member.iter().for_each(Member::finish);
         }
         Ok(())
     }
+
+    fn over_ucx(&self, session: UcxSession, heap: usize) -> anyhow::Result<()> {
+        let UcxSession { client, mut settings, .. } = session;
+        let pes = client.pes();
+        at_least_two(pes)?;
+        settings.completion = self.completion.unwrap_or(settings.completion);
+        let bytes = World::<Ucx>::symmetric_bytes(pes, 0, heap);
+        // SAFETY: there are no static objects.
+        let ucx = unsafe { Ucx::connect(client.clone(), bytes, None, settings)? };
+        self.check(ucx, "ucx")?;
+        client.report_finished();
+        Ok(())
+    }
+
+    /// Checks a connected transport, and prints the result.
+    fn check<T: Transport>(&self, transport: T, name: &str) -> anyhow::Result<()> {
+        let start = Instant::now();
+        let world = World::new(transport, 0, 0)?;
+        inlane_pgas::check::run(&world, self.rounds)?;
+        world.leave()?;
+        let (me, pes, seconds) = (world.me(), world.pes(), start.elapsed().as_secs_f64());
+        crate::print(|out| {
+            writeln!(out, "ntb check: {name}, PE {me} of {pes}, {} rounds in {seconds:.2} s, ok", self.rounds)
+        })
+    }
+}
+
+/// Returns an error for a job of fewer than two PEs.
+fn at_least_two(pes: u32) -> Result<(), inlane_core::Error> {
+    let why = "it needs at least two PEs; start it with: inlane ntb run -n 2 -- inlane ntb check";
+    if pes < 2 { Err(inlane_core::Error::invalid("ntb check", why)) } else { Ok(()) }
 }

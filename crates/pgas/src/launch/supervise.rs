@@ -25,12 +25,20 @@ pub(super) struct Running {
     pub attached: bool,
     pub finished: bool,
     pub gone: bool,
+    /// True if the PE may end by SIGABRT because another PE has ended. UCX ends processes so.
+    pub may_abort: bool,
     /// The PE to which this PE lost its link, if this PE ended for that reason.
     pub lost: Option<u32>,
     pub ended: Option<(ExitStatus, Instant)>,
 }
 
 impl Running {
+    /// Returns true if the process may have ended because another PE has ended.
+    fn is_consequence(&self) -> bool {
+        let aborted = self.ended.is_some_and(|(status, _)| status.signal() == Some(libc::SIGABRT));
+        self.lost.is_some() || (self.may_abort && aborted)
+    }
+
     /// Returns true if the process has ended and the hub has no more events of the process. A child process
     /// may keep the socket to the hub open. Therefore also returns true [`SETTLE_TIME`] after the end.
     fn is_settled(&self) -> bool {
@@ -70,14 +78,18 @@ fn failure(pe: usize, process: &Running) -> Option<(i32, String)> {
 /// reported only if no other PE has failed. The order of the events does not show which PE ended first.
 fn verdict(running: &[Running]) -> Option<(i32, String)> {
     let failed = |pe: usize| running[pe].is_settled().then(|| failure(pe, &running[pe])).flatten();
+    let others_run = |pe: usize| (0..running.len()).any(|other| other != pe && !running[other].is_settled());
     let alone = |pe: usize| {
+        if running[pe].lost.is_none() {
+            return !others_run(pe) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE_TIME);
+        }
         let next = |process: &&Running| process.lost.and_then(|peer| running.get(peer as usize));
         // PEs may have lost each other in a circle, so follow at most as many links as there are PEs.
         let mut lost = std::iter::successors(Some(&running[pe]), next).take(running.len() + 1).skip(1);
         lost.all(Running::is_settled) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE_TIME)
     };
     let all = || 0..running.len();
-    let causes = all().filter(|pe| running[*pe].lost.is_none()).find_map(failed);
+    let causes = all().filter(|pe| !running[*pe].is_consequence()).find_map(failed);
     causes.or_else(|| all().filter(|pe| alone(*pe)).find_map(failed))
 }
 

@@ -8,6 +8,7 @@ fn running(pes: usize) -> Vec<Running> {
         attached: true,
         finished: false,
         gone: false,
+        may_abort: false,
         lost: None,
         ended: None,
     };
@@ -44,6 +45,25 @@ fn the_cause_is_reported_whatever_the_order_of_the_events() {
         });
         assert_eq!(verdict.as_ref().map(|(status, _)| *status), Some(5), "{order:?}: {verdict:?}");
     }
+}
+
+#[test]
+fn an_abort_by_ucx_is_no_cause() {
+    let aborted = || ExitStatus::from_raw(libc::SIGABRT);
+    let mut running = running(3);
+    running.iter_mut().for_each(|process| process.may_abort = true);
+    record(&mut running, JobEvent::Ended(0, aborted()));
+    record(&mut running, JobEvent::Hub(0, PortEvent::Gone));
+    assert_eq!(verdict(&running), None, "another PE may have ended");
+    record(&mut running, JobEvent::Hub(1, PortEvent::Gone));
+    record(&mut running, JobEvent::Ended(1, ExitStatus::from_raw(libc::SIGKILL)));
+    assert_eq!(verdict(&running).map(|(status, _)| status), Some(128 + libc::SIGKILL));
+    // If all abort, one of them is reported.
+    for process in &mut running {
+        process.ended = Some((aborted(), Instant::now()));
+        process.gone = true;
+    }
+    assert_eq!(verdict(&running).map(|(status, _)| status), Some(128 + libc::SIGABRT));
 }
 
 #[test]

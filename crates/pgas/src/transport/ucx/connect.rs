@@ -358,8 +358,7 @@ impl Shared {
         let mut handle = null_mut();
         // SAFETY: the caller holds the lock of the handles, and the parameters are valid during the call.
         let status = unsafe { (self.library.ep_create)(handles.worker, &parameters, &mut handle) };
-        let what = format!("the connection to PE {pe}; UCX_TLS and UCX_NET_DEVICES choose what UCX uses");
-        self.library.check(status, &what)?;
+        self.reached(status, pe)?;
         let memory = self.unpack(handle, pe, &peer.key)?;
         let statics = match peer.statics_key.is_empty() {
             true => None,
@@ -371,11 +370,19 @@ impl Shared {
         Ok(endpoint)
     }
 
+    /// Returns an error unless `status` is that of a successful operation.
+    fn reached(&self, status: Status, pe: u32) -> Result<()> {
+        match status {
+            library::OK => Ok(()),
+            status => Err(self.broken(self.library.unreachable(status, pe))),
+        }
+    }
+
     fn unpack(&self, endpoint: library::EndpointHandle, pe: u32, key: &[u8]) -> Result<library::KeyHandle> {
         let mut handle = null_mut();
         // SAFETY: the key is one that a PE of the job packed. Its length is part of its contents.
         let status = unsafe { (self.library.rkey_unpack)(endpoint, key.as_ptr().cast(), &mut handle) };
-        self.library.check(status, &format!("the key of PE {pe}'s memory"))?;
+        self.reached(status, pe)?;
         Ok(handle)
     }
 

@@ -268,9 +268,18 @@ impl Library {
 
     /// Returns the error for a failed operation.
     pub fn error(&self, status: Status, what: &str) -> Error {
+        Error::Ucx { what: what.into(), why: self.text(status) }
+    }
+
+    /// Returns the error of an operation on `pe`, or of the connection to it.
+    pub fn unreachable(&self, status: Status, pe: u32) -> Error {
+        Error::Unreachable { peer: pe, why: self.text(status) }
+    }
+
+    fn text(&self, status: Status) -> String {
         // SAFETY: the function returns a static string for every number.
-        let why = unsafe { CStr::from_ptr((self.status_string)(status)) };
-        Error::Ucx { what: what.into(), why: why.to_string_lossy().into_owned() }
+        let text = unsafe { CStr::from_ptr((self.status_string)(status)) };
+        text.to_string_lossy().into_owned()
     }
 
     /// Returns the request that `pointer` stands for, or `None` if the operation is complete.

@@ -232,7 +232,7 @@ impl Shared {
         // error, and failures of an endpoint (-89 to -60).
         let error = match status {
             -25 | -24 | -23 | -16 | -6 | -3 | -89..=-60 => self.lost(pe),
-            _ => self.library.error(status, &format!("an operation on PE {pe}")),
+            _ => self.library.unreachable(status, pe),
         };
         self.broken(error)
     }

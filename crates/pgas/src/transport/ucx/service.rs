@@ -99,7 +99,7 @@ impl Shared {
                 }
                 drop(handles);
                 if self.settings.yields {
-                    std::thread::yield_now();
+                    break;
                 }
             }
         }
@@ -161,13 +161,14 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
             return Ok(true);
         }
         self.shared.progress_once();
-        if self.shared.settings.yields {
-            std::thread::yield_now();
-        }
         Ok((self.done)())
     }
 
     fn plan(&mut self) -> WaitPlan {
+        // If PEs share processors, block at once, because the other PE may need this processor.
+        if self.shared.settings.yields && self.mode != CompletionMode::Poll {
+            return WaitPlan::BLOCK;
+        }
         match self.mode {
             CompletionMode::Poll => WaitPlan::POLL,
             CompletionMode::Interrupt => WaitPlan::BLOCK,
@@ -179,6 +180,9 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
         let shared = self.shared;
         shared.activity.fetch_add(1, Ordering::Relaxed);
         shared.check()?;
+        if self.mode == CompletionMode::Poll && shared.settings.yields {
+            std::thread::yield_now();
+        }
         match self.limit {
             Some((limit, what)) if waited > limit => {
                 let peer = self.peer.unwrap_or(shared.me);

@@ -1,0 +1,87 @@
+//! Runs C programs as jobs over UCX, by shared memory and by TCP, and jobs in which a PE is killed.
+
+mod compiling;
+
+use compiling::compile;
+use inlane_pgas::launch::Job;
+use inlane_pgas::transport::select::Kind;
+use inlane_pgas::transport::ucx::Ucx;
+use std::ffi::OsString;
+use std::path::Path;
+
+/// Values of `UCX_TLS`: shared memory, TCP, and UCX's choice.
+const METHODS: [&str; 3] = ["shm,self", "tcp,self", "all"];
+
+/// Returns false, and says so, if UCX is missing.
+fn has_ucx(test: &str) -> bool {
+    let found = Ucx::version();
+    if let Err(error) = &found {
+        eprintln!("SKIPPED {test}: {error}");
+    }
+    found.is_ok()
+}
+
+/// Runs a program as a job over UCX. Returns the job's status and the reason for a failure.
+fn run(program: &Path, methods: &str, pes: u32, arguments: &[&str]) -> (i32, Option<String>) {
+    let job = Job { pes, heap_bytes: 64 << 20, transport: Kind::Ucx, ..Job::default() };
+    let all = [format!("UCX_TLS={methods}").into(), program.into()];
+    let all: Vec<OsString> = all.into_iter().chain(arguments.iter().map(Into::into)).collect();
+    job.run(&"env".into(), &all).unwrap()
+}
+
+#[test]
+fn programs_work_over_shared_memory_and_tcp() {
+    if !has_ucx("programs_work_over_shared_memory_and_tcp") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    for source in ["basics.c", "waits.c", "teams.c", "locks.c"] {
+        let Some(program) = compile(directory.path(), source) else { return };
+        for methods in METHODS {
+            assert_eq!(run(&program, methods, 3, &[]), (0, None), "{source} over {methods}");
+        }
+    }
+}
+
+#[test]
+fn forked_children_are_no_pes() {
+    if !has_ucx("forked_children_are_no_pes") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "signals.c") else { return };
+    for methods in METHODS {
+        assert_eq!(run(&program, methods, 2, &[]), (0, None), "{methods}");
+    }
+}
+
+#[test]
+fn an_early_end_ends_the_job() {
+    if !has_ucx("an_early_end_ends_the_job") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "endings.c") else { return };
+    for methods in ["shm,self", "tcp,self"] {
+        for (how, status) in [("global", 9), ("status", 5), ("return", 6), ("quick", 1), ("late", 0)] {
+            let (seen, why) = run(&program, methods, 3, &[how]);
+            assert_eq!(seen, status, "{how} over {methods}: {why:?}");
+        }
+    }
+}
+
+#[test]
+fn a_killed_pe_ends_the_job_whatever_the_others_do() {
+    if !has_ucx("a_killed_pe_ends_the_job_whatever_the_others_do") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "killed.c") else { return };
+    for methods in ["shm,self", "tcp,self"] {
+        for doing in ["start", "barrier", "put", "get", "atomic", "wait", "compute"] {
+            let (status, why) = run(&program, methods, 3, &[doing]);
+            assert_eq!(status, 128 + 9, "{doing} over {methods}: {why:?}");
+            assert!(why.unwrap().starts_with("PE 1 was killed by signal 9"), "{doing} over {methods}");
+        }
+    }
+}
