@@ -17,8 +17,8 @@ use inlane_pgas::world::World;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Checks windows or UCX, under 'inlane ntb run' or in each of several virtual machines: compares every result of put,
-/// get, signals, atomics and reductions between all PEs
+/// Checks windows or UCX, under 'inlane ntb run' or in each of several virtual machines: compares every result
+/// of put, get, signals, atomics and reductions between all PEs
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
