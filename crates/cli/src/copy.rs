@@ -190,7 +190,7 @@ pub struct Copy {
     #[arg(long, default_value_t = SmTuning::default().turns, value_name = "N", value_parser = count::<usize>(1, 1024), help_heading = "Copies and staging by SMs")]
     sm_turns: usize,
     /// Lower the latency of small transfers: send those of up to this size, 0 to 1G, without fences. They
-    /// reach only a quarter of the link's bandwidth, because of every 16 bytes 4 hold the transfer's number.
+    /// reach three quarters of the link's bandwidth, because of every 16 bytes 4 hold the transfer's number.
     /// 0 sends no transfer this way
     #[arg(long, default_value = "256K", value_name = "SIZE", value_parser = size::<usize>(0, LARGEST_CHUNK), help_heading = "Copies and staging by SMs")]
     sm_lines: usize,

@@ -12,11 +12,13 @@ use std::process::ExitCode;
 #[error("{0}")]
 pub struct NotReady(pub String);
 
-/// Returns the error and its causes in one line. Leaves out a cause whose text is already in the line.
+/// Returns the error and its causes in one line. Says nothing twice: leaves out a cause whose text is already
+/// in the line, and a text with which its cause begins.
 pub fn text(error: &anyhow::Error) -> String {
     let texts = error.chain().map(ToString::to_string);
     let whole = texts.reduce(|text, cause| match text.contains(&cause) {
         true => text,
+        false if cause.starts_with(&format!("{text}: ")) => cause,
         false => format!("{text}: {cause}"),
     });
     whole.unwrap_or_default()

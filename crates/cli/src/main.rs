@@ -71,10 +71,8 @@ fn main() -> ExitCode {
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(name, _)| name.starts_with("INLANE_"))
         .collect();
-    for name in settings::unknown_variables(&Cli::command(), &environment) {
-        print_to_stderr(format_args!(
-            "inlane: warning: the environment variable {name} is ignored, because no flag has this name"
-        ));
+    for warning in settings::unknown_variables(&Cli::command(), &environment) {
+        print_to_stderr(format_args!("inlane: warning: {warning}"));
     }
     let expanded = settings::expand(&Cli::command(), std::env::args_os().collect(), &environment);
     let settings::Expanded { arguments, origins } = match expanded {

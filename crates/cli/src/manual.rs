@@ -58,7 +58,8 @@ pub fn man(args: &ManArgs) -> anyhow::Result<()> {
     command.build();
     if let Some(directory) = &args.directory {
         if directory.exists() && !directory.is_dir() {
-            return Err(NotReady(format!("{} is a file; name a directory", directory.display())).into());
+            let what = format!("--directory {}", directory.display());
+            return Err(inlane_core::Error::invalid(what, "it is a file; name a directory").into());
         }
         return write_all(command, directory).map_err(|error| {
             let directory = directory.display();

@@ -53,12 +53,18 @@ pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]
                 let definition = subcommand.get_arguments().find(|it| it.to_string() == *name);
                 definition.is_none_or(Arg::is_required_set)
             };
-            let why = match missing.iter().all(required) {
-                true => "",
-                false => ", which a given flag needs",
+            let needed_by = match missing.iter().all(required) {
+                true => None,
+                false => flag_that_needs(arguments, &names),
             };
             let (names, missing) = (names.join(" and "), missing.join(" "));
-            format!("{names} {verb} missing{why}; give {missing}\n{}", usage(error))
+            match needed_by {
+                Some(flag) => format!(
+                    "{names} {verb} missing, which {flag} needs; give {missing}, or leave out {flag}\n{}",
+                    usage(error)
+                ),
+                None => format!("{names} {verb} missing; give {missing}\n{}", usage(error)),
+            }
         }
         ErrorKind::ArgumentConflict => {
             let others = texts(error, ContextKind::PriorArg);
@@ -67,7 +73,8 @@ pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]
                 false => {
                     let others: Vec<String> = others.iter().map(|other| bare(other)).collect();
                     let flag = bare(&argument);
-                    format!("{flag}: it excludes {}; leave one of them out", others.join(", "))
+                    let others = others.join(" and ");
+                    format!("{flag}: it excludes {others}; give either {flag}, or {others}")
                 }
             }
         }
@@ -85,6 +92,27 @@ pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]
         }
         _ => error.to_string().trim_start_matches("error: ").trim_end().into(),
     }
+}
+
+/// Returns the given flag that needs the `missing` ones. Clap does not tell which it is. So parses the command
+/// line again without each flag, and without its value, until the error no longer names a missing one.
+fn flag_that_needs(arguments: &[OsString], missing: &[String]) -> Option<String> {
+    let complains = |arguments: Vec<&OsString>| {
+        let Err(error) = <crate::Cli as clap::CommandFactory>::command().try_get_matches_from(arguments)
+        else {
+            return false;
+        };
+        error.kind() != ErrorKind::MissingRequiredArgument
+            || texts(&error, ContextKind::InvalidArg).iter().any(|name| missing.contains(&bare(name)))
+    };
+    arguments.iter().enumerate().skip(1).find_map(|(at, argument)| {
+        let flag = argument.to_str().filter(|text| text.starts_with('-'))?;
+        let without = |count: usize| {
+            let rest = arguments[(at + count).min(arguments.len())..].iter();
+            arguments[..at].iter().chain(rest).collect::<Vec<_>>()
+        };
+        (!complains(without(1)) || !complains(without(2))).then(|| bare(flag))
+    })
 }
 
 /// Returns true if clap took a negative number for an unknown flag, as in `--rate -1`.
@@ -189,7 +217,10 @@ fn bare(argument: &str) -> String {
     let name = argument.split([' ', '=']).next().unwrap_or_default();
     match name.starts_with('-') {
         true => name.split('[').next().unwrap_or_default().into(),
-        false => name.trim_end_matches('.').trim_matches(['<', '>', '[', ']']).into(),
+        false => {
+            let name = name.trim_start_matches(['<', '[']);
+            name.split(['[', '>', ']']).next().unwrap_or_default().trim_end_matches('.').into()
+        }
     }
 }
 

@@ -93,8 +93,8 @@ struct Run {
     /// Inject the faults at this PE only, 0 to N-1 [default: at all PEs]
     #[arg(long, value_name = "PE", value_parser = count::<u32>(0, 63))]
     faulty: Option<u32>,
-    /// Copy bulk data by a mover: twin (a DMA engine as fast as a core copies) or twin:RATE (twin:30G). gpu:N
-    /// reaches only registered memory, so only ntb bench can use it
+    /// Copy bulk data by a mover: twin (a DMA engine as fast as a core copies), or twin:RATE in bits
+    /// per second (twin:30G). gpu:N reaches only registered memory, so only ntb bench can use it
     #[arg(long, value_name = "MOVER")]
     mover: Option<MoverChoice>,
     /// Size from which the mover copies [default: the measured size from which it is faster than stores]

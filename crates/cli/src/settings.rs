@@ -15,7 +15,7 @@ use std::ffi::OsString;
 pub const CONFIG_VARIABLE: &str = "INLANE_CONFIG";
 
 /// Variables named `INLANE_*` that set no flag of the command. Other parts of inlane read these variables.
-const OTHER_VARIABLES: [&str; 16] = [
+const OTHER_VARIABLES: [&str; 22] = [
     CONFIG_VARIABLE,
     "INLANE_LOG",
     "INLANE_CACHE",
@@ -32,14 +32,25 @@ const OTHER_VARIABLES: [&str; 16] = [
     "INLANE_NTB_FAULTS",
     "INLANE_NTB_MOVER",
     "INLANE_NTB_YIELD",
+    "INLANE_NTB_MOVER_FROM",
+    "INLANE_SHMEM_CONNECT_TIMEOUT",
+    "INLANE_SHMEM_ANSWER_TIMEOUT",
+    "INLANE_OFFLOAD_SOCKET",
+    "INLANE_OFFLOAD_RULES",
+    "INLANE_OFFLOAD_REQUIRE",
 ];
 
-/// Returns the names of `INLANE_*` variables that no part of inlane reads. Such a name is probably misspelt.
-pub fn unknown_variables<'a>(command: &Command, environment: &'a [(String, String)]) -> Vec<&'a str> {
+/// Returns a warning for each `INLANE_*` variable that no part of inlane reads. Such a name is probably
+/// misspelt, so the warning suggests similar names.
+pub fn unknown_variables(command: &Command, environment: &[(String, String)]) -> Vec<String> {
     let mut known: Vec<String> = OTHER_VARIABLES.map(String::from).into();
     collect_variables(command, "", &mut known);
     let unknown = |name: &&str| !known.iter().any(|known| known == name) && !name.starts_with("INLANE_TEST_");
-    environment.iter().map(|(name, _)| name.as_str()).filter(unknown).collect()
+    let warning = |name: &str| {
+        let near = did_you_mean(&similar(name, known.iter().map(String::as_str)));
+        format!("the environment variable {name} is ignored; {near}names are INLANE_COMMAND_FLAG")
+    };
+    environment.iter().map(|(name, _)| name.as_str()).filter(unknown).map(warning).collect()
 }
 
 fn collect_variables(command: &Command, table: &str, known: &mut Vec<String>) {
@@ -431,9 +442,12 @@ mod tests {
     #[test]
     fn variables_that_set_no_flag_are_unknown() {
         let environment: Vec<_> =
-            ["INLANE_FORWARD_BURST", "INLANE_FORWARD_BURTS", "INLANE_LOG", "INLANE_NTB_BENCH_REPEATS"]
+            ["INLANE_FORWARD_BURST", "INLANE_FORWARD_BURTS", "INLANE_LOG", "INLANE_NTB_JOB"]
                 .map(|name| (name.to_string(), "1".to_string()))
                 .into();
-        assert_eq!(unknown_variables(&command(), &environment), ["INLANE_FORWARD_BURTS"]);
+        let warnings = unknown_variables(&command(), &environment);
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        let expected = "INLANE_FORWARD_BURTS is ignored; did you mean INLANE_FORWARD_BURST";
+        assert!(warnings[0].contains(expected), "{warnings:?}");
     }
 }

@@ -127,7 +127,11 @@ fn mistakes_are_answered_with_a_remedy() {
         ("copy --form host", 2, "--form: there is no such flag; did you mean --from? 'inlane copy --help'"),
         ("topo extra", 2, "extra: this argument is not expected; 'inlane topo --help' lists the flags"),
         ("copy --from", 2, "--from: the value is missing; give --from <ENDPOINT>"),
-        ("copy --from host", 2, "--to is missing, which a given flag needs; give --to <ENDPOINT>"),
+        (
+            "copy --from host",
+            2,
+            "--to is missing, which --from needs; give --to <ENDPOINT>, or leave out --from",
+        ),
         ("report", 2, "--schema is missing; give --schema <DOCUMENT>"),
         ("ntb run -n 4", 2, "PROGRAM is missing; give <PROGRAM>..."),
         ("forward --between null", 2, "--between: values are missing; give --between <PORT> <PORT>"),
@@ -136,7 +140,7 @@ fn mistakes_are_answered_with_a_remedy() {
         (
             "copy --published --completion poll",
             2,
-            "--published: it excludes --completion; leave one of them out",
+            "--published: it excludes --completion; give either --published, or --completion",
         ),
         ("forward --burst 1 --burst 2", 2, "--burst: it is given twice; give it once"),
         // Settings.
@@ -144,10 +148,15 @@ fn mistakes_are_answered_with_a_remedy() {
         // Files and programs that do not exist.
         ("forward --config nope.toml", 3, "settings file nope.toml: cannot be read"),
         ("forward --rx pcap:nope.pcap --tx null", 3, "name a capture that you may read"),
-        ("man --directory text.txt", 3, "text.txt is a file; name a directory"),
+        ("man --directory text.txt", 2, "--directory text.txt: it is a file; name a directory"),
         ("ntb run nosuchprogram", 3, "cannot start 'nosuchprogram'"),
         ("offload run nosuchprogram", 3, "cannot start 'nosuchprogram': there is no such executable program"),
         ("offload run --rules nope true", 3, "--rules nope: cannot be read"),
+        ("ntb bench --ucx-repeats 2", 2, "--ucx is missing, which --ucx-repeats needs; give --ucx"),
+        ("ntb bench --mover twin:fast", 2, "give twin, twin:RATE in bits per second"),
+        ("forward --rx null --tx null --size 64K", 2, "--size 64K: give 14 B to 65535 B"),
+        ("nvme read 127.0.0.1:99999 out", 2, "ADDRESS 127.0.0.1:99999: the port"),
+        ("topo --json .", 2, "cannot write .: Is a directory"),
         ("ntb bench --ucx ./nope", 3, "there is no such program; give the path of ucx_perftest"),
         ("nvme discover 127.0.0.1:1", 3, "cannot connect: Connection refused"),
         ("offload status --socket ./nope", 3, "start one with 'inlane offload serve'"),

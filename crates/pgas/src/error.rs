@@ -165,8 +165,12 @@ impl Error {
         let what = format!("cannot start '{}'", program.to_string_lossy());
         match source.kind() {
             NotFound | PermissionDenied => {
-                inlane_core::Error::device_environment(what, format!("{source}; name an executable program"))
-                    .into()
+                let path = std::path::Path::new(program);
+                let why = match path.components().count() == 1 && path.is_file() {
+                    true => format!("no directory of PATH has it; give its path: ./{}", path.display()),
+                    false => format!("{source}; name an executable program"),
+                };
+                inlane_core::Error::device_environment(what, why).into()
             }
             _ => Error::Os { what, source },
         }

@@ -36,6 +36,7 @@ impl Error {
     /// ([`Class::Environment`]). A later error loses the result of a run ([`Class::Failed`]).
     pub fn class(&self) -> Class {
         match self {
+            Error::Open { source, .. } if source.kind() == ErrorKind::IsADirectory => Class::Usage,
             Error::Open { .. } => Class::Environment,
             _ => Class::Failed,
         }

@@ -172,7 +172,7 @@ pub(super) struct FunctionArgs {
 #[command(next_help_heading = "GPU, with --on gpu:N (0 chooses a value)")]
 pub(super) struct GpuArgs {
     /// Where packets lie: pinned (host memory, used in place), gpu (copied to GPU memory, changes copied
-    /// back) or gpu-pool (GPU memory from the start; for ports that do not touch payload) [default: pinned]
+    /// back) or gpu-pool (GPU memory from the start; for ports null, net_null and ring) [default: pinned]
     #[arg(long, value_name = "WHERE")]
     pub(super) memory: Option<Memory>,
     /// Copy only this many bytes of each packet to GPU memory, 1 to 128K. The rest stays in host memory

@@ -57,8 +57,8 @@ pub struct Bench {
     /// Measure one part only: puts (beside a plain copy and --ucx), or mover
     #[arg(long, value_name = "PART", value_parser = part)]
     only: Option<Part>,
-    /// The mover: twin (a DMA engine as fast as a core copies), twin:RATE (twin:30G), or gpu:N (its copy
-    /// engines)
+    /// The mover: twin (a DMA engine as fast as a core copies), twin:RATE in bits per second
+    /// (twin:30G), or gpu:N (its copy engines)
     #[arg(long, value_name = "MOVER", default_value = "twin")]
     mover: MoverChoice,
     /// Measure the windows between two virtual machines instead of the twin. ADDRESS is the PCI address of

@@ -30,7 +30,7 @@ pub struct Info {
     #[arg(long, value_name = "N", default_value_t = 2, requires = "ivshmem", value_parser = count::<u32>(2, 64))]
     machines: u32,
     /// Measure from which size this mover is faster than stores: twin (a DMA engine as fast as a core copies)
-    /// or twin:RATE (twin:30G)
+    /// or twin:RATE in bits per second (twin:30G)
     #[arg(long, value_name = "MOVER", conflicts_with = "ivshmem")]
     mover: Option<MoverChoice>,
     /// Write the result as JSON to a file, or to standard output for -

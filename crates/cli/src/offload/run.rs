@@ -48,13 +48,17 @@ impl Run {
         let (name, arguments) = self.program.split_first().context("no program given")?;
         let shown = Path::new(name).display();
         let Some(path) = program::find(Path::new(name)) else {
-            let why =
-                format!("cannot start '{shown}': there is no such executable program; name another one");
+            let file = Path::new(name);
+            let remedy = match file.components().count() == 1 && file.is_file() {
+                true => format!("no directory of PATH has it; give its path: ./{shown}"),
+                false => "there is no such executable program; name another one".into(),
+            };
+            let why = format!("cannot start '{shown}': {remedy}");
             return Err(NotReady(why).into());
         };
+        let rules = self.rules.as_deref().map(read_rules).transpose()?;
         let library = library()?;
         let socket = std::path::absolute(&self.socket)?;
-        let rules = self.rules.as_deref().map(read_rules).transpose()?;
         if let Some(why) = program::obstacle(&path) {
             self.note(&format!("{why}; its sockets stay with the kernel"))?;
         }

@@ -54,11 +54,15 @@ impl Queue {
     /// If the target cannot be reached, does not answer in time, or refuses the negotiation.
     pub fn connect(address: SocketAddr, options: &QueueOptions, max_capsule_data: u32) -> Result<Self> {
         let peer = address.to_string();
-        let refused = |error: std::io::Error| Error::Unreachable {
-            why: format!(
-                "cannot connect: {error}; check that the target listens there and that no firewall blocks the port"
-            ),
-            peer: peer.clone(),
+        let refused = |error: std::io::Error| {
+            use std::io::ErrorKind::{HostUnreachable, NetworkUnreachable};
+            let remedy = match error.kind() {
+                NetworkUnreachable | HostUnreachable => {
+                    format!("check this machine's route: ip route get {}", address.ip())
+                }
+                _ => "check that the target listens there and that no firewall blocks the port".into(),
+            };
+            Error::Unreachable { why: format!("cannot connect: {error}; {remedy}"), peer: peer.clone() }
         };
         let socket = TcpStream::connect_timeout(&address, options.timeout).map_err(refused)?;
         socket.set_nodelay(true).map_err(refused)?;

@@ -23,12 +23,13 @@ impl std::str::FromStr for MoverChoice {
     fn from_str(text: &str) -> Result<Self> {
         use inlane_core::units::{Rate, parse_rate};
         let invalid = || {
-            Error::invalid(format!("mover '{text}'"), "give twin, twin:RATE (for example twin:30G) or gpu:N")
+            let why = "give twin, twin:RATE in bits per second (for example twin:30G), or gpu:N";
+            Error::invalid(format!("mover '{text}'"), why)
         };
         match text.split_once(':').unwrap_or((text, "")) {
             ("twin", "") => Ok(Self::Twin(None)),
-            ("twin", rate) => match parse_rate(rate)? {
-                Rate::Bits(bits) => Ok(Self::Twin(Some(bits))),
+            ("twin", rate) => match parse_rate(rate) {
+                Ok(Rate::Bits(bits)) => Ok(Self::Twin(Some(bits))),
                 _ => Err(invalid()),
             },
             ("gpu", number) => number.parse().map(Self::Gpu).map_err(|_| invalid()),

@@ -61,7 +61,14 @@ impl Server {
             return Err(Error::invalid(format!("a job of {pes} PEs"), format!("give 1 to {MAX_PES}")));
         }
         let os = |error: std::io::Error| {
-            Error::os(format!("listening at {address} for the PEs; give an address of this machine"), error)
+            let what = format!("cannot listen for the PEs at {address}");
+            match error.kind() {
+                std::io::ErrorKind::AddrNotAvailable => {
+                    let why = format!("{error}; give an address of this machine, which 'ip address' lists");
+                    inlane_core::Error::device_environment(what, why).into()
+                }
+                _ => Error::os(what, error),
+            }
         };
         let listener = TcpListener::bind(SocketAddr::new(address, 0)).map_err(os)?;
         let mut token = [0u8; 16];
