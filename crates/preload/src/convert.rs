@@ -34,8 +34,9 @@ const STREAM_OPTIONS: [NumberOption; 10] = [
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0),
 ];
 
-/// Linux's option SO_BUF_LOCK: bit 0 is set if the program has set SO_SNDBUF, bit 1 for SO_RCVBUF. Linux before 5.14
-/// lacks it; buffers that are set before bind or connect are then ignored.
+/// Linux's socket option SO_BUF_LOCK. Bit 0 of its value is set if the program has set SO_SNDBUF, bit 1 if it
+/// has set SO_RCVBUF. Linux before 5.14 lacks the option; the engine then does not get buffer sizes that a
+/// program sets before bind or connect.
 const BUFFERS_SET: c_int = 72;
 
 /// As [`STREAM_OPTIONS`], for UDP sockets.
@@ -111,7 +112,7 @@ pub fn offer(fd: RawFd, usage: Use, address: SocketAddr) -> Outcome {
 /// `remote`. A socket that has a port already stays with the kernel.
 pub fn offer_unbound(fd: RawFd, remote: SocketAddr) -> Outcome {
     let before = errno();
-    // Most such sockets have a port, so this is checked first.
+    // Most sockets that send have a port already, so check this before asking for the kind of socket.
     let unbound = if has_port(fd) { None } else { candidate(fd) };
     let outcome = match unbound {
         Some(socket) if socket.datagrams && remote.is_ipv6() == socket.v6 => {

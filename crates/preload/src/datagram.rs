@@ -1,9 +1,10 @@
 //! UDP sockets that the engine runs.
 //!
-//! Each datagram in the pair begins with a header ([`inlane_offload_protocol::datagram`]). So unlike the bytes of a TCP connection, a datagram
-//! cannot be sent or received by the kernel's functions alone: every function must know beforehand whether its descriptor is a UDP socket of
-//! the engine. It asks the kernel for the descriptor's name. Processes without such a socket do not pay for the question, because
-//! [`PRESENT`] is false in them.
+//! Each datagram in the pair begins with a header ([`inlane_offload_protocol::datagram`]). So unlike the
+//! bytes of a TCP connection, a datagram cannot be sent or received by the kernel's functions alone: every
+//! function must know beforehand whether its descriptor is a UDP socket of the engine. It asks the kernel for
+//! the name of the UNIX socket behind the descriptor, which tells. Processes without a UDP socket of the
+//! engine save this system call, because [`PRESENT`] is false in them.
 
 mod ancillary;
 mod many;
@@ -60,7 +61,8 @@ pub fn find_inherited() {
     for (poll, fd) in polls.iter_mut().zip(0..) {
         poll.fd = fd;
     }
-    // SAFETY: the structures live through the calls. A poll of more entries than the limit of descriptors would fail.
+    // poll(2) fails if it is given more entries than RLIMIT_NOFILE, so ask for at most as many.
+    // SAFETY: the structures live through the calls.
     let asked = unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
         libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
@@ -91,7 +93,8 @@ impl Flags {
         real::option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY).unwrap_or(0)
     }
 
-    /// Replaces the flags. All three are never set together, because the kernel keeps the value 7 for privileged processes.
+    /// Replaces the flags. If all three are set, stores 6, without `CONNECTED`, because the kernel reserves
+    /// the value 7 for privileged processes.
     fn set(fd: RawFd, flags: c_int) {
         real::set_option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY, flags.min(6));
     }
@@ -124,10 +127,11 @@ fn total(parts: &[iovec]) -> Option<usize> {
     parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))
 }
 
-/// Calls `call` with the buffers `[header, parts...]`.
+/// Passes `call` the array of buffers `[header, parts...]` and its length. Fails with EMSGSIZE if it is
+/// longer than the kernel accepts.
 ///
 /// # Safety
-/// As that of `call`.
+/// `call` may use the buffers, so `header` must lead to `datagram::LEN` bytes, and `parts` must be valid.
 #[inline]
 unsafe fn with_header(
     header: *mut u8,
@@ -386,7 +390,7 @@ pub unsafe fn connect(fd: RawFd, name: &SocketName, remote: SocketAddr) -> c_int
     }
 }
 
-/// Notes with the socket that it is connected.
+/// Sets the socket's flag `CONNECTED`.
 pub fn set_connected(fd: RawFd) {
     Flags::set(fd, Flags::of(fd) | Flags::CONNECTED);
 }

@@ -137,7 +137,7 @@ hooks! {
     }
 
     fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
-        // A read of no bytes leaves the datagram in the queue.
+        // read(2) of 0 bytes must leave the datagram in the queue, so pass it to the kernel.
         if len > 0 && let Some(name) = datagram::name_of(fd) {
             return datagram::receive_from(fd, &name, &[datagram::part(buffer, len)], 0, null_mut(), null_mut());
         }
@@ -280,7 +280,7 @@ hooks! {
         real::sendmmsg(fd, messages, count, flags)
     }
 
-    // The C library's function takes a variable number of arguments; see `syscall` below.
+    // The C library's function is variadic. See `syscall` below for why a fixed argument serves too.
     fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
         if request == libc::FIONREAD && !argument.is_null() && let Some(name) = datagram::name_of(fd) {
             argument.cast::<c_int>().write_unaligned(datagram::next_length(fd, &name));

@@ -6,8 +6,8 @@
 use crate::{errno, fail, set_errno, socket};
 use libc::{c_int, ssize_t};
 
-/// Returns what a send with `flags` must return if the kernel returned `result` to the same send with MSG_NOSIGNAL. Raises the
-/// signal of a broken pipe if the program did not forbid it.
+/// Returns what the program's send with `flags` must return. `result` is what the kernel returned for the
+/// same send with MSG_NOSIGNAL. For EPIPE, raises SIGPIPE unless `flags` contains MSG_NOSIGNAL.
 #[inline]
 pub fn finish(fd: c_int, flags: c_int, result: ssize_t) -> ssize_t {
     if result != -1 || errno() != libc::EPIPE {
@@ -22,7 +22,8 @@ pub fn finish(fd: c_int, flags: c_int, result: ssize_t) -> ssize_t {
     result
 }
 
-/// Returns what a write must return if the kernel returned `result`. The signal of a broken pipe was raised already.
+/// Returns what the program's write must return if the kernel's write returned `result`. For EPIPE, the
+/// kernel has raised SIGPIPE already.
 #[inline]
 pub fn after_write(fd: c_int, result: ssize_t) -> ssize_t {
     if result == -1 && errno() == libc::EPIPE { broken(fd) } else { result }

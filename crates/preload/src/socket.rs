@@ -154,8 +154,8 @@ pub fn accept(
         return fail(libc::EINVAL);
     }
     let before = errno();
-    // A record that is received without a free descriptor loses its connection. As the kernel does, look for a
-    // descriptor first.
+    // If no descriptor is free, receiving a record would lose the connection that it carries. As the kernel's
+    // accept does, check first that one is free.
     // SAFETY: has no preconditions; the duplicate is closed at once.
     unsafe {
         let free = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0);
@@ -253,8 +253,8 @@ pub fn getsockopt(
         }
         0
     };
-    // UNIX sockets have no SO_REUSEPORT, so only the engine knows it. While the connection is being established, the
-    // engine keeps the send buffer of the program's end small.
+    // The engine is asked for SO_REUSEPORT, because UNIX sockets lack it, and for SO_SNDBUF while the
+    // connection is being established, because the program's end has a small send buffer during that time.
     let asks_engine =
         name == libc::SO_REUSEPORT || name == libc::SO_SNDBUF && Flags::of(fd).has(Flags::CONNECTING);
     if level == libc::SOL_SOCKET && !asks_engine {
@@ -315,8 +315,9 @@ pub fn setsockopt(fd: RawFd, level: c_int, name: c_int, value: *const c_void, le
 /// result for its rings.
 fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
     let connecting = name == libc::SO_SNDBUF && Flags::of(fd).has(Flags::CONNECTING);
-    // While the connection is being established, the send buffer of the program's end stays small, so that the end is not writable. So ask the
-    // kernel with another UNIX socket what the value becomes.
+    // While the connection is being established, the send buffer of the program's end must stay small, so
+    // that the end is not writable. So set the option of a temporary UNIX socket, to get the value that the
+    // kernel makes of it.
     // SAFETY: has no preconditions; the program's arguments; the descriptor is closed below.
     let (code, bytes) = unsafe {
         let asked = if connecting {

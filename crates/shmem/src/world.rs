@@ -41,7 +41,7 @@ impl Process {
 // Never dropped, because peers may still read the memory when this process ends.
 static PROCESS: OnceLock<Process> = OnceLock::new();
 static FINISHED: AtomicBool = AtomicBool::new(false);
-/// True once this process runs `exit` because it ends the job.
+/// True once this process has called shmem_global_exit. It then ends by `exit`, so `watch` need not end it.
 static EXITING: AtomicBool = AtomicBool::new(false);
 /// How long a process that ends may take to write out what it has buffered.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);

@@ -6,7 +6,7 @@ use compiling::compile;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// The launchers' names, and what they need to start more processes than there are processors, also as root.
+/// The launchers: name, options to start more processes than there are processors, also as root, and package.
 const LAUNCHERS: [(&str, &[&str], &str); 2] = [
     ("mpirun.openmpi", &["--allow-run-as-root", "--oversubscribe"], "openmpi-bin"),
     ("mpiexec.hydra", &[], "mpich"),
@@ -53,7 +53,8 @@ fn launchers_start_one_job() {
             assert!(output.status.success(), "{launcher} {pes}: {}", text(&output));
         }
         let output = launch(launcher, options, &["-n", "2", program, "2", "global"], &[]).unwrap();
-        // A launcher may kill a PE that is slow to end, and mix the signal into its own status.
+        // Do not expect the PEs' own status: if a launcher kills a PE that is slow to end, its status
+        // includes the signal.
         assert!(!output.status.success(), "{launcher}: {}", text(&output));
         let heap = [("SHMEM_SYMMETRIC_SIZE", "4.5M"), ("SHMEM_DEBUG", "1")];
         let output = launch(launcher, options, &["-n", "2", program, "2", "large"], &heap).unwrap();
@@ -112,8 +113,9 @@ fn only_timeouts_that_are_set_end_a_job() {
         let arguments = [format!("{variable}=200ms"), program.display().to_string(), "2".into(), how.into()];
         let arguments: Vec<_> =
             arguments.into_iter().map(Into::into).chain([folder.clone().into()]).collect();
-        // With a fault, the owner of a word carries out atomics. A stopped owner then does not answer. This fault
-        // does nothing in the first minutes. A delay would also hold up what the owner sent before it stopped.
+        // If faults are injected, the owner of a word carries out the atomics on it, so a stopped owner does
+        // not answer. Link failures every 2 h are too rare to affect the test. The fault `delay` would also
+        // hold back what the owner sent before it stopped.
         let job = Job { pes: 2, heap_bytes: 4 << 20, faults: "flap=2h".into(), ..Job::default() };
         job.run(&"env".into(), &arguments).unwrap().0
     };

@@ -95,7 +95,7 @@ fn an_early_end_ends_the_job() {
     }
 }
 
-/// Returns the numbers of the processes that wrote a file whose name begins with `what` to the folder.
+/// Returns the process IDs from the names of the folder's files that are called `what`.PID.
 fn noted(folder: &Path, what: &str) -> Vec<String> {
     let names =
         std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());

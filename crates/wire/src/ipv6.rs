@@ -49,7 +49,8 @@ fn check(bytes: &[u8]) -> Result<()> {
 /// The fragment header of a packet (RFC 8200, section 4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment {
-    /// The type of the data: an extension header or the upper layer. Later fragments repeat that of the first.
+    /// The type of the first header in the original packet's fragmented part: an extension header or the
+    /// upper layer. Only the first fragment's value counts.
     pub next_header: u8,
     /// The fragment's offset in bytes.
     pub offset: u16,

@@ -92,8 +92,9 @@ pub trait Transport: Send + Sync + 'static {
     fn pes(&self) -> u32;
     /// Returns the address and the length of this PE's symmetric memory.
     fn symmetric(&self) -> (*mut u8, usize);
-    /// Returns the largest alignment of an allocation in symmetric memory. The addresses at which symmetric
-    /// memory starts on two PEs differ by a multiple of it.
+    /// Returns the largest supported alignment of an allocation in symmetric memory, in bytes. The addresses
+    /// at which symmetric memory starts are equal modulo this number on all PEs, so an offset has the same
+    /// alignment on all PEs.
     fn alignment(&self) -> usize {
         4096
     }
@@ -206,11 +207,11 @@ pub trait Transport: Send + Sync + 'static {
     /// Carries out pending requests of other PEs. Call it in loops that do not wait in the transport.
     fn progress(&self);
 
-    /// Blocks until this PE may end, because no other PE needs its service thread any more. All PEs call it
-    /// last, after a [`Transport::quiet`].
+    /// Blocks until no other PE needs this PE's service thread, so this PE may end. All PEs call it last,
+    /// after a [`Transport::quiet`].
     ///
     /// # Errors
-    /// If a PE has ended before.
+    /// If another PE has ended without this call.
     fn leave(&self) -> Result<()>;
 }
 

@@ -118,8 +118,9 @@ impl PeContext {
         self.apply_at(self.base, atomic)
     }
 
-    /// Applies an atomic to a word of a PE's symmetric memory. `base` is where the PE's inbound memory is mapped
-    /// here, as coherent memory. Returns `None` if the word is misaligned or lies outside symmetric memory.
+    /// Applies an atomic to a word of a PE's symmetric memory with an instruction of this processor. `base`
+    /// is the address at which this process has mapped that PE's inbound memory. The mapping must be
+    /// coherent. Returns `None` if the word is misaligned or lies outside symmetric memory.
     pub(super) fn apply_at(&self, base: *mut u8, atomic: &Atomic) -> Option<u64> {
         let Atomic { operation, offset, width, operand, comparand } = *atomic;
         let end = offset.checked_add(width)?;

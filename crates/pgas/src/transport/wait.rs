@@ -60,8 +60,8 @@ const LONGEST: Duration = Duration::from_millis(20);
 /// of a wake-up.
 const POLL_FOR: Duration = Duration::from_micros(50);
 
-/// How often a thread that waits for words of memory looks at them while it sleeps. The kernel may add 50 us,
-/// its timer slack.
+/// How long a thread that waits for words of memory sleeps before it checks them again. The kernel may add
+/// its timer slack of 50 us.
 const LOOK_EVERY: Duration = Duration::from_micros(40);
 
 /// One wait: the steps that [`Wait::run`] of the core crate calls in a loop.
@@ -224,9 +224,10 @@ impl PeContext {
         }
     }
 
-    /// Sleeps like [`Self::sleep`], but looks every [`LOOK_EVERY`] whether `done` returns true. A program may
-    /// store to the awaited words by pointers, and such stores ring no doorbell. If PEs share processors, looks
-    /// less often, because many sleepers would take the processors from the PEs that compute.
+    /// Sleeps like [`Self::sleep`], but calls `done` every [`LOOK_EVERY`] and returns once it is true.
+    /// Programs may change the awaited words by stores through pointers, which ring no doorbell. If PEs share
+    /// processors, calls `done` less often, because many sleepers would take the processors from the PEs that
+    /// compute.
     fn sleep_looking(&self, backstop: Duration, done: &mut impl FnMut() -> bool) {
         let (begun, every) = (Instant::now(), if self.yields { LOOK_EVERY * 16 } else { LOOK_EVERY });
         while begun.elapsed() < backstop && !self.sleep(every) && !done() {}

@@ -45,8 +45,8 @@ pub struct Settings {
     /// The mover that copies large puts, and the smallest size in bytes that it copies. If the size is
     /// `None`, it is measured while connecting.
     pub mover: Option<(Box<dyn Mover>, Option<usize>)>,
-    /// If set, the owner of a word carries out atomics, also on coherent windows. Otherwise it does so on posted
-    /// windows only, and if faults are injected.
+    /// If set, the owner of a word always carries out the atomics on it. If not, the owner does so only on
+    /// posted windows or if faults are injected; else the processor of the calling PE does.
     pub atomics_by_owner: bool,
     /// Faults for tests. The transport injects only one of them: it kills the process at a protocol step.
     pub faults: Faults,
@@ -78,7 +78,7 @@ pub(super) struct Peer {
     theirs: AtomicU32,
     generation: AtomicU64,
     notifier: Mutex<Notifier>,
-    /// The alignment in bytes of the peer's memory.
+    /// The alignment in bytes of the address of the peer's inbound memory in the peer's process.
     alignment: usize,
     /// True if a store to the peer needs more than the usual check whether the peer has announced that it
     /// sleeps. A peer without a membarrier(2) registration or a coherent window needs a barrier between the
@@ -119,10 +119,11 @@ pub(super) struct PeContext {
     /// True if all windows are coherent and no faults are injected. A store is then delivered once it has
     /// left the store buffer.
     pub coherent: bool,
-    /// True if the calling PE's processor carries out atomics on other PEs' memory, and false if the owner does.
-    /// The two may mix, because both are processor instructions on coherent memory.
+    /// True if the calling PE's processor carries out atomics on other PEs' memory, false if the word's owner
+    /// does. Even if PEs differ in this, their atomics on one word are atomic to each other, because all are
+    /// processor instructions on coherent memory.
     direct_atomics: bool,
-    /// The alignment in bytes that the memories of all PEs have.
+    /// The smallest of the PEs' `alignment`s, in bytes.
     alignment: usize,
     /// The interrupt vector of the doorbell bit `REQUEST`.
     pub request_vector: u32,
@@ -176,8 +177,8 @@ fn vectors(ntb: &dyn Ntb) -> Result<(u32, u32)> {
     }
 }
 
-/// Returns an alignment within the limits of those that programs may use: a power of two from 4 KiB to 1 GiB.
-/// A peer may announce any number.
+/// Rounds an alignment down to a power of two, and limits it to 4 KiB to 1 GiB. A peer may announce any
+/// number.
 fn alignment(announced: u64) -> usize {
     let within = announced.clamp(4096, 1 << 30);
     1 << within.ilog2()

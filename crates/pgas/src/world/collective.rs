@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::transport::Transport;
 use std::sync::PoisonError;
 
-/// Size in bytes from which a reduction is cut into slices, one for each PE. Smaller ones go along a tree, which
-/// takes fewer messages.
+/// Size in bytes from which a reduction is cut into slices, each of which one PE reduces. Smaller reductions
+/// use a binomial tree, which takes fewer messages.
 pub(super) const SLICED_FROM: usize = 64 << 10;
 
 /// A regular set of PEs: `start`, `start + stride`, and so on, `size` of them.

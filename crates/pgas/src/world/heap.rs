@@ -13,15 +13,15 @@ const GRANULE: usize = 64;
 #[derive(Debug)]
 pub struct Heap {
     size: usize,
-    /// Distance in bytes from an address with the largest alignment to the start of the heap.
+    /// The heap's address modulo the largest supported alignment. It is equal on all PEs.
     origin: usize,
     free: BTreeMap<usize, usize>,
     used: BTreeMap<usize, usize>,
 }
 
 impl Heap {
-    /// Makes an empty heap of `size` bytes. `origin` is the address of the heap's start, or its remainder of a
-    /// division by the largest alignment.
+    /// Makes an empty heap of `size` bytes. `origin` is the heap's address modulo the largest supported
+    /// alignment.
     pub fn new(size: usize, origin: usize) -> Self {
         let size = size / GRANULE * GRANULE;
         let free = if size > 0 { BTreeMap::from([(0, size)]) } else { BTreeMap::new() };
@@ -36,8 +36,8 @@ impl Heap {
         self.allocate_behind(bytes, align, 0)
     }
 
-    /// Allocates like [`Heap::allocate`], but `behind` bytes behind a multiple of `align`. `behind` is a multiple
-    /// of the granule of 64 bytes.
+    /// Allocates like [`Heap::allocate`], but at an address that is `behind` bytes larger than a multiple of
+    /// `align`. `behind` is a multiple of 64, the granule.
     ///
     /// # Errors
     /// As for [`Heap::allocate`].

@@ -15,8 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How long a reordered packet waits for later packets, in nanoseconds.
 const REORDER_TIMEOUT_NS: u64 = 10_000_000;
-/// How long a run of dropped packets may last, in nanoseconds. Without this limit, a run would not end on a link that
-/// waits for the dropped packets: each retransmission would be dropped, too.
+/// How long a run of dropped packets may last, in nanoseconds. Without this limit, a long run could stall a
+/// sender that waits for acknowledgments: it sends only retransmissions, ever more rarely, and the run would
+/// drop these too.
 const RUN_TIMEOUT_NS: u64 = 10_000_000;
 /// While this many packets are ready, or as many as the caller asks for, the wrapper receives nothing from
 /// the inner queue.
@@ -25,9 +26,9 @@ const MAX_READY: usize = 1024;
 /// The faults to inject. Probabilities are from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// Probability that a packet is dropped, together with those that follow it.
+    /// Probability that a packet begins a run of dropped packets.
     pub drop: f64,
-    /// Number of packets that are dropped in a row, within 10 ms: 0 or 1 drops one packet alone.
+    /// The length of a run in packets; 0 and 1 drop the packet alone. A run ends after 10 ms in any case.
     pub drop_run: u64,
     /// Probability that a packet is duplicated.
     pub duplicate: f64,
@@ -149,9 +150,9 @@ struct FaultyLink {
     random: u64,
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// The number of packets still to be dropped of the present run.
+    /// How many more packets the current run drops.
     run_left: u64,
-    /// When this run ends even if packets are left of it, in nanoseconds.
+    /// When the current run ends at the latest, in nanoseconds.
     run_until_ns: u64,
     /// The number of packets that have passed the reordered ones. A reordered packet becomes ready when this
     /// number reaches its `behind`. Copies and the reordered packets themselves are not counted.

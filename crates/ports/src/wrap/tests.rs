@@ -118,7 +118,7 @@ fn packets_are_dropped_in_runs() {
         }
     }
     let dropped = faulty.fault_counts().read()[0];
-    // About 93 of the 10,000 packets begin a run of 8. Runs may be cut short by a stopped thread.
+    // About 93 of the 10,000 packets begin a run of 8. A run is shorter if the thread is preempted for 10 ms.
     assert!((100..1100).contains(&dropped), "{dropped}");
 }
 

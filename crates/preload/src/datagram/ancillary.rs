@@ -4,7 +4,8 @@ use inlane_offload_protocol::datagram::{Header, receive, send};
 use libc::{c_int, cmsghdr, msghdr};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The index of the loopback interface. The engine's port has no index in the program's network namespace.
+/// The index of the loopback interface, which programs get for loopback addresses. For others they get 0,
+/// because the engine's port has no index in the program's network namespace.
 const LOOPBACK: c_int = 1;
 
 /// The most bytes of one control message's data.
@@ -76,7 +77,7 @@ fn read_one(kind: (c_int, c_int), data: &[u8], header: &mut Header) -> Result<()
             Some(class @ 0..=255) => set_class(header, class as u8),
             _ => return Err(libc::EINVAL),
         },
-        // -1 stands for the socket's own value.
+        // With -1, the datagram gets the socket's own hop limit or traffic class.
         (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => match number(data).filter(|_| data.len() == 4) {
             Some(-1) => {}
             Some(hops @ 0..=255) => set_hops(header, hops as u8),
@@ -92,7 +93,8 @@ fn read_one(kind: (c_int, c_int), data: &[u8], header: &mut Header) -> Result<()
     Ok(())
 }
 
-/// The control data of a received message: the buffer's rest, and whether something did not fit.
+/// Writes control messages to `room` bytes at `next`, the unused rest of the program's buffer. `cut` is set
+/// if one of them did not fit (MSG_CTRUNC).
 struct Writer {
     next: *mut u8,
     room: usize,

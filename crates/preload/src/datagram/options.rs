@@ -8,7 +8,8 @@ use inlane_offload_protocol::name::SocketName;
 use libc::{c_int, c_void, socklen_t};
 use std::os::fd::RawFd;
 
-/// Options of SOL_SOCKET that the engine must know. The kernel keeps the others with the program's end.
+/// Returns true for options that the engine must get. The other options of SOL_SOCKET take effect in the
+/// kernel, on the program's end of the pair.
 fn is_for_engine(level: c_int, name: c_int) -> bool {
     level != libc::SOL_SOCKET || matches!(name, libc::SO_REUSEPORT | libc::SO_REUSEADDR | libc::SO_RCVBUF)
 }
@@ -122,7 +123,8 @@ pub fn setsockopt(fd: RawFd, level: c_int, name: c_int, value: *const c_void, le
             return code;
         }
     }
-    // Waits for the reply: what the program sends next must not overtake the option.
+    // Use the operation with a reply. The program's next datagram takes another way than the option, and
+    // could overtake it if this call did not wait.
     let mut message = Message::new(Operation::SetOptionNow);
     (message.level, message.name) = (level, name);
     // SAFETY: the program's arguments: `len` bytes at `value`.

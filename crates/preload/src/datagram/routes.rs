@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The number of remembered addresses, a power of two.
 const PLACES: usize = 256;
 
-/// Hashes of an engine's number and an address with a route. Two addresses with one hash would only delay an error: the engine drops
-/// and counts a datagram that it cannot send.
+/// Hashes of the engine, the socket and a remote address to which the engine has a route. If another address
+/// without a route has the same hash, its datagrams cause no error: the engine drops and counts them.
 static ROUTES: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 
 /// Checks that the engine can send from the socket `fd` to `remote`. Fails with an errno.
@@ -34,7 +34,7 @@ pub fn check(fd: RawFd, name: &SocketName, remote: SocketAddr) -> Result<(), c_i
             place.store(hash, Ordering::Relaxed);
             Ok(())
         }
-        // The engine has ended, which sending reports.
+        // The engine has ended. The send that follows reports this.
         None => Ok(()),
     }
 }

@@ -76,8 +76,8 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    /// Returns the sequence number behind the free part of the receive buffer. A reduced capacity takes back
-    /// nothing that was announced.
+    /// Returns the right edge of the receive window: the sequence number behind the free part of the receive
+    /// buffer. After a reduction of the capacity, returns at least the edge that the peer was told.
     #[inline]
     pub(super) fn edge(&self) -> Sequence {
         (self.consumed + self.capacity as u64).max(self.advertised)

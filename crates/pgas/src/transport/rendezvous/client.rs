@@ -19,7 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const NONE: u32 = u32::MAX;
 
 struct Shared {
-    /// A PE that ended before it had finished, or [`NONE`].
+    /// A PE that ended before it sent `FINISHED`, or [`NONE`].
     lost: AtomicU32,
 }
 

@@ -91,7 +91,8 @@ impl Server {
         &self.meeting
     }
 
-    /// Returns the receiver of the PEs' events. Returns `None` after the first call.
+    /// Returns the channel that receives each PE's number and how it ends: finished, a peer lost, an exit of
+    /// all PEs requested, or its connection closed. Returns `None` after the first call.
     pub fn events(&self) -> Option<Receiver<(u32, PortEvent)>> {
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -9,7 +9,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-/// A limit that only a hang reaches.
+/// A timeout that expires only if the test hangs.
 const LONG: Duration = Duration::from_secs(60);
 
 fn server(pes: u32) -> (Server, Receiver<(u32, PortEvent)>) {

@@ -184,8 +184,9 @@ impl Drop for Unfinished {
 }
 
 impl Ucx {
-    /// Allocates `bytes` bytes of symmetric memory and exchanges addresses and keys with all PEs. The span of
-    /// `statics` refers to the program's static objects instead of the allocated memory.
+    /// Allocates `bytes` bytes of symmetric memory and exchanges addresses and keys with all PEs. Offsets in
+    /// the span of `statics` refer to the program's static objects, all other offsets to the allocated
+    /// memory.
     ///
     /// # Errors
     /// An error of class Environment if UCX cannot be loaded; [`Error::Ucx`]; [`Error::Invalid`] if the PEs'
@@ -274,7 +275,7 @@ impl Ucx {
     }
 }
 
-/// Makes the description of a PE from its card. Checks that its sizes equal those of `ours`.
+/// Decodes the card of `pe`. Returns an error unless its sizes equal those of `ours`.
 fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
     let invalid = |why: String| Error::invalid(format!("PE {pe}"), why);
     let Some(card) = Card::decode(bytes) else {
@@ -304,11 +305,13 @@ fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
     })
 }
 
-/// Stops UCX before the process's exit handlers unload it. The service thread could crash otherwise.
+/// Registers an exit handler after which this process does not call UCX. It runs before UCX's own exit
+/// handlers, which release what the service thread uses; the thread could crash otherwise.
 fn stop_at_exit(shared: &Arc<Shared>) {
     static RUNNING: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
     extern "C" fn stop() {
-        // A forked child may have inherited the lock in a locked state. It has nothing to stop.
+        // Do not wait for the lock. A forked child inherits it locked if another thread held it at the fork,
+        // and has nothing to stop.
         let Ok(running) = RUNNING.try_lock() else { return };
         let own = |shared: &Arc<Shared>| shared.process == std::process::id();
         for shared in running.iter().filter_map(Weak::upgrade).filter(own) {

@@ -62,7 +62,7 @@ pub const WORKER_FIELDS: u64 = 1 << 0;
 /// Any thread may call the worker's functions, one at a time.
 pub const SERIALIZED: c_int = 1;
 
-/// C's `ucp_worker_params_t`. The set of processors has 1024 bits.
+/// C's `ucp_worker_params_t`. `processors` is its `cpu_mask`, a set of 1024 bits.
 #[repr(C)]
 pub struct WorkerParameters {
     pub fields: u64,
@@ -296,8 +296,8 @@ impl Library {
 }
 
 fn open() -> Result<Library, String> {
-    // SAFETY: UCX's initialisers only read the environment and the machine's configuration, and install
-    // handlers for signals that end the process.
+    // SAFETY: loading the library runs UCX's initialisers. They only read the environment and the machine's
+    // configuration, and install handlers of fatal signals.
     let file =
         unsafe { libloading::Library::new(FILE) }.map_err(|error| format!("cannot load it: {error}"))?;
     let library = Library::from_file(file).map_err(|error| format!("{FILE} lacks a function: {error}"))?;

@@ -12,8 +12,9 @@
 //!   others are UCX's operations.
 //! * **Atomics** are UCX's, even on the PE's own memory. The processor and a network device must not mix their
 //!   atomics on one word, and UCX decides which of the two carries them out.
-//! * **Progress.** Over TCP, UCX needs the owner's processor for every access. A thread that waits progresses
-//!   UCX. If no thread waits, the service thread does; it sleeps until UCX has events.
+//! * **Progress.** Over TCP, an access to a PE's memory completes only if a thread of that PE calls UCX's
+//!   progress function. Waiting threads do so. If no thread waits, the service thread does; it sleeps until
+//!   UCX has events.
 //!
 //! A lock serialises all calls of UCX.
 
@@ -79,7 +80,8 @@ struct Shared {
     statics: Option<Statics>,
     /// Identifier of the process that made the transport. A forked child must not use it.
     process: u32,
-    /// Readable when UCX has events, after the worker was armed. It belongs to UCX.
+    /// UCX's file descriptor of the worker's events, which UCX closes. If the worker is armed, the descriptor
+    /// becomes readable at the next event.
     event_fd: RawFd,
     /// Wakes the service thread when it must stop.
     stop_fd: OwnedFd,
@@ -87,7 +89,8 @@ struct Shared {
     /// A counter that waiting threads increment. While it grows, the service thread does not progress UCX,
     /// because the waiting threads do.
     activity: AtomicU32,
-    /// True if an operation was started since the last quiet.
+    /// True if an operation of UCX was started since the last quiet. If false, fence and quiet need not call
+    /// UCX.
     in_flight: AtomicBool,
     /// True after an error. UCX is not called any more, because it may still access the memory of failed
     /// operations.
@@ -129,10 +132,10 @@ struct Peer {
     statics_key: Vec<u8>,
     /// Address at which this process has mapped the PE's symmetric memory, or null.
     direct: AtomicPtr<u8>,
-    /// True if UCX operations to a PE with mapped memory were started since the last flush. Plain copies
-    /// could overtake them, so a fence must flush.
+    /// True if the PE's memory is mapped and UCX operations to it were also started since the last flush.
+    /// Later plain copies could overtake these operations, so a fence must flush.
     overtakable: AtomicBool,
-    /// The first error of an operation that nobody waits for, or 0.
+    /// The first error of a non-blocking operation on this PE, as UCX's status code, or 0.
     failed: AtomicI32,
     notified: AtomicU32,
     taken: AtomicU32,
@@ -159,7 +162,8 @@ impl Shared {
         }
     }
 
-    /// Returns where the `length` bytes at symmetric `offset` lie.
+    /// Returns whether the `length` bytes at symmetric `offset` lie in the allocated memory or in the static
+    /// objects. Fails if they lie in both, or beyond symmetric memory.
     fn place(&self, offset: usize, length: usize) -> Result<Place> {
         let end = offset.checked_add(length).filter(|end| *end <= self.symmetric_bytes);
         let Some(end) = end else {

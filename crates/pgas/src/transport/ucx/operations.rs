@@ -7,7 +7,8 @@ use crate::transport::{Atomic, Capabilities, Operation, Transport};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Copies to mapped memory. A peer that reads an aligned word of 4 or 8 bytes sees its old or its new value.
+/// Copies to or from mapped memory. A copy of 4 or 8 bytes to an aligned address is one store, so a
+/// concurrent reader sees either the old or the new value.
 ///
 /// # Safety
 /// Both spans are valid for `length` bytes.
@@ -71,7 +72,8 @@ fn operation_code(operation: Operation) -> c_int {
     }
 }
 
-/// Returns true for operations that UCX 1.13 carries out wrongly in shared memory if they have a result.
+/// Returns true for atomics whose fetching variant UCX 1.13 carries out wrongly over shared memory.
+/// Compare-and-swaps replace it.
 fn needs_swaps(operation: Operation) -> bool {
     matches!(operation, Operation::And | Operation::Or | Operation::Xor)
 }
@@ -265,8 +267,8 @@ impl Shared {
         }
         let handles = self.handles();
         let mut requests = Vec::new();
-        // A flush of the worker would be one call, but UCX 1.13 then overlooks operations that the peer's
-        // processor carries out.
+        // Flush each endpoint. One flush of the worker would suffice, but in UCX 1.13 it does not wait for
+        // operations that the peer's processor carries out.
         for (pe, endpoint) in (0..).zip(&handles.endpoints) {
             let Some(endpoint) = endpoint else { continue };
             // SAFETY: the lock of the handles is held.
@@ -390,7 +392,7 @@ impl Transport for Ucx {
         let shared = &*self.shared;
         let peer = shared.peer(pe)?;
         let operands = Box::into_raw(Box::new(Operands { peer, operand: 0, result: 0 }));
-        // Swaps exist only with a result.
+        // UCX has fetches and swaps only with a result, so give them memory for it, although nobody reads it.
         let with_result =
             matches!(atomic.operation, Operation::Swap | Operation::CompareSwap | Operation::Fetch);
         // SAFETY: the operands are freed by the callback, or here if UCX has completed the operation at once.
@@ -480,8 +482,8 @@ impl Transport for Ucx {
         let (handles, endpoint, _, key) = shared.reach(pe, Place::Memory, 0)?;
         let address = peer.memory.wrapping_add(at as u64);
         let source = (&raw const count).cast();
-        // SAFETY: the source outlives the wait below, unless the wait fails. UCX copies 8 bytes at the start of
-        // the operation, or is not called any more after a failure.
+        // SAFETY: `count` lives until `finish` below returns. If `finish` fails, UCX has copied the 8 bytes
+        // already, or is never called again and does not read them later.
         let pointer = unsafe {
             (shared.library.put)(endpoint.handle, source, 8, address, key, &OperationParameters::NONE)
         };

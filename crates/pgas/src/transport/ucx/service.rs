@@ -55,7 +55,7 @@ impl Shared {
     }
 
     /// Blocks until `done` returns true. If the wait is for an operation, `peer` is the operation's PE, and
-    /// `limit` is its timeout and its name for the error message.
+    /// `limit` is the operation's timeout and its name for the error message.
     ///
     /// # Errors
     /// [`Error::LinkLost`] if a PE has ended, [`Error::Timeout`] after the limit.
