@@ -41,11 +41,13 @@ pub enum Operation {
     /// Says that the program's end of a new connection has replaced the kernel's socket in the program, so
     /// the SYN can be sent. There is no reply.
     Start = 9,
-    /// Sets an option as [`Operation::SetOption`] does. The reply says that the option is in effect, or is an errno.
+    /// Like [`Operation::SetOption`], but with a reply: status 0 when the option is in effect, otherwise an
+    /// errno.
     SetOptionNow = 10,
-    /// Makes the connected UDP socket of the descriptor unconnected.
+    /// Removes the remote address of a connected UDP socket. The request carries the program's end.
     Disconnect = 11,
-    /// Asks whether the engine has a route from the UDP socket of the descriptor to [`Message::remote`].
+    /// Asks whether the engine has a route from a UDP socket to [`Message::remote`]. The request carries the
+    /// program's end. The status of the reply is an errno if there is no route.
     Route = 12,
 }
 

@@ -93,7 +93,8 @@ pub struct Network {
     pub(crate) own: VecDeque<Vec<u8>>,
     /// Unused buffers for packets in `own`.
     spare_own: Vec<Vec<u8>>,
-    /// The largest packets that the paths to hosts carry, where ICMP errors said that it is less than the link's, and when that was.
+    /// By host: the path MTU that an ICMP error reported, and when it did, in nanoseconds. Other hosts have
+    /// the link's MTU.
     path_mtus: HashMap<IpAddr, (u16, u64)>,
     /// The identification of the last packet that was sent in fragments.
     last_fragment_id: u32,

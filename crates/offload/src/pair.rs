@@ -13,7 +13,7 @@ const CONNECTING: i32 = 4;
 /// Errors of the system: too many descriptors, too little memory.
 pub fn create(name: &SocketName) -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [-1; 2];
-    // A pair of this type keeps datagrams apart, and reports that an end was closed, unlike SOCK_DGRAM.
+    // SOCK_SEQPACKET keeps datagrams apart as SOCK_DGRAM does, and also reports that an end was closed.
     let kind = if name.kind.is_datagram() { libc::SOCK_SEQPACKET } else { libc::SOCK_STREAM };
     // SAFETY: the two descriptors are written during the call, and no other code owns them.
     let (engine, program) = unsafe {

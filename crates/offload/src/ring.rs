@@ -11,8 +11,8 @@ pub struct Ring {
     bytes: Pages,
 }
 
-/// Zeroed memory of the system. The C library would clear freed memory again before each reuse, which costs more than
-/// a short connection.
+/// Zeroed memory from mmap. The C library's calloc could return freed memory and would then clear all of it,
+/// which costs more than a short connection.
 struct Pages {
     start: NonNull<u8>,
     len: usize,
@@ -57,7 +57,8 @@ impl Deref for Pages {
 impl DerefMut for Pages {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and the borrow is exclusive.
+        // SAFETY: the mapping has `len` initialised bytes and lives as long as this value. The borrow is
+        // exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }

@@ -77,7 +77,7 @@ pub struct Datagram {
     pub address_chosen: bool,
     /// True if the program chose the local port. Otherwise the engine did, and frees the port when the socket is disconnected.
     pub port_chosen: bool,
-    /// True if the pair may hold datagrams of the program.
+    /// True if the pair may hold datagrams that the program has sent and the engine has not read.
     pub readable: bool,
     /// The ancillary data that the program has asked for: flags of [`inlane_offload_protocol::datagram::receive`].
     pub wanted: u8,
@@ -155,9 +155,9 @@ pub struct Options {
     pub linger: Option<i32>,
     /// IPV6_V6ONLY.
     pub v6_only: bool,
-    /// SO_SNDBUF as the kernel reports it, if set: twice the wanted bytes.
+    /// SO_SNDBUF, if set, as the kernel's getsockopt returns it: twice the number that the program set.
     pub send_buffer: Option<i32>,
-    /// SO_RCVBUF as the kernel reports it, if set: twice the wanted bytes.
+    /// SO_RCVBUF, if set, as the kernel's getsockopt returns it: twice the number that the program set.
     pub receive_buffer: Option<i32>,
     /// TCP_NODELAY.
     pub no_delay: bool,
@@ -167,16 +167,17 @@ pub struct Options {
     pub user_timeout: u32,
     /// TCP_MAXSEG; 0 if not set.
     pub max_segment: u16,
-    /// Options that the engine does not use, as they were set: level, name, value.
+    /// The options without a field here, as they were set: level, name, value.
     pub others: BTreeMap<(i32, i32), Vec<u8>>,
     /// TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, if set.
     pub keepalive_times: [Option<u32>; 3],
 }
 
 impl Options {
-    /// The most entries of `others`, which are kept only so that the program can read them back.
+    /// The most entries of `others`. Further options are not kept.
     const MOST_OTHERS: usize = 32;
-    /// The least part of a ring that a connection uses, in bytes: the smallest send buffer of Linux's TCP.
+    /// The least part of a ring that a connection uses, in bytes: half of the smallest SO_SNDBUF that Linux's
+    /// getsockopt returns.
     const LEAST_BUFFER: usize = 2304;
 
     /// Sets an option. Unknown ones are kept, so that they can be read back.

@@ -106,7 +106,7 @@ pub struct DatagramTotals {
     pub no_port: u64,
 }
 
-/// Returns the name of a socket's protocol.
+/// Returns `udp` if `datagrams` is set, otherwise `tcp`.
 pub fn protocol(datagrams: bool) -> String {
     if datagrams { "udp" } else { "tcp" }.to_owned()
 }

@@ -3,9 +3,9 @@
 //! | the device | reading | writing |
 //! | --- | --- | --- |
 //! | held by a kernel driver | never | never |
-//! | bound to vfio-pci | with the flag | with the flag, within an explicit range |
-//! | without a driver, in the allow list | with the flag | with the flag, within an explicit range |
-//! | without a driver, not in the allow list | never | never |
+//! | bound to vfio-pci | with `--allow-bar-read` | with `--allow-bar-write`, within an explicit range |
+//! | without a driver, named by `--allow-device` | as for vfio-pci | as for vfio-pci |
+//! | without a driver, not named by `--allow-device` | never | never |
 //!
 //! Reads need a flag because a register may change when it is read.
 

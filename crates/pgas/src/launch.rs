@@ -7,7 +7,8 @@
 //! | variable | meaning |
 //! | --- | --- |
 //! | `INLANE_NTB_FD` | the descriptor of the socket |
-//! | `INLANE_NTB_MEETING`, `INLANE_NTB_PE` | over UCX: where the PEs meet, and the number of this PE |
+//! | `INLANE_NTB_MEETING` | over UCX: the address and the token of the launcher's TCP server |
+//! | `INLANE_NTB_PE` | over UCX: the number of this PE |
 //! | `INLANE_NTB_JOB` | a name of the job, which all processes of the job inherit |
 //! | `INLANE_NTB_HEAP` | bytes of symmetric heap |
 //! | `INLANE_NTB_COMPLETION` | the completion mode of waits: poll, interrupt or adaptive |
@@ -60,7 +61,7 @@ pub struct Job {
     pub heap_bytes: u64,
     /// How the PEs communicate.
     pub transport: Kind,
-    /// Over UCX: the address of this machine at which the PEs meet.
+    /// Over UCX: the address of this machine at which the launcher's TCP server listens for the PEs.
     pub address: IpAddr,
     /// The completion mode of waits.
     pub completion: CompletionMode,

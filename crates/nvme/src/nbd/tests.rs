@@ -113,7 +113,8 @@ fn structured_replies_and_block_status_are_negotiated() {
     assert_eq!(result.unwrap(), Some(Features { structured: true, allocation: true }));
     let kinds = [INVALID, INVALID, CONTEXT, ACK, ACK, INVALID, UNKNOWN, CONTEXT, ACK];
     assert_eq!(answers(&received[..received.len() - 10]), kinds);
-    // The flags of the export now have SEND_DF, too.
+    // The last byte has the low 8 transmission flags. With structured replies, they include NBD_FLAG_SEND_DF
+    // (bit 7).
     assert_eq!(received[received.len() - 1] & 0x80, 0x80);
     // The second option replaces the contexts that the first has set. It selects none, so no context remains.
     let (result, _) = run(&[structured, set(&allocation), set(&contexts("", &["base:"])), option(1, b"")]);

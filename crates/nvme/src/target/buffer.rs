@@ -154,7 +154,8 @@ impl Deref for Buffer {
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and the borrow is exclusive.
+        // SAFETY: the buffer owns this memory, which was zeroed when it was allocated, and the borrow is
+        // exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.capacity()) }
     }
 }

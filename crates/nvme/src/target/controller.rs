@@ -137,8 +137,8 @@ impl Controller {
         true
     }
 
-    /// Removes an I/O queue whose connection has ended. After the last one, wakes the admin queue's thread, because the
-    /// admin queue of a target that ends waits for the I/O queues.
+    /// Removes an I/O queue whose connection has ended. After the last one, wakes the admin queue's thread:
+    /// when the target shuts down, the admin queue's connection stays open until there are no I/O queues.
     pub fn remove_queue(&self, id: u16, connection: ConnectionId) {
         let mut state = self.state();
         if state.queues.get(&id).is_some_and(|reach| reach.connection == connection) {

@@ -53,7 +53,8 @@ impl Engine {
         ports.find(|port| !table.contains_key(port)).ok_or(Refusal::Errno(libc::EADDRINUSE))
     }
 
-    /// Returns the sockets of each local port, of UDP or of TCP.
+    /// Returns the sockets that hold each local port: the UDP sockets if `datagrams` is set, otherwise the
+    /// TCP sockets.
     fn ports_of(&self, datagrams: bool) -> &HashMap<u16, Vec<Key>> {
         if datagrams { &self.datagram_ports } else { &self.ports }
     }
@@ -76,7 +77,8 @@ impl Engine {
         let now = self.clock.now_ns();
         for key in closed {
             match datagrams {
-                // Sends what the program wrote before it closed the socket.
+                // Sends the datagrams that the program wrote before it closed the socket, then removes the
+                // socket.
                 true => self.drain_datagrams(now, key),
                 false => self.remove(key),
             }
@@ -114,7 +116,7 @@ impl Engine {
         self.ports_of_mut(datagrams).entry(port).or_default().push(key);
     }
 
-    /// Takes its local port from a socket.
+    /// Ends a socket's hold on a local port. The port is free again when no other socket holds it.
     pub(super) fn release_port(&mut self, key: Key, port: u16, datagrams: bool) {
         let table = self.ports_of_mut(datagrams);
         if let Some(keys) = table.get_mut(&port) {

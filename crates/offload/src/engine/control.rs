@@ -37,7 +37,8 @@ pub(super) struct Client {
 pub(super) struct Control {
     listener: OwnedFd,
     path: PathBuf,
-    /// Dropped after [`Control`] has removed the socket from them.
+    /// The folders that `open` created. They are removed when this field is dropped, which is after
+    /// `Control`'s `drop` has removed the socket.
     _folders: Folders,
     clients: Arena<Client>,
     /// The number of sockets of each process, by process ID.
@@ -122,7 +123,7 @@ impl Drop for Control {
 struct Folders(Vec<PathBuf>);
 
 impl Folders {
-    /// Creates a folder and those around it.
+    /// Creates a folder and its missing parents.
     fn create(folder: Option<&Path>) -> Result<Self> {
         let around = folder.into_iter().flat_map(Path::ancestors);
         let missing: Vec<&Path> =
@@ -145,7 +146,7 @@ impl Folders {
 impl Drop for Folders {
     fn drop(&mut self) {
         for path in self.0.iter().rev() {
-            // A folder that another program uses by now is not empty and stays.
+            // Fails if the folder is not empty. A folder with another program's files stays.
             let _ = std::fs::remove_dir(path);
         }
     }

@@ -22,8 +22,11 @@ const MOST_TURNS: usize = 16;
 /// The most packets that wait while the engine sends them to itself. From this number on, the datagrams of
 /// programs stay in their pairs.
 const MOST_OWN: usize = 256;
-/// The most bytes of a received packet in an ICMP error about it, so that the error fits into the smallest MTU (RFC 1812, RFC 4443).
+/// The most bytes of a received packet that an ICMP error about it quotes. The error then has at most 576
+/// bytes (RFC 1812, section 4.3.2.3).
 const MOST_QUOTED_V4: usize = 548;
+/// Like `MOST_QUOTED_V4`, for ICMPv6. The error then has at most 1280 bytes, IPv6's least MTU (RFC 4443,
+/// section 2.4).
 const MOST_QUOTED_V6: usize = 1232;
 /// The number of ICMP errors that the engine may send to other hosts in a burst. It regains one every
 /// `ICMP_NS` nanoseconds. Linux has the same limits.
@@ -115,7 +118,8 @@ impl Socket {
 }
 
 impl Options {
-    /// Returns the number that the program has set for an option that the engine stores only.
+    /// Returns the number to which the program has set an option in `others`, or `None` if it has not set the
+    /// option.
     fn number(&self, level: i32, name: i32) -> Option<i32> {
         match *self.others.get(&(level, name))?.as_slice() {
             [a, b, c, d, ..] => Some(i32::from_ne_bytes([a, b, c, d])),
@@ -161,7 +165,7 @@ impl Options {
             false => ((libc::IPPROTO_IP, libc::IP_TOS), (libc::IPPROTO_IP, libc::IP_TTL)),
             true => ((libc::IPPROTO_IPV6, libc::IPV6_TCLASS), (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS)),
         };
-        // -1 stands for the usual value.
+        // As in Linux, programs set -1 to return to the default.
         let set = |(level, name)| self.number(level, name).filter(|number| (0..256).contains(number));
         let class = match header.flags & send::CLASS {
             0 => set(class).unwrap_or(0) as u8,
@@ -436,8 +440,9 @@ impl Engine {
         intact.then(|| ((view.source_port(), view.destination_port()), &bytes[udp::HEADER..]))
     }
 
-    /// Returns the UDP socket for a datagram: a connected one before others, and one bound to the address before one bound to all
-    /// addresses. Of sockets that share the port by SO_REUSEPORT, the sender's address chooses; otherwise the latest counts.
+    /// Returns the UDP socket for a received datagram. Prefers connected sockets to others, and sockets bound
+    /// to the datagram's destination to those bound to all addresses. Among equals with SO_REUSEPORT, a hash
+    /// of the sender's address chooses. Without SO_REUSEPORT, it is the socket that got the port last.
     fn datagram_socket(&self, local: SocketAddr, remote: SocketAddr) -> Option<Key> {
         let holders = self.datagram_ports.get(&local.port())?;
         let rank = |socket: &Socket| {

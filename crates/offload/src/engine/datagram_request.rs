@@ -10,6 +10,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 impl Engine {
     /// Creates a bound UDP socket. If the request has a remote address, the program is about to send to that address.
+    /// The socket then stays with the kernel if the engine has no route to the address.
     pub(super) fn bind_datagrams(&mut self, request: &Request) -> Answer {
         let message = &request.message;
         let wanted = canonical(message.local.ok_or(libc::EINVAL)?);

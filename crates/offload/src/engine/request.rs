@@ -182,7 +182,7 @@ impl Engine {
         if let Some(Socket { role, options, end, .. }) = self.sockets.get_mut(key)
             && !matches!(role, Role::Bound)
         {
-            // The kernel doubles the values.
+            // The options hold twice the numbers that the program set, and setsockopt doubles again.
             let mut sizes =
                 [options.send_buffer, options.receive_buffer].map(|bytes| bytes.map(|bytes| bytes / 2));
             match role {

@@ -209,7 +209,8 @@ impl Stream {
     pub(super) fn limit_receive(&mut self, options: &Options, end: Option<&OwnedFd>) {
         self.connection.set_receive_capacity(options.receive_share(self.receive.capacity()) as u32);
         if let (Some(bytes), Some(end)) = (options.receive_buffer, end) {
-            // The kernel doubles the value. An error leaves the pair as large as it was.
+            // A quarter, because the pair gets half of `bytes` and setsockopt doubles the number. If the call
+            // fails, the pair keeps its size.
             let _ = pair::set_option(end, libc::SO_SNDBUF, bytes / 4);
         }
     }

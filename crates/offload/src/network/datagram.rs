@@ -5,21 +5,24 @@ use inlane_wire::ethernet::{self, Frame};
 use inlane_wire::{ipv4, ipv6, udp};
 use std::net::{IpAddr, SocketAddr};
 
-/// The flag "more fragments": set in all fragments of a packet but the last, in IPv4 and in IPv6.
+/// IPv4's flag "more fragments": set in all fragments of a packet but the last.
 const MORE_V4: u16 = 0x2000;
+/// The same flag in IPv6's fragment header.
 const MORE_V6: u16 = 1;
 /// The flag of IPv4 packets that forbids routers to fragment them.
 const DONT_FRAGMENT: u16 = 0x4000;
-/// The length of IPv6's fragment header, and its number among the headers (RFC 8200, section 4.5).
+/// The length of IPv6's fragment header in bytes (RFC 8200, section 4.5).
 const FRAGMENT_HEADER: usize = 8;
+/// The Next Header value of IPv6's fragment header.
 const FRAGMENT: u8 = 44;
 
 /// The most hosts whose path MTU is kept. An attacker can forge ICMP errors about any number of hosts.
 const MOST_PATHS: usize = 1024;
 /// How long a path MTU is used before the link's MTU is tried again, in nanoseconds.
 const PATH_MTU_NS: u64 = 600_000_000_000;
-/// The least path MTU: over IPv4 as in Linux, over IPv6 what every link carries.
+/// The least path MTU over IPv4, the default of Linux's `min_pmtu`.
 const LEAST_PATH_MTU_V4: u16 = 552;
+/// The least path MTU over IPv6: every link carries packets of this size (RFC 8200, section 5).
 const LEAST_PATH_MTU_V6: u16 = 1280;
 
 /// A UDP datagram to send. Both addresses have one family.

@@ -7,7 +7,8 @@ use std::net::IpAddr;
 
 /// The most neighbours that are kept. An attacker on the link can claim any number of addresses.
 const MOST: usize = 4096;
-/// The most packets that wait for one neighbour's answer: enough for the fragments of the largest datagram.
+/// The most packets that wait for one neighbour's answer: enough for the fragments of the largest datagram if
+/// the path MTU is 1280 bytes or more.
 const MOST_PENDING: usize = 64;
 /// The time between two requests to a neighbour, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;

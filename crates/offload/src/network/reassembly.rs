@@ -22,7 +22,7 @@ const SLACK: usize = 64;
 struct Id {
     source: IpAddr,
     destination: IpAddr,
-    /// The protocol in IPv4; 0 in IPv6.
+    /// The protocol in IPv4. 0 in IPv6, where it is not among the fields that identify a packet.
     protocol: u8,
     id: u32,
 }
@@ -36,7 +36,8 @@ struct Partial {
     parts: BTreeMap<usize, Vec<u8>>,
     /// The length of the whole payload, known from the last fragment.
     total: Option<usize>,
-    /// The payload's protocol and the fields of the first fragment's header: class, TTL or hop limit.
+    /// From the headers of the fragment with offset 0: the payload's protocol, the traffic class, and the TTL
+    /// or hop limit.
     first: Option<(u8, u8, u8)>,
     /// True if the packet is invalid. Its later fragments are dropped.
     refused: bool,
@@ -68,7 +69,8 @@ pub enum Outcome {
 #[derive(Default)]
 pub struct Reassembly {
     packets: HashMap<Id, Partial>,
-    /// The packets in the order of their first fragments, which is that of their deadlines.
+    /// The packets in the order in which their first fragments arrived, each with its deadline. Completed
+    /// packets may remain here.
     order: VecDeque<(u64, Id)>,
     cost: usize,
 }
@@ -271,7 +273,8 @@ impl Reassembly {
     /// Removes the first entry of the order and its packet. Returns false if the packet was completed before.
     fn remove_oldest(&mut self, deadline: u64, id: Id) -> bool {
         self.order.pop_front();
-        // A later packet may have the same identification.
+        // If the entry's packet was completed, a later packet may have the same identification. The deadline
+        // tells them apart.
         let same = self.packets.get(&id).is_some_and(|partial| partial.deadline == deadline);
         if same {
             self.remove(&id);

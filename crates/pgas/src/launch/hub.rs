@@ -61,7 +61,8 @@ impl JobHub {
         }
     }
 
-    /// Sets the variables by which PE `pe` joins the job. Returns the socket that it inherits, if there is one.
+    /// Sets the environment variables of `command` by which PE `pe` joins the job. Over windows, returns the
+    /// socket to the hub that the PE inherits. Over UCX, returns `None`.
     pub fn admit(&self, pe: u32, command: &mut Command) -> Result<Option<OwnedFd>> {
         use std::os::fd::AsRawFd;
         match self {

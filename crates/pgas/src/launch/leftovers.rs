@@ -1,6 +1,8 @@
-//! Ends the processes that a job leaves behind: children of PEs, and PEs behind a shell that has ended.
+//! Ends the processes that a job leaves behind: children of PEs, and PEs that were started by a shell which
+//! has ended.
 //!
-//! Such processes have other parents and groups by then. They are found by a variable that they inherited.
+//! They may have other parents and process groups by then, so they are found by an environment variable that
+//! they inherited.
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::os::fd::OwnedFd;

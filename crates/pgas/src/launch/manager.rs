@@ -17,8 +17,8 @@ pub trait ProcessManager: Send {
     fn rank(&self) -> u32;
     /// Returns the number of processes.
     fn size(&self) -> u32;
-    /// Stores a text under a key. Other processes see it after the next [`ProcessManager::fence`]. Keys and
-    /// texts have no spaces and at most 60 and 250 characters.
+    /// Stores a text under a key. Other processes see it after the next [`ProcessManager::fence`]. A key has
+    /// at most 60 characters, a text at most 250, and neither has spaces.
     ///
     /// # Errors
     /// If the manager refuses or has ended.

@@ -2,7 +2,7 @@
 //! to its socket.
 //!
 //! ```text
-//! PE 0      makes the hub and listens on a socket; stores its card in the manager's table
+//! PE 0      makes the hub and listens on a socket; gives the manager its card: kernel, socket, heap size
 //! all       fence of the manager
 //! PE n      reads the card, connects, sends its number;  PE 0's hub serves the socket as port n
 //! ```
@@ -27,7 +27,7 @@ const NUMBER_TIMEOUT: Duration = Duration::from_secs(10);
 /// What the other PEs need to connect to PE 0's hub.
 #[derive(Clone, Debug, PartialEq)]
 struct Card {
-    /// Identifies the running kernel. Windows join processes of one kernel only.
+    /// The boot ID of PE 0's kernel. Windows join processes of one kernel only.
     machine: String,
     /// Name of the abstract socket.
     socket: String,
@@ -75,15 +75,16 @@ fn os(what: &str) -> impl Fn(rustix::io::Errno) -> Error + '_ {
     move |error| Error::os(what, error)
 }
 
-/// Returns the identifier of the running kernel.
+/// Returns the boot ID of the running kernel.
 fn machine() -> Result<String> {
     let path = "/proc/sys/kernel/random/boot_id";
     let text = std::fs::read_to_string(path).map_err(|error| Error::os(format!("reading {path}"), error))?;
     Ok(text.trim().into())
 }
 
-/// Joins the processes of a manager to one job. `heap_bytes` is the size of the symmetric heap that this
-/// process asks for. Returns the membership, the socket to the hub, and the heap of PE 0, which all take.
+/// Joins the job of all processes that the manager started. `heap_bytes` is the size of the symmetric heap
+/// that this process asks for. Returns the membership, the socket to the hub, and PE 0's heap size, which all
+/// PEs use.
 ///
 /// # Errors
 /// If the processes run on several machines or are too many, or if the manager or the system refuses.

@@ -28,7 +28,7 @@ pub struct Session {
     pub bytes: usize,
     /// The settings of the transport.
     pub settings: Settings,
-    /// The hub of this process's own fabric, if the process is a job of its own.
+    /// The hub, if this process was started alone and is a job of one PE.
     pub hub: Option<Hub>,
     /// The membership in a job that a process manager such as `mpirun` started. Finish it after the last
     /// communication.
@@ -126,7 +126,8 @@ impl Session {
     }
 }
 
-/// Where this process's socket to a hub comes from.
+/// This process's socket to the hub of its job, the job's heap size, and the values that must live as long as
+/// the job.
 struct Place {
     socket: OwnedFd,
     heap_bytes: u64,

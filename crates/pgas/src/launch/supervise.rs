@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 /// Time between asking processes to end and killing them.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long to wait after a process has ended. During this time the hub's last events of that process arrive.
-/// If the process ended because it lost a link, the PE at the other end of the link ends too.
+/// How long to wait for the hub's last events of a process that has ended. If the process ended because it
+/// lost the link to another PE, the end of that PE is also expected within this time.
 const SETTLE_TIME: Duration = Duration::from_secs(2);
 
 pub(super) enum JobEvent {
@@ -39,14 +39,15 @@ impl Running {
         self.lost.is_some() || (self.may_abort && aborted)
     }
 
-    /// Returns true if the process has ended and the hub has no more events of the process. A child process
-    /// may keep the socket to the hub open. Therefore also returns true [`SETTLE_TIME`] after the end.
+    /// Returns true if the process has ended and the hub will report no more events of it. The last event is
+    /// that its socket to the hub is closed. A child process may keep the socket open, so this function also
+    /// returns true [`SETTLE_TIME`] after the end.
     fn is_settled(&self) -> bool {
         self.ended.is_some_and(|(_, at)| self.gone || at.elapsed() > SETTLE_TIME)
     }
 }
 
-/// Records an event. Returns the status that a PE asks all PEs to end with.
+/// Records an event. If the event is a PE's request to end all PEs, returns the requested exit status.
 fn record(running: &mut [Running], events: JobEvent) -> Option<i32> {
     match events {
         JobEvent::Ended(pe, status) => running[pe as usize].ended = Some((status, Instant::now())),

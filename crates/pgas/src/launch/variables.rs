@@ -117,7 +117,7 @@ pub fn timeouts() -> Result<(Option<Duration>, Option<Duration>)> {
     Ok((limit(CONNECT_TIMEOUT)?, limit(ANSWER_TIMEOUT)?))
 }
 
-/// Returns true if the variable is set to anything but nothing.
+/// Returns true if the variable is set and not empty.
 pub fn is_set(name: &str) -> bool {
     std::env::var_os(name).is_some_and(|value| !value.is_empty())
 }

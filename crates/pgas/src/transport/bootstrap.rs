@@ -1,5 +1,5 @@
-//! What a PE needs beside communication: an exchange of addresses and keys with the other PEs before they
-//! can communicate, and a connection to the launcher.
+//! What a transport builds on: an exchange of addresses and keys between the PEs, because they cannot
+//! communicate without these, and a connection to the launcher.
 //!
 //! The window transport exchanges addresses through scratchpads, so it needs only [`JobControl`].
 

@@ -20,7 +20,8 @@
 use crate::error::{Error, Result};
 
 /// Number of words in the header: the magic, the number of PEs, the number of symmetric bytes, a flag, and the
-/// alignment of the memory's address. The flag is 1 if the owner is registered for barriers.
+/// alignment of the memory's address. The flag is 1 if the memory's owner has registered for barriers by
+/// membarrier(2).
 pub const HEADER_WORDS: usize = 5;
 /// The value of the header's first word. A PE refuses a peer whose memory lacks it.
 pub const MAGIC: u64 = 0x696e_6c61_6e65_6e74;

@@ -262,8 +262,9 @@ impl Connection {
         self.draining = true;
     }
 
-    /// Returns true if the connection was drained: all commands have completed, except for those whose data was not received.
-    /// An admin queue also waits until the controller has no I/O queues, because its end would end them at once.
+    /// Returns true if draining has finished: all commands have completed, except for those whose data was
+    /// not received. An admin queue's connection also waits until the controller has no I/O queues, because
+    /// its end would close their connections before they are drained.
     pub fn is_drained(&self) -> bool {
         let has_io_queues = |queue: &Queue| queue.id == 0 && !queue.controller.io_queues().is_empty();
         self.draining

@@ -80,10 +80,10 @@ impl Output {
         self.building.total + self.sending.total
     }
 
-    /// Returns true if the memory for `bytes` further bytes of headers and small data is kept after they are sent.
-    /// Otherwise appending them would allocate and clear memory each time.
+    /// Returns true if the space for headers and small data will be kept for reuse after `bytes` more bytes
+    /// are appended and sent. Space that is not kept must be allocated and cleared again for the next data.
     pub fn keeps(&self, bytes: usize) -> bool {
-        // The memory grows to twice its size.
+        // Half of the limit, because the space doubles when it grows.
         self.building.used + bytes <= KEPT_BYTES / 2
     }
 

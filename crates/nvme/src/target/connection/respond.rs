@@ -10,10 +10,11 @@ use crate::target::subsystem::Subsystem;
 
 /// Up to this length, data from memory is copied to the output. Sending it in place would cost more than the copy.
 const COPY_BYTES: usize = 1 << 10;
-/// Up to this length, data from memory that needs a digest is copied to the output. It must be copied anyway, and
-/// a buffer of its own would cost more.
+/// Up to this length, data of a memory namespace that needs a digest is copied to the output. Longer data is
+/// copied to a buffer of its own, which would cost more for short data.
 const COPY_WITH_DIGEST_BYTES: usize = 16 << 10;
-/// The data from memory that is copied before its digest is updated. It stays in the first-level cache meanwhile.
+/// Data is copied in blocks of this length, and the digest is updated after each block. The block is then
+/// still in the first-level cache.
 const DIGEST_BLOCK_BYTES: usize = 4 << 10;
 
 impl Queue {

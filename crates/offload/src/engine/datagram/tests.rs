@@ -362,14 +362,15 @@ fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
     quoted.payload_mut()[2..4].copy_from_slice(&4000u16.to_be_bytes());
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 600);
     assert_eq!(sent(&mut bench), 2);
-    // One about a port without a socket is ignored, and a value that is too small is raised.
+    // An ICMP error about a port without a socket is ignored.
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 2);
+    // This one is about the socket's port again. Its MTU of 68 bytes is raised to the least path MTU.
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 2);
-    // After its time, the whole MTU is tried again.
+    // After 10 minutes, the path MTU is forgotten, and the link's MTU is tried again.
     bench.now += 601 * 1_000_000_000;
     bench.engine.network.learn(bench.now, PEER.into(), inlane_wire::Mac([2, 0, 0, 0, 0, 2]), true);
     assert_eq!(sent(&mut bench), 1);

@@ -94,7 +94,7 @@ fn overlapping_fragments_make_the_packet_invalid() {
             assert_eq!(reassembly.add(0, &fragment(v6, 1, 0, true, &data(24))).0, Outcome::Waits);
             let overlapping = fragment(v6, 1, offset, more, &data(len));
             assert_eq!(reassembly.add(0, &overlapping).0, Outcome::Refused, "{offset} {more} {len}");
-            // Fragments that would have completed the packet do not.
+            // The packet is invalid now, so even the fragments that would have completed it are refused.
             assert_eq!(reassembly.add(0, &fragment(v6, 1, 0, true, &data(24))).0, Outcome::Refused);
             assert_eq!(reassembly.add(0, &fragment(v6, 1, 24, false, &data(5))).0, Outcome::Refused);
         }

@@ -26,7 +26,7 @@ pub struct Pmi<S> {
     stream: BufReader<S>,
     rank: u32,
     size: u32,
-    /// Name of the manager's table of texts.
+    /// Name of the manager's key-value space (`kvsname`), which the messages `put` and `get` repeat.
     table: String,
 }
 

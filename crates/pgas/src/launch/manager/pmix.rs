@@ -13,8 +13,9 @@ const NAMES: [&str; 2] = ["libpmix.so.2", "libpmix.so"];
 const WHOLE_JOB: u32 = u32::MAX - 1;
 /// `PMIX_GLOBAL`: all processes see the text.
 const GLOBAL: u8 = 3;
-/// `PMIX_STRING` and `PMIX_UINT32`, types of a value.
+/// `PMIX_STRING`, the type of a value that points to a text.
 const STRING: u16 = 3;
+/// `PMIX_UINT32`, the type of a value that is a 32-bit number.
 const UINT32: u16 = 14;
 
 /// `pmix_proc_t`.
@@ -89,7 +90,7 @@ impl Pmix {
             error_string: function!(b"PMIx_Error_string\0", ErrorString),
             _library: library,
         };
-        // SAFETY: the function fills the process, and gets no further information.
+        // SAFETY: the function writes this process's identity to `process`. The array of attributes is empty.
         let status = unsafe { init(&mut pmix.process, std::ptr::null_mut(), 0) };
         pmix.check("PMIx_Init", status)?;
         let job = Process { rank: WHOLE_JOB, ..pmix.process.clone() };
@@ -148,7 +149,8 @@ impl ProcessManager for Pmix {
     }
 
     fn fence(&mut self) -> Result<()> {
-        // SAFETY: without processes, the function takes all of this job.
+        // SAFETY: both arrays are empty. Without an array of processes, the fence is for all processes of the
+        // job.
         let status = unsafe { (self.fence)(std::ptr::null(), 0, std::ptr::null(), 0) };
         self.check("PMIx_Fence", status)
     }
@@ -163,7 +165,7 @@ impl ProcessManager for Pmix {
     }
 
     fn finish(&mut self) -> Result<()> {
-        // SAFETY: the function gets no information.
+        // SAFETY: the array of attributes is empty.
         let status = unsafe { (self.finalize)(std::ptr::null(), 0) };
         self.check("PMIx_Finalize", status)
     }
