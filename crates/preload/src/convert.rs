@@ -141,7 +141,8 @@ fn offer_socket(fd: RawFd, usage: Use, address: SocketAddr) -> Outcome {
     offer_candidate(fd, socket, usage, address, message)
 }
 
-/// Sends the request `message` to the engine, unless a rule keeps the socket with the kernel.
+/// Sends the request `message` to the engine, unless the socket must stay with the kernel. If the engine
+/// takes the socket, replaces the socket of `fd` by the program's end that the engine sent.
 fn offer_candidate(
     fd: RawFd,
     socket: Candidate,

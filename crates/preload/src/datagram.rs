@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// True if this process may have a UDP socket of the engine. Never becomes false again.
 static PRESENT: AtomicBool = AtomicBool::new(false);
 
-/// The most inherited descriptors that are examined when a program starts.
+/// How many descriptors, from 0 on, are examined when a program starts, to find inherited sockets.
 const MOST_INHERITED: usize = 1024;
 /// The most buffers of one call for which a small array on the stack suffices.
 const FEW: usize = 16;

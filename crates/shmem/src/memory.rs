@@ -5,7 +5,8 @@ use inlane_pgas::error::{Error, Result};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-/// Returns the address of new memory, or null if the heap is full or the alignment is invalid.
+/// Converts the result of an allocation to C's: the address, or null if the heap is full or the alignment is
+/// invalid. Ends the job for other errors.
 fn made(outcome: Result<*mut u8>) -> *mut c_void {
     match outcome {
         Ok(address) => address.cast(),

@@ -233,7 +233,7 @@ pub fn start() {
     unsafe { on_exit(at_exit, std::ptr::null_mut()) };
 }
 
-/// Prints what the variables of OpenSHMEM ask for.
+/// Prints what SHMEM_VERSION, SHMEM_INFO and SHMEM_DEBUG ask for.
 fn describe() {
     let (me, pes) = (world().me(), world().pes());
     if me == 0 && variables::is_set(variables::VERSION) {

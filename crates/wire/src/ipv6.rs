@@ -52,7 +52,7 @@ pub struct Fragment {
     /// The type of the first header in the original packet's fragmented part: an extension header or the
     /// upper layer. Only the first fragment's value counts.
     pub next_header: u8,
-    /// The fragment's offset in bytes.
+    /// The fragment's offset in the original packet's fragmented part, in bytes.
     pub offset: u16,
     /// True if other fragments follow.
     pub more: bool,

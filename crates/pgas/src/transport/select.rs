@@ -9,10 +9,10 @@ use std::str::FromStr;
 /// A transport, as users name it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
-    /// Memory windows: one machine, or the virtual machines that share a device.
+    /// Memory windows, for PEs on one machine or on virtual machines that share a device.
     #[default]
     Windows,
-    /// UCX: shared memory, TCP or RDMA between any machines.
+    /// UCX, for PEs on any machines: shared memory, TCP or RDMA.
     Ucx,
 }
 

@@ -426,7 +426,8 @@ impl<T: Transport> World<T> {
             let piece = number * width;
             // SAFETY: the piece lies inside the source, the destination and both buffers.
             unsafe {
-                // All PEs combine in the order of the set, so the slices do not affect the rounding.
+                // Combine in the order of the set, so that the rounding does not depend on which PE combines
+                // an element.
                 for one in 0..set.size {
                     let into = if one == 0 { sum } else { other };
                     match set.pe(one) == self.me() {

@@ -72,8 +72,8 @@ impl Heap {
         self.used.get(&offset).copied()
     }
 
-    /// Gives back the end of the allocation at `offset`, so that `bytes` (at least one granule) remain.
-    /// Returns false if there is no such allocation, or if it is smaller.
+    /// Frees the end of the allocation at `offset`, so that `bytes` remain, rounded up to whole granules.
+    /// Returns false if there is no such allocation, or if it is smaller than that.
     pub fn shrink(&mut self, offset: usize, bytes: usize) -> bool {
         let Some(wanted) = bytes.max(1).checked_next_multiple_of(GRANULE) else { return false };
         match self.used.get(&offset).copied() {

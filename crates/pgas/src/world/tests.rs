@@ -235,7 +235,7 @@ fn large_reductions_are_cut_into_slices() {
                     unsafe { terms.as_ptr().add(index).write(world.me() as u64 + index as u64 + round) };
                 }
                 world.barrier_all().unwrap();
-                // The second sum replaces its source.
+                // In the second round, the destination is the source.
                 let into = if round == 0 { sums } else { terms };
                 world.sum(world.all(), into, terms).unwrap();
                 let (n, others) = (pes as u64, (0..pes as u64).sum::<u64>());

@@ -40,7 +40,8 @@ pub fn same_file(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// Resolves the links in the directory of `path`, which names a file that does not exist yet.
+/// Returns `path`, which names a file that does not exist yet, with the symbolic links of its directory
+/// resolved.
 fn to_be_created(path: &Path) -> std::path::PathBuf {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

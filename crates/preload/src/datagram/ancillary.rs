@@ -20,7 +20,8 @@ fn number(bytes: &[u8]) -> Option<c_int> {
     }
 }
 
-/// Reads the control messages of a datagram that the program sends into `header`. Fails with an errno.
+/// Reads the control messages of `message`, a datagram to send, and stores their values in `header`. Fails
+/// with an errno.
 ///
 /// # Safety
 /// As for sendmsg.
@@ -52,7 +53,7 @@ fn read_one(kind: (c_int, c_int), data: &[u8], header: &mut Header) -> Result<()
         (header.class, header.flags) = (class, header.flags | send::CLASS);
     };
     match kind {
-        // Descriptors and credentials mean nothing on a network.
+        // Ignore descriptors and credentials, which cannot be sent over a network.
         (libc::SOL_SOCKET, libc::SCM_RIGHTS | libc::SCM_CREDENTIALS) => {}
         (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
             let info: &[u8; 12] = data.try_into().map_err(|_| libc::EINVAL)?;

@@ -94,7 +94,8 @@ pub unsafe fn send_many(
     outcome(sent, count)
 }
 
-/// Returns the number of messages, or -1 with the errno of the first one if it failed.
+/// Returns `done`, the number of completed messages. Returns -1 if the first one failed, and leaves its
+/// errno.
 fn outcome(done: usize, count: c_uint) -> c_int {
     match done {
         0 if count > 0 => {

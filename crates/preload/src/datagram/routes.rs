@@ -1,7 +1,8 @@
-//! Whether the engine has a route to the destination of a datagram.
+//! Checks whether the engine has a route to a datagram's destination, so that a send without a route fails.
 //!
-//! A datagram goes into the pair, which gives no answer. So the library asks the engine before it sends to an address for the first time, and
-//! remembers the addresses with a route. Routes stay as they are as long as an engine runs.
+//! A send only writes the datagram to the pair and gets no reply. So the library asks the engine before it
+//! sends to an address for the first time, and remembers the addresses with a route. An engine's routes do
+//! not change while it runs.
 
 use crate::control;
 use inlane_offload_protocol::address;

@@ -29,7 +29,8 @@ pub struct Client {
     pes: u32,
     /// Locked while a frame is sent, because several threads send frames.
     stream: Mutex<TcpStream>,
-    /// The results of the exchanges. The lock admits one exchange at a time.
+    /// The channel of the exchanges' results. Lock it during an exchange, because results do not tell which
+    /// exchange they belong to.
     gathered: Mutex<Receiver<Vec<Vec<u8>>>>,
     /// The status that the launcher asks this PE to end with.
     end: Mutex<Receiver<i32>>,

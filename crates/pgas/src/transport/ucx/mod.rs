@@ -74,7 +74,7 @@ struct Shared {
     peers: Vec<Peer>,
     /// Address of the first notification word, in the memory that UCX allocated.
     memory: *mut u8,
-    /// Bytes of the notification words. Symmetric memory follows them.
+    /// Length in bytes of the memory that holds the notification words. Symmetric memory follows it.
     private_bytes: usize,
     symmetric_bytes: usize,
     statics: Option<Statics>,
@@ -92,8 +92,8 @@ struct Shared {
     /// True if an operation of UCX was started since the last quiet. If false, fence and quiet need not call
     /// UCX.
     in_flight: AtomicBool,
-    /// True after an error. UCX is not called any more, because it may still access the memory of failed
-    /// operations.
+    /// True after an error. UCX is not called any more, because it could still access the buffers of
+    /// unfinished operations, which the program may reuse after the error.
     broken: AtomicBool,
 }
 
