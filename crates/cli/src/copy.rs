@@ -320,8 +320,8 @@ fn parse_choice(text: &str) -> Result<PathChoice, Error> {
 
 /// Parses `1M`, `4K,1M` and `4K..256M`.
 fn parse_sizes(text: &str) -> Result<Sizes, Error> {
-    // LARGEST bounds every size, and usize has 64 bits, so the cast loses nothing.
     let sizes = crate::sizes::parse(text, LARGEST)?;
+    // The cast loses nothing: no size exceeds LARGEST (1 TiB), and usize has 64 bits.
     Ok(Sizes(sizes.into_iter().map(|size| size as usize).collect()))
 }
 

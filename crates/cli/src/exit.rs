@@ -12,8 +12,8 @@ use std::process::ExitCode;
 #[error("{0}")]
 pub struct NotReady(pub String);
 
-/// Returns the error and its causes in one line. Says nothing twice: leaves out a cause whose text is already
-/// in the line, and a text with which its cause begins.
+/// Returns the error and its causes in one line, the outermost first. Many causes repeat each other's text.
+/// So leaves out a cause that the line already contains, and a line that its cause repeats at its start.
 pub fn text(error: &anyhow::Error) -> String {
     let texts = error.chain().map(ToString::to_string);
     let whole = texts.reduce(|text, cause| match text.contains(&cause) {
@@ -81,7 +81,7 @@ pub fn unparsed(error: &clap::Error, arguments: &[OsString], origins: &[(String,
         };
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // The error's text is the help. A closed standard error is ignored.
+        // The text of this error is the command's help. The status is 2 even if standard error is closed.
         let _ = error.print();
         return 2;
     }

@@ -7,7 +7,8 @@ use std::ffi::OsString;
 /// Returns why the command line was refused and what to do. `arguments` is the command line, and `command` is
 /// its definition.
 pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]) -> String {
-    // The placeholders of arguments are complete only after this call.
+    // Completes the placeholders of the arguments. Below, an argument is found by its text in the error, such
+    // as `--burst <N>`.
     command.build();
     let (subcommand, name) = subcommand(&command, arguments);
     let one = |kind| texts(error, kind).into_iter().next().unwrap_or_default();
@@ -94,8 +95,9 @@ pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]
     }
 }
 
-/// Returns the given flag that needs the `missing` ones. Clap does not tell which it is. So parses the command
-/// line again without each flag, and without its value, until the error no longer names a missing one.
+/// Returns the flag on the command line that requires the `missing` flags, because clap does not name it.
+/// Removes one flag at a time, alone or with the argument behind it, and parses the rest. Without the flag in
+/// question, clap no longer reports the missing ones.
 fn flag_that_needs(arguments: &[OsString], missing: &[String]) -> Option<String> {
     let complains = |arguments: Vec<&OsString>| {
         let Err(error) = <crate::Cli as clap::CommandFactory>::command().try_get_matches_from(arguments)
@@ -155,8 +157,8 @@ pub fn without_help_of_help(error: &clap::Error, arguments: &[OsString]) -> Opti
     asks.then(|| arguments.iter().filter(|argument| **argument != *found).cloned().collect())
 }
 
-/// Returns the names that `name` may be a misspelling of, the most similar first: names that differ by one
-/// letter in three at most, and names that begin with `name` or the other way round.
+/// Returns up to three names that `name` may be a misspelling of, the most similar first. A name is similar
+/// if one letter or at most a third of the letters differ, or if one of the two names begins with the other.
 pub fn similar<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let is_near = |other: &&str| {
         let most = name.chars().count().max(other.chars().count()) / 3;
@@ -241,8 +243,8 @@ fn suggestions(definition: Option<&Arg>, value: &str) -> Vec<String> {
     named.map(|choice| choice.get_name().to_string()).collect()
 }
 
-/// Joins a flag, its refused value and the reason. The reason may begin with the value, with the name of the
-/// value's kind, or with the flag.
+/// Returns a message of the flag, its refused value and the reason, each once. The reason often contains the
+/// value already, or begins with the flag or with a word for the value, such as "path".
 fn without_repeats(flag: &str, value: &str, why: &str) -> String {
     let shown = if value.is_empty() { "''" } else { value };
     let given = format!("{flag} {shown}");
@@ -251,12 +253,13 @@ fn without_repeats(flag: &str, value: &str, why: &str) -> String {
         return why.into();
     }
     match why.split_once(&quoted) {
-        // Reasons such as "'8': give 16 B to 1 GiB" or "path 'nvlink': choose one of bar, dma".
+        // "path 'nvlink': choose one of bar, dma" becomes "--path nvlink: choose one of bar, dma".
         Some((kind, rest)) if rest.starts_with(": ") && !kind.contains(':') => format!("{given}{rest}"),
-        // Reasons such as "'x' is not a size" or "endpoint: 'x' is not a PCI BAR".
+        // "endpoint: 'pci:x' is not a PCI BAR" becomes "--to: 'pci:x' is not a PCI BAR".
         Some((kind, rest)) if kind.is_empty() || kind.ends_with(": ") => format!("{flag}: {quoted}{rest}"),
         Some(_) => format!("{flag}: {why}"),
-        // The reason quotes only a part of the value: "endpoint: 'y' is not the address of a PCI device".
+        // The reason quotes only a part of the value pci:x/bar0: "endpoint: 'x' is not the address of a PCI
+        // device" becomes "--to pci:x/bar0: 'x' is not the address of a PCI device".
         None => match why.split_once(": '") {
             Some((kind, rest)) if kind.chars().all(char::is_alphabetic) => format!("{given}: '{rest}"),
             _ => format!("{given}: {why}"),

@@ -88,9 +88,9 @@ pub fn expand(
     environment: &[(String, String)],
 ) -> Result<Expanded, Error> {
     let texts: Vec<String> = arguments.iter().map(|a| a.to_string_lossy().into_owned()).collect();
-    // The arguments of a program that the command starts are not inlane's. They are not searched for subcommands
-    // and flags.
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    // `inlane ntb run` and others start a program. Its arguments may look like flags of inlane, so they are
+    // left out.
     let texts = &texts[..own(command, &texts)];
     // Finds the innermost subcommand, the name of its table in the settings file, and the index of the
     // argument that names the subcommand.

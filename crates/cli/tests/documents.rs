@@ -94,8 +94,8 @@ fn isolated() -> Option<Vec<&'static str>> {
     [plain.to_vec(), user.to_vec()].into_iter().find(|line| works(line))
 }
 
-/// Returns a script that runs the commands of a block. A command behind one that ends with `&` is repeated for
-/// up to a minute, because the command in the background may not be ready yet.
+/// Returns a script that runs the commands of a block. The command after a background command (`&`) is
+/// repeated until it succeeds, for about a minute, because the background command may not be ready yet.
 fn script(commands: &[&Shown]) -> String {
     let mut script = String::from("ip link set lo up; pids=; trap 'kill $pids; wait' EXIT\n");
     let mut may_be_early = false;
@@ -114,8 +114,8 @@ fn script(commands: &[&Shown]) -> String {
     script + "for pid in $pids; do kill -0 $pid || exit 1; done\n"
 }
 
-/// Runs a shell script with `inlane` in PATH, behind the program `before` if it is not empty. Returns its exit
-/// status and its output.
+/// Runs a shell script with `inlane` in PATH. `before` is empty, or a program with its arguments that starts
+/// the shell, such as unshare. Returns the script's exit status and its output.
 fn run(before: &[&str], line: &str, folder: &Path) -> (Option<i32>, String) {
     let binary = Path::new(env!("CARGO_BIN_EXE_inlane")).parent().unwrap();
     let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());

@@ -580,8 +580,8 @@ fn a_file_that_does_not_end_at_a_block_is_refused_with_the_remedies() {
     );
 }
 
-/// A namespace whose file system is full refuses writes with the status of the specification. Reads, and other
-/// namespaces, still work.
+/// A namespace whose file system is full refuses writes with the NVMe status Capacity Exceeded. It can still
+/// be read, and other namespaces can still be written.
 #[test]
 fn a_full_disk_is_reported_and_other_namespaces_still_work() {
     const TEST: &str = "a_full_disk_is_reported_and_other_namespaces_still_work";
@@ -673,8 +673,8 @@ fn signal(child: &Child, signal: i32) {
 #[test]
 fn a_second_signal_ends_the_target_at_once() {
     use std::os::unix::process::ExitStatusExt;
-    // A target that drains gives up after a few seconds. If this test is stopped for so long, the target ends by
-    // itself, and the test tries again.
+    // After the first SIGTERM, the target drains for 5 s at most, then ends with status 0. If this test is
+    // too slow to send the second signal before that, it tries again.
     for _ in 0..5 {
         let (mut target, address) = target("memory:64M");
         let proxy = Proxy::start(&address);
@@ -744,7 +744,7 @@ fn an_export_that_ends_reports_what_it_served() {
     stream.write_all(&[request(0), request(1 << 20)].concat()).unwrap();
     let mut received = vec![0; 18 + 20 + 10 + 28 + 512 + 26];
     stream.read_exact(&mut received).unwrap();
-    // The replies may come in any order: OFFSET_DATA has type 1, ERROR 8001h.
+    // The two replies may come in any order. Bytes 6 and 7 are a reply's type: 1 is OFFSET_DATA, 8001h ERROR.
     let replies = &received[48..];
     let first_is_error = replies[6] == 0x80;
     let error = if first_is_error { &replies[..26] } else { &replies[540..] };

@@ -349,7 +349,7 @@ fn iperf_moves_bulk_data_in_both_directions() {
     assert!(lab.count("received_bytes") > 10_000_000 && lab.count("sent_bytes") > 10_000_000);
 }
 
-/// Runs a Python script of this project on the built command, and passes on what it skips.
+/// Runs a Python script of this project, which tests the built `inlane`. Prints what the script has skipped.
 fn project_script(test: &str, script: &str, arguments: &[&str]) {
     build_library();
     let folder = Path::new(env!("CARGO_BIN_EXE_inlane")).parent().unwrap();
@@ -471,7 +471,7 @@ fn pythons_own_socket_tests_pass() {
     assert!(lab.count("received_bytes") > 1_000_000 && lab.count("accepted") > 50, "{}", lab.status());
 }
 
-/// Returns the values of lines of /proc/PID/status.
+/// Returns the first value of each named line of /proc/PID/status.
 fn process_status(id: u32, names: &[&str]) -> Vec<String> {
     let text = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
     let value = |name: &&str| {
@@ -491,7 +491,7 @@ fn an_engine_gives_up_its_privileges_and_can_become_another_user() {
         let id = lab.engine.as_ref().unwrap().id();
         let names = ["Uid", "Gid", "CapEff", "CapPrm", "CapInh", "NoNewPrivs"];
         let none = "0000000000000000";
-        // `ip netns exec` becomes the engine, so the process is the engine's.
+        // `ip netns exec` replaces itself by the engine (exec), so the child's id is the engine's.
         assert_eq!(process_status(id, &names), [user, user, none, none, none, "1"]);
         let fetched = must(lab.offloaded("curl").args(["-sS", &format!("http://{KERNEL}:8000/page")]));
         assert_eq!(fetched, b"text");
@@ -518,7 +518,8 @@ fn an_engine_gives_up_its_privileges_and_can_become_another_user() {
     assert!(said.contains("--user no-such-user") && said.contains("no such user"), "{said}");
 }
 
-/// Runs `programs/sockets.py`, which says what it checks. The same checks pass on the kernel.
+/// Runs the checks of sockets in `programs/sockets.py` on the engine. The kernel's sockets pass the same
+/// checks.
 #[test]
 fn sockets_behave_as_programs_expect() {
     let Some(mut lab) = Lab::new("sockets", &[("python3", "python3")]) else { return };

@@ -1,5 +1,5 @@
-//! Tests jobs over UCX as users start them: the transport's choice, its errors, and PEs on several machines, for
-//! which network namespaces stand.
+//! Tests jobs over UCX as users start them: the choice of the transport, its errors, and PEs on two machines.
+//! A network namespace stands for each machine.
 
 mod support;
 

@@ -37,7 +37,7 @@ const OTHER_THREADS: Duration = Duration::from_secs(1);
 /// The user that root becomes when it gives up its privileges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Successor {
-    /// The user who called sudo, or nobody.
+    /// The user who called sudo. The user `nobody` if sudo did not start the process.
     Caller,
     /// Root without capabilities: it still owns root's files.
     Root,
@@ -74,8 +74,8 @@ impl Successor {
     }
 }
 
-/// Gives up all privileges of the process permanently, as [`drop_privileges_to`] does. Root becomes the user who called
-/// sudo, or nobody.
+/// Gives up all privileges of the process permanently, as [`drop_privileges_to`] does with
+/// [`Successor::Caller`].
 ///
 /// # Errors
 /// As [`drop_privileges_to`].
@@ -83,11 +83,13 @@ pub fn drop_privileges() -> Result<Option<Dropped>> {
     drop_privileges_to(Successor::Caller)
 }
 
-/// Gives up all privileges of the process permanently. Root becomes `successor`. All
-/// threads lose all capabilities, with one exception. Returns `None` if there was nothing to give up.
+/// Gives up all privileges of the process permanently. If the process runs as root, its user becomes
+/// `successor`. All threads lose all capabilities, with one exception. Returns `None` if there was nothing to
+/// give up.
 ///
-/// The exception is a library's thread that blocks signals. It keeps the capabilities that the program's file
-/// gave it (setcap), and a warning names the thread. Threads that start later have no capabilities.
+/// The exception is a library's thread that blocks signals. It keeps its capabilities if the process was not
+/// root, or stays root. A warning names the thread. Threads that other threads start later have no
+/// capabilities.
 ///
 /// # Errors
 /// [`Error::Os`] that names the step that failed. End the process then, because it may still have some of its

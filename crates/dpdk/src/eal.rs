@@ -100,7 +100,7 @@ fn initialise() -> Result<Environment, String> {
     }
     // SAFETY: the list of strings is null-terminated and lives for the process. The function is called once.
     let outcome = unsafe { sys::rte_eal_init(arguments.len() as i32, pointers.as_mut_ptr()) };
-    // The environment replaced the log stream while it started, so the stream is set again.
+    // `rte_eal_init` has replaced inlane's log stream by its own, so set it again.
     // SAFETY: as above.
     unsafe { sys::inlane_log_route() };
     if outcome < 0 {

@@ -1,4 +1,4 @@
-//! Specifications of ethdev ports: `KIND[:ARGUMENT][,KEY=VALUE...]`.
+//! Specifications of ethdev ports: `KIND[:ARGUMENT][,KEY=VALUE...]`. Defaults are in parentheses.
 //!
 //! | kind | argument | options |
 //! | --- | --- | --- |

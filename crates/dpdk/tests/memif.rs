@@ -169,7 +169,8 @@ fn without_a_peer() {
     assert!(error.contains("is no socket"), "{error}");
 }
 
-/// Starts this test again in a process of its own, whose current directory is a temporary directory.
+/// The test starts itself again in a process of its own, because a process has only one current directory and
+/// other tests use it.
 #[test]
 fn a_relative_path_names_a_socket_in_the_current_folder() {
     const CASE: &str = "INLANE_TEST_RELATIVE_PATH";

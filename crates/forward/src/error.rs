@@ -22,7 +22,7 @@ pub enum Error {
     TooSlow {
         /// The limit.
         limit: String,
-        /// The best latency that was measured.
+        /// The lowest 99th percentile of the latency that a trial measured, or that nothing ran.
         found: String,
     },
     /// A thread panicked, so the run ended early.

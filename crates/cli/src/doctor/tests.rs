@@ -1,4 +1,5 @@
-//! Runs the checks on fake machines: a directory of files, and chosen outcomes of system calls.
+//! Tests the checks of `inlane doctor` on fake machines. The checks read a test's files instead of the
+//! system's (/proc, /sys), and get outcomes of system calls that the test chose.
 
 use super::*;
 use rustix::io::Errno;

@@ -104,8 +104,8 @@ fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<Started> {
     }
 }
 
-/// Opens the GPU of the mover, so that a missing GPU or driver is reported before the processes start.
-/// Otherwise the PE without the mover might report the lost link first, which hides the cause.
+/// Opens the mover's GPU once before the PEs start, to report a missing GPU or driver. Otherwise the PE that
+/// opens it would fail, and the other PE might report its lost link first, which hides the cause.
 ///
 /// # Errors
 /// If the GPU cannot be opened.

@@ -23,9 +23,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The most buffers of a transfer. Half of them can wait for the mover while the others have commands in flight.
+/// The most buffers of a transfer: half for copies in flight, half for NVMe commands in flight.
 const BUFFERS: usize = 32;
-/// The bytes that have one digest.
+/// A digest covers this many bytes. Only the last one may cover fewer.
 const PIECE: usize = 1 << 20;
 
 /// The digests of each MiB of a stream of bytes.
@@ -50,7 +50,8 @@ impl Digests {
         }
     }
 
-    /// Compares with the digests of the same number of bytes.
+    /// Counts bytes as altered if their digest differs from that of `other`. Both must cover equally many
+    /// bytes.
     fn check(&self, other: &Self, method: &str) -> ByteVerification {
         let wrong = self.whole.iter().zip(&other.whole).filter(|(a, b)| a != b).count();
         let last_is_wrong = self.last != other.last || self.last_bytes != other.last_bytes;
@@ -70,7 +71,8 @@ struct Stage {
     selector: PathSelector,
     /// The memory of the device.
     memory: Region,
-    /// The bytes of the device's memory that were copied or whose copy is in flight.
+    /// The offset in the device's memory at which the next copy starts: the bytes before it were copied, or
+    /// their copies are in flight.
     copied: usize,
     free: Vec<Region>,
     allocated: usize,
@@ -79,7 +81,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// Returns a buffer without use, or `None` if all have a use and no more may be allocated.
+    /// Returns an unused buffer. Allocates one if none is free. Returns `None` if all `BUFFERS` are in use.
     fn free_buffer(&mut self, bytes: usize) -> Result<Option<Region>> {
         if let Some(region) = self.free.pop() {
             return Ok(Some(region));
@@ -194,8 +196,8 @@ impl DeviceMemory {
     }
 }
 
-/// Describes the way between target and device: over TCP, then by the mover for copies of `bytes` bytes. `into` the device, or
-/// out of it.
+/// Returns the whole path of the data, from target to device if `into` is set, otherwise from device to
+/// target: the hops over TCP, and the hops by which `selector` copies `bytes` bytes.
 fn path(selector: &PathSelector, bytes: usize, tcp_hops: [String; 2], into: bool) -> Path {
     let explained = selector.explain(bytes as u64);
     let tcp = tcp_hops.to_vec();
@@ -255,7 +257,8 @@ impl Sink for DeviceSink<'_> {
     fn buffer(&mut self, bytes: usize) -> Result<Buffer> {
         let region = match self.stage.free_buffer(bytes)? {
             Some(region) => region,
-            // A transfer has fewer commands in flight than there are buffers, so at least one waits for its copy.
+            // All buffers are in use. A transfer has fewer commands in flight than that, so a copy is in
+            // flight.
             None => self.stage.oldest()?.expect("a copy in flight").0,
         };
         // SAFETY: the region has one user at a time: the buffer, then its copy.
@@ -280,7 +283,7 @@ pub struct DeviceSource {
     stage: Stage,
     loaded: Digests,
     sent: Digests,
-    /// The bytes of each copy, except for the last.
+    /// The number of bytes that each copy moves. The last one may move fewer.
     chunk: usize,
 }
 
@@ -290,7 +293,8 @@ impl DeviceSource {
         path(&self.stage.selector, self.chunk, ["kernel TCP sockets".into(), peer.into()], false)
     }
 
-    /// Compares the bytes that were sent with those that were copied to the device before.
+    /// Compares the digests of the bytes that were sent with those of the bytes that were copied to the
+    /// device.
     pub fn verification(&self) -> ByteVerification {
         self.loaded.check(&self.sent, "CRC-32C of each MiB, copied to the device and sent from there")
     }
@@ -300,7 +304,8 @@ impl Source for DeviceSource {
     fn next(&mut self, most: usize) -> Result<Option<Buffer>> {
         self.chunk = self.chunk.max(most);
         let total = self.stage.memory.len();
-        // Copies run ahead of the commands, but leave half of the buffers to the commands in flight.
+        // Starts copies ahead of the write commands that will send their bytes. At most half of the buffers
+        // are used for that: the commands in flight hold the others.
         while self.stage.copied < total && self.stage.in_flight.len() < BUFFERS / 2 {
             let Some(region) = self.stage.free_buffer(self.chunk)? else { break };
             let bytes = self.chunk.min(total - self.stage.copied);

@@ -213,11 +213,11 @@ impl Destination {
         }
     }
 
-    /// Makes sure that the data is stored.
+    /// Syncs the file to its disk (fsync), or flushes standard output.
     fn close(mut self) -> anyhow::Result<()> {
         let name = self.name();
         match &mut self {
-            // Pipes and devices such as /dev/null have nothing to make durable.
+            // fsync fails for pipes and for devices such as /dev/null, which store nothing.
             Destination::File(file, _) if file.metadata().is_ok_and(|file| file.is_file()) => file.sync_all(),
             Destination::File(..) => Ok(()),
             Destination::Stdout(out) => out.flush(),
@@ -270,7 +270,8 @@ impl Write {
         json.write("nvme write", row.of(&options))
     }
 
-    /// Checks that a file of `size` bytes ends at a block, unless only its beginning is copied.
+    /// Checks that the size of the file is a multiple of the block size. With --length, only that many bytes
+    /// are copied, so any size is accepted.
     fn check_blocks(&self, size: u64, block: u64) -> anyhow::Result<()> {
         let whole = size / block * block;
         if self.length.is_some() || size == whole {

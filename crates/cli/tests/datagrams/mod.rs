@@ -14,7 +14,7 @@ const FAULTS: &str = "(ip.src==10.79.0.1 || ipv6.src==fd79::1) && (ip.checksum.s
     || (udp.checksum.status == \"Bad\" && !icmp && !icmpv6) || icmp.checksum.status == \"Bad\" || icmpv6.checksum.status == \"Bad\" \
     || udp.length.bad || ip.fragment.overlap || ip.fragment.error || ipv6.fragment.overlap || ipv6.fragment.error)";
 
-/// A capture of the frames on the kernel's side.
+/// A tcpdump capture at the kernel's end of the veth pair that joins it with the engine.
 struct Capture {
     tcpdump: Running,
     file: std::path::PathBuf,
@@ -139,10 +139,11 @@ fn iperf_sends_datagrams_in_both_directions_and_rules_count() {
     }
     let status = lab.status();
     let count = |name: &str| status["datagrams"][name].as_u64().unwrap();
-    // A slow server loses datagrams, which its full receive buffer drops.
+    // The full receive buffer of a slow server drops datagrams, so a single received one suffices.
     assert!(count("received") > 0 && count("sent_bytes") > 500_000, "{status}");
 
-    // A rule about UDP, a destination without a route, and a broadcast.
+    // The engine refuses a destination without a route, and a broadcast. Two sockets stay with the kernel:
+    // one by a rule about UDP port 53, and one that may send broadcasts.
     let rules = lab.folder.path().join("rules.toml");
     std::fs::write(&rules, "[[rule]]\nrun_by = \"kernel\"\nprotocol = \"udp\"\nport = 53\n").unwrap();
     let script = "\
@@ -184,6 +185,6 @@ except OSError as error:
         status["kernel"].as_array().unwrap().iter().filter(|entry| entry["protocol"] == "udp").collect();
     let reasons: Vec<_> = kernel.iter().map(|entry| entry["reason"].as_str().unwrap()).collect();
     assert_eq!(reasons, ["the engine sends no broadcasts", "a rule keeps it there"], "{status}");
-    // With --require, the socket that sends broadcasts is an error.
+    // --require forbids that the kernel runs a socket, so the socket for broadcasts gets an error instead.
     assert_eq!(run(&["--require".as_ref()]), "ENETUNREACH\nEACCES\nENETDOWN\n");
 }

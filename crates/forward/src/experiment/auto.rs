@@ -1,13 +1,16 @@
 //! `--method auto`: tries methods, burst sizes and flush times in short runs, and chooses what meets the goal
 //! best.
 //!
-//! | goal | trials of each method and burst | choice |
-//! | --- | --- | --- |
-//! | throughput | one as fast as possible | the highest rate; within 3 % of it, a method without a resident kernel |
-//! | latency | one as fast as possible, then one for each flush time at the offered rate | the highest rate among the trials whose 99th percentile is within the limit |
+//! Each combination of method and burst size first runs with packets offered as fast as possible, which gives
+//! its highest rate. For the goal throughput, the combination with the highest rate wins.
 //!
-//! For a latency goal, the offered rate is the one that the user gave, or a fifth of the method's rate as
-//! fast as possible. A method that does not carry the offered rate is chosen only if no method carries it.
+//! For the goal latency, each combination also runs with each flush time at the offered rate: the one that the
+//! user gave, or a fifth of the highest rate. These trials measure the latency. Those whose 99th percentile
+//! exceeds the limit are left out. Of the others, those in which the offered rate arrived are preferred. Of
+//! these, the one whose combination has the highest rate wins, and at equal rates the one with the lowest
+//! latency.
+//!
+//! For both goals, a method without a resident kernel is preferred if its rate is within 3 % of the winner's.
 
 use super::baseline::shortened;
 use crate::config::{Config, Method, Route};

@@ -77,8 +77,8 @@ fn offered(config: &Config, result: &PacketResult, share: f64) -> Option<String>
     (arrived >= share && lost(result) == 0).then(|| format!("offered rate: {said}; nothing was lost"))
 }
 
-/// Returns a note if the run received clearly less than the rate that `--rate` asked for. The run's limit says
-/// why. Returns `None` if most packets arrived, if no rate was asked for, or if the run was shorter than 10 ms.
+/// Returns a note if the run received less than 95 % of the rate that `--rate` asked for. `result.limit`
+/// names the cause. Returns `None` otherwise, without `--rate`, and for a run shorter than 10 ms.
 pub fn missed_rate(config: &Config, result: &PacketResult) -> Option<String> {
     let (share, text) = arrived(config, result)?;
     let long_enough = Duration::from_nanos(result.duration_ns) >= SHORTEST;

@@ -21,8 +21,8 @@ const BATCH: usize = 64;
 /// How long to wait for a process to receive its descriptors.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Makes shared memory of `bytes` bytes with a fixed size. If a peer could shrink the memory, accesses to it
-/// would fault.
+/// Makes shared memory of `bytes` bytes whose size cannot be changed (sealed memfd). If a peer could shrink
+/// it, accesses beyond its new end would raise SIGBUS.
 ///
 /// # Errors
 /// [`Error::Os`] if the system refuses.
@@ -118,7 +118,7 @@ pub(crate) fn map_aligned(
     Ok(mapped(address as *mut _, bytes, location))
 }
 
-/// Makes a region of a new mapping. The region unmaps it at its end.
+/// Makes a region of a new mapping. Dropping the region and all its slices unmaps the memory.
 fn mapped(address: *mut std::ffi::c_void, bytes: usize, location: Location) -> Region {
     // Asks for large pages, which cause fewer page-table misses. The system may not allow them for shared
     // memory.

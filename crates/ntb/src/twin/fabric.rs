@@ -146,8 +146,8 @@ impl Hub {
         Ok(theirs)
     }
 
-    /// Admits the process at the other end of `socket`, a connected UNIX socket for packets (SOCK_SEQPACKET), to
-    /// `port`. Otherwise as [`Hub::admit`].
+    /// Admits a process to `port` as [`Hub::admit`] does, but over an existing connection. `socket` is the
+    /// hub's end of a connected UNIX socket of type SOCK_SEQPACKET. The process holds the other end.
     ///
     /// # Errors
     /// As for [`Hub::admit`].

@@ -34,8 +34,8 @@ pub struct Twin {
     inner: Arc<Inner>,
 }
 
-/// The largest alignment of inbound memory in bytes. Programs can allocate symmetric memory with the alignment
-/// of inbound memory.
+/// The largest alignment of the inbound memory's address, in bytes. Symmetric memory lies in the inbound
+/// memory, so a program cannot allocate it with a larger alignment.
 const ALIGNMENT: usize = 1 << 30;
 
 /// How long to wait for the hub's answer.
@@ -102,7 +102,8 @@ impl Twin {
         })?;
         let memories: Vec<_> = fds.by_ref().take(ports as usize).collect();
         let register_bytes = ports as usize * size_of::<PortRegisters>();
-        // The socket has no more to say until the hub asks this process to end.
+        // The hub's next message asks this process to end. It may come at any time, so wait without a
+        // timeout.
         set_socket_timeout(&socket, Timeout::Recv, None).map_err(os)?;
         descriptors::check_sealed(registers_fd.as_fd(), register_bytes as u64)?;
         for memory in &memories {
@@ -111,8 +112,8 @@ impl Twin {
         let registers = descriptors::map(registers_fd.as_fd(), 0, register_bytes, Location::Host)?;
         let memory = memories[port as usize].as_fd();
         let bytes = needed(ports).clamp(1, window_bytes as usize).next_multiple_of(4096);
-        // A program cannot use an alignment beyond the size, and reserving addresses for it takes time under
-        // memory checkers.
+        // No alignment above the memory's size is needed. `map_aligned` first reserves `align` more bytes of
+        // addresses, which takes long under memory checkers such as AddressSanitizer.
         let align = bytes.next_power_of_two().clamp(4096, ALIGNMENT);
         let inbound = descriptors::map_aligned(memory, bytes, align, Location::Host)?;
         let fabric = Arc::new(Fabric {

@@ -183,6 +183,7 @@ fn inbound_memory_is_aligned_and_can_be_mapped_again() {
         assert_eq!(a.inbound().as_ptr().add(8192).read_volatile(), 77);
         assert!(a.map_inbound_at(1 << 20, 4096, address).is_err(), "outside");
     }
-    // The allocator must not get the shared page back.
+    // One page of `place` is now shared memory. Leak `place`, so that the allocator never uses this page
+    // again.
     std::mem::forget(place);
 }

@@ -36,7 +36,7 @@ impl Buffer {
         Ok(Self { region, len })
     }
 
-    /// Returns the region that the buffer was made of, with its whole length. The buffer ends, so others may access
+    /// Consumes the buffer and returns its whole region, whatever length was set. Other code may then access
     /// the memory again.
     pub fn into_region(self) -> Region {
         self.region

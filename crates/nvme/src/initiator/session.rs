@@ -1,11 +1,12 @@
 //! One thread's access to a namespace over one or several paths.
 //!
-//! A path is an address of the subsystem. A session uses one path at a time, with a controller and an I/O queue of its own. If the
-//! path fails, the session connects to the next one and sends the commands in flight again. Only reads, writes, flushes and other
-//! commands with the same effect when repeated may therefore be submitted. A write that is repeated may still be executed on the
-//! failed path: do not submit commands that depend on the order of two writes in flight to the same blocks.
+//! A path is an address of the subsystem. A session uses one path at a time, with a controller and an I/O
+//! queue of its own. If the path fails, the session connects to the next one and sends the commands in flight
+//! again. Submit only idempotent commands, such as reads, writes and flushes, because the target may then
+//! execute a command twice. For the same reason, have only one write to a block in flight: two could be
+//! executed in any order.
 //!
-//! A thread of its own reconnects, because connecting blocks. The session's thread stays free meanwhile.
+//! Connecting blocks, so the session starts a thread for it. The thread that uses the session is not blocked.
 
 use super::connection::{Done, Request};
 use super::{Address, ConnectOptions, Controller, NamespaceInfo, Queue};
@@ -41,7 +42,8 @@ struct Live {
     queue: Queue,
 }
 
-/// A connection over the path with this index, and its namespace. The error is that of the path tried last.
+/// The result of trying each path once: the index of the first path that works, the connection over it, and
+/// its namespace. If no path works, the error of the path that was tried last.
 type Reconnected = Result<(usize, Live, NamespaceInfo)>;
 
 /// Access to a namespace.
@@ -58,9 +60,9 @@ pub struct Session {
     /// By token: how many times the command was sent again because of a transient error.
     retries: HashMap<u64, u32>,
     last_tick: Instant,
-    /// Delivers the result of the thread that reconnects, while it runs.
+    /// Receives the result of the thread that reconnects. `None` if there is no such thread.
     attempt: Option<Receiver<Reconnected>>,
-    /// When all paths failed last, from which the pause before the next attempt counts.
+    /// The end of the last attempt, in which all paths failed. The next attempt starts `PAUSE` later.
     failed_at: Option<Instant>,
     /// When a path first failed after the last successful command. `None` if no path has failed since then.
     lost_since: Option<Instant>,
@@ -309,7 +311,8 @@ impl Session {
             for path in (first..options.paths.len()).chain(0..first) {
                 match Self::connect(&options, path, Some(nsid)) {
                     Ok((live, namespace)) => {
-                        // Sending fails if the session was dropped meanwhile. The connection then ends here.
+                        // Sending fails if the session was dropped meanwhile. Dropping the result then closes
+                        // the new connection.
                         let _ = send.send(Ok((path, live, namespace)));
                         return;
                     }

@@ -33,7 +33,8 @@ pub trait Sink {
     /// If the sink cannot provide memory, or earlier data could not be stored.
     fn buffer(&mut self, bytes: usize) -> Result<Buffer>;
 
-    /// Takes a buffer whose bytes in the range `data` were read. Buffers arrive in the order of their offsets.
+    /// Takes a buffer of whole blocks that were read. Only the bytes in the range `data` were requested.
+    /// Buffers arrive in the order of their offsets in the namespace.
     ///
     /// # Errors
     /// If the data cannot be stored.
@@ -42,8 +43,8 @@ pub trait Sink {
 
 /// Provides the data of [`write_from`]. Implement it to write from memory of a device.
 pub trait Source {
-    /// Returns a buffer that holds the next bytes of the data in its whole length. It has `most` bytes, or fewer at
-    /// the end of the data. `None` if no data is left.
+    /// Returns the next `most` bytes of the data, or fewer at its end. The buffer's length must be the number
+    /// of bytes. Returns `None` if no data is left.
     ///
     /// # Errors
     /// If the data cannot be read.
@@ -102,7 +103,8 @@ impl Source for ReaderSource<'_> {
     }
 }
 
-/// Returns the bytes of a command of a transfer: at most 256 KiB, and at least a block.
+/// Returns the most bytes that each command of a transfer moves: whole blocks, up to 256 KiB and up to the
+/// controller's limit, but at least one block.
 fn chunk_bytes(session: &Session) -> u64 {
     let unit = session.namespace().block_bytes;
     u64::from((session.namespace().max_transfer.min(CHUNK) / unit).max(1) * unit)

@@ -346,7 +346,8 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    /// Returns a reply without data. Clients of structured replies expect one for a read and a block status request.
+    /// Returns a reply without data. It is structured if the client has negotiated structured replies and the
+    /// request is a read or block status. Other requests get simple replies.
     fn status_reply(&self, kind: Kind, cookie: u64, error: u32) -> Vec<u8> {
         match kind {
             Kind::Read | Kind::BlockStatus if self.features.structured => error_chunk(cookie, error),

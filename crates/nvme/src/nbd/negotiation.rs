@@ -172,7 +172,8 @@ pub(super) fn negotiate<S: Read + Write>(
                     answer(stream, option, answer::UNKNOWN, &[])?;
                     continue;
                 }
-                // "base:" asks for the list of contexts in that name space, but selects none.
+                // LIST without a query lists all contexts, and the query "base:" all whose names begin with
+                // it. SET selects contexts by their full names only.
                 let wanted = queries.contains(&CONTEXT)
                     || !set && (queries.is_empty() || queries.contains(&b"base:".as_slice()));
                 if wanted {

@@ -44,12 +44,13 @@ pub(super) const NO_HOLE: u16 = 1 << 1;
 /// The identifier of the metadata context `base:allocation`, which the server chooses.
 pub(super) const ALLOCATION: u32 = 1;
 
-/// What a client has negotiated beside the export.
+/// The optional features of the NBD protocol that a client has negotiated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Features {
-    /// Replies to reads are structured.
+    /// True if the client has negotiated structured replies, which reads and block status requests get.
     pub(super) structured: bool,
-    /// The client may ask for the state of blocks: the metadata context `base:allocation`.
+    /// True if the client has selected the metadata context `base:allocation`, so it may request block
+    /// status.
     pub(super) allocation: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What an NBD server has done: its counters and the row of its result.
+//! The counters of an NBD server, and the row of its result document.
 
 use super::protocol::Kind;
 use crate::initiator::NamespaceInfo;
