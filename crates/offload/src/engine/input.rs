@@ -327,8 +327,9 @@ impl Engine {
     }
 }
 
-/// Returns the addresses of a packet of protocol `wanted` that the engine sent, and the four bytes after its ports.
-/// `original` is the start of the IP packet.
+/// Parses the start of an IP packet of the engine, which an ICMP error quotes. Returns its addresses and
+/// ports, and the four bytes after the ports: in TCP, the sequence number. Returns `None` unless its protocol
+/// is `wanted`.
 pub(super) fn original(original: &[u8], wanted: u8) -> Option<(Flow, u32)> {
     let (source, destination, protocol, at): (IpAddr, IpAddr, u8, usize) = match original.first()? >> 4 {
         4 => {

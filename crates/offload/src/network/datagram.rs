@@ -197,7 +197,8 @@ impl Network {
         write: impl FnOnce(&mut [u8]),
     ) -> bool {
         let Some(mut packet) = self.allocate(ethernet::HEADER + len) else { return false };
-        // SAFETY: the packet was just allocated, its length is within its room, and its memory is the CPU's.
+        // SAFETY: the packet was just allocated, so nothing else uses it. Its length is within its buffer,
+        // and the CPU maps the buffer.
         let bytes = unsafe { packet.bytes_mut() };
         let mut frame = Frame::new(&mut *bytes).expect("the packet has room for the header");
         frame.set_source(self.mac);

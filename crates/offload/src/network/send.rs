@@ -47,7 +47,8 @@ impl Network {
             }
             Route::Port(hop) => {
                 let Some(mut packet) = self.allocate(ethernet::HEADER + len) else { return false };
-                // SAFETY: the packet was just allocated, its length is within its room, and its memory is the CPU's.
+                // SAFETY: the packet was just allocated, so nothing else uses it. Its length is within its
+                // buffer, and the CPU maps the buffer.
                 let bytes = unsafe { packet.bytes_mut() };
                 let ethertype = if source.is_ipv4() { ethernet::IPV4 } else { ethernet::IPV6 };
                 write_ethernet(bytes, self.mac, ethertype);

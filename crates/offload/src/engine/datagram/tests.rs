@@ -326,7 +326,7 @@ fn the_engine_says_where_it_has_a_route() {
         let mut message = Message::new(Operation::Route);
         message.remote = Some(remote.parse().unwrap());
         assert_eq!(bench.ask(message, Some(fd.try_clone().unwrap())).0.status, status, "{remote}");
-        // A datagram that the library sends nevertheless is counted.
+        // If there is a route, a datagram is counted as sent, otherwise as unsent.
         let before = bench.totals();
         bench.send(&fd, Some(remote.parse().unwrap()), b"x");
         let after = bench.totals();

@@ -86,7 +86,8 @@ impl<S: Read + Write> Pmi<S> {
         Ok(pmi)
     }
 
-    /// Sends a line and returns the answer, which must have this command and no error code.
+    /// Sends a line and returns the answer. Fails unless the answer's `cmd` is `command`, and its `rc` is 0
+    /// or missing.
     fn ask(&mut self, line: &str, command: &str) -> Result<String> {
         let ended = |error: std::io::Error| failed("the connection is lost", error.to_string());
         self.stream.get_mut().write_all(format!("{line}\n").as_bytes()).map_err(ended)?;
@@ -140,7 +141,8 @@ mod tests {
     use proptest::prelude::*;
     use std::os::unix::net::UnixStream;
 
-    /// Plays a manager that answers each line by the next of `answers`. Returns the lines.
+    /// Starts a thread that plays a manager: it answers each line with the next of `answers`. Returns the
+    /// client's socket and the thread, whose result is the received lines.
     fn manager(answers: Vec<&'static str>) -> (UnixStream, std::thread::JoinHandle<Vec<String>>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let manager = std::thread::spawn(move || {
