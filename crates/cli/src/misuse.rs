@@ -170,7 +170,8 @@ pub fn similar<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<
     near.into_iter().take(3).map(str::to_string).collect()
 }
 
-/// Returns the flag before `value` on the command line if the flag takes its value only behind an equals sign.
+/// Returns the flag before `value` on the command line, as in `--compete compute`, if the flag requires an
+/// equals sign: `--compete=compute`.
 fn needs_equals(command: &Command, value: &str, arguments: &[OsString]) -> Option<String> {
     let at = arguments.iter().position(|argument| *argument == *value)?;
     let flag = arguments.get(at.checked_sub(1)?)?.to_str()?.strip_prefix("--")?;

@@ -541,7 +541,8 @@ fn a_range_is_read_into_a_device_and_written_from_it() {
         assert!(hops.len() == 3 && ["dma", "bar"].contains(&name), "{row}");
     }
     assert!(std::fs::read(back).unwrap() == data[1..9_437_184], "the bytes differ");
-    // An input that is too short is found before the first write.
+    // An input shorter than --length is an error before the first write, because all of it is first copied to
+    // the device.
     let arguments = ["nvme", "write", &address, "-", "--offset", "12M", "--length", "1M", "--from", "twin:0"];
     let mut child = Command::new(INLANE)
         .args(arguments)

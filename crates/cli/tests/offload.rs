@@ -559,8 +559,9 @@ fn rules_and_requirements_decide_who_runs_a_socket() {
     assert!(lab.count("connected") == 1);
 }
 
-/// The target and the initiator of `inlane nvme` run over the engine without changes: the program calls the C library to
-/// connect and accept, and its io_uring then uses the descriptors that the engine has put in place.
+/// `inlane nvme` works over the engine, although io_uring bypasses the preloaded library. It connects and
+/// accepts through the C library, where the preloaded library replaces the socket by the program's end of a
+/// pair. io_uring then works on that end.
 #[test]
 fn nvme_target_and_initiator_run_over_the_engine() {
     let Some(mut lab) = Lab::new("nvme", &[]) else { return };

@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 
 const INLANE: &str = env!("CARGO_BIN_EXE_inlane");
 
-/// Returns false, and says so, if UCX is missing.
+/// Returns true if UCX is installed. Otherwise prints that the test is skipped.
 fn has_ucx(test: &str) -> bool {
     let found = Ucx::version();
     if let Err(error) = &found {
@@ -98,7 +98,8 @@ impl Machines {
             assert!(ip(&format!("-n {name} link set v{number} up")), "link");
             assert!(ip(&format!("-n {name} link set lo up")), "loopback");
         }
-        // UCX overlooks an interface until the kernel has noticed that the other end is up, too.
+        // UCX ignores an interface that is not in state UP. The kernel sets this state shortly after both
+        // ends of the pair are up.
         for (number, name) in machines.0.iter().enumerate() {
             let show = format!("-n {name} link show v{number}");
             support::until("the link", || {

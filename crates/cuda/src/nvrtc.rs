@@ -369,8 +369,8 @@ fn candidates() -> Vec<PathBuf> {
     if let Some(set) = std::env::var_os("INLANE_NVRTC") {
         return vec![set.into()];
     }
-    // The dynamic loader's paths come first, then Python's packages, then the directories of the CUDA
-    // toolkit.
+    // Bare names come first, which the dynamic loader searches. Then follow files in Python's packages, then
+    // those of the CUDA toolkit.
     let mut found: Vec<PathBuf> =
         ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"].map(PathBuf::from).into();
     for site in site_packages() {

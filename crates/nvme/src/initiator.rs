@@ -7,9 +7,10 @@
 //!       Connection   the protocol as a state machine without I/O: commands to bytes, bytes to completions
 //! ```
 //!
-//! No layer starts threads, except for a session that reconnects. A caller submits any number of requests and collects their completions in any order. Each request
-//! moves a [`Buffer`] into the connection and gets it back with the completion, so nothing else can access memory that the target
-//! may still write. Received data goes from the socket directly into the buffer.
+//! No layer starts threads, except that a session starts one to reconnect. A caller submits any number of
+//! requests, and collects their completions in any order. A request moves its [`Buffer`] into the connection,
+//! and the completion gives it back, so nothing else can access the memory while received data may still be
+//! written to it. Data goes from the socket directly into the buffer.
 
 mod address;
 mod buffer;

@@ -1,6 +1,6 @@
 //! GPU executors: they run a pipeline's packet function on a GPU. Five methods work on the same burst ring.
 //!
-//! | method | what launches kernels | what waits for an item |
+//! | method | what launches kernels | what waits until an item is submitted |
 //! | --- | --- | --- |
 //! | `single` | the dispatching thread, a kernel per item, one item at a time | nothing: the item is there before the launch |
 //! | `split` | the feeder, a kernel per item | nothing: the item is there before the launch |
@@ -16,7 +16,7 @@
 //!
 //! At the end of a run the dispatcher closes the ring and the kernels drain it. Some waits may have been
 //! posted for items that are never submitted. The host satisfies these waits by submitting words with a
-//! packet count of 0. If a function never returns, the watchdog reports the function, and the GPU is
+//! packet count of 0. If a packet function never returns, the watchdog reports it, and the GPU is
 //! abandoned: the run no longer waits for it, and its memory is never freed. The process must then end
 //! without exit handlers (`inlane_cuda::any_abandoned`).
 

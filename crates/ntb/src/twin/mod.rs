@@ -60,8 +60,8 @@ impl Twin {
         Self::attach_with(socket, faults, |_| usize::MAX)
     }
 
-    /// Attaches like [`Twin::attach`], but maps only a part of the inbound memory. `needed` gets the number of
-    /// ports, and returns how many bytes to map from the start.
+    /// Attaches like [`Twin::attach`], but maps only the start of the inbound memory. `needed` returns how many
+    /// bytes to map. Its argument is the fabric's number of ports.
     ///
     /// # Errors
     /// As for [`Twin::attach`].
@@ -179,8 +179,9 @@ impl Twin {
         }
     }
 
-    /// Maps `bytes` of the inbound memory from `offset` a second time, at `address`. All three are multiples
-    /// of the page size. What was mapped at `address` before is gone.
+    /// Maps `bytes` of the inbound memory from `offset` a second time, at `address`, in place of what was mapped
+    /// there. Use it to let peers access static objects, whose addresses are fixed. All three numbers are
+    /// multiples of the page size.
     ///
     /// # Errors
     /// [`Error::Invalid`] for bytes outside the inbound memory; [`Error::Os`] if the system refuses.

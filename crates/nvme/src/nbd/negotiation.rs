@@ -76,8 +76,8 @@ impl Export<'_> {
     }
 }
 
-/// Negotiates with a client. Returns the negotiated features if the client has chosen the export, so requests
-/// follow. Returns `None` if it has aborted the negotiation.
+/// Negotiates with a client until it chooses the export, and returns the negotiated features. The client's
+/// next bytes are requests. Returns `None` if the client aborts the negotiation.
 ///
 /// # Errors
 /// If the client violates the protocol, or the connection fails.
