@@ -60,8 +60,8 @@ impl Twin {
         Self::attach_with(socket, faults, |_| usize::MAX)
     }
 
-    /// Attaches like [`Twin::attach`], but maps only the start of the inbound memory. `needed` returns how many
-    /// bytes to map. Its argument is the fabric's number of ports.
+    /// Attaches like [`Twin::attach`], but maps only the start of the inbound memory. `needed` returns how
+    /// many bytes to map. Its argument is the fabric's number of ports.
     ///
     /// # Errors
     /// As for [`Twin::attach`].
@@ -179,9 +179,9 @@ impl Twin {
         }
     }
 
-    /// Maps `bytes` of the inbound memory from `offset` a second time, at `address`, in place of what was mapped
-    /// there. Use it to let peers access static objects, whose addresses are fixed. All three numbers are
-    /// multiples of the page size.
+    /// Maps `bytes` of the inbound memory from `offset` a second time, at `address`, in place of what was
+    /// mapped there. Use it to let peers access static objects, whose addresses are fixed. All three numbers
+    /// are multiples of the page size.
     ///
     /// # Errors
     /// [`Error::Invalid`] for bytes outside the inbound memory; [`Error::Os`] if the system refuses.
