@@ -188,8 +188,10 @@ fn bytes() -> usize {
     Layout::overhead(2) + World::<Windows>::symmetric_bytes(2, 0, 1 << 20)
 }
 
+/// Settings with which the owner of memory carries out atomics, because some peers must die at step `reply`.
 fn settings() -> Settings {
-    Settings { connect_timeout: Duration::from_secs(5), yields: true, ..Settings::default() }
+    let connect_timeout = Duration::from_secs(5);
+    Settings { connect_timeout, yields: true, atomics_by_owner: true, ..Settings::default() }
 }
 
 fn survivor(hub: &Hub) -> Arc<dyn Ntb> {
