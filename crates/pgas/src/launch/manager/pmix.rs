@@ -30,7 +30,7 @@ struct Process {
 #[repr(C)]
 struct Value {
     kind: u16,
-    data: [u64; 4],
+    data: [u64; 3],
 }
 
 type Init = unsafe extern "C" fn(*mut Process, *mut c_void, usize) -> c_int;
@@ -139,7 +139,7 @@ impl ProcessManager for Pmix {
     fn put(&mut self, key: &str, text: &str) -> Result<()> {
         let zero = |_| failed(key, "the text has a zero byte");
         let (name, text) = (CString::new(key).map_err(zero)?, CString::new(text).map_err(zero)?);
-        let mut value = Value { kind: STRING, data: [text.as_ptr() as u64, 0, 0, 0] };
+        let mut value = Value { kind: STRING, data: [text.as_ptr() as u64, 0, 0] };
         // SAFETY: the pointers are valid during the call, and the library copies the text.
         let status = unsafe { (self.put)(GLOBAL, name.as_ptr(), &mut value) };
         self.check("PMIx_Put", status)?;
