@@ -272,8 +272,8 @@ fn stream_with(
     }
     match failed {
         Some(error) => Err(error),
-        // A path selector answers for the path of its newest transfer, so `is_synchronous` is called after the
-        // transfers.
+        // Call `is_synchronous` after the transfers, because a path selector returns the value of the path
+        // that its newest transfer took.
         None => totals.measurement(if mover.is_synchronous() { 1 } else { window }),
     }
 }

@@ -323,8 +323,11 @@ impl EthPort {
         self.sent.clear();
     }
 
-    /// Records that the caller takes the end of a queue. Returns an error if the end was already taken or the
-    /// queue does not exist.
+    /// Marks a receive or transmit queue as taken, so that it is handed out only once. `direction` names the
+    /// kind of queue in error messages.
+    ///
+    /// # Errors
+    /// If the queue was already taken or was not configured.
     fn take(taken: &mut [bool], queue: u16, direction: &str) -> Result<(), String> {
         match taken.get_mut(queue as usize) {
             Some(taken @ false) => {

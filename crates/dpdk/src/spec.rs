@@ -36,7 +36,8 @@ pub enum Kind {
     Null {
         /// Bytes of a frame.
         size: u16,
-        /// If set, writes the bytes of received frames and reads the bytes of sent frames.
+        /// If set, the driver copies the data of each frame that it receives or sends. Otherwise it leaves
+        /// packet data untouched.
         copy: bool,
     },
     /// Rings in this process: what is sent to a ring is received from it.

@@ -1,7 +1,7 @@
 //! The macro that declares data structures of the specification as Rust types with the same bytes as on the
 //! wire.
 
-/// Declares types whose memory is the bytes on the wire.
+/// Declares structs whose memory layout is the wire format.
 macro_rules! wire {
     ($($(#[$meta:meta])* pub struct $name:ident { $($(#[$doc:meta])* pub $field:ident: $type:ty),* $(,)? })*) => {$(
         $(#[$meta])*

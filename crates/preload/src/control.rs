@@ -12,17 +12,17 @@ use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
-/// The kept connection, or -1.
+/// The descriptor of the connection to the engine that this process keeps open, or -1 if there is none.
 static CONNECTION: AtomicI32 = AtomicI32::new(-1);
-/// The inode of the kept connection's socket. The program may close the descriptor and get its number for
+/// The inode of the socket in `CONNECTION`. The program may close the descriptor and get its number for
 /// another file, so the inode is compared before each use.
 static INODE: AtomicU64 = AtomicU64::new(0);
-/// The process that opened the kept connection, or 0.
+/// The id of the process that opened the connection in `CONNECTION`, or 0.
 static OWNER: AtomicI32 = AtomicI32::new(0);
-/// True while a thread uses the kept connection.
+/// True while a thread uses the connection in `CONNECTION`.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
-/// The lowest descriptor number of the kept connection, because programs expect low numbers for their own
+/// The lowest descriptor number of the connection to the engine, because programs expect low numbers for their own
 /// descriptors. A process that may not open this many descriptors keeps a lower number.
 const LOWEST_NUMBER: c_int = 400;
 /// The longest wait for a reply, in seconds.

@@ -37,7 +37,8 @@ macro_rules! real {
             if found.is_null() {
                 return crate::fail(libc::ENOSYS);
             }
-            // SAFETY: the C library's function of this name has this type, and the caller promises the rest.
+            // SAFETY: the C library's function of this name has this type. The caller upholds that function's
+            // contract.
             unsafe {
                 let function: unsafe extern "C" fn($($type),*) -> $result = std::mem::transmute(found);
                 function($($argument),*)

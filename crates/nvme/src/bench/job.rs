@@ -52,7 +52,8 @@ pub(super) struct Job<'a> {
     session: Session,
     workload: &'a Workload,
     part: Range<u64>,
-    /// The buffers that are not in flight, each with the token by which its operation is found.
+    /// The buffers that are not in flight. Each has a token, the index in `operations` of the operation that
+    /// uses it.
     buffers: Vec<(u64, Buffer)>,
     /// The operations by token.
     operations: Vec<Operation>,

@@ -96,7 +96,8 @@ impl Progress {
         Self { request, address, done: 0, ranges, zero, syncing }
     }
 
-    /// Returns true if there is nothing to do.
+    /// Returns true if the operation is a deallocation without ranges. It then completes without a system
+    /// call.
     pub fn is_empty(&self) -> bool {
         matches!(self.request.operation, Operation::Deallocate { .. }) && self.ranges.is_empty()
     }

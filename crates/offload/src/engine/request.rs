@@ -182,7 +182,8 @@ impl Engine {
         if let Some(Socket { role, options, end, .. }) = self.sockets.get_mut(key)
             && !matches!(role, Role::Bound)
         {
-            // The options hold twice the numbers that the program set, and setsockopt doubles again.
+            // Halve the sizes: the options hold twice the numbers that the program set, as getsockopt returns
+            // them, and setsockopt doubles its argument.
             let mut sizes =
                 [options.send_buffer, options.receive_buffer].map(|bytes| bytes.map(|bytes| bytes / 2));
             match role {

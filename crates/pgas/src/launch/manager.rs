@@ -40,7 +40,7 @@ pub trait ProcessManager: Send {
     fn finish(&mut self) -> Result<()>;
 }
 
-/// Variables in which launchers announce the number of processes.
+/// The environment variables in which launchers announce the number of processes.
 const ANNOUNCED: [&str; 7] = [
     "PMI_SIZE",
     "OMPI_COMM_WORLD_SIZE",
@@ -51,7 +51,8 @@ const ANNOUNCED: [&str; 7] = [
     "PALS_LOCAL_SIZE",
 ];
 
-/// Returns the variable that announces more than one process, and its value.
+/// Returns the name and the value of the first environment variable in which a launcher announces more than
+/// one process. Returns `None` if there is none.
 fn announced() -> Option<(&'static str, u32)> {
     let value = |name: &str| std::env::var(name).ok()?.trim().parse::<u32>().ok();
     ANNOUNCED.into_iter().find_map(|name| value(name).filter(|size| *size > 1).map(|size| (name, size)))

@@ -109,7 +109,7 @@ impl Layout {
         self.inbox(from) + REQUESTS + (number % SLOTS) as usize * super::record::BYTES
     }
 
-    /// Returns the offset of the landing area, where owners push the bytes of this PE's gets.
+    /// Returns the offset of the landing area, where other PEs store the data that this PE gets from them.
     pub fn landing(&self) -> usize {
         HEADER + self.pes as usize * INBOX
     }

@@ -156,8 +156,8 @@ impl Expectation {
         intact.then_some(Classification::Altered(stamp))
     }
 
-    /// Returns the offsets at which a packet's payload may begin: after headers as each kind of flow has
-    /// them, and after the packet's own headers.
+    /// Returns every offset at which the payload of a possibly damaged packet may begin: one for each header
+    /// type that the generator sends, and the one that the packet's own headers give, if they can be parsed.
     fn payload_starts(&self, bytes: &[u8]) -> impl Iterator<Item = usize> {
         let expected = self.traffic.headers.iter().map(|headers| self.traffic.header_length(*headers));
         let layers = Layers::of(bytes).ok().flatten();

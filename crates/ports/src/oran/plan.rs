@@ -49,7 +49,7 @@ pub struct Plan {
     table: Vec<u8>,
 }
 
-/// The amount of traffic of a radio, and its rate.
+/// How many packets a radio sends, and at which rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RadioLoad {
     /// The rate. `None` means as fast as packets are received, or in real time if `realtime` is set.

@@ -77,7 +77,7 @@ pub(super) struct Receiver {
 
 impl Receiver {
     /// Returns the right edge of the receive window: the sequence number behind the free part of the receive
-    /// buffer. After a reduction of the capacity, returns at least the edge that the peer was told.
+    /// buffer. Never less than the edge last advertised, even if the capacity has been reduced.
     #[inline]
     pub(super) fn edge(&self) -> Sequence {
         (self.consumed + self.capacity as u64).max(self.advertised)
