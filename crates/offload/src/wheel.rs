@@ -129,7 +129,8 @@ mod tests {
                 wheel.add(tick * TICK_NS, Key::from_u64(index as u64));
             }
             let mut due = Vec::new();
-            // Calls `expire` every half turn until `now`.
+            // Call `expire` only every half turn of the wheel until `now`, because late calls must expire all
+            // entries too.
             let mut at = 0;
             while at < now {
                 at = (at + SLOTS as u64 / 2).min(now);

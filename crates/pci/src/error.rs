@@ -8,19 +8,19 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A text does not name a device or BAR.
+    /// A text, such as a command-line argument, is not the valid name of a device or a BAR.
     #[error("'{text}' is not {what}: {why}; give for example {example}")]
     Text {
         /// The given text.
         text: String,
-        /// What the text should name.
+        /// The kind of name that was expected.
         what: &'static str,
         /// Why the text is invalid.
         why: String,
         /// A valid text.
         example: &'static str,
     },
-    /// There is no such device.
+    /// This machine has no PCI device with the requested address.
     #[error("PCI device {address} does not exist; 'inlane topo --all' lists the devices of this machine")]
     NoDevice {
         /// The requested address.
@@ -70,7 +70,7 @@ pub enum Error {
         /// The device.
         address: Address,
     },
-    /// The access is not permitted.
+    /// The user has not permitted this access to a BAR.
     #[error("{name}: a BAR is {what}; {remedy}")]
     NotPermitted {
         /// The BAR.
@@ -117,10 +117,10 @@ pub enum Error {
     Denied {
         /// The file.
         path: PathBuf,
-        /// What the user can do.
+        /// The remedy, as the error message gives it.
         why: String,
     },
-    /// The device is not in a usable state.
+    /// The PCI device cannot be used in its present state.
     #[error("{address} is not ready: {why}")]
     NotReady {
         /// The device.

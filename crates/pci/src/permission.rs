@@ -39,7 +39,7 @@ impl Permission {
         self
     }
 
-    /// Permits writes within explicit ranges (`--allow-bar-write`).
+    /// Permits writes to a range of a BAR if the user names the range (`--allow-bar-write`).
     #[must_use]
     pub fn write(mut self) -> Self {
         self.write = true;
@@ -58,7 +58,8 @@ impl Permission {
         self.read
     }
 
-    /// Returns true if writes within explicit ranges are permitted.
+    /// Returns true if the user permitted writes (`--allow-bar-write`). They still need a range that the user
+    /// names.
     pub fn may_write(&self) -> bool {
         self.write
     }
@@ -128,7 +129,8 @@ pub(crate) fn access_method(
             };
             Err(Error::Held { address, driver, note })
         }
-        // The link `driver` exists but cannot be read, so a driver is bound.
+        // Refuse the device if its link `driver` exists but cannot be read, because a driver is then bound to
+        // it.
         None if sysfs.device(address).join("driver").symlink_metadata().is_ok() => {
             Err(Error::Held { address, driver: "(unknown)".into(), note: "" })
         }

@@ -30,7 +30,8 @@ impl Sysfs {
         Self { root: "/sys".into(), dev: "/dev".into() }
     }
 
-    /// Uses a directory as sysfs. It contains `bus/pci/devices` and, for VFIO, `dev/vfio`.
+    /// Creates a `Sysfs` that reads the directory `root` in place of `/sys`, for tests. `root` contains
+    /// `bus/pci/devices` and, for VFIO, `dev/vfio`.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         let root = root.into();
         Self { dev: root.join("dev"), root }
@@ -78,7 +79,8 @@ impl Sysfs {
         }
     }
 
-    /// Returns the last component of a link's target, such as the driver's name or the IOMMU group's number.
+    /// Returns the last component of the target of the symbolic link `name` in a device's directory, such as
+    /// the name of the driver for `driver`.
     pub fn link(&self, address: Address, name: &str) -> Option<String> {
         let target = fs::read_link(self.device(address).join(name)).ok()?;
         Some(target.file_name()?.to_str()?.to_owned())

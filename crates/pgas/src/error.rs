@@ -29,7 +29,7 @@ pub enum Error {
         /// Why the setting or argument is invalid, and what to give instead.
         why: String,
     },
-    /// A program was started, but did not give the expected result.
+    /// Another program, such as ucx_perftest or the launcher, did not give the expected result.
     #[error("{what}: {why}")]
     Failed {
         /// What failed.
@@ -75,7 +75,8 @@ pub enum Error {
         /// How much of what was sent to the peer is known to be delivered.
         lost: Lost,
     },
-    /// The owner refused a request, because its offset, length or operation is invalid.
+    /// The PE that owns the accessed memory refused a request, because its offset, length or operation is
+    /// invalid.
     #[error("PE {peer} refused {what}: its offset or length lies outside symmetric memory")]
     Refused {
         /// The owner's PE number.
@@ -128,7 +129,8 @@ pub struct Lost {
 }
 
 impl std::fmt::Display for Lost {
-    /// Writes the parts that are not 0, each after a semicolon.
+    /// Writes how many put bytes are known to be delivered, and how many requests have no answer. Leaves out
+    /// counts of 0.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.issued_bytes > 0 {
             let (delivered, issued) = (self.delivered_bytes, self.issued_bytes);

@@ -82,8 +82,7 @@ impl Drop for DmaMapping {
         // SAFETY: this is the structure that the request takes.
         let unmapped = unsafe { sys::ioctl_with(self.device.container(), sys::IOMMU_UNMAP_DMA, &mut unmap) };
         if unmapped.is_err() {
-            // The mapping still exists, so the device may access the memory. The memory is therefore never
-            // freed.
+            // Never free the memory if unmapping fails, because the device may still access it.
             std::mem::forget(self.memory.clone());
         }
     }

@@ -33,7 +33,8 @@ impl BarRegion {
 
 /// Queries VFIO's region `index` of a device: 0 to 5 are the BARs, 7 is the configuration space.
 pub(super) fn query(device: BorrowedFd<'_>, index: u32) -> io::Result<BarRegion> {
-    // 8-byte words align the structure. The buffer also has room for the capability chain.
+    // Allocate 8-byte words, because the kernel's structure must be aligned. The buffer also has room for the
+    // capability chain.
     let mut words = vec![0u64; 512];
     let argsz = (words.len() * 8) as u32;
     let wanted = sys::RegionInfo { argsz, index, ..Default::default() };
@@ -73,7 +74,7 @@ fn mappable(info: &sys::RegionInfo, bytes: &[u8]) -> Vec<Range<u64>> {
             };
             return (0..areas).filter_map(area).filter_map(inside).collect();
         }
-        // Only offsets that increase are followed, so a cyclic chain ends.
+        // Follow only offsets that increase, because a cyclic chain would never end.
         match next as usize {
             next if next > at => at = next,
             _ => break,

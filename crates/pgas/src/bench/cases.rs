@@ -230,8 +230,8 @@ impl Bench {
                 std::hint::spin_loop();
                 looks += 1;
                 if looks.is_multiple_of(1 << 24) {
-                    // The wait is unusually long. Wait in the transport, which reports an error if the peer
-                    // has ended.
+                    // After an unusually long wait, wait in the transport, because it reports an error if the
+                    // peer has ended.
                     self.await_word(mine, value, 8, CompletionMode::Poll)?;
                 }
                 seen = word.load(Ordering::Acquire);

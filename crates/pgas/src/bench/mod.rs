@@ -63,7 +63,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns the name in tables.
+    /// Returns the name of the operation, as tables of results show it.
     pub fn name(self) -> &'static str {
         match self {
             Operation::Put => "put, issued",
@@ -303,7 +303,8 @@ impl Bench {
         Ok(if self.driver { points } else { Vec::new() })
     }
 
-    /// Prepares the mover's memory: the source with its pattern, and the peer's inbox.
+    /// Returns the mover with the memory that it copies between: a new source that holds the pattern, and the
+    /// peer's inbox.
     fn moving(&self, Started { mover, reach }: Started) -> Result<Moving> {
         let transport = self.world.transport();
         let length = self.source.len();

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-/// A server process that is killed when the value is dropped.
+/// A server process of ucx_perftest. Dropping this value kills the process.
 struct Server(Child);
 
 impl Drop for Server {
@@ -90,7 +90,8 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
     Err(Error::Failed { what, why })
 }
 
-/// Returns ucx_perftest's rates as a point.
+/// Converts the bandwidths that ucx_perftest reported to a `Point`. `rates` has one value for each repeat, in
+/// bytes per second.
 pub(super) fn point(size: u64, rates: Vec<f64>) -> Point {
     Point {
         operation: Operation::PeerPut,

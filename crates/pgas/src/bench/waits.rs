@@ -25,8 +25,8 @@ const SERIES: u64 = 64;
 const IDLE: Duration = Duration::from_millis(250);
 
 impl Bench {
-    /// Waits until a word of this side reaches `value`. The peer stores the word after it has put `size`
-    /// bytes.
+    /// Blocks until word `index` of this PE is at least `value`. The peer stores the word after it has put
+    /// `size` bytes. Returns an error after 30 s.
     pub(super) fn await_word(
         &self,
         index: usize,
@@ -149,8 +149,8 @@ impl Bench {
         })
     }
 
-    /// Measures gets that the owner pushes. Meanwhile the owner waits for the end of the batch, in the same
-    /// completion mode, and serves the gets.
+    /// Measures pushed gets: PE 0 asks PE 1 to put bytes of its memory into PE 0's. PE 1 serves these gets
+    /// while it waits for the end of the batch, in the same completion mode.
     pub(super) fn pushed(&self, size: usize) -> Result<Vec<Point>> {
         let inbox = self.inbox.as_ptr() as usize;
         let offset = self.world.offset_of(inbox, size)?;

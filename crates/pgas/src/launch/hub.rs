@@ -1,4 +1,5 @@
-//! Connects the PEs of a job: by a twin's hub over windows, or by the launcher's TCP server over UCX.
+//! The launcher's connection to the PEs of a job. If the PEs communicate over windows, it is the hub of a
+//! twin NTB bridge. If they communicate over UCX, it is a TCP server.
 
 use super::{Job, STATICS};
 use crate::error::{Error, Result};
@@ -23,7 +24,7 @@ pub(super) enum JobHub {
 }
 
 impl JobHub {
-    /// Makes the hub or the server of a job.
+    /// Creates the hub of a job over windows, or the TCP server of a job over UCX.
     pub fn new(job: &Job) -> Result<Self> {
         match job.transport {
             Kind::Windows => Ok(Self::Windows(Hub::new(job.pes, job.heap_bytes + STATICS)?)),

@@ -51,7 +51,7 @@ impl Card {
     }
 }
 
-/// Which PEs have finished or ended.
+/// Records which PEs of a job have finished or ended.
 #[derive(Default)]
 struct Ends {
     ended: Mutex<Vec<bool>>,
@@ -146,7 +146,8 @@ fn listen_anywhere() -> Result<(OwnedFd, String)> {
     Ok((listener, name))
 }
 
-/// Admits the other PEs to the hub, each once.
+/// Accepts connections of the other PEs and hands each PE's socket to the hub. Returns when all PEs have
+/// connected.
 fn admit(hub: &Hub, listener: &OwnedFd, size: u32) {
     let mut missing: Vec<u32> = (1..size).collect();
     while !missing.is_empty() {
@@ -177,7 +178,8 @@ fn number(socket: &OwnedFd) -> Option<u32> {
     (length == bytes.len()).then(|| u32::from_ne_bytes(bytes))
 }
 
-/// Records which PEs have ended, and passes on a PE's request to end all.
+/// Handles the hub's events until the hub ends: records which PEs have finished or ended. If a PE asks to end
+/// the job, asks all PEs to end.
 fn watch(hub: &Hub, ends: &Ends) {
     let Some(events) = hub.events() else { return };
     for (pe, event) in events {

@@ -25,7 +25,8 @@ pub(super) struct Running {
     pub attached: bool,
     pub finished: bool,
     pub gone: bool,
-    /// True if the PE may end by SIGABRT because another PE has ended. UCX ends processes so.
+    /// True if UCX may abort the PE (SIGABRT) because another PE has ended. If false, SIGABRT is the PE's own
+    /// failure.
     pub may_abort: bool,
     /// The PE to which this PE lost its link, if this PE ended for that reason.
     pub lost: Option<u32>,

@@ -21,7 +21,7 @@ pub const CONNECT_TIMEOUT: &str = "INLANE_SHMEM_CONNECT_TIMEOUT";
 /// How long another PE may take to answer a request.
 pub const ANSWER_TIMEOUT: &str = "INLANE_SHMEM_ANSWER_TIMEOUT";
 
-/// What [`INFO`] prints, without the program's own settings.
+/// The list of environment variables that a program prints at the start if [`INFO`] is set.
 pub const HELP: &str = "\
 SHMEM_SYMMETRIC_SIZE=SIZE          symmetric heap of each PE: a number with K, M, G or T [1G]
 SHMEM_VERSION=1                    print the library's version at the start
@@ -49,7 +49,7 @@ impl FromStr for HeapSize {
             "T" => 4,
             _ => return Err(format!("'{unit}' is no unit; give a number with K, M, G or T, such as 512M")),
         };
-        // `f64` would also parse signs and exponents.
+        // Accept only digits and a point, because `f64` would also parse signs and exponents.
         let plain = digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
         let number = digits.parse::<f64>().ok().filter(|_| plain);
         let bytes =

@@ -99,12 +99,12 @@ impl Layout {
         self.inbox(from) + ANNOUNCEMENT
     }
 
-    /// Returns the offset at which `from` answers request `number`.
+    /// Returns the offset at which PE `from` writes its reply to this PE's request `number`.
     pub fn reply(&self, from: u32, number: u64) -> usize {
         self.inbox(from) + REPLIES + (number % SLOTS) as usize * REPLY
     }
 
-    /// Returns the offset at which `from` writes its request `number`.
+    /// Returns the offset at which PE `from` writes its request `number` to this PE.
     pub fn request(&self, from: u32, number: u64) -> usize {
         self.inbox(from) + REQUESTS + (number % SLOTS) as usize * super::record::BYTES
     }

@@ -41,7 +41,7 @@ pub fn take<W: Words>(words: &W, sequence: u64) -> Option<[u64; CONTENTS]> {
 pub trait WordSink {
     /// Stores word `index` of the record's 8 words.
     fn store(&mut self, index: usize, value: u64);
-    /// Orders the earlier stores before the later ones.
+    /// Makes all earlier stores to the destination arrive before all later ones.
     fn fence(&mut self);
 }
 

@@ -66,7 +66,8 @@ impl Pmi<File> {
 }
 
 impl<S: Read + Write> Pmi<S> {
-    /// Connects over a stream.
+    /// Connects this process to the process manager at the other end of `stream`. `rank` is the number of
+    /// this process, and `size` the number of processes.
     ///
     /// # Errors
     /// [`Error::Failed`] if the manager refuses, or if rank and size do not fit.

@@ -30,8 +30,8 @@ fn the_cause_is_reported_whatever_the_order_of_the_events() {
             JobEvent::Ended(0, exited(1)),
         ]
     };
-    // Try all orders of the five events, except those in which the hub's two events of PE 0 are swapped:
-    // these two always arrive in order.
+    // Try all orders of the five events in which the hub's `Lost` of PE 0 precedes its `Gone` of PE 0,
+    // because the hub always reports these two in this order.
     for order in permutations(5) {
         let place = |index: usize| order.iter().position(|one| *one == index).unwrap();
         if place(2) > place(3) {
@@ -58,7 +58,7 @@ fn an_abort_by_ucx_is_no_cause() {
     record(&mut running, JobEvent::Hub(1, PortEvent::Gone));
     record(&mut running, JobEvent::Ended(1, ExitStatus::from_raw(libc::SIGKILL)));
     assert_eq!(verdict(&running).map(|(status, _)| status), Some(128 + libc::SIGKILL));
-    // If all abort, one of them is reported.
+    // Let all PEs abort. The job must then report the abort of one of them, because there is no other cause.
     for process in &mut running {
         process.ended = Some((aborted(), Instant::now()));
         process.gone = true;

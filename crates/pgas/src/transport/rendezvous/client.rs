@@ -100,7 +100,7 @@ fn connect(meeting: &Meeting) -> std::io::Result<TcpStream> {
         match TcpStream::connect_timeout(&meeting.address, CONNECT_TIME) {
             Ok(stream) => return Ok(stream),
             Err(error) if Instant::now() > until => return Err(error),
-            // Nothing listens there, so the launcher has ended.
+            // Do not try again if the connection is refused, because the launcher has then ended.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => return Err(error),
             Err(_) => std::thread::sleep(Duration::from_millis(50)),
         }

@@ -126,7 +126,8 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
 fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     loop {
         let Ok((stream, _)) = listener.accept() else {
-            // The process has no free descriptor, for example. Try again soon.
+            // Accept again after a pause, because the error may pass. For example, the process may have no
+            // free descriptor.
             std::thread::sleep(Duration::from_millis(10));
             if shared.state().stopped {
                 return;
@@ -245,7 +246,7 @@ impl State {
 
     fn leave(&mut self, pe: u32) {
         let member = &mut self.members[pe as usize];
-        // Dropping the sender ends the thread that writes.
+        // Drop the queue of frames for this PE, because this ends the thread that sends them.
         member.connection = None;
         member.gone = !member.finished;
         if member.gone {

@@ -32,7 +32,7 @@ fn exchanges_keep_the_order_of_the_pes() {
                 let client = join(server, pe);
                 assert_eq!((client.me(), client.pes()), (pe, 5));
                 for round in 0..20u32 {
-                    // PEs give different lengths, one of them 0.
+                    // Each PE contributes a different number of bytes. PE 0 contributes none.
                     let given = |pe: u32| vec![round as u8; (pe * 1000) as usize];
                     let expected: Vec<_> = (0..5).map(given).collect();
                     assert_eq!(client.gather(&given(pe)).unwrap(), expected);
