@@ -10,7 +10,7 @@ use std::fmt::Write;
 pub struct Type {
     /// The name in function names, such as `uint`.
     pub name: &'static str,
-    /// The spelling in the header.
+    /// The type as the C header writes it, such as `unsigned int`.
     pub c: &'static str,
     /// The type behind a typedef such as `int8_t`; otherwise the same as `c`. Type-generic macros select by
     /// it.
@@ -294,8 +294,8 @@ pub fn prototypes(sections: &[Section], profiling: bool) -> String {
     out
 }
 
-/// Returns the pointer types for which a type-generic macro selects the function of type `kind`: those with
-/// the qualifiers that the parameter allows.
+/// Returns the pointer types for which a type-generic macro (C11) selects the function for elements of type
+/// `kind`: the plain pointer, and one for each of `const` and `volatile` that the parameter has.
 fn selectors(parameter: &Parameter, kind: &Type) -> Vec<String> {
     let mut pointers = vec![format!("{} *", kind.canonical)];
     for qualifier in ["const", "volatile"] {

@@ -39,7 +39,8 @@ const STREAM_OPTIONS: [NumberOption; 10] = [
 /// program sets before bind or connect.
 const BUFFERS_SET: c_int = 72;
 
-/// As [`STREAM_OPTIONS`], for UDP sockets.
+/// The options that the engine must know when it creates a UDP socket: level, name, and the value that a new
+/// socket of the kernel has. Only options with another value are sent to the engine.
 const DATAGRAM_OPTIONS: [NumberOption; 13] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
@@ -233,7 +234,7 @@ fn add_options(message: &mut Message, fd: RawFd) {
             count += 1;
         }
     }
-    // Which buffers the program has set (Linux's SO_BUF_LOCK).
+    // Read which of the two buffer sizes the program has set, because only these are sent to the engine.
     let set = real::option(fd, libc::SOL_SOCKET, BUFFERS_SET).unwrap_or(0);
     for (bit, name) in [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)] {
         if set & bit != 0

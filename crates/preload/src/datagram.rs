@@ -100,7 +100,8 @@ impl Flags {
     }
 }
 
-/// Removes the error that comes next in the pair. Returns its errno, or 0 if a datagram or nothing comes next.
+/// Reads and removes the pending error messages of the engine at the head of the pair's queue. Returns the
+/// last one's errno, or 0 if a datagram or nothing is at the head.
 pub fn take_error(fd: RawFd, name: &SocketName) -> c_int {
     let before = errno();
     let mut bytes = [0u8; datagram::LEN];
@@ -338,7 +339,8 @@ fn without_datagram(fd: RawFd, result: ssize_t) -> ssize_t {
     }
 }
 
-/// Receives into buffers. `address` and `len` may be null.
+/// Receives a datagram into the buffers `parts`, as recvfrom does into one buffer. Stores the sender's
+/// address in `address` and its length in `len`. Both may be null.
 ///
 /// # Safety
 /// As for recvfrom.
@@ -365,7 +367,7 @@ pub unsafe fn receive_from(
     }
 }
 
-/// Returns one buffer of a call.
+/// Returns the `iovec` for `len` bytes at `buffer`.
 pub fn part(buffer: *const c_void, len: usize) -> iovec {
     iovec { iov_base: buffer.cast_mut(), iov_len: len }
 }

@@ -11,7 +11,8 @@ const MOST: usize = 1024;
 /// An array for an environment: pointers to its variables, then null.
 pub type Room = [*const c_char; MOST + 1];
 
-/// An empty array. The caller keeps a copy on its stack, because a child of vfork must not allocate.
+/// The initial value of an array for an environment. The caller copies it to its stack, because a child of
+/// vfork must not allocate memory.
 pub const EMPTY: Room = [std::ptr::null(); MOST + 1];
 
 /// Returns the environment for a program that is started with the environment `given`: adds the variables by

@@ -280,7 +280,8 @@ hooks! {
         real::sendmmsg(fd, messages, count, flags)
     }
 
-    // The C library's function is variadic. See `syscall` below for why a fixed argument serves too.
+    // The C library's `ioctl` is variadic. One fixed argument works too, because x86-64 and AArch64 pass both
+    // kinds of arguments alike.
     fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
         if request == libc::FIONREAD && !argument.is_null() && let Some(name) = datagram::name_of(fd) {
             argument.cast::<c_int>().write_unaligned(datagram::next_length(fd, &name));

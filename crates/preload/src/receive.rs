@@ -31,7 +31,8 @@ fn at_end(fd: c_int, result: ssize_t) -> ssize_t {
     }
 }
 
-/// Removes the name of the engine's end from a sender's address. TCP gives none.
+/// Call this after a receive that stored a sender's address. If the socket `fd` is offloaded, sets `len` to
+/// 0, because TCP gives no sender's address, and the kernel has stored the UNIX name of the engine's end.
 pub fn hide_name(fd: c_int, result: ssize_t, address: *const sockaddr, len: *mut socklen_t) {
     if result < 0 || address.is_null() || len.is_null() {
         return;

@@ -109,13 +109,14 @@ pub fn program() -> &'static [u8] {
     PROGRAM.get().unwrap_or_default()
 }
 
-/// Returns true if a socket that stays with the kernel is an error.
+/// Returns true if the user demands offloading of all sockets, and false if a socket may stay with the
+/// kernel.
 pub fn require() -> bool {
     REQUIRE.get().is_some_and(|value| !value.is_empty() && value != b"0")
 }
 
-/// Returns what the user's rules say about a socket of this program: whether to offload it. Returns `None` if
-/// no rule applies.
+/// Returns the action that the user's rules choose for a socket of this program: whether to offload it.
+/// Returns `None` if no rule applies.
 pub fn decide(datagrams: bool, address: SocketAddr, usage: Use) -> Option<Action> {
     let rules = std::str::from_utf8(RULES.get()?).ok()?;
     let program = std::str::from_utf8(program()).unwrap_or_default();

@@ -37,7 +37,7 @@ impl Flags {
     }
 }
 
-/// Returns the name of `fd` if the engine runs it. Leaves errno as it was.
+/// Returns the name of the socket `fd`, or `None` if it is not offloaded. Leaves errno unchanged.
 pub fn name_of(fd: RawFd) -> Option<SocketName> {
     let before = errno();
     let name = SocketName::of(fd, real::ASKING);
@@ -169,7 +169,8 @@ pub fn accept(
     let (received, passed) = control::receive(fd, &mut record, close_on_exec);
     let Some(connection) = passed else {
         return match received {
-            // errno is that of recvmsg: EAGAIN, EINTR.
+            // Keep the errno of recvmsg, for example EAGAIN or EINTR, because accept fails with the same
+            // values.
             -1 => -1,
             // The engine has closed its end: the listener was shut down, or the engine has ended.
             0 => fail(libc::EINVAL),

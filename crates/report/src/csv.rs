@@ -23,8 +23,8 @@ pub fn csv<T: Serialize>(rows: &[T]) -> Result<String, Error> {
         }
         lines.push(line);
     }
-    // A value may be an object in some rows and null in others. The object's fields have their own columns,
-    // so the column of the null is removed.
+    // Remove a column whose value is an object in some rows and null in others, because the object's fields
+    // have columns of their own.
     columns.retain(|column| {
         let prefix = format!("{column}.");
         !lines.iter().flatten().any(|(name, _)| name.starts_with(&prefix))

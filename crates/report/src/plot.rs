@@ -89,8 +89,8 @@ impl Plot {
         fits(self.x_scale, x) && fits(self.y_scale, y)
     }
 
-    /// Converts points to coordinates. Leaves out points that cannot be drawn, such as zero on a logarithmic
-    /// axis.
+    /// Converts the values of points to coordinates on the two axes. Leaves out points that cannot be drawn,
+    /// such as zero on a logarithmic axis.
     fn places(&self, points: &[(f64, f64)]) -> Vec<(f64, f64)> {
         let drawn = points.iter().filter(|point| self.drawable(**point));
         drawn.map(|&(x, y)| (self.x_scale.place(x), self.y_scale.place(y))).collect()
@@ -173,8 +173,8 @@ impl Plot {
         let colours = style::colours(&names);
         let style_of = |name: &str| {
             let index = names.iter().position(|known| *known == name).unwrap_or(0);
-            // The colour, and whether points are filled: a colour that is used a second time gets hollow
-            // points.
+            // Return the line's colour, and true if its points are filled. If there are more lines than
+            // colours, the second line of a colour has hollow points.
             (COLOURS[colours.get(index).copied().unwrap_or(0)], index < COLOURS.len())
         };
         let all = self.all();
@@ -394,7 +394,8 @@ mod tests {
     #[test]
     fn a_long_title_has_smaller_letters() {
         assert_eq!(title_size("Rate", 720), 17);
-        // A letter is about half as wide as it is high, so 120 letters of this size must fit into 720.
+        // Check that 120 letters fit into a width of 720 pixels. A letter is about half as wide as it is
+        // high.
         let long = "x".repeat(120);
         assert!(title_size(&long, 720) * 120 / 2 <= 720);
     }

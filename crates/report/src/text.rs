@@ -54,8 +54,8 @@ fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
         cell.map_or(String::new(), |cell| cell.text.clone())
     };
     names.retain(|name| {
-        // A run that failed early may lack the parameter. Such a row is left out of the comparison, so it
-        // creates no column.
+        // Leave failed rows without the parameter out of the comparison. Otherwise one failed run would turn
+        // a parameter that all other rows share into a column.
         let mut values: Vec<String> = (0..rows.len())
             .filter(|&index| {
                 rows[index].error().is_none() || parameters[index].iter().any(|cell| cell.name == *name)

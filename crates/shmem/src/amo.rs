@@ -8,7 +8,7 @@ use std::ffi::c_void;
 pub trait Word: Copy {
     /// Returns the bits of the value, in the low bytes of the result.
     fn bits(self) -> u64;
-    /// Returns the value of these bits.
+    /// Converts the low bytes of `bits` back to a value. It is the inverse of [`Word::bits`].
     fn value(bits: u64) -> Self;
 }
 
@@ -50,7 +50,8 @@ pub fn fetch<T: Word>(operation: Operation, target: *const T, operand: u64, comp
     T::value(check(world().atomic(operation, target as usize, size_of::<T>(), operand, comparand, pe)))
 }
 
-/// Starts an atomic. The previous value is stored at `result` before the next quiet ends.
+/// Starts an atomic operation on the word `target` of `pe`. Its previous value is stored at `result` before
+/// the next quiet ends.
 pub unsafe fn fetch_nbi<T: Word>(
     operation: Operation,
     result: *mut T,

@@ -13,8 +13,8 @@ use std::ffi::{c_int, c_void};
 type ActiveSet = (c_int, c_int, c_int);
 
 fn active((start, log_stride, size): ActiveSet) -> Set {
-    // Invalid values stay invalid: a negative start becomes a very large number, and a bad stride or a
-    // negative size becomes 0. The library refuses such a set.
+    // Convert invalid values to values that the library refuses: a negative start becomes a very large
+    // number, and a bad stride or a negative size becomes 0.
     let stride = 1i32.checked_shl(log_stride as u32).unwrap_or(0);
     let size = size.max(0) as u32;
     Set { start: start as u32, stride, size }

@@ -71,7 +71,8 @@ pub unsafe fn create(team: Team, options: i64, context: *mut Context) -> c_int {
     0
 }
 
-/// Completes the context's operations and ends it. Does nothing for the default context or SHMEM_CTX_INVALID.
+/// Blocks until the context's operations are complete, and destroys the context. Does nothing for the default
+/// context or SHMEM_CTX_INVALID.
 pub fn destroy(context: Context) {
     if context.0 > Context::DEFAULT.0 {
         rma::quiet();

@@ -50,7 +50,8 @@ pub fn allocate_zeros(count: usize, size: usize) -> *mut c_void {
     address
 }
 
-/// Frees memory. Does nothing but wait for all PEs if the address is null.
+/// Frees memory of the symmetric heap. All PEs must call this. If the address is null, frees nothing and only
+/// waits until all PEs have called it.
 pub fn free(address: *mut c_void) {
     match address.is_null() {
         true => check(world().barrier_all()),

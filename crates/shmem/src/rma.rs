@@ -7,13 +7,14 @@ use crate::world::{check, invalid, world};
 use inlane_pgas::world::Signal;
 use std::ffi::{c_int, c_void};
 
-/// Returns the bytes of `count` elements. A product that overflows becomes a length that no memory has.
+/// Returns the length of `count` elements in bytes. If the product overflows, returns `usize::MAX`. No memory
+/// is that long, so the copy fails.
 #[inline(always)]
 pub fn bytes(count: usize, width: usize) -> usize {
     count.saturating_mul(width)
 }
 
-/// Copies to a PE. The source may be reused after the return.
+/// Copies `bytes` bytes to `destination` on `pe`. The source may be reused once this returns.
 pub unsafe extern "C" fn put(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
     // SAFETY: the caller's pointers are valid.
     check(unsafe { world().put_bytes(destination as usize, source.cast(), bytes, pe) });
@@ -26,19 +27,19 @@ pub unsafe fn put_value<T>(destination: *mut T, value: T, pe: u32) {
     unsafe { put(destination.cast(), (&raw const value).cast(), size_of::<T>(), pe) };
 }
 
-/// Starts a copy to a PE. The source stays in use until the next quiet.
+/// Starts to copy `bytes` bytes to `destination` on `pe`. The source must not change until the next quiet.
 pub unsafe extern "C" fn put_nbi(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
     // SAFETY: the caller's pointers are valid until the next quiet.
     check(unsafe { world().put_bytes_nbi(destination as usize, source.cast(), bytes, pe) });
 }
 
-/// Copies from a PE. Returns when the bytes have arrived.
+/// Copies `bytes` bytes from `source` on `pe`. Blocks until they have arrived.
 pub unsafe extern "C" fn get(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
     // SAFETY: the caller's pointers are valid.
     check(unsafe { world().get_bytes(destination.cast(), source as usize, bytes, pe) });
 }
 
-/// Starts a copy from a PE. The bytes have arrived after the next quiet.
+/// Starts to copy `bytes` bytes from `source` on `pe`. They have arrived after the next quiet.
 pub unsafe extern "C" fn get_nbi(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
     // SAFETY: the caller's pointers are valid until the next quiet.
     check(unsafe { world().get_bytes_nbi(destination.cast(), source as usize, bytes, pe) });

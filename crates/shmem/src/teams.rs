@@ -84,7 +84,8 @@ pub fn n_pes(team: Team) -> c_int {
     set(team).map_or(-1, |set| set.size as c_int)
 }
 
-/// Stores the fields of the team's configuration that the mask names.
+/// Stores the team's configuration in `config`, unless `mask` is 0. Returns 0, or -1 if an argument is
+/// invalid.
 pub unsafe fn get_config(team: Team, mask: i64, config: *mut TeamConfig) -> c_int {
     let Some(state) = state(team) else { return -1 };
     if mask & !NUM_CONTEXTS != 0 || (mask != 0 && config.is_null()) {
@@ -107,7 +108,8 @@ pub fn translate_pe(from: Team, pe: c_int, to: Team) -> c_int {
     }
 }
 
-/// Returns the configuration that a split asks for. `None` if it is invalid.
+/// Returns the configuration for a new team: the default if `mask` is 0, otherwise `config`. Returns `None`
+/// if an argument is invalid.
 unsafe fn wanted(config: *const TeamConfig, mask: i64) -> Option<TeamConfig> {
     if mask == 0 {
         return Some(TeamConfig::default());

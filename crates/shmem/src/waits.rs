@@ -32,7 +32,8 @@ fn compare(how: c_int) -> Compare {
     }
 }
 
-/// Loads a word. Later loads of this PE see all that was delivered before the word's value.
+/// Loads a word of this PE's memory. If its value was put by another PE, later loads also return the data
+/// that was delivered before the word.
 pub unsafe fn load<T: Copy>(word: *const T) -> T {
     // SAFETY: the caller passes an aligned word, as the specification demands.
     let value = unsafe { word.read_volatile() };

@@ -43,7 +43,7 @@ static PROCESS: OnceLock<Process> = OnceLock::new();
 static FINISHED: AtomicBool = AtomicBool::new(false);
 /// True once this process has called shmem_global_exit. It then ends by `exit`, so `watch` need not end it.
 static EXITING: AtomicBool = AtomicBool::new(false);
-/// How long a process that ends may take to write out what it has buffered.
+/// The longest time that a process waits for the flush of its output streams before it ends.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 /// Returns the world. Ends the process if shmem_init was not called.
@@ -59,7 +59,7 @@ pub fn world() -> &'static World<AnyTransport> {
 pub fn print(what: &str) {
     use std::io::Write;
     let line = format!("inlane shmem: {what}\n");
-    // There is nowhere to report that standard error is closed.
+    // Ignore the error, because an error of standard error cannot be reported anywhere.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
@@ -69,7 +69,7 @@ fn not_started() -> ! {
     std::process::exit(2)
 }
 
-/// Returns the value. For an error, prints it and ends the job.
+/// Returns the value in `result`. If `result` is an error, prints the error and ends the job.
 #[inline(always)]
 pub fn check<T>(result: Result<T>) -> T {
     match result {
@@ -253,7 +253,7 @@ fn describe() {
     }
 }
 
-/// Returns the path that this PE takes to the others, and why.
+/// Describes the path that this PE's puts and gets take to the other PEs, and why it was chosen.
 fn path() -> String {
     match world().transport() {
         AnyTransport::Windows(_) => "windows in shared memory, because all PEs run on this machine".into(),

@@ -35,7 +35,8 @@ fn headers_are_made_from_the_table() {
     }
 }
 
-/// Types of the specification's tables 5 to 10, by name.
+/// The element types of put and get, as they appear in function names. This constant and those below are
+/// tables 5 to 10 of the OpenSHMEM specification.
 const RMA: &str = "float double longdouble char schar short int long longlong uchar ushort uint ulong ulonglong \
                    int8 int16 int32 int64 uint8 uint16 uint32 uint64 size ptrdiff";
 const AMO: &str = "int long longlong uint ulong ulonglong int32 int64 uint32 uint64 size ptrdiff";

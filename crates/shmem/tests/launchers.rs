@@ -109,7 +109,7 @@ fn only_timeouts_that_are_set_end_a_job() {
     let Some(program) = compile(directory.path(), "launched.c") else { return };
     let folder = directory.path().join("folder");
     let run = |variable: &str, how: &str| {
-        // `env` sets the variable for this job only.
+        // Run the program through `env`, because it sets the variable for this job only.
         let arguments = [format!("{variable}=200ms"), program.display().to_string(), "2".into(), how.into()];
         let arguments: Vec<_> =
             arguments.into_iter().map(Into::into).chain([folder.clone().into()]).collect();

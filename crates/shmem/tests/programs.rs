@@ -95,7 +95,7 @@ fn an_early_end_ends_the_job() {
     }
 }
 
-/// Returns the process IDs from the names of the folder's files that are called `what`.PID.
+/// Returns the process IDs that the job's processes have recorded in `folder`: those of all files `what`.PID.
 fn noted(folder: &Path, what: &str) -> Vec<String> {
     let names =
         std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -108,7 +108,8 @@ fn runs(process: &str) -> bool {
     status.contains("State:") && !status.contains("State:\tZ")
 }
 
-/// Returns the arguments of a shell that runs `leftovers.c` and stays its parent.
+/// Returns arguments for `sh` that run `program` as a child of the shell. `true` follows it, because a shell
+/// replaces itself by the last command.
 fn behind_a_shell(program: &Path, how: &str, folder: &Path) -> Vec<OsString> {
     let line = format!("{} {how} {}; true", program.display(), folder.display());
     vec!["-c".into(), line.into()]

@@ -361,8 +361,8 @@ fn cause(error: &std::io::Error) -> String {
 
 impl Drop for CaptureWriter {
     fn drop(&mut self) {
-        // A caller that must know whether all packets were written has called `finish`. Otherwise write what
-        // the output accepts now, and only log an error.
+        // Write the buffered packets as far as the output accepts them now. Only log an error, because `drop`
+        // cannot return one. Callers that need the error call `finish` before.
         if self.begun
             && self.broken.is_none()
             && let Err(error) = self.finish(&mut || false)

@@ -47,7 +47,9 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Parses `drop=1%:8,duplicate=0.1%,reorder=1%:3,corrupt=0.01,delay=5%:50us,seed=7`.
+    /// Parses `drop=1%:8,duplicate=0.1%,reorder=1%:3,corrupt=0.01,delay=5%:50us,seed=7`. Percentages are
+    /// probabilities. The value after a colon is, for `drop`, the number of packets dropped in a row; for
+    /// `reorder`, the number of packets that overtake the packet; and for `delay`, the delay.
     ///
     /// # Errors
     /// If a fault is unknown, or a probability is outside 0 % to 100 %.
@@ -150,9 +152,9 @@ struct FaultyLink {
     random: u64,
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// How many more packets the current run drops.
+    /// The number of packets that are still to be dropped in the current run of dropped packets.
     run_left: u64,
-    /// When the current run ends at the latest, in nanoseconds.
+    /// The time at which the current run of dropped packets ends, in nanoseconds, if it has not ended before.
     run_until_ns: u64,
     /// The number of packets that have passed the reordered ones. A reordered packet becomes ready when this
     /// number reaches its `behind`. Copies and the reordered packets themselves are not counted.
@@ -309,7 +311,7 @@ impl FaultyLink {
 
 impl Drop for FaultyLink {
     fn drop(&mut self) {
-        // Packets that are still held here will never be returned, so they count as dropped.
+        // Count all packets that this wrapper still holds as dropped, because they will never be returned.
         let held = self
             .reordered
             .drain(..)

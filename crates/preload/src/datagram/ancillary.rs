@@ -78,7 +78,8 @@ fn read_one(kind: (c_int, c_int), data: &[u8], header: &mut Header) -> Result<()
             Some(class @ 0..=255) => set_class(header, class as u8),
             _ => return Err(libc::EINVAL),
         },
-        // With -1, the datagram gets the socket's own hop limit or traffic class.
+        // A hop limit or traffic class of -1 leaves the header unchanged, so the datagram gets the socket's
+        // own value.
         (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => match number(data).filter(|_| data.len() == 4) {
             Some(-1) => {}
             Some(hops @ 0..=255) => set_hops(header, hops as u8),

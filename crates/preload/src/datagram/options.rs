@@ -130,7 +130,7 @@ pub fn setsockopt(fd: RawFd, level: c_int, name: c_int, value: *const c_void, le
     // SAFETY: the program's arguments: `len` bytes at `value`.
     message.set_value(unsafe { std::slice::from_raw_parts(value.cast(), (len as usize).min(64)) });
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVBUF) {
-        // The kernel doubles and bounds the value. Send the result.
+        // Send the size that the kernel stored, because the kernel doubles and bounds the program's value.
         message.set_value(&real::option(fd, level, name).unwrap_or(0).to_ne_bytes());
     }
     match control::request(&mut message, fd) {

@@ -35,7 +35,7 @@ pub fn check(fd: RawFd, name: &SocketName, remote: SocketAddr) -> Result<(), c_i
             place.store(hash, Ordering::Relaxed);
             Ok(())
         }
-        // The engine has ended. The send that follows reports this.
+        // The engine has ended. Report no error here, because the send that follows reports it.
         None => Ok(()),
     }
 }

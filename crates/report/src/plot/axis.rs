@@ -6,9 +6,10 @@ use std::ops::Range;
 /// The scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// Equal distances for equal differences.
+    /// A linear scale: equal differences of values have equal distances on the axis.
     Linear,
-    /// Equal distances for equal ratios. Only values above zero are drawn.
+    /// A logarithmic scale: equal ratios of values have equal distances on the axis. Only values above zero
+    /// are drawn.
     Log,
 }
 
