@@ -200,7 +200,8 @@ impl Controller {
         self.admin.peer()
     }
 
-    /// Returns the admin queue, to wait for its socket together with others.
+    /// Returns the controller's admin queue. Its socket can be polled together with the sockets of the I/O
+    /// queues.
     pub fn admin_queue(&self) -> &Queue {
         &self.admin
     }

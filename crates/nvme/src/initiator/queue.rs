@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// The longest time that a blocking receive waits before it returns to its caller.
 const TICK: Duration = Duration::from_millis(100);
-/// The most slices of one system call.
+/// The most slices of memory that one call of sendmsg sends.
 const SLICES: usize = 64;
 
 /// How a queue is connected.
@@ -33,7 +33,7 @@ impl Default for QueueOptions {
     }
 }
 
-/// A connection with its socket. One thread uses it.
+/// An NVMe queue of the host: the protocol state of its connection, and the TCP socket. One thread uses it.
 #[derive(Debug)]
 pub struct Queue {
     socket: TcpStream,

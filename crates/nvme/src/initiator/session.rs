@@ -16,7 +16,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// How often the admin queue is served.
+/// How often a session sends and receives on its admin queue, which keeps the controller alive.
 const TICK: Duration = Duration::from_millis(100);
 /// The pause after all paths have failed, before they are tried again.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -60,7 +60,7 @@ pub struct Session {
     /// By token: how many times the command was sent again because of a transient error.
     retries: HashMap<u64, u32>,
     last_tick: Instant,
-    /// Receives the result of the thread that reconnects. `None` if there is no such thread.
+    /// The channel on which the reconnecting thread sends its result. `None` if no such thread runs.
     attempt: Option<Receiver<Reconnected>>,
     /// The end of the last attempt, in which all paths failed. The next attempt starts `PAUSE` later.
     failed_at: Option<Instant>,
@@ -191,7 +191,8 @@ impl Session {
         None
     }
 
-    /// Returns the command if it has completed for good. Keeps it for another attempt otherwise.
+    /// Returns a completed command for the caller. If the command failed with a transient error and has
+    /// retries left, queues it to be sent again and returns `None`.
     fn settled(&mut self, done: Done) -> Option<Done> {
         if done.status().is_success() {
             self.lost_since = None;
@@ -261,7 +262,8 @@ impl Session {
             }
         }
         let since = *self.lost_since.get_or_insert_with(Instant::now);
-        // A path that connects and then fails each time must not be tried forever.
+        // Return the error if no command has succeeded for too long, because a path that connects and then
+        // fails each time must not be tried forever.
         if since.elapsed() >= self.options.reconnect {
             return Err(error);
         }

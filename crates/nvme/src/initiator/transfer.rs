@@ -10,7 +10,7 @@ use std::io::{Read, Write};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The most bytes of a command.
+/// The most bytes that one read or write command transfers.
 const CHUNK: u32 = 256 << 10;
 /// The most commands in flight.
 const DEPTH: usize = 16;

@@ -30,7 +30,8 @@ impl Storage {
     /// off. A writable block device is opened exclusively, which fails if a file system on it is mounted.
     ///
     /// # Errors
-    /// If the file cannot be opened or locked, or is of another kind.
+    /// If the file cannot be opened or locked, is not of the kind that `specification` names, or has blocks
+    /// of an unsupported size.
     pub fn open(specification: &Specification) -> Result<Self> {
         let (path, create_bytes, direct, block_device) = match &specification.kind {
             Kind::File { path, create_bytes, direct } => (path, *create_bytes, *direct, false),
@@ -168,7 +169,8 @@ fn cannot_open(path: &Path, writable: bool, block_device: bool, source: std::io:
     Error::Os { what: format!("cannot open {}{remedy}", path.display()), source }
 }
 
-/// Locks a file: exclusively for writing, shared for reading.
+/// Locks a namespace's file, exclusively if `writable` is set and shared otherwise. Returns an error if
+/// another process holds a conflicting lock.
 fn lock(file: &File, path: &Path, writable: bool) -> Result<()> {
     let kind = if writable { libc::LOCK_EX } else { libc::LOCK_SH };
     // SAFETY: a plain system call on an open descriptor.

@@ -18,7 +18,7 @@ const PAGE: u64 = 4096;
 pub struct Memory {
     start: NonNull<u8>,
     bytes: u64,
-    /// The width of the loads and stores that copy bytes.
+    /// The width of the loads and stores that copy bytes to and from the namespace's memory.
     access: Access,
 }
 

@@ -42,7 +42,7 @@ struct Active {
     data: Vec<Option<Buffer>>,
 }
 
-/// What the next bytes from the client are.
+/// What the server reads next from the client: a request, the data of a write, or data to discard.
 enum Reading {
     Request,
     /// Data of a write. It is received into these buffers.
@@ -52,7 +52,7 @@ enum Reading {
         part: usize,
         at: usize,
     },
-    /// Data of a request that is refused.
+    /// The number of bytes of a refused request's data that are still to be read and discarded.
     Skip(usize),
 }
 
@@ -86,7 +86,7 @@ pub(super) struct Client<'a> {
     gone: bool,
     active: HashMap<u64, Active>,
     next_id: u64,
-    /// Commands that wait for a slot of the queue.
+    /// NVMe commands that wait until the session can submit them, because its queue is full.
     waiting: VecDeque<Request>,
     output: VecDeque<Output>,
     /// The number of bytes of the first output that were already sent.
@@ -176,7 +176,8 @@ impl<'a> Client<'a> {
     /// Reads from the client. Returns true if something arrived.
     fn receive(&mut self) -> Result<bool> {
         let received = match &mut self.reading {
-            // The input buffer is empty, so data is received directly into the buffer of its command.
+            // Receive directly into the buffer of the write command, because no earlier bytes wait in the
+            // input buffer.
             Reading::Data { buffers, part, at, .. } if self.start == self.end => {
                 let result = self.stream.read(&mut buffers[*part].bytes_mut()[*at..]);
                 if let Ok(bytes) = &result {
@@ -326,7 +327,8 @@ impl<'a> Client<'a> {
                 self.start_request(&request, vec![(command, Some(buffer))]);
             }
             Kind::WriteZeroes => {
-                // A command without data can cover 65,536 blocks.
+                // Cover up to 65,536 blocks with each command, because Write Zeroes transfers no data and its
+                // block count has 16 bits.
                 let most = u64::from(self.session.namespace().block_bytes) << 16;
                 let mut commands = Vec::new();
                 let (mut at, end) = (request.offset, request.offset + u64::from(request.length));

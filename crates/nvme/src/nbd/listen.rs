@@ -217,7 +217,8 @@ impl Server {
         })
     }
 
-    /// Returns what the server has done so far. `namespace` is the exported one.
+    /// Returns the server's counters and address for the result document. `namespace` is the exported
+    /// namespace.
     ///
     /// # Errors
     /// If the socket has no address.

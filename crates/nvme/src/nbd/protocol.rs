@@ -10,7 +10,7 @@ const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 const CHUNK_MAGIC: u32 = 0x668e_33ef;
 
-/// The length of a request without its data.
+/// The length in bytes of an NBD request's header.
 pub(super) const REQUEST: usize = 28;
 /// The most data of one request. Clients may rely on this size without being told (section "Block sizes").
 pub(super) const MAX_DATA: u32 = 32 << 20;

@@ -79,7 +79,8 @@ fn clients_choose_the_export_by_either_name() {
     assert_eq!(answers(&received), [UNSUPPORTED, SERVER, ACK, UNKNOWN, INFO, INFO, ACK]);
     let (result, received) = run(&[option(1, EXPORT.name.as_bytes())]);
     assert!(result.unwrap().is_some());
-    // The size of the export, then the flags HAS_FLAGS, FLUSH, FUA, WRITE_ZEROES and MULTI_CONN.
+    // The server answers with the size of the export, then the flags HAS_FLAGS, FLUSH, FUA, WRITE_ZEROES and
+    // MULTI_CONN.
     assert_eq!(received, [&(8_u64 << 20).to_be_bytes()[..], &[1, 0x4D]].concat());
     assert!(run(&[option(2, &[])]).0.unwrap().is_none());
 }
@@ -116,7 +117,8 @@ fn structured_replies_and_block_status_are_negotiated() {
     // The last byte has the low 8 transmission flags. With structured replies, they include NBD_FLAG_SEND_DF
     // (bit 7).
     assert_eq!(received[received.len() - 1] & 0x80, 0x80);
-    // The second option replaces the contexts that the first has set. It selects none, so no context remains.
+    // Set the metadata contexts twice. The second option selects none, so no context remains, because each
+    // option replaces the contexts of the one before.
     let (result, _) = run(&[structured, set(&allocation), set(&contexts("", &["base:"])), option(1, b"")]);
     assert_eq!(result.unwrap(), Some(Features { structured: true, allocation: false }));
 }

@@ -12,13 +12,13 @@ use zerocopy::IntoBytes;
 pub enum FatalStatus {
     /// A field of a header is invalid. FEI is the field's offset.
     InvalidHeaderField = 1,
-    /// A PDU is not expected in this state.
+    /// The peer sent a PDU that the protocol does not allow in the connection's current state.
     SequenceError = 2,
     /// The header digest is wrong. FEI is the received digest.
     HeaderDigest = 3,
     /// Data lies outside the command's buffer or the requested range. FEI is the offset of the invalid field.
     DataOutOfRange = 4,
-    /// More R2Ts, or more data in a PDU, than negotiated.
+    /// The peer sent more R2Ts, or more data in a PDU, than was negotiated.
     LimitExceeded = 5,
     /// A parameter of the connection is not supported. FEI is the offset of the invalid field.
     UnsupportedParameter = 6,

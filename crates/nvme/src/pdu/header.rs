@@ -45,7 +45,7 @@ wire! {
         pub pfv: U16,
         /// CPDA: the data alignment that the controller asks for, in units of 4 bytes, less one.
         pub cpda: u8,
-        /// DGST: the digests in use.
+        /// DGST: the digests that the connection uses, as the controller has chosen.
         pub dgst: u8,
         /// MAXH2CDATA: the most data in an H2CData, in bytes. At least 4096 and a multiple of 4.
         pub maxh2cdata: U32,
@@ -123,14 +123,16 @@ pub mod data_flags {
 }
 
 impl Common {
-    /// Creates the common header of a PDU with these flags. [`encode`] sets the lengths.
+    /// Creates the common header of a PDU with these flags. [`encode`] adds the data offset, the PDU's length
+    /// and the digest flags.
     pub const fn new(kind: Kind, flags: u8) -> Self {
         Self { code: kind as u8, flags, hlen: kind.header_len() as u8, pdo: 0, plen: U32::ZERO }
     }
 }
 
 impl IcReq {
-    /// Creates a request for PDU format 0 and data without padding.
+    /// Creates an ICReq with PDU format version 0 that asks for no alignment of data (HPDA 0). `max_r2t` is
+    /// the most R2Ts in flight for a command, at least 1.
     pub fn new(digests: Digests, max_r2t: u32) -> Self {
         Self {
             common: Common::new(Kind::IcReq, 0),
@@ -144,7 +146,8 @@ impl IcReq {
 }
 
 impl IcResp {
-    /// Creates a response for PDU format 0 and data without padding.
+    /// Creates an ICResp with PDU format version 0 that asks for no alignment of data (CPDA 0).
+    /// `max_h2c_data` is the most data in an H2CData, in bytes.
     pub fn new(digests: Digests, max_h2c_data: u32) -> Self {
         Self {
             common: Common::new(Kind::IcResp, 0),
@@ -189,7 +192,7 @@ impl Data {
 }
 
 impl R2t {
-    /// Creates a request for `len` bytes at `offset` of the command's data.
+    /// Creates an R2T, which asks the host for `len` bytes at `offset` of the data of command `cid`.
     #[inline]
     pub fn new(cid: u16, tag: u16, offset: u32, len: u32) -> Self {
         Self {

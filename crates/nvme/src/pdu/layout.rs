@@ -93,7 +93,8 @@ impl Kind {
         }
     }
 
-    /// Returns true if digests protect PDUs of this type.
+    /// Returns true if PDUs of this type carry the negotiated digests. PDUs that set up or terminate the
+    /// connection never do.
     #[inline]
     fn has_digests(self) -> bool {
         !matches!(self, Kind::IcReq | Kind::IcResp | Kind::H2cTermReq | Kind::C2hTermReq)
@@ -130,7 +131,8 @@ impl Digests {
     }
 }
 
-/// What a receiver accepts. It depends on the negotiation and on the receiver's own limits.
+/// The limits and digests by which a receiver checks PDUs, from the negotiation and from the receiver's own
+/// limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     /// The side that sends the received PDUs.

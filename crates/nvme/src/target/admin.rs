@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 /// The number of Asynchronous Event Requests that a host may keep in flight.
 pub const MAX_EVENT_REQUESTS: usize = 4;
 
-/// What the execution of an admin or Fabrics command reads and changes.
+/// The state that an admin or Fabrics command reads and changes when the target executes it.
 pub struct Context<'a> {
     /// The subsystem.
     pub subsystem: &'a Subsystem,
@@ -133,7 +133,7 @@ fn get_log_page(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
     let start = usize::try_from(offset).ok().filter(|start| *start <= page.len());
     let rest = &page[start.ok_or(Status::INVALID_FIELD.dnr())?..];
     let length = length as usize;
-    // What lies beyond the end of a page reads as zero.
+    // Fill the rest of the host's buffer with zeros, because the host may read beyond the end of a log page.
     let mut bytes = rest[..length.min(rest.len())].to_vec();
     bytes.resize(length, 0);
     Ok(Reply::Data(bytes))
@@ -178,7 +178,7 @@ fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
             controller.grant_io_queues(granted);
             done(u64::from(granted - 1) * 0x1_0001)
         }
-        // The cache cannot be turned off.
+        // Accept only a request to leave the volatile write cache on, because this target cannot turn it off.
         feature::VOLATILE_WRITE_CACHE if pages::has_volatile_cache(subsystem) => match value & 1 {
             1 => done(0),
             _ => Err(Status::FEATURE_NOT_CHANGEABLE.dnr()),

@@ -62,10 +62,11 @@ pub struct Controller {
 struct State {
     configuration: u32,
     status: u32,
-    /// The queues that exist, with the connections that serve them.
+    /// By queue identifier: the connection that carries the queue, and its thread's inbox.
     queues: BTreeMap<u16, Reach>,
     granted_io_queues: u16,
-    /// The value of the feature Asynchronous Event Configuration.
+    /// The value of the feature Asynchronous Event Configuration, in which the host selects the events to
+    /// report.
     event_configuration: u32,
     namespaces: Pending,
     discovery: Pending,
@@ -252,7 +253,8 @@ impl Controller {
         self.state().granted_io_queues = count;
     }
 
-    /// Returns the value of a feature that is only stored.
+    /// Returns the stored value of a feature that has no effect on this target, or 0 if the host has not set
+    /// it.
     pub fn feature(&self, id: u8) -> u32 {
         self.state().features.get(&id).copied().unwrap_or(0)
     }

@@ -63,8 +63,8 @@ fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
         assert_eq!(session.available(), 0);
     }
     assert!(start.elapsed() < PATIENCE, "the session has blocked its thread");
-    // The thread has ended, which closed the listener. Dropping the accepted connection ends the attempt to
-    // connect.
+    // Close the silent target's connection, which ends the attempt to connect. Its listener is already
+    // closed, so the second target can bind the address.
     drop(holder.join().unwrap());
     let second = target(&address.to_string());
     while session.available() == 0 {

@@ -22,7 +22,8 @@ pub struct Input {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
-    /// True while the kernel writes to the free part. The received bytes are not moved then.
+    /// True while the kernel may write to the free part of the buffer. The received bytes must then stay in
+    /// place.
     lent: bool,
 }
 

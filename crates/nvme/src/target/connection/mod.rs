@@ -53,7 +53,8 @@ use std::sync::atomic::Ordering::Relaxed;
 /// If more output than this waits to be sent, no further input is taken.
 const MAX_BACKLOG: usize = 4 << 20;
 
-/// The least data that is received directly into its buffer instead of through the input buffer.
+/// The least number of bytes of a command's data that are received directly into the command's buffer. Fewer
+/// bytes are copied through the input buffer.
 const DIRECT_BYTES: usize = 16 << 10;
 
 /// What a connection is created from.
@@ -63,7 +64,8 @@ pub struct Setup {
     pub subsystem: Arc<Subsystem>,
     /// The connection's data buffers.
     pub share: Rc<Share>,
-    /// How other threads reach this connection.
+    /// The inbox of the connection's thread, and the connection's number, by which other threads send it
+    /// messages.
     pub reach: Reach,
     /// The host's address.
     pub peer: SocketAddr,
@@ -339,7 +341,8 @@ impl Connection {
     /// Removes the queue from its controller. Call this when the connection has ended, so that other threads
     /// do not reach it any more. The end of the admin queue ends the controller.
     pub fn disconnected(&mut self) {
-        // Received bytes that are not processed yet must not take effect any more.
+        // Stop taking input, because received bytes that are not processed yet must not take effect after the
+        // connection has ended.
         self.draining = true;
         self.starved.clear();
         let Some(queue) = self.queue.take() else { return };

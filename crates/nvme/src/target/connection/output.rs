@@ -83,7 +83,7 @@ impl Output {
     /// Returns true if the space for headers and small data will be kept for reuse after `bytes` more bytes
     /// are appended and sent. Space that is not kept must be allocated and cleared again for the next data.
     pub fn keeps(&self, bytes: usize) -> bool {
-        // Half of the limit, because the space doubles when it grows.
+        // Compare with half of the limit, because the space doubles when it grows.
         self.building.used + bytes <= KEPT_BYTES / 2
     }
 

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 pub enum Receiving {
     /// A header.
     Header,
-    /// Data within a capsule, for which no buffer is available yet.
+    /// The data of a command capsule, which cannot be received until a buffer is available.
     Starved {
         /// The slot of the command.
         slot: u16,
@@ -214,7 +214,7 @@ fn entry_complete(connection: &mut Connection, slot: u16) {
     connection.execute(slot);
 }
 
-/// Creates the fault of a PDU that is not expected in this state.
+/// Creates the fault that reports a PDU that the protocol does not allow in the connection's current state.
 pub(super) fn sequence_error(
     layout: &Layout,
     field: &'static str,

@@ -20,11 +20,11 @@ const DIGEST_BLOCK_BYTES: usize = 4 << 10;
 impl Queue {
     pub(super) fn new(connected: Connected) -> Self {
         let Connected { controller, queue, entries, flow_control } = connected;
-        // SQHD counts the Connect command, too.
+        // Start the queue's head (SQHD) at 1, because it counts the Connect command, too.
         Self { controller, id: queue, entries, head: 1 % entries, flow_control, held: Vec::new() }
     }
 
-    /// Moves the head by one command.
+    /// Advances the head of the submission queue (SQHD) by one command, modulo the number of entries.
     #[inline]
     pub(super) fn advance(&mut self) {
         self.head += 1;
@@ -74,7 +74,8 @@ impl Connection {
         cid
     }
 
-    /// Completes a read with bytes from memory. Returns false if no buffer is available.
+    /// Sends the data and the completion of a read from a namespace in memory. Returns false, and sends
+    /// nothing, if the read needs a buffer and none is available.
     #[inline]
     pub(super) fn send_memory(&mut self, slot: u16, request: Request) -> bool {
         let length = request.length as usize;

@@ -132,8 +132,8 @@ fn zeroes_compare_and_deallocation_work_on_memory_and_files() {
             command.cdw12 = (command.cdw12.get() | flags).into();
             assert!(queue.call(command, &[]).0.status().is_success());
         }
-        // Linux sends 4096 bytes whatever the number of ranges. Only as many ranges count as the command
-        // says, here three.
+        // Send a list of 4096 bytes, as Linux always does, for a command that counts three ranges. The target
+        // must ignore the rest of the list.
         let ranges: Vec<dsm::Range> = [(60, 4), (70, 0), (100, 16)]
             .map(|(lba, blocks)| dsm::Range {
                 attributes: 0.into(),
