@@ -55,8 +55,8 @@ pub unsafe fn read_sockaddr(address: *const libc::sockaddr, len: libc::socklen_t
                 let ip = Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr));
                 Some(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())
             }
-            // Linux accepts addresses without the last field, `sin6_scope_id`, because early versions of the
-            // structure lacked it.
+            // Accept addresses without the last field, `sin6_scope_id`, as Linux does, because early versions
+            // of the structure lacked it.
             libc::AF_INET6 if len as usize >= size_of::<libc::sockaddr_in6>() - 4 => {
                 let raw = address.cast::<[u8; 24]>().read_unaligned();
                 let mut octets = [0; 16];

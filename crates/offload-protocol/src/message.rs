@@ -87,7 +87,7 @@ pub struct Message {
     pub datagrams: bool,
     /// In a reply: 0, an errno, or [`KERNEL`].
     pub status: i32,
-    /// A number whose meaning depends on the operation.
+    /// A number that belongs to the operation, such as the backlog of [`Operation::Listen`].
     pub number: i32,
     /// The option's level.
     pub level: i32,
@@ -187,7 +187,7 @@ impl Message {
 /// One option in the value of [`Operation::Bind`] and [`Operation::Connect`]: level, name and a number, 12 bytes.
 pub type NumberOption = (i32, i32, i32);
 
-/// Writes options as a value. Options beyond [`MAX_VALUE`] bytes are left out.
+/// Writes socket options into the value of `message`. Options beyond [`MAX_VALUE`] bytes are left out.
 pub fn write_options(message: &mut Message, options: &[NumberOption]) {
     let mut len = 0;
     for &(level, name, value) in options.iter().take(MAX_VALUE / 12) {
@@ -199,7 +199,7 @@ pub fn write_options(message: &mut Message, options: &[NumberOption]) {
     message.value_len = len;
 }
 
-/// Returns the options of a value.
+/// Returns the socket options that [`write_options`] has written into `value`.
 pub fn read_options(value: &[u8]) -> impl Iterator<Item = NumberOption> + '_ {
     let number = |bytes: &[u8]| i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
     value.chunks_exact(12).map(move |bytes| (number(bytes), number(&bytes[4..]), number(&bytes[8..])))

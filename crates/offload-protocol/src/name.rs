@@ -98,7 +98,8 @@ impl UnixAddress {
         Self { raw, len: len as libc::socklen_t }
     }
 
-    /// Returns the name's bytes, or an empty slice for another family.
+    /// Returns the bytes of the UNIX socket's name, or an empty slice if the address is not of family
+    /// AF_UNIX.
     fn name(&self) -> &[u8] {
         let before = std::mem::offset_of!(libc::sockaddr_un, sun_path);
         if self.raw.sun_family != libc::AF_UNIX as libc::sa_family_t {
@@ -109,7 +110,8 @@ impl UnixAddress {
         unsafe { std::slice::from_raw_parts(self.raw.sun_path.as_ptr().cast(), len) }
     }
 
-    /// Calls `get`, which is getsockname or getpeername. Returns `None` if it fails.
+    /// Returns the address of `fd` that `get` reads, which is getsockname or getpeername. Returns `None` if
+    /// that call fails.
     fn ask(
         fd: i32,
         get: unsafe extern "C" fn(i32, *mut libc::sockaddr, *mut libc::socklen_t) -> i32,
@@ -189,7 +191,8 @@ pub enum End {
     Finished,
     /// The connection failed with this errno.
     Failed(i32),
-    /// The engine has given no reason. If the stream has ended, the engine is gone.
+    /// The engine's end has no name, so the engine has given no reason. If the stream has ended, the engine
+    /// has died.
     Unnamed,
 }
 

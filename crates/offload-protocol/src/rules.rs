@@ -69,7 +69,8 @@ impl fmt::Display for Prefix {
 pub struct Rule<'a> {
     /// Who runs the sockets.
     pub action: Action,
-    /// The program's name: the last part of its path.
+    /// The name of the program to which the rule applies: the last part of its path. `None` applies to every
+    /// program.
     pub program: Option<&'a str>,
     /// The protocol: true for UDP, false for TCP.
     pub datagrams: Option<bool>,

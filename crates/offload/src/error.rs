@@ -41,7 +41,7 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
-    /// The engine's answer cannot be used.
+    /// The engine whose control socket has this path gave an invalid answer.
     #[error("the engine on {0} gave an invalid answer; use the inlane of the same version for both")]
     Answer(String),
     /// The operating system refused an operation.

@@ -103,7 +103,7 @@ pub struct Network {
     /// True if senders on the same machine may leave checksums to a network card, although there is none, as
     /// on a veth.
     partial_checksums: bool,
-    /// Packets of which fragments are missing.
+    /// The received fragments of IP packets that are not complete yet.
     pub(crate) reassembly: Reassembly,
     pub(crate) counters: LinkCounters,
 }
@@ -158,7 +158,8 @@ impl Network {
             neighbours: Neighbours::default(),
             own: VecDeque::new(),
             spare_own: Vec::new(),
-            // Begins at an unpredictable number (RFC 7739).
+            // Begin at an unpredictable number, because attackers exploit predictable identifications (RFC
+            // 7739).
             last_fragment_id: std::hash::RandomState::new().build_hasher().finish() as u32,
             scratch: Vec::new(),
             path_mtus: HashMap::new(),

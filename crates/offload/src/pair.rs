@@ -26,8 +26,8 @@ pub fn create(name: &SocketName) -> io::Result<(OwnedFd, OwnedFd)> {
     if unsafe { libc::fcntl(engine.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // Makes the engine receive the program's urgent data like other data. An error is ignored: old kernels
-    // have no urgent data on UNIX sockets.
+    // Receive the program's urgent data like other data. Ignore an error, because old kernels have no urgent
+    // data on UNIX sockets.
     let _ = set_option(&engine, libc::SO_OOBINLINE, 1);
     bind(&program, &name.to_address())?;
     Ok((engine, program))
@@ -53,7 +53,7 @@ pub struct Filled {
     program: OwnedFd,
     /// The number of filler bytes in the pair. They are not the program's data and are discarded on release.
     bytes: usize,
-    /// The original value of SO_SNDBUF.
+    /// The SO_SNDBUF that the program's end gets on release: its original value, unless changed since.
     capacity: i32,
 }
 

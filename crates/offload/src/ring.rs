@@ -24,6 +24,8 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
+    /// Maps `len` bytes of zeroed memory.
+    ///
     /// # Panics
     /// If the system has no memory left.
     fn new(len: usize) -> Self {

@@ -58,13 +58,13 @@ impl Socket {
 
 /// What a socket does.
 pub enum Role {
-    /// It is bound to a local address, and neither listens nor connects.
+    /// The TCP socket is bound to a local address, and neither listens nor is connected.
     Bound,
-    /// It accepts connections.
+    /// The TCP socket listens for connections.
     Listening(Box<Listening>),
-    /// It is connected, or about to be.
+    /// The TCP socket is connected, or is connecting.
     Stream(Box<Stream>),
-    /// It sends and receives datagrams.
+    /// The socket is a UDP socket.
     Datagram(Box<Datagram>),
 }
 
@@ -83,7 +83,7 @@ pub struct Datagram {
     pub wanted: u8,
     /// The data of a datagram that the program has not finished (MSG_MORE, UDP_CORK), and its header.
     pub unfinished: Option<(Header, Vec<u8>)>,
-    /// What the socket has sent and received.
+    /// How many datagrams and bytes the UDP socket has sent, received and dropped.
     pub counters: DatagramCounters,
 }
 
@@ -151,7 +151,7 @@ pub struct Options {
     pub reuse_port: bool,
     /// SO_KEEPALIVE.
     pub keepalive: bool,
-    /// SO_LINGER: the seconds, if switched on.
+    /// The time of SO_LINGER in seconds; `None` if the option is off.
     pub linger: Option<i32>,
     /// IPV6_V6ONLY.
     pub v6_only: bool,
@@ -169,7 +169,8 @@ pub struct Options {
     pub max_segment: u16,
     /// The options without a field here, as they were set: level, name, value.
     pub others: BTreeMap<(i32, i32), Vec<u8>>,
-    /// TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, if set.
+    /// TCP_KEEPIDLE and TCP_KEEPINTVL in seconds, and TCP_KEEPCNT; `None` for an option that the program has
+    /// not set.
     pub keepalive_times: [Option<u32>; 3],
 }
 

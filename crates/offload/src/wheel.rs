@@ -10,15 +10,15 @@
 
 use crate::arena::Key;
 
-/// The time that one slot covers (a tick), in nanoseconds.
+/// The time that one slot of the timer wheel covers (a tick), in nanoseconds.
 const TICK_NS: u64 = 250_000;
-/// The number of slots, a power of two.
+/// The number of slots of the timer wheel, a power of two.
 const SLOTS: usize = 8192;
 
 /// A timer wheel.
 pub struct Wheel {
     slots: Vec<Vec<(u64, Key)>>,
-    /// One bit for each slot, set if the slot has entries.
+    /// A bitmap of the timer wheel's slots: a bit is 1 if its slot has entries.
     used: [u64; SLOTS / 64],
     /// The first tick that [`Wheel::expire`] has not processed, counted from time 0 of the clock.
     tick: u64,

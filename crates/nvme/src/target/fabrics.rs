@@ -65,7 +65,8 @@ pub fn connect(
     if !discovery && subsystem_nqn != subsystem.nqn {
         return Err(invalid(true, subsystem_offset));
     }
-    // The discovery service answers every host. It lists only what the host may use.
+    // Refuse hosts that may not connect, except at the discovery service, because it answers every host and
+    // lists only what that host may use.
     if !discovery && !subsystem.allows(host_nqn) {
         return Err((Status::CONNECT_INVALID_HOST.dnr(), 0));
     }

@@ -62,7 +62,7 @@ impl Inbox {
     /// Returns all messages in the order of their arrival.
     pub fn take(&self) -> Vec<Message> {
         let mut count = [0_u8; 8];
-        // The event is cleared before the messages are taken, so a message that arrives now sets it again.
+        // Clear the event before taking the messages, because a message that arrives now then sets it again.
         // SAFETY: the call writes at most the 8 bytes of the array.
         unsafe { libc::read(self.event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
         std::mem::take(&mut self.messages.lock().unwrap_or_else(PoisonError::into_inner))

@@ -22,7 +22,7 @@ pub enum Operation {
     Flush,
     /// Set blocks to zero.
     Zero {
-        /// The blocks may be deallocated.
+        /// True if the blocks may be deallocated. False if they should stay allocated.
         deallocate: bool,
         /// The zeros must be durable before the command completes (FUA).
         durable: bool,
@@ -164,8 +164,8 @@ pub fn execute_on_memory(
                 memory.zero(offset, length);
             }
         }
-        // A flush has nothing to do, because memory has no volatile cache in front of it. Reads are sent from
-        // the memory.
+        // Do nothing for a flush, because memory has no volatile cache in front of it, nor for a read,
+        // because its data is sent from the memory.
         Operation::Flush | Operation::Read => {}
     }
     Ok(())

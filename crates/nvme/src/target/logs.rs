@@ -62,7 +62,7 @@ fn discovery(subsystem: &Subsystem, host_nqn: &str, local: SocketAddr) -> Vec<u8
             IpAddr::V6(_) => DiscoveryEntry::IPV6,
         };
         entry.subtype = kind;
-        // Bit 2: flow control of submission queues may be disabled.
+        // Set bit 2 of TREQ, because hosts may disable flow control of submission queues.
         entry.treq = 1 << 2;
         entry.portid = (port as u16 + 1).into();
         entry.cntlid = u16::MAX.into();

@@ -42,7 +42,8 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
     // The keep-alive timer counts in steps of 100 ms.
     page.kas = 1.into();
     page.maxcmd = limits.queue_entries.into();
-    // Bit 0: SGLs. Bit 20: offsets in capsules. Bit 21: data that the transport transfers.
+    // Report SGLs (bit 0), also with offsets into the capsule's data (bit 20) and for data outside the
+    // capsule (bit 21).
     page.sgls = (1_u32 | 1 << 20 | 1 << 21).into();
     page.ioccsz = ((64 + limits.capsule_data_bytes) / 16).into();
     page.iorcsz = 1.into();

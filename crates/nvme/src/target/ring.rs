@@ -43,7 +43,8 @@ impl Ring {
     /// # Errors
     /// If the kernel has no io_uring, or does not let this process use it.
     pub fn new() -> Result<Self> {
-        // Each attempt asks for less, because old kernels refuse flags that they do not know.
+        // Repeat a failed attempt with fewer flags, because old kernels refuse flags that they do not
+        // support.
         let newest = IoUring::builder()
             .setup_cqsize(COMPLETIONS)
             .setup_single_issuer()

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// How often keep-alive timers are checked.
 const TIMER: Duration = Duration::from_millis(250);
-/// How often the sizes of namespaces and the file of hosts are checked.
+/// How often the target reads the sizes of its namespaces and the file that lists the allowed hosts.
 const REFRESH: Duration = Duration::from_secs(1);
 /// How long no connection is accepted after the process ran out of file descriptors.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
@@ -27,13 +27,14 @@ const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 pub enum Hosts {
     /// Every host.
     Any,
-    /// The hosts with these NQNs.
+    /// Only the hosts with these NQNs may connect.
     Listed(BTreeSet<String>),
     /// The hosts whose NQNs are the lines of a file, and the listed ones. The file is read again when it changes.
     File(PathBuf, BTreeSet<String>),
 }
 
-/// What a target serves, and how.
+/// The settings with which a target starts: its addresses, namespaces, allowed hosts, worker threads and
+/// limits.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The addresses to listen on. Port 0 chooses a free port.
@@ -288,7 +289,7 @@ impl Acceptor {
             if now >= refresh_at {
                 refresh_at = now + REFRESH;
                 let failure = self.refresh().err().map(|error| error.to_string()).unwrap_or_default();
-                // A failure is reported once, not every second.
+                // Report a failure only if it differs from the last one, because the check runs every second.
                 if failure != last_failure && !failure.is_empty() {
                     tracing::warn!("{failure}");
                 }

@@ -75,7 +75,8 @@ static ZEROS: Zeros = Zeros([0; ZEROS_BYTES]);
 pub struct Progress {
     request: Request,
     address: *mut u8,
-    /// How many bytes of the request's range are done. Not used for deallocation.
+    /// The number of bytes of the request's range that are already read, written or zeroed. Not used for
+    /// deallocation.
     done: u64,
     /// The ranges still to deallocate, the current one last.
     ranges: Vec<(u64, u64)>,
@@ -154,7 +155,7 @@ impl Progress {
         match operation {
             Operation::Read | Operation::Compare | Operation::Write { .. } => {
                 if result == 0 {
-                    // The file was truncated after the range was checked.
+                    // Complete with an error, because the file was truncated after the range was checked.
                     return Next::Done(Status::LBA_OUT_OF_RANGE.dnr());
                 }
                 self.done += result as u64;

@@ -65,7 +65,7 @@ impl Limits {
     }
 }
 
-/// What a [`Subsystem`] is made of.
+/// The settings from which a [`Subsystem`] is created.
 #[derive(Debug)]
 pub struct Definition {
     /// The NQN by which hosts connect.
@@ -80,7 +80,7 @@ pub struct Definition {
     pub limits: Limits,
 }
 
-/// Counts of what happened since the target started.
+/// Counters of connections, refusals and errors since the target started.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Connections that were accepted.
@@ -230,8 +230,8 @@ impl Subsystem {
         if controllers.alive.len() >= self.limits.controllers.min(MAX_CONTROLLER.into()) {
             return None;
         }
-        // Identifiers are assigned in turn, so a freed one is not reused soon. A late command for the old
-        // controller then does not reach a new one.
+        // Assign identifiers in turn, because a late command for an ended controller then does not reach a
+        // new one.
         let mut id = controllers.last;
         loop {
             id = if id >= MAX_CONTROLLER { 1 } else { id + 1 };

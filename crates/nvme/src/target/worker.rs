@@ -94,7 +94,8 @@ pub struct Worker {
     inbox: Arc<Inbox>,
     subsystem: Arc<Subsystem>,
     pool: Pool,
-    // Links are boxed, because the kernel uses their message headers.
+    // The links of the worker's connections, by index. Each is boxed, because the kernel uses its message
+    // header, which must not move.
     #[allow(clippy::vec_box)]
     links: Vec<Option<Box<Link>>>,
     free: Vec<usize>,
@@ -291,7 +292,7 @@ impl Worker {
         link.more_to_receive = item.more_to_receive();
         match item.result {
             _ if link.closing == Closing::Yes => {}
-            // The host closed the connection, or the receive failed.
+            // Close the connection, because the host closed it or the receive failed.
             result if result <= 0 && !is_transient(result) => return self.close(index),
             result if result <= 0 || link.closing != Closing::No => {}
             result => {
@@ -353,7 +354,7 @@ impl Worker {
 
     /// Starts everything that a connection is ready for, or removes the link if it has ended.
     fn serve(&mut self, index: usize) {
-        // The link may have been removed when it was served earlier, and still be on the list.
+        // Skip a link that was removed when it was served earlier, because it may still be on the list.
         let Some(link) = self.links[index].as_mut() else { return };
         link.due = false;
         if link.closing == Closing::No
@@ -405,7 +406,8 @@ impl Worker {
         if terminated {
             return self.close(index);
         }
-        // Closing the socket with unread input would reset the connection, and the host might lose the termination request.
+        // Shut down only the sending direction, because closing the socket with unread input would reset the
+        // connection, and the host might lose the termination request.
         // SAFETY: a system call on an open descriptor.
         unsafe { libc::shutdown(link.socket.as_raw_fd(), libc::SHUT_WR) };
         link.closing = Closing::Lingers(now + LINGER_MS);

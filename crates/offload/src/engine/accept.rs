@@ -63,8 +63,8 @@ impl Engine {
         let role = Role::Stream(Box::new(stream));
         let created = self.create(owner, flow.local, Some(flow.remote), options, role);
         let Ok((key, program_end)) = created else {
-            // The program has too many sockets, or the engine too few descriptors. The peer has completed the
-            // handshake, so send it a reset.
+            // Send the peer a reset, because it has completed the handshake, but the program has too many
+            // sockets or the engine too few descriptors.
             if let Some(header) = inlane_tcp::reset_for(segment) {
                 self.send_header(now, flow, &header);
             }

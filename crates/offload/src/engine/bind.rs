@@ -144,8 +144,8 @@ impl Engine {
             }
             waiting = waiting.or(Some(local));
         }
-        // No port is free. Reuse one whose flow is in TIME-WAIT, if there is one. This is safe because the
-        // new connection's initial sequence number (RFC 6528) is above the old connection's numbers.
+        // Reuse a port whose flow is in TIME-WAIT if no port is free. This is safe because the new
+        // connection's initial sequence number (RFC 6528) is above the old connection's numbers.
         waiting.ok_or(Refusal::Errno(libc::EADDRNOTAVAIL))
     }
 

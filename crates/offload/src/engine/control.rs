@@ -132,7 +132,7 @@ impl Folders {
         for path in missing.into_iter().rev() {
             match std::fs::create_dir(path) {
                 Ok(()) => created.0.push(path.to_owned()),
-                // Another program has created it meanwhile.
+                // Continue, because another program has created the directory meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => {
                     return Err(Error::os(format!("creating the directory {}", path.display()))(error));
@@ -146,7 +146,7 @@ impl Folders {
 impl Drop for Folders {
     fn drop(&mut self) {
         for path in self.0.iter().rev() {
-            // Fails if the folder is not empty. A folder with another program's files stays.
+            // Ignore a failure, because a folder that holds another program's files must stay.
             let _ = std::fs::remove_dir(path);
         }
     }
@@ -199,7 +199,7 @@ impl Engine {
         for _ in 0..MOST_REQUESTS {
             let Some(client) = self.control.clients.get(key) else { return };
             let fd = client.fd.as_raw_fd();
-            // One byte more than a message, so that a longer one is noticed.
+            // Receive up to one byte more than a message has, because a longer message is then noticed.
             let mut bytes = [0; message::LEN + 1];
             let request = match pair::receive_descriptor(fd, &mut bytes) {
                 Ok((0, _)) => None,

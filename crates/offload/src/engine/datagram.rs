@@ -107,8 +107,9 @@ impl Socket {
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
                 if let (Some(end), Some(bytes)) = (&self.end, options.receive_buffer) {
-                    // The kernel charges the datagrams that wait for the program to the engine's end, so that
-                    // end's send buffer limits them. The kernel doubles the value.
+                    // Limit the send buffer of the engine's end, because the kernel charges it with the
+                    // datagrams that wait for the program. Pass half of the value, because the kernel doubles
+                    // it.
                     let _ = pair::set_option(end, libc::SO_SNDBUF, bytes / 2);
                 }
             }
@@ -210,8 +211,9 @@ impl Engine {
                 Ok(len) => self.on_program_datagram(now, key, &buffer[..len]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => datagram.readable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // If a program closes its socket with unread datagrams, one read fails (ECONNRESET). The
-                // reads after it return the datagrams that the program had sent.
+                // Continue after the first error, because one read fails (ECONNRESET) if the program has
+                // closed its socket with unread datagrams. Later reads return the datagrams that the program
+                // had sent.
                 Err(_) => {
                     errors += 1;
                     if errors > 1 {
@@ -380,7 +382,7 @@ impl Engine {
         if let (Role::Datagram(datagram), Some(fd)) = (&socket.role, socket.fd())
             && datagram.remote.is_some()
         {
-            // A full pair already holds datagrams or errors for the program to read.
+            // Ignore a full pair, because the program then already has datagrams or errors to read.
             let _ = pair::send(fd, &header.encode(), &[]);
         }
     }
@@ -505,7 +507,8 @@ impl Engine {
             }
             Err(error) if error.raw_os_error() == Some(libc::EPIPE) && pair::hung_up(fd) => {
                 self.drain_datagrams(now, key);
-                // The socket remains if its last datagrams still wait for room on the link.
+                // Return true while the socket remains, because its last datagrams may still wait for room on
+                // the link.
                 self.sockets.get(key).is_some()
             }
             Err(_) => {

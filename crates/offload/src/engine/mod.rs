@@ -376,7 +376,8 @@ impl Engine {
                 self.rings.put(stream.receive);
             }
             Role::Listening(mut listening) => {
-                // Connections that the program has not accepted are reset.
+                // Close the program's ends of connections that the program has not accepted, because the
+                // engine then resets them.
                 while let Some(pending) = listening.listener.accept() {
                     drop(pending.program);
                     self.touch(pending.key);
@@ -389,7 +390,7 @@ impl Engine {
 
     /// Returns a pseudo-random number.
     fn random(&mut self) -> u64 {
-        // The next number of splitmix64 (Steele, Lea and Flood 2014).
+        // Compute the next number by splitmix64 (Steele, Lea and Flood 2014).
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut value = self.random;
         value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -82,7 +82,8 @@ pub(super) fn tcp_info(socket: &Socket, stream: Option<&Stream>) -> [u8; 104] {
         return bytes;
     };
     let connection = &stream.connection;
-    // The numbers of Linux's include/net/tcp_states.h.
+    // Write the state as its number in Linux's include/net/tcp_states.h, because programs expect `struct
+    // tcp_info` of Linux.
     bytes[0] = match connection.state() {
         State::Established => 1,
         State::SynSent => 2,

@@ -395,8 +395,8 @@ impl Engine {
             let listener = Listener::new(&config, self.secrets.clone(), backlog)?;
             let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
             if let Some(end) = &socket.end {
-                // The send buffer of the pair holds the connections that wait to be accepted. Each takes
-                // about 1 KiB of it.
+                // Size the pair's send buffer by the backlog, because the buffer holds the connections that
+                // wait to be accepted. Each takes about 1 KiB.
                 let _ = pair::set_option(end, libc::SO_SNDBUF, backlog.min(200) as i32 * 1024);
             }
             socket.role = Role::Listening(Box::new(Listening { listener, full: false }));

@@ -209,8 +209,8 @@ impl Stream {
     pub(super) fn limit_receive(&mut self, options: &Options, end: Option<&OwnedFd>) {
         self.connection.set_receive_capacity(options.receive_share(self.receive.capacity()) as u32);
         if let (Some(bytes), Some(end)) = (options.receive_buffer, end) {
-            // A quarter, because the pair gets half of `bytes` and setsockopt doubles the number. If the call
-            // fails, the pair keeps its size.
+            // Pass a quarter of `bytes`, because the pair gets half of it and setsockopt doubles the number.
+            // If the call fails, the pair keeps its size.
             let _ = pair::set_option(end, libc::SO_SNDBUF, bytes / 4);
         }
     }
@@ -286,7 +286,8 @@ impl Stream {
                 Ok(len) => {
                     moved += len as u64;
                     self.written += len as u64;
-                    // A short read has emptied the pair, so the next read waits until epoll reports data.
+                    // Wait until epoll reports data after a short read, because it has emptied the pair. Read
+                    // again at once if the pair has new data or has ended.
                     self.readable = len == wanted || pair_may_have_ended(fd);
                     let outcome = self.connection.set_written(self.written);
                     debug_assert!(outcome.is_ok(), "{outcome:?}");
@@ -333,7 +334,7 @@ impl Stream {
     }
 }
 
-/// Returns true if the program may have closed its end after the data that was just read.
+/// Returns true if the pair `fd` has data to read, or if the program has closed its end or shut down sending.
 fn pair_may_have_ended(fd: RawFd) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
     // SAFETY: the structure lives through the call.

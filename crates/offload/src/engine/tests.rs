@@ -46,7 +46,7 @@ fn folders_of_the_control_socket_go_with_it() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = settings(&folder, 8);
     settings.socket = folder.path().join("a/b/control");
-    // The port fails after the folders were created.
+    // Name a port that cannot be opened, because the engine must then remove the folders that it has created.
     settings.port = "pcap:/no/such/file".into();
     assert!(Engine::open_on(settings.clone()).is_err());
     assert!(!folder.path().join("a").exists());

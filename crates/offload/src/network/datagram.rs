@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 /// IPv4's flag "more fragments": set in all fragments of a packet but the last.
 const MORE_V4: u16 = 0x2000;
-/// The same flag in IPv6's fragment header.
+/// The flag "more fragments" in IPv6's fragment header: set in all fragments of a packet but the last.
 const MORE_V6: u16 = 1;
 /// The flag of IPv4 packets that forbids routers to fragment them.
 const DONT_FRAGMENT: u16 = 0x4000;

@@ -40,12 +40,12 @@ pub struct Neighbours {
 /// What the sender must do with a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// Send it to this MAC address. If the flag is set, also ask the neighbour again, because its last answer
-    /// is old.
+    /// The sender must send the packet to this MAC address. If the flag is set, it must also ask the
+    /// neighbour again, because the neighbour's last answer is old.
     Send(Mac, bool),
     /// The packet waits for the neighbour's answer. If the flag is set, ask the neighbour.
     Waits(bool),
-    /// Free it: too many packets or neighbours wait for an answer.
+    /// The sender must free the packet, because too many packets or neighbours wait for an answer.
     Drop,
 }
 

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 const LIFETIME_NS: u64 = 60_000_000_000;
 /// The most bytes of fragments that are kept.
 const MOST_BYTES: usize = 4 << 20;
-/// The bytes by which each fragment and each packet counts towards `MOST_BYTES` beyond its data.
+/// The overhead in bytes that each fragment and each packet adds towards `MOST_BYTES`, beyond the data.
 const COST: usize = 128;
 
 /// The number by which entries of completed packets in `Reassembly::order` may exceed the others before they
@@ -57,11 +57,11 @@ struct Fragment<'a> {
 /// What became of a fragment.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It completed this IP packet.
+    /// The fragment completed this IP packet.
     Whole(Vec<u8>),
     /// Other fragments are missing.
     Waits,
-    /// It is malformed, or contradicts other fragments of its packet.
+    /// The fragment is malformed, or contradicts other fragments of its packet.
     Refused,
 }
 
@@ -213,7 +213,8 @@ impl Reassembly {
         }
         let id = fragment.id;
         if fragment.offset == 0 && !fragment.more {
-            // Such a fragment is a whole packet, whatever other fragments have its identification (RFC 6946).
+            // Return a fragment with offset 0 and no successors at once, because it is a whole packet,
+            // whatever other fragments have its identification (RFC 6946).
             let data = fragment.data.to_vec();
             let parts = std::iter::once(&data);
             let whole = build(id.source, id.destination, fragment.first, parts, data.len());

@@ -234,8 +234,8 @@ impl Network {
         if let Some(mac) = mac.filter(|_| !asker.is_unspecified()) {
             self.learn(now, source, mac, true);
         }
-        // A host that asks from the unspecified address checks whether its address is in use (RFC 4862).
-        // It has no address yet, so the answer goes to all nodes.
+        // Answer to all nodes if a host asks from the unspecified address, because it has no address yet. It
+        // checks whether an address is in use (RFC 4862).
         let (destination, flags) = match asker.is_unspecified() {
             true => (all_nodes(), ndp::OVERRIDE),
             false => (asker, ndp::OVERRIDE | ndp::SOLICITED),

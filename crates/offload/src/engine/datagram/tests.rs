@@ -335,7 +335,8 @@ fn the_engine_says_where_it_has_a_route() {
             (u64::from(status == 0), u64::from(status != 0))
         );
     }
-    // A new socket for such a destination stays with the kernel.
+    // Connect a new socket to a multicast address. It stays with the kernel, because the engine has no route
+    // there.
     let mut message = Message::new(Operation::Connect);
     (message.datagrams, message.remote) = (true, Some("224.0.0.1:1".parse().unwrap()));
     assert_eq!(bench.ask(message, None).0.status, inlane_offload_protocol::message::KERNEL);
@@ -366,7 +367,7 @@ fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 2);
-    // This one is about the socket's port again. Its MTU of 68 bytes is raised to the least path MTU.
+    // Report the socket's port again, with an MTU of 68 bytes. The engine raises that to the least path MTU.
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 2);
