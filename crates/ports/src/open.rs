@@ -46,11 +46,12 @@ pub struct OpenRequest<'a> {
     /// The ports to send to, in the order of their numbers in verdicts. Empty if packets flow in both
     /// directions.
     pub tx: &'a [String],
-    /// The packet function. Checkers expect its verdicts and changes.
+    /// The packet function with its settings, as given to --function. Checkers expect its verdicts and
+    /// changes.
     pub function: &'a str,
     /// The rate at which inlane's own ports create packets. `None` means as fast as possible.
     pub rate: Option<Rate>,
-    /// How a capture is played.
+    /// How a capture is played: at which pace, and whether it is repeated.
     pub playback: Playback,
     /// The number of queues of each port.
     pub queues: u16,
@@ -131,7 +132,7 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
     for (index, name) in request.names.iter().enumerate() {
         let is_rx = rx_index.is_none() && Some(name.as_str()) == request.rx;
         let port: Box<dyn Port> = match kind(name) {
-            // This port stays in `received` for now, because other ports may need it. It is moved into its
+            // Leave this port in `received` for now, because other ports may need it. It is moved into its
             // place below.
             "gen" | "pcap" if is_rx => {
                 rx_index = Some(index);

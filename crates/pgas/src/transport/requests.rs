@@ -119,8 +119,8 @@ impl PeContext {
         let peer = &self.peers[pe as usize];
         if slot.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             peer.unanswered.fetch_sub(1, Ordering::Relaxed);
-            // The caller of an abandoned request has its error already, so record a refusal only for an
-            // unawaited request.
+            // Record a refusal only for an unawaited request, because the caller of an abandoned request has
+            // already received an error.
             let refused = self.reply_word(pe, number, 0).load(Ordering::Relaxed) == REFUSED;
             if refused && slot_state(word) == UNAWAITED {
                 peer.refused.store(true, Ordering::Relaxed);
@@ -178,8 +178,8 @@ impl PeContext {
     /// Posts a request without waiting for its answer. [`PeContext::collect`] waits for the answer later.
     pub(super) fn request_later(&self, pe: u32, contents: &[u64; CONTENTS]) -> Result<()> {
         self.post(pe, contents, UNAWAITED)?;
-        // No thread waits for this request, so no thread would ring later. Ring at once. Several doorbells
-        // may cause one interrupt.
+        // Ring the owner's doorbell at once, because no thread waits for this request and could ring later.
+        // Several doorbells may cause one interrupt.
         Ok(self.ntb.peer_doorbell_set(pe, REQUEST)?)
     }
 

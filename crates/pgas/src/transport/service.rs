@@ -221,8 +221,8 @@ impl PeContext {
     /// Wakes `pe` if it sleeps until a store such as `what` arrives. Call it after each store to `pe`.
     #[inline(always)]
     pub(super) fn stored(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
-        // One branch for both exceptions, this PE's own memory and peers that need a barrier, because every
-        // put passes here.
+        // Test one flag for both exceptions, this PE's own memory and peers that need a barrier, because
+        // every put executes this code.
         if peer.is_exceptional {
             return self.stored_exceptionally(pe, peer, what);
         }

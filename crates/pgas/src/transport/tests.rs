@@ -185,7 +185,8 @@ fn hostile_requests_are_refused_and_touch_nothing() {
             }
         }
         honest.progress();
-        // Only pushes of valid spans were carried out, and these only read.
+        // The memory must be unchanged, because only requests with valid spans were carried out, and these
+        // only read it.
         // SAFETY: the bytes are this PE's own symmetric memory. No PE writes them any more.
         let memory = unsafe { std::slice::from_raw_parts(symmetric, length) };
         assert!(memory.iter().all(|byte| *byte == 0x5A));
@@ -369,8 +370,9 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
     );
 }
 
-/// The second PE sleeps three times until a word changes. The first PE changes the word each time by `grow`.
-/// A sleep that no doorbell ends lasts [`LONG`], which fails the test.
+/// Makes the second PE sleep three times until its word at offset 64 changes. The first PE changes the word
+/// with `grow`, which gets the number of the round. A sleep that no doorbell ends lasts [`LONG`], which fails
+/// the test.
 fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64) + Send + Sync) {
     const ROUNDS: u64 = 3;
     let start = Instant::now();
@@ -548,8 +550,8 @@ fn a_link_that_goes_down_ends_waits_and_says_what_is_lost() {
 #[test]
 fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
     let hub = Hub::new(2, BYTES as u64).unwrap();
-    // Set by the first side that has seen enough losses of the link. That side then ends, which the other
-    // side may see as one more loss.
+    // True once one side has left its loop. The other side then leaves its loop too, because it has no peer
+    // left to connect to.
     let over = AtomicBool::new(false);
     let side = |port: u32| {
         let faults: Faults =

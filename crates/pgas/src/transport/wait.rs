@@ -33,7 +33,7 @@ pub struct WaitOptions {
     /// How long to wait before giving up. With `None`, only the loss of a peer in the failure scope ends the
     /// wait early.
     pub timeout: Option<Duration>,
-    /// The awaited operation, for the error message.
+    /// The name of the awaited operation in the error message, such as "a put".
     pub what: &'static str,
 }
 
@@ -206,8 +206,8 @@ impl PeContext {
     /// checks for an announcement. On posted windows, each notifier executes that barrier itself.
     fn barrier_with_notifiers(&self) {
         if self.coherent {
-            // This call does not reach processes that are not registered. Notifiers there execute their own
-            // barrier.
+            // Threads of processes that are not registered do not execute this barrier, so notifiers there
+            // execute their own.
             barrier_everywhere();
         } else {
             self.peers.iter().for_each(|peer| peer.window.flush());
@@ -219,7 +219,8 @@ impl PeContext {
     pub(super) fn changed_own_memory(&self) {
         fence(Ordering::SeqCst);
         if self.waits.on_memory.load(Ordering::Relaxed) {
-            // This PE's own port exists, so this cannot fail.
+            // Ignore the result, because ringing fails only for a port that does not exist, and this PE's own
+            // port exists.
             let _ = self.ntb.peer_doorbell_set(self.me, WAKE);
         }
     }

@@ -158,7 +158,8 @@ const GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
 /// `MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED` of linux/membarrier.h.
 const REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
 
-/// Registers this process for barriers by other processes. Returns false if the kernel does not offer them.
+/// Registers this process for membarrier(2), so that other processes can execute barriers on its threads.
+/// Returns false if the kernel does not support this.
 pub fn register_for_barriers() -> bool {
     membarrier(REGISTER_GLOBAL_EXPEDITED)
 }
@@ -243,8 +244,8 @@ mod tests {
             let rings = sender.join().unwrap();
             assert!(rings <= 2, "at most one ring for each announcement");
             if let Some(seen) = slept_on {
-                // The sender has finished. If the value has changed since the sleep, a doorbell must be
-                // pending.
+                // Require a pending doorbell if the value has changed since the sleep, because the sender has
+                // finished and no other doorbell will ring.
                 let newer = shared.data.load(Ordering::Acquire) != seen;
                 assert!(!newer || shared.doorbell.load(Ordering::SeqCst) == 1, "lost wake-up at {seen}");
             }

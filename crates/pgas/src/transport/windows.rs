@@ -48,7 +48,8 @@ pub struct Settings {
     /// If set, the owner of a word always carries out the atomics on it. If not, the owner does so only on
     /// posted windows or if faults are injected; else the processor of the calling PE does.
     pub atomics_by_owner: bool,
-    /// Faults for tests. The transport injects only one of them: it kills the process at a protocol step.
+    /// Faults to inject in tests. Of these, the transport itself injects only one: it kills the process at a
+    /// protocol step.
     pub faults: Faults,
     /// How long a waiter sleeps without a doorbell before it checks its condition again: in the first sleep
     /// of a wait, and at most in later ones, which grow longer. Doorbells can be lost.
@@ -343,7 +344,8 @@ impl Windows {
         self.context.wait_for(options, scope, done)
     }
 
-    /// Returns the thresholds that this transport has chosen.
+    /// Returns the sizes from which gets are pushed by the owner and puts are copied by the mover, and
+    /// whether a waiter runs membarrier(2).
     pub fn thresholds(&self) -> Thresholds {
         let from = |bytes: usize| (bytes < usize::MAX).then_some(bytes as u64);
         Thresholds {
@@ -419,14 +421,14 @@ impl PeContext {
 
     #[inline(always)]
     fn symmetric_offset(&self, offset: usize) -> usize {
-        // If the sum overflows, the offset lies outside the window, which then refuses the access.
+        // Saturate the sum instead of wrapping it, because the window refuses any offset beyond its end.
         offset.saturating_add(self.layout.symmetric())
     }
 
     #[inline(always)]
     fn count(&self, peer: &Peer, length: usize) {
-        // This is the path of every put, so avoid an atomic addition. If threads race, some bytes are not
-        // counted. So the count is never too high.
+        // Count without an atomic addition, because every put executes this code. If threads race, some bytes
+        // are not counted, so the count is never too high.
         peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
     }
 

@@ -215,7 +215,8 @@ impl<T: Transport> World<T> {
     }
 
     fn allocate_behind(&self, bytes: usize, align: usize, behind: usize) -> Result<*mut u8> {
-        // A larger alignment would lead to different offsets on different PEs.
+        // Refuse an alignment larger than the transport supports, because the offsets would differ between
+        // PEs.
         let largest = self.transport.alignment();
         let offset = match align <= largest {
             true => self.heap().allocate_behind(bytes, align, behind),
@@ -251,7 +252,7 @@ impl<T: Transport> World<T> {
         if self.allocated(address).is_none_or(|length| bytes > length) {
             return Ok(false);
         }
-        // Until another PE calls this function, it may still store to the bytes that are freed here.
+        // Wait for all PEs before freeing bytes, because a PE may store to them until it calls this function.
         self.barrier_all()?;
         let offset = (address as usize).wrapping_sub(self.base + self.heap_offset);
         let shrunk = self.heap().shrink(offset, bytes);

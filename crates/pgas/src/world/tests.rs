@@ -226,7 +226,8 @@ fn addresses_outside_symmetric_memory_are_refused() {
 fn large_reductions_are_cut_into_slices() {
     for (pes, faults) in [(1, ""), (2, ""), (3, ""), (3, "delay=5us,reorder")] {
         run(pes, faults, CompletionMode::Adaptive, None, move |world| {
-            // No multiple of the number of PEs.
+            // Choose a length that is no multiple of the number of PEs, so that the slices have different
+            // lengths.
             let length = SLICED_FROM / 8 + 11;
             let (terms, sums) = (world.array::<u64>(length).unwrap(), world.array::<u64>(length).unwrap());
             for round in 0..2u64 {
@@ -235,7 +236,8 @@ fn large_reductions_are_cut_into_slices() {
                     unsafe { terms.as_ptr().add(index).write(world.me() as u64 + index as u64 + round) };
                 }
                 world.barrier_all().unwrap();
-                // In the second round, the destination is the source.
+                // In the second round, store the sums in the array of the terms, because source and
+                // destination may be the same.
                 let into = if round == 0 { sums } else { terms };
                 world.sum(world.all(), into, terms).unwrap();
                 let (n, others) = (pes as u64, (0..pes as u64).sum::<u64>());
@@ -251,7 +253,7 @@ fn large_reductions_are_cut_into_slices() {
 
 #[test]
 fn atomics_of_all_pes_on_one_word_are_atomic() {
-    // With the fault, the owner of the word carries out the atomics.
+    // Repeat with a fault, because the owner of the word then carries out the atomics.
     for faults in ["", "delay=1us"] {
         run(3, faults, CompletionMode::Adaptive, None, |world| {
             let words = world.array::<u64>(2).unwrap();

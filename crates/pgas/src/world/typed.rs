@@ -138,7 +138,7 @@ impl<T: Transport> World<T> {
         Ok(unsafe { at.read_volatile() })
     }
 
-    /// Blocks until element `index` of this PE's copy compares with `value` as `how` says. Returns the
+    /// Blocks until the comparison `how` of element `index` of this PE's copy with `value` holds. Returns the
     /// element.
     ///
     /// # Errors

@@ -111,8 +111,8 @@ fn compare_rest(
         verification.checked += found.is_some() as u64;
     }
     let missing: u64 = missing.values().map(|positions| positions.len() as u64).sum();
-    // An altered packet was not found in its expected form, so it is among the missing packets. It is not
-    // lost, so it is subtracted.
+    // Subtract the altered packets from the missing ones, because an altered packet was not found in its
+    // expected form, but is not lost.
     verification.lost = missing.saturating_sub(verification.altered);
     Ok(())
 }

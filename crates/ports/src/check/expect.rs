@@ -124,8 +124,8 @@ impl Expectation {
             return Classification::Foreign;
         }
         let layers = layers.ok().flatten();
-        // Links pad short frames, so the packet ends where its IP header says. That length may be damaged. So
-        // this loop also looks for a stamp at the end of the frame.
+        // Look for a stamp where the IP header says that the packet ends, because links pad short frames.
+        // Also look at the end of the frame, because the length in the IP header may be damaged.
         let end = layers.map_or(bytes.len(), |layers| layers.end);
         for end in [end, bytes.len()] {
             if let Some(found) = self.compare(&bytes[..end], bytes.len()) {

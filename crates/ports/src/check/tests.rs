@@ -135,7 +135,8 @@ fn losses_duplicates_and_order_are_counted() {
 
 #[test]
 fn packets_that_a_rule_drops_are_not_lost() {
-    // Every second flow is TCP, so the rule drops half of the packets, and `work` removes them.
+    // Expect half of the packets to be dropped, because every second flow is TCP. `work` removes these
+    // packets.
     let (verification, checker) =
         test_run("gen:100,flows=4,udp,tcp", "drop-rule:tcp").run(10, |_, packets, pool| {
             let dropped: Vec<_> = packets.extract_if(.., |packet| bytes(packet)[23] == 6).collect();

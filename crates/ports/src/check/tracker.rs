@@ -68,7 +68,7 @@ impl Tracker {
             return;
         }
         let number = next.saturating_add_signed(distance);
-        // Finds the last gap that starts at or before the number. No other gap can contain the number.
+        // Find the last gap that starts at or before the number, because no other gap can contain it.
         match gaps.range(..=number).next_back().map(|(&start, &end)| (start, end)) {
             Some((start, end)) if number < end => {
                 gaps.remove(&start);
@@ -91,7 +91,7 @@ impl Tracker {
         }
     }
 
-    /// Returns the counts so far.
+    /// Returns how many packets were recorded so far: unique, duplicated and reordered.
     pub fn counts(&self) -> Counts {
         self.counts
     }

@@ -60,8 +60,8 @@ impl SentCounts {
         (0..self.flows as u64)
             .map(|flow| {
                 let Some(&total) = counts.get((flow % queues.max(1)) as usize) else { return 0 };
-                // The flows of a queue take turns to send, so flows with an earlier turn may have sent one
-                // packet more.
+                // Count one packet more for flows with an earlier turn in the current round, because the
+                // flows of a queue take turns to send.
                 let (queue, turn) = (flow % queues, flow / queues);
                 let of_queue = flows_of(self.flows, queue as u32, queues as u32) as u64;
                 total / of_queue + (turn < total % of_queue) as u64
@@ -288,8 +288,8 @@ unsafe impl Rx for GeneratorRx {
                 }
                 schedule.advance(length as usize);
             }
-            // `Template::write` needs HEADER_ROOM bytes even for a shorter packet, whose true length is set
-            // below.
+            // Reserve at least HEADER_ROOM bytes, because `Template::write` needs them even for a shorter
+            // packet. The true length is set below.
             packet.length = (HEADER_ROOM as u32).max(length);
             let stamp =
                 Stamp { flow: self.first_flow + self.turn * self.stride, sequence: self.sequence, due_ns };

@@ -18,7 +18,7 @@ pub struct Schedule {
 #[derive(Clone, Copy, Debug)]
 enum Unit {
     Packets,
-    /// The rate is in bits per second. Each frame counts with `overhead` additional bytes.
+    /// A rate in bits per second. Each frame counts with its own length and `overhead` additional bytes.
     Bits {
         overhead: u64,
     },

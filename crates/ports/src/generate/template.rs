@@ -31,11 +31,11 @@ pub struct Template {
     flags: u8,
 }
 
-/// Flag: the transport protocol is UDP.
+/// Bit of `Template::flags`: the transport protocol is UDP.
 const UDP: u8 = 1;
-/// Flag: the stamp begins at an odd offset of the payload.
+/// Bit of `Template::flags`: the stamp begins at an odd offset of the payload.
 const ODD: u8 = 2;
-/// Flag: the packet must not arrive at the checker.
+/// Bit of `Template::flags`: the packet must not arrive at the checker.
 const DROPPED: u8 = 4;
 
 const _: () = assert!(size_of::<Template>() == 128);
@@ -120,8 +120,8 @@ impl Template {
             return false;
         }
         let stamp_at = bytes.len() - stamp::BYTES;
-        // Uses the CRC of the known body instead of computing that of `bytes`. The comparison of the bodies
-        // below makes this correct, and is faster.
+        // Use the CRC of the known body instead of computing that of `bytes`, because this is faster. It is
+        // correct because the bodies are compared below.
         let stamp = stamp.to_bytes(self.body_crc);
         bytes[..at] == self.header[..at]
             && bytes[at..at + 2] == self.checksum(&stamp)

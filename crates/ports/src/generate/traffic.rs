@@ -27,7 +27,7 @@ const IMIX: [usize; 12] = [60, 590, 60, 60, 590, 60, 1514, 60, 590, 60, 590, 60]
 /// The lowest transport port that a flow can have.
 const FIRST_PORT: u16 = 49152;
 
-/// The protocols of a flow.
+/// The network and transport protocols of a flow: IPv4 or IPv6, and UDP or TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowHeaders {
     /// True for IPv6, false for IPv4.
@@ -159,7 +159,7 @@ impl Traffic {
     /// Returns the index in [`Traffic::sizes`] of a flow's packet with this sequence number.
     #[inline(always)]
     pub fn size_index(&self, sequence: u32) -> usize {
-        // With one size, the common case, the division is avoided.
+        // Avoid the division if there is only one size, because this is the common case.
         if self.sizes.len() == 1 { 0 } else { sequence as usize % self.sizes.len() }
     }
 

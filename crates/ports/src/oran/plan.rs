@@ -60,7 +60,7 @@ pub struct RadioLoad {
     pub positions: Option<u64>,
 }
 
-/// The time of a symbol, as packets carry it.
+/// The time of a symbol as a packet's header carries it: frame, subframe, slot, and symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SymbolTime {
     /// Frame, 0 to 255.
@@ -76,11 +76,11 @@ pub struct SymbolTime {
 /// What the packet at a position contains: its symbol, antenna-carrier and PRBs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannedPacket {
-    /// Number of the symbol since the start.
+    /// Number of the packet's symbol, counted from the first symbol that the radio sends.
     pub symbol: u64,
     /// Index in [`Plan::eaxc`].
     pub stream: usize,
-    /// Number of the first PRB.
+    /// Number of the first PRB in the packet.
     pub first_prb: usize,
     /// Number of PRBs.
     pub prbs: usize,

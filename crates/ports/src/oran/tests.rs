@@ -218,7 +218,7 @@ fn tshark_decodes_every_field_as_planned() {
             1,
             0,
             size,
-            // tshark divides the eAxC into 2, 6, 4 and 4 bits by default.
+            // Expect the eAxC as four numbers, because tshark divides it into 2, 6, 4 and 4 bits by default.
             eaxc as u64 >> 14,
             eaxc as u64 >> 8 & 0x3f,
             eaxc as u64 >> 4 & 0xf,

@@ -24,7 +24,7 @@ pub(super) struct Output {
 }
 
 enum Kind {
-    /// A regular file at a path.
+    /// A regular file that was opened by its path.
     File(File),
     /// A pipe or device that does not block: writes fail with [`ErrorKind::WouldBlock`].
     NonBlocking(File),

@@ -15,7 +15,7 @@ const MAX_BLOCK: usize = 1 << 26;
 /// The most interfaces that a section may describe.
 const MAX_INTERFACES: usize = 1 << 16;
 
-/// An interface of a pcapng section.
+/// The properties of a network interface in a pcapng section that are needed to read its packets.
 #[derive(Clone, Copy)]
 pub(super) struct Interface {
     link: i32,

@@ -62,7 +62,7 @@ pub enum Resolution {
 type ParseClassic = fn(&[u8]) -> nom::IResult<&[u8], LegacyPcapBlock<'_>, PcapError<&[u8]>>;
 
 pub(super) enum Format {
-    /// The header has not been read yet.
+    /// The format is unknown, because the capture's header has not been read yet.
     Unknown,
     Classic {
         parse: ParseClassic,
@@ -93,7 +93,8 @@ pub struct CaptureReader {
     /// Packets consumed since the beginning of the input.
     packets: u64,
     pub(super) current: Option<Record>,
-    /// True if the input had no more bytes when it was last read, but has not ended.
+    /// True if the last read of the input found no bytes because the input's writer pauses. False if it found
+    /// bytes or the end of the input.
     waiting: bool,
     /// True if the input has ended.
     ended: bool,
@@ -139,7 +140,7 @@ impl CaptureReader {
         match &mut self.format {
             Format::Unknown => {}
             Format::Classic { .. } => {
-                // The header was read in the first lap, so skip its bytes.
+                // Skip the header's bytes, because the header was read in the first lap.
                 self.fill(CLASSIC_HEADER)?;
                 self.skip(CLASSIC_HEADER.min(self.end));
             }

@@ -263,7 +263,7 @@ impl QueueWriter {
     /// because the queue is being dropped.
     fn flush_at_end(&self) {
         let Ok(mut writer) = self.lock() else { return };
-        // A broken capture has already returned its error, so do not log the error again.
+        // Skip a broken capture, because it has already returned its error, which would be logged twice.
         if writer.has_begun()
             && !writer.is_broken()
             && let Err(error) = writer.flush()
@@ -315,7 +315,7 @@ unsafe impl Tx for CaptureTx {
         // SAFETY: the caller holds these packets of this pool, and does not use packets that were sent.
         unsafe { self.pool.free(&packets[..written]) };
         match outcome {
-            // Some packets were written, so their number is returned now. The next call returns the error.
+            // Return the number of written packets now if there are any. The next call returns the error.
             Err(_) if written > 0 => Ok(written),
             outcome => outcome.map(|()| written),
         }

@@ -27,7 +27,8 @@ const LAP_GAP_NS: u64 = 1000;
 /// A port that plays a capture: its packets are received from the port.
 pub struct CaptureSource {
     info: PortInfo,
-    /// The file, if it can be read again. Shares its position with the reader.
+    /// The capture's file, if it can be read again. It shares its position with the reader. `None` for pipes
+    /// and standard input.
     file: Option<File>,
     file_id: Option<FileId>,
     summary: Option<Summary>,

@@ -61,7 +61,7 @@ pub struct CaptureWriter {
     output: Output,
     begun: bool,
     resolution: SharedResolution,
-    /// The resolution in the header, once the header is written or in the buffer.
+    /// The resolution in the capture's header. `None` until the header is in the buffer.
     header: Option<Resolution>,
     buffer: Vec<u8>,
     /// The number of bytes at the front of the buffer that are already written to the output.
@@ -70,7 +70,7 @@ pub struct CaptureWriter {
     /// written.
     first_record: usize,
     records: Vec<Buffered>,
-    /// The number of bytes written before the current contents of the buffer.
+    /// The number of bytes that were written to the output from earlier contents of the buffer.
     written_before: u64,
     written_packets: u64,
     queues: Vec<Arc<LostPackets>>,
@@ -305,7 +305,8 @@ impl CaptureWriter {
         self.records.clear();
     }
 
-    /// Counts as lost all buffered records that were not written whole. Refuses all further packets.
+    /// Ends the capture after an error: counts as lost all buffered records that were not written whole, and
+    /// refuses all further packets.
     fn give_up(&mut self, why: &str) -> Error {
         let whole = self.records.partition_point(|record| record.end as usize <= self.written);
         self.written_packets += whole as u64;
@@ -350,7 +351,7 @@ pub fn is_closed_by_reader(error: &Error) -> bool {
     matches!(error, Error::Port { why, .. } | Error::Device { why, .. } if why.contains(CLOSED))
 }
 
-/// Describes why the output refused bytes, and the remedy.
+/// Returns the reason why the output refused bytes, with the remedy, for the error message.
 fn cause(error: &std::io::Error) -> String {
     match error.kind() {
         ErrorKind::BrokenPipe => CLOSED.into(),

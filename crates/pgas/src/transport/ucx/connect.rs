@@ -310,8 +310,8 @@ fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
 fn stop_at_exit(shared: &Arc<Shared>) {
     static RUNNING: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
     extern "C" fn stop() {
-        // Do not wait for the lock. A forked child inherits it locked if another thread held it at the fork,
-        // and has nothing to stop.
+        // Do nothing if the lock is held, because waiting could block forever: a forked child inherits the
+        // lock in the state that it had at the fork. Such a child has nothing to stop.
         let Ok(running) = RUNNING.try_lock() else { return };
         let own = |shared: &Arc<Shared>| shared.process == std::process::id();
         for shared in running.iter().filter_map(Weak::upgrade).filter(own) {

@@ -16,9 +16,9 @@ const FILE: &str = "libucp.so.0";
 pub type Status = i8;
 /// The operation was completed.
 pub const OK: Status = 0;
-/// The operation is not complete yet.
+/// UCX's status of an operation that is not complete yet.
 pub const IN_PROGRESS: Status = 1;
-/// The worker has events to progress, so it cannot be armed.
+/// UCX's status if a worker cannot be armed, because it still has events to progress.
 pub const BUSY: Status = -15;
 /// A [`RequestPointer`] at or above this address is an error code, cast to a pointer. C's `UCS_ERR_LAST` is
 /// -100.
@@ -59,7 +59,7 @@ pub struct ContextParameters {
 
 /// Bit of `WorkerParameters::fields`: the thread mode.
 pub const WORKER_FIELDS: u64 = 1 << 0;
-/// Any thread may call the worker's functions, one at a time.
+/// UCX's thread mode in which any thread may call a worker's functions, but only one thread at a time.
 pub const SERIALIZED: c_int = 1;
 
 /// C's `ucp_worker_params_t`. `processors` is its `cpu_mask`, a set of 1024 bits.
@@ -108,7 +108,8 @@ pub struct EndpointParameters {
 pub const MAP_FIELDS: u64 = 1 << 0 | 1 << 1 | 1 << 2;
 /// UCX allocates the memory.
 pub const MAP_ALLOCATE: c_uint = 1 << 1;
-/// The call need not allocate the pages: they are allocated when they are first accessed.
+/// Flag of `MapParameters`: UCX need not allocate pages at once. They are allocated when they are first
+/// accessed.
 pub const MAP_NONBLOCK: c_uint = 1 << 0;
 
 /// C's `ucp_mem_map_params_t`.
@@ -250,7 +251,7 @@ impl Library {
         })
     }
 
-    /// Returns the version: major, minor, release.
+    /// Returns the version of the loaded UCX library: major, minor, release.
     pub fn version(&self) -> (u32, u32, u32) {
         let (mut major, mut minor, mut release) = (0, 0, 0);
         // SAFETY: the pointers lead to local variables.

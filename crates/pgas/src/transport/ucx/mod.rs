@@ -232,8 +232,9 @@ impl Shared {
 
     /// Returns the error of a failed operation.
     fn failed(&self, pe: u32, status: Status) -> Error {
-        // UCX's codes for: connection reset, not connected, rejected, cancelled, unreachable, input or output
-        // error, and failures of an endpoint (-89 to -60).
+        // Report the PE as lost for UCX's codes of a reset, missing, rejected or cancelled connection, an
+        // unreachable peer, an input or output error, and a failed endpoint (-89 to -60), because the
+        // connection to the PE has then failed.
         let error = match status {
             -25 | -24 | -23 | -16 | -6 | -3 | -89..=-60 => self.lost(pe),
             _ => self.library.unreachable(status, pe),

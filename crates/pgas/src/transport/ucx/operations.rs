@@ -153,7 +153,8 @@ impl Shared {
         wait: bool,
     ) -> Result<()> {
         let (peer, place) = (self.peer(pe)?, self.place(offset, length)?);
-        // If threads race, some bytes are not counted. So the count is never too high.
+        // Count without an atomic addition, because a race does no harm: some bytes are then not counted, so
+        // the count is never too high.
         peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
         if let Some(address) = self.mapped_address(pe, peer, place, offset)? {
             // SAFETY: the caller guarantees the source, and the span lies in mapped symmetric memory.
@@ -222,7 +223,8 @@ impl Shared {
         if !matches!(width, 4 | 8) || !offset.is_multiple_of(width) {
             return Err(Error::Refused { peer: pe, what: "an atomic" });
         }
-        // UCX's compare-and-swap reads the comparand from `operand`, and the new value from `result`.
+        // For a compare-and-swap, store the comparand in `operand` and the new value in `result`, because UCX
+        // reads them there.
         let first = match operation {
             Operation::Fetch => 0,
             Operation::CompareSwap => atomic.comparand,
@@ -286,7 +288,8 @@ impl Shared {
 
     /// Makes `pe` carry out an atomic, and returns the previous value.
     fn atomic_once(&self, pe: u32, atomic: &Atomic) -> Result<u64> {
-        // Not on the stack, because UCX may still use the words after an error.
+        // Allocate the words on the heap, because UCX may still access them after this function has returned
+        // an error.
         let operands = Box::into_raw(Box::new([0u64; 2])).cast::<u64>();
         // SAFETY: both words are freed only after UCX has completed the operation.
         unsafe {
@@ -392,7 +395,8 @@ impl Transport for Ucx {
         let shared = &*self.shared;
         let peer = shared.peer(pe)?;
         let operands = Box::into_raw(Box::new(Operands { peer, operand: 0, result: 0 }));
-        // UCX has fetches and swaps only with a result, so give them memory for it, although nobody reads it.
+        // Give fetches and swaps memory for the result, although nobody reads it, because UCX has no variants
+        // without a result.
         let with_result =
             matches!(atomic.operation, Operation::Swap | Operation::CompareSwap | Operation::Fetch);
         // SAFETY: the operands are freed by the callback, or here if UCX has completed the operation at once.

@@ -22,7 +22,8 @@ const LEAVE: Duration = Duration::from_millis(1);
 const STAY_AWAKE: Duration = Duration::from_micros(50);
 
 impl Shared {
-    /// Progresses UCX. Returns true if there was something to do.
+    /// Calls UCX's progress function. Returns true if UCX progressed any communication. After an error,
+    /// returns false without a call.
     pub(super) fn progress_with(&self, handles: &mut Handles) -> bool {
         // SAFETY: the caller holds the lock of the handles.
         !self.broken.load(Ordering::Acquire) && unsafe { (self.library.worker_progress)(handles.worker) } != 0

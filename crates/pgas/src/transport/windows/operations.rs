@@ -121,7 +121,7 @@ impl Transport for Windows {
             return self.atomic(pe, atomic).map(|_| ());
         }
         if context.direct_atomics {
-            // The next quiet checks the link, as for a put.
+            // Do not check the link here, because the next quiet checks it, as for a put.
             context.count(peer, atomic.width);
             return context.atomic_directly(pe, peer, &atomic).map(|_| ());
         }
@@ -214,7 +214,7 @@ impl Transport for Windows {
     }
 
     fn leave(&self) -> Result<()> {
-        // Nothing to do: a peer's stores do not need this PE's service thread.
+        // Return at once, because other PEs' stores to windows do not need this PE's service thread.
         Ok(())
     }
 }
