@@ -35,7 +35,7 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// The value that fills arrays of packets before use. It has no buffer.
+    /// A packet without a buffer. Use it to initialize arrays of packets.
     pub const EMPTY: Packet = Packet { address: 0, length: 0, port: 0, cookie: 0 };
 
     /// Returns the bytes of the packet's first segment.
@@ -66,10 +66,11 @@ pub struct PacketMeta {
     /// When the packet was captured or sent, in nanoseconds since 1970. A repeated capture gets later times
     /// in each lap.
     pub time_ns: u64,
-    /// The packet's length on the wire if the capture cut it (snap length); 0 if it is complete.
+    /// The packet's length on the wire in bytes, if the capture holds only its first bytes (snap length). 0
+    /// if the packet is complete.
     pub wire_length: u32,
-    /// The number of the interface that received the packet, as the capture counts its interfaces. The source
-    /// sets it, the sink writes it.
+    /// The number of the interface that captured the packet, in the order in which the capture lists its
+    /// interfaces. The source sets the number, and the sink writes it into its capture.
     pub interface: u32,
 }
 

@@ -44,7 +44,7 @@ pub struct PortInfo {
     /// mode`.
     pub path: String,
     /// True if the port reads or writes packet bytes with the CPU. Buffers must then lie in memory that the
-    /// CPU maps.
+    /// CPU maps. False if only a device accesses the bytes, or nothing does.
     pub touches_payload: bool,
     /// The largest number of queues.
     pub max_queues: u16,

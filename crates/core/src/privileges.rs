@@ -122,11 +122,12 @@ pub fn drop_privileges_to(successor: Successor) -> Result<Option<Dropped>> {
     })?;
     step("dropping capabilities", drop_capabilities_of_this_thread)?;
     drop_capabilities_of_other_threads()?;
-    // Programs that this thread or a later thread starts gain nothing from set-uid bits or file capabilities.
+    // Forbid new privileges, because programs that this process starts could otherwise regain privileges from
+    // set-uid bits or file capabilities.
     // SAFETY: the call sets a flag of this thread, which later threads inherit.
     step("forbidding new privileges", || unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-    // A change of user clears the process's dumpable flag, and the kernel then gives root its files in /proc.
-    // Setting the flag gives the files back to the process.
+    // Set the process's dumpable flag again. A change of user clears it, and the kernel then gives root the
+    // process's files in /proc.
     // SAFETY: the call sets a flag of the process.
     step("keeping access to its files in /proc", || unsafe {
         libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0)
@@ -213,8 +214,8 @@ fn drop_capabilities_of_other_threads() -> Result<()> {
             "these threads of libraries keep the program's capabilities: {}. Threads that run user code have none",
             names.join(", ")
         );
-        // The signal may still be pending in these threads. Its handler must stay installed, because without
-        // it the signal would end the process.
+        // Return without removing the signal handler, because the signal may still be pending in these
+        // threads. Without a handler it would end the process.
         return Ok(());
     }
     // SAFETY: as above.

@@ -138,8 +138,8 @@ impl Region {
 
     /// Returns true if the two regions share a byte.
     pub fn overlaps(&self, other: &Self) -> bool {
-        // Host, pinned and twin memory share one address space. Each other location has its own. Only
-        // addresses of the same space can overlap.
+        // Compare addresses only within one address space. Host, pinned and twin memory share one space, and
+        // each other location has its own.
         let same_space = self.location == other.location
             || (self.location.is_cpu_memory() && other.location.is_cpu_memory());
         same_space

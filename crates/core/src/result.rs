@@ -76,7 +76,7 @@ impl<T> Document<T> {
         parts.join("; ")
     }
 
-    /// Sets the start time and the duration. Call it after the last row was added.
+    /// Sets the document's start time and duration. Call it after the last row was added.
     pub fn finish(&mut self, start: Start) {
         self.started_at = humantime::format_rfc3339_millis(start.wall).to_string();
         self.duration_ns = start.instant.elapsed().as_nanos() as u64;

@@ -78,7 +78,8 @@ impl LatencyHistogram {
         (!self.0.is_empty()).then(|| self.0.value_at_quantile(quantile) as f64)
     }
 
-    /// Returns the percentiles, or `None` if no packet was recorded.
+    /// Returns the minimum, mean, maximum and percentiles of the recorded latencies. Returns `None` if no
+    /// packet was recorded.
     pub fn percentiles(&self) -> Option<Percentiles> {
         if self.0.is_empty() {
             return None;

@@ -67,7 +67,8 @@ pub fn parse_size(text: &str) -> Result<u64> {
 pub enum Rate {
     /// Bits per second of frames alone, without preamble, inter-frame gap and FCS.
     Bits(f64),
-    /// Bits per second on an Ethernet line. Each frame counts with [`Rate::LINE_OVERHEAD`] more bytes.
+    /// Bits per second on an Ethernet line. Each frame occupies [`Rate::LINE_OVERHEAD`] bytes in addition to
+    /// its own.
     Line(f64),
     /// Packets per second.
     Packets(f64),
@@ -78,7 +79,7 @@ impl Rate {
     /// inter-frame gap (12).
     pub const LINE_OVERHEAD: u64 = 24;
 
-    /// Returns the packets per second if frames have `bytes` on average.
+    /// Converts the rate to packets per second, for frames that have `bytes` bytes on average.
     pub fn packets_per_second(self, bytes: f64) -> f64 {
         match self {
             Rate::Bits(bits) => bits / 8.0 / bytes,

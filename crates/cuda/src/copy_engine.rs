@@ -36,8 +36,8 @@ impl CopyEngine {
         &self.stream
     }
 
-    /// Sets the time without any completed copy after which a wait abandons the GPUs of this process. The
-    /// default is 10 s.
+    /// Sets the timeout of waits. If no copy completes for this long, a wait abandons all GPUs of this
+    /// process. The default is 10 s.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.pending.set_timeout(timeout);
     }
@@ -60,9 +60,9 @@ impl Mover for CopyEngine {
         let mine = Location::Gpu(self.stream.gpu().index());
         let gpu = |region: &Region| matches!(region.location(), Location::Gpu(_));
         let reachable = |region: &Region| gpu(region) || *region.location() == Location::Pinned;
-        // One region must be in this GPU's memory. The other may be pinned host memory or the memory of any
-        // GPU: without a direct path the driver stages the copy. Host memory that is not pinned is refused,
-        // because the driver call would block until the copy has run.
+        // Accept copies between this GPU's memory and pinned host memory or the memory of any GPU. Without a
+        // direct path the driver stages the copy. Refuse host memory that is not pinned, because the driver
+        // call would block until the copy has run.
         reachable(source)
             && reachable(destination)
             && (*source.location() == mine || *destination.location() == mine)

@@ -308,8 +308,9 @@ impl Gpu {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// Calls `free` with the context current, unless the GPU was abandoned. Logs errors, because `drop` calls
-    /// this function and cannot return them.
+    /// Calls `free`, which releases a stream, memory or another object of this GPU. Makes the GPU's context
+    /// current before the call. Does nothing if the GPU was abandoned. Logs errors, because `drop` calls this
+    /// function and cannot return them.
     pub(crate) fn release(&self, what: &str, free: impl FnOnce() -> Result<()>) {
         if self.is_abandoned() {
             return;

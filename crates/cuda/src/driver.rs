@@ -59,9 +59,9 @@ pub(crate) fn load() -> Result<i32> {
 
 /// Sets the environment variables that the driver reads when it starts, unless the user has set them.
 fn prepare_environment() {
-    // Kernels are loaded eagerly, because a kernel that is loaded at its first launch waits for persistent
-    // kernels to end. The driver uses 32 hardware queues ("connections") for streams: a stream that waits for
-    // a value must not share a queue with the stream that writes this value.
+    // Load kernels eagerly, because a kernel that is loaded at its first launch waits for persistent kernels
+    // to end. Use 32 hardware queues ("connections") for streams, because a stream that waits for a value
+    // must not share a queue with the stream that writes this value.
     for (name, value) in [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")] {
         if std::env::var_os(name).is_none() {
             // SAFETY: this code runs once, before the driver is initialized. `std::env` locks out other Rust

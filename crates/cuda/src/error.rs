@@ -14,7 +14,7 @@ pub enum Error {
     /// `libcuda` could not be loaded.
     #[error("no CUDA driver: cannot load libcuda.so.1; install NVIDIA's driver, version 570 or newer")]
     NoDriver,
-    /// The driver is too old.
+    /// The installed CUDA driver is older than inlane needs.
     #[error(
         "the CUDA driver is too old: it supports CUDA {}.{}, and inlane needs {}.{}; install a newer NVIDIA driver",
         found / 1000, found % 1000 / 10, needed / 1000, needed % 1000 / 10
@@ -55,7 +55,7 @@ pub enum Error {
          'pip install nvidia-cuda-nvrtc==13.0.*', or set INLANE_NVRTC to a libnvrtc.so"
     )]
     NoCompiler {
-        /// The files that were tried, and why each failed.
+        /// The library files that inlane tried to load, and why each could not be loaded.
         tried: String,
     },
     /// A call to the run-time compiler failed, but not because of an error in the source.
@@ -131,7 +131,8 @@ impl From<Error> for inlane_core::Error {
     }
 }
 
-/// Converts the driver's answer to a result. Calls `device` only for an error, because formatting costs time.
+/// Converts the return code of a driver call to a result. `device` returns the name of the device for the
+/// error. It is called only after an error, because formatting costs time.
 pub(crate) fn check(answer: CUresult, call: &'static str, device: impl FnOnce() -> String) -> Result<()> {
     match answer {
         CUresult::CUDA_SUCCESS => Ok(()),

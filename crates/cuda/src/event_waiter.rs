@@ -36,7 +36,7 @@ impl EventWaiter {
         Ok(Self { events, outcomes })
     }
 
-    /// Makes the thread wait for `event`.
+    /// Tells the waiter's thread to sleep until `event` completes. Then call `outcome` for the result.
     pub(crate) fn request(&self, event: &Arc<Event>) {
         // Sending fails only if the thread panicked. Then `outcome` returns `None`, which the caller treats
         // as a timeout.

@@ -96,7 +96,7 @@ impl Drop for Module {
     }
 }
 
-/// A kernel. A clone shares the module.
+/// A kernel of a loaded module. Each clone keeps the module loaded.
 #[derive(Clone)]
 pub struct Kernel {
     module: Arc<Module>,
@@ -109,7 +109,8 @@ unsafe impl Send for Kernel {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Kernel {}
 
-/// The shape of a launch.
+/// The shape of a kernel launch: how many blocks and threads, how much shared memory, and whether all blocks
+/// must be resident at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchConfig {
     /// The number of blocks.
@@ -142,7 +143,8 @@ impl<const N: usize> KernelArguments<N> for Arguments<N> {
     }
 }
 
-/// Returns the address of an argument: a number, or a `repr(C)` struct that the kernel takes by value.
+/// Returns the address of a kernel argument, which is a number or a `repr(C)` struct that the kernel takes by
+/// value.
 pub fn argument<T: Copy>(value: &T) -> *const c_void {
     std::ptr::from_ref(value).cast()
 }

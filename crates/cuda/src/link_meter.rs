@@ -43,8 +43,8 @@ impl LinkMeter {
         let stopped = stop.clone();
         let sample = move || {
             let mut samples = LinkSamples::default();
-            // The device is looked up again, because the handle above borrows from `nvml`, which has moved to
-            // this thread.
+            // Look up the device again, because the handle above borrows from `nvml`, which has moved to this
+            // thread.
             let Ok(device) = nvml.device_by_pci_bus_id(address.as_str()) else { return samples };
             while !stopped.load(Ordering::Relaxed) {
                 // Each call blocks for one interval and returns kB per second.

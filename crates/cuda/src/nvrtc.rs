@@ -301,7 +301,8 @@ impl Compiler {
         }
     }
 
-    /// Reads one of a program's results: `size` gives its length, `get` writes it.
+    /// Reads one result of an NVRTC program, such as its log or its machine code. `size` is the NVRTC
+    /// function that returns the result's length, and `get` is the one that copies the result.
     ///
     /// # Safety
     /// `raw` is a live program, and `size` and `get` are a matching pair of NVRTC functions.
@@ -346,7 +347,7 @@ impl Compiler {
     }
 }
 
-/// Destroys a program when dropped.
+/// Destroys an NVRTC program when dropped.
 struct ProgramGuard<'a> {
     compiler: &'a Compiler,
     raw: nvrtcProgram,
@@ -359,7 +360,7 @@ impl Drop for ProgramGuard<'_> {
     }
 }
 
-/// Returns the first line of a loader's message.
+/// Returns the first line of the dynamic loader's error message.
 fn short(why: &str) -> String {
     if why.contains("No such file") { "not found".into() } else { why.lines().next().unwrap_or("").into() }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// The default timeout: if nothing completes for this long, the GPUs of this process are abandoned.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The number of polls of a copy's event between two checks whether a stream that the copy depends on has
+/// How often a wait polls a copy's event before it checks again whether a stream that the copy depends on has
 /// failed. That many polls take about 10 ms.
 const POLLS: u32 = 1 << 13;
 /// In a wait that sleeps: the time between two checks whether a stream that the copy depends on has failed.
@@ -46,7 +46,8 @@ impl Pending {
         Self { flight: InFlight::new(), entries: VecDeque::new(), free: Vec::new(), waiter: None }
     }
 
-    /// Sets the time without any completion after which a wait abandons the GPUs. The default is 10 s.
+    /// Sets the timeout of waits. If nothing completes for this long, a wait abandons all GPUs of this
+    /// process. The default is 10 s.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.flight.timeout = timeout;
     }
@@ -77,8 +78,8 @@ impl Pending {
         let event = self.free.pop().map_or_else(new, Ok);
         let recorded = event.and_then(|event| stream.record(&event).map(|()| event));
         let event = recorded.inspect_err(|_| {
-            // There is no event that tells when the copy has run. So wait until the stream is idle, before
-            // the caller may free the regions.
+            // Wait until the stream is idle, because no event shows when the copy has run, and the caller may
+            // free the regions after this error.
             drain(&[stream]);
         })?;
         let bytes = regions[0].len();
@@ -125,7 +126,8 @@ impl Pending {
         }
         let mut polls = 0u32;
         let poll = || {
-            // The pause lets other threads take the driver's lock, of which there is one per context.
+            // Pause before each poll, because a poll takes the driver's lock, of which there is one per
+            // context. Other threads can take the lock during the pause.
             (0..8).for_each(|_| std::hint::spin_loop());
             if event.has_completed()? {
                 return Ok(ticket);

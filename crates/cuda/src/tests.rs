@@ -45,12 +45,13 @@ fn driver_errors_have_the_class_of_their_cause() {
         remedy: "",
         code,
     };
-    // The machine is not ready: CUDA_ERROR_OUT_OF_MEMORY, _STUB_LIBRARY, _NO_DEVICE, _NOT_PERMITTED,
-    // _SYSTEM_DRIVER_MISMATCH.
+    // These codes mean that the machine is not ready: CUDA_ERROR_OUT_OF_MEMORY, _STUB_LIBRARY, _NO_DEVICE,
+    // _NOT_PERMITTED, _SYSTEM_DRIVER_MISMATCH.
     for code in [2, 34, 100, 800, 803] {
         assert_eq!(error(code).class(), Class::Environment, "{code}");
     }
-    // The call or a kernel failed: CUDA_ERROR_INVALID_VALUE, _ILLEGAL_ADDRESS, _LAUNCH_FAILED.
+    // These codes mean that the call or a kernel failed: CUDA_ERROR_INVALID_VALUE, _ILLEGAL_ADDRESS,
+    // _LAUNCH_FAILED.
     for code in [1, 700, 719] {
         assert_eq!(error(code).class(), Class::Failed, "{code}");
     }

@@ -89,7 +89,7 @@ impl ScriptedStream {
         }
     }
 
-    /// Lets the stream's first `copies` copies complete, and no later ones.
+    /// Lets the first `copies` copies of this stream complete. Later copies stay in flight.
     fn allow(self, copies: i32) {
         self.call("stub_allow", copies);
     }

@@ -1,4 +1,5 @@
-//! The CPU as a mover. It copies between all memory that it maps, including BARs and windows.
+//! A mover that copies with the CPU's loads and stores. It can copy between all memory that the CPU maps,
+//! including BARs and windows.
 
 use super::{Mover, Ticket, TicketCounter, check_pair, out_of_reach};
 use crate::access::{Access, store_fence};
@@ -15,8 +16,8 @@ use crate::region::{Location, Region};
 pub struct CpuMover {
     access: Access,
     reads_bars: bool,
-    /// The word for the accesses in the mover's name: `loads`, `stores` or `loads and stores`; see
-    /// [`CpuMover::named_after`].
+    /// A part of the mover's name, which says how it accesses device memory: `loads`, `stores` or `loads and
+    /// stores`. [`CpuMover::named_after`] sets it.
     work: &'static str,
     tickets: TicketCounter,
 }
@@ -122,8 +123,8 @@ impl Mover for CpuMover {
             return Err(out_of_reach(self, source, destination));
         }
         let device_side = if destination.location().is_cpu_memory() { source } else { destination };
-        // A BAR may hold registers, so only aligned 4-byte words are allowed. A window leads to memory, which
-        // accepts single bytes.
+        // Allow only aligned 4-byte accesses to a BAR, because it may hold registers. A window leads to
+        // memory, which accepts single bytes.
         let strict = matches!(device_side.location(), Location::Bar { .. });
         if strict && !(device_side.address().is_multiple_of(4) && device_side.len().is_multiple_of(4)) {
             return Err(Error::invalid(

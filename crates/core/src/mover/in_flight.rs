@@ -1,9 +1,7 @@
-//! A mover's copies in flight: their tickets, and when each is expected to complete.
+//! The copies of a mover that are in flight: their tickets, and when each is expected to complete.
 //!
-//! ```text
-//!  submitted: 3 4 5 6      a copy begins at its submission or when the one before completes, whichever is later
-//!  done:      2            it is expected to take as long as earlier copies of its size
-//! ```
+//! A copy is assumed to begin when it is submitted or when the copy before it completes, whichever is later.
+//! It is expected to take as long as earlier copies of its size.
 
 use super::{Ticket, TicketCounter};
 use crate::completion::{Expectation, Slept, Wait, WaitPlan};
@@ -39,7 +37,7 @@ impl Default for InFlight {
             done: Ticket(0),
             entries: VecDeque::with_capacity(256),
             ended: Instant::now(),
-            // The first guess of how much longer than asked a sleep lasts. Each sleep corrects it.
+            // Start with a guess: a sleep lasts 10 us longer than requested. Each sleep corrects the guess.
             expectation: Expectation::with_overshoot(Duration::from_micros(10)),
             timeout: Duration::from_secs(10),
         }
@@ -256,8 +254,8 @@ mod tests {
         // the time of one copy.
         let first = copies.submit(1 << 20);
         let second = copies.submit(1 << 20);
-        // If other jobs delay this thread beyond the expected end of both copies, `both` is zero, and that is
-        // no failure.
+        // Accept a sleep of zero, because other jobs may delay this thread until both copies are expected to
+        // be complete.
         let both = copies.sleep_for(second).0;
         assert!(both.is_zero() || both >= copies.sleep_for(first).0 + took);
     }

@@ -146,7 +146,7 @@ impl HeapPool {
     fn fill(&self, packets: &mut [Packet], free: &mut Vec<u32>) -> usize {
         let count = packets.len().min(free.len());
         let keep = free.len() - count;
-        // Loaded before the loop. Inside it, the compiler would load both values again for each packet,
+        // Load both values before the loop. Otherwise the compiler would load them again for each packet,
         // because it cannot exclude that `packets` aliases the pool's fields.
         let (first, stride) = (self.region.address() + self.headroom as u64, self.stride as u64);
         for (packet, &index) in packets.iter_mut().zip(free[keep..].iter().rev()) {
@@ -191,8 +191,8 @@ unsafe impl Pool for HeapPool {
         let owned = self.with_owned(|owned| {
             add(owned);
             if owned.len() > self.count / 2 {
-                // The owner has more than half of the buffers, and other threads may need some. So it returns
-                // a quarter of the pool.
+                // Return a quarter of the pool to the shared list, because the owner holds more than half of
+                // the buffers and other threads may need some.
                 self.returned.0.lock().expect(UNPOISONED).extend(owned.drain(..self.count / 4));
             }
         });

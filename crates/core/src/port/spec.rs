@@ -12,10 +12,11 @@ pub struct PortSpec<'a> {
     text: &'a str,
     kind: &'a str,
     argument: &'a str,
-    /// Options that were not read yet.
+    /// The options of the specification that the port's kind has not read yet. Each has a key, and a value
+    /// unless it is a flag.
     options: Vec<(&'a str, Option<&'a str>)>,
-    /// The names of the options that the port's kind has read so far. When [`PortSpec::finish`] is called,
-    /// these are all options of the kind.
+    /// The names of the options that the port's kind has read so far, for error messages. When
+    /// [`PortSpec::finish`] is called, these are all options of the kind.
     known: Vec<&'static str>,
 }
 
@@ -148,7 +149,8 @@ impl<'a> PortSpec<'a> {
             .ok_or_else(|| format!("give a whole number from {} to {}", range.start(), range.end()))
     }
 
-    /// Refuses options that were not read.
+    /// Checks that every option of the specification was read. Call it last, because an option that was not
+    /// read is one that this kind of port does not have.
     ///
     /// # Errors
     /// Names the first such option, and the options that this kind of port has.

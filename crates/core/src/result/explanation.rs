@@ -19,7 +19,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// Returns true if nothing is known about the path.
+    /// Returns true if the path has no name, hops, reason or alternatives.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

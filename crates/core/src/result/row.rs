@@ -18,7 +18,7 @@ impl Cell {
         Self { name: name.into(), text: text.into() }
     }
 
-    /// Creates a cell whose text is empty if there is no value.
+    /// Creates a cell with the given text. The text is empty if `text` is `None`.
     pub fn optional(name: impl Into<String>, text: Option<impl Into<String>>) -> Self {
         Self { name: name.into(), text: text.map(Into::into).unwrap_or_default() }
     }
@@ -46,7 +46,8 @@ pub trait Row: Serialize {
         Vec::new()
     }
 
-    /// Returns more context for a document that has this row alone: the path, the ceiling and the like.
+    /// Returns further facts about the run, such as the path and the ceiling. They are shown only if the
+    /// document has a single row.
     fn details(&self) -> Vec<Cell> {
         Vec::new()
     }

@@ -30,7 +30,8 @@ pub struct Verification {
 }
 
 impl Verification {
-    /// Returns true if packets were checked and all were right. Also true if none had to arrive and none did.
+    /// Returns true if packets were checked and none was lost, duplicated, reordered or altered. Also returns
+    /// true if no packet had to arrive and none did.
     pub fn passed(&self) -> bool {
         !self.failed() && !self.received_nothing()
     }
@@ -40,7 +41,7 @@ impl Verification {
         self.checked == 0 && self.expected != Some(0)
     }
 
-    /// Returns true if a packet was wrong or missing.
+    /// Returns true if a packet was lost, duplicated, reordered or altered.
     pub fn failed(&self) -> bool {
         self.lost + self.duplicated + self.reordered + self.altered > 0
     }

@@ -16,7 +16,7 @@ pub enum Next<T> {
     Closed,
 }
 
-/// One worker's end of the ring.
+/// One worker's end of the burst ring. The worker polls it for items, and completes them.
 pub struct Consumer {
     ring: Arc<Ring>,
     cursor: protocol::Consumer,

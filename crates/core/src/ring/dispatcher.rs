@@ -104,13 +104,13 @@ impl Drop for Dispatcher {
 /// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
-    /// The word and the descriptors of the first packets.
+    /// The cache lines that hold the item's word and the descriptors of its first packets.
     First,
-    /// The descriptors of the last packets.
+    /// The cache lines that hold the descriptors of the item's last packets.
     Second,
 }
 
-/// The most packets of an item whose descriptors are prefetched.
+/// The most packets per item for which [`Dispatcher::prefetch_next`] prefetches descriptors.
 const MOST_PREFETCHED: usize = 128;
 /// The length of a CPU's cache line, in bytes. [`layout::LINE`] spans two of them.
 const CORE_LINE: usize = 64;
@@ -166,7 +166,7 @@ impl CompletedItem<'_> {
         unsafe { self.dispatcher.ring.verdicts(self.slot).add(i).read_volatile() }
     }
 
-    /// Frees the slot for another item.
+    /// Gives the item's slot back to the ring, which can then hold another item.
     #[inline]
     pub fn free(self) {
         self.dispatcher.cursor.free(&RingWords(&self.dispatcher.ring));

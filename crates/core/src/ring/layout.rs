@@ -95,8 +95,8 @@ const _: () = {
     assert!(size_of::<Descriptor>() == 16 && offset_of!(Descriptor, length) == 8);
     assert!(offset_of!(crate::packet::Packet, length) == 8 && size_of::<crate::packet::Packet>() == 24);
     assert!(size_of::<PacketVerdict>() == 8 && offset_of!(PacketVerdict, verdict) == 4);
-    // Length and lap are written as one little-endian word, as GPUs read them. So the lap must follow the
-    // length, and the host must be little-endian.
+    // Check that the lap follows the length and that the host is little-endian, because both fields are
+    // written as one little-endian word, as GPUs read them.
     assert!(offset_of!(Descriptor, lap) == 12 && cfg!(target_endian = "little"));
     assert!(
         submit_stride(1) == 128 && submit_stride(DESCRIPTORS_WITH_WORD) == 128 && submit_stride(8) == 256

@@ -261,8 +261,8 @@ impl Ring {
     /// It does not write into a slot that still holds an earlier item. Device code that waits for such a slot
     /// keeps waiting, so do not wait for that code to end.
     pub fn release_waits(&self, posted: u64) {
-        // Only the dispatcher writes submitted words, and only while the ring is open. So if the ring is
-        // closed, this thread may write them.
+        // Return unless the ring is closed, because only the dispatcher may write submitted words while the
+        // ring is open.
         let Some(closed) = self.closed_at() else { return };
         for position in closed..posted.min(self.freed() + self.slots as u64) {
             let lap = lap_of(position, self.slots);

@@ -33,7 +33,7 @@ impl Small {
     /// before `start` would have left in them.
     fn new(slots: u32, start: u64) -> Arc<Self> {
         let stale = |slot: u32| {
-            // The last position below `start` that used this slot, if there was one.
+            // The position of the last item before `start` that used this slot, if there was one.
             let before = start.checked_sub(1).map(|last| last - ((last - slot as u64) % slots as u64));
             AtomicU64::new(before.filter(|_| start > 0).map_or(0, |position| lap_of(position, slots) as u64))
         };
@@ -167,8 +167,8 @@ fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preempt
         let dispatcher = Dispatch { cursor, next: 0, taken_back: 0, items, closed: false };
         let mut rest = vec![take(Box::new(dispatcher), ring.clone())];
         rest.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
-        // After the joins every store is visible. So each round makes progress, and the number of rounds is
-        // limited.
+        // Let the sides take turns until both have finished. Every store is visible after the joins, so each
+        // round makes progress, and the number of rounds is limited.
         for round in 0.. {
             assert!(round <= 4 * items + 4, "no progress");
             for (side, done) in &mut rest {

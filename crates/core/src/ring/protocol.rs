@@ -64,7 +64,8 @@ impl Word for std::sync::atomic::AtomicU64 {
     }
 }
 
-/// The words of one ring, in any memory.
+/// The words of one burst ring: two for each slot, one that counts the freed items, and one that closes the
+/// ring. They may lie in any memory.
 pub trait Words {
     /// The type of the words.
     type Word: Word;
@@ -205,7 +206,7 @@ impl Dispatcher {
     }
 }
 
-/// The cursor of one of n consumers.
+/// The position of one of a ring's n consumers: which item it takes next.
 #[derive(Debug)]
 pub struct Consumer {
     position: u64,
