@@ -49,14 +49,16 @@ pub(crate) struct Device {
     program: Option<Arc<xdp::Program>>,
 }
 
-/// The arguments with which [`attach`] has DPDK create the device, and other objects that the port needs.
+/// The plan for creating a port's device: the arguments for DPDK's driver, and the interface, socket rings
+/// and XDP program that the port uses.
 struct Plan {
     bus: &'static CStr,
     name: String,
     arguments: String,
     driver: &'static str,
     interface: Option<Interface>,
-    /// The sizes of slots and blocks in the rings of packet sockets. `None` for ports without packet sockets.
+    /// The sizes of slots and blocks in the rings of the port's packet sockets. `None` for ports without
+    /// packet sockets.
     slots: Option<kernel::Slots>,
     program: Option<Arc<xdp::Program>>,
 }
@@ -225,7 +227,8 @@ impl Device {
     }
 }
 
-/// Turns an error number of DPDK into an error of this crate.
+/// Returns this crate's error for DPDK's error number `code`. `doing` names the step that failed. The error
+/// contains the warnings that DPDK has logged since `mark`.
 pub(crate) fn failed(spec: &EthSpec, doing: &str, code: i32, mark: &log::Mark) -> Error {
     let port = spec.text.clone();
     // The AF_XDP driver does not return the kernel's error number. Use the one that [`xdp`] recorded.

@@ -14,8 +14,8 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// The largest copy that is queued on the device, in bytes. A longer transfer is split into several copies,
-/// its pieces.
+/// The largest copy in bytes that is queued on the device. A longer transfer is split into several such
+/// copies, called pieces.
 const PIECE: usize = 1 << 20;
 /// Length of the device's queue in copies.
 const DESCRIPTORS: u16 = 1024;
@@ -102,8 +102,8 @@ impl DmaDev {
         format!("dpdk {}", name.to_string_lossy())
     }
 
-    /// Polls the device and returns the newest completed ticket. `first` is the ticket before that of the
-    /// oldest entry: the tickets of the entries are counted from it.
+    /// Polls the device and returns the newest completed ticket. `first` is the ticket before the oldest
+    /// entry's, so the entries have the tickets `first` + 1, `first` + 2 and so on.
     fn poll(
         id: i16,
         queued: &mut usize,
@@ -218,7 +218,7 @@ impl Mover for DmaDev {
         // No entry is dropped during the wait, so `first` stays the ticket before the oldest entry.
         let first = flight.done();
         let mut poll = || {
-            // The device's copying thread may need this core, so the polling thread yields it.
+            // Yield the core, because the device's copying thread may need it.
             std::thread::yield_now();
             DmaDev::poll(*id, queued, entries, first, name)
         };

@@ -123,11 +123,11 @@ fn arguments(hugepages: bool) -> Vec<String> {
     // Defines one lcore, which may run on every CPU of this process. Other threads get an lcore id when they
     // first use a queue or a pool.
     arguments.push(format!("--lcores=0@({})", allowed_cpus()));
-    // This is the address of no network card. With an allow list, DPDK probes a device only when a port asks
-    // for it.
+    // Allow only an address that no network card has. With an allow list, DPDK probes a device only when a
+    // port asks for it.
     arguments.push("--allow=0000:00:00.0".into());
-    // By default DPDK chooses physical addresses if hugepages are reserved and root runs it. Software DMA
-    // devices refuse physical addresses, so virtual addresses are requested.
+    // Request virtual addresses, because software DMA devices refuse physical addresses. By default DPDK
+    // chooses physical addresses if hugepages are reserved and root runs it.
     if !some_card_needs_physical_addresses() {
         arguments.push("--iova-mode=va".into());
     }

@@ -1,5 +1,4 @@
-//! The receiving and the sending end of a queue. An end makes one call per burst to `burst.c`, which calls
-//! the driver.
+//! The receive and transmit queues of a port. Each burst is one call of `burst.c`, which calls the driver.
 
 use crate::error::Error;
 use crate::gate::{Gate, Mark};
@@ -47,7 +46,7 @@ impl BurstFunctions {
     };
 }
 
-/// The state that a port shares with the ends of its queues.
+/// The state that a port shares with its receive and transmit queues.
 pub(crate) struct PortContext {
     /// The port's name, as the user wrote it.
     pub(crate) name: String,
@@ -64,8 +63,8 @@ pub(crate) struct PortContext {
     gate: Arc<Gate>,
     /// True once the port was stopped. It cannot be started again.
     stopped: AtomicBool,
-    /// The number of packets that sending ends of this port have sent. An end adds its count when it is
-    /// dropped.
+    /// The number of packets that this port's transmit queues have sent. An [`EthTx`] adds its count when it
+    /// is dropped.
     sent: AtomicU64,
 }
 
@@ -91,20 +90,21 @@ impl PortContext {
         })
     }
 
-    /// Opens the port's gate: from now on the receiving and sending ends of its queues can call the driver.
-    /// The device must have started.
+    /// Opens the port's gate: from now on the port's receive and transmit queues can call the driver. The
+    /// device must have started.
     pub(crate) fn open_gate(&self) {
         self.gate.open();
     }
 
-    /// Closes the port's gate for good. When this returns, no thread is inside the driver, and the receiving
-    /// and sending ends of the port's queues can no longer call it.
+    /// Closes the port's gate for good. When this returns, no thread is inside the driver, and the port's
+    /// queues can no longer call it.
     pub(crate) fn close_gate(&self) {
         self.gate.close();
         self.stopped.store(true, Ordering::Release);
     }
 
-    /// Returns how many packets this port's sending ends have sent. Leaves out ends that still exist.
+    /// Returns how many packets the port has sent. Leaves out the packets of each [`EthTx`] that still
+    /// exists.
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Acquire)
     }
@@ -141,7 +141,7 @@ pub(crate) fn link_megabits(port: u16) -> Option<u32> {
     }
 }
 
-/// The state that receiving and sending ends have in common. The fields that each burst uses are adjacent.
+/// The state that [`EthRx`] and [`EthTx`] have in common. The fields that each burst uses are adjacent.
 struct End {
     port: u16,
     queue: u16,
@@ -181,7 +181,7 @@ impl End {
     }
 }
 
-/// The receiving end of a queue.
+/// Receives packets from one receive queue of a DPDK device.
 pub(crate) struct EthRx(End);
 
 impl EthRx {
@@ -223,7 +223,7 @@ unsafe impl Rx for EthRx {
     }
 }
 
-/// The sending end of a queue.
+/// Sends packets to one transmit queue of a DPDK device.
 pub(crate) struct EthTx(End);
 
 impl EthTx {

@@ -30,7 +30,7 @@ pub enum Error {
         /// What to do.
         remedy: String,
     },
-    /// What the port needs is used by another port or program.
+    /// A queue, interface or device that the port needs is in use by another port or program.
     #[error("port {port}: {what} is in use; {remedy}")]
     Busy {
         /// The port's name, as the user wrote it.
@@ -141,7 +141,7 @@ impl From<Error> for inlane_core::Error {
             | Error::Device { port, .. }
             | Error::NoPeer { port, .. }
             | Error::Gone { port, .. } => {
-                // The core error puts the port in front of `why`, so the port is removed here.
+                // Remove the port's name from the text, because the core error puts it in front again.
                 let why = text.strip_prefix(&format!("port {port}: ")).unwrap_or(&text).to_owned();
                 Core::Port { port, why, class }
             }

@@ -90,7 +90,7 @@ impl Gate {
         self.state.store(OPEN, Ordering::SeqCst);
     }
 
-    /// Closes the gate. No thread enters any more; waits until every thread inside has left.
+    /// Closes the gate, so that no thread enters any more. Blocks until every thread inside has left.
     pub(crate) fn close(&self) {
         self.state.store(CLOSED, Ordering::SeqCst);
         barrier_on_all_threads();

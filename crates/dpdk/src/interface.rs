@@ -110,7 +110,7 @@ impl Interface {
         &self.name
     }
 
-    /// Returns the kernel's number of the interface.
+    /// Returns the interface's index, by which the kernel identifies it.
     pub(crate) fn index(&self) -> u32 {
         self.index
     }
@@ -123,8 +123,8 @@ impl Interface {
         let counters = table.lines().find_map(|line| {
             line.split_once(':').filter(|(name, _)| name.trim() == self.name).map(|(_, counters)| counters)
         });
-        // The line has eight numbers for receiving (0 to 7), then those for sending: bytes (8), packets (9),
-        // errors (10), dropped (11).
+        // Take number 11 of the line: the packets dropped on sending. Numbers 0 to 7 are for receiving. Those
+        // for sending follow: bytes (8), packets (9), errors (10), dropped (11).
         counters.and_then(|all| all.split_whitespace().nth(11)?.parse().ok()).unwrap_or(0)
     }
 

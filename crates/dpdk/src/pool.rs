@@ -49,7 +49,8 @@ thread_local! {
 fn pass<T>(work: impl FnOnce() -> T) -> T {
     let mut work = Some(work);
     let mut run = |gate: &Gate, mark: &Mark| gate.pass(mark, || work.take().expect("passes once")());
-    // The mark of an ending thread may be destroyed already. Such a thread creates a mark for this one call.
+    // Create a mark for this one call if the thread is ending, because the thread's own mark may already be
+    // destroyed.
     let outcome = PASS.try_with(|(gate, mark)| run(gate, mark)).unwrap_or_else(|_| run(&GATE, &GATE.mark()));
     outcome.expect("the gate of pools is never closed")
 }
@@ -365,7 +366,7 @@ pub(crate) unsafe fn free_received(port: u16, queue: u16) {
 /// Frees the mbufs that the closed device `port` still held. `filled` lists the pools that the device
 /// received into. Returns the number of freed mbufs.
 pub(crate) fn reclaim(port: u16, filled: &[Arc<MbufPool>]) -> u32 {
-    // Keeps other threads from setting up or closing devices now, because drivers use mempools meanwhile.
+    // Keep other threads from setting up or closing devices, because drivers use mempools while they do that.
     let _control = device::control();
     let pools = pools();
     let _pause = Pause::begin();

@@ -1,7 +1,7 @@
 //! Ports on DPDK devices (ethdevs): opens, configures, starts and stops a device, and splits it into queues.
 //!
-//! Stopping a port closes its device, which then holds no buffer: the port also frees the buffers that the
-//! driver lost. If packets of a pool are still in use after that, they leaked elsewhere.
+//! Stopping a port closes its device. Some drivers do not free all their buffers then, so the port frees the
+//! rest. A buffer that is still allocated after its ports have stopped was leaked by other code.
 
 mod configure;
 mod wait;
@@ -73,9 +73,9 @@ pub struct EthPort {
     sent: Vec<Arc<dyn Pool>>,
     /// The pools whose memory is mapped for the port's network card.
     mapped: Vec<dma::Mapping>,
-    /// For each configured receive queue: true if the caller has taken its receiving end.
+    /// For each configured receive queue: true if the caller has taken the queue ([`Port::take_rx`]).
     rx_taken: Vec<bool>,
-    /// For each configured transmit queue: true if the caller has taken its sending end.
+    /// For each configured transmit queue: true if the caller has taken the queue ([`Port::take_tx`]).
     tx_taken: Vec<bool>,
     /// The sockets that the driver opened for an AF_XDP port. The port closes those that the driver leaves
     /// open.

@@ -44,7 +44,7 @@ pub enum Kind {
     Ring {
         /// The name of the ring.
         name: String,
-        /// Packets in each queue at the start.
+        /// The number of packets that each queue of the ring holds at the start.
         prime: u32,
         /// Bytes of each packet that is in a queue at the start.
         size: u16,
@@ -53,11 +53,12 @@ pub enum Kind {
     AfXdp {
         /// The interface.
         interface: String,
-        /// The first queue, if given.
+        /// The number of the interface's first queue that the port uses, if the user gave it.
         queue: Option<u16>,
         /// Busy-poll budget in packets; 0 switches busy polling off.
         busy: u32,
-        /// If set, forces copy mode even if zero-copy is possible.
+        /// If set, the port's sockets use copy mode. Otherwise they use zero-copy mode if the interface
+        /// supports it.
         copy: bool,
     },
     /// Packet sockets on a kernel interface.
@@ -69,27 +70,28 @@ pub enum Kind {
         /// The size of a slot in the sockets' rings, in bytes, rounded up to a multiple of 16. If absent, it
         /// is chosen from the interface's MTU.
         frame: Option<u32>,
-        /// If set, bypasses the interface's queueing discipline when sending.
+        /// If set, sent packets bypass the interface's queueing discipline. Otherwise they pass through it.
         bypass: bool,
     },
     /// A kernel interface that this port creates.
     Tap {
         /// The name of the new interface.
         interface: String,
-        /// If set, gives the interface the same MAC address each time.
+        /// If set, the new interface gets the same MAC address each time. Otherwise its address is random.
         fixed_mac: bool,
     },
     /// Shared memory with another process.
     Memif {
         /// The socket's path.
         socket: String,
-        /// True if this end listens at the socket and the other end connects.
+        /// True if this port is the server, which listens at the socket. False if it is the client, which
+        /// connects.
         server: bool,
         /// The number of the connection, the same at both ends.
         id: u32,
         /// How long the port waits for its peer, in seconds.
         wait_s: f64,
-        /// A secret that both ends must give.
+        /// The secret that both processes must give to connect. `None` for a connection without a secret.
         secret: Option<String>,
     },
     /// A network card.

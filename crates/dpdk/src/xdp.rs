@@ -61,7 +61,7 @@ pub(crate) enum Refusal {
     /// Another inlane process uses the interface. This process lacks CAP_SYS_ADMIN, so it cannot share the
     /// program.
     NotShared,
-    /// The kernel refused the program.
+    /// The kernel refused to load or attach inlane's XDP program, for this reason.
     Failed(io::Error),
 }
 

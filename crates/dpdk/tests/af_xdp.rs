@@ -89,13 +89,13 @@ impl SecondProcess {
         Err(outcome)
     }
 
-    /// Makes the process close its port and end normally.
+    /// Makes the second process close its port and end normally.
     fn end(mut self) {
         self.0.stdin.take().unwrap().write_all(b"end\n").unwrap();
         assert!(self.0.wait().unwrap().success());
     }
 
-    /// Kills the process, so that it cannot close its port.
+    /// Kills the second process, so that it cannot close its port.
     fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();

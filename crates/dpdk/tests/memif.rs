@@ -38,9 +38,9 @@ impl Testpmd {
             eprintln!("SKIPPED {test}: the program dpdk-testpmd is missing; install dpdk-dev");
             return None;
         };
-        // As server, testpmd listens before its device is started, and disconnects clients until then. In
-        // DPDK 22.11, such a disconnect can make testpmd use freed memory. So the test waits until testpmd is
-        // ready. As client, testpmd connects when it starts.
+        // Wait until testpmd is ready. As server, it listens before its device is started, and disconnects
+        // clients until then. In DPDK 22.11, such a disconnect can make testpmd use freed memory. As client,
+        // testpmd connects when it starts.
         let start = Instant::now();
         while device.contains("role=server")
             && !std::fs::read_to_string(output.path()).is_ok_and(|text| text.contains("testpmd>"))
@@ -109,7 +109,7 @@ fn exchanges(spec: &str, peer: Option<Testpmd>) {
         unsafe { pool.free(&packets[..count]) };
         back += count as u64;
         if count == 0 {
-            // testpmd may need this core, so this thread yields it.
+            // Yield the core, because testpmd may need it.
             std::thread::yield_now();
         }
     }

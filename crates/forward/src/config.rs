@@ -25,7 +25,7 @@ const MAX_WORK: Duration = Duration::from_millis(1);
 /// The ports that packets come from and go to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// From one port to one or several others.
+    /// Packets flow from one port to one or several others.
     OneWay {
         /// The port to receive from.
         rx: String,
@@ -33,7 +33,7 @@ pub enum Route {
         /// element 0.
         tx: Vec<String>,
     },
-    /// Between two ports, in both directions.
+    /// Packets flow between two ports, in both directions.
     Between(String, String),
 }
 
@@ -96,7 +96,7 @@ pub struct Config {
     /// If set, the run drops privileges once the ports are open. It does so only if a port needed privileges,
     /// or if user code is to be loaded.
     pub drop_privileges: bool,
-    /// How a capture is played.
+    /// How the packets of a capture file are played: at which pace, and once or again and again.
     pub playback: Playback,
     /// The time after which the run ends; `None` for no limit.
     pub duration: Option<Duration>,
@@ -112,7 +112,7 @@ pub struct Config {
     pub capture: Option<PathBuf>,
     /// Faults to inject into received packets: see [`inlane_ports::wrap::fault`].
     pub faults: Option<String>,
-    /// A job that runs beside the pipelines.
+    /// The kind of job that competes with the pipelines for the GPU or the cores, or none.
     pub compete: Compete,
 }
 
@@ -225,8 +225,8 @@ impl Config {
         if !(64..=MAX_ROOM).contains(&self.room) {
             return range("--room", self.room, "give 64 to 128K".into());
         }
-        // Four bursts can be in use at once: one each in the pipeline, the ring, the receive queue and the
-        // transmit queue.
+        // Require buffers for four bursts, because four can be in use at once: one each in the pipeline, the
+        // ring, the receive queue and the transmit queue.
         let least = burst * 4;
         if self.buffers != 0 && !(least..=1 << 22).contains(&self.buffers) {
             return range("--buffers", self.buffers, format!("give {least} (four bursts) to 4M"));

@@ -43,7 +43,7 @@ impl Slots {
     fn for_mtu(mtu: u32) -> Self {
         /// The most bytes before a frame in its slot: the kernel's header, an address and padding.
         const BEFORE_FRAME: u32 = 80;
-        // Rounding the slot to a multiple of 256 keeps a block to at most 16 slots.
+        // Round the slot up to a multiple of 256 bytes, because a block then has at most 16 slots.
         Self::of((mtu + BEFORE_FRAME + LINK_HEADERS).next_multiple_of(256).clamp(2048, LARGEST_SLOT))
     }
 
@@ -103,8 +103,8 @@ pub(super) fn af_xdp(spec: &EthSpec, interface: &str, queue: u16, busy: u32, cop
         let why = format!("queue={queue}: {interface} has queues 0 to {last} (ethtool -l {interface})");
         return Err(Error::Spec { spec: spec.text.clone(), why });
     }
-    // One DPDK device serves `queue` and all later queues that are paired: a receive and a transmit queue of
-    // the same number. Without pairs it serves one queue, and `xdp_queues` combines several devices.
+    // Use one DPDK device for `queue` and all later pairs of a receive and a transmit queue. If the interface
+    // has no such pairs, use the device for one queue, because `xdp_queues` combines several devices.
     let queues = existing.pairs.saturating_sub(queue).max(1);
     remove_limit_of_locked_memory();
     let program = Program::attach(&found).map_err(|refusal| no_program(spec, interface, refusal))?;

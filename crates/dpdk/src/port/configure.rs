@@ -46,7 +46,7 @@ impl EthPort {
         {
             configuration.rxmode.offloads |= scatter;
         }
-        // If the device can send packets of several segments, this flag enables it.
+        // Enable sending packets of several segments, if the device can send them.
         configuration.txmode.offloads |= self.limits.tx_offload_capa & sys::INLANE_TX_MULTI_SEGS;
         self.call("configuring the device", |port| {
             // SAFETY: the structure is read during the call.

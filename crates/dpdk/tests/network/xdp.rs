@@ -51,7 +51,7 @@ pub fn attach(interface: &str, program: &OwnedFd, mode: u32) {
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
     let mut message = Vec::new();
     let mut u16s = |words: &[u16]| words.iter().for_each(|word| message.extend(word.to_ne_bytes()));
-    // The message consists of nlmsghdr, ifinfomsg, and IFLA_XDP { IFLA_XDP_FD, IFLA_XDP_FLAGS }.
+    // Build the netlink message: nlmsghdr, ifinfomsg, and IFLA_XDP { IFLA_XDP_FD, IFLA_XDP_FLAGS }.
     u16s(&[52, 0, libc::RTM_SETLINK, (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16, 1, 0, 0, 0]);
     u16s(&[0, 0, index as u16, (index >> 16) as u16, 0, 0, 0, 0]);
     let descriptor = program.as_raw_fd();

@@ -113,7 +113,7 @@ pub enum CpuMethod {
     },
 }
 
-/// The executor of the packet function.
+/// The device that runs the packet function, and its settings.
 #[derive(Clone, Debug)]
 pub enum Executor {
     /// Threads of the CPU.

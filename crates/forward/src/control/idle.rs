@@ -1,11 +1,11 @@
 //! Waits in polling loops, and measures how long a thread had no work.
 //!
 //! A loop calls [`Idle::wait`] in each round that finds no work, and [`Idle::found_work`] in each other
-//! round. Consecutive rounds without work form a stretch. The time from a stretch's first round to its last
-//! round counts as idle. All other time counts as work.
+//! round. Consecutive rounds without work form an idle period. The time from a period's first round to its
+//! last round counts as idle. All other time counts as work.
 //!
 //! Reading the clock in each round would increase latencies. So all rounds are counted, but only every 64th
-//! stretch is timed.
+//! idle period is timed.
 
 use inlane_core::clock::Clock;
 use std::cell::Cell;
@@ -110,8 +110,8 @@ pub(super) fn spent() -> (u64, u64) {
 pub struct Idle {
     /// The number of rounds without work since the last round with work, at most [`Idle::SPINS`].
     rounds: u32,
-    /// True if the current stretch of rounds without work is timed or, after a round with work, the next
-    /// stretch. Only one stretch in `TIMED` is, because reading the clock in each round would increase
+    /// True if [`Idle::wait`] reads the clock in the current idle period or, after a round with work, in the
+    /// next one. Set for one idle period in 64, because reading the clock in each round would increase
     /// latencies.
     timed: bool,
     /// True if this thread has yielded the processor since the last round with work.
@@ -119,7 +119,8 @@ pub struct Idle {
     /// The clock reading at the last round that was timed or yielded the processor, in ticks.
     last: u64,
     stretches: u32,
-    /// True if this value belongs to a wait inside the thread's loop.
+    /// True if this `Idle` measures a wait for a port, inside the thread's polling loop. False if it measures
+    /// the polling loop itself.
     within: bool,
 }
 
@@ -148,12 +149,12 @@ impl Drop for Idle {
 
 impl Idle {
     const SPINS: u32 = 512;
-    /// One in this many stretches of rounds without work is timed.
+    /// Of this many idle periods (consecutive rounds without work), one is timed.
     const TIMED: u32 = 64;
     /// A round that takes at least this many ticks counts as interrupted by other threads.
     const INTERRUPTED_TICKS: u64 = 100_000;
 
-    /// Ends a stretch of rounds without work. Call it in a round that found work.
+    /// Ends the current idle period. Call it in each round that found work.
     #[inline]
     pub fn found_work(&mut self) {
         if self.rounds > 0 {
@@ -161,7 +162,7 @@ impl Idle {
         }
     }
 
-    /// Waits a moment. Call it in a round that found no work.
+    /// Waits a moment, and counts the round as idle. Call it in each round that found no work.
     #[inline]
     pub fn wait(&mut self) {
         if self.rounds < Self::SPINS {
@@ -183,8 +184,8 @@ impl Idle {
             rounds.timed.get() > 0
         });
         self.stretches = self.stretches.wrapping_add(1);
-        // Time every stretch until one has had two rounds, because only the time between two rounds can be
-        // measured. From then on, time one stretch in [`Idle::TIMED`].
+        // Time every idle period until one has had two rounds, because only the time between two rounds can
+        // be measured. From then on, time one period in [`Idle::TIMED`].
         self.timed = !known || self.stretches.is_multiple_of(Self::TIMED);
         (self.rounds, self.yielded) = (0, false);
     }
@@ -245,7 +246,7 @@ mod tests {
         TEST_NOW.set(TEST_NOW.get() + ticks);
     }
 
-    /// Plays `rounds` rounds without work that are `ticks` apart.
+    /// Simulates `rounds` rounds without work. The test clock advances by `ticks` ticks from one round to the next.
     fn wait(idle: &mut Idle, rounds: u32, ticks: u64) {
         for round in 0..rounds {
             if round > 0 {

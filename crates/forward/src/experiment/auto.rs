@@ -4,11 +4,11 @@
 //! Each combination of method and burst size first runs with packets offered as fast as possible, which gives
 //! its highest rate. For the goal throughput, the combination with the highest rate wins.
 //!
-//! For the goal latency, each combination also runs with each flush time at the offered rate: the one that the
-//! user gave, or a fifth of the highest rate. These trials measure the latency. Those whose 99th percentile
-//! exceeds the limit are left out. Of the others, those in which the offered rate arrived are preferred. Of
-//! these, the one whose combination has the highest rate wins, and at equal rates the one with the lowest
-//! latency.
+//! For the goal latency, each combination also runs with each flush time at the offered rate: the one that
+//! the user gave, or a fifth of the highest rate. These trials measure the latency. A trial whose 99th
+//! percentile exceeds the limit is left out. Trials in which the offered rate arrived are preferred to the
+//! others. Among equally preferred trials, the combination with the highest rate wins, and at equal rates the
+//! one with the lowest latency.
 //!
 //! For both goals, a method without a resident kernel is preferred if its rate is within 3 % of the winner's.
 
@@ -92,8 +92,8 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
     };
     let (mut trials, mut refused) = (Trials::default(), None);
     let begun = Instant::now();
-    // The outer loop is over burst sizes. So if time runs out, every method has been tried with the first
-    // sizes.
+    // Loop over burst sizes outside and over methods inside, because every method has then been tried with
+    // the first sizes if time runs out.
     for &burst in bursts {
         for executor in Method::ALL.into_iter().filter_map(|method| config.executor.with_method(method)) {
             interrupted(trials.runs)?;

@@ -30,7 +30,8 @@ const SAMPLE: usize = 64;
 /// How often the packet function processes the sample packets before their original bytes are restored.
 const ROUNDS: u64 = 32;
 
-/// Measures ceilings. Runs with the same ceiling share one measurement.
+/// Measures the ceilings of runs and keeps the results. Runs whose settings and packet size give the same
+/// ceiling share one measurement.
 #[derive(Default)]
 pub struct Ceilings {
     known: HashMap<String, Option<Ceiling>>,

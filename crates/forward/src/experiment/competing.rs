@@ -67,7 +67,7 @@ impl CompetingJob {
                 Kind::Gpu(job) => job.run(&stop),
                 Kind::Cpu(threads) => Ok(compute_on_cores(threads, &stop)),
             });
-            // The scope waits for the job to end. So this guard stops the job even if `work` panics.
+            // Stop the job by a guard, because the scope waits for the job to end, even if `work` panics.
             let guard = StopOnDrop(&stop);
             let done = work();
             drop(guard);

@@ -148,8 +148,8 @@ fn not_running(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let threads = config.executor.threads() * config.pipelines as usize * config.route.directions();
     let all = result.duration_ns as f64 * threads as f64;
     let running = result.cpu_ns as f64 / all;
-    // The kernel's count of time in run queues includes time before the run. So the share is limited to the
-    // time in which the threads did not run.
+    // Limit the share to the time in which the threads were not on a processor, because the kernel's count of
+    // time in run queues includes time before the measurement.
     let queued = (outcome.queued_ns as f64 / all).min((1.0 - running).max(0.0));
     let (thread, noun, they) = match threads {
         1 => ("the thread", "the thread was", "it"),

@@ -35,14 +35,14 @@ pub struct Ceilings {
     pub pull: Vec<Pull>,
 }
 
-/// The rate of a bare kernel.
+/// The rate of a bare kernel for one burst size, and the launch that reached it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Pull {
     /// The number of packets per item.
     pub burst: u32,
     /// The size of each packet in bytes.
     pub size: u32,
-    /// The number of bytes at the front of each packet that were pulled.
+    /// The number of bytes that the kernel pulled from the front of each packet.
     pub moved: u32,
     /// The number of blocks of the fastest shape that was tried.
     pub blocks: u32,
@@ -149,7 +149,7 @@ fn timed(
         queue()?;
         stream.record(&end)?;
         end.synchronize()?;
-        // The first round warms up, so it is not counted.
+        // Skip the first round, because it only warms up the GPU.
         if round > 0 {
             times.push(end.since_ns(&start)? / 1e9);
         }

@@ -136,7 +136,8 @@ pub(super) fn wait_for_end(
 ) -> Result<End> {
     let mut stopped = None;
     loop {
-        // This check comes first. `done` calls the driver, which may no longer answer for an abandoned GPU.
+        // Check for an abandoned GPU first, because `done` calls the driver, which may no longer answer for
+        // such a GPU.
         if abandoned() {
             return Ok(End::Abandoned);
         }

@@ -24,8 +24,8 @@ pub(super) struct Feeder<'a> {
 
 /// What the feeder does for each item.
 enum Posting<'a> {
-    /// Nothing. With `single`, the dispatching thread launches the kernels; with `persistent`, one kernel
-    /// processes all items.
+    /// The feeder posts nothing. With `single`, the dispatching thread launches the kernels; with
+    /// `persistent`, one kernel processes all items.
     None,
     Launch(Launcher<'a>),
     Stream(StreamPoster<'a>),
@@ -127,7 +127,8 @@ impl<'a> Feeder<'a> {
         }
     }
 
-    /// Releases the waits for items that will never be submitted. Calling it again changes nothing.
+    /// Ends the waits that are queued on the GPU for items that will never be submitted. Calling it again
+    /// changes nothing.
     fn release(&mut self) {
         self.lane.ring.release_waits(self.posted());
     }

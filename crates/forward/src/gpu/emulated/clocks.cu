@@ -1,5 +1,5 @@
-// Checks that all threads of a block get the same time. If the times of a burst differ, drops its packets. If
-// the times of a tick differ, counts the tick.
+// A packet function for tests. It checks that all threads of a block get the same time. Drops the packets of
+// a burst in which the times differ, and counts the calls of `tick` in which they differ.
 #include <inlane.h>
 
 struct clocks {

@@ -28,7 +28,7 @@ enum Kernel {
     Tick,
 }
 
-/// An emulated block of threads.
+/// A block of GPU threads that is emulated on a CPU thread. It has its own copy of the compiled kernels.
 struct Block {
     launch: LaunchBlock,
     _library: libloading::Library,

@@ -231,9 +231,10 @@ __device__ __forceinline__ void process(const inlane_lane &lane, const slot &at,
     process_in_place(lane, at, count, given);
 }
 
-// A persistent block's variables in shared memory, in kernels that can pull packets. Such kernels call a
-// function that is not inlined for each item, because inlining would make the loops spill registers. They
-// pass it this copy of the lane: the kernel's parameter would be reread from memory after each acquire.
+// The variables that a persistent block keeps in shared memory, if its kernel can pull packets. Such a kernel
+// processes each item in process_out_of_line, because inlining would make the loops spill registers. It
+// passes a copy of the lane, because the kernel's own parameter would be reread from memory after each
+// acquire.
 struct block_variables {
     inlane_lane lane;
     uint64_t position;
@@ -336,8 +337,8 @@ __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot
 // copies and the verdicts follow.
 extern __shared__ uint4 inlane_shared[];
 
-// Runs until the ring ends, the host orders a stop, or the host's heartbeat stops. All blocks must be
-// resident at once.
+// The kernel of method persistent: takes items from the ring, processes them and completes them. Runs until
+// the ring ends, the host orders a stop, or the host's heartbeat stops. All blocks must be resident at once.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_persistent(const __grid_constant__ inlane_lane lane) {
     __shared__ uint64_t shared_word;
     uint32_t polls = 0;
