@@ -62,8 +62,8 @@ pub fn run(
 
 /// A run whose ports are open.
 pub struct Run<'a> {
-    // The order of these fields matters, because Rust drops them in order: the pools before the GPU that may
-    // hold their memory, and both before the ports.
+    // Keep the order of these fields, because Rust drops them in this order: the pools must go before the GPU
+    // that may hold their memory, and both before the ports.
     pools: Vec<Vec<Arc<dyn Pool>>>,
     gpu: Option<Arc<Gpu>>,
     ports: Vec<Box<dyn Port>>,
@@ -163,9 +163,9 @@ impl<'a> Connected<'a> {
             run.start_ports()?;
             open::drop_privileges()?;
         }
-        // Creating the competing job takes time: it compiles kernels for a GPU, and the job is measured
-        // alone. The queues of started ports would overflow meanwhile, so the ports start afterwards. Only if
-        // privileges were dropped, they had to start above.
+        // Create the competing job before the ports start, because that takes time: kernels are compiled for
+        // a GPU, and the job is measured alone. The queues of started ports would overflow meanwhile. If
+        // privileges were dropped, the ports had to start earlier.
         let competing = CompetingJob::new(config, run.gpu.as_ref(), pipelines.len(), &cores)?;
         let pipelines = ready(config, &run.function, pipelines, run.gpu.as_ref())?;
         if !drops {
@@ -302,8 +302,8 @@ fn run_threads(
 ) -> Vec<(Tally, Option<gpu::LaneReport>)> {
     let Run { config, clock, .. } = run;
     let threads = config.executor.threads();
-    // Returns how long packets have flowed. The run's duration counts from then, because threads may start
-    // late, and lanes on a GPU need time to prepare.
+    // Returns the time since packets began to flow. The run's duration counts from that moment, because
+    // threads may start late, and lanes on a GPU need time to prepare.
     let flowing =
         || progress.iter().filter_map(Progress::begun).min().map_or(Duration::ZERO, |begun| begun.elapsed());
     let mut tallies: Vec<Option<_>> = pipelines.iter().map(|_| None).collect();
@@ -323,8 +323,8 @@ fn run_threads(
                 let _ = finished.send((index, ended));
             });
         }
-        // Each pipeline's thread has a sender of its own. Without this one, the channel closes when all these
-        // threads have ended, even by a panic.
+        // Drop this sender, because each pipeline's thread has a sender of its own. The channel then closes
+        // when all these threads have ended, even by a panic.
         drop(finished);
         let mut next_watch = WATCH_EVERY;
         while tallies.iter().any(Option::is_none) {

@@ -52,7 +52,8 @@ struct oran_reorder {
     uint64_t next_record;
     alignas(128) window at[most_windows];
 
-    // The block's next action. Thread 0 decides it, and the others read it after a barrier.
+    // A block's next action for the packets of one slot. Thread 0 decides it, and the other threads read it
+    // after a barrier.
     struct plan {
         uint32_t window;
         uint32_t step; // one of enum step
@@ -275,9 +276,10 @@ struct oran_reorder {
                 plan.why = overtaken;
                 return;
             case closed:
-                // A packet of the slot that was delivered last is late, unless half a cycle has passed: then
-                // its number means a new slot. A packet of an older slot is late too, but only for two time
-                // limits. Otherwise a packet with a wrong slot number could block the window for long.
+                // Treat a packet of the slot that was delivered last as late, unless half a cycle has passed:
+                // then its number means a new slot. Treat a packet of an older slot as late only for two time
+                // limits, because a packet with a wrong slot number could otherwise block the window for
+                // long.
                 if (!newer && now <= window.since_ns + (ahead == 0 ? half_cycle_ns : 2 * limit_ns)) {
                     plan.step = is_late;
                     return;

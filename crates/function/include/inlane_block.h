@@ -59,8 +59,8 @@ namespace inlane {
 using context = inlane_context;
 using verdict = uint32_t;
 
-// What becomes of a packet: it is sent to the first `--tx` port, dropped, or sent to the nth `--tx` port,
-// counted from 0.
+// Verdicts, which decide what becomes of a packet: `forward` sends it to the first `--tx` port, `drop` drops
+// it, and `to_port(n)` sends it to the nth `--tx` port, counted from 0.
 constexpr verdict forward = INLANE_FORWARD;
 constexpr verdict drop = INLANE_DROP;
 INLANE_ANYWHERE constexpr verdict to_port(uint32_t n) { return INLANE_PORT_BASE + n; }

@@ -78,8 +78,8 @@ class packet : public reader<packet> {
     INLANE uint32_t length() const { return length_; }
     INLANE uint8_t *data() const { return data_; }
 
-    // Returns false and changes nothing if `length` is 0 or exceeds the buffer's room. Bytes that are added
-    // have any value.
+    // Changes the packet's length. Returns false and changes nothing if `length` is 0 or exceeds the buffer's
+    // room. Bytes that are added have any value.
     INLANE bool resize(uint32_t length) {
         if (length == 0 || (length > length_ && length > room_)) return false;
         length_ = length;

@@ -35,7 +35,8 @@ struct inlane_info {
 // A function that was compiled for the CPU.
 struct inlane_entry {
     inlane_info info;
-    // `packets` is the first of `count` inlane_descriptors, which are `stride` bytes apart (16 or 24).
+    // Runs the function on `count` packets. `packets` is the first inlane_descriptor; the descriptors are
+    // `stride` bytes apart (16 or 24).
     uint32_t (*run)(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                     const inlane_context *context);
     void (*tick)(const inlane_context *context);
@@ -47,8 +48,8 @@ namespace detail {
 
 template <class T> INLANE_ANYWHERE T &a(); // stands for a T in unevaluated expressions
 
-// Detects which members a function declares (SFINAE). Called with `first()`: the overload for `first` is
-// chosen if its expression is valid for F, otherwise the overload for `last`.
+// Detects which members a function declares (SFINAE). Call a generated function with `first()`: it returns
+// true if its expression is valid for F, and false otherwise.
 struct last {};
 struct first : last {};
 #define INLANE_DETECT(name, expression)                                                                                 \

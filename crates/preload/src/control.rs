@@ -22,8 +22,8 @@ static OWNER: AtomicI32 = AtomicI32::new(0);
 /// True while a thread uses the connection in `CONNECTION`.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
-/// The lowest descriptor number of the connection to the engine, because programs expect low numbers for their own
-/// descriptors. A process that may not open this many descriptors keeps a lower number.
+/// The lowest descriptor number of the connection to the engine, because programs expect low numbers for
+/// their own descriptors. A process that may not open this many descriptors keeps a lower number.
 const LOWEST_NUMBER: c_int = 400;
 /// The longest wait for a reply, in seconds.
 const REPLY_SECONDS: i64 = 10;

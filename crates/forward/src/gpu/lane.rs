@@ -127,8 +127,8 @@ impl Lane {
         let packets_address = packets.address();
         let burst = pipeline.burst;
         let slots = settings.slots_for(pipeline.slots, burst);
-        // The ring has two halves. Only the host writes the submission half, and only the GPU writes the
-        // completion half. So each half has an allocation of its own.
+        // Allocate the ring's two halves separately, because only the host writes the submission half and
+        // only the GPU writes the completion half.
         let submit = gpu.pinned(layout::submit_bytes(slots, burst))?;
         let complete = gpu.pinned(layout::complete_bytes(slots, burst))?;
         let control = gpu.pinned(2 * layout::LINE)?;
@@ -234,7 +234,7 @@ impl Lane {
         self.barrier(&self.uses, &self.loaded.users);
     }
 
-    /// Waits at a barrier: takes this lane out of the count, then waits until the count is 0 or the GPU was
+    /// Waits at a barrier: subtracts this lane from `count`, then blocks until `count` is 0 or the GPU was
     /// abandoned.
     fn barrier(&self, counted: &AtomicBool, count: &AtomicU32) {
         leave_barrier(counted, count);
@@ -375,8 +375,8 @@ impl Drop for Lane {
     }
 }
 
-/// Takes a lane out of `count`, the lanes that a barrier waits for. `counted` is true if the lane is still
-/// included. Clears it, so a second call does nothing.
+/// Subtracts a lane from `count`, the number of lanes that a barrier waits for. `counted` is true if `count`
+/// still includes the lane. Clears `counted`, so a second call does nothing.
 fn leave_barrier(counted: &AtomicBool, count: &AtomicU32) {
     if counted.swap(false, Ordering::Relaxed) {
         count.fetch_sub(1, Ordering::Release);

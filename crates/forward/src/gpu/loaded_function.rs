@@ -120,9 +120,10 @@ impl LoadedFunction {
 /// (`Kernel::set_max_dynamic_shared_bytes`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SharedMemory {
-    /// No: every launch may use this amount.
+    /// Every launch may use this amount of shared memory, so the kernel's limit stays as it is.
     Usual,
-    /// Yes: the amount exceeds the usual limit, but a block of this GPU can have it.
+    /// The amount of shared memory exceeds the usual limit, but a block of this GPU can have it. Raise the
+    /// kernel's limit before the launches.
     Allowed,
 }
 
@@ -145,8 +146,8 @@ pub(super) const fn shared_bytes(burst: usize, pulled: bool) -> u32 {
 /// the bytes for `burst` packets, and the `fixed` bytes that the packet function declares.
 pub(super) fn fit_shared(burst: usize, pulled: bool, fixed: u32, most: u32) -> Result<SharedMemory, String> {
     let bytes = shared_bytes(burst, pulled);
-    // The bytes for packets follow the declared ones and begin at a multiple of 16, so the declared bytes are
-    // rounded up.
+    // Round the declared bytes up to a multiple of 16, because the bytes for packets follow at such an
+    // offset.
     match fixed.next_multiple_of(16) + bytes {
         all if all <= USUAL_SHARED => Ok(SharedMemory::Usual),
         all if all <= most => Ok(SharedMemory::Allowed),
@@ -183,7 +184,7 @@ pub(super) fn compile(
     let headers = [&HEADERS[..], &[cuda::SYSTEM_HEADER]].concat();
     let program = cuda::Source { name: "executor.cu", source: &source, headers: &headers, options: &options };
     match cuda::compile(&program, arch) {
-        // The message names the packet function instead of executor.cu, because the user does not know that
+        // Name the packet function in the message instead of executor.cu, because the user does not know that
         // file.
         Err(cuda::Error::DoesNotCompile { arch, log, .. }) => Err(cuda::Error::DoesNotCompile {
             name: format!("packet function {}", function.name()),

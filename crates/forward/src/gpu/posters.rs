@@ -67,7 +67,7 @@ impl RingView for Lane {
 pub(super) struct PostingCursor {
     /// The number of items for which kernels were posted.
     pub(super) posted: u64,
-    /// The number of items that were seen as submitted.
+    /// The number of items that `next` has found submitted so far.
     submitted: u64,
 }
 
@@ -78,7 +78,8 @@ pub(super) enum NextPost {
     Nothing,
     /// Post kernels for this many submitted items.
     Kernels(u64),
-    /// Post waits and kernels for the next stretch of items. Not all of these items are submitted yet.
+    /// Post waits and kernels for the next stretch of consecutive items, because not all of them are
+    /// submitted yet.
     Waits,
 }
 
@@ -162,7 +163,7 @@ pub(super) struct GraphPoster<'a> {
     lane: &'a Lane,
     streams: &'a [Stream],
     stretches: Vec<Stretch>,
-    /// The number of items of a stretch.
+    /// The number of items of a stretch: the consecutive items whose kernels one graph launches.
     items: u64,
     cursor: PostingCursor,
 }

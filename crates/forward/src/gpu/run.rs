@@ -39,15 +39,15 @@ pub fn run(
     assert_eq!(pipeline.pool.region().address(), lane.packets, "the lane was created for another pool");
     let dispatcher = lane.dispatcher.take().expect("a lane runs once");
     let Pipeline { rx, txs, pool, .. } = pipeline;
-    // Dropping the items frees their packets. That happens when this function returns: by then, the GPU can
-    // no longer write to the packets.
+    // Keep the items until this function returns, because dropping them frees their packets. By then, the GPU
+    // can no longer write to the packets.
     let mut items = Items::new(&pool, lane.slots(), settings.burst);
     let circulation =
         Circulation::new(rx, txs, pool, dispatcher, lane.settings.limits(settings.burst), settings);
     let mut tally = Tally::default();
     if let Err(error) = on_streams(&lane, circulation, &mut items, &mut tally, settings, context) {
-        // If a thread has reported an error, this one usually is a consequence of it. So it is added only if
-        // no thread reported one.
+        // Add this error only if no thread has reported one, because it usually is a consequence of the
+        // reported error.
         if tally.errors.is_empty() {
             tally.errors.push(error);
         }
@@ -55,8 +55,8 @@ pub fn run(
     }
     lane.leave_together();
 
-    // Another lane may have abandoned the GPU. Reading the state from that GPU could block forever, so there
-    // is no report then.
+    // Make no report if the GPU was abandoned, which another lane may have done, because reading the state
+    // from that GPU could block forever.
     let report = match tally.errors.is_empty() && !lane.loaded.gpu().is_abandoned() {
         true => lane
             .report(lane.closed_at().unwrap_or(0), tally.rx.packets, tally.rx.bytes)
@@ -102,7 +102,7 @@ fn on_streams(
     let clean = !context.control.aborting() && tally.errors.is_empty();
     let stuck = tally.errors.iter().any(|error| matches!(error, Error::Stuck { .. }));
     let ended = feeder.finish(clean, stuck).and_then(|()| match &tick_stream {
-        // A packet function may hold back unfinished output. So a last `tick` makes it deliver the output.
+        // Call `tick` a last time, because a packet function may hold back unfinished output until then.
         Some(stream) if !stuck => {
             Ticks::new(lane, stream).last()?;
             wait_until_idle(lane, std::slice::from_ref(stream))
@@ -113,7 +113,8 @@ fn on_streams(
         // If this pipeline failed, the other pipelines must end too. They drain before they end.
         context.control.stop();
     }
-    // Returning destroys the streams and graphs. That must not happen while other lanes of the GPU run.
+    // Wait until all lanes of the GPU have finished. Returning destroys streams and graphs, which must not
+    // happen while other lanes run.
     lane.leave_together();
     ended
 }

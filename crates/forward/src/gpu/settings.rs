@@ -210,10 +210,11 @@ impl Settings {
     pub(super) fn limits(&self, burst: usize) -> Limits {
         let partial = match self.method {
             Method::Single => return Limits { all: 1, ..Limits::NONE },
-            // One partial burst per block keeps the blocks busy, but the dispatching thread cannot keep up
-            // with more than 16 small items.
+            // Allow one partial burst in flight per block to keep the blocks busy, but at most 16, because
+            // the dispatching thread cannot keep up with more small items.
             Method::Persistent => self.blocks_for(burst).min(16) as u64,
-            // Launching takes about a third of an item's time, so four items in flight keep the GPU busy.
+            // Allow four items in flight, because launching takes about a third of an item's time, so four
+            // keep the GPU busy.
             Method::Split => 4,
             Method::Stream => self.streams_for() as u64,
             Method::Graph => (self.streams_for() * self.graph_branches_for()) as u64,

@@ -168,8 +168,8 @@ fn released_waits_are_not_reported_as_stuck_items() {
         item.complete(0);
         dispatcher.poll().expect("the item is complete").free();
     }
-    // The source has ended after 6 items, but waits and kernels were posted for 10. `release_waits` satisfies
-    // the remaining four.
+    // Release four waits, because waits and kernels were posted for 10 items, but the source has ended after
+    // 6.
     dispatcher.close();
     ring.release_waits(10);
     assert_eq!(ring.submitted(6), Some(0));
@@ -329,7 +329,7 @@ fn waiting_for_the_competing_job_ends() {
     use std::time::{Duration, Instant};
     let (stop, running) = (AtomicBool::new(true), AtomicBool::new(false));
     let (long, short) = (Duration::from_secs(3600), Duration::from_millis(20));
-    // `never` is a launch that never ends. The wait must end because the GPU was abandoned before or during
+    // Wait for a launch that never ends. Each wait must end because the GPU was abandoned before or during
     // the wait, or because the time limit passed.
     let asked = AtomicBool::new(false);
     let never = || {
@@ -344,8 +344,8 @@ fn waiting_for_the_competing_job_ends() {
     let begun = Instant::now();
     assert_eq!(wait_for_end(never, || false, &stop, short).unwrap(), End::Late);
     assert!(begun.elapsed() >= short);
-    // With `running`, no stop was ordered: packets still flow, and there is no time limit yet. So a launch
-    // that takes three times the limit is not late.
+    // Wait with `running` for a launch that takes three times the limit. It is not late, because packets
+    // still flow and the limit applies only after a stop was ordered.
     let begun = Instant::now();
     let slow = || Ok(begun.elapsed() > 3 * short);
     assert_eq!(wait_for_end(slow, || false, &running, short).unwrap(), End::Done);
@@ -375,7 +375,7 @@ fn the_watchdog_runs_until_the_thread_that_moves_packets_ends() {
         };
         run::on_threads(|| moving(control), feeding, watching, &context).errors
     };
-    // Stands in for a thread that is blocked in a port: it ends only when the run is aborted.
+    // Simulates a thread that is blocked in a port: returns only when the run is aborted.
     let blocked_in_a_port = |control: &Control| {
         while !control.aborting() {
             std::thread::yield_now();

@@ -143,7 +143,8 @@ impl Circulation {
             self.tally.errors.push(error);
         }
         let Self { mut rx_stage, tx_stage, mut tally, .. } = self;
-        // Packets are left in the receiving stage only if the run was aborted. They count as unsent.
+        // Count packets that are left in the receiving stage as unsent. There are some only if the run was
+        // aborted.
         tally.dropped_unsent += rx_stage.burst.free_all() as u64;
         rx_stage.publish(context.progress);
         tx_stage.publish(context.progress, tally.dropped());
@@ -211,8 +212,8 @@ impl Circulation {
                 rx_stage.shrink_bursts();
             } else if receiving && in_flight < limits.all {
                 match rx_stage.receive(control, clock, in_flight >= limits.partial) {
-                    // An aborted run submits nothing more. The packets stay in the receiving stage and count
-                    // as unsent.
+                    // Submit nothing more in an aborted run. The packets stay in the receiving stage and
+                    // count as unsent.
                     Received::Burst if control.aborting() => {}
                     Received::Burst if full => {
                         busy = true;

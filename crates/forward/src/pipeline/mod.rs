@@ -67,7 +67,7 @@ pub struct PipelineSettings {
     pub slots: usize,
     /// What happens when the burst ring or the sending port is full.
     pub overload: Overload,
-    /// Time spent on each packet in addition to the packet function.
+    /// The time that a worker spins for each packet, in addition to the packet function, to simulate work.
     pub work: Duration,
     /// True if each burst is timed at every stage.
     pub stages: bool,
@@ -144,7 +144,7 @@ pub struct Tally {
     pub stages: StageHistograms,
     /// The packet function's instances, whose state the function's report is read from.
     pub functions: Vec<Instance>,
-    /// The errors, in the order in which they occurred.
+    /// The errors of the pipeline's threads, in the order in which they occurred.
     pub errors: Vec<Error>,
     /// The times at which packets began to flow and at which the last was sent. `None` if the pipeline failed
     /// early.

@@ -13,9 +13,10 @@ use std::sync::Arc;
 pub enum Received {
     /// A burst is complete and can be processed.
     Burst,
-    /// There are no packets, or there is a partial burst that waits for more packets. Call again.
+    /// The stage holds no packets, or a partial burst that waits for more packets. Call [`RxStage::receive`]
+    /// again.
     Incomplete,
-    /// There are no packets, and none will be received any more.
+    /// The stage holds no packets, and none will be received any more.
     Ended,
 }
 
@@ -28,7 +29,8 @@ pub struct RxStage {
     /// the settings have a flush time.
     pub received: u64,
     largest: usize,
-    /// The size of the next burst. It shrinks under [`Overload::Shrink`] and grows again later.
+    /// The number of packets at which the next burst is complete. It shrinks under [`Overload::Shrink`] and
+    /// grows again later.
     current: usize,
     flush_ns: u64,
     overload: Overload,

@@ -69,8 +69,8 @@ unsafe impl Rx for Source {
     }
 }
 
-/// A port that accepts at most `most` packets per call, and none in every third call. After the number of
-/// calls in `fail_after`, if set, it fails or panics.
+/// A port that accepts at most `most` packets per call, and none in every third call. `fail_after` is the
+/// number of calls after which the port fails or panics; `None` if it never does.
 struct Sink {
     pool: Arc<dyn Pool>,
     seen: Arc<Mutex<Vec<u64>>>,
@@ -140,8 +140,8 @@ impl Default for Case {
     }
 }
 
-/// Runs a case. Checks that no buffer is lost and that packets arrive in order, each once. Returns the tally,
-/// and the numbers of the packets that the sink accepted.
+/// Runs a pipeline with the settings of `case`. Checks that no buffer is lost and that packets arrive in
+/// order, each once. Returns the tally, and the numbers of the packets that the sink accepted.
 fn run_case(case: &Case) -> (Tally, Vec<u64>) {
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(256, 256).unwrap());
     let seen = Arc::new(Mutex::new(Vec::new()));

@@ -15,8 +15,8 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Sends packets to the transmit queues of a pipeline.
 pub struct TxStage {
     txs: Vec<Box<dyn Tx>>,
-    /// One buffer per port. A burst with packets for several ports is sorted into these buffers before it is
-    /// sent.
+    /// One buffer for each transmit port. A burst with packets for several ports is sorted into these buffers
+    /// before it is sent.
     by_port: Vec<BurstBuffer>,
     /// Collects packets for ports that do not exist, until the packets are freed.
     invalid: BurstBuffer,

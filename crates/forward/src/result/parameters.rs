@@ -1,4 +1,5 @@
-//! The parameters that distinguish a run from its neighbours, such as burst and size, with their units.
+//! The parameters that distinguish a run from the other runs in the same result, such as burst and size, with
+//! their units.
 
 use inlane_core::units::{self, Rate};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};

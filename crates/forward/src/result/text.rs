@@ -38,7 +38,8 @@ impl Row for PacketResult {
                 self.competitor.as_ref().map(|other| format!("{:.1}%", other.kept * 100.0)),
             ),
             Cell::optional("verified", self.verification.as_ref().map(|found| found.verdict())),
-            // The table shows only the name of the limit. The evidence after the colon is in the document.
+            // Show only the name of the limit in the table. The evidence after the colon is in the result
+            // document.
             Cell::optional("limit", self.limit.as_ref().and_then(|limit| limit.split(':').next())),
         ]
     }

@@ -72,10 +72,10 @@ pub(super) fn pools(
                 (Memory::Pool, false) => {
                     return Ok(Arc::new(HeapPool::over(gpu.allocate(bytes()?)?, room)?));
                 }
-                // Lets the GPU's driver allocate the memory. Its pages are larger than those of memory that
-                // is only registered with the driver.
+                // Let the GPU's driver allocate the memory, because its pages are larger than those of memory
+                // that is only registered with the driver.
                 (_, false) => return Ok(Arc::new(HeapPool::over(gpu.pinned(bytes()?)?, room)?)),
-                // Mbufs lie in DPDK's memory, so they are allocated below as for the CPU. `Lane::new`
+                // Allocate mbufs below as for the CPU, because they lie in DPDK's memory. `Lane::new`
                 // registers the memory with the GPU's driver.
                 (_, true) => {}
             }

@@ -60,8 +60,8 @@ impl RunOutcome {
 }
 
 impl RunOutcome {
-    /// Adds up the results of a run's pipelines. `device` has the packets that devices lost or refused, and
-    /// that are in no queue's counters.
+    /// Adds up the results of a run's pipelines. `device` counts the packets that devices lost or refused and
+    /// that no queue's counters include.
     pub(super) fn new(joined: Joined<'_>, device: Counters) -> Self {
         let Joined { tallies, elapsed, progress, competitor, link, faults, run } = joined;
         let Run { config, ref function, ref ports, ref directions, ref clock, ref pools, ref gpu, .. } = run;

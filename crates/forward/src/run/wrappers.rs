@@ -13,8 +13,8 @@ use inlane_ports::wrap::fault::{self, Faults};
 use inlane_ports::wrap::pace::PacedRx;
 use std::sync::Arc;
 
-/// Puts the requested wrappers around queues. A queue that needs no wrapper is left as it is, so it costs
-/// nothing.
+/// The settings of the wrappers that a run puts around its queues. A queue that needs no wrapper stays
+/// unwrapped, so it costs nothing.
 pub(super) struct Wrappers {
     rate: Option<Rate>,
     faults: Option<Faults>,
@@ -36,8 +36,8 @@ impl Wrappers {
         };
         let capture = config.capture.as_ref().map(|path| Capture::open(path, timestamps, names));
         Ok(Self {
-            // A generator paces itself, because it records when each packet was due. So it gets no pacing
-            // wrapper.
+            // Put no pacing wrapper around a generator, because it paces itself: it records when each packet
+            // was due.
             rate: config.rate.filter(|_| !receives_from("gen")),
             faults: config.faults.as_deref().map(Faults::parse).transpose()?,
             capture: capture.transpose()?,

@@ -381,13 +381,13 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_pers
 // to set up a stream, or after the host released the waits.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_items(const __grid_constant__ inlane_lane lane, uint64_t position, uint32_t most) {
     slot at = slot_of(lane, position + blockIdx.x);
-    // The descriptors are read before the word has arrived, because both were written before the kernel
-    // began. No item has more than `most` packets, so `most` descriptors are enough.
+    // Load the descriptors without waiting for the word, because both were written before the kernel began.
+    // `most` descriptors are enough, because no item has more packets.
     uint64_t word = inlane_system::load_acquire(at.submit);
     const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
     for (uint32_t i = threadIdx.x; i < most; i += blockDim.x) inlane_shared[i] = inlane_system::load16(entries + i * 16);
-    // A wait for an item that is never submitted is released by a word with a packet count of 0, so the block
-    // ends here. A word of another lap belongs to another item.
+    // End the block if the word is of another lap, because it then belongs to another item. Also end it if
+    // the packet count is 0, because such a word only releases the wait for an item that is never submitted.
     if (static_cast<uint32_t>(word) != at.lap || word >> 32 == 0) return;
     __syncthreads();
     process(lane, at, min(static_cast<uint32_t>(word >> 32), most), inlane_shared);
