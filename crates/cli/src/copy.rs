@@ -307,7 +307,7 @@ fn parse_duration(text: &str) -> Result<Duration, Error> {
     }
 }
 
-/// Parses a path or `auto`.
+/// Parses the value of `--path`: the name of a path, or `auto`.
 fn parse_choice(text: &str) -> Result<PathChoice, Error> {
     if text == "auto" {
         return Ok(PathChoice::Auto);

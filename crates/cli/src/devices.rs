@@ -39,7 +39,8 @@ mod cuda {
     /// # Errors
     /// When the driver fails.
     pub fn gpu_count() -> Result<u32, inlane_core::Error> {
-        // The error code CUDA_ERROR_NO_DEVICE, which counts as 0 GPUs below.
+        // The error code CUDA_ERROR_NO_DEVICE. It counts as 0 GPUs, because the driver works but finds no
+        // GPU.
         const NO_DEVICE: u32 = 100;
         match inlane_cuda::device_count() {
             Ok(count) => Ok(count),
@@ -80,7 +81,7 @@ mod absent {
     use std::any::Any;
     use std::path::PathBuf;
 
-    /// The error of the functions that describe GPUs and NVRTC.
+    /// The error text of every request to describe GPUs or NVRTC in a build without GPU support.
     const WHY: &str = "this program was built without the cargo feature cuda";
 
     pub fn any_abandoned() -> bool {

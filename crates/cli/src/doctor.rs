@@ -60,7 +60,7 @@ pub struct Args {
     json: Option<String>,
 }
 
-/// What the checks read: files of the kernel, and the outcomes of system calls. Tests replace both.
+/// The inputs of the checks: files of the kernel, and the outcomes of system calls. Tests replace both.
 struct Machine {
     files: Files,
     trials: Trials,

@@ -12,8 +12,8 @@ use std::process::ExitCode;
 #[error("{0}")]
 pub struct NotReady(pub String);
 
-/// Returns the error and its causes in one line, the outermost first. Many causes repeat each other's text.
-/// So leaves out a cause that the line already contains, and a line that its cause repeats at its start.
+/// Returns the error and its causes in one line, the outermost first. Shows each text once, because an error
+/// often repeats the text of its cause, or a cause begins with the text of its error.
 pub fn text(error: &anyhow::Error) -> String {
     let texts = error.chain().map(ToString::to_string);
     let whole = texts.reduce(|text, cause| match text.contains(&cause) {
@@ -81,7 +81,8 @@ pub fn unparsed(error: &clap::Error, arguments: &[OsString], origins: &[(String,
         };
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // The text of this error is the command's help. The status is 2 even if standard error is closed.
+        // Print the command's help, which is the text of this error. Ignore a closed standard error, because
+        // the status is 2 in any case.
         let _ = error.print();
         return 2;
     }

@@ -115,8 +115,8 @@ impl Forward {
         let config = &chosen;
         let baseline =
             || (!self.experiment.no_baseline).then(|| experiment::baseline(config, control)).flatten();
-        // Measuring the baseline may make the process drop its privileges. If the run's ports need them, the
-        // run comes first.
+        // If the run's ports need privileges, measure the baseline after the run, because measuring the
+        // baseline may make the process drop its privileges.
         let needs_privileges = config.drops_needed_privileges();
         let before = (!needs_privileges).then(baseline).flatten();
         let mut outcome = run::run(config, control, watch)?;

@@ -113,8 +113,8 @@ fn main() -> ExitCode {
 /// Sends warnings to standard error. `INLANE_LOG=debug` shows more, such as DPDK's own messages.
 fn show_warnings() {
     let given = std::env::var("INLANE_LOG").unwrap_or_default();
-    // The logging library takes a single word that is not a level as the name of a module, and would hide the
-    // warnings of all other modules. Such a word is therefore ignored with a warning.
+    // Ignore a single word that is not a level, and print a warning. The logging library would take the word
+    // as the name of a module, and hide the warnings of all other modules.
     let known = ["off", "error", "warn", "info", "debug", "trace"].contains(&given.to_lowercase().as_str());
     let filter = tracing_subscriber::EnvFilter::builder();
     let filter = match given.as_str() {

@@ -7,8 +7,8 @@ use std::ffi::OsString;
 /// Returns why the command line was refused and what to do. `arguments` is the command line, and `command` is
 /// its definition.
 pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]) -> String {
-    // Completes the placeholders of the arguments. Below, an argument is found by its text in the error, such
-    // as `--burst <N>`.
+    // Complete the placeholders in the definitions of arguments, because the error names an argument with its
+    // placeholder, such as `--burst <N>`.
     command.build();
     let (subcommand, name) = subcommand(&command, arguments);
     let one = |kind| texts(error, kind).into_iter().next().unwrap_or_default();
@@ -149,8 +149,8 @@ pub fn join_negative_numbers(arguments: &[OsString]) -> Vec<OsString> {
     joined
 }
 
-/// Returns the arguments without a request for the help of `help`, as in `inlane help --help`. clap refuses
-/// that request. Returns `None` for other errors.
+/// Returns the arguments of `inlane help --help` without `--help`, because clap refuses this command line.
+/// `error` is clap's error. Returns `None` if it has another cause.
 pub fn without_help_of_help(error: &clap::Error, arguments: &[OsString]) -> Option<Vec<OsString>> {
     let found = texts(error, ContextKind::InvalidSubcommand).into_iter().next()?;
     let asks = ["--help", "-h"].contains(&found.as_str()) && error.kind() == ErrorKind::InvalidSubcommand;
@@ -244,8 +244,8 @@ fn suggestions(definition: Option<&Arg>, value: &str) -> Vec<String> {
     named.map(|choice| choice.get_name().to_string()).collect()
 }
 
-/// Returns a message of the flag, its refused value and the reason, each once. The reason often contains the
-/// value already, or begins with the flag or with a word for the value, such as "path".
+/// Returns a message that names the flag, its refused value and the reason once each. `why`, the reason,
+/// often contains the value already, or begins with the flag or with a word for the value, such as "path".
 fn without_repeats(flag: &str, value: &str, why: &str) -> String {
     let shown = if value.is_empty() { "''" } else { value };
     let given = format!("{flag} {shown}");

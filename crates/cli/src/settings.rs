@@ -89,8 +89,8 @@ pub fn expand(
 ) -> Result<Expanded, Error> {
     let texts: Vec<String> = arguments.iter().map(|a| a.to_string_lossy().into_owned()).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    // `inlane ntb run` and others start a program. Its arguments may look like flags of inlane, so they are
-    // left out.
+    // Leave out the arguments of the program that a subcommand such as `inlane ntb run` starts, because they
+    // may look like flags of inlane.
     let texts = &texts[..own(command, &texts)];
     // Finds the innermost subcommand, the name of its table in the settings file, and the index of the
     // argument that names the subcommand.
@@ -204,7 +204,7 @@ fn invalid(what: String, why: impl Into<String>) -> Error {
     Error::Invalid { what, why: why.into() }
 }
 
-/// A key of the settings file, with its table, its flag and its value.
+/// A key of the settings file, the table that contains it, the flag that it sets, and its value.
 struct Setting<'a> {
     table: String,
     argument: &'a Arg,

@@ -137,8 +137,8 @@ fn a_second_signal_leaves_no_empty_files() {
 fn measurements_before_an_interruption_are_kept() {
     let cache = tempfile::tempdir().unwrap();
     let result = cache.path().join("result.json");
-    // The run measures 4 KiB first, and is interrupted during 64 MiB. Before the first transfer, it prints
-    // that path p2p is not available; the test waits for that line.
+    // Measure 4 KiB, then 64 MiB, and interrupt the run during 64 MiB. The option `--path p2p` makes the run
+    // print, before its first transfer, that p2p is not available. The test waits for that line.
     let arguments = "--from host --to twin:0 --path p2p --sizes 4K,64M --without dma --repeats 1 --duration 1ms \
                      --warm-up 1ms --no-ceiling";
     let mut child = copy(cache.path(), arguments).arg("--json").arg(&result).spawn().unwrap();
@@ -146,8 +146,8 @@ fn measurements_before_an_interruption_are_kept() {
     let mut line = String::new();
     std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
     assert!(line.contains("continuing with bar"), "{line}");
-    // After that line, 4 KiB take less than a millisecond, and 64 MiB take 9 s per transfer. So after 3 s,
-    // the first size is done and the second is not.
+    // Wait 3 s, because the measurement of 4 KiB then is complete and that of 64 MiB is not: a transfer of 4
+    // KiB takes less than 1 ms, and one of 64 MiB takes 9 s.
     std::thread::sleep(Duration::from_secs(3));
     // SAFETY: this sends a signal to a child that was not yet waited for, so the id still belongs to the
     // child.

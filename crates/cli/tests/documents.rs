@@ -110,7 +110,8 @@ fn script(commands: &[&Shown]) -> String {
             script += &format!("{text} || exit 1\n");
         }
     }
-    // Each command in the background must still run, because one that has ended by itself has failed.
+    // Check that each background command (`&`) still runs, because a background command that ended by itself
+    // has failed.
     script + "for pid in $pids; do kill -0 $pid || exit 1; done\n"
 }
 

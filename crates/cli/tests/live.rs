@@ -176,7 +176,7 @@ impl Hosts {
                 assert!(sum["bytes"].as_f64().unwrap() > 1e5, "{line}: {report}");
                 return report;
             }
-            // The server may still be starting, or ending the previous test. So the client is tried again.
+            // Try the client again, because the server may still be starting, or ending the previous test.
             assert!(start.elapsed() < Duration::from_secs(60), "{line}: {report}");
             std::thread::sleep(Duration::from_millis(200));
         }

@@ -188,7 +188,8 @@ fn bytes() -> usize {
     Layout::overhead(2) + World::<Windows>::symmetric_bytes(2, 0, 1 << 20)
 }
 
-/// Settings with which the owner of memory carries out atomics, because some peers must die at step `reply`.
+/// Returns settings with which each PE carries out the atomics on its own memory and replies to the PE that
+/// requested them, because some PEs of this test must die before they reply.
 fn settings() -> Settings {
     let connect_timeout = Duration::from_secs(5);
     Settings { connect_timeout, yields: true, atomics_by_owner: true, ..Settings::default() }
@@ -229,8 +230,8 @@ fn a_peer_that_restarts_can_be_connected_again() {
     let lost = inlane_pgas::check::run(&world, 1000);
     assert!(matches!(lost, Err(Error::LinkLost { .. })), "{lost:?}");
     first.wait().unwrap();
-    // The dead peer's scratchpads still hold old values. Old values must not count as a connection, so the
-    // handshake must fail.
+    // Check that the handshake with the dead peer fails, because the old values in its scratchpads must not
+    // count as a connection.
     let early = world.transport().reconnect(1, Duration::from_millis(300));
     assert!(matches!(early, Err(Error::Ntb(Bridge::Handshake { .. }))), "{early:?}");
     let mut second = child(&hub, 1, "");

@@ -460,7 +460,8 @@ fn qemu_copies_a_file_system_through_nbd() {
     run("mkfs.ext4", &["-q", "-F", image]);
     run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", image, &uri]);
     run("qemu-img", &["compare", "-f", "raw", "-F", "raw", image, &uri]);
-    // The namespace does not report which blocks are allocated, so all count as data.
+    // Expect a map in which all blocks are data, because the namespace does not report which blocks are
+    // allocated.
     let map = Command::new("qemu-img").args(["map", "-f", "raw", "--output=json", &uri]).output().unwrap();
     assert!(text(&map.stdout).contains("\"data\": true"), "{}{}", text(&map.stdout), text(&map.stderr));
     run("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, back.to_str().unwrap()]);
@@ -504,8 +505,8 @@ fn a_range_is_read_into_a_device_and_written_from_it() {
     let (_target, address) = target("memory:16M");
     let folder = tempfile::tempdir().unwrap();
     let (file, back) = (folder.path().join("file"), folder.path().join("back"));
-    // Longer than all buffers of a transfer together, so that buffers are reused. Not a multiple of 1 MiB, so
-    // that the last digest covers less.
+    // Transfer more bytes than all buffers hold together, because the test must reuse buffers. The size is no
+    // multiple of 1 MiB, because the last digest must cover less than 1 MiB.
     let data = pattern((9 << 20) + 512);
     std::fs::write(&file, &data).unwrap();
     let [file, back] = [&file, &back].map(|path| path.to_str().unwrap());
@@ -700,8 +701,8 @@ fn a_second_signal_ends_the_target_at_once() {
             assert!(started.elapsed() < TIMEOUT, "the bench does not run");
             std::thread::sleep(Duration::from_millis(5));
         }
-        // The host stops reading while it has 64 MiB of reads in flight. Once the buffers of the sockets are full, no
-        // bytes pass any more, and the target has data left to send.
+        // Stop the host while it has 64 MiB of reads in flight. Then wait until no more bytes pass the proxy,
+        // because the sockets' buffers are full then and the target still has data to send.
         signal(&bench.0, libc::SIGSTOP);
         let mut passed = usize::MAX;
         while passed != proxy.bytes.load(Ordering::SeqCst) {

@@ -249,8 +249,8 @@ fn kernel_web_server(lab: &Lab) -> Running {
 fn curl_fetches_from_a_kernel_server_over_ipv4_and_ipv6_with_faults() {
     let programs = [("curl", "curl"), ("python3", "python3"), ("ethtool", "ethtool")];
     let Some(mut lab) = Lab::new("curl", &programs) else { return };
-    // Turns off checksum offload. With it, the kernel sends frames over a veth without complete checksums, so
-    // nobody could notice that a frame was corrupted.
+    // Turn off checksum offload, because the kernel would otherwise send frames over the veth without
+    // complete checksums, and the receiver could not detect a corrupted frame.
     shell(&format!("ip netns exec {} ethtool -K k0 tx off", lab.name("k"))).unwrap();
     lab.serve(&["--faults", "drop=0.5%,duplicate=1%,reorder=1%:3,corrupt=0.5%,seed=3"]);
     let page = page(1_000_000);
@@ -322,8 +322,9 @@ fn nginx_serves_files_with_forked_workers() {
     let mut nginx = lab.offloaded("nginx");
     let _nginx = Running::start(nginx.arg("-c").arg(&configuration).arg("-p").arg(folder));
     lab.wait_for_listener(81);
-    // Port 81 is a proxy: nginx connects to itself through the engine. It registers these sockets with epoll
-    // before it connects them, which only this port tests.
+    // Fetch the page from nginx directly (port 80) and through a proxy (port 81), because only the proxy's
+    // sockets are registered with epoll before they are connected. The proxy is nginx, which connects to
+    // itself through the engine.
     for port in [80, 81] {
         for _ in 0..5 {
             let address = format!("http://{ENGINE}:{port}/page");
@@ -344,8 +345,8 @@ fn iperf_moves_bulk_data_in_both_directions() {
         let mut client = lab.on_kernel("iperf3");
         must(client.args(["-c", ENGINE, "-p", port]).args(more).arg("20M"));
     }
-    // The client ends a test by a reset, so the last segments may never be acknowledged. The counters may
-    // thus stay below 20 MiB, and only half of that is required.
+    // Require only half of the 20 MiB, because the client ends a test by a reset. Its last segments may then
+    // never be acknowledged, and the counters may stay below 20 MiB.
     assert!(lab.count("received_bytes") > 10_000_000 && lab.count("sent_bytes") > 10_000_000);
 }
 

@@ -31,8 +31,8 @@ impl Namespace {
             eprintln!("SKIPPED {test}: no network namespace (ip netns add; apt-get install iproute2)");
             return None;
         }
-        // Without these settings, the kernel sends its own packets on a new link, which would disturb the
-        // counts.
+        // Disable IPv6, because the kernel would otherwise send packets of its own on a new link, which would
+        // disturb the counts.
         let quiet = ["sysctl", "-q", "-w", "net.ipv6.conf.default.disable_ipv6=1"];
         let status = Command::new("ip").args(["netns", "exec", &name]).args(quiet).status();
         assert!(status.is_ok_and(|status| status.success()), "sysctl");

@@ -45,7 +45,7 @@ const SHAPES: [Shape; 3] = [
     Shape { piece: 4 << 20, streams: 2, rotate: 8 << 20 },
 ];
 
-/// The ceiling of one direction.
+/// The ceiling of transfers in one direction between two devices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ceiling {
     /// The rate in bytes per second.
@@ -54,7 +54,8 @@ pub struct Ceiling {
     pub what: String,
 }
 
-/// A link in one direction: the device at the link, and true for transfers out of that device.
+/// A link in one direction: the device at the link, and true for transfers out of that device, false for
+/// transfers into it.
 type Link<'a> = (&'a Arc<Device>, bool);
 
 /// Keeps the measured rate of each link in each direction, driven alone. Use one value for all pairs of

@@ -154,8 +154,8 @@ fn sizes_within(bytes: usize) -> Vec<usize> {
 /// Allocates a source and a destination of the same length for each direction.
 fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[Region; 2]>> {
     let ways = if both_ways { vec![[from, to], [to, from]] } else { vec![[from, to]] };
-    // Two directions share a device's memory, and so do two endpoints on the same device. So the memory is
-    // divided between them.
+    // Divide the device's memory between the two directions, and between source and destination if they are
+    // the same device, because all of these allocate from it.
     let shares = ways.len() * if Arc::ptr_eq(from, to) { 2 } else { 1 };
     let room = from.capacity().min(to.capacity()) / shares;
     let whole = [4096, 64, 1].into_iter().find(|whole| room >= *whole).unwrap_or(1);
@@ -164,7 +164,7 @@ fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[
         let allocated: Result<Vec<_>> =
             ways.iter().map(|[a, b]| Ok([a.allocate(bytes)?, b.allocate(bytes)?])).collect();
         match allocated {
-            // A device may have less free memory than its capacity, so a quarter of the size is tried next.
+            // Try a quarter of the size next, because a device may have less free memory than its capacity.
             Err(Error::Memory { .. }) if bytes > SIZES[0] => bytes = (bytes / 4).max(SIZES[0]),
             outcome => return outcome,
         }
@@ -256,7 +256,8 @@ impl Costs {
         Ok(costs)
     }
 
-    /// Returns the time of a path for `bytes` in nanoseconds, as measured from end to end.
+    /// Returns the nanoseconds that a transfer of `bytes` over this path takes, as measured from end to end.
+    /// `None` if the path was not measured.
     pub fn time(&self, path: Path, bytes: u64) -> Option<f64> {
         self.paths.get(&path)?.time(bytes)
     }

@@ -56,7 +56,7 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
             ));
         }
     }
-    // GPUs come first, because host memory is pinned through one of them.
+    // Open the GPUs first, because host memory is pinned through one of them.
     let mut order: Vec<&Endpoint> = endpoints.iter().collect();
     order.sort_by_key(|endpoint| !matches!(endpoint, Endpoint::Gpu(_)));
     for endpoint in order {

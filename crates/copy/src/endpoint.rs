@@ -8,7 +8,7 @@ use std::str::FromStr;
 /// A source or destination of transfers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// Host memory, pinned if a GPU takes part.
+    /// Host memory, pinned if a GPU is among the endpoints of the operation.
     Host,
     /// The memory of a GPU.
     Gpu(u32),

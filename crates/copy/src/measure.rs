@@ -33,7 +33,8 @@ pub struct Plan {
     pub time: Duration,
     /// The duration of an unmeasured run before the repeats.
     pub warm_up: Duration,
-    /// Transfers in flight when streaming; `None` selects the number by size.
+    /// The most transfers in flight at the same time while streaming. `None` selects the number by the
+    /// transfer's size.
     pub window: Option<usize>,
     /// How the end of a transfer is detected.
     pub completion: CompletionMode,
@@ -75,7 +76,7 @@ pub struct Measurement {
     pub cpu_seconds_per_gigabyte: f64,
     /// The CPU time of the submitting and waiting thread as a share of the elapsed time.
     pub cpu_share: f64,
-    /// Transfers in flight; 1 for a synchronous mover.
+    /// The most transfers that were in flight at the same time; 1 for a synchronous mover.
     pub window: usize,
     /// The outcome of all checks, including those of the warm-up.
     pub verification: ByteVerification,
@@ -220,7 +221,8 @@ pub fn stream(mover: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: &
     stream_with(mover, buffers, size, plan, &Barrier::new(1))
 }
 
-/// Streams in step with the other members of `barrier`: all repeats start and end together.
+/// Measures a stream of transfers. Each repeat starts and ends together with those of the other members of
+/// `barrier`.
 fn stream_with(
     mover: &mut dyn Mover,
     buffers: &mut Buffers,

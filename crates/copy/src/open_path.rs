@@ -109,7 +109,8 @@ pub(crate) fn no_path_error(
     }
 }
 
-/// Opens a mover that copies with CPU loads and stores through the BARs of twins; `None` is host memory.
+/// Opens a mover that copies with CPU loads and stores through the BARs of twins. If `from` or `to` is
+/// `None`, that end is host memory.
 fn twin_bars(
     from: Option<&Accelerator>,
     to: Option<&Accelerator>,
@@ -128,7 +129,8 @@ fn cpu(from: Option<&Device>, to: Option<&Device>, options: &PathOptions) -> Res
             reads &= permission.may_read();
             let combining =
                 matches!(memory.whole().location(), inlane_core::Location::Bar { write_combining: true, .. });
-            // For uncached memory, 8 bytes is the widest access that every device we know accepts.
+            // Use 8-byte accesses for an uncached BAR, because that is the widest access that every device we
+            // know accepts.
             suits = if combining { Access::widest() } else { Access::Bytes8 };
         }
     }
@@ -158,8 +160,7 @@ pub(crate) fn set_stages_completion_mode(
     stages: [&mut dyn Mover; 2],
     mode: CompletionMode,
 ) -> CompletionMode {
-    // A stage that the CPU copies always polls, but the other stage may sleep. So one stage in `mode` is
-    // enough.
+    // Return `mode` even if only one stage supports it, because the waits for that stage then use it.
     let modes = stages.map(|stage| stage.set_completion_mode(mode));
     if modes.contains(&mode) { mode } else { CompletionMode::Poll }
 }

@@ -32,8 +32,8 @@ pub struct PathOptions {
     pub resident: bool,
     /// The most blocks that a copy by SMs uses.
     pub blocks: u32,
-    /// True if the other direction runs at the same time. Paths are then chosen by their cost under that
-    /// load.
+    /// True if transfers in the opposite direction run at the same time. Paths are then chosen by their cost
+    /// with both directions at once, otherwise by their cost with one direction alone.
     pub both_ways: bool,
     /// Paths that [`PathChoice::Auto`] must not take.
     pub without: Vec<Path>,

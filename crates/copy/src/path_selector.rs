@@ -24,7 +24,7 @@ pub struct PathSelector {
     both_ways: bool,
     refused: BTreeMap<Path, String>,
     fallback: Option<String>,
-    /// True if the user named the path, so that cost did not choose it.
+    /// True if the path is the one that the caller preferred or required. False if paths are chosen by cost.
     requested: bool,
     /// The index of the mover that took the newest transfer.
     current: usize,
@@ -113,7 +113,8 @@ impl PathSelector {
         self.costs.as_ref()
     }
 
-    /// Returns why the preferred path is not used. `None` if it is used, or if no path was preferred.
+    /// Returns why the path of [`PathChoice::Prefer`] is not used. `None` if it is used, or for another
+    /// choice.
     pub fn fallback(&self) -> Option<&str> {
         self.fallback.as_deref()
     }

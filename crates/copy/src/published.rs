@@ -81,8 +81,9 @@ pub fn run(large: usize, plan: &Plan, mut keep: impl FnMut(Line)) -> Result<()> 
     Ok(())
 }
 
-/// Predicts the bytes per second of a path from its stages. The times of the stages come from the model for
-/// paths `bar` and `dma`, and from calibration for other paths.
+/// Predicts the bytes per second of transfers of `size` bytes over a path, from the times of the path's
+/// stages. For paths `bar` and `dma`, these times come from the twin's model, for other paths from
+/// calibration.
 fn predict(
     path: Path,
     from: &Arc<Device>,

@@ -90,7 +90,7 @@ pub struct PublishedRates {
 pub const SLOWER: &str = "slower: ";
 
 impl TransferResult {
-    /// Creates a row without figures.
+    /// Creates a row for a path, size and completion mode. Its measured values are still empty.
     pub fn new(from: &Endpoint, to: &Endpoint, size: usize, path: Path, completion: CompletionMode) -> Self {
         Self {
             from: from.to_string(),
@@ -116,7 +116,7 @@ impl TransferResult {
         }
     }
 
-    /// Adds the figures of a measurement.
+    /// Returns the row with the measured times, rates, CPU load and verification of a measurement.
     #[must_use]
     pub fn with(mut self, measured: &Measurement) -> Self {
         self.window = Some(measured.window);

@@ -29,8 +29,8 @@ pub fn check_stop(stop: &AtomicBool) -> Result<()> {
 /// A synchronous mover whose transfers end early, with an error, when the stop flag is set.
 pub(crate) struct Interruptible {
     mover: Box<dyn Mover>,
-    /// If set, flushes the destination after the last piece, so that a transfer is done when it is delivered.
-    /// If `None`, a transfer is done when its last piece is done.
+    /// The mover that flushes the destination after the last piece of a transfer, so that the transfer
+    /// completes when it is delivered. If `None`, a transfer completes with its last piece.
     flush: Option<CpuMover>,
     stop: Arc<AtomicBool>,
     tickets: TicketCounter,

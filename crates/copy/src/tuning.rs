@@ -27,7 +27,8 @@ impl EngineTuning {
 
 /// The smallest chunk, in bytes, that is worth the cost of its events.
 const SMALLEST: usize = 128 << 10;
-/// The time that a chunk's events take, 3 us, as the bytes that a link moves in it at 55 GB/s.
+/// The cost of a chunk's events in bytes: those that a link of 55 GB/s moves in the 3 us that the events
+/// take.
 const CHUNK_COST: f64 = 165e3;
 
 /// Returns the chunk sizes of a transfer by copy engines, at most `largest` bytes each.
@@ -50,7 +51,8 @@ pub fn engine_chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
     let best = ((bytes as f64 * CHUNK_COST).sqrt() as usize).next_power_of_two().clamp(smallest, largest);
     let mut tail = Vec::new();
     let mut size = (best / 4).max(smallest);
-    // Sizes double at the start and halve at the end. The chunks between have the best size.
+    // Double the sizes of the first chunks up to the best size, and halve those of the last, because one of
+    // the two stages is idle meanwhile.
     while size < best && left >= 4 * size {
         sizes.push(size);
         tail.push(size);
@@ -95,8 +97,8 @@ impl Default for SmTuning {
 }
 
 impl SmTuning {
-    /// Returns how many of the `bytes` of a transfer each channel sends as lines, rounded up to whole rows of
-    /// 32 lines.
+    /// Returns the bytes of data that each channel sends as lines for a transfer of `bytes` bytes, rounded up
+    /// to whole rows of 32 lines.
     fn share(&self, bytes: usize) -> usize {
         bytes.div_ceil(self.channels as usize).next_multiple_of(ROW)
     }
@@ -117,8 +119,9 @@ impl SmTuning {
         self.chunk_for(bytes, alone) as u64
     }
 
-    /// Returns the chunk size of a transfer, in bytes. Every channel gets a chunk unless the transfer is too
-    /// small, and several chunks if it is large enough.
+    /// Returns the chunk size in bytes of a transfer of `bytes` bytes. In a small transfer, each channel has
+    /// at most one chunk. In a larger one, it may have several. `alone` is true if no other transfer is in
+    /// flight.
     fn chunk_for(&self, bytes: usize, alone: bool) -> usize {
         let channels = self.channels as usize;
         let turns = match bytes >= channels * 8192 {

@@ -74,7 +74,7 @@ pub enum Error {
         bytes: usize,
         /// The kind of memory.
         what: String,
-        /// The reason and the remedy.
+        /// Why the memory could not be allocated, and what to do.
         why: String,
     },
     /// The operating system refused an operation.

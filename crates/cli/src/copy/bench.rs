@@ -95,9 +95,9 @@ impl<'a> Bench<'a> {
         Self { args, plan, report, failures, host, cache, ceilings }
     }
 
-    /// Returns the ends up to which transfers are timed, each in rows of its own. A store from the host to a
-    /// BAR is timed until it is issued and, if the BAR may be read, also until it is delivered. Other
-    /// transfers have only one end, so the list is a single `None`.
+    /// Returns the events that end the timing of a transfer. Each event gets its own rows in the result. A
+    /// store from the host to a BAR is timed until it is issued and, if the BAR may be read, also until it is
+    /// delivered. For other transfers, returns a single `None`.
     pub fn store_ends(&self, from: &Device, to: &Device) -> Vec<Option<StoreEnd>> {
         match (from.endpoint(), to.endpoint()) {
             (Endpoint::Host, Endpoint::Bar(_)) if to.is_verifiable() => {
@@ -318,7 +318,7 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Measures one size in one completion mode. Returns one measurement for each direction.
+    /// Measures transfers of one size in one completion mode. Returns one measurement for each direction.
     fn figures(
         &self,
         selectors: &mut [PathSelector],

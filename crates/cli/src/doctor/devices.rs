@@ -32,8 +32,8 @@ pub fn gpu(machine: &Machine) -> Check {
         "packet functions run on it (--on gpu:N), and inlane copy moves data from and to its memory";
     let check = |evidence: String| Check::ok(Name::Gpu, purpose, evidence);
     let driver = machine.files.text("/proc/driver/nvidia/version").and_then(|text| {
-        // The file has a line such as "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release
-        // Build ...". The first word of digits and dots is the release.
+        // Take the first word of digits and dots as the driver's release, because the file has a line such as
+        // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build ...".
         let is_release =
             |word: &&str| word.contains('.') && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
         text.split_whitespace().find(is_release).map(String::from)

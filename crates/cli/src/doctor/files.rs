@@ -16,7 +16,8 @@ pub struct Files {
 }
 
 impl Files {
-    /// Creates a reader of files below `root`. On this machine, `root` is `/`.
+    /// Creates a reader of files below the directory `root`: `/` for this machine's files, another directory
+    /// for a test's.
     pub fn under(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
@@ -43,7 +44,7 @@ impl Files {
         Some(plain(String::from_utf8_lossy(&bytes).trim()))
     }
 
-    /// Returns the number that a file contains.
+    /// Returns the number that a file contains, or `None` if the file cannot be read or contains no number.
     pub fn number(&self, path: &str) -> Option<u64> {
         self.text(path)?.parse().ok()
     }

@@ -33,7 +33,7 @@ pub struct Trials {
 }
 
 impl Trials {
-    /// Runs the system calls on this machine.
+    /// Tries each system call once on this machine and returns the outcomes.
     pub fn run() -> Self {
         Self {
             af_xdp: socket(AddressFamily::XDP),

@@ -117,8 +117,8 @@ impl Forward {
                 other => other,
             })?),
         };
-        // Without --duration and --packets, a run ends after 5 s. Exceptions: a capture that is played once
-        // ends the run itself, and a run with --between lasts until a signal.
+        // If true, a run without --duration and --packets ends after 5 s. It is false for a capture that is
+        // played once, which ends the run itself, and for --between, which lasts until a signal.
         let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.ports.repeat);
         // A source that never ends has no last packet, so --packets all needs --duration.
         if let (true, None, Route::OneWay { rx, .. }) = (whole_capture, self.run.duration, &config.route)

@@ -50,8 +50,8 @@ pub fn svg(document: &Document<PacketResult>, axis: &str, keys: &[&str]) -> Opti
             lines,
         }
     };
-    // If x is the offered rate, the y axis is logarithmic like the x axis. Runs without loss then lie on a
-    // straight line.
+    // Make the y axis logarithmic like the x axis if x is the offered rate, because runs without loss then
+    // lie on a straight line.
     let rate_scale = if ["rate", OFFERED].contains(&axis) { Scale::Log } else { Scale::Linear };
     let rate_unit = if by_size { "Gb/s of frames" } else { "Mpps" };
     let plots = [

@@ -24,9 +24,8 @@ impl Live {
     /// second.
     pub(super) fn show(&mut self, elapsed: Duration, reading: ProgressSnapshot) {
         let since = elapsed.saturating_sub(self.last.0);
-        // The run calls `show` about once per second, and a call may come just before the interval has
-        // passed. Such a call still displays, up to 100 ms early, because the next call would be a second
-        // late.
+        // Display up to 100 ms early, because the run calls `show` only about once per second. If a call just
+        // before the end of the interval did not display, the next one would be a second late.
         let due = self.interval.map(|interval| since + Duration::from_millis(100) >= interval);
         let text = match due {
             Some(false) => return,

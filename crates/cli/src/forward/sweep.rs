@@ -219,8 +219,8 @@ impl Series {
         }
         document.notes.extend(notes.into_iter().map(|(note, mut of)| {
             of.dedup();
-            // A note that applies to several points is shown once without a point's name. A note of one point
-            // starts with the point's name.
+            // Show a note that applies to several points once, without a name. Put the point's name before a
+            // note that applies to one point only, unless the sweep has a single point.
             if of.len() > 1 || self.points.len() == 1 { note } else { format!("{}: {note}", of[0]) }
         }));
         document

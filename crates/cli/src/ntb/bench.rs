@@ -172,7 +172,7 @@ impl BenchPe {
 }
 
 impl Bench {
-    /// Measures, and writes the result.
+    /// Measures the windows between two PEs, and writes the result.
     ///
     /// # Errors
     /// If an option is invalid, the bridge fails, bytes arrive altered, or the result cannot be written.

@@ -48,7 +48,7 @@ pub struct Check {
 }
 
 impl Check {
-    /// Runs the check. Prints one line if every result is right.
+    /// Runs every operation of the transport between the PEs. Prints one line if every result is right.
     ///
     /// # Errors
     /// The first wrong result, and errors of the bridge.

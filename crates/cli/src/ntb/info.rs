@@ -71,7 +71,7 @@ pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> Path {
 }
 
 impl Info {
-    /// Prints the description.
+    /// Prints the back-end that jobs would use, why it was chosen, and its capabilities.
     ///
     /// # Errors
     /// If the bridge cannot be used, or an output cannot be written.

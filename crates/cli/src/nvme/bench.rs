@@ -82,7 +82,7 @@ fn parse_block(text: &str) -> inlane_core::Result<u64> {
 }
 
 impl Bench {
-    /// Measures, and writes the result.
+    /// Runs the workload on the namespace, and writes the result.
     ///
     /// # Errors
     /// If an option is invalid, the connection or a command fails, or a block has wrong contents.
@@ -130,7 +130,7 @@ impl Bench {
     }
 }
 
-/// The progress line on a terminal.
+/// The progress display. It updates one line on standard error, if that is a terminal.
 struct Live {
     terminal: bool,
     block_bytes: u64,

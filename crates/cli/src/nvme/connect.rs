@@ -66,7 +66,7 @@ impl Host {
     }
 }
 
-/// The addresses of a subsystem.
+/// The addresses at which a subsystem can be reached. Each one is a path to it.
 #[derive(Clone, Debug)]
 struct Paths(Vec<Address>);
 

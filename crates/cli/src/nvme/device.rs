@@ -155,7 +155,7 @@ impl DeviceMemory {
         })
     }
 
-    /// Prepares to read into the memory.
+    /// Returns a destination that stores the data of read commands in the device's memory.
     ///
     /// # Errors
     /// If no path leads to the device.
@@ -163,7 +163,8 @@ impl DeviceMemory {
         Ok(DeviceSink { device: self, stage: self.stage(true)?, received: Digests::default(), largest: 0 })
     }
 
-    /// Copies `input` to the memory and prepares to write from there.
+    /// Copies `input` to the device's memory. Returns a source that supplies write commands with data from
+    /// there.
     ///
     /// # Errors
     /// If no path leads to or from the device, or a copy or `input` fails.
@@ -205,7 +206,7 @@ fn path(selector: &PathSelector, bytes: usize, tcp_hops: [String; 2], into: bool
     Path { hops, ..explained }
 }
 
-/// Reads into memory of a device.
+/// A destination for the data of read commands: memory of a GPU or a twin.
 pub struct DeviceSink<'a> {
     device: &'a DeviceMemory,
     stage: Stage,
@@ -278,7 +279,7 @@ impl Sink for DeviceSink<'_> {
     }
 }
 
-/// Writes from memory of a device.
+/// A source of the data of write commands: memory of a GPU or a twin.
 pub struct DeviceSource {
     stage: Stage,
     loaded: Digests,

@@ -217,7 +217,7 @@ impl Destination {
     fn close(mut self) -> anyhow::Result<()> {
         let name = self.name();
         match &mut self {
-            // fsync fails for pipes and for devices such as /dev/null, which store nothing.
+            // Sync only regular files, because fsync fails for pipes and for devices such as /dev/null.
             Destination::File(file, _) if file.metadata().is_ok_and(|file| file.is_file()) => file.sync_all(),
             Destination::File(..) => Ok(()),
             Destination::Stdout(out) => out.flush(),

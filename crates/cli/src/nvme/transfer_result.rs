@@ -88,7 +88,7 @@ impl NvmeTransfer {
         Self { subsystem: options.connect.subsystem.clone(), ..self }
     }
 
-    /// Returns the result as text.
+    /// Returns the lines that show the transfer to the user.
     pub fn lines(&self) -> Vec<String> {
         let done = if self.operation == "read" { "read" } else { "wrote" };
         let mut lines = vec![format!(

@@ -69,7 +69,8 @@ enum Kind {
 fn kind(head: &[u8]) -> Option<Kind> {
     const PT_INTERP: u32 = 3;
     let rest = head.strip_prefix(b"\x7fELF")?;
-    // ELF's EI_CLASS and EI_DATA: 64-bit, little-endian.
+    // Examine only 64-bit little-endian files (EI_CLASS 2, EI_DATA 1), because the offsets below are those of
+    // such files.
     if rest.get(..2)? != [2, 1] {
         return Some(Kind::Other);
     }

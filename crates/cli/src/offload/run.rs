@@ -84,7 +84,8 @@ impl Run {
         Err(NotReady(format!("cannot start '{shown}': {error}; name an executable program")).into())
     }
 
-    /// Reports why sockets will not be offloaded. With `--require` this is an error.
+    /// Prints a warning with the reason why sockets will not be offloaded. With `--require`, returns the
+    /// reason as an error instead.
     fn note(&self, why: &str) -> anyhow::Result<()> {
         if self.require {
             return Err(NotReady(format!("{why}; --require forbids that")).into());

@@ -139,11 +139,12 @@ fn iperf_sends_datagrams_in_both_directions_and_rules_count() {
     }
     let status = lab.status();
     let count = |name: &str| status["datagrams"][name].as_u64().unwrap();
-    // The full receive buffer of a slow server drops datagrams, so a single received one suffices.
+    // Require only one received datagram, because a slow server's full receive buffer drops the others.
     assert!(count("received") > 0 && count("sent_bytes") > 500_000, "{status}");
 
-    // The engine refuses a destination without a route, and a broadcast. Two sockets stay with the kernel:
-    // one by a rule about UDP port 53, and one that may send broadcasts.
+    // Test two refusals and two sockets that stay with the kernel. The engine refuses a destination without a
+    // route, and a broadcast. A rule leaves UDP port 53 to the kernel, and a socket that may send broadcasts
+    // also stays there.
     let rules = lab.folder.path().join("rules.toml");
     std::fs::write(&rules, "[[rule]]\nrun_by = \"kernel\"\nprotocol = \"udp\"\nport = 53\n").unwrap();
     let script = "\

@@ -85,8 +85,8 @@ fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;
     }
-    // The lock keeps other processes from changing the file between `read` and `rename`. If the lock is not
-    // available, another process may overwrite this entry, and it is measured again later.
+    // Lock the file against other processes from `read` to `rename`, because one of them could otherwise
+    // overwrite this entry. Ignore a failed lock, because an overwritten entry is only measured again later.
     let lock = File::create(file.with_extension("lock"))?;
     let _ = lock.lock();
     let mut entries = read(file);

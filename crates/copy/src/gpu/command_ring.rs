@@ -138,11 +138,11 @@ pub(super) struct CommandRing {
     name: String,
     /// The number of the newest command.
     sequence: u64,
-    /// The number of the newest command that, as far as the host knows, every channel of the pusher has read.
+    /// The number of the newest command that every channel of the pusher had read when the host last looked.
     read_by_all: u64,
-    /// The upper 32 bits of the numbers of all commands since the laps of the lines were last cleared. A lap
-    /// is the lower 32 bits, so laps are unique while the upper bits stay the same. Before the upper bits
-    /// change, the laps must be cleared.
+    /// The upper 32 bits of the number of every command since the lines were last cleared. Each line holds
+    /// the lower 32 bits of its command's number, its lap. When the upper bits change, laps repeat, so the
+    /// lines must be cleared first.
     epoch: u64,
     /// True while resident kernels run and wait for commands.
     running: bool,
@@ -202,8 +202,8 @@ impl CommandRing {
         Ok((sequence, self.newest))
     }
 
-    /// Blocks until every channel of the pusher has read the old command that command `sequence` will
-    /// overwrite.
+    /// Blocks until command `sequence` may be written: every channel of the pusher has read the old command
+    /// in its place.
     fn make_room(&mut self, sequence: u64) -> Result<()> {
         let old = sequence.saturating_sub(DEPTH);
         let began = Instant::now();
@@ -388,7 +388,7 @@ mod tests {
         CommandRing::new(Region::host(layout.bytes()).unwrap(), layout, "test".into())
     }
 
-    /// Acts like kernels that end all commands.
+    /// Writes the words that kernels write after they have read and ended all commands.
     fn end_all(ring: &CommandRing) {
         for channel in 0..2 {
             let seen = ring.layout.channel_words() + channel * CHANNEL_BYTES + SEEN;
@@ -459,8 +459,8 @@ mod tests {
     #[test]
     fn laps_are_renewed_once_in_two_to_the_32_commands() {
         let mut ring = ring();
-        // The next number, 2^32 - 1, has the highest lap. `sequence += 1` below uses up that number, as a
-        // command to leave does. The number after it would have lap 0.
+        // Start before command 2^32 - 1, because it has the highest lap and the command after it would have
+        // lap 0. `sequence += 1` below stands for sending that command.
         ring.sequence = (1 << 32) - 2;
         ring.read_by_all = ring.sequence;
         assert!(!ring.needs_new_laps());

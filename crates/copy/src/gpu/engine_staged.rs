@@ -108,8 +108,8 @@ impl EngineStaged {
             last_of_stream[last_stream] = Some(index);
             offset += length;
         }
-        // The ticket must complete after the last chunk of every stream and after all earlier transfers. So
-        // `end` waits for all of these.
+        // Make the stream `end` wait for the last chunk of every other stream and for all earlier transfers,
+        // because the transfer's ticket completes when `end` does.
         let end = &self.into[last_stream];
         for (stream, index) in last_of_stream.iter().enumerate() {
             if let Some(index) = index

@@ -54,8 +54,8 @@ pub struct SmStaged {
     to: Arc<Gpu>,
     push: Side,
     pull: Side,
-    /// For completion mode `interrupt`: the stream that waits for the end of a transfer, and the events that
-    /// then wake the waiting thread.
+    /// The stream that waits for the end of a transfer, and the events behind it that wake the thread. Waits
+    /// use them in completion mode `interrupt`.
     notice: (Stream, Pending),
     memory: Region,
     layout: Layout,
@@ -114,7 +114,7 @@ impl SmStaged {
         Ok(staged)
     }
 
-    /// Returns the newest ticket that is done.
+    /// Returns the ticket of the newest completed transfer.
     fn newest_done(&self) -> Result<Ticket> {
         let name = || short_name(&self.from, &self.to);
         newest_done(&self.memory, self.layout.tuning.channels, &self.entries, self.flight.done(), &name)
@@ -127,8 +127,8 @@ impl SmStaged {
         }
     }
 
-    /// Launches both kernels for `count` commands from number `first`. If only the first launch succeeds,
-    /// that kernel waits for commands until [`SmStaged::give_up`].
+    /// Launches both kernels. They read `count` commands, beginning with number `first`, and then end. If
+    /// only the first launch succeeds, that kernel waits for commands until [`SmStaged::give_up`].
     fn launch(&self, first: u64, count: u64) -> Result<()> {
         let tuning = &self.layout.tuning;
         let at = |offset: usize| self.memory.address() + offset as u64;
@@ -357,15 +357,15 @@ impl Mover for SmStaged {
         let outcome = match completion {
             CompletionMode::Interrupt => self.wait_interrupt(ticket),
             _ => {
-                // `entries` does not change during this wait, so its tickets still follow `first`.
+                // Borrow each field separately, because `poll` reads some of them while `flight` is changed.
+                // `entries` does not change meanwhile, so its tickets follow `first`.
                 let Self { flight, memory, entries, from, to, layout, push, pull, ring, .. } = self;
                 let name = || short_name(from, to);
                 let mut looks = 0u32;
                 let poll = || {
                     let done = newest_done(memory, layout.tuning.channels, entries, first, &name)?;
                     looks = looks.wrapping_add(1);
-                    // A kernel that died writes no word, so the GPUs are checked for errors from time to
-                    // time.
+                    // Check the GPUs for errors from time to time, because a kernel that died writes no word.
                     if looks.is_multiple_of(1 << 15) && done < ticket {
                         check_alive(&push.stream, &pull.stream, ring.lock().is_running())?;
                     }

@@ -116,7 +116,8 @@ __device__ inline void store_relaxed(u64* word, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(word), "l"(value) : "memory");
 }
 
-// Returns true if the CPU told the kernel to leave, or the time to wait is over.
+// Returns true if the CPU told the kernel to leave, or the time `give_up` (on the GPU's clock, in ns) has
+// passed.
 __device__ inline bool is_over(const Control* control, u64 give_up) {
     return now_ns() > give_up || load_acquire(&control->leave) != 0;
 }

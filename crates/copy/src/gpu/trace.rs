@@ -20,7 +20,7 @@ const SIDES: [(&str, usize); 2] =
 /// Index 0 of these arrays holds the number of the command.
 const STEPS: [(&str, usize); 4] = [("all_channels_know", 1), ("copied", 2), ("fenced", 3), ("over", 4)];
 
-/// Times of the transfers since the last report.
+/// The times of the steps of each transfer since the last report.
 pub struct Trace {
     bytes: usize,
     began: Instant,

@@ -39,8 +39,9 @@ pub struct Buffers {
 pub(super) struct Rotation {
     size: usize,
     slots: usize,
-    /// If true, each destination slot receives the pattern of another source slot in every lap. Set only if
-    /// no two transfers in flight share a slot.
+    /// If true, each destination slot receives the pattern of another source slot in every lap. If false, it
+    /// always receives that of the source slot with its number, because two transfers in flight may share a
+    /// slot.
     shifted: bool,
 }
 

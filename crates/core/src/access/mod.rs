@@ -93,10 +93,10 @@ impl Access {
     pub fn is_available(self) -> bool {
         match self {
             Access::Bytes4 | Access::Bytes8 | Access::Bytes16 => true,
-            // The narrowest streaming load, of 16 bytes, needs SSE4.1.
+            // Require SSE4.1, because the narrowest streaming load (16 bytes) needs it.
             Access::NonTemporal => is_x86_feature_detected!("sse4.1"),
-            // 32-byte copies need only AVX, but 32-byte streaming loads need AVX2. `NonTemporal` streams 32
-            // bytes wherever `Bytes32` is available, so this line requires AVX2.
+            // Require AVX2 although ordinary 32-byte copies need only AVX, because `NonTemporal` uses 32-byte
+            // streaming loads wherever `Bytes32` is available, and these loads need AVX2.
             Access::Bytes32 => is_x86_feature_detected!("avx2"),
             Access::Bytes64 => is_x86_feature_detected!("avx512f"),
             Access::Direct64 => x86::has_movdir64b(),
@@ -258,8 +258,9 @@ unsafe fn narrow(destination: *mut u8, source: *const u8, bytes: usize) {
     }
 }
 
-/// Copies `count` words, by volatile accesses at each side that is aligned. A side that is not aligned must
-/// be ordinary memory, because the compiler may split accesses to it.
+/// Copies `count` words. Loads by volatile accesses if `source` is aligned, and stores by volatile accesses
+/// if `destination` is. An address that is not aligned must be in ordinary memory, because the compiler may
+/// split accesses to it.
 ///
 /// # Safety
 /// Both spans are valid for `count` words and do not overlap.

@@ -35,8 +35,8 @@ struct Entry {
 impl Entry {
     fn sleep_ns(&self) -> Option<u64> {
         let sleep = self.expected_ns.checked_sub(self.lead_ns)?;
-        // A sleep must be worth its cost. So there is none if it would be short, or if the thread would poll
-        // more than twice as long as it sleeps.
+        // Sleep only if the sleep is not short and the thread would then poll at most twice as long as it
+        // sleeps, because entering and leaving the kernel costs time.
         (sleep >= SHORTEST_SLEEP_NS.max(self.lead_ns / 2)).then_some(sleep)
     }
 }
@@ -50,7 +50,7 @@ const LONG_NS: u64 = 200_000;
 const SHORTEST_SLEEP_NS: u64 = 15_000;
 /// A wake-up before the operation's end shortens the lead by one part in this many.
 const SHORTEN: u64 = 64;
-/// The same as [`SHORTEN`], for long operations.
+/// A wake-up before the end of an operation above 200 us shortens the lead by one part in this many.
 const SHORTEN_LONG: u64 = 16;
 
 impl Default for Expectation {
@@ -84,8 +84,9 @@ impl Expectation {
         }
     }
 
-    /// Adjusts the lead after the timed sleep of a wait for `bytes`: lengthens it if the thread woke late,
-    /// and otherwise shortens it.
+    /// Learns from the timed sleep of a wait for an operation of `bytes`. Lengthens the lead (how long before
+    /// the expected end a wait wakes up) if the thread woke late, and otherwise shortens it. Updates the
+    /// average overshoot of sleeps.
     pub fn slept(&mut self, bytes: u64, slept: &Slept) {
         let overshoot = slept.overshoot.as_nanos().min(1_000_000) as u64;
         self.overshoot_ns = (self.overshoot_ns * 7 + overshoot) / 8;

@@ -64,14 +64,15 @@ pub trait Wait {
     const POLLS: u32;
 
     /// Polls once. Returns true if the operation has completed. `watched` is true if the previous poll was a
-    /// moment ago. If this poll then returns true, the operation completed just now.
+    /// moment ago: an operation that this poll finds completed has just completed. If it is false, the
+    /// operation may have completed long before.
     ///
     /// # Errors
     /// If the operation failed.
     fn poll(&mut self, watched: bool) -> Result<bool, Self::Error>;
 
-    /// Returns how long to sleep and poll. Called once, and only if the first polls did not find the
-    /// operation completed.
+    /// Returns how long the wait sleeps, and how long it then polls before it blocks. Called once, and only
+    /// if the first polls did not find the operation completed.
     fn plan(&mut self) -> WaitPlan;
 
     /// Records how the timed sleep ended. Called after the first poll that follows the sleep.
@@ -112,7 +113,8 @@ pub trait Wait {
     }
 }
 
-/// Continues a wait after the first polls.
+/// Continues a wait whose first polls found the operation incomplete: sleeps, polls, then blocks between
+/// polls.
 fn run_after_first_polls<W: Wait + ?Sized>(wait: &mut W) -> Result<Waited, W::Error> {
     let start = Instant::now();
     let plan = wait.plan();
