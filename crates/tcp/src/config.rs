@@ -49,9 +49,9 @@ pub struct Config {
     pub gso_bytes: u32,
     /// Offers timestamps (RFC 7323).
     pub timestamps: bool,
-    /// Offers selective acknowledgments (RFC 2018).
+    /// True to offer selective acknowledgments to the peer (RFC 2018); false to refuse them.
     pub sack: bool,
-    /// Offers window scaling (RFC 7323).
+    /// True to offer window scaling to the peer (RFC 7323); false to announce at most 65,535 bytes.
     pub window_scaling: bool,
     /// Use of ECN.
     pub ecn: EcnMode,
@@ -138,7 +138,8 @@ impl Config {
         range("delayed_ack", self.delayed_ack, 0, 500 * MILLISECOND)
     }
 
-    /// Returns the shift of the window field for the receive buffer: the least that lets the field express all of it.
+    /// Returns the window scale for the receive buffer: the least shift with which the 16-bit window field
+    /// can express the whole buffer.
     pub(crate) fn window_scale(&self) -> u8 {
         if !self.window_scaling {
             return 0;

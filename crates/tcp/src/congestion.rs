@@ -7,8 +7,8 @@ use crate::sequence::Sequence;
 const BETA: f64 = 0.7;
 /// CUBIC's constant C, in segments per second cubed.
 const C: f64 = 0.4;
-/// The growth in segments per round trip with which a window that each loss multiplies by `BETA` has the same
-/// average as Reno's (RFC 9438, section 4.3).
+/// The number of segments by which CUBIC's estimate of Reno's window grows per round trip (RFC 9438, section
+/// 4.3, alpha_cubic).
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
 /// The congestion window of one connection, in bytes.
@@ -113,7 +113,8 @@ impl Congestion {
         self.hystart = HyStart::default();
     }
 
-    /// Reduces the window after a retransmission timeout. `first` is false if the timer expires again for the same segment.
+    /// Reduces the window to one segment after a retransmission timeout. If `first` is set, also reduces the
+    /// threshold. `first` is false if the same loss has already reduced the threshold.
     pub fn on_timeout(&mut self, mss: u32, first: bool) {
         if first {
             self.on_congestion(mss);
@@ -138,7 +139,8 @@ struct Cubic {
     w_max: f64,
     /// The time that the cubic function needs to reach `w_max` again, in seconds.
     k: f64,
-    /// When the current growth began. `None` from a reduction until the next acknowledgment.
+    /// The time at which CUBIC's current growth of the window began. `None` from a reduction until the next
+    /// acknowledgment.
     epoch: Option<u64>,
     /// W_est of RFC 9438: the window that Reno would have now, in bytes.
     w_est: f64,

@@ -88,7 +88,8 @@ pub struct Listener<C> {
 }
 
 impl<C> Listener<C> {
-    /// Creates a listener whose connections get `config`. `backlog` bounds both queues; 0 counts as 1.
+    /// Creates a listener whose connections get `config`. `backlog` bounds the SYN queue and the accept
+    /// queue; 0 counts as 1.
     ///
     /// # Errors
     /// [`crate::Error::Config`] if a setting is out of range.
@@ -192,8 +193,8 @@ impl<C> Listener<C> {
             return Verdict::Reply(self.cookie_reply(now, flow, &handshake));
         }
         if let Some(previous) = previous {
-            // The new connection's numbers must begin above those of the old one, by more than a window of
-            // 65,535 bytes (RFC 6191).
+            // Raise the initial sequence number above the old connection's numbers by more than a window of
+            // 65,535 bytes, because old segments may still arrive (RFC 6191).
             let least = previous.sequence().wrapping_add(u16::MAX as u32 + 2);
             if before(handshake.sequence, least) {
                 handshake.sequence = least;

@@ -26,7 +26,7 @@ pub struct Timestamps {
     pub echo: u32,
 }
 
-/// The blocks of a SACK option: left edge, right edge (RFC 2018).
+/// The blocks of a SACK option, each with the sequence numbers of its left and right edge (RFC 2018).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SackBlocks {
     blocks: [(u32, u32); MAX_SACK_BLOCKS],
@@ -78,7 +78,7 @@ pub struct Options {
     pub mss: Option<u16>,
     /// The shift that the sender of the option applies to its window field.
     pub window_scale: Option<u8>,
-    /// The sender of the option accepts selective acknowledgments.
+    /// True if the SYN has the option SACK-permitted: its sender accepts selective acknowledgments.
     pub sack_permitted: bool,
 }
 

@@ -7,7 +7,7 @@ use crate::sequence::Sequence;
 
 /// The greatest number of ranges. A segment that would need one more is dropped, and the peer retransmits it.
 pub const MAX_RANGES: usize = 256;
-/// The number of recently changed ranges that are reported first.
+/// The number of recently changed ranges that SACK options report before all other ranges.
 const RECENT: usize = 4;
 
 /// The ranges of one connection: sorted, disjoint, with gaps in between.
@@ -61,7 +61,7 @@ impl Reassembly {
         true
     }
 
-    /// Makes the range that contains `start` the first to be reported.
+    /// Makes the range that contains `start` the first that SACK options report.
     fn note(&mut self, start: Sequence) {
         if self.recent[0] != start {
             self.recent.copy_within(0..RECENT - 1, 1);

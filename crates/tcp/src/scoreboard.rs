@@ -48,9 +48,11 @@ impl Record {
 pub struct Delivered {
     /// Bytes that are acknowledged for the first time, cumulatively or selectively.
     pub bytes: u64,
-    /// The earliest transmission time among these bytes, without bytes that were retransmitted.
+    /// The earliest transmission time of the newly acknowledged bytes, in nanoseconds. Retransmitted bytes
+    /// are left out. `None` if no others were acknowledged.
     pub oldest: Option<u64>,
-    /// The latest transmission time among these bytes, without bytes that were retransmitted.
+    /// The latest transmission time of the newly acknowledged bytes, in nanoseconds. Retransmitted bytes are
+    /// left out. `None` if no others were acknowledged.
     pub newest: Option<u64>,
 }
 
@@ -73,11 +75,11 @@ pub struct Scoreboard {
     lost: u64,
     /// No record below this sequence number is lost.
     lost_hint: Sequence,
-    /// RACK.xmit_ts: when the most recently sent of the delivered segments was sent.
+    /// RACK.xmit_ts: the transmission time of the delivered segment that was sent last, in nanoseconds.
     rack_sent: u64,
-    /// RACK.end_seq: the sequence number at the end of that segment.
+    /// RACK.end_seq: the sequence number at the end of the delivered segment that was sent last.
     rack_end: Sequence,
-    /// RACK.rtt: the RTT of that segment, in nanoseconds.
+    /// RACK.rtt: the RTT of the delivered segment that was sent last, in nanoseconds.
     rack_rtt: u64,
     /// RACK.fack: the highest sequence number delivered.
     forward_ack: Sequence,
@@ -214,7 +216,8 @@ impl Scoreboard {
         self.records.insert(at + 1, rest);
     }
 
-    /// Merges record `at` with the next one if nothing distinguishes them any more. Returns true if it did.
+    /// Merges record `at` with the next record if both have the same state, and the same transmission time
+    /// where it matters. Returns true if they were merged.
     fn merge(&mut self, at: usize) -> bool {
         let (Some(a), Some(b)) = (self.records.get(at), self.records.get(at + 1)) else { return false };
         let alike = a.flags == b.flags && (a.sent == b.sent || a.flags & (SACKED | LOST) != 0);
@@ -325,7 +328,7 @@ impl Scoreboard {
         while let Some(&record) = self.records.get(at) {
             let delivered_later = (record.sent, record.end()) < (self.rack_sent, self.rack_end);
             if !delivered_later && record.flags == 0 {
-                // Everything behind was sent even later, so no further segment can be marked.
+                // Stop, because all segments behind this one were sent later, so none of them counts as lost.
                 break;
             }
             if delivered_later && !record.has(SACKED | LOST) {

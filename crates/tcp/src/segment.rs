@@ -129,7 +129,7 @@ impl<'a> Segment<'a> {
 pub struct Transmit {
     /// The header's fields.
     pub header: Header,
-    /// The payload as indices of the send buffer. Empty for segments without data.
+    /// The payload, as a range of indices of the stream in the send ring. Empty for a segment without data.
     pub payload: Range<u64>,
     /// The greatest payload of one segment, in bytes.
     pub segment_size: u16,

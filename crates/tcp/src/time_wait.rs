@@ -31,7 +31,7 @@ pub enum TimeWaitAction {
 }
 
 impl TimeWait {
-    /// Returns the time at which TIME-WAIT ends. Remove the entry then.
+    /// Returns the time at which TIME-WAIT ends. The engine must then remove the entry from its table.
     pub fn until(&self) -> u64 {
         self.until
     }

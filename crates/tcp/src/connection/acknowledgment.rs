@@ -63,7 +63,7 @@ impl Connection {
         if self.snd.window > 0 {
             self.timers.window_probes = 0;
         } else {
-            // The peer lives but has no room, so the user timeout starts again.
+            // Start the user timeout again, because the peer answers although its window is closed.
             self.timers.last_progress = now;
             self.recovery.backoff = self.recovery.backoff.min(super::timer::MAX_PROBE_BACKOFF);
         }
@@ -210,7 +210,7 @@ impl Connection {
         match self.recovery.phase {
             Phase::Open if lost > 0 => self.on_losses(now, delivered.bytes, lost),
             Phase::Recovery if delivered.bytes > 0 => self.reduce_rate(delivered.bytes, advanced, lost),
-            // The acknowledgment that ends a fast recovery does not grow the window, which was set just now.
+            // Do not grow the congestion window, because the end of the fast recovery has just set it.
             Phase::Open if phase_before == Phase::Recovery => {}
             _ if delivered.bytes > 0 => {
                 let ack = Ack {
@@ -273,7 +273,8 @@ impl Connection {
         0
     }
 
-    /// Begins fast recovery, unless the only loss is a probe of the path's MTU.
+    /// Begins fast recovery, unless the only lost segment is a probe of the path's MTU. Such a loss is no
+    /// sign of congestion.
     pub(super) fn on_losses(&mut self, now: u64, delivered: u64, lost: u64) {
         if !self.path_probe_lost(now) {
             self.begin_recovery(delivered, lost);

@@ -45,7 +45,7 @@ impl Connection {
     /// Returns the index up to which data was received in order. The application may read the receive ring below it.
     #[inline]
     pub fn received(&self) -> u64 {
-        // The peer's FIN takes a sequence number, but no byte of the ring.
+        // Subtract 1 for the peer's FIN, because it has a sequence number but no byte in the receive ring.
         self.rcv.next - self.rcv.start - self.peer_closed() as u64
     }
 

@@ -3,8 +3,8 @@
 
 /// The memory into which received data is written: the application's receive ring.
 pub trait ReceiveBuffer {
-    /// Copies `bytes` to `index` of the stream. They always fit: they end at most `receive_capacity` bytes
-    /// after the index up to which the application has consumed.
+    /// Copies received `bytes` to offset `index` of the peer's stream. They always fit into the ring: they
+    /// end at most `receive_capacity` bytes after the first byte that the application has not consumed.
     fn write(&mut self, index: u64, bytes: &[u8]);
 }
 
@@ -48,7 +48,7 @@ pub enum Reason {
     Aborted,
 }
 
-/// What changed for the application: a set of flags.
+/// A set of flags that tell the application what a received segment or a timer has changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Events(u8);
 

@@ -269,8 +269,8 @@ impl Connection {
         let limit = self.rcv.fin.map_or(self.rcv.edge(), |fin| fin.min(self.rcv.edge()));
         let (start, end) = (seq.max(self.rcv.next), data_end.min(limit));
         if fin && self.rcv.fin.is_none() && data_end <= self.rcv.edge() {
-            // If data beyond this FIN was received before, the two contradict each other. The data counts,
-            // and the FIN is ignored.
+            // Accept the FIN only if no data beyond it was received before, because a stream cannot have data
+            // after its FIN. Otherwise keep the data and ignore the FIN.
             if self.reassembly.end().is_none_or(|end| end <= data_end) {
                 self.rcv.fin = Some(data_end);
             }
@@ -291,7 +291,7 @@ impl Connection {
                     self.rcv.next = end;
                 } else {
                     self.rcv.next = self.reassembly.advance(end);
-                    // RFC 9293 and RFC 5681: acknowledge at once what fills a gap.
+                    // Acknowledge the segment at once, because it fills a gap (RFC 5681, section 4.2).
                     self.ack.now = true;
                 }
                 self.schedule_ack(now, (self.rcv.next - before_next) as u32);

@@ -188,7 +188,7 @@ impl Connection {
         }
     }
 
-    /// Takes over what the peer's SYN announced. `irs` is its sequence number.
+    /// Sets the state that follows from the peer's SYN: its initial sequence number `irs` and its options.
     fn set_peer(&mut self, now: u64, irs: Sequence, options: &crate::Options, config: &Config) {
         self.rcv.start = irs + 1;
         self.rcv.next = irs + 1;
@@ -216,7 +216,7 @@ impl Connection {
         } else if syn_retransmissions > 0 {
             self.rtt.set_timeout(3 * crate::SECOND.min(self.config.max_rto / 3)); // RFC 6298, rule 5.7
         }
-        // RFC 6928, section 2: one segment if more than one SYN was lost.
+        // Begin with a congestion window of one segment if more than one SYN was lost (RFC 6928, section 2).
         let segments = if syn_retransmissions > 1 { 1 } else { self.config.initial_window as u64 };
         self.congestion = Congestion::new(segments * self.effective_mss() as u64);
         self.recovery.backoff = 0;
@@ -226,7 +226,7 @@ impl Connection {
         self.arm_keepalive(now);
     }
 
-    /// Returns the payload of a full segment with the usual options, in bytes.
+    /// Returns the payload of a full segment in bytes: the MSS less the timestamps option, if it is used.
     #[inline]
     fn effective_mss(&self) -> u32 {
         let options = if self.flags.timestamps { crate::options::TIMESTAMPS_LEN as u32 } else { 0 };

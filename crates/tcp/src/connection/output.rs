@@ -127,8 +127,8 @@ impl Connection {
     fn advance_window(&mut self) {
         let edge = self.rcv.edge();
         let least = (self.rcv.capacity / 2).min(self.rcv.mss as u32).max(1) as u64;
-        // Data beyond the announced edge is accepted if there is room. The edge then moves up to RCV.NXT at
-        // least.
+        // Move the announced edge up to RCV.NXT, because data beyond the edge is accepted if there is room
+        // for it.
         self.rcv.advertised = self.rcv.advertised.max(self.rcv.next);
         if edge >= self.rcv.advertised + least {
             let most = self.rcv.next + ((u16::MAX as u64) << self.rcv.scale);
@@ -223,8 +223,8 @@ impl Connection {
             recovery.undo_bytes += len as u64;
             if recovery.eifel == Eifel::Waiting {
                 let stamp = crate::timestamp(now, self.timestamp_offset);
-                // Timestamps can judge only a retransmission of the first unacknowledged segment: only its
-                // acknowledgment is sure to echo its timestamp.
+                // Let timestamps judge only a retransmission of the first unacknowledged segment, because
+                // only its acknowledgment is sure to echo its timestamp.
                 recovery.eifel = if start == self.snd.una { Eifel::Sent(stamp) } else { Eifel::Decided };
             }
         }

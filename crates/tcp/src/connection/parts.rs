@@ -16,9 +16,9 @@ pub(super) struct Sender {
     pub(super) start: Sequence,
     /// SND.WND: the peer's receive window in bytes.
     pub(super) window: u32,
-    /// SND.WL1: the sequence number of the segment that set the window.
+    /// SND.WL1: the sequence number of the last segment that set SND.WND.
     pub(super) wl1: Sequence,
-    /// SND.WL2: the acknowledgment number of that segment.
+    /// SND.WL2: the acknowledgment number of the last segment that set SND.WND.
     pub(super) wl2: Sequence,
     /// The largest window that the peer has announced, in bytes.
     pub(super) max_window: u32,
@@ -28,7 +28,7 @@ pub(super) struct Sender {
     /// The MSS that the peer announced, or this side's, whichever is less.
     pub(super) max_mss: u16,
     pub(super) scale: u8,
-    /// The application has closed this direction.
+    /// True if the application has closed the direction to the peer, so a FIN follows the data.
     pub(super) fin: bool,
     /// The end of the last segment that was smaller than the MSS (Minshall's variant of Nagle's algorithm).
     pub(super) small_end: Sequence,
@@ -56,7 +56,7 @@ pub(super) struct Receiver {
     pub(super) next: Sequence,
     /// The sequence number of the first byte that the application has not consumed.
     pub(super) consumed: Sequence,
-    /// The right edge of the window that was announced.
+    /// The right edge of the receive window last advertised to the peer, as a sequence number.
     pub(super) advertised: Sequence,
     /// The acknowledgment number sent last.
     pub(super) last_ack: Sequence,
@@ -77,7 +77,7 @@ pub(super) struct Receiver {
 
 impl Receiver {
     /// Returns the right edge of the receive window: the sequence number behind the free part of the receive
-    /// buffer. Never less than the edge last advertised, even if the capacity has been reduced.
+    /// buffer. It is never less than the edge last advertised, even if the capacity was reduced.
     #[inline]
     pub(super) fn edge(&self) -> Sequence {
         (self.consumed + self.capacity as u64).max(self.advertised)
@@ -119,12 +119,12 @@ pub(super) enum Phase {
 /// The detection of a spurious retransmission by timestamps (RFC 3522). The first acknowledgment that advances SND.UNA decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Eifel {
-    /// Waits for the first retransmission of this phase.
+    /// The loss recovery has begun, and no segment was retransmitted yet.
     Waiting,
     /// The timestamp of the first retransmission.
     Sent(u32),
-    /// The retransmission was judged, or cannot be: there are no timestamps, or it was not the first
-    /// unacknowledged segment.
+    /// No test of a retransmission is pending. It was tested already, the connection has no timestamps, or
+    /// the retransmitted segment was not the first unacknowledged one.
     Decided,
 }
 
@@ -140,7 +140,8 @@ pub(super) struct Recovery {
     /// The congestion state before the recovery, which is restored if the recovery was spurious. `None`
     /// before the first recovery and after an undo.
     pub(super) saved: Option<Saved>,
-    /// Bytes retransmitted in this phase, less those reported as duplicates.
+    /// The bytes retransmitted in this phase, less the bytes that the peer has reported as duplicates
+    /// (DSACK).
     pub(super) undo_bytes: u64,
     /// SND.UNA when the phase began.
     pub(super) undo_start: Sequence,
@@ -208,15 +209,16 @@ pub(super) struct Flags {
     pub(super) retransmission_forced: bool,
     /// The congestion window stopped the last transmission.
     pub(super) cwnd_limited: bool,
-    /// The application holds small segments back.
+    /// True while the application has set the cork, which holds segments smaller than the MSS back.
     pub(super) cork: bool,
     /// The cork has held data back for 200 ms, so the next small segment may be sent in spite of it.
     pub(super) cork_expired: bool,
-    /// Acknowledgments echo a congestion mark, until the peer reports that it has reduced its window.
+    /// True if acknowledgments carry the flag ECE: from the receipt of a congestion mark until the peer
+    /// reports that it has reduced its window.
     pub(super) ece: bool,
-    /// The next new data must tell the peer that the congestion window was reduced.
+    /// True if the next segment with new data must carry the flag CWR: the congestion window was reduced.
     pub(super) cwr: bool,
-    /// No application reads or writes any more.
+    /// True once the application has closed the connection: nothing is read or written any more.
     pub(super) orphan: bool,
     /// The network reported that the peer cannot be reached, and the peer has acknowledged nothing since.
     pub(super) unreachable: bool,

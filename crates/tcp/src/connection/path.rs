@@ -134,7 +134,8 @@ impl Connection {
         only
     }
 
-    /// Gives a probe up because it was lost.
+    /// Gives up the probe of the path's MTU that is in flight, because it was lost. After the third loss of
+    /// this size, only smaller sizes are tested.
     pub(super) fn fail_path_probe(&mut self, now: u64) {
         let Some((_, _, size)) = self.path.probe.take() else { return };
         self.path.failures += 1;
@@ -144,7 +145,8 @@ impl Connection {
         }
     }
 
-    /// Forgets a probe whose bytes are retransmitted in other segments: their acknowledgment proves nothing.
+    /// Forgets the probe of the path's MTU if its bytes are retransmitted in other segments. Their
+    /// acknowledgment would not show that the path carries the probe.
     #[inline]
     pub(super) fn forget_path_probe(&mut self, start: Sequence, len: u32) {
         if self.path.probe.is_some_and(|probe| start < probe.1 && probe.0 < start + len as u64) {

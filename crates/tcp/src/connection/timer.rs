@@ -10,7 +10,8 @@ pub(super) const MAX_PROBE_BACKOFF: u8 = 8;
 /// The number of retransmissions or window probes after which a connection that the application has closed is
 /// aborted.
 const ORPHAN_RETRIES: u8 = 8;
-/// The delay of an acknowledgment that a loss probe allows for (RFC 8985, section 7.2, TLP.max_ack_delay).
+/// The longest time by which a peer is expected to delay an acknowledgment. A loss probe waits for it (RFC
+/// 8985, section 7.2, TLP.max_ack_delay).
 const MAX_ACK_DELAY: u64 = 200 * crate::MILLISECOND;
 
 impl Connection {
@@ -101,7 +102,8 @@ impl Connection {
             return Events::NONE;
         }
         let overdue = |timeout| now.saturating_sub(self.timers.last_progress) >= timeout;
-        // Without an application, a peer that never opens its window must not hold memory for ever.
+        // Abort a connection that the application has closed after a limited number of retries. Otherwise a
+        // peer that never opens its window would hold the memory for ever.
         let orphan =
             self.flags.orphan && self.recovery.backoff.max(self.timers.window_probes) >= ORPHAN_RETRIES;
         if orphan
@@ -118,8 +120,8 @@ impl Connection {
             self.counters.window_probes += 1;
             0
         } else {
-            // False if the window was already reduced for this loss: by an earlier timeout, or by fast
-            // recovery (RFC 6675, section 5.1).
+            // Reduce the threshold only once for each loss: not if an earlier timeout or fast recovery has
+            // reduced it (RFC 6675, section 5.1).
             let first = match self.recovery.phase {
                 Phase::Open => true,
                 Phase::Recovery => false,

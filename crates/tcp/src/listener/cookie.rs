@@ -52,8 +52,9 @@ impl<C> Listener<C> {
             let scale =
                 options.window_scale.filter(|_| self.config.window_scaling).map_or(NO_SCALE, u32::from);
             let bits = scale | if options.sack_permitted { SACK } else { 0 } | if ecn { ECN } else { 0 };
-            // The options replace the low six bits. If this raises the value above the clock, uses the value 64
-            // lower: the connection's next timestamp comes from the clock and must not be smaller.
+            // Store the options in the low six bits of the timestamp. If this raises the timestamp above the
+            // clock, subtract 64, because the connection's next timestamp comes from the clock and must not
+            // be smaller.
             let value = timestamps.value & !OPTION_BITS | bits;
             timestamps.value =
                 if before(timestamps.value, value) { value.wrapping_sub(OPTION_BITS + 1) } else { value };
