@@ -206,7 +206,7 @@ class burst {
         staged_[i].verdict = what;
         changed_ = true;
     }
-    // True if this thread called `set`.
+    // Returns true if this thread called `set` for at least one packet.
     INLANE bool changed() const { return changed_; }
 };
 

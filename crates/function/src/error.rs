@@ -49,7 +49,7 @@ pub enum Error {
         /// What is missing, and how to get it.
         why: String,
     },
-    /// There is no memory for the state or the output region.
+    /// An error from inlane-core: there is no memory for the function's state or output region.
     #[error(transparent)]
     Core(#[from] inlane_core::Error),
 }

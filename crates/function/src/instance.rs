@@ -15,7 +15,7 @@ pub struct Instance {
     function: PacketFunction,
     state: Region,
     output: Option<Region>,
-    /// The arguments of a call besides the packets. Kept between calls, because only the time changes.
+    /// The arguments of a call besides the packets. Stored here, because only the time changes between calls.
     context: CallContext,
 }
 

@@ -115,8 +115,8 @@ impl PacketFunction {
         }
     }
 
-    /// Returns the struct's name in the source. Modules export `inlane_info_SYMBOL`; the source defines the
-    /// type `inlane_registered_SYMBOL`.
+    /// Returns the name of the function's C++ struct, SYMBOL. A compiled module exports `inlane_info_SYMBOL`,
+    /// and the source defines the type `inlane_registered_SYMBOL`.
     pub fn symbol(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().symbol,

@@ -75,9 +75,9 @@ impl Emulated {
                 .output()
                 .expect("the compiler that built this crate")
         };
-        // Each emulated block loads its own copy of the object, and the copies must not share static
-        // variables. Without this flag, GCC gives some of them one instance in the whole process. A compiler
-        // that refuses the flag is called again without it.
+        // Compile with -fno-gnu-unique, because each emulated block loads its own copy of the object, and the
+        // copies must not share static variables. Without this flag, GCC gives some of them one instance in
+        // the whole process. A compiler that refuses the flag is called again without it.
         let output = Some(compile(&["-fno-gnu-unique"])).filter(|output| output.status.success());
         let output = output.unwrap_or_else(|| compile(&[]));
         assert!(output.status.success(), "{text}:\n{}", String::from_utf8_lossy(&output.stderr));
@@ -341,9 +341,9 @@ fn blocks_assemble_together() {
         let whole = 2 * 14 * PRBS as u32;
         let received: u64 = delivered.iter().map(|slot| slot.received_and_missing().0 as u64).sum();
         assert_eq!(received, count("received_prbs"), "PRBs were assembled that no delivered slot counts");
-        // If one block runs far ahead of another, later slots take over the windows of earlier ones. The
-        // earlier slots stay incomplete, and the rest of their packets are late. Otherwise, without losses,
-        // every slot must be complete.
+        // Check that every slot is complete, unless packets were lost or late. Packets are late if one block
+        // runs far ahead of another: later slots then take over the windows of earlier ones, which stay
+        // incomplete.
         if lost == 0 && count("late_packets") == 0 {
             assert!(delivered.iter().all(|slot| slot.reason() == Reason::Complete));
             assert_eq!(delivered.len(), SLOTS as usize);

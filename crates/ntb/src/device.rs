@@ -57,8 +57,8 @@ pub struct Capabilities {
     pub vectors: u32,
     /// Number of 32-bit scratchpads of each port.
     pub scratchpads: u32,
-    /// True if the windows lead to ordinary host memory. Bandwidths are then those of a model, even where
-    /// the BAR and its interrupts are real.
+    /// True if the windows lead to ordinary host memory: measured bandwidths are then those of a model, even
+    /// if the BAR and its interrupts are real. False if the windows lead over a real link.
     pub is_memory_modelled: bool,
     /// When a store through a window becomes visible to the peer.
     pub ordering: Ordering,
@@ -77,9 +77,9 @@ pub struct Link {
 /// An event that a thread can sleep on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A doorbell of this vector was rung while it was unmasked.
+    /// A doorbell bit of the vector with this number was rung while the bit was unmasked.
     Doorbell(u32),
-    /// The state of some link changed.
+    /// The state of the link to at least one peer changed.
     Link,
 }
 
@@ -95,7 +95,7 @@ pub trait Ntb: Send + Sync {
     /// Returns the number of ports, this side's included.
     fn ports(&self) -> u32;
 
-    /// Enables (`up`) or disables this side of the links to all peers.
+    /// Enables this side of the links to all peers if `up` is true, and disables it otherwise.
     fn link_enable(&self, up: bool);
     /// Returns the state of the link to `peer`. The link to a port that does not exist is down.
     fn link(&self, peer: u32) -> Link;

@@ -30,7 +30,7 @@ pub enum Error {
     Window {
         /// The NTB port on the other side of the window.
         peer: u32,
-        /// What was asked for, what the window allows, and what to change.
+        /// What was requested of the window, what the window allows, and what to change.
         why: String,
     },
     /// The peer uses another version of the protocol.

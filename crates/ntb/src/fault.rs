@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 /// The faults to inject. Probabilities are from 0 to 1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// The longest delay of a piece of a store (see `torn`).
+    /// The longest time by which a piece of a store arrives late. Stores are cut into pieces of 64 or 8
+    /// bytes.
     pub delay: Duration,
     /// True if pieces between two fences arrive in random order.
     pub reorder: bool,
@@ -152,7 +153,8 @@ enum Action {
 /// A piece of a store, or a register write, on its way to the peer.
 struct Piece {
     due: Instant,
-    /// The order of arrival among the pieces between the same two fences, lowest first. See `State::push`.
+    /// The order in which the pieces between the same two fences arrive: the lowest rank first. `State::push`
+    /// chooses the rank.
     rank: (Instant, u64),
     action: Action,
 }
@@ -183,8 +185,8 @@ struct State {
     /// Pieces of later epochs wait until the first epoch is empty.
     epochs: VecDeque<BinaryHeap<Piece>>,
     random: Random,
-    /// When the wire was made. Used as the time in a piece's rank if the order must not depend on when the
-    /// piece is due. Only the second part of the rank then decides.
+    /// The time at which the wire was made. It is the time in every piece's rank if the order of arrival does
+    /// not depend on when pieces are due, so that only the second part of the rank decides.
     start: Instant,
     sent: u64,
     mapped: Vec<Region>,
@@ -322,7 +324,7 @@ impl State {
         self.sent += 1;
         let rank = match (plan.reorder, plan.delay.is_zero()) {
             (false, _) => (self.start, self.sent),
-            // Without delays all pieces are due at once, so chance alone decides their order.
+            // Choose the order at random, because without delays all pieces are due at once.
             (true, true) => (self.start, self.random.next_u64()),
             (true, false) => (due, self.random.next_u64()),
         };
@@ -365,7 +367,7 @@ impl WireShared {
         let mut state = self.lock();
         loop {
             match state.next() {
-                // Deliver under the lock. An empty queue then means that everything has arrived.
+                // Deliver under the lock, so that an empty queue means that everything has arrived.
                 Ok(Piece { action: Action::Store { to, bytes, length }, .. }) => {
                     // SAFETY: the caller of `store` promised the destination, and `mapped` keeps it mapped.
                     // Aligned words are stored whole, so a piece of 8 aligned bytes does not tear further.
@@ -375,7 +377,8 @@ impl WireShared {
                 Ok(Piece { action: Action::Call(call), .. }) => call(),
                 Err(_) if state.closed => return,
                 Err(wait) => {
-                    // No piece is due. Wake threads in `drain`: they check whether all pieces have arrived.
+                    // Wake threads in `drain`, because no piece is due now: they check whether all pieces
+                    // have arrived.
                     self.changed.notify_all();
                     state = self
                         .changed

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// Translations start and end at multiples of this many bytes.
 const PAGE: u64 = 4096;
 
-/// The largest number of ports.
+/// The most ports of a bridge.
 pub const MAX_PORTS: u32 = 64;
 /// Number of scratchpads of a port: 8 for each port that may write to it.
 pub const SCRATCHPADS: u32 = 8 * MAX_PORTS;
@@ -30,8 +30,8 @@ pub const VECTORS: u32 = 2;
 #[derive(Default)]
 pub(crate) struct PaddedWord<T>(pub T);
 
-/// The part of the owner's inbound memory that a peer's window leads to. A length of 0 means that no
-/// translation is set.
+/// The part of a port's inbound memory that a peer's window leads to. A length of 0 means that no translation
+/// is set.
 #[repr(C)]
 pub(crate) struct Translation {
     pub offset: AtomicU64,
@@ -45,7 +45,7 @@ pub(crate) struct PortRegisters {
     pub doorbell: PaddedWord<AtomicU64>,
     /// Doorbell bits that raise no event.
     pub mask: PaddedWord<AtomicU64>,
-    /// Odd while this port has enabled its links. Each change adds one.
+    /// Odd while this port has enabled its links, even while it has disabled them. Each change adds one.
     pub link: PaddedWord<AtomicU32>,
     /// Number of processes that have attached to this port. The hub uses this number to ignore the end of a
     /// process that a later process has replaced.

@@ -148,8 +148,8 @@ impl Window {
     pub unsafe fn load_into(&self, destination: *mut u8, offset: usize, length: usize) -> Result<()> {
         let from = self.at(offset, length)?;
         if let Some(wire) = &self.wire {
-            // On hardware, a read does not pass earlier posted writes. So deliver the writes that are still
-            // in the wire.
+            // Deliver the writes that are still in the wire, because on hardware a read does not pass earlier
+            // posted writes.
             wire.drain();
         }
         // SAFETY: `at` checked the source, and the caller guarantees the destination.

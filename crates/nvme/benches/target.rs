@@ -48,7 +48,7 @@ fn processor_time(name: &str) -> Duration {
         let Some(id) = entry.file_name().to_str().and_then(|id| id.parse::<i32>().ok()) else { continue };
         if comm.trim() == name {
             let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            // The clock's number is the kernel's encoding of "processor time of thread `id`".
+            // Pass the clock number by which the kernel encodes the processor time of thread `id`.
             // SAFETY: the call writes to the structure only.
             unsafe { libc::clock_gettime(!id << 3 | 6, &mut time) };
             total += Duration::new(time.tv_sec as u64, time.tv_nsec as u32);
@@ -325,6 +325,6 @@ fn main() {
             println!();
         }
     }
-    // The plain servers still use the target's memory, so it must not be dropped.
+    // Leak the target, because the plain servers still use its memory.
     std::mem::forget(target);
 }

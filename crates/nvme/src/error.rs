@@ -25,7 +25,7 @@ pub enum Error {
     Invalid {
         /// The setting or argument.
         what: String,
-        /// Why it is invalid, and what to give instead.
+        /// Why the setting or argument is invalid, and what to give instead.
         why: String,
     },
     /// The machine is not ready: a kernel feature or a permission is missing.
@@ -33,7 +33,7 @@ pub enum Error {
     Environment {
         /// What is missing.
         what: String,
-        /// Why it is missing, and what to do.
+        /// Why the kernel feature or permission is missing, and what to do.
         why: String,
     },
     /// The peer sent a PDU that violates the protocol. The connection is closed.
@@ -73,7 +73,7 @@ pub enum Error {
     Incomplete {
         /// The transfer, or its input.
         what: String,
-        /// What happened, and how many bytes were copied.
+        /// Why the transfer ended early, and how many bytes were copied.
         why: String,
     },
     /// The connection ended while commands were in flight, or the target refused it.

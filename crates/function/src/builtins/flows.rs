@@ -1,4 +1,4 @@
-//! Reads the state of `flow-count`, whose device half is `functions/flow_count.cu`.
+//! Reads the state of `flow-count`, whose packet processing is in `functions/flow_count.cu`.
 
 use crate::report::{Counter, FunctionReport, Table, u32_at, u64_at};
 use inlane_core::struct_layout;
@@ -51,7 +51,7 @@ pub struct Flow {
 /// Returns the flows in a state of `flow-count`, in descending order of packets.
 pub fn flows(state: &[u8]) -> Vec<Flow> {
     let table = state.get(offset_of!(State, flows)..).unwrap_or_default();
-    // Only places with a tag above 1 hold a flow. Tag 0 marks a free place, and tag 1 a place that a thread
+    // List only places with a tag above 1, because tag 0 marks a free place, and tag 1 a place that a thread
     // had not finished filling.
     let used =
         table.chunks_exact(size_of::<Place>()).filter(|place| u32_at(place, offset_of!(Place, tag)) > 1);

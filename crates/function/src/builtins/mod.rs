@@ -13,7 +13,7 @@ use crate::report::FunctionReport;
 
 /// A built-in function's code, as build.rs compiled it.
 pub(crate) struct Built {
-    /// The struct's name in the source.
+    /// The name of the function's C++ struct in the source.
     pub symbol: &'static str,
     /// The source file's name.
     pub file: &'static str,
@@ -34,7 +34,8 @@ pub struct Builtin {
     pub name: &'static str,
     /// A description of the function in one line.
     pub about: &'static str,
-    /// How settings are written after the name and a colon. Empty if there are none.
+    /// The syntax of the function's settings, which follow its name and a colon on the command line. Empty if
+    /// it has no settings.
     pub syntax: &'static str,
     /// An example for the command line.
     pub example: &'static str,
@@ -165,7 +166,8 @@ impl Builtin {
         BUILT.iter().find(|built| built.symbol == symbol).expect("a test shows that every name has a source")
     }
 
-    /// Returns the build for the CPU that this program runs on.
+    /// Returns the function's compiled code for the CPU that this program runs on: the AVX2 build if the CPU
+    /// supports it.
     pub(crate) fn entry(&self) -> *const FunctionEntry {
         let built = self.built();
         if has_avx2() { built.avx2 } else { built.any }
@@ -250,8 +252,8 @@ mod tests {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (seed >> 16) as u8
         };
-        // Random bytes of random length. Most frames get the fixed fields of Ethernet, IPv4 and UDP to port
-        // 53, so that they are parsed as such.
+        // Makes a frame of random bytes and random length. Most frames get the fixed fields of Ethernet, IPv4
+        // and UDP to port 53, so that they are parsed as such.
         let frame = |random: &mut dyn FnMut() -> u8| {
             let mut frame: Vec<u8> = (0..12 + random() as usize % 90).map(|_| random()).collect();
             for (at, byte) in

@@ -1,5 +1,5 @@
-//! Reads the settings and the output region of `oran-reorder`. Its device half is `functions/oran_reorder.cu`
-//! and `include/inlane_oran.h`.
+//! Reads the settings and the output region of `oran-reorder`. Its packet processing is in
+//! `functions/oran_reorder.cu`, and its output region is described in `include/inlane_oran.h`.
 //!
 //! ```text
 //! oran-reorder[:KEY=VALUE,...]
@@ -184,7 +184,7 @@ impl<'a> OranSlot<'a> {
     }
 }
 
-/// The settings, as the module's description lists them.
+/// The settings of `oran-reorder`, parsed from the command line.
 struct Settings {
     eaxc: Vec<u32>,
     prbs: u32,

@@ -12,10 +12,10 @@ use inlane_core::struct_layout;
 use std::mem::offset_of;
 use std::net::IpAddr;
 
-/// The largest number of rules in one setting.
+/// The most rules that the settings of `drop-rule` can contain.
 const MOST: usize = 32;
 
-// Bits of `Rule::checks`: which fields must match.
+// Bits of `Rule::checks`. Each bit says that the rule checks this field of a packet.
 const TYPE: u32 = 1;
 const VERSION: u32 = 2;
 const PROTOCOL: u32 = 4;

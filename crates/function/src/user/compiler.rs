@@ -62,7 +62,8 @@ impl Compiler {
         )
     }
 
-    /// Returns the cache key: everything that the compiled code depends on.
+    /// Returns the cache key of the compiled code, made of everything that the code depends on: the compiler
+    /// and its flags, the processor, the headers and the source.
     pub fn key(&self, unit: &str) -> Vec<u8> {
         let (path, processor) = (self.path.to_string_lossy(), processor());
         let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);

@@ -19,8 +19,8 @@ static LENGTH: AtomicUsize = AtomicUsize::new(0);
 static FORMER: [AtomicPtr<libc::sigaction>; SIGNALS.len()] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; SIGNALS.len()];
 
-/// Prints a message that names the function's `file` if the process crashes from now on. The process still
-/// ends by the signal. Only the first call has an effect.
+/// Installs signal handlers that, if the process crashes, print a message that names the function's `file`.
+/// The process still ends by the signal. Only the first call has an effect.
 pub(super) fn explain(file: &str) {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {

@@ -19,7 +19,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// A user's function: its source, and its CPU code once it was compiled.
 pub(crate) struct UserFunction {
-    /// The struct's name in the source.
+    /// The name of the function's C++ struct in the source.
     pub symbol: String,
     /// The file's path as the user wrote it, for messages.
     pub file: String,
@@ -148,8 +148,8 @@ fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Libr
     let entry = cache.insert(key);
     compile(entry.path())?;
     let path = entry.commit().map_err(|error| failed(cache.directory(), &error))?;
-    // A temporary cache removes its files when this function returns. The object is loaded before that, and
-    // then no longer needs its file.
+    // Load the object before this function returns, because a temporary cache then removes its files. A
+    // loaded object no longer needs its file.
     open(&path)
 }
 

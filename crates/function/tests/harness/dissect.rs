@@ -139,7 +139,7 @@ pub fn well_formed() -> impl Strategy<Value = Vec<u8>> {
                 1 => [&[0, 53 + low(flows), 2, low(random[13])][..], &[0, 0, 0, 0]].concat(),
                 _ => [&[8, 0, 0, 0][..], &random[14..18]].concat(),
             };
-            // The TCP header above has 4 + 12 + 8 = 24 bytes, so its data offset is 6 words.
+            // Set the data offset to 6 words, because the TCP header above has 4 + 12 + 8 = 24 bytes.
             if upper == 0 {
                 segment[12] = 0x60;
             }

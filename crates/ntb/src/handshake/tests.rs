@@ -89,8 +89,8 @@ fn loom_agreement() {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicU32, Ordering};
 
-    // Only words 1, 2 and 7 differ between the rows of this test, so only these are modelled. Word 7 is the
-    // check over all words.
+    // The registers of both sides: words 1, 2 and 7 of each row. The other words are left out, because they
+    // are the same in all rows of this test. Word 7 is the check over all words.
     struct Registers([[AtomicU32; 3]; 2]);
 
     fn write(registers: &Registers, to: usize, row: &Row) {
@@ -112,7 +112,7 @@ fn loom_agreement() {
     model.preemption_bound = Some(2);
     model.check(|| {
         let registers = Arc::new(Registers(Default::default()));
-        // The other side's earlier process left this row. A connection must not use its epoch 30.
+        // Write the row that the other side's earlier process left. A connection must not use its epoch 30.
         write(&registers, 0, &Handshake::new(30, 1, 1, true).row());
         let theirs = registers.clone();
         let other = loom::thread::spawn(move || {

@@ -54,10 +54,10 @@ pub struct Ivshmem {
 /// The state of a peer's heartbeat, as this side sees it.
 #[derive(Default)]
 struct PeerHeartbeat {
-    /// The heartbeat counter as last read.
+    /// The peer's heartbeat counter as last read.
     counter: AtomicU32,
     lost: AtomicBool,
-    /// How often the peer was lost or came back.
+    /// How often the peer's heartbeat stopped or started again.
     changes: AtomicU32,
 }
 
@@ -295,8 +295,9 @@ impl Ntb for Ivshmem {
         let changes = u64::from(heartbeat.changes.load(Ordering::Acquire));
         Link {
             up: ours & theirs & 1 == 1 && !heartbeat.lost.load(Ordering::Acquire),
-            // Only the low 20 bits of `ours` and the low 12 bits of `changes` fit. A reader misses changes
-            // only if exactly a multiple of 2^20 or 2^12 of them lies between two readings.
+            // Keep only the low 20 bits of `ours` and the low 12 bits of `changes`, because no more fit. A
+            // reader misses changes only if exactly a multiple of 2^20 or 2^12 of them lies between two
+            // readings.
             generation: u64::from(theirs) | u64::from(ours & 0xf_ffff) << 32 | changes << 52,
         }
     }

@@ -15,8 +15,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-/// Length in bytes of the message to a process that attaches: magic, port, number of ports, size of each
-/// port's inbound memory.
+/// Length in bytes of the hub's first message to a process that attaches. It holds the magic number, the
+/// port, the number of ports and the size of each port's inbound memory.
 pub(super) const HELLO_BYTES: usize = 24;
 pub(super) const MAGIC: u64 = 0x3130_4254_4e4c_4e49;
 /// Number of eventfds of a port: its doorbell vectors and the link event.
@@ -80,7 +80,7 @@ pub struct Hub {
     fabric: Arc<Fabric>,
     events: Sender<(u32, PortEvent)>,
     receiver: Mutex<Option<Receiver<(u32, PortEvent)>>>,
-    /// The sockets of the processes that have not ended, by port.
+    /// The socket of each process that has not ended, with the number of its port.
     sockets: Sockets,
 }
 

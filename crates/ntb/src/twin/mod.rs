@@ -102,8 +102,8 @@ impl Twin {
         })?;
         let memories: Vec<_> = fds.by_ref().take(ports as usize).collect();
         let register_bytes = ports as usize * size_of::<PortRegisters>();
-        // The hub's next message asks this process to end. It may come at any time, so wait without a
-        // timeout.
+        // Wait without a timeout from now on, because the hub's next message, which asks this process to end,
+        // may come at any time.
         set_socket_timeout(&socket, Timeout::Recv, None).map_err(os)?;
         descriptors::check_sealed(registers_fd.as_fd(), register_bytes as u64)?;
         for memory in &memories {
@@ -112,7 +112,7 @@ impl Twin {
         let registers = descriptors::map(registers_fd.as_fd(), 0, register_bytes, Location::Host)?;
         let memory = memories[port as usize].as_fd();
         let bytes = needed(ports).clamp(1, window_bytes as usize).next_multiple_of(4096);
-        // No alignment above the memory's size is needed. `map_aligned` first reserves `align` more bytes of
+        // Align to no more than the memory's size, because `map_aligned` reserves `align` more bytes of
         // addresses, which takes long under memory checkers such as AddressSanitizer.
         let align = bytes.next_power_of_two().clamp(4096, ALIGNMENT);
         let inbound = descriptors::map_aligned(memory, bytes, align, Location::Host)?;

@@ -130,7 +130,7 @@ impl<'a> Job<'a> {
         };
         match outcome.error {
             None => self.session.close(),
-            // One job has failed, so the other jobs end, too.
+            // Stop the other jobs, because this one has failed.
             Some(_) => stop.store(true, Ordering::Relaxed),
         }
         outcome

@@ -76,7 +76,7 @@ impl FromStr for Pattern {
             Pattern::RandWrite,
             Pattern::RandRw,
         ];
-        // fio knows `readwrite` as another name of `rw`.
+        // Accept `readwrite`, because fio has it as another name of `rw`.
         let text = if text == "readwrite" { "rw" } else { text };
         all.into_iter()
             .find(|pattern| pattern.name() == text)
@@ -104,7 +104,7 @@ pub struct Workload {
     pub offset: u64,
     /// The length of the range of the workload, in bytes. `None`: up to the end of the namespace.
     pub size: Option<u64>,
-    /// True if writes store contents that can be checked, and reads check them.
+    /// True if writes store contents that can be checked and reads check them. False if nothing is checked.
     pub verify: bool,
     /// The seed of the random numbers.
     pub seed: u64,

@@ -8,7 +8,8 @@ wire! {
     pub struct Command {
         /// OPC: the opcode. Its meaning depends on the queue: see [`admin`] and [`io`].
         pub opcode: u8,
-        /// FUSE and PSDT. 0x40 in commands over fabrics, because SGLs describe their data.
+        /// FUSE and PSDT: whether the command is fused, and how its data is described. 0x40 in commands over
+        /// fabrics, because SGLs describe their data.
         pub flags: u8,
         /// CID: the identifier that the completion repeats.
         pub cid: U16,
@@ -20,7 +21,7 @@ wire! {
         pub cdw3: U32,
         /// MPTR: the metadata pointer.
         pub mptr: U64,
-        /// DPTR: where the data lies.
+        /// DPTR: the data pointer, an SGL descriptor of the command's data.
         pub sgl: Sgl,
         /// Command dword 10.
         pub cdw10: U32,
@@ -38,7 +39,7 @@ wire! {
 
     /// An SGL descriptor (Base section 4.1.2.1).
     pub struct Sgl {
-        /// The address; over TCP an offset in the capsule's data.
+        /// The address of the data. For in-capsule data over TCP, the offset in the capsule's data.
         pub address: U64,
         /// The length in bytes.
         pub length: U32,

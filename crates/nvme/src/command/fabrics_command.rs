@@ -93,8 +93,8 @@ pub mod connect {
     pub const ANY_CONTROLLER: u16 = 0xFFFF;
 }
 
-/// Returns dword 0 of the completion of a refused Connect (Base section 6.3). It gives the offset of the
-/// invalid parameter: in the data if `in_data` is set, otherwise in the command.
+/// Returns dword 0 of the completion of a refused Connect (Base section 6.3): the offset of the invalid
+/// parameter, in the Connect's data if `in_data` is set, and otherwise in the command.
 pub fn connect_error(in_data: bool, offset: u16) -> u32 {
     u32::from(offset) | u32::from(in_data) << 16
 }
@@ -159,7 +159,8 @@ impl Command {
         command
     }
 
-    /// Creates a Property Get of 4 bytes, or 8 if `wide`.
+    /// Creates a Property Get for the property at `offset`, which has 8 bytes if `wide` is set and otherwise
+    /// 4.
     pub fn property_get(offset: u32, wide: bool) -> Self {
         let mut command = Self::fabrics(fabrics::PROPERTY_GET, Sgl::NONE);
         command.cdw10 = u32::from(wide).into();
@@ -167,7 +168,7 @@ impl Command {
         command
     }
 
-    /// Creates a Property Set of 4 bytes.
+    /// Creates a Property Set that writes `value` to the 4-byte property at `offset`.
     pub fn property_set(offset: u32, value: u32) -> Self {
         let mut command = Self::fabrics(fabrics::PROPERTY_SET, Sgl::NONE);
         command.cdw11 = offset.into();

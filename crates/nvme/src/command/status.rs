@@ -31,7 +31,7 @@ statuses! {
     SUCCESS = 0, 0x00, "Successful Completion";
     /// The opcode is not supported.
     INVALID_OPCODE = 0, 0x01, "Invalid Command Opcode";
-    /// A field has a reserved or unsupported value.
+    /// A field of the command has a reserved or unsupported value.
     INVALID_FIELD = 0, 0x02, "Invalid Field in Command";
     /// Another command in flight has the same identifier.
     COMMAND_ID_CONFLICT = 0, 0x03, "Command ID Conflict";

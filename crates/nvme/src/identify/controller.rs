@@ -85,7 +85,8 @@ wire! {
         /// SQES: the sizes of submission queue entries as powers of two, required in bits 3:0 and largest in
         /// bits 7:4. 66h: 64 bytes.
         pub sqes: u8,
-        /// CQES: the same for completion queue entries. 44h: 16 bytes.
+        /// CQES: the sizes of completion queue entries as powers of two, required in bits 3:0 and largest in
+        /// bits 7:4. 44h: 16 bytes.
         pub cqes: u8,
         /// MAXCMD: the most commands in flight on a queue.
         pub maxcmd: U16,
@@ -111,8 +112,8 @@ wire! {
         pub acwu: U16,
         /// CDFS.
         pub cdfs: U16,
-        /// SGLS: what is supported. Bits 1:0: SGLs. Bit 20: an offset in the capsule as address. Bit 21: the
-        /// descriptor of data that the transport transfers.
+        /// SGLS: the supported features of SGLs. Bits 1:0: SGLs. Bit 20: an offset in the capsule as address.
+        /// Bit 21: the descriptor of data that the transport transfers.
         pub sgls: U32,
         /// MNAN: the most namespaces that the subsystem can have.
         pub mnan: U32,

@@ -49,7 +49,7 @@ wire! {
     }
 }
 
-/// The values of SUBTYPE: what an entry leads to.
+/// The values of SUBTYPE: the kind of subsystem that an entry of the discovery log leads to.
 pub mod subsystem_type {
     /// The entry leads to another discovery service.
     pub const REFERRAL: u8 = 1;

@@ -14,9 +14,9 @@ pub struct Address {
 }
 
 impl Address {
-    /// The port of I/O controllers (TCP section 3.1).
+    /// The default TCP port of I/O controllers (NVMe/TCP section 3.1).
     pub const IO_PORT: u16 = 4420;
-    /// The port of discovery controllers (TCP section 3.1).
+    /// The default TCP port of discovery controllers (NVMe/TCP section 3.1).
     pub const DISCOVERY_PORT: u16 = 8009;
 
     /// Creates an address.

@@ -68,7 +68,7 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts(self.region.as_ptr(), self.len) }
     }
 
-    /// Returns the bytes for writing.
+    /// Returns the buffer's bytes as a mutable slice.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.region.as_ptr(), self.len) }

@@ -93,9 +93,10 @@ struct Slot {
     transferred: u32,
     /// The number of data segments of this slot that are still in the outbox.
     queued: u32,
-    /// True if the command sends data that is not in its capsule, so the controller requests it by R2T.
+    /// True if the command sends data outside its capsule, which the controller requests by R2T. False if it
+    /// sends no data, or all of it in the capsule.
     by_r2t: bool,
-    /// True if a digest of received data was wrong.
+    /// True if a digest of data received for this command was wrong.
     corrupted: bool,
     /// The completion, if it arrived while data segments of this slot are still in the outbox.
     completion: Option<Completion>,
@@ -109,7 +110,7 @@ pub struct Connection {
     closed: bool,
     max_capsule_data: u32,
     max_h2c_data: u32,
-    /// The data alignment that the controller asked for, in bytes.
+    /// The alignment, in bytes, of the data in sent PDUs. The controller requests it in its ICResp.
     alignment: u8,
     slots: Vec<Slot>,
     free: Vec<u16>,

@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// The entries of the admin queue. Linux uses the same number.
 const ADMIN_ENTRIES: u32 = 32;
-/// The most in-capsule data of a Fabrics or admin command, in bytes (TCP section 3.3.2).
+/// The most in-capsule data of a Fabrics or admin command, in bytes (NVMe/TCP section 3.3.2).
 const ADMIN_CAPSULE_DATA: u32 = 8192;
 /// The most data of one command, in bytes, even if the controller allows more.
 const UNLIMITED_TRANSFER: u64 = 4 << 20;
@@ -47,9 +47,9 @@ pub struct NamespaceInfo {
     pub read_only: bool,
     /// Write Zeroes is supported.
     pub write_zeroes: bool,
-    /// Dataset Management is supported, so blocks can be deallocated.
+    /// True if the controller supports Dataset Management, so blocks can be deallocated. False otherwise.
     pub deallocate: bool,
-    /// There is a volatile write cache, so a flush is needed for durability.
+    /// True if there is a volatile write cache, so a flush is needed for durability. False if there is none.
     pub volatile_cache: bool,
     /// The most data of one command, in bytes. A multiple of the block size.
     pub max_transfer: u32,
@@ -79,11 +79,11 @@ pub struct Controller {
     events: Vec<u32>,
 }
 
-/// The token of an admin command whose completion the caller waits for.
+/// The token that marks the completion of an admin command that the caller waits for.
 const TOKEN_COMMAND: u64 = 0;
-/// The token of a Keep Alive.
+/// The token that marks the completion of a Keep Alive.
 const TOKEN_KEEP_ALIVE: u64 = 1;
-/// The token of an Asynchronous Event Request.
+/// The token that marks the completion of an Asynchronous Event Request.
 const TOKEN_EVENT: u64 = 2;
 
 impl Controller {

@@ -141,7 +141,7 @@ impl Received {
 pub(super) struct Inbox {
     pub(super) scratch: Scratch,
     pub(super) payload: Option<Payload>,
-    /// The last data was large, so the next probably is, too.
+    /// True if the last data had at least `LARGE` bytes. The next data is then expected to be large, too.
     pub(super) expect_large: bool,
     /// The header that could not be decoded, for a termination request.
     last: Vec<u8>,

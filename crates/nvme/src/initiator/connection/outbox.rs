@@ -8,9 +8,10 @@ use zerocopy::{Immutable, IntoBytes};
 
 #[derive(Clone, Copy, Debug)]
 enum Segment {
-    /// This many bytes of `Outbox::bytes`, after those of the inline segments before.
+    /// Bytes that are stored in `Outbox::bytes`, after those of the earlier inline segments. The number is
+    /// their count.
     Inline(usize),
-    /// Bytes of the buffer of a slot.
+    /// Bytes of the buffer of the command in a slot: `len` bytes from offset `at` on.
     Data { slot: u16, at: usize, len: usize },
 }
 
