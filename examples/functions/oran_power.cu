@@ -42,8 +42,9 @@ extern "C" __global__ void oran_power(const uint8_t *output, uint64_t n, uint32_
     }
 }
 #else
-// The same for the CPU: stores the power of each symbol of slot `n`, counted as above, in `power`, which is
-// host memory. Returns false if oran-reorder has not yet output the slot, or has since output 64 others.
+// Computes the power of each symbol of a radio slot on the CPU, and stores it in `power`, which is host
+// memory. `n` is the slot's number in the order in which oran-reorder outputs slots, from 0. Returns false if
+// oran-reorder has not yet output the slot, or has since output 64 others.
 extern "C" __attribute__((visibility("default"))) bool oran_power(const uint8_t *output, uint64_t n, uint32_t streams,
                                                                   uint64_t *power) {
     const oran_record *record = inlane::oran_slot(output, n);

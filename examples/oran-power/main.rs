@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 const STREAMS: usize = 2;
 const SYMBOLS: usize = 14;
 const SLOTS: u64 = 400;
-/// The radio sends each symbol at its time, and a slot takes 0.5 ms. The memory of a slot is reused for the
-/// sixteenth slot after it (`windows=16` below).
+/// The port of a simulated radio, which sends each symbol at its time. A slot takes 0.5 ms. `REORDER` has 16
+/// windows, so the sixteenth slot after a slot reuses its memory.
 const RADIO: &str = "gen:oran,eaxc=0+1,prbs=106,slots=400,shuffle=64,loss=0.5%,realtime";
 const REORDER: &str = "oran-reorder:eaxc=0+1,prbs=106,windows=16,limit=2ms";
 
@@ -99,8 +99,8 @@ fn run() -> Result<(), Box<dyn Error>> {
             if word(2048) != slots + 1 {
                 continue;
             }
-            // Offsets in the record: 32 holds the received PRBs, 56 frame, subframe and slot, and 59 the
-            // reason for the delivery, where 0 means that the slot is complete.
+            // The slot's record has the number of received PRBs at offset 32, the frame, subframe and slot at
+            // 56, and the reason for the delivery at 59, where 0 means that the slot is complete.
             let record = &answer[2048..2048 + 64];
             let number = |record: &[u8]| {
                 let [frame, subframe, slot] = [56, 57, 58].map(|at| record[at] as u64);
@@ -108,8 +108,8 @@ fn run() -> Result<(), Box<dyn Error>> {
             };
             let mine = number(record);
             let (prbs, powers) = expected(&plan, mine);
-            // The sixteenth slot after this one reuses its memory. To be safe, the result counts as late from
-            // the eighth slot on.
+            // Count the result as late if oran-reorder has output a slot that is at least eight later,
+            // because the sixteenth slot after this one reuses its memory.
             if records.chunks(64).any(|record| number(record) >= mine + 8) {
                 late += 1;
             } else if word(2048 + 32) as u32 != prbs {

@@ -1,4 +1,5 @@
-// A kernel at the burst ring: one block takes item after item and adds up the bytes of their packets.
+// A kernel that takes items from the burst ring. One block takes item after item and adds up the values of
+// their packets' bytes.
 #include <inlane.h>
 
 // How long the kernel waits for an item. Without a limit it would occupy the GPU for ever after the host was

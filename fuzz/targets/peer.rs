@@ -24,7 +24,7 @@ struct Pair {
     window: Window,
     layout: Layout,
     tag: u64,
-    /// The number of the next request.
+    /// The number of the next request that the hostile peer writes.
     next: Mutex<u64>,
     _hub: Hub,
 }

@@ -31,7 +31,8 @@ fuzz_target!(|bytes: &[u8]| {
     let (mut next, mut freed) = (0u64, 0u64);
     let mut input = bytes.iter().copied();
     loop {
-        // When the input has ended, the consumer completes the remaining items by the protocol.
+        // Take the next action from the input. Once the input has ended, let the consumer complete the
+        // remaining items by the protocol, because every item must come back.
         let what = input.next();
         match what.map(|what| (what % 4, what as usize / 4)) {
             Some((0, argument)) => {
@@ -78,7 +79,7 @@ fuzz_target!(|bytes: &[u8]| {
         freed += 1;
         assert_eq!(dispatcher.in_flight(), in_flight.len() as u64);
         assert!(packets.iter().all(|packet| packet.length > 0 && packet.length <= ROOM));
-        // Check that the item holds each packet once, with its own address.
+        // Check that the item returns each submitted packet once, with its own address.
         packets.sort_unstable_by_key(|packet| packet.cookie);
         assert!(
             packets

@@ -22,7 +22,8 @@ impl ReceiveBuffer for Ring {
     }
 }
 
-/// The fuzzer's input, from which numbers are taken one after the other. At its end, they are 0.
+/// The rest of the fuzzer's input, from which numbers are taken one after the other. After its end, all
+/// numbers are 0.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -36,7 +37,8 @@ impl Input<'_> {
         u32::from_le_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
     }
 
-    /// Returns a number near `base`, or any number.
+    /// Returns a number that is near `base` for most inputs, and arbitrary for others, so that both valid and
+    /// invalid segments occur.
     fn near(&mut self, base: u32) -> u32 {
         match self.byte() {
             255 => self.number(),

@@ -42,11 +42,11 @@ impl Card {
 /// The traffic from one card to another.
 #[derive(Debug, Default)]
 struct Direction {
-    /// Frames sent into the first card.
+    /// The number of frames that the test has sent into the first card.
     sent: u32,
     /// The number of the next frame that is expected.
     next: u32,
-    /// Frames received from the second card.
+    /// The number of frames that the test has received from the second card.
     received: u64,
     /// The ranges of frame numbers that were lost after the cards were set up.
     lost: Vec<std::ops::Range<u32>>,
@@ -121,7 +121,7 @@ fn exchange(machine: &mut Child, pairs: &[[&Card; 2]]) -> Vec<[Direction; 2]> {
 #[test]
 fn packets_go_from_card_to_card() {
     const TEST: &str = "packets_go_from_card_to_card";
-    // cargo builds `inlane` into the same directory as this package's programs.
+    // Look for `inlane` beside this package's programs, because cargo builds both into the same directory.
     let inlane = Path::new(env!("CARGO_BIN_EXE_pci-check")).with_file_name("inlane");
     if !inlane.exists() {
         eprintln!("SKIPPED {TEST}: no {}; build it with: cargo build -p inlane", inlane.display());

@@ -34,7 +34,7 @@ fn the_initiator_uses_the_target_of_linux() {
     let lab = Path::new(env!("CARGO_MANIFEST_DIR"));
     let output = Command::new(lab.join("vm/run.py"))
         .args(["--memory", "1G", "--timeout", "240"])
-        // The target of Linux computes digests with this module.
+        // Load crc32c_generic too, because Linux's NVMe/TCP target computes digests with it.
         .args(["--module", "crc32c_generic", "--module", "nvmet_tcp", "--module", "loop"])
         .args(["--file", lab.join("guest/nvmet.sh").to_str().unwrap()])
         .args(["--file", &format!("{}:/bin/session.sh", script.display())])

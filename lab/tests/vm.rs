@@ -95,8 +95,8 @@ fn a_drive_in_use_is_not_accessed() {
 
 #[test]
 fn errors_name_what_prevents_vfio() {
-    // All functions of the chipset are in one IOMMU group. The AHCI controller is bound to VFIO and the SMBus
-    // keeps its driver, so the group cannot be used.
+    // Bind the chipset's AHCI controller to VFIO, and leave its SMBus to the kernel driver. The IOMMU group
+    // of the two cannot be used then, because one device of it has another driver.
     let options = [
         "--iommu",
         "--device",
@@ -217,9 +217,9 @@ fn copies_to_and_from_bars() {
         .output()
         .unwrap();
     let Some(text) = outcome(TEST, output) else { return };
-    // The exit statuses of the six runs that must fail, in order: without permission to write, without a
-    // range, of a device bound to a kernel driver, beyond the BAR, with overlapping ranges, and with a range
-    // too small for both directions.
+    // Collect the exit statuses of the six runs that must fail, in order: no permission to write, no range, a
+    // device bound to a kernel driver, a range beyond the BAR, overlapping ranges, and a range too small for
+    // both directions.
     let statuses: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("status ")).collect();
     assert_eq!(statuses, ["2", "2", "3", "2", "2", "3"], "{text}");
     assert!(text.contains("in use by the kernel driver pci-stub"), "{text}");

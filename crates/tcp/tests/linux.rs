@@ -62,7 +62,8 @@ fn device() -> Result<File, String> {
     Ok(tun)
 }
 
-/// Runs the kernel's side: writes its stream, and reads and checks the other stream until its end.
+/// Plays the application on the kernel's side: writes its stream, and reads and checks the stream of the
+/// other side until its end.
 fn kernel(mut stream: TcpStream) {
     let mut writer = stream.try_clone().unwrap();
     let sender = thread::spawn(move || {

@@ -102,10 +102,10 @@ pub struct BarMover {
 }
 
 impl BarMover {
-    /// Creates a mover from `source` to `destination`; `None` is host memory.
+    /// Creates a mover from `source` to `destination`. `None` stands for host memory.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the CPU has no 4-byte stores. Every CPU has them.
+    /// [`Error::Device`] if the CPU has no 4-byte stores. Every supported CPU has them.
     pub fn new(source: Option<&Accelerator>, destination: Option<&Accelerator>) -> Result<Self> {
         Ok(Self {
             read: source.map(Accelerator::bar),

@@ -38,9 +38,9 @@ impl DmaCosts {
 /// The costs of CPU accesses to a BAR.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BarCosts {
-    /// Bytes per second by stores.
+    /// The rate of CPU stores to the BAR, in bytes per second.
     pub write: f64,
-    /// Bytes per second by loads.
+    /// The rate of CPU loads from the BAR, in bytes per second.
     pub read: f64,
 }
 

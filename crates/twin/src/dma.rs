@@ -89,7 +89,7 @@ impl DmaEngine {
         self.flight.timeout = timeout;
     }
 
-    /// Returns the newest ticket that is done.
+    /// Returns the ticket of the newest completed transfer.
     ///
     /// # Errors
     /// [`Error::Device`] if the device is lost.
@@ -257,8 +257,8 @@ impl Worker {
         self.shared.stop.load(Ordering::Relaxed)
     }
 
-    /// Copies in steps. Returns false if the device was lost, the engine was dropped meanwhile, or a copy
-    /// failed.
+    /// Copies `source` to `destination` in steps of `STEP` bytes. Returns false if the device was lost, the
+    /// engine was dropped meanwhile, or a copy failed.
     fn copy(&mut self, source: &Region, destination: &Region) -> bool {
         let mut offset = 0;
         while offset < source.len() {

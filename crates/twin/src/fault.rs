@@ -47,7 +47,8 @@ impl Faults {
         self.stalled.store(stalled, Ordering::Relaxed);
     }
 
-    /// Returns how many of the next `bytes` the device copies before it is lost.
+    /// Takes up to `bytes` bytes from those that the device copies before its simulated loss. Returns how
+    /// many it still copies: all of them if no loss is to be simulated.
     pub(crate) fn take_bytes(&self, bytes: usize) -> usize {
         let left = self.lost_after.load(Ordering::Relaxed);
         if left == NEVER {

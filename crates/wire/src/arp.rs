@@ -12,7 +12,8 @@ pub const REQUEST: u16 = 1;
 pub const REPLY: u16 = 2;
 
 view! {
-    /// An ARP packet for IPv4 over Ethernet. `new` refuses other types of addresses.
+    /// An ARP packet for IPv4 over Ethernet. `new` returns an error if the packet has addresses of other
+    /// types.
     Packet("ARP", 28) check = check {
         /// [`REQUEST`] or [`REPLY`].
         operation / set_operation: u16 = 6,

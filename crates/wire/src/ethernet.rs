@@ -13,7 +13,7 @@ use std::str::FromStr;
 pub const HEADER: usize = 14;
 /// The length of a tag, in bytes.
 pub const TAG: usize = 4;
-/// The largest number of tags that views skip to find the payload.
+/// The largest number of VLAN tags that this crate skips between the addresses and the payload of a frame.
 pub const MAX_TAGS: usize = 2;
 
 /// EtherType of IPv4.

@@ -11,14 +11,15 @@ pub struct Layers {
     pub network: usize,
     /// [`ethernet::IPV4`] or [`ethernet::IPV6`].
     pub ethertype: u16,
-    /// The offset of the upper layer, after options and extension headers.
+    /// The offset of the upper layer's header, for example TCP's, after IP options and extension headers.
     pub transport: usize,
     /// The IP protocol number of the upper layer, for example 6 for TCP.
     pub protocol: u8,
     /// The offset of the IP packet's end. Padding may follow it. If a capture cut the packet short, this is
     /// the frame's end.
     pub end: usize,
-    /// True for a fragment that is not the first. There is then no upper-layer header at `transport`.
+    /// True for an IP fragment other than the first: `transport` is then the offset of data without an
+    /// upper-layer header. False for all other packets.
     pub later_fragment: bool,
 }
 

@@ -1,7 +1,7 @@
 //! ICMP and ICMPv6 messages (RFC 792, RFC 4443): the common header, and identifier and sequence number of an
 //! echo.
 
-/// The length of the header, in bytes.
+/// The length of the header of ICMP and ICMPv6 messages, in bytes.
 pub const HEADER: usize = 8;
 /// ICMP type: echo request.
 pub const ECHO_REQUEST: u8 = 8;

@@ -58,7 +58,7 @@ pub enum Error {
     /// The buffer ends before the header does.
     #[error("{header} header needs {needed} bytes, but only {present} are left")]
     Truncated {
-        /// The header.
+        /// The name of the header that the buffer truncates, for example `ARP`.
         header: &'static str,
         /// Bytes that the header needs.
         needed: usize,

@@ -25,7 +25,8 @@ pub const OVERRIDE: u32 = 1 << 29;
 pub const SOURCE_LINK_ADDRESS: u8 = 1;
 /// Option: the target's link-layer address.
 pub const TARGET_LINK_ADDRESS: u8 = 2;
-/// The hop limit of valid messages: no router has forwarded them.
+/// The hop limit of valid neighbour discovery messages. It shows that the message comes from the same link,
+/// because a router would have decremented it.
 pub const HOP_LIMIT: u8 = 255;
 
 view! {

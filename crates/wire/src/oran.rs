@@ -23,7 +23,7 @@ pub const SYMBOLS: u8 = 14;
 pub const SUBFRAMES: u8 = 10;
 
 view! {
-    /// A user plane message: its time, then its sections.
+    /// An O-RAN user plane message: the radio time of its symbol, then its sections of IQ samples.
     Message("O-RAN user plane", 4) {
         /// The frame number, modulo 256.
         frame / set_frame: u8 = 1,
@@ -74,9 +74,10 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Message<T> {
 pub struct Section {
     /// Section number, 12 bits.
     pub id: u16,
-    /// The rb bit: only every second PRB is present.
+    /// True if the rb bit is set: the section has only every second PRB. False if it has every PRB.
     pub every_second: bool,
-    /// The symInc bit: the section belongs to the symbol after that of the previous section.
+    /// True if the symInc bit is set: the section belongs to the symbol after that of the previous section.
+    /// False if it belongs to the same symbol.
     pub next_symbol: bool,
     /// The first PRB, 10 bits.
     pub first_prb: u16,

@@ -185,7 +185,7 @@ fn come_back(ntb: &Arc<dyn Ntb>) -> anyhow::Result<()> {
     unsafe { std::ptr::copy(base.add(AT), seen.as_mut_ptr(), seen.len()) };
     ensure!(seen == NEWS, "other bytes arrived");
     transport.notify(peer)?;
-    // The process ends next, so wait until the notification is delivered.
+    // Wait until the notification is delivered, because the process ends next.
     transport.quiet()?;
     println!("returned: ok");
     Ok(())

@@ -46,7 +46,7 @@ pub struct Link {
     pub mark: u64,
     /// The probability that a segment is lost.
     pub loss: f64,
-    /// The number of segments that are lost together: after a lost one, the next `burst` - 1 in that
+    /// The number of segments that one loss drops: the lost segment, and the next `burst` - 1 segments in its
     /// direction within 5 ms.
     pub burst: u32,
     pub duplicate: f64,
@@ -157,7 +157,7 @@ impl Wire {
         }
     }
 
-    /// Sends bytes to host `to`.
+    /// Sends the segment in `bytes` over the link to host `to`. The link may drop, alter or delay it.
     pub fn send(&mut self, now: u64, to: usize, mut bytes: Vec<u8>, mut ecn: Ecn) {
         self.sent += 1;
         let link = self.link.clone();

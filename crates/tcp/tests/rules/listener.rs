@@ -21,7 +21,7 @@ fn reply(verdict: Verdict) -> Header {
     }
 }
 
-/// Returns the acknowledgment that completes the handshake of `syn_ack`.
+/// Returns the peer's acknowledgment of `syn_ack`, which completes the handshake.
 fn last(syn_ack: &Header) -> Header {
     Header {
         sequence: IRS.wrapping_add(1),

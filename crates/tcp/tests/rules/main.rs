@@ -47,7 +47,7 @@ pub(crate) struct Script {
     pub(crate) timestamps: bool,
     /// The window field of the peer's segments.
     pub(crate) window: u16,
-    /// The index up to which the peer acknowledges data.
+    /// The index up to which the peer's segments acknowledge the connection's data.
     pub(crate) ack: u64,
     pub(crate) events: Events,
 }
@@ -242,7 +242,7 @@ impl Script {
         self.events |= self.connection.on_timer(self.now);
     }
 
-    /// Advances the time to the next deadline and returns how long that was.
+    /// Advances the time to the connection's next deadline. Returns the elapsed time in nanoseconds.
     pub(crate) fn next_timer(&mut self) -> u64 {
         let at = self.connection.next_deadline().expect("a timer runs");
         let elapsed = at.saturating_sub(self.now);

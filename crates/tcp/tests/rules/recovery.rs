@@ -158,7 +158,8 @@ fn rfc8985_a_loss_probe_repairs_a_lost_tail() {
     assert!(elapsed < 50 * MILLISECOND, "two round trips, not a timeout: {elapsed}");
     assert_eq!(script.ranges(), [edges(4, 5)]);
     assert_eq!(script.connection.counters().loss_probes, 1);
-    // The peer reports the probe (segment 4), but not segment 3. So segment 3 is lost.
+    // Let the peer report the probe (segment 4) by SACK, but not segment 3. The connection must then detect
+    // that segment 3 is lost.
     script.now += RTT;
     script.receive(ack(3 * MSS).sack(&[edges(4, 5)]));
     if script.ranges() != [edges(3, 4)] {

@@ -32,7 +32,7 @@ fn rfc9293_a_small_window_is_used_if_it_is_half_of_the_largest() {
     script.receive(ack(0).window(1000));
     script.connection.set_written(5000).unwrap();
     assert_eq!(script.ranges(), []);
-    // When the override timeout expires, the bytes that fit into the window are sent.
+    // Let the override timeout expire. The bytes that fit into the window must then be sent.
     script.next_timer();
     assert_eq!(script.ranges(), [(0, 1000)]);
 }
@@ -56,7 +56,7 @@ fn rfc9293_a_zero_window_is_probed_with_backoff_for_as_long_as_the_peer_answers(
     assert_eq!(script.state(), State::Established);
     assert_eq!(script.connection.counters().window_probes, 30);
     assert_eq!(script.connection.counters().timeouts, 29);
-    // The window opens. Everything is sent at once.
+    // Open the peer's window. All data must then be sent at once.
     script.receive(ack(0).window(65_535));
     let sent = script.ranges();
     assert_eq!(sent[0].0, 0);
@@ -220,7 +220,7 @@ fn rfc7323_the_announced_edge_never_moves_back() {
 fn a_reduced_receive_buffer_takes_back_nothing_and_then_bounds_the_window() {
     let mut script = Script::open(&config(), plain());
     script.connection.set_receive_capacity(3000);
-    // Data within the window that was announced before is still accepted.
+    // Send data within the window that was announced before the reduction, because it must still be accepted.
     script.receive(data(0, 1460));
     script.receive(data(1460, 1460));
     script.receive(data(2920, 1460));
@@ -230,8 +230,8 @@ fn a_reduced_receive_buffer_takes_back_nothing_and_then_bounds_the_window() {
         script.connection.set_consumed(script.connection.received()).unwrap();
         script.receive(data(at * 1460, 1460));
         let window = script.sent().last().map(|transmit| transmit.header.window);
-        // The edge that the handshake announced, 65,535 bytes, lies in segment 44. Once it has been passed,
-        // at most 3000 bytes are announced.
+        // Check that at most 3000 bytes are announced once the data has passed the edge that the handshake
+        // announced: 65,535 bytes, which lies in segment 44.
         assert!(at < 46 || window.is_none_or(|window| window <= 3000), "{at}: {window:?}");
     }
     // Without the limit, the window covers the whole ring again.

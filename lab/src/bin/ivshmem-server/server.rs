@@ -112,8 +112,8 @@ impl Server {
             match self.listener.accept() {
                 Ok((stream, _)) => self.join(stream, &mut events),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // The process is out of descriptors or memory. The connection stays pending, so without a
-                // pause the loop would be busy.
+                // The process is out of descriptors or memory. Sleep before the next attempt, because the
+                // connection stays pending and the loop would be busy.
                 Err(error) => {
                     events.push(Event::Refused(error.to_string()));
                     std::thread::sleep(Duration::from_millis(100));

@@ -123,8 +123,8 @@ fn joining_and_leaving_leaks_nothing_and_a_peer_that_does_not_read_is_disconnect
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let mut lab = Lab::new(8);
     let (unread, _) = lab.connect();
-    // Each event sends descriptors to the peer that does not read. They stay open until the server
-    // disconnects that peer, so the open descriptors are counted only afterwards.
+    // Make peers join and leave until the server disconnects the peer that does not read. Count the open
+    // descriptors only afterwards, because the descriptors sent to that peer stay open until then.
     let mut dropped = false;
     let mut after = 0;
     for n in 0..2000 {
