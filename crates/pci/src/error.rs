@@ -125,7 +125,7 @@ pub enum Error {
     NotReady {
         /// The device.
         address: Address,
-        /// What is missing, and what to do.
+        /// Why the device cannot be used now, and what to do.
         why: String,
     },
     /// The device or this CPU does not support the request.

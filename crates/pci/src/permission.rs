@@ -53,7 +53,7 @@ impl Permission {
         self
     }
 
-    /// Returns true if reads are permitted.
+    /// Returns true if the user permitted reads of BARs (`--allow-bar-read`).
     pub fn may_read(&self) -> bool {
         self.read
     }

@@ -52,7 +52,7 @@ impl Sysfs {
         self.root.join("devices/system/node")
     }
 
-    /// Returns the directory of one device.
+    /// Returns the directory of the device at `address`.
     pub fn device(&self, address: Address) -> PathBuf {
         self.devices().join(address.to_string())
     }

@@ -91,7 +91,7 @@ pub struct DmaUnmap {
     pub size: u64,
 }
 
-/// Makes a request whose argument is a pointer or a number.
+/// Sends a VFIO request to the kernel by ioctl. The request's argument is a pointer or a number.
 ///
 /// # Safety
 /// `argument` must be what `request` takes. If `argument` is a pointer, the kernel reads and writes the
@@ -104,7 +104,7 @@ pub unsafe fn ioctl(file: BorrowedFd<'_>, request: u32, argument: usize) -> io::
     }
 }
 
-/// Makes a request whose argument is a structure.
+/// Sends a VFIO request to the kernel by ioctl. The request's argument is the structure `argument`.
 ///
 /// # Safety
 /// `T` must be the structure that `request` takes.

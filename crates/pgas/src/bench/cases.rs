@@ -70,8 +70,8 @@ impl Bench {
                 put.add(puts, size, elapsed);
                 if let Some(ucx) = self.plan.ucx.as_ref().filter(|ucx| repeat < ucx.repeats && size >= 8) {
                     theirs.push(peer::ucx_put(ucx, &self.pair, size as u64, self.plan.batch_us)?);
-                    // UCX's processes have displaced this case's data from the caches, so warm the caches up
-                    // again.
+                    // Warm the caches up again, because UCX's processes have displaced this case's data from
+                    // them.
                     self.copying(1, size)?;
                     self.putting(1, size)?;
                 }

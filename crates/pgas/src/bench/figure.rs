@@ -234,8 +234,8 @@ mod tests {
 
     #[test]
     fn shares_are_medians_of_pairs() {
-        // In the second pair of repeats both values are low, as on a machine that is slow for a moment. The
-        // ratio must stay the same.
+        // Give the second pair of repeats two low values, as on a machine that is slow for a moment, because
+        // the ratio must stay the same.
         let points = [
             point(Operation::Put, "poll", &[9.6, 4.8, 9.7], 1.0),
             point(Operation::PlainCopy, "poll", &[10.0, 5.0, 10.0], 1.0),

@@ -102,7 +102,7 @@ pub struct Plan {
 /// The smallest transfer by a mover that is measured, in bytes.
 pub const LEAST_MOVED: u64 = 512;
 
-/// A part of the bench.
+/// A part of `inlane ntb bench` that can be measured alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {

@@ -48,7 +48,8 @@ impl Running {
     }
 }
 
-/// Records an event. If the event is a PE's request to end all PEs, returns the requested exit status.
+/// Records an event of the hub or the end of a process in `running`. If the event is a PE's request to end
+/// all PEs, returns the requested exit status.
 fn record(running: &mut [Running], events: JobEvent) -> Option<i32> {
     match events {
         JobEvent::Ended(pe, status) => running[pe as usize].ended = Some((status, Instant::now())),

@@ -64,7 +64,7 @@ impl FromStr for HeapSize {
     }
 }
 
-/// A time limit. `0` means that there is no limit.
+/// The value of a variable that limits a wait, such as `30s`. `0` means that there is no limit.
 struct Limit(Option<Duration>);
 
 impl FromStr for Limit {

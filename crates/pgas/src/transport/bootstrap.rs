@@ -1,5 +1,5 @@
-//! What a transport builds on: an exchange of addresses and keys between the PEs, because they cannot
-//! communicate without these, and a connection to the launcher.
+//! The services that a transport needs: [`Exchange`], the exchange of addresses and keys without which PEs
+//! cannot communicate, and [`JobControl`], a PE's connection to its launcher.
 //!
 //! The window transport exchanges addresses through scratchpads, so it needs only [`JobControl`].
 

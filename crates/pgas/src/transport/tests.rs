@@ -26,7 +26,7 @@ fn settings(timeout_ms: u64) -> Settings {
     Settings {
         connect_timeout: Duration::from_millis(timeout_ms),
         request_timeout: Some(LONG),
-        // These tests exercise requests to the owner, so the owner must carry out the atomics.
+        // Let the owner carry out the atomics, because these tests exercise requests to the owner.
         atomics_by_owner: true,
         yields: true,
         ..Settings::default()

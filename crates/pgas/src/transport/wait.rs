@@ -82,7 +82,7 @@ impl<F: FnMut() -> bool> OneWait<'_, F> {
 
 impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     type Error = Error;
-    // Most waits end during the first polls, so the clock is read only after these.
+    // The number of polls after which a wait reads the clock. Most waits end earlier.
     const FIRST_POLLS: u32 = 64;
     const POLLS: u32 = 64;
 

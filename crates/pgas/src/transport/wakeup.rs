@@ -35,7 +35,7 @@ pub const LAST_LOOK: Duration = Duration::from_micros(2);
 /// How long a sleep without a doorbell lasts: the first sleep of a wait, and the longest.
 pub const BACKSTOP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
-/// A word that one side writes and the other side reads.
+/// A word of memory that one thread or PE writes and another one reads.
 pub use inlane_core::ring::Word;
 
 /// The stores that can end a wait. A waiter announces its interest before it sleeps, and peers ring for such

@@ -30,7 +30,7 @@ pub struct Set {
 pub type Reduce<'a> = &'a dyn Fn(*mut u8, *const u8, usize);
 
 impl Set {
-    /// Returns the PE at `index`.
+    /// Returns the number of the PE at position `index` of the set.
     pub fn pe(&self, index: u32) -> u32 {
         self.start.wrapping_add(index.wrapping_mul(self.stride as u32))
     }

@@ -61,8 +61,8 @@ impl Expectation {
                 );
             }
         }
-        // A packet has no template if the function leaves no stamp at its end, or makes a wrong checksum. The
-        // templates are used only if every packet has one.
+        // Use the templates only if every packet has one and the function does not depend on the payload. A
+        // packet has none if the function leaves no stamp at its end, or makes a wrong checksum.
         if templates.len() == cases && !expectation.reference.depends_on_payload() {
             expectation.templates = templates;
         }

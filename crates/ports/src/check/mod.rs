@@ -233,7 +233,7 @@ impl CheckerTx {
             }
             Classification::Altered(stamp) => {
                 self.found.altered += 1;
-                // Only expected packets are recorded. A packet that must not arrive here cannot be lost or
+                // Record only expected packets, because a packet that must not arrive here cannot be lost or
                 // duplicated.
                 if !self.expectation.is_dropped(stamp) {
                     self.tracker.record(stamp.flow, stamp.sequence);

@@ -82,7 +82,7 @@ pub struct PlannedPacket {
     pub stream: usize,
     /// Number of the first PRB in the packet.
     pub first_prb: usize,
-    /// Number of PRBs.
+    /// Number of PRBs in the packet.
     pub prbs: usize,
     /// The packet's eCPRI sequence number. Each eAxC counts its packets.
     pub sequence: u8,

@@ -41,7 +41,7 @@ pub enum Pace {
 /// How a capture is played.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Playback {
-    /// How fast.
+    /// The speed: as fast as packets are received, or with the times of the capture.
     pub pace: Pace,
     /// If set, plays the capture again whenever it ends. Each playing is a lap, and timestamps continue from
     /// one lap to the next. The classic format can represent times up to the year 2106. If a lap would exceed

@@ -36,7 +36,7 @@ pub struct Record {
     pub time_ns: u64,
     /// Length on the wire in bytes if the capture contains only a part of the packet; otherwise 0.
     pub wire_length: u32,
-    /// Number of the interface, counted over all sections of the capture.
+    /// Number of the interface on which the packet was captured, counted over all sections of the capture.
     pub interface: u32,
     pub(super) data: Range<usize>,
     /// The offset in the buffer at which the record ends.

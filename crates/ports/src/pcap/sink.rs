@@ -226,7 +226,7 @@ impl QueueWriter {
         length
     }
 
-    /// Buffers a packet of `length` bytes.
+    /// Adds a packet of `length` bytes, with its timestamp, to the buffer of `writer`.
     ///
     /// # Safety
     /// As for [`QueueWriter::length`].

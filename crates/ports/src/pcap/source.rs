@@ -352,7 +352,7 @@ unsafe impl Rx for CaptureRx {
                 self.ended = true;
                 Err(error)
             }
-            // Return the packets read before the error. The next call returns the error.
+            // Return the packets that were read before the error. The next call returns the error.
             pending => {
                 self.pending_error = pending;
                 Ok(filled)

@@ -32,7 +32,7 @@ pub struct Client {
     /// The channel of the exchanges' results. Lock it during an exchange, because results do not tell which
     /// exchange they belong to.
     gathered: Mutex<Receiver<Vec<Vec<u8>>>>,
-    /// The status that the launcher asks this PE to end with.
+    /// Receives the exit status with which the launcher asks this PE to end.
     end: Mutex<Receiver<i32>>,
     shared: Arc<Shared>,
 }

@@ -186,7 +186,7 @@ impl Shared {
         }
     }
 
-    /// Returns this PE's address of a span.
+    /// Returns the address of symmetric `offset`, which lies in `place`, in this process.
     fn own_address(&self, place: Place, offset: usize) -> *mut u8 {
         match (place, &self.statics) {
             (Place::Statics, Some(statics)) => (statics.address + (offset - statics.offset)) as *mut u8,

@@ -72,8 +72,8 @@ fn operation_code(operation: Operation) -> c_int {
     }
 }
 
-/// Returns true for atomics whose fetching variant UCX 1.13 carries out wrongly over shared memory.
-/// Compare-and-swaps replace it.
+/// Returns true for atomics that are carried out by compare-and-swaps, because UCX 1.13 carries out their
+/// fetching variants wrongly over shared memory.
 fn needs_swaps(operation: Operation) -> bool {
     matches!(operation, Operation::And | Operation::Or | Operation::Xor)
 }

@@ -104,8 +104,8 @@ fn a_block_with_a_wrong_length_is_damage() {
         let second = ng.bytes.len();
         ng.packet(0, 0, 60, &[2; 60]);
         let end = ng.bytes.len();
-        // Without a third packet, a too large length of the second one would reach beyond the end of the
-        // file, which is another error.
+        // Add a third packet, because a too large length of the second packet would otherwise reach beyond
+        // the end of the file, which is another error.
         ng.packet(0, 0, 60, &[3; 60]);
         let length = (end - second) as u32;
         for (first, last, said) in [

@@ -24,8 +24,7 @@ proptest! {
         let (packets, outcome) = copy(&from, &to);
         outcome.unwrap();
         prop_assert_eq!(packets, entries.len() as u64);
-        // All bytes must be equal except the snap length in the header, so the expected snap length is set
-        // here.
+        // Set the snap length that the sink writes, because all other bytes must be equal.
         let (mut expected, written) = (classic(magic, false, 1, &entries), std::fs::read(&to).unwrap());
         expected[16..20].copy_from_slice(&262_144u32.to_le_bytes());
         prop_assert_eq!(written, expected);
