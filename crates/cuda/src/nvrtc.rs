@@ -220,8 +220,8 @@ impl Compiler {
 
     fn open(located: &Located) -> std::result::Result<Self, String> {
         let by_descriptor = |file: &File| PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        // NVRTC loads its built-ins by their bare name, and the loader finds them only if they are already
-        // loaded. So they are loaded first.
+        // Load NVRTC's built-ins first, because NVRTC loads them by their bare name, and the loader finds
+        // them only if they are already loaded.
         for builtins in &located.builtins {
             let path = by_descriptor(builtins);
             // SAFETY: this is NVRTC's built-ins library from the same folder as NVRTC. Its initializers have
@@ -370,8 +370,8 @@ fn candidates() -> Vec<PathBuf> {
     if let Some(set) = std::env::var_os("INLANE_NVRTC") {
         return vec![set.into()];
     }
-    // Bare names come first, which the dynamic loader searches. Then follow files in Python's packages, then
-    // those of the CUDA toolkit.
+    // List the bare names first, which the dynamic loader searches for. Then add the files in Python's
+    // packages and those of the CUDA toolkit.
     let mut found: Vec<PathBuf> =
         ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"].map(PathBuf::from).into();
     for site in site_packages() {

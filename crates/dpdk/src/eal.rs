@@ -69,8 +69,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 fn start_once() -> Result<Environment, String> {
-    // `rte_eal_init` binds the calling thread to a core and makes it lcore 0. So it is called on a thread of
-    // its own.
+    // Call `rte_eal_init` on a thread of its own, because it binds the calling thread to a core and makes it
+    // lcore 0.
     std::thread::Builder::new()
         .name("dpdk-start".into())
         .spawn(initialise)

@@ -58,8 +58,8 @@ impl Gate {
     #[inline(always)]
     pub(crate) fn pass<T>(&self, mark: &Mark, work: impl FnOnce() -> T) -> Option<T> {
         loop {
-            // The store of the flag must come before the load of the state. The fence makes the compiler keep
-            // this order. [`barrier_on_all_threads`] makes every CPU keep it.
+            // Store the flag before loading the state. The fence makes the compiler keep this order, and
+            // [`barrier_on_all_threads`] makes every CPU keep it.
             mark.inside.store(true, Ordering::Relaxed);
             compiler_fence(Ordering::SeqCst);
             let state = self.state.load(Ordering::Acquire);

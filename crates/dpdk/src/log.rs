@@ -61,8 +61,8 @@ unsafe extern "C" fn inlane_dpdk_log(level: u32, text: *const u8, length: usize)
     let bytes = unsafe { std::slice::from_raw_parts(text, length) };
     let text = String::from_utf8_lossy(bytes);
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        // Log warnings and errors at level debug, and all else at level trace. DPDK's levels: RTE_LOG_EMERG 1,
-        // ALERT 2, CRIT 3, ERR 4, WARNING 5, NOTICE 6, INFO 7, DEBUG 8.
+        // Log warnings and errors at level debug, and all else at level trace. DPDK's levels are
+        // RTE_LOG_EMERG 1, ALERT 2, CRIT 3, ERR 4, WARNING 5, NOTICE 6, INFO 7, DEBUG 8.
         match level {
             0..=4 => tracing::debug!(target: "dpdk", severity = "error", "{line}"),
             5 => tracing::debug!(target: "dpdk", severity = "warning", "{line}"),

@@ -265,12 +265,12 @@ impl EthPort {
         if unsafe { sys::rte_eth_stats_get(self.device.port, &mut statistics) } != 0 {
             return self.last_counters;
         }
-        // Software drivers count a packet that they did not accept as a send error. The caller sends that
-        // packet again, so it is not lost. Only the errors of cards are counted.
+        // Count only the errors of cards. Software drivers count a packet that they did not accept as a send
+        // error, but the caller sends that packet again, so it is not lost.
         let unsent = if self.is_card() { statistics.oerrors } else { 0 };
         if !self.receives() {
-            // Nobody reads the receive queues of a send-only port, so packets that those queues drop do not
-            // count as lost.
+            // Leave out the packets that the receive queues dropped, because nobody reads the receive queues
+            // of a send-only port.
             return Counters { errors: unsent, ..Counters::default() };
         }
         let dropped = match (&self.spec.kind, &self.context.interface) {

@@ -300,8 +300,8 @@ fn a_port_that_only_sends_counts_nothing_as_missed() {
     let _tx = port.take_tx(0, pool).unwrap();
     port.start().unwrap();
     let socket = other_end();
-    // The kernel drops the first 100 frames, because they do not fit the buffers, and some of the others,
-    // because the ring is full. A port that only sends must count neither.
+    // Send 100 frames that the kernel drops because they do not fit the buffers, and more frames than the
+    // ring can hold. A port that only sends must not count the dropped frames.
     for size in [1914; 100].into_iter().chain([60; 6000]) {
         socket.send(&frame(size, 1));
     }

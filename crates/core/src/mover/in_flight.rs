@@ -250,8 +250,8 @@ mod tests {
         assert!(!round(&mut copies), "the second copy has an expected time");
         assert!(polls > 2);
         assert_eq!(copies.done(), copies.newest());
-        // The second copy begins when the first completes. So the sleep for the second is longer by at least
-        // the time of one copy.
+        // Check that the sleep for the second copy is longer by at least the time of one copy, because the
+        // second copy begins when the first completes.
         let first = copies.submit(1 << 20);
         let second = copies.submit(1 << 20);
         // Accept a sleep of zero, because other jobs may delay this thread until both copies are expected to

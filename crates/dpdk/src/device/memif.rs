@@ -30,8 +30,8 @@ pub(super) fn plan(
     };
     check_socket(spec, &path, server)?;
     let role = if server { "server" } else { "client" };
-    // By default the driver takes the path as the name of an abstract socket, which has no file.
-    // `socket-abstract=no` makes it a path.
+    // Pass `socket-abstract=no`, because by default the driver takes the path as the name of an abstract
+    // socket, which has no file.
     let mut arguments =
         format!("role={role},id={id},socket={text},socket-abstract=no,bsize={}", buffer(spec));
     if let Some(secret) = secret {

@@ -122,7 +122,7 @@ pub enum Executor {
     Gpu {
         /// The GPU's CUDA index.
         index: u32,
-        /// The method and the settings that only a GPU has.
+        /// The executor's method, and the settings that only a GPU has.
         settings: gpu::Settings,
     },
 }

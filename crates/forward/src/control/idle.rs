@@ -246,7 +246,7 @@ mod tests {
         TEST_NOW.set(TEST_NOW.get() + ticks);
     }
 
-    /// Simulates `rounds` rounds without work. The test clock advances by `ticks` ticks from one round to the next.
+    /// Simulates `rounds` rounds without work. The test clock advances by `ticks` ticks between two rounds.
     fn wait(idle: &mut Idle, rounds: u32, ticks: u64) {
         for round in 0..rounds {
             if round > 0 {

@@ -81,7 +81,7 @@ fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketRe
 /// and the rate of the workers if they do nothing but the packet function.
 fn cpu_ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
     let directions = config.route.directions();
-    // Function `io` does nothing. Timing it would measure only the call, so it is left out.
+    // Leave out function `io`, because it does nothing, and timing it would measure only the call.
     let idle = config.function == "io";
     let function_ns = if idle { 0.0 } else { function_ns(config, result).ok()? };
     let workers = directions * config.pipelines as usize * config.executor.workers();

@@ -167,7 +167,7 @@ fn not_running(config: &Config, outcome: &RunOutcome) -> Option<String> {
     }
     let slept = percent(slept);
     Some(match outcome.queued_ns {
-        // The kernel does not count the time in run queues, so the text names both possible causes.
+        // Name both possible causes, because the kernel does not count the time in run queues.
         0 => format!("processors or system calls: {noun} not running for {slept} of the time"),
         _ => {
             format!("system calls: {noun} blocked for {slept} of the time while {they} read and wrote ports")

@@ -230,8 +230,8 @@ pub(super) fn wait_until_idle(lane: &Lane, streams: &[Stream]) -> Result<()> {
                 }
                 Ok(false) => std::thread::yield_now(),
                 Err(error) => {
-                    // After a failed kernel every driver call fails, so nothing can be freed. So the GPU is
-                    // abandoned.
+                    // Abandon the GPU, because after a failed kernel every driver call fails, so nothing can
+                    // be freed.
                     lane.loaded.gpu.abandon();
                     return Err(error.into());
                 }

@@ -184,7 +184,8 @@ fn a_real_run_names_its_limit() {
     slow.duration = Some(Duration::from_millis(200));
     let outcome = crate::run::run(&slow, &Default::default(), &mut |_, _| ()).unwrap();
     assert!(outcome.time_shares[0].busy < 0.5, "{:?}", outcome.time_shares);
-    // The workers should be the limit. On a machine with other jobs, the processors may be.
+    // Accept the processors as the limit too, because other jobs may use this machine. On an idle machine the
+    // workers are the limit.
     let said = limit(&slow, &outcome).unwrap();
     assert!(said.starts_with("workers: ") || said.starts_with("processors: "), "{said}");
 }

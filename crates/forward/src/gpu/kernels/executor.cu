@@ -320,7 +320,8 @@ __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot
             uint64_t word = __shfl_sync(ALL, found.low, ITEM);
             if (comes_with_word(lane) && me - 1 < min(static_cast<uint32_t>(word >> 32), lane.burst)) {
                 uint4 descriptor = make_uint4(found.low, found.low >> 32, found.high, found.high >> 32);
-                // A descriptor whose lap differs from the word's is older than the word, so it is read again.
+                // Read the descriptor again if its lap differs from the word's, because it is then older than
+                // the word.
                 if (descriptor.w != at.lap || at.lap == 0) descriptor = load16(place);
                 given[me - 1] = descriptor;
             }
