@@ -289,12 +289,13 @@ impl Wire {
         self.shared.changed.notify_all();
     }
 
-    /// Makes everything sent later arrive after everything sent earlier.
+    /// Orders the wire: all stores, doorbells and register writes before this call arrive before all later
+    /// stores and register writes.
     pub(crate) fn fence(&self) {
         self.shared.lock().fence();
     }
 
-    /// Blocks until everything sent has arrived.
+    /// Blocks until all stores, doorbells and register writes that were sent have arrived.
     pub(crate) fn drain(&self) {
         let mut state = self.shared.lock();
         while state.epochs.iter().any(|epoch| !epoch.is_empty()) && !state.closed {
@@ -302,7 +303,8 @@ impl Wire {
         }
     }
 
-    /// Discards everything that has not arrived, as a link that goes down does.
+    /// Discards all stores, doorbells and register writes that have not arrived, as a link that goes down
+    /// does.
     pub(crate) fn lose_all(&self) {
         self.shared.lock().epochs = VecDeque::from([BinaryHeap::new()]);
         self.shared.changed.notify_all();

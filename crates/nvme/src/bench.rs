@@ -29,7 +29,7 @@ pub struct Counters {
     checking: AtomicBool,
 }
 
-/// What a running bench has done so far.
+/// The numbers of operations that a running bench has completed so far, and whether it reads back blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Completed reads.

@@ -1,4 +1,4 @@
-//! What a lane reports once its pipeline has ended: where its words and packets lay, the size of its kernels,
+//! The report of a lane at the end of its pipeline: where its words and packets lay, the size of its kernels,
 //! the bytes over PCIe, and the state of the packet function.
 
 /// The text in results that says how [`LaneReport::pcie_bytes`] is computed.

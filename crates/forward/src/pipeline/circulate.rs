@@ -25,7 +25,8 @@ use std::time::Instant;
 /// Workers may still write the packets then. The packets are freed only when the workers have ended.
 pub(crate) struct Items {
     in_flight: VecDeque<Item>,
-    /// Empty buffers. The buffer that was added last is taken first, because it is still in the cache.
+    /// Empty buffers for further items. The buffer that was added last is taken first, because it is still in
+    /// the cache.
     #[expect(clippy::vec_box, reason = "only the pointer moves: see Item")]
     spare: Vec<Box<BurstBuffer>>,
 }

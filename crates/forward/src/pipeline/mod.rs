@@ -63,13 +63,13 @@ pub struct PipelineSettings {
     pub burst: usize,
     /// How long a partial burst may wait for more packets.
     pub flush: Duration,
-    /// Slots of the burst ring, a power of two.
+    /// The number of slots of the burst ring, a power of two.
     pub slots: usize,
     /// What happens when the burst ring or the sending port is full.
     pub overload: Overload,
     /// The time that a worker spins for each packet, in addition to the packet function, to simulate work.
     pub work: Duration,
-    /// True if each burst is timed at every stage.
+    /// True if each burst is timed at every stage. Otherwise the stage histograms stay empty.
     pub stages: bool,
     /// The number of packets to receive; `u64::MAX` for no limit.
     pub packets: u64,

@@ -15,11 +15,11 @@ const GUARD_BYTE: u8 = 0xa5;
 /// What a packet function did with a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// Forwarded with these bytes.
+    /// The function forwarded the frame, which then had these bytes.
     Forward(Vec<u8>),
-    /// Sent to port n with these bytes.
+    /// The function sent the frame to the port with this number. The bytes are those of the sent frame.
     Port(u32, Vec<u8>),
-    /// Dropped.
+    /// The function dropped the frame.
     Drop,
 }
 

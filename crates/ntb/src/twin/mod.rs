@@ -234,7 +234,7 @@ fn send_message(socket: &OwnedFd, what: u32, value: u32) {
     let mut message = [0u8; 8];
     message[..4].copy_from_slice(&what.to_ne_bytes());
     message[4..].copy_from_slice(&value.to_ne_bytes());
-    // Ignore errors: if the hub has ended, nobody needs the message.
+    // Ignore errors, because a hub that has ended needs no message.
     let _ = rustix::net::send(socket, &message, SendFlags::NOSIGNAL);
 }
 

@@ -164,8 +164,8 @@ fn the_hub_asks_all_processes_to_end() {
     let (hub, a, b) = pair(1 << 20);
     hub.end_all(7);
     assert_eq!((a.wait_for_end(), b.wait_for_end()), (Some(7), Some(7)));
-    // The hub's thread closes its end of the socket when this end is shut down. The port then has no hub left
-    // that could ask it to end.
+    // Shut down this end of the socket, so that the hub's thread closes its end. The port then has no hub
+    // left that could ask it to end.
     rustix::net::shutdown(&a.inner.socket, rustix::net::Shutdown::Write).unwrap();
     assert_eq!(a.wait_for_end(), None);
 }

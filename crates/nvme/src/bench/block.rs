@@ -12,12 +12,12 @@ use std::fmt;
 pub(super) const HEADER: usize = 32;
 const MAGIC: u64 = u64::from_le_bytes(*b"inlane\x00\x01");
 
-/// What is wrong with a block.
+/// The ways in which the contents of a block can be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wrong {
     /// The block was not written by a bench with verification.
     Foreign,
-    /// The block was written for another offset, which is given.
+    /// The block was written for another offset in the namespace: the offset that it holds is the value.
     Misplaced(u64),
     /// The checksum differs.
     Altered,

@@ -172,7 +172,8 @@ impl<'a> Job<'a> {
             (_, writes) => writes,
         };
         let mut index = if workload.pattern.is_random() {
-            // Multiply-shift maps 64 random bits to a nearly uniform index in 0..blocks without a division.
+            // Choose a block at random: multiply-shift maps 64 random bits to a nearly uniform index in
+            // 0..blocks without a division.
             ((u128::from(block::random(&mut self.random)) * u128::from(blocks)) >> 64) as u64
         } else {
             self.next

@@ -23,7 +23,7 @@ wire! {
         /// CMIC: what the subsystem can have. Bit 0: several ports. Bit 1: several controllers. Bit 3:
         /// asymmetric namespace access.
         pub cmic: u8,
-        /// MDTS: the most data of a command is 4096 bytes times 2 to the power of this number; 0 means no
+        /// MDTS: limits the data of a command to 4096 bytes times 2 to the power of this number; 0 means no
         /// limit.
         pub mdts: u8,
         /// CNTLID: the controller's identifier.

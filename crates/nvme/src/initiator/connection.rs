@@ -82,7 +82,7 @@ impl From<Fault> for Failure {
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// Counts the commands that used this slot.
+    /// The number of commands that have used this slot, which becomes part of the next command's identifier.
     generation: u16,
     in_flight: bool,
     token: u64,

@@ -76,9 +76,9 @@ impl Scratch {
 #[derive(Debug)]
 pub(super) struct Payload {
     pub(super) slot: u16,
-    /// The offset of the next byte in the buffer.
+    /// The offset in the slot's buffer at which the next byte of the data goes.
     pub(super) at: u32,
-    /// The bytes that have not arrived.
+    /// The number of bytes of the data that have not arrived yet.
     pub(super) remaining: u32,
     /// The digest of the bytes that have arrived, if data digests are in use.
     pub(super) digest: Option<RunningDigest>,
@@ -165,7 +165,8 @@ impl Inbox {
             Ok(layout) => layout,
             Err(fault) => return keep(&mut self.last, common, fault),
         };
-        // The data of a termination request is only skipped. It has at most 128 bytes.
+        // Wait for the data of a termination request, too, because it is skipped together with the header. It
+        // has at most 128 bytes.
         let skipped = if layout.kind == Kind::C2hTermReq { layout.data_bytes as usize } else { 0 };
         let needed = layout.data_at() + skipped;
         if available.len() < needed {
