@@ -92,7 +92,7 @@ pub fn expand(
     // Leave out the arguments of the program that a subcommand such as `inlane ntb run` starts, because they
     // may look like flags of inlane.
     let texts = &texts[..own(command, &texts)];
-    // Finds the innermost subcommand, the name of its table in the settings file, and the index of the
+    // Find the innermost subcommand, the name of its table in the settings file, and the index of the
     // argument that names the subcommand.
     let (mut subcommand, mut table, mut at) = (command, String::new(), 0);
     for (index, text) in texts.iter().enumerate().skip(1) {

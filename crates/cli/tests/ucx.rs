@@ -98,8 +98,8 @@ impl Machines {
             assert!(ip(&format!("-n {name} link set v{number} up")), "link");
             assert!(ip(&format!("-n {name} link set lo up")), "loopback");
         }
-        // UCX ignores an interface that is not in state UP. The kernel sets this state shortly after both
-        // ends of the pair are up.
+        // Wait until both interfaces are in state UP, because UCX ignores other interfaces. The kernel sets
+        // this state shortly after both ends of the pair are up.
         for (number, name) in machines.0.iter().enumerate() {
             let show = format!("-n {name} link show v{number}");
             support::until("the link", || {

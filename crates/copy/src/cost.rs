@@ -63,8 +63,8 @@ impl Curve {
         }
         match self.points.len() {
             1 => Some(last.1 * bytes as f64 / last.0 as f64),
-            // Beyond the last point, assumes at least half of that point's time per byte. Otherwise noise in
-            // the last two points could predict a time of zero.
+            // Beyond the last point, assume at least half of that point's time per byte, because noise in the
+            // last two points could otherwise predict a time of zero.
             count => {
                 let extrapolated = line(&self.points[count - 2], last);
                 Some(extrapolated.max(last.1 * 0.5 * bytes as f64 / last.0 as f64))

@@ -70,8 +70,8 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
             Endpoint::Bar(spec) => {
                 let bar = Bar::open(&Sysfs::system(), spec, permission).map_err(|error| {
                     let (device, why) = (endpoint.to_string(), error.to_string());
-                    // Some errors begin with the BAR's name. The name is removed, because the new error's
-                    // device names the BAR already.
+                    // Remove the BAR's name from the start of the error, because the new error's field
+                    // `device` names the BAR already.
                     let why = why.strip_prefix(&format!("{device} ")).unwrap_or(&why).to_owned();
                     Error::Device { device, class: error.class(), why }
                 })?;

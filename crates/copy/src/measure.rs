@@ -198,7 +198,8 @@ fn stream_once(
             mover.wait(oldest, completion)?;
             buffers.sample(rotation, count - window)?;
             if clock.now_ns() > 20 * budget {
-                // Submitting the rest would take too long, so only the transfers in flight are still awaited.
+                // Submit no more transfers, because the rest would take too long. Only those in flight are
+                // still awaited.
                 break;
             }
         }

@@ -27,8 +27,8 @@ pub struct PathOptions {
     pub engines: Option<EngineTuning>,
     /// Tuning of staging by SMs.
     pub sms: SmTuning,
-    /// If set, keeps the kernels of staging by SMs running between transfers. This gives the least latency
-    /// and occupies SMs meanwhile.
+    /// If true, the kernels of staging by SMs keep running between transfers. This gives the least latency,
+    /// but they occupy SMs meanwhile. If false, each transfer launches the kernels.
     pub resident: bool,
     /// The most blocks that a copy by SMs uses.
     pub blocks: u32,
@@ -37,7 +37,7 @@ pub struct PathOptions {
     pub both_ways: bool,
     /// Paths that [`PathChoice::Auto`] must not take.
     pub without: Vec<Path>,
-    /// A flag that the caller may set. Calibration and transfers by the CPU then end early, with an error.
+    /// A flag that the caller may set to end calibration and transfers by the CPU early, with an error.
     pub stop: Arc<AtomicBool>,
 }
 

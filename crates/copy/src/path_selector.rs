@@ -253,8 +253,8 @@ impl Mover for PathSelector {
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
         self.tickets.check(ticket)?;
         match ticket.0.checked_sub(self.offset) {
-            // The ticket belongs to an earlier path's mover. That mover was drained when the path changed, so
-            // there is nothing to wait for.
+            // Return at once if the ticket belongs to an earlier path's mover, because that mover was drained
+            // when the path changed.
             None | Some(0) => Ok(()),
             Some(own) => self.movers[self.current].1.wait(Ticket(own), completion),
         }

@@ -193,8 +193,8 @@ impl Row for TransferResult {
             ..self.path.clone()
         };
         let mut cells = path.cells();
-        // Each row of the table already has the path's name in a column `path`. This cell lists the path's
-        // movers, so it is renamed.
+        // Rename the cell that lists the path's movers, because the table has another column `path`, with the
+        // path's name.
         cells.iter_mut().filter(|cell| cell.name == "path").for_each(|cell| cell.name = "movers".into());
         cells.extend(self.ceiling.as_ref().map(Ceiling::cell));
         cells

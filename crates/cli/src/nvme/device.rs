@@ -258,8 +258,8 @@ impl Sink for DeviceSink<'_> {
     fn buffer(&mut self, bytes: usize) -> Result<Buffer> {
         let region = match self.stage.free_buffer(bytes)? {
             Some(region) => region,
-            // All buffers are in use. A transfer has fewer commands in flight than that, so a copy is in
-            // flight.
+            // Wait for the oldest copy. One is in flight, because all buffers are in use and a transfer has
+            // fewer commands in flight than buffers.
             None => self.stage.oldest()?.expect("a copy in flight").0,
         };
         // SAFETY: the region has one user at a time: the buffer, then its copy.

@@ -312,7 +312,7 @@ impl Write {
         }
         let size = file.seek(io::SeekFrom::End(0)).map_err(os)?;
         file.rewind().map_err(os)?;
-        // Files of /proc report the size 0 although they have contents, so the size 0 counts as unknown.
+        // Count the size 0 as unknown, because files of /proc report it although they have contents.
         let size = Some(size).filter(|size| *size > 0);
         if let (Some(size), Some(length)) =
             (size, self.length.filter(|length| size.is_some_and(|size| size < *length)))

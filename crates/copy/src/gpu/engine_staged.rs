@@ -149,8 +149,8 @@ impl Mover for EngineStaged {
         self.pending.done()?;
         let outcome = self.transfer(source, destination);
         if outcome.is_err() {
-            // Some chunks may be queued already, and nothing keeps their regions alive after this call. So
-            // the next line waits until they are copied.
+            // Wait until the chunks that are already queued are copied, because nothing keeps their regions
+            // alive after this call.
             drain(&self.out.iter().chain(&self.into).collect::<Vec<_>>());
         }
         outcome
@@ -163,8 +163,8 @@ impl Mover for EngineStaged {
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
         let (from, to) = (self.from, self.to);
         let name = || format!("staging from gpu:{from} to gpu:{to}");
-        // The ticket's event is on the destination's GPU. Errors of the source's GPU show only in `out`, so
-        // its streams are checked too.
+        // Check the streams of the source's GPU (`out`) too, because the ticket's event is on the
+        // destination's GPU and does not show errors of the source's GPU.
         self.pending.wait(&name, ticket, completion, &self.out)
     }
 }

@@ -102,8 +102,8 @@ impl SmStaged {
             flight: InFlight::new(),
             entries: VecDeque::with_capacity(DEPTH as usize),
         };
-        // Launches the kernels for 0 commands. The first launch sets up the GPU, and a later set-up would
-        // have to wait for resident kernels.
+        // Launch the kernels for 0 commands, because the first launch sets up the GPU, and a later set-up
+        // would have to wait for resident kernels.
         staged.launch(1, 0)?;
         finish(&staged.push.stream)?;
         finish(&staged.pull.stream)?;
@@ -218,7 +218,7 @@ impl SmStaged {
             self.launch(sequence, UNLIMITED)?;
             self.ring.set_running(&mut ring);
         }
-        // The regions are kept before the command is visible, because the kernels access them from then on.
+        // Keep the regions alive before the command is visible, because the kernels access them from then on.
         self.entries.push_back((sequence, [source.clone(), destination.clone()]));
         let ticket = self.flight.submit(source.len());
         let (sequence, published) = ring.publish(fields)?;

@@ -135,7 +135,8 @@ __device__ inline void give_up_on(Control* control, u64* gone, u64* ended, u64 s
     store_release(ended + blockIdx.x, seq + (1ull << 30));
 }
 
-// Loads up to 4 of the `left` remaining bytes. `whole` says that the address is aligned to 4 bytes.
+// Loads the next 4 bytes of a chunk, or `left` bytes if fewer remain. Set `whole` if the address is aligned
+// to 4 bytes: they are then loaded at once.
 __device__ inline u32 gather(const char* from, u64 left, bool whole) {
     u32 word = 0;
     if (whole && left >= 4) {

@@ -8,7 +8,7 @@ const MARKS: usize = 6;
 /// The length field of a command that tells the kernels to leave.
 pub(super) const LEAVE: u64 = u64::MAX;
 
-/// `Control` of `staging.h`: words for all channels.
+/// The words that all channels share, in the layout of `Control` in `staging.h`.
 #[repr(C)]
 pub(super) struct Control {
     pub failed: u64,
@@ -17,7 +17,7 @@ pub(super) struct Control {
     pad1: [u64; 15],
 }
 
-/// `Channel` of `staging.h`: the words of one channel.
+/// The words of one channel, in the layout of `Channel` in `staging.h`.
 #[repr(C)]
 pub(super) struct Channel {
     ready: u64,

@@ -368,7 +368,7 @@ fn calibration_finds_every_path_and_its_stages() {
     let options = PathOptions { largest: 1 << 20, ..PathOptions::default() };
     let costs = crate::cost::Costs::calibrate(&from, &to, &options).unwrap();
     assert_eq!(costs.paths.len(), 3, "{costs:?}");
-    // A busy machine makes a twin slower but never faster than its model, so only the lower bound is checked.
+    // Check only a lower bound, because a busy machine makes a twin slower but never faster than its model.
     assert!(costs.time(Path::Bar, 1 << 20).unwrap() >= (1 << 20) as f64 * (1.0 / 0.4 + 1.0 / 0.2));
     let predicted = costs.predict(Path::Hybrid, 1 << 20).unwrap();
     assert!(predicted >= 2.0 * (1 << 20) as f64 / 2.0, "two stages at 2 bytes per ns: {predicted}");
