@@ -115,7 +115,8 @@ pub fn take_error(fd: RawFd, name: &SocketName) -> c_int {
             Some(header) if header.error != 0 => error = header.error,
             _ => break,
         }
-        // Another thread may take the error first. Then this call drops a datagram, as any network may.
+        // Remove the error. If another thread removes it first, this drops a datagram instead, as any network
+        // may.
         // SAFETY: as above.
         unsafe { real::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
     }

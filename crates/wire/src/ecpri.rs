@@ -23,7 +23,8 @@ view! {
     Message("eCPRI", 8) check = check {
         /// Message type.
         kind / set_kind: u8 = 1,
-        /// The size field: bytes after the common header. The buffer may be shorter or longer.
+        /// The payload size: the number of bytes after the common header. The buffer may have fewer or more
+        /// bytes.
         payload_size / set_payload_size: u16 = 2,
         /// The PC id, which O-RAN uses as eAxC: the antenna and carrier.
         pc_id / set_pc_id: u16 = 4,

@@ -97,7 +97,7 @@ impl<T: AsRef<[u8]>> Frame<T> {
             let at = HEADER - 2 + index * TAG;
             let kind = u16_at(bytes, at)?;
             let control = u16_at(bytes, at + 2).filter(|_| is_tag(kind))?;
-            // Count the tag only if the EtherType after it is still in the frame.
+            // Leave out a tag that is cut off by the frame's end, because the EtherType after it is missing.
             u16_at(bytes, at + 4)?;
             Some(Tag { kind, control })
         })

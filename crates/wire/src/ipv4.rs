@@ -23,7 +23,8 @@ view! {
     Packet("IPv4", 20) check = check {
         /// Differentiated services and ECN.
         tos / set_tos: u8 = 1,
-        /// The length field: bytes of header and payload. The buffer may be shorter or longer.
+        /// The total length: the number of bytes of header and payload. The buffer may have fewer or more
+        /// bytes.
         total_length / set_total_length: u16 = 2,
         /// Identification.
         id / set_id: u16 = 4,
@@ -74,8 +75,8 @@ impl<T: AsRef<[u8]>> Packet<T> {
     /// comes first.
     #[inline(always)]
     pub fn end(&self) -> usize {
-        // The length field may have been set after `new` checked it. If it is shorter than the header, the
-        // packet ends after the header.
+        // Return at least the header's length, because the length field may have been changed after `new`
+        // checked it.
         (self.total_length() as usize).max(self.header_len()).min(self.bytes().len())
     }
 

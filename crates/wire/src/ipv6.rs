@@ -26,7 +26,8 @@ const MOBILITY: u8 = 135;
 view! {
     /// An IPv6 packet.
     Packet("IPv6", 40) check = check {
-        /// The length field: bytes after the fixed header. The buffer may be shorter or longer.
+        /// The payload length: the number of bytes after the fixed header. The buffer may have fewer or more
+        /// bytes.
         payload_length / set_payload_length: u16 = 4,
         /// The type of the header after the fixed one: an extension or the upper layer.
         next_header / set_next_header: u8 = 6,

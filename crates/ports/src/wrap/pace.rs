@@ -20,7 +20,7 @@ pub struct PacedRx {
 }
 
 impl PacedRx {
-    /// Limits `inner` to the fraction `share` of `rate`; 1 is the whole rate.
+    /// Wraps `inner` and limits its receive rate to `share` times `rate`. `share` is from 0 to 1.
     pub fn new(inner: Box<dyn Rx>, rate: Rate, share: f64, clock: &Clock) -> Self {
         Self { inner, schedule: Schedule::new(rate, share), clock: clock.clone(), mean_bytes: 64.0 }
     }
