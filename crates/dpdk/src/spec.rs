@@ -23,9 +23,9 @@ pub struct EthSpec {
     pub text: String,
     /// The kind of port, with the options of that kind.
     pub kind: Kind,
-    /// Descriptors of each receive and transmit queue, if given.
+    /// The number of descriptors of each receive and transmit queue. `None` for the default number.
     pub descriptors: Option<u16>,
-    /// Largest payload of a frame in bytes, if given.
+    /// The largest payload of a frame in bytes. `None` if the user gave none.
     pub mtu: Option<u16>,
 }
 

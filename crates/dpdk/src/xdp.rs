@@ -37,7 +37,7 @@ type Key = (u64, u32);
 static PROGRAMS: Mutex<Vec<(Key, Weak<Program>)>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// The sockets that this thread opened since [`record_sockets`].
+    /// The AF_XDP sockets that the driver has opened on this thread since [`record_sockets`] was called.
     static OPENED: RefCell<Vec<Socket>> = const { RefCell::new(Vec::new()) };
     /// The kernel's error if this thread's last attempt to open a socket failed; 0 if it succeeded.
     static FAILURE: Cell<i32> = const { Cell::new(0) };

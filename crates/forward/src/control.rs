@@ -123,7 +123,7 @@ impl Progress {
         *self.begun.get_or_init(Instant::now)
     }
 
-    /// Returns the time at which packets began to flow. `None` before.
+    /// Returns the time at which packets began to flow, or `None` if none has flowed yet.
     pub fn begun(&self) -> Option<Instant> {
         self.begun.get().copied()
     }

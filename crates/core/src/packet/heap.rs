@@ -36,7 +36,7 @@ pub struct HeapPool {
 /// The owner's free buffers.
 struct OwnedList {
     list: UnsafeCell<Vec<u32>>,
-    /// The length of `list`. Other threads read it to count the allocated buffers.
+    /// The length of `list`, stored here because other threads read it to count the allocated buffers.
     count: AtomicUsize,
 }
 

@@ -128,7 +128,7 @@ pub fn belongs(second: u64, lap: u32) -> bool {
     lap != 0 && (second >> 32) as u32 == lap
 }
 
-/// The dispatcher's cursor: the positions of the next item to publish and of the oldest in flight.
+/// The dispatcher's cursor: the positions of the next item to publish and of the oldest item in flight.
 #[derive(Debug)]
 pub struct Dispatcher {
     published: u64,
@@ -206,7 +206,7 @@ impl Dispatcher {
     }
 }
 
-/// The position of one of a ring's n consumers: which item it takes next.
+/// The cursor of one of a ring's n consumers: the position of the item that it takes next.
 #[derive(Debug)]
 pub struct Consumer {
     position: u64,

@@ -19,10 +19,10 @@ pub const OFFERED: &str = "offered";
 const TRIAL: Duration = Duration::from_secs(2);
 /// The shortest trial that RFC 2544 (section 24) accepts for measuring the throughput.
 const RFC_2544_TRIAL: Duration = Duration::from_secs(60);
-/// The resolution of the search, as a share of the fastest rate. The search ends when the rates that passed
-/// and failed differ by at most this share.
+/// The resolution of the search, as a share of the fastest rate that it tries. The search ends when the
+/// highest rate that passed and the lowest that failed differ by at most this share.
 const RESOLUTION: f64 = 0.005;
-/// The search gives up below this share of the fastest rate.
+/// The search gives up when a rate below this share of the fastest rate has failed.
 const LOWEST: f64 = 0.01;
 /// The share of the due packets that may be unprocessed at the end of a trial, unless [`TAIL`] allows more. A
 /// pipeline that is too slow leaves more than both.
