@@ -124,7 +124,7 @@ impl Device {
         self.command(COMMAND_MEMORY)
     }
 
-    /// Returns the number of interrupt vectors of a kind.
+    /// Returns how many interrupt vectors of this kind the device has.
     ///
     /// # Errors
     /// [`Error::Os`] if the request fails.

@@ -29,7 +29,7 @@ const NUMBER_TIMEOUT: Duration = Duration::from_secs(10);
 struct Card {
     /// The boot ID of PE 0's kernel. Windows join processes of one kernel only.
     machine: String,
-    /// Name of the abstract socket.
+    /// Name of the socket at which PE 0's hub accepts the other PEs, in the abstract namespace.
     socket: String,
     heap_bytes: u64,
 }

@@ -109,8 +109,8 @@ impl Session {
         };
         let twin = Twin::attach_with(socket, &faults, needed)?;
         let bytes = needed(twin.ports());
-        // Used if the launcher has not set INLANE_NTB_YIELD: assume that a process manager has distributed
-        // the PEs over all processors.
+        // Without INLANE_NTB_YIELD, compare the number of PEs with that of processors, because a process
+        // manager is assumed to have distributed the PEs over all processors.
         let crowded = member.is_some() && twin.ports() as usize > online_processors();
         let settings = Settings {
             completion: variable::<CompletionMode>("INLANE_NTB_COMPLETION")?

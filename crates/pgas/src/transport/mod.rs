@@ -101,7 +101,8 @@ pub trait Transport: Send + Sync + 'static {
     /// Returns the address at which plain loads and stores reach the byte at `offset` of `pe`'s symmetric
     /// memory. Returns `None` if they cannot reach it.
     fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8>;
-    /// Returns what this transport can do.
+    /// Returns the properties of this transport, such as its name, how it reaches the PEs, and what carries
+    /// out atomics.
     fn capabilities(&self) -> Capabilities;
 
     /// Copies to `pe`. When this method returns, the stores are issued and the source may be reused.

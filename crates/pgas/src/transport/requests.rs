@@ -42,7 +42,7 @@ fn slot_state(word: u64) -> u64 {
     word & 3
 }
 
-/// The requests of this PE to one owner.
+/// The requests that this PE has posted to one other PE, the owner of the accessed memory.
 pub(super) struct Requests {
     /// Number of the next request. A thread holds the lock while it posts a request.
     pub next: std::sync::Mutex<u64>,

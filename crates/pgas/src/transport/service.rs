@@ -209,7 +209,7 @@ impl PeContext {
         }
     }
 
-    /// Returns a word of this PE's inbound memory.
+    /// Returns the word at `offset` of this PE's inbound memory.
     #[inline(always)]
     pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(8) && offset + 8 <= self.layout.bytes());

@@ -44,7 +44,7 @@ pub(super) struct Waits {
     /// True while a thread sleeps until words of this PE's own memory change.
     on_memory: AtomicBool,
     expectation: Mutex<Expectation>,
-    /// Held by the thread that sleeps on the doorbell. Only one thread does; the others sleep on `woken`.
+    /// Held by the one thread that sleeps on the doorbell. Other waiting threads sleep on `woken`.
     doorbell_sleeper: Mutex<()>,
     others: Mutex<()>,
     woken: Condvar,

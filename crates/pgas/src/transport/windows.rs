@@ -215,7 +215,7 @@ impl Windows {
         let peers = (0..pes)
             .map(|pe| connect_peer(&*ntb, pe, epoch, &inbound, &layout, &settings, registered))
             .collect::<Result<Vec<_>>>()?;
-        // All PEs find the same minimum, because each reads the headers of all.
+        // Use the minimum over all PEs, which is the same on each PE, because each reads the headers of all.
         let alignment = peers.iter().map(|peer| peer.alignment).fold(own_alignment, usize::min);
         let coherent = peers.iter().all(|peer| peer.window.coherent_base().is_some());
         let direct_atomics = coherent && !settings.atomics_by_owner && settings.faults.are_none();
@@ -226,7 +226,7 @@ impl Windows {
         let (mover, mover_from) = match settings.mover {
             Some((mut mover, from)) => {
                 let from = match (from, peers.iter().find(|peer| peer.window.peer() != me)) {
-                    // A mover does not copy 0 bytes, so the threshold is at least 1.
+                    // Use a threshold of at least 1, because a mover does not copy 0 bytes.
                     (Some(from), _) => from.max(1),
                     // Measure in the landing area, which is unused until all PEs have connected.
                     (None, Some(peer)) => calibrate(&mut *mover, &peer.window, layout.landing(), LANDING)?,

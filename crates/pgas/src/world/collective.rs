@@ -129,7 +129,8 @@ impl<T: Transport> World<T> {
     /// As for [`World::sync`].
     pub fn leave(&self) -> Result<()> {
         self.barrier_all()?;
-        // A notification in flight would be lost with the process, so wait until it is delivered.
+        // Wait until all notifications are delivered, because a notification in flight would be lost when the
+        // process ends.
         self.quiet()?;
         self.transport.leave()
     }
@@ -438,7 +439,8 @@ impl<T: Transport> World<T> {
                         reduce(sum, other, number);
                     }
                 }
-                // Only this PE reads this slice of the sources, so the destination may be the source.
+                // Overwrite this slice of the destination, which may be the source, because only this PE
+                // reads the slice of the sources.
                 std::ptr::copy_nonoverlapping(sum, self.address_of(destination + at), piece);
                 for pe in set.others(index) {
                     self.transport.put(pe, destination + at, sum, piece)?;

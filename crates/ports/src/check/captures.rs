@@ -86,7 +86,7 @@ fn compare_rest(
     recent: VecDeque<u64>,
     verification: &mut Verification,
 ) -> Result<()> {
-    // For each digest, the positions of the expected packets that have not been found yet.
+    // Collect, for each digest, the positions of the expected packets that have not been found yet.
     let mut missing: HashMap<u64, VecDeque<u64>> = HashMap::new();
     let mut known: HashSet<u64> = recent.into_iter().collect();
     let mut position = 0u64;

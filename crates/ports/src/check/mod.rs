@@ -198,7 +198,8 @@ impl Port for Checker {
 struct CheckerTx {
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// True if the clock is that of the generator, so latency can be measured.
+    /// True if the generator uses the same clock, so latency can be measured. False if it runs in another
+    /// process.
     timed: bool,
     expectation: Arc<Expectation>,
     tracker: Tracker,
@@ -277,7 +278,8 @@ unsafe impl Tx for CheckerTx {
 
 impl Drop for CheckerTx {
     fn drop(&mut self) {
-        // If the lock is poisoned, another queue has panicked, and the run has failed anyway.
+        // Do nothing if the lock is poisoned, because another queue has then panicked, and the run has failed
+        // anyway.
         let Ok(mut findings) = self.findings.lock() else { return };
         findings.counts += self.tracker.counts();
         findings.altered += self.found.altered;

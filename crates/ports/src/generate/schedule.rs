@@ -9,7 +9,7 @@ use inlane_core::units::Rate;
 #[derive(Clone, Debug)]
 pub struct Schedule {
     start_ns: Option<u64>,
-    /// What was sent so far, in the unit of the rate: packets or bits.
+    /// The packets or bits sent so far, whichever the rate counts.
     sent: u64,
     ns_per_unit: f64,
     unit: Unit,

@@ -31,7 +31,7 @@ pub struct Radio {
 }
 
 impl Radio {
-    /// Returns true if the specification `text` names this port.
+    /// Returns true if the port specification `text` is that of a `gen:oran` port.
     pub fn is(text: &str) -> bool {
         text.strip_prefix("gen:").is_some_and(|rest| rest.split(',').next() == Some("oran"))
     }

@@ -154,7 +154,8 @@ impl Output {
             Kind::Full(file, _) => file,
             _ => return,
         };
-        // If truncating fails too, a partial record remains at the end of the file. Readers report it.
+        // Ignore an error, because readers report the partial record that then remains at the end of the
+        // file.
         let _ = file.set_len(length);
     }
 
@@ -180,6 +181,6 @@ fn file_type(file: &File) -> FileType {
 
 fn is_writable(file: &File, timeout: Duration) -> bool {
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-    // An error of poll counts as ready here, because the write that follows returns the error.
+    // Count an error of poll as ready, because the write that follows returns the error.
     poll(&mut [PollFd::new(file, PollFlags::OUT)], Some(&timeout)).map_or(true, |ready| ready > 0)
 }

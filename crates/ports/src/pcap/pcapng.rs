@@ -43,7 +43,8 @@ impl CaptureReader {
         if !self.fill_record(length, if is_packet { MAX_RECORD } else { MAX_BLOCK })? {
             return Ok(());
         }
-        // A block contains its length at both of its ends. If the two lengths differ, one of them is wrong.
+        // Compare the two lengths of the block, one at each of its ends, because one of them is wrong if they
+        // differ.
         let trailer = word(&self.buffer[self.start + length - 4..], big_endian) as usize;
         if trailer != length {
             return Err(self.damaged(&format!("a block's two lengths differ: {length} and {trailer}")));
@@ -60,8 +61,8 @@ impl CaptureReader {
                 let interface = Interface {
                     link: description.linktype.0,
                     units_per_second: units_per_second(description.if_tsresol),
-                    // pcap-parser always reads `if_tsoffset` as little-endian. In a big-endian section, swap
-                    // its bytes.
+                    // Swap the bytes of `if_tsoffset` in a big-endian section, because pcap-parser always
+                    // reads it as little-endian.
                     offset_seconds: match big_endian {
                         true => description.if_tsoffset.swap_bytes(),
                         false => description.if_tsoffset,
@@ -133,8 +134,8 @@ impl CaptureReader {
     }
 
     fn add_interface(&mut self, interface: Interface) -> Result<()> {
-        // If the timestamp unit is not a whole number of microseconds, a classic copy of the capture needs
-        // nanoseconds.
+        // Require nanoseconds if the timestamp unit is not a whole number of microseconds, because a classic
+        // copy of the capture would otherwise lose precision.
         if interface.link == ETHERNET && 1_000_000 % interface.units_per_second != 0 {
             self.resolution = Resolution::Nano;
         }

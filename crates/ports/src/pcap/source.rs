@@ -92,8 +92,8 @@ impl CaptureSource {
         let mut reader = CaptureReader::new(text, Box::new(input));
         reader.read_header()?;
         let (mut longest, mut latest_ns) = (0, 0);
-        // The scan stops at damage without an error. The damage is reported when the packets before it have
-        // been played.
+        // Stop the scan at damage without an error, because the damage is reported when the packets before it
+        // have been played.
         while let Ok(Some(record)) = reader.peek() {
             longest = longest.max(record.length());
             latest_ns = latest_ns.max(record.time_ns);
@@ -313,7 +313,8 @@ unsafe impl Rx for CaptureRx {
             return Ok(0);
         }
         let now_ns = self.clock.now_ns();
-        // At original pace, most calls find no packet due. Check this before allocating packets.
+        // Check at original pace whether a packet is due before allocating packets, because most calls find
+        // none.
         if self.pace == Pace::Original {
             match self.next(now_ns) {
                 Ok(Some(_)) => {}

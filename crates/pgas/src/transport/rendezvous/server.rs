@@ -86,7 +86,7 @@ impl Server {
         Ok(Self { shared, meeting, receiver: Mutex::new(Some(receiver)) })
     }
 
-    /// Returns where the PEs meet.
+    /// Returns the address of this server and the token, which a PE needs to join.
     pub fn meeting(&self) -> &Meeting {
         &self.meeting
     }
@@ -179,7 +179,7 @@ fn serve(mut stream: TcpStream, shared: &Shared) {
         member.joined = true;
         let _ = sender.send(Frame::Welcome(shared.pes).encode());
         member.connection = Some((sender, ours));
-        // Tell a PE that joins late which PEs have ended.
+        // Tell a PE that joins late which PEs have ended, because it has missed their frames `GONE`.
         let gone: Vec<u32> =
             (0..).zip(&state.members).filter(|(_, one)| one.gone).map(|(pe, _)| pe).collect();
         gone.into_iter().for_each(|gone| state.send(pe, &Frame::Gone(gone)));
