@@ -139,8 +139,8 @@ impl Forward {
             outcome.result.verification = verify::captures(config)?;
         }
         let mut failure = outcome.errors.into_iter().next();
-        // Standard output is often a pipe to a program that takes only the first packets, so a closed pipe is
-        // not a failure.
+        // Do not count a closed pipe as a failure, because standard output is often a pipe to a program that
+        // takes only the first packets.
         if sends_to_stdout(config) && failure.as_ref().is_some_and(closed_by_reader) {
             document.notes.push("the reader of standard output closed the pipe, which ended the run".into());
             failure = None;

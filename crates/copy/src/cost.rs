@@ -229,7 +229,7 @@ impl Costs {
                     let what = format!("calibration of {path}, {what}");
                     return Err(Error::Altered { what, wrong, bytes });
                 }
-                // A GPU was given up, so further CUDA calls may block. The calibration ends here.
+                // End the calibration if a GPU was given up, because further CUDA calls may block.
                 Err(error) if crate::gpu::any_abandoned() => return Err(error),
                 Err(error) => {
                     costs.refused.insert(path, error.to_string());

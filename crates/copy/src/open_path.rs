@@ -27,7 +27,7 @@ pub fn open_path(path: Path, from: &Device, to: &Device, options: &PathOptions) 
         return Err(unavailable(path, from, to, path.why_not(from.endpoint(), to.endpoint())));
     }
     to.require_writable()?;
-    // Allocating rings and buffers can take long, so an interrupted run ends here first.
+    // End an interrupted run here, because allocating rings and buffers can take long.
     check_stop(&options.stop)?;
     if let Some(mover) = gpu::open_path(path, from, to, options)? {
         return Ok(mover);

@@ -34,8 +34,8 @@ impl Files {
     /// Returns the text of a file without white space at its ends.
     pub fn text(&self, path: &str) -> Option<String> {
         let path = self.at(path);
-        // Opening a pipe may block, and opening a device may change its state. So only regular files are
-        // opened.
+        // Open only regular files, because opening a pipe may block, and opening a device may change its
+        // state.
         if !fs::metadata(&path).ok()?.is_file() {
             return None;
         }
@@ -85,7 +85,8 @@ pub fn processors(list: &str) -> Vec<u32> {
         let (Ok(first), Ok(last)) = (first.trim().parse::<u32>(), last.trim().parse::<u32>()) else {
             continue;
         };
-        // Linux supports at most 8192 processors. The limit bounds the list if the range is malformed.
+        // End the range at processor 8191, the last that Linux supports, because a malformed range could be
+        // huge.
         found.extend(first..=last.min(8191));
     }
     found

@@ -160,6 +160,6 @@ fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // If the call fails, the engine runs with the limit that it has.
+    // Ignore a failure, because the engine can run with the limit that it has.
     let _ = setrlimit(Resource::Nofile, limit);
 }

@@ -207,8 +207,8 @@ impl CommandRing {
     fn make_room(&mut self, sequence: u64) -> Result<()> {
         let old = sequence.saturating_sub(DEPTH);
         let began = Instant::now();
-        // Loading a channel's word transfers a cache line that a GPU wrote, which is slow. So the result is
-        // kept in `read_by_all` and serves many commands.
+        // Keep the result in `read_by_all` for many commands, because loading a channel's word is slow: it
+        // transfers a cache line that a GPU wrote.
         while self.read_by_all < old {
             let seen = (0..self.layout.channels()).map(|channel| {
                 let at = self.layout.channel_words() + channel * CHANNEL_BYTES + SEEN;
@@ -283,7 +283,7 @@ impl CommandRing {
         unsafe { std::ptr::write_bytes(lines.as_ptr(), 0, lines.len()) };
         self.epoch = (self.sequence + 1) >> 32;
         if (self.sequence + 1) as u32 == 0 {
-            // Cleared lines hold lap 0, so the number whose lap is 0 is skipped.
+            // Skip the number whose lap is 0, because cleared lines hold lap 0.
             self.sequence += 1;
         }
     }

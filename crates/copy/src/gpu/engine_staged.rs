@@ -83,8 +83,8 @@ impl EngineStaged {
         self.next += 1;
         let (slot, out, into) = (&self.ring[index], &self.out[stream], &self.into[stream]);
         let staged = slot.memory.slice(0, source.len())?;
-        // In the first lap, `emptied` was never recorded. The driver treats such an event as completed, so
-        // this call does not wait.
+        // Wait until the slot is empty. In the first lap, this does not wait, because the driver treats an
+        // event that was never recorded as completed.
         out.wait_for(&slot.emptied)?;
         // SAFETY: `pending` keeps source and destination, and `self` the ring, until the streams are drained.
         // The events order the two copies of a slot.
