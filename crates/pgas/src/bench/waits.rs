@@ -58,9 +58,9 @@ impl Bench {
         self.world.put(self.words, index, &[value], self.other)
     }
 
-    /// Measures a case at both PEs, once for each completion mode in turn. `body(mode, base, count)` runs
-    /// `count` operations, and each moves `each` times `size` bytes. Operation i, counted from 1, signals its
-    /// end by the value `base + i`.
+    /// Measures a case at both PEs, in all completion modes in turn. `body(mode, base, count)` runs `count`
+    /// operations, and each moves `each` times `size` bytes. Operation i, counted from 1, signals its end by
+    /// the value `base + i`.
     fn in_turn(
         &self,
         operation: Operation,
