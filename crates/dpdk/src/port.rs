@@ -412,7 +412,7 @@ impl Port for EthPort {
 
     fn take_tx(&mut self, queue: u16, pool: Arc<dyn Pool>) -> inlane_core::Result<Box<dyn Tx>> {
         let mbufs = self.mbuf_pool(&pool)?;
-        Self::take(&mut self.tx_taken, queue, "send").map_err(|why| self.usage(why))?;
+        Self::take(&mut self.tx_taken, queue, "transmit").map_err(|why| self.usage(why))?;
         let most = device::memif_buffer(&self.spec) as usize;
         if matches!(self.spec.kind, Kind::Memif { .. }) && mbufs.room() > most {
             let why = format!(

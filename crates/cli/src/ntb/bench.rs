@@ -42,7 +42,7 @@ pub struct Bench {
     /// (4K..256M,x2: two times)
     #[arg(long, value_name = "SIZES", default_value = "1..64M")]
     sizes: Sizes,
-    /// Duration of one repeat, above zero
+    /// Duration of one repeat, above zero. A repeat ends earlier after 10 million operations
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = time_above_zero)]
     duration: Duration,
     /// Repeats of each case, 1 to 1000; the median is shown

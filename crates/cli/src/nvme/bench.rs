@@ -53,7 +53,7 @@ pub struct Bench {
     /// How long to run, above zero [default: 10s; with --size, once through the range]
     #[arg(long, value_name = "TIME", value_parser = time_above_zero)]
     duration: Option<Duration>,
-    /// Start of the range in the namespace
+    /// Start of the range in the namespace; a multiple of its block size
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = units::parse_size)]
     offset: u64,
     /// Length of the range [default: up to the end of the namespace]

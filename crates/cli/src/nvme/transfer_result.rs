@@ -29,7 +29,7 @@ pub struct NvmeTransfer {
     pub device: Option<String>,
     /// True if the device is a twin. The figures are then those of a model.
     pub twin: bool,
-    /// The way that the data took.
+    /// The path that the data took between the target and the file or device.
     pub path: Path,
     /// How often the transfer changed or reconnected its path to the target.
     pub failovers: u64,

@@ -125,9 +125,9 @@ pub struct Pcie {
 /// The rates that the GPU's own counter reports for its PCIe link.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct PcieMeasured {
-    /// The rate into the GPU, with all other traffic of the link.
+    /// The rate of all traffic into the GPU over its PCIe link, also of traffic that the packets do not cause.
     pub in_bytes_per_second: Summary,
-    /// The rate out of the GPU, with all other traffic of the link.
+    /// The rate of all traffic out of the GPU over its PCIe link, also of traffic that the packets do not cause.
     pub out_bytes_per_second: Summary,
     /// Which counter was read, and how.
     pub how: String,

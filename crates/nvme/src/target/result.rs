@@ -39,25 +39,25 @@ pub struct NamespaceResult {
     pub id: u32,
     /// The namespace as the user wrote it, such as `memory:1G`.
     pub name: String,
-    /// The size.
+    /// The size of the namespace in bytes, at the end of the run.
     pub size_bytes: u64,
-    /// The size of a block.
+    /// The size of a block in bytes.
     pub block_bytes: u32,
     /// True if hosts could not write.
     pub read_only: bool,
-    /// Read commands that succeeded.
+    /// The number of successful Read commands.
     pub reads: u64,
-    /// The bytes that the read commands returned.
+    /// The number of bytes that these Read commands returned.
     pub read_bytes: u64,
-    /// Write commands that succeeded.
+    /// The number of successful Write commands.
     pub writes: u64,
-    /// The bytes that the write commands stored.
+    /// The number of bytes that these Write commands stored.
     pub written_bytes: u64,
-    /// Flush commands that succeeded.
+    /// The number of successful Flush commands.
     pub flushes: u64,
-    /// Commands of other kinds that succeeded.
+    /// The number of successful commands of other kinds: Compare, Write Zeroes and Dataset Management.
     pub other_commands: u64,
-    /// Commands that ended with an error status.
+    /// The number of commands that ended with an error status.
     pub errors: u64,
 }
 
