@@ -8,7 +8,7 @@ use std::fmt::Write;
 /// A C type of the exported functions.
 #[derive(Clone, Copy)]
 pub struct Type {
-    /// The name in function names, such as `uint`.
+    /// OpenSHMEM's TYPENAME: how function names spell the type, such as `uint` in `shmem_uint_put`.
     pub name: &'static str,
     /// The type as the C header writes it, such as `unsigned int`.
     pub c: &'static str,

@@ -213,8 +213,8 @@ mod tests {
     fn a_direction_reaches_the_mean_of_its_links_but_at_most_the_slower_one() {
         // Competing links reach 55 and 45 in the better shape, so the ceiling is their mean of 50.
         assert_eq!(of_direction(&[55.0, 56.0], &[&[55.0, 45.0], &[48.0, 46.0]]), 50.0);
-        // Independent links: the slower one reaches 27 when driven alone. So the ceiling is 27 and not the
-        // mean.
+        // Independent links: their mean of 41 exceeds the 27 that the slower one reaches alone. So the
+        // ceiling is 27.
         assert_eq!(of_direction(&[55.0, 27.0], &[&[55.0, 27.0]]), 27.0);
         // One link: the ceiling is its best rate in the two shapes while the other direction ran.
         assert_eq!(of_direction(&[55.0], &[&[50.0], &[51.0]]), 51.0);

@@ -81,9 +81,9 @@ pub struct SmTuning {
     pub chunk: usize,
     /// Chunks in a channel's ring.
     pub slots: usize,
-    /// The number of chunks into which each channel splits its part of a medium-sized transfer, if no other
-    /// transfer is in flight. More chunks overlap better, but each costs a fence. Behind other transfers, a
-    /// channel splits its part into at most two chunks. A large transfer has as many chunks as it needs.
+    /// The number of chunks into which each channel splits its part of a transfer, if that part has at least
+    /// 8 KiB. More chunks overlap better, but each costs a fence. While other transfers are in flight, the
+    /// number is at most two. A large transfer has more chunks, because a chunk has at most `chunk` bytes.
     pub turns: usize,
     /// The largest transfer, in bytes, that is sent as lines, which need no fences. With 0, no transfer is
     /// sent as lines.

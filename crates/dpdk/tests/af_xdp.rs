@@ -28,8 +28,8 @@ fn open_port(spec: &str, pool: &Arc<MbufPool>) -> inlane_core::Result<(Box<dyn P
 
 /// Creates the pair of interfaces v0 and v1 with `queues` queues in each direction, and brings v0 up.
 fn veth(queues: u16) {
-    // A veth runs XDP programs only if it has as many receive queues as the other end has transmit queues. So
-    // both ends get equal numbers.
+    // A veth runs XDP programs only if it has at least as many receive queues as the other end has transmit
+    // queues. So both ends get equal numbers.
     let queues = format!("numrxqueues {queues} numtxqueues {queues}");
     ip(&format!("link add v0 {queues} type veth peer name v1 {queues}"));
     ip("link set v0 up");

@@ -103,7 +103,7 @@ INLANE uint32_t warp_sum(uint32_t value) { return value; }
 // add(at, value)                          adds atomically; returns the value before
 // set_bits(at, bits)                      sets bits atomically; returns the value before
 // compare_and_swap(at, expected, value)   stores `value` if `at` equals `expected`; returns the value before
-// fence()                                 orders memory: all blocks see this thread's earlier accesses first
+// fence()                                 all blocks see this thread's earlier writes before its later ones
 // load_acquire(at)                        reads; later reads see what was written before the matching store_release
 // store_release(at, value)                writes; makes earlier writes visible to threads that read it with load_acquire
 //

@@ -85,7 +85,7 @@ impl Load {
         out.truncate(start + length);
     }
 
-    /// Keeps `depth` requests in flight for the time of a turn.
+    /// Keeps `depth` requests in flight for the duration [`TURN`], and returns what it measured.
     fn run(&mut self) -> Figures {
         let size = self.response_bytes();
         let (mut out, mut input) = (Vec::new(), vec![0_u8; 1 << 20]);

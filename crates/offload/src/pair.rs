@@ -88,7 +88,8 @@ impl Filled {
         self.capacity = capacity;
     }
 
-    /// Makes the program's end writable. `engine_end` is its peer.
+    /// Makes the program's end writable. Call it when the connection is established. Restores SO_SNDBUF and
+    /// discards the filler bytes from `engine_end`, the peer.
     pub fn release(self, engine_end: &OwnedFd) {
         // Clear the flag CONNECTING first: the larger capacity below makes the end writable, and the program
         // may then read the flag at once.

@@ -78,7 +78,7 @@ impl Target {
         }
     }
 
-    /// Opens a file. Here `-` is an ordinary file name.
+    /// Opens a file. Unlike [`Target::open`], takes `-` as an ordinary file name.
     ///
     /// # Errors
     /// As for [`Target::open`].

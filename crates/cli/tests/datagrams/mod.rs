@@ -186,6 +186,6 @@ except OSError as error:
         status["kernel"].as_array().unwrap().iter().filter(|entry| entry["protocol"] == "udp").collect();
     let reasons: Vec<_> = kernel.iter().map(|entry| entry["reason"].as_str().unwrap()).collect();
     assert_eq!(reasons, ["the engine sends no broadcasts", "a rule keeps it there"], "{status}");
-    // --require forbids that the kernel runs a socket, so the socket for broadcasts gets an error instead.
+    // With --require, no socket may stay in the kernel. So the bind of the socket for broadcasts fails.
     assert_eq!(run(&["--require".as_ref()]), "ENETUNREACH\nEACCES\nENETDOWN\n");
 }

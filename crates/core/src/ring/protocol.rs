@@ -113,8 +113,8 @@ fn word(lap: u32, info: u32) -> u64 {
     lap as u64 | (info as u64) << 32
 }
 
-/// Writes a descriptor's two words. The word with the lap is written last, so that a consumer may read the
-/// descriptor before the item's word.
+/// Writes a descriptor's two words, the one with the lap last. A consumer may read the descriptor before the
+/// item's word, because the lap shows whether the descriptor is already that of the item.
 #[inline(always)]
 pub fn describe<W: Word>(words: [&W; 2], address: u64, length: u32, lap: u32) {
     words[0].store(address);

@@ -30,8 +30,8 @@ pub(super) fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
 pub struct Ceilings {
     /// The rate of a large copy from pinned memory by the copy engine. `None` if packets are in GPU memory.
     pub copy_engine_bytes_per_second: Option<f64>,
-    /// For each burst size: the rate of a bare kernel that pulls packets and writes 16 bytes of each packet
-    /// back.
+    /// For each burst size: the rate of a bare kernel that copies packets into the GPU (pulls them) and
+    /// writes 16 bytes of each packet back.
     pub pull: Vec<Pull>,
 }
 

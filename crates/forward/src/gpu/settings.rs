@@ -222,9 +222,9 @@ impl Settings {
         Limits { partial, ..Limits::NONE }
     }
 
-    /// Returns the number of the ring's slots, a power of two. Begins with `asked`, which is limited to
-    /// [`MOST_LAUNCHES`] if the method has a feeder. Raises the number until there are enough slots to keep
-    /// every block or stream busy.
+    /// Returns the number of the ring's slots, a power of two: at least `asked`, and enough to keep every
+    /// block or stream busy, but at most `MAX_SLOTS`. If the method has a feeder, an `asked` above
+    /// [`MOST_LAUNCHES`] counts as [`MOST_LAUNCHES`].
     pub(crate) fn slots_for(&self, asked: usize, burst: usize) -> usize {
         let needed = match self.method {
             Method::Single => 2,

@@ -15,7 +15,8 @@ use std::time::Instant;
 /// The number of bursts between two publications of the counters.
 pub(super) const PUBLISH_EVERY: u32 = 64;
 
-/// Runs `pipeline` on a thread of its own until it ends.
+/// Runs `pipeline` on a new thread. Blocks until the pipeline ends, and returns its counts. A panic stops the
+/// run and returns a failed tally.
 pub fn run(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineContext<'_>) -> Tally {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()

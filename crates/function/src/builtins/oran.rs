@@ -54,7 +54,8 @@ struct State {
     next_record: u64,
 }
 
-/// The record of a delivered slot. The C++ header calls this struct `oran_record`.
+/// What the output region records about a radio slot that `oran-reorder` has delivered, complete or not. The
+/// C++ header calls this struct `oran_record`.
 #[repr(C)]
 struct Record {
     sequence: u64,

@@ -161,8 +161,8 @@ pub(super) fn negotiate<S: Read + Write>(
             option::SET_META_CONTEXT if !features.structured => answer(stream, option, answer::INVALID, &[])?,
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 let set = option == option::SET_META_CONTEXT;
-                // Each SET_META_CONTEXT replaces the contexts that an earlier one has set, even if it is
-                // invalid.
+                // A new SET_META_CONTEXT clears the contexts that earlier ones selected, even if the new one
+                // is invalid.
                 features.allocation &= !set;
                 let Some((name, queries)) = queries_of(&data) else {
                     answer(stream, option, answer::INVALID, &[])?;

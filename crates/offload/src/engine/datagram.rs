@@ -19,8 +19,8 @@ use std::net::{IpAddr, SocketAddr};
 const TURN: usize = 64;
 /// The most turns in which a socket sends the waiting datagrams before its address or options change.
 const MOST_TURNS: usize = 16;
-/// The most packets that wait while the engine sends them to itself. From this number on, the datagrams of
-/// programs stay in their pairs.
+/// A limit for packets that the engine has sent to itself and not processed yet. At this number, the engine
+/// reads no more datagrams from the pairs.
 const MOST_OWN: usize = 256;
 /// The most bytes of a received packet that an ICMP error about it quotes. The error then has at most 576
 /// bytes (RFC 1812, section 4.3.2.3).

@@ -60,8 +60,8 @@ impl SentCounts {
         (0..self.flows as u64)
             .map(|flow| {
                 let Some(&total) = counts.get((flow % queues.max(1)) as usize) else { return 0 };
-                // Count one packet more for flows with an earlier turn in the current round, because the
-                // flows of a queue take turns to send.
+                // A queue sends its flows round-robin, one packet each. Flows that already had their turn
+                // in the current, incomplete round have sent one packet more than the others.
                 let (queue, turn) = (flow % queues, flow / queues);
                 let of_queue = flows_of(self.flows, queue as u32, queues as u32) as u64;
                 total / of_queue + (turn < total % of_queue) as u64

@@ -89,12 +89,14 @@ impl Receiver {
 pub(super) struct AckState {
     /// Bytes received and not acknowledged yet.
     pub(super) pending: u32,
-    /// True if an acknowledgment must be sent at once.
+    /// True if an acknowledgment must be sent immediately.
     pub(super) now: bool,
     /// Further acknowledgments to send for segments received out of order. A peer without SACK detects losses
     /// by counting duplicates.
     pub(super) duplicates: u8,
-    /// The number of segments that are still acknowledged at once, because the peer is probably in slow start.
+    /// The number of further segments to acknowledge without delay. It starts at `QUICK_ACKS`, because
+    /// the peer is probably in slow start, and becomes 0 when data that is sent carries an
+    /// acknowledgment.
     pub(super) quick: u8,
     /// The range of a duplicate segment that the next acknowledgment must report (DSACK, RFC 2883).
     pub(super) dsack: Option<(u32, u32)>,

@@ -124,7 +124,8 @@ struct Shape {
     slots: usize,
     threads: u32,
     blocks: u32,
-    /// The number of bytes at the front of each packet that are pulled. 0: packets are processed in place.
+    /// The number of bytes at the front of each packet that the kernel copies into GPU memory (pulls)
+    /// before it processes the packet. 0: packets are processed in place.
     pull: u32,
     /// The length of the longest packet in bytes.
     longest: usize,

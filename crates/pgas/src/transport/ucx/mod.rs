@@ -163,7 +163,7 @@ impl Shared {
     }
 
     /// Returns whether the `length` bytes at symmetric `offset` lie in the allocated memory or in the static
-    /// objects. Fails if they lie in both, or beyond symmetric memory.
+    /// objects. Fails if the range crosses the border between the two, or ends beyond symmetric memory.
     fn place(&self, offset: usize, length: usize) -> Result<Place> {
         let end = offset.checked_add(length).filter(|end| *end <= self.symmetric_bytes);
         let Some(end) = end else {

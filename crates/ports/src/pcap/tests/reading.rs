@@ -127,7 +127,8 @@ fn a_block_with_a_wrong_length_is_damage() {
                 "{first} {last}: {error}"
             );
         }
-        // A section header with two different lengths must be reported in the same way.
+        // A section header whose two lengths differ must be reported like a packet block whose lengths
+        // differ.
         let mut bytes = ng.bytes.clone();
         bytes[24..28].copy_from_slice(&ng.word(32));
         assert!(read(&bytes).unwrap_err().1.contains("two lengths differ: 28 and 32"));
