@@ -271,7 +271,8 @@ impl Connection {
         if fin && self.rcv.fin.is_none() && data_end <= self.rcv.edge() {
             // Accept the FIN only if no data beyond it was received before, because a stream cannot have data
             // after its FIN. Otherwise keep the data and ignore the FIN.
-            if self.reassembly.end().is_none_or(|end| end <= data_end) {
+            let last = self.reassembly.end().unwrap_or(0).max(self.rcv.next);
+            if last <= data_end {
                 self.rcv.fin = Some(data_end);
             }
         }

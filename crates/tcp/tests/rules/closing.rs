@@ -120,6 +120,20 @@ fn a_fin_that_contradicts_received_data_is_ignored() {
 }
 
 #[test]
+fn a_fin_before_received_data_is_ignored() {
+    let mut script = Script::open(&config(), modern());
+    script.receive(seg(FIN | ACK, -1, 0));
+    assert_eq!((script.state(), script.connection.received()), (State::Established, 0));
+    script.receive(data(0, 100));
+    script.receive(seg(FIN | ACK, 99, 0));
+    script.receive(seg(FIN | ACK, 89, 10));
+    assert!(!script.connection.peer_closed());
+    assert_eq!((script.state(), script.connection.received()), (State::Established, 100));
+    script.receive(seg(FIN | ACK, 100, 0));
+    assert_eq!((script.state(), script.connection.received()), (State::CloseWait, 100));
+}
+
+#[test]
 fn rfc9293_a_repeated_fin_is_acknowledged_and_restarts_time_wait() {
     let mut script = Script::open(&config(), modern());
     script.connection.shutdown_write();
