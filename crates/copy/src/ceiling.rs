@@ -211,7 +211,8 @@ mod tests {
 
     #[test]
     fn a_direction_reaches_the_mean_of_its_links_but_at_most_the_slower_one() {
-        // Competing links reach 55 and 45 in the better shape, so the ceiling is their mean of 50.
+        // Two links that compete. While both run, the first shape of load reaches 55 and 45, a mean of 50,
+        // and the second one 48 and 46, a mean of 47. The ceiling is the higher mean.
         assert_eq!(of_direction(&[55.0, 56.0], &[&[55.0, 45.0], &[48.0, 46.0]]), 50.0);
         // Independent links: their mean of 41 exceeds the 27 that the slower one reaches alone. So the
         // ceiling is 27.

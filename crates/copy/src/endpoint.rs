@@ -13,7 +13,8 @@ pub enum Endpoint {
     /// The memory of a GPU.
     Gpu(u32),
     /// The memory of an accelerator's twin. The twin models one of the two accelerators of the published
-    /// experiment: an even index selects the one in slot 0 of that machine, an odd index the one in slot 1.
+    /// experiment ([`crate::published`]): an even index selects the one in slot 0 of that machine, an odd
+    /// index the one in slot 1.
     Twin(u32),
     /// A BAR of a PCI device, or a range of such a BAR.
     Bar(BarSpec),

@@ -81,9 +81,10 @@ pub struct SmTuning {
     pub chunk: usize,
     /// Chunks in a channel's ring.
     pub slots: usize,
-    /// The number of chunks into which each channel splits its part of a transfer, if that part has at least
-    /// 8 KiB. More chunks overlap better, but each costs a fence. While other transfers are in flight, the
-    /// number is at most two. A large transfer has more chunks, because a chunk has at most `chunk` bytes.
+    /// The number of chunks into which each channel aims to split its part of a transfer. More chunks overlap
+    /// better, but each costs a fence. A part of less than 8 KiB is one chunk. While other transfers are in
+    /// flight, the aim is at most two chunks. The limit of `chunk` bytes comes first: a part that is too
+    /// large for this many chunks is split into more.
     pub turns: usize,
     /// The largest transfer, in bytes, that is sent as lines, which need no fences. With 0, no transfer is
     /// sent as lines.

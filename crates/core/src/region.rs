@@ -90,7 +90,7 @@ impl Region {
     pub fn host(length: usize) -> Result<Self> {
         let memory = HostMemory::new(length)?;
         let address = memory.pointer.as_ptr() as u64;
-        // SAFETY: the allocation lives in the keeper.
+        // SAFETY: the region keeps `memory`, which owns the allocation, alive.
         Ok(unsafe { Self::from_raw(address, length, Location::Host, Arc::new(memory)) })
     }
 

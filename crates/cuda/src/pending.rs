@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a wait polls a copy's event before it checks again whether a stream that the copy depends on has
 /// failed. That many polls take about 10 ms.
 const POLLS: u32 = 1 << 13;
-/// In a wait that sleeps: the time between two checks whether a stream that the copy depends on has failed.
+/// How often a sleeping wait checks whether a stream that the copy depends on has failed.
 const SLEEP: Duration = Duration::from_millis(250);
 
 /// One copy in flight.

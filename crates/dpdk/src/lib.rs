@@ -47,8 +47,8 @@ pub use thread::ThreadGuard;
 
 static STOPPING: AtomicBool = AtomicBool::new(false);
 
-/// Ends all waits of starting ports for a peer or a link, and prevents such waits from now on. Call it when
-/// the program is about to end.
+/// Stops ports that are being started from waiting for a peer or a link, now and later. Call it when the
+/// program is about to end.
 pub fn stop_waiting() {
     STOPPING.store(true, Ordering::Relaxed);
 }

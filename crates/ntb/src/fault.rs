@@ -185,8 +185,8 @@ struct State {
     /// Pieces of later epochs wait until the first epoch is empty.
     epochs: VecDeque<BinaryHeap<Piece>>,
     random: Random,
-    /// The time at which the wire was made. It is the time in every piece's rank if the order of arrival does
-    /// not depend on when pieces are due, so that only the second part of the rank decides.
+    /// The time at which the wire was made. Each rank begins with this time if the plan has no `reorder` or
+    /// no delay. These ranks differ only in their second part: the order of sending, or a random number.
     start: Instant,
     sent: u64,
     mapped: Vec<Region>,

@@ -428,8 +428,9 @@ impl Scoreboard {
         }
     }
 
-    /// Returns the range that a loss probe retransmits: the last `len` bytes in flight, or fewer if they were
-    /// not sent together. Returns `None` if the last bytes were already acknowledged selectively.
+    /// Returns the range that a loss probe retransmits: the last `len` bytes in flight, or the last record if
+    /// it is shorter. Returns `None` if nothing is in flight, or if the last record is already acknowledged
+    /// selectively.
     pub fn last(&self, len: u32) -> Option<(Sequence, u32)> {
         let last = self.records.back().filter(|last| !last.has(SACKED))?;
         let len = last.len.min(len);

@@ -57,8 +57,8 @@ struct Pair {
     u64 seq;
 };
 
-// Loads a value and its number by one 16-byte access. PTX treats this as a single access, so value and number
-// always belong together.
+// Loads a value and its sequence number by one 16-byte access. PTX treats this as a single access, so value
+// and number always belong together.
 __device__ inline Pair load_pair(const char* from, bool host) {
     Pair pair;
     if (host) {
@@ -75,7 +75,8 @@ __device__ inline Pair load_pair(const char* from, bool host) {
     return pair;
 }
 
-// Stores a value and its number for the other blocks of this GPU.
+// Stores a value and its sequence number by one 16-byte store, with release order at GPU scope, so that the
+// other blocks of this GPU can load them with `load_pair`.
 __device__ inline void pass_on(char* to, Pair pair) {
     asm volatile("{ .reg .b128 both; mov.b128 both, {%1, %2}; st.release.gpu.global.b128 [%0], both; }"
                  :

@@ -1,4 +1,6 @@
-//! Short copies to and from device memory, in aligned accesses of at most 8 bytes and in whole lines.
+//! Short copies to and from device memory. Loads are aligned and at most 8 bytes wide. So are stores, except
+//! that x86-64 stores whole 64-byte lines non-temporally. [`copy_coherent`] is for memory that accepts
+//! accesses of any width.
 
 /// Copies `length` bytes to memory that accepts accesses of any width. A copy of 1, 2, 4 or 8 bytes is a
 /// single store. If the destination is aligned, no reader sees a mix of old and new bytes.

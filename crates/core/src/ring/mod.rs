@@ -131,9 +131,10 @@ impl Ring {
         Self::check(slots, burst)?;
         let submit = Region::host(layout::submit_bytes(slots, burst))?;
         let complete = Region::host(layout::complete_bytes(slots, burst))?;
-        // A factor of 5 keeps neighbouring slots apart in memory. A core that reads an item also prefetches
-        // the lines behind it. If these lines held the next slot, they would cross between the cores twice,
-        // because the dispatcher is about to write it.
+        // Store submission slot n at index 5n modulo the number of slots, so that successive slots are not
+        // adjacent in memory. A core that reads an item also prefetches the lines behind it. The dispatcher
+        // is about to write the next slot: if that slot lay there, its lines would move between the cores
+        // twice.
         let ring = Self::over(slots, burst, submit, complete, 5)?;
         let consumers = (0..consumers).map(|index| Consumer::new(ring.clone(), index, consumers)).collect();
         Ok((Dispatcher::new(ring), consumers))

@@ -55,8 +55,8 @@ pub fn run(
     }
     lane.leave_together();
 
-    // Make no report if the GPU was abandoned, which another lane may have done, because reading the state
-    // from that GPU could block forever.
+    // Make no report after an error, or if the GPU was abandoned: reading the state from an abandoned GPU
+    // could block forever. Check the GPU as well as the errors, because another lane may have abandoned it.
     let report = match tally.errors.is_empty() && !lane.loaded.gpu().is_abandoned() {
         true => lane
             .report(lane.closed_at().unwrap_or(0), tally.rx.packets, tally.rx.bytes)

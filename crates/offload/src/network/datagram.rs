@@ -25,7 +25,7 @@ const LEAST_PATH_MTU_V4: u16 = 552;
 /// The least path MTU over IPv6: every link carries packets of this size (RFC 8200, section 5).
 const LEAST_PATH_MTU_V6: u16 = 1280;
 
-/// A UDP datagram to send. Both addresses have one family.
+/// A UDP datagram to send. Both addresses are of the same family.
 pub struct Datagram<'a> {
     /// The source.
     pub source: SocketAddr,

@@ -234,8 +234,8 @@ impl Network {
         if let Some(mac) = mac.filter(|_| !asker.is_unspecified()) {
             self.learn(now, source, mac, true);
         }
-        // Answer to all nodes if a host asks from the unspecified address, because it has no address yet. It
-        // checks whether an address is in use (RFC 4862).
+        // A host without an address asks from the unspecified address whether an address is in use (RFC
+        // 4862). Multicast the answer to all nodes, because such a host has no address to answer to.
         let (destination, flags) = match asker.is_unspecified() {
             true => (all_nodes(), ndp::OVERRIDE),
             false => (asker, ndp::OVERRIDE | ndp::SOLICITED),

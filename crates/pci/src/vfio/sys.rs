@@ -109,7 +109,7 @@ pub unsafe fn ioctl(file: BorrowedFd<'_>, request: u32, argument: usize) -> io::
 /// # Safety
 /// `T` must be the structure that `request` takes.
 pub unsafe fn ioctl_with<T>(file: BorrowedFd<'_>, request: u32, argument: &mut T) -> io::Result<i32> {
-    // SAFETY: the caller gives the structure of this request.
+    // SAFETY: the caller promises that `T` is the structure that `request` takes.
     unsafe { ioctl(file, request, std::ptr::from_mut(argument) as usize) }
 }
 

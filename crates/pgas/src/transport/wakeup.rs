@@ -32,7 +32,8 @@ use std::time::Duration;
 /// How long a waiter polls between its announcement and its sleep. A store that is in flight usually arrives
 /// in this time.
 pub const LAST_LOOK: Duration = Duration::from_micros(2);
-/// How long a sleep without a doorbell lasts: the first sleep of a wait, and the longest.
+/// The time after which a sleep ends if no doorbell arrives. It is the first value for the first sleep of a
+/// wait, and doubles for each further sleep up to the second value.
 pub const BACKSTOP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
 /// A word of memory that one thread or PE writes and another one reads.
@@ -42,7 +43,7 @@ pub use inlane_core::ring::Word;
 /// stores only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// Notifications and replies only. Puts to symmetric memory are neither.
+    /// Notifications and replies. Puts to symmetric memory do not wake the waiter.
     Control,
     /// Puts to the 8 bytes at this symmetric offset, a multiple of 8; also notifications and replies.
     Word(usize),
@@ -199,9 +200,10 @@ mod tests {
         doorbell: AtomicU64,
     }
 
-    /// Checks two stores against two sleeps in all interleavings with at most three preemptions. `fenced`
-    /// says whether the notifier executes its barrier. A membarrier(2) by the waiter acts like a full barrier
-    /// on each side, so fences on both sides model it too.
+    /// Checks that no wake-up is lost when a notifier stores twice and a waiter sleeps twice, and that there
+    /// is at most one ring for each announcement. Tries all interleavings with at most three preemptions. The
+    /// waiter always executes a full barrier. The notifier executes one if `fenced` is true. That case also
+    /// covers a waiter that calls membarrier(2), because this call acts as a full barrier on both sides.
     fn model(fenced: bool) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);

@@ -75,8 +75,8 @@ __device__ __forceinline__ slot slot_of(const inlane_lane &lane, uint64_t positi
             static_cast<uint64_t>(index) * lane.burst, static_cast<uint32_t>(position >> lane.slot_shift) + 1};
 }
 
-// The front of a packet that is pulled: copied from host memory into GPU memory before the packet is
-// processed. Packets are copied as aligned chunks of sixteen bytes:
+// The first bytes of a packet, which are pulled: they are copied from host memory into GPU memory before the
+// packet is processed. Packets are copied as aligned chunks of sixteen bytes:
 //
 //   host   ..|skew| packet bytes ...        the first chunk begins `skew` bytes before the packet
 //   stage    |skew| packet bytes ...        a copy of the same chunks
