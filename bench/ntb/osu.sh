@@ -13,7 +13,7 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")/../.." && pwd)
-sources=${1:?give the folder of the OSU sources}
+sources=${1:?give the directory of the OSU sources}
 pes=${2:-2}
 inlane=${INLANE:-$here/target/release/inlane}
 library=${INLANE_LIB:-$here/target/release}

@@ -233,6 +233,20 @@ fn has_failed(fd: RawFd) -> bool {
 /// Options of SOL_SOCKET that the kernel keeps with the program's end and that the engine must know too.
 const SHARED: [c_int; 3] = [libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR];
 
+/// Gives the program the value of an option, cut to the program's buffer, as getsockopt(2) does. Returns 0.
+///
+/// # Safety
+/// `value` has `*len` bytes.
+pub unsafe fn put_option(value: *mut c_void, len: *mut socklen_t, bytes: &[u8]) -> c_int {
+    // SAFETY: the caller guarantees both pointers, and at most `*len` bytes are copied.
+    unsafe {
+        let count = (len.read() as usize).min(bytes.len());
+        value.cast::<u8>().copy_from(bytes.as_ptr(), count);
+        len.write(count as socklen_t);
+    }
+    0
+}
+
 /// Returns an option's value.
 pub fn getsockopt(
     fd: RawFd,
@@ -245,15 +259,8 @@ pub fn getsockopt(
     if value.is_null() || len.is_null() {
         return fail(libc::EFAULT);
     }
-    let put = |bytes: &[u8]| {
-        // SAFETY: the program's arguments: `*len` bytes at `value`.
-        unsafe {
-            let count = (len.read() as usize).min(bytes.len());
-            value.cast::<u8>().copy_from(bytes.as_ptr(), count);
-            len.write(count as socklen_t);
-        }
-        0
-    };
+    // SAFETY: the program's arguments: `*len` bytes at `value`.
+    let put = |bytes: &[u8]| unsafe { put_option(value, len, bytes) };
     // The engine is asked for SO_REUSEPORT, because UNIX sockets lack it, and for SO_SNDBUF while the
     // connection is being established, because the program's end has a small send buffer during that time.
     let asks_engine =

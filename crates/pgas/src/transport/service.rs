@@ -232,7 +232,7 @@ impl PeContext {
         self.wake_if_announced(pe, peer, what);
     }
 
-    /// Does what [`Self::stored`] does, for this PE's own memory and for peers that need a barrier.
+    /// Wakes waiters after a store to this PE's own memory, or to a peer that needs a barrier before the check.
     #[inline(never)]
     fn stored_exceptionally(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         if pe == self.me {

@@ -63,15 +63,8 @@ pub fn getsockopt(
     if value.is_null() || len.is_null() {
         return fail(libc::EFAULT);
     }
-    let put = |bytes: &[u8]| {
-        // SAFETY: the program's arguments: `*len` bytes at `value`.
-        unsafe {
-            let count = (len.read() as usize).min(bytes.len());
-            value.cast::<u8>().copy_from(bytes.as_ptr(), count);
-            len.write(count as socklen_t);
-        }
-        0
-    };
+    // SAFETY: the program's arguments: `*len` bytes at `value`.
+    let put = |bytes: &[u8]| unsafe { crate::socket::put_option(value, len, bytes) };
     if level == libc::SOL_SOCKET && name != libc::SO_REUSEPORT {
         let number = match name {
             libc::SO_ERROR => take_error(fd, socket),
