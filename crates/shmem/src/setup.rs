@@ -1,5 +1,5 @@
-//! The set-up and query functions: initialise with a thread level, and tell a PE's number, the number of PEs,
-//! what is accessible, and the library's version and name.
+//! The functions that set up the library, and the queries: a PE's number, the number of PEs, whether a PE or
+//! an address is accessible, and the library's version and name.
 
 use crate::world::{self, world};
 use inlane_pgas::transport::Transport;

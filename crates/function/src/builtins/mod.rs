@@ -43,8 +43,8 @@ pub struct Builtin {
     pub(crate) settings: fn(&str) -> Result<Vec<u8>, String>,
     /// Makes the report from the state after a run and the text of the settings.
     pub(crate) report: fn(&[u8], &str) -> FunctionReport,
-    /// Returns C++ assertions for the layout of the state. Empty if this crate neither reads nor writes the
-    /// state.
+    /// Returns C++ assertions for the layout of the function's state. Returns an empty text if no Rust code
+    /// accesses the state.
     pub(crate) layout: fn() -> String,
 }
 
