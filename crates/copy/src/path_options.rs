@@ -18,9 +18,9 @@ pub struct PathOptions {
     /// If set, a CPU store to a BAR completes when it is delivered (a read from the BAR returned), not when
     /// it is issued.
     pub delivered: bool,
-    /// How the CPU waits for each stage of paths `staged` and `hybrid`, because it hands the chunks from
-    /// stage to stage. A later [`Mover::set_completion_mode`](inlane_core::mover::Mover::set_completion_mode)
-    /// overrides it.
+    /// How the CPU waits for the stages of paths `staged` and `hybrid`. On these paths the CPU hands the
+    /// chunks from stage to stage. A later
+    /// [`Mover::set_completion_mode`](inlane_core::mover::Mover::set_completion_mode) overrides this mode.
     pub stages: CompletionMode,
     /// Tuning of staging by copy engines; `None` selects the tuning that suits one direction, or both if
     /// `both_ways` is set.

@@ -31,7 +31,7 @@ pub struct Line {
     pub published_mib: Option<f64>,
     /// The predicted rate in bytes per second. It is computed from the rates of the single stages.
     pub predicted: Option<f64>,
-    /// The measurement of the models.
+    /// The measurement on this machine, in which twins take the place of the published devices.
     pub measured: Measurement,
 }
 

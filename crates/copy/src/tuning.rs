@@ -51,8 +51,9 @@ pub fn engine_chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
     let best = ((bytes as f64 * CHUNK_COST).sqrt() as usize).next_power_of_two().clamp(smallest, largest);
     let mut tail = Vec::new();
     let mut size = (best / 4).max(smallest);
-    // Double the sizes of the first chunks up to the best size, and halve those of the last, because one of
-    // the two stages is idle meanwhile.
+    // The first chunks grow and the last chunks shrink by a factor of two each. Small chunks at both ends
+    // save time, because the second stage is idle during the first chunk and the first stage during the last
+    // one.
     while size < best && left >= 4 * size {
         sizes.push(size);
         tail.push(size);

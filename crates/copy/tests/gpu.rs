@@ -124,8 +124,8 @@ fn a_resident_path_works_after_a_long_pause() {
         mover.wait(ticket, CompletionMode::Poll).unwrap();
         if !pause.is_zero() {
             std::thread::sleep(pause);
-            // Allocation waits for running kernels. If the timer had not ended them, allocation would block
-            // after the 12 s pause for another 18 s.
+            // Allocation waits for running kernels. After the pause of 12 s, kernels that the timer did not
+            // end would run for another 18 s.
             let began = Instant::now();
             drop(to.allocate(64 << 20).unwrap());
             assert!(began.elapsed() < Duration::from_secs(5), "kernels still run: {:?}", began.elapsed());

@@ -97,9 +97,9 @@ impl Gate {
         self.wait_until_empty();
     }
 
-    /// Waits until no thread is inside. The caller first changes the state and calls
-    /// [`barrier_on_all_threads`]. A flag that was set before this barrier is seen here. A thread that sets
-    /// its flag after the barrier reads the new state, and stays out.
+    /// Waits until no thread is inside the gate. The caller first changes the state and calls
+    /// [`barrier_on_all_threads`]. If a thread set its flag before this barrier, the flag is seen here. A
+    /// thread that sets its flag after the barrier reads the new state, and stays out.
     fn wait_until_empty(&self) {
         for mark in lock(&self.marks).iter().filter_map(Weak::upgrade) {
             while mark.inside.load(Ordering::Acquire) {

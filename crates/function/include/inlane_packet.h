@@ -7,8 +7,8 @@
 namespace inlane {
 
 namespace detail {
-// Load and store 16 bytes at the packet's end, without those beyond the end. Such accesses are rare, so these
-// functions are not inlined.
+// Loads 16 bytes at offset `at`; bytes beyond the packet's end are 0. `put_some` stores 16 bytes, but none
+// beyond the end. Both are rare, so they are not inlined.
 INLANE_RARE bytes16 get_some(const uint8_t *data, uint32_t length, uint32_t at) {
     bytes16 value = {0, 0};
     for (uint32_t i = 0; i < 16 && at < length && i < length - at; i++)

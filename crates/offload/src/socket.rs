@@ -177,8 +177,8 @@ pub struct Options {
 impl Options {
     /// The most entries of `others`. Further options are not kept.
     const MOST_OTHERS: usize = 32;
-    /// The least part of a ring that a connection uses, in bytes: half of the smallest SO_SNDBUF that Linux's
-    /// getsockopt returns.
+    /// The lowest limit for the bytes of a ring that a connection may use. It is half of the smallest
+    /// SO_SNDBUF that Linux's getsockopt returns.
     const LEAST_BUFFER: usize = 2304;
 
     /// Sets an option. Unknown ones are kept, so that they can be read back.

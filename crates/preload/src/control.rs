@@ -1,9 +1,9 @@
 //! Sends requests to the engine and receives the replies.
 //!
-//! A process keeps one connection to the engine. One thread uses it at a time. A thread that finds it in use
-//! does not wait: it may be running a signal handler that interrupted the very thread that uses the
-//! connection. It opens a connection for this one request instead. So does a child of vfork, because it
-//! shares the variables of its parent.
+//! A process keeps one connection to the engine, which one thread uses at a time. A thread that finds the
+//! connection in use does not wait, because it may be running a signal handler that interrupted the
+//! connection's user. Such a thread opens a connection for its one request. A child of vfork does the same,
+//! because it shares the variables of its parent.
 
 use crate::{real, settings};
 use inlane_offload_protocol::message::{self, Message, Operation};
@@ -40,7 +40,7 @@ pub fn forget_after_fork() {
         IN_USE.store(false, Ordering::Relaxed);
     }
     // SAFETY: the function may be called at any time. If it fails, a forked child finds its parent's process
-    // number in `OWNER`, so it does not use the kept connection.
+    // id in `OWNER`, so it does not use the parent's connection.
     unsafe { libc::pthread_atfork(None, None, Some(child)) };
 }
 

@@ -74,12 +74,12 @@ pub fn set(team: Team) -> Option<Set> {
     state(team).map(|state| state.set)
 }
 
-/// Returns this PE's number in the team, or -1.
+/// Returns this PE's number in the team. Returns -1 if the team is invalid or does not contain this PE.
 pub fn my_pe(team: Team) -> c_int {
     set(team).and_then(|set| set.index(world().me())).map_or(-1, |index| index as c_int)
 }
 
-/// Returns the number of PEs of the team, or -1.
+/// Returns the number of PEs of the team, or -1 if the team is invalid.
 pub fn n_pes(team: Team) -> c_int {
     set(team).map_or(-1, |set| set.size as c_int)
 }

@@ -174,8 +174,7 @@ pub unsafe fn wait_until_some<T: Copy + PartialOrd>(
     found
 }
 
-/// Returns 1 if the comparisons of all words hold, else 0. Also carries out other PEs' pending requests, as
-/// the functions below do.
+/// Returns 1 if the comparisons of all words hold, else 0. Also carries out other PEs' pending requests.
 pub unsafe fn test_all<T: Copy + PartialOrd>(
     words: *const T,
     count: usize,

@@ -59,7 +59,7 @@ pub struct Delivered {
 /// What is needed to judge the acknowledgment of a retransmitted segment.
 #[derive(Clone, Copy, Debug)]
 pub struct AckContext {
-    /// The time of the acknowledgment.
+    /// The time at which the acknowledgment arrived, in nanoseconds.
     pub now: u64,
     /// The least RTT.
     pub min_rtt: u64,
@@ -216,8 +216,8 @@ impl Scoreboard {
         self.records.insert(at + 1, rest);
     }
 
-    /// Merges record `at` with the next record if both have the same state, and the same transmission time
-    /// where it matters. Returns true if they were merged.
+    /// Merges record `at` with the next record if both have the same state. Records in flight must also have
+    /// the same transmission time. Returns true if the records were merged.
     fn merge(&mut self, at: usize) -> bool {
         let (Some(a), Some(b)) = (self.records.get(at), self.records.get(at + 1)) else { return false };
         let alike = a.flags == b.flags && (a.sent == b.sent || a.flags & (SACKED | LOST) != 0);

@@ -231,8 +231,8 @@ impl DeviceSink<'_> {
         path(&self.stage.selector, self.largest, [peer.into(), "kernel TCP sockets".into()], true)
     }
 
-    /// Copies the device's memory back to the host, compares it with the received bytes and passes it to `out`. Call it after
-    /// [`DeviceSink::finish`].
+    /// Copies the device's memory back to the host. Compares these bytes with the received ones, and passes
+    /// them to `out`. Call it after [`DeviceSink::finish`].
     ///
     /// # Errors
     /// If a copy or `out` fails.

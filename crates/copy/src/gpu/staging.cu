@@ -123,7 +123,8 @@ __device__ inline bool is_over(const Control* control, u64 give_up) {
     return now_ns() > give_up || load_acquire(&control->leave) != 0;
 }
 
-// Returns true if block 0 of this GPU has left.
+// Returns true if block 0 of this GPU has given up. Its other blocks get their commands from block 0, so they
+// give up too.
 __device__ inline bool has_left(const u64* gone) {
     u64 value;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(gone) : "memory");
@@ -366,7 +367,8 @@ __device__ void serve(
         // If more than half of the slots seem full, the pusher reads `taken` again now: between commands, the
         // load delays no transfer.
         if (PUSH && threadIdx.x == 0 && chunks_done - other > rings.slots / 2) other = load_acquire(&channel->taken);
-        // A channel of the puller that had no chunk of this command records its end here.
+        // The puller's channels record the end of a command in `ended` with their last chunk. A channel that
+        // had no chunk of this command records the end here.
         if (!PUSH && threadIdx.x == 0 && blockIdx.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);
         __syncthreads(); // all threads read `field` before threads 0 to 3 overwrite it
         MARK((PUSH ? channel->pushed : channel->pulled), 4);

@@ -13,7 +13,7 @@ struct Control {
     u64 pad1[15];
 };
 
-// The number of timestamps that each side records in a channel if compiled with TRACE.
+// The number of timestamps that pusher and puller each record in a channel if compiled with TRACE.
 constexpr u32 MARKS = 6;
 
 struct Channel {

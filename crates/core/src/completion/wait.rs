@@ -255,8 +255,8 @@ mod tests {
     fn a_failed_check_ends_the_wait_unless_the_operation_has_completed() {
         let mut wait = Scripted { fails_at_check: 2, ..scripted(100, WaitPlan::POLL) };
         assert_eq!(wait.run().unwrap_err(), "gave up");
-        // The second check fails. The next poll is the twelfth and finds the operation completed, so the wait
-        // succeeds.
+        // After a failed check, the wait polls once more. Here that poll is the twelfth and finds the
+        // operation completed, so the wait succeeds.
         let mut wait = Scripted { fails_at_check: 2, ..scripted(12, WaitPlan::POLL) };
         assert!(wait.run().is_ok());
     }

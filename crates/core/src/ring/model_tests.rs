@@ -138,8 +138,8 @@ impl Side for Consume {
     }
 }
 
-/// Runs `steps` steps of each side in every interleaving with at most `preemptions` preemptions. Then takes
-/// the remaining steps; the sides take turns.
+/// Runs the dispatcher and the consumers for `steps` steps each, in every interleaving with at most
+/// `preemptions` preemptions. Then runs the remaining steps of all in turn.
 fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preemptions: usize) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);

@@ -42,8 +42,8 @@ impl EthPort {
                 return Err(self.no_peer(seconds, server));
             }
             std::thread::sleep(Duration::from_millis(5));
-            // Stop the device of a client that gets no answer in time, and connect again, because a server
-            // disconnects its clients while its own device is not started.
+            // A server disconnects its clients while its own device is not started. So if a client gets no
+            // answer in time, stop the client's device and connect again.
             if !server && connected.elapsed() > wait {
                 // SAFETY: the device is started. The gate keeps the port's queues out of the driver until
                 // `start` ends.

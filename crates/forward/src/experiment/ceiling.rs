@@ -77,8 +77,8 @@ fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketRe
     }
 }
 
-/// Returns the ceiling of a run on the CPU, for all its directions together: the rate of the slowest link,
-/// and the rate of the workers if they do nothing but the packet function.
+/// Returns the ceiling of a run on the CPU, for all its directions together: the rate of the slowest link, if
+/// that is known. Otherwise the rate at which the workers can run the packet function and do nothing else.
 fn cpu_ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
     let directions = config.route.directions();
     // Leave out function `io`, because it does nothing, and timing it would measure only the call.

@@ -34,8 +34,9 @@ const BUSY: f64 = 0.9;
 /// If at least this share of the offered packets arrived, all count as arrived, because a few packets are
 /// always missing at the start and end of a run.
 const ALL: f64 = 0.99;
-/// Replaces [`ALL`] if the run's threads were not busy. They could have handled more packets, so the offered
-/// rate was the limit, even if a few more packets are missing.
+/// The share of the offered packets that must have arrived if the run's threads were not busy. It is less
+/// than [`ALL`], because threads that were not busy could have handled more packets: the offered rate was the
+/// limit.
 const NEARLY_ALL: f64 = 0.95;
 /// A run that reaches at least this share of a ceiling is limited by that ceiling.
 const CEILING: f64 = 0.9;

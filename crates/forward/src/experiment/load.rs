@@ -25,7 +25,7 @@ const RESOLUTION: f64 = 0.005;
 /// The search gives up when a rate below this share of the fastest rate has failed.
 const LOWEST: f64 = 0.01;
 /// The share of the due packets that may be unprocessed at the end of a trial, unless [`TAIL`] allows more. A
-/// pipeline that is too slow leaves more than both.
+/// pipeline that is too slow exceeds both limits.
 const TOLERANCE: f64 = 0.002;
 /// Packets that became due less than this time before the end of a trial may be unprocessed, because they may
 /// still be in flight.

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 const SLICE: Duration = Duration::from_micros(200);
 /// The number of blocks per launch, divided by the number of blocks that the GPU holds at once.
 const WAVES: u32 = 8;
-/// The time between two checks whether a launch has ended. A late check leaves the GPU no gap, because the
-/// other launch is still in flight.
+/// The time between two checks whether a launch has ended. Two launches are in flight at a time, so the GPU
+/// is busy with the other one even if a check is late.
 const CHECK_EVERY: Duration = Duration::from_micros(100);
 /// The most time that a launch may still take after `stop` was set. A launch exceeds it only if another
 /// kernel occupies the GPU.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! stream   stream 0 of S: wait word(p) = lap | kernel(p) | wait word(p+S) = lap | kernel(p+S) | ...
-//! graph    chain 0: wait bit(slot) | kernel(slot) | ...      a graph per stretch of slots and parity of the lap
+//! graph    chain 0: wait bit(slot) | kernel(slot) | ...      two graphs for each stretch: for even and odd laps
 //! ```
 //!
 //! Posting takes microseconds per item. If items arrive faster than that, they are submitted before their
@@ -84,9 +84,10 @@ pub(super) enum NextPost {
 }
 
 impl PostingCursor {
-    /// Decides what to post next. A stretch is a number of consecutive items for which kernels are posted
-    /// together; `stretch` is its length. Waits are posted for at most `ahead` stretches beyond the submitted
-    /// items. Kernels are posted for at most `most` submitted items at once.
+    /// Decides what to post next. A stretch is `stretch` consecutive items, which are posted together. If a
+    /// whole stretch is submitted, posts kernels for all submitted stretches, but for at most `most` items.
+    /// Otherwise posts waits and kernels for the next stretch, unless it ends more than `ahead` stretches
+    /// beyond the submitted items, or an older item is in flight in one of its slots.
     #[inline]
     pub(super) fn next(&mut self, ring: &impl RingView, stretch: u64, ahead: u64, most: u64) -> NextPost {
         // Count all freed items as submitted. Their words cannot tell, because their slots may already be
@@ -175,7 +176,7 @@ struct Stretch {
     /// graph is launched if at least one of the slots has no submitted item yet.
     waiting: [GraphExec; 2],
     /// The graphs without waits, with one kernel and a block per item: one for even laps and one for odd
-    /// laps. The lap's graph is launched if all the slots hold submitted items.
+    /// laps. The lap's graph is launched if all slots of the stretch hold submitted items.
     ready: [GraphExec; 2],
 }
 

@@ -282,7 +282,7 @@ fn every_item_is_posted_for_once() {
     // Values of `PostingCursor::next`'s parameters, as methods `stream` (stretch 1) and `graph` use them.
     for (stretch, ahead, most) in [(1, 8, SLOTS), (1, 1, SLOTS), (16, 2, 16), (16, 1, 16), (64, 1, 64)] {
         for published in 0..600 {
-            // The average number of submissions and frees per call of `PostingCursor::next`.
+            // The average number of submissions and frees between two calls of `PostingCursor::next`.
             let others = [1, 3, 100][published as usize % 3];
             let mut cursor = PostingCursor::default();
             let mut ring = FakeRing { submitted: 0, freed: 0 };

@@ -47,7 +47,7 @@ impl Section {
 pub struct UPlane {
     /// The slot's number, counted from the start of the cycle of 256 frames (2560 ms).
     pub slot: u32,
-    /// The index of the antenna-carrier.
+    /// The index of the antenna-carrier in `Carrier::eaxc`.
     pub stream: usize,
     /// The symbol of the first section.
     pub symbol: u8,

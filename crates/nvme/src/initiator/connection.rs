@@ -47,7 +47,7 @@ pub struct Request {
 /// A command that has completed.
 #[derive(Debug)]
 pub struct Done {
-    /// The number that the caller gave.
+    /// The token of the request: a number that the caller chose.
     pub token: u64,
     /// The command, for example to retry it.
     pub command: Command,

@@ -29,15 +29,16 @@ pub struct Context<'a> {
 /// What the caller of [`execute`] must do with the command.
 #[derive(Debug)]
 pub enum Reply {
-    /// Complete it with this status and this result.
+    /// Complete the command with this status and this result.
     Done(Status, u64),
-    /// Send this data and complete it with success.
+    /// Send this data and complete the command with success.
     Data(Vec<u8>),
-    /// Do not complete it yet: it waits for an event.
+    /// Do not complete the command yet: it is an Asynchronous Event Request, which waits for an event.
     Hold,
-    /// Complete it with success, and complete the Asynchronous Event Request with this identifier as aborted.
+    /// Complete the command with success, and complete the Asynchronous Event Request with this identifier as
+    /// aborted.
     Abort(u16),
-    /// Complete it with success, then make the data of all namespaces durable.
+    /// Complete the command with success, then make the data of all namespaces durable.
     Shutdown,
 }
 

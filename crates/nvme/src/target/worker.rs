@@ -55,7 +55,7 @@ enum Closing {
     /// A termination request was sent. The host has until this time, in milliseconds since the target
     /// started, to read it and close the connection.
     Lingers(u64),
-    /// The socket is shut down. The link is removed when no request is in flight.
+    /// The socket is shut down. The connection is removed when it has no request in flight.
     Yes,
 }
 
@@ -77,8 +77,8 @@ struct Link {
     accepted_ms: u64,
     /// When bytes were last received or sent.
     progress_ms: u64,
-    /// When a timeout check first found that the target waits for the host. `None` if the last check found
-    /// that it does not wait.
+    /// The time in milliseconds at which a timeout check first found that the target waits for the host.
+    /// `None` if the last check found that the target does not wait.
     waiting_ms: Option<u64>,
     /// True if the connection is in the list of connections to serve in this round.
     due: bool,

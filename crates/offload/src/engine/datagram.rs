@@ -17,7 +17,8 @@ use std::net::{IpAddr, SocketAddr};
 
 /// The most datagrams that one socket sends before others have their turn.
 const TURN: usize = 64;
-/// The most turns in which a socket sends the waiting datagrams before its address or options change.
+/// Before a socket closes, or its address or options change, it sends the datagrams that wait in its pair. It
+/// does so in at most this many turns of [`TURN`] datagrams.
 const MOST_TURNS: usize = 16;
 /// A limit for packets that the engine has sent to itself and not processed yet. At this number, the engine
 /// reads no more datagrams from the pairs.

@@ -1,5 +1,5 @@
-//! Bench cases that never sleep: issued puts beside a plain copy and UCX's put, gets by loads, a word that is
-//! passed back and forth, and doorbells.
+//! Bench cases in which no thread sleeps: puts (compared with a plain copy and with UCX's put), gets by
+//! loads, a word that two PEs pass back and forth, and doorbells.
 
 use super::series::{SAMPLES, Series};
 use super::{ANSWER, Bench, NANOSECONDS, Operation, Point, SIGNAL, peer};

@@ -232,7 +232,8 @@ impl PeContext {
         self.wake_if_announced(pe, peer, what);
     }
 
-    /// Wakes waiters after a store to this PE's own memory, or to a peer that needs a barrier before the check.
+    /// Does the work of [`Self::stored`] in two rare cases: the store went to this PE's own memory, or this
+    /// thread must execute the barrier between its store and its look for the peer's announcement.
     #[inline(never)]
     fn stored_exceptionally(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         if pe == self.me {

@@ -51,8 +51,9 @@ pub struct Settings {
     /// Faults to inject in tests. Of these, the transport itself injects only one: it kills the process at a
     /// protocol step.
     pub faults: Faults,
-    /// How long a waiter sleeps without a doorbell before it checks its condition again: in the first sleep
-    /// of a wait, and at most in later ones, which grow longer. Doorbells can be lost.
+    /// The time after which a waiter's sleep ends without a doorbell, because doorbells can be lost. The
+    /// first value is for the first sleep of a wait. The time doubles for each further sleep, up to the
+    /// second value.
     pub backstop: (Duration, Duration),
 }
 

@@ -135,7 +135,8 @@ struct RadioRx {
     end: u64,
     /// The next position, counted in sending order: all earlier positions were sent, lost or skipped.
     next: u64,
-    /// The number `end`, rounded up to whole blocks. A block is the packets that are shuffled together.
+    /// The number of packets in the plan, rounded up to whole blocks. A block is the packets that are
+    /// shuffled together.
     last_block_end: u64,
     /// The positions of the current block, in the order in which they are sent.
     order: Vec<u64>,

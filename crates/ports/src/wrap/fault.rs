@@ -19,8 +19,8 @@ const REORDER_TIMEOUT_NS: u64 = 10_000_000;
 /// sender that waits for acknowledgments: it sends only retransmissions, ever more rarely, and the run would
 /// drop these too.
 const RUN_TIMEOUT_NS: u64 = 10_000_000;
-/// The number of ready packets from which on the wrapper receives none from the inner queue. It also receives
-/// none while it has as many ready as the caller asks for.
+/// The most ready packets. While this many are ready, the wrapper receives none from the inner queue. It also
+/// receives none while as many packets are ready as its caller asks for.
 const MAX_READY: usize = 1024;
 
 /// The faults to inject. Probabilities are from 0 to 1.

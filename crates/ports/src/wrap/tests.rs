@@ -118,7 +118,8 @@ fn packets_are_dropped_in_runs() {
         }
     }
     let dropped = faulty.fault_counts().read()[0];
-    // About 93 of the 10,000 packets begin a run of 8. A run is shorter if the thread is preempted for 10 ms.
+    // About 93 of the 10,000 packets begin a run of 8 dropped packets. A run is shorter if the thread is
+    // preempted for 10 ms.
     assert!((100..1100).contains(&dropped), "{dropped}");
 }
 

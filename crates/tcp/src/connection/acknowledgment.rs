@@ -338,7 +338,8 @@ impl Connection {
         self.scoreboard.on_recovery_end();
     }
 
-    /// Returns to the window before the recovery, because the retransmissions were spurious (RFC 4015).
+    /// Restores the congestion window from before the recovery, because the retransmissions were spurious
+    /// (RFC 4015).
     fn undo(&mut self) {
         if let Some(saved) = self.recovery.saved.take() {
             self.counters.undone += 1;

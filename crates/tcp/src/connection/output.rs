@@ -361,7 +361,8 @@ impl Connection {
         transmit
     }
 
-    /// Sends a byte beyond the peer's window, or what fits into a window too small for a segment (RFC 9293, section 3.8.6.1).
+    /// Sends a window probe (RFC 9293, section 3.8.6.1): one byte if the peer's window is closed, or as much
+    /// as fits into a window that is smaller than a segment.
     fn transmit_window_probe(&mut self, now: u64, len: u32) -> Transmit {
         self.counters.window_probes += 1;
         self.timers.window_probes = self.timers.window_probes.saturating_add(1);

@@ -125,8 +125,8 @@ pub(super) enum Eifel {
     Waiting,
     /// The timestamp of the first retransmission.
     Sent(u32),
-    /// No test of a retransmission is pending. It was tested already, the connection has no timestamps, or
-    /// the retransmitted segment was not the first unacknowledged one.
+    /// No retransmission is to be tested: the test was made, the connection has no timestamps, or the
+    /// retransmitted segment was not the first unacknowledged one.
     Decided,
 }
 
@@ -142,8 +142,8 @@ pub(super) struct Recovery {
     /// The congestion state before the recovery, which is restored if the recovery was spurious. `None`
     /// before the first recovery and after an undo.
     pub(super) saved: Option<Saved>,
-    /// The bytes retransmitted in this phase, less the bytes that the peer has reported as duplicates
-    /// (DSACK).
+    /// The bytes retransmitted since loss recovery began, less the bytes that the peer has reported as
+    /// duplicates (DSACK).
     pub(super) undo_bytes: u64,
     /// SND.UNA when the phase began.
     pub(super) undo_start: Sequence,
@@ -209,7 +209,7 @@ pub(super) struct Flags {
     pub(super) window_probe_pending: bool,
     /// The retransmission timer expired: one segment is sent whatever the congestion window is.
     pub(super) retransmission_forced: bool,
-    /// The congestion window stopped the last transmission.
+    /// True if the congestion window limits what is sent. Only such a window grows.
     pub(super) cwnd_limited: bool,
     /// True while the application has set the cork, which holds segments smaller than the MSS back.
     pub(super) cork: bool,

@@ -4,8 +4,8 @@
 use super::*;
 use crate::SECOND;
 
-/// The greatest backoff exponent of window probes. It is limited, because only a probe finds an open window
-/// if the peer's window update was lost.
+/// The greatest backoff exponent of window probes. It bounds the time between two probes. If the peer's
+/// window update was lost, only a probe reveals that the window is open again.
 pub(super) const MAX_PROBE_BACKOFF: u8 = 8;
 /// The number of retransmissions or window probes after which a connection that the application has closed is
 /// aborted.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// rest.
 type LaunchBlock = unsafe extern "C" fn(u32, u32, u64, u32, u32, *const Parameters, u64, u32);
 
-/// A kernel of `executor.cu`. Its value as a number is the one by which `launch.h` selects it.
+/// A kernel of `executor.cu`. The variants have the numbers by which `launch.h` selects kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kernel {
     Persistent,
