@@ -150,7 +150,7 @@ pub fn join_negative_numbers(arguments: &[OsString]) -> Vec<OsString> {
 }
 
 /// Returns the arguments of `inlane help --help` without `--help`, because clap refuses this command line.
-/// `error` is clap's error. Returns `None` if it has another cause.
+/// Returns `None` if clap's error `error` has another cause.
 pub fn without_help_of_help(error: &clap::Error, arguments: &[OsString]) -> Option<Vec<OsString>> {
     let found = texts(error, ContextKind::InvalidSubcommand).into_iter().next()?;
     let asks = ["--help", "-h"].contains(&found.as_str()) && error.kind() == ErrorKind::InvalidSubcommand;

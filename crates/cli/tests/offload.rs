@@ -292,7 +292,7 @@ fn redis_serves_kernel_clients_and_its_memory_returns_when_it_is_killed() {
     assert!(report.contains("\"GET\""), "{report}");
     assert!(lab.count("accepted") >= 60 && lab.count("received_bytes") > 200_000, "{}", lab.status());
 
-    // A client that is connected when the server is killed must notice.
+    // Kill the server while a client is connected. The client must end, and the engine must keep no socket.
     let mut client = lab.on_kernel("redis-cli");
     let mut client = client.args(["-h", ENGINE, "subscribe", "x"]).stdout(Stdio::piped()).spawn().unwrap();
     lab.wait("no client", || lab.status()["sockets"].as_array().unwrap().len() == 2);

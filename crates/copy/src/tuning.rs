@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub struct EngineTuning {
     /// Bytes of the largest chunk.
     pub chunk: usize,
-    /// Chunks in the staging ring.
+    /// The number of chunks that the staging ring holds.
     pub slots: usize,
     /// CUDA streams on each of the two GPUs. With two, one copies while the other waits for its event.
     pub streams: usize,

@@ -39,7 +39,7 @@ pub enum MemoryOperation {
     Wait {
         /// The device address, aligned to 4 bytes.
         address: u64,
-        /// The value to compare with.
+        /// The value with which the GPU compares the word.
         value: u32,
         /// The condition.
         until: WaitUntil,

@@ -132,7 +132,7 @@ fn slow() {
         engine.wait(ticket, ALL[round as usize % 3]).unwrap();
         assert!(began.elapsed() + Duration::from_millis(1) >= late.min(Duration::from_millis(400)));
         assert_eq!(engine.done().unwrap(), ticket);
-        // Waits until the thread above has acted, before the next round begins.
+        // Give the thread that `later` started time to allow the copy, before the next round begins.
         std::thread::sleep(Duration::from_millis(5));
     }
     // The whole wait takes longer than the timeout. It must still succeed, because a copy completes every

@@ -215,7 +215,8 @@ impl Mover for DmaDev {
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> inlane_core::Result<()> {
         let Self { id, flight, entries, queued, name, .. } = self;
         let text = || Self::text(name);
-        // No entry is dropped during the wait, so `first` stays the ticket before the oldest entry.
+        // Read the ticket before the oldest entry once. It stays valid, because no entry is dropped during
+        // the wait.
         let first = flight.done();
         let mut poll = || {
             // Yield the core, because the device's copying thread may need it.

@@ -28,7 +28,8 @@ impl Mark {
         Mark(lock().count)
     }
 
-    /// Returns the kept warnings since the mark, joined by semicolons.
+    /// Returns the warnings that DPDK has logged since the mark was taken, joined by semicolons. Leaves out
+    /// the oldest if there are more than are kept.
     fn warnings(&self) -> String {
         let recent = lock();
         let new = (recent.count - self.0).min(recent.messages.len() as u64) as usize;

@@ -181,8 +181,8 @@ impl Ord for Piece {
 }
 
 struct State {
-    /// One heap for each epoch, which is the pieces between two fences. Pieces of the first epoch may arrive.
-    /// Pieces of later epochs wait until the first epoch is empty.
+    /// One heap of pieces for each epoch. A fence ends an epoch. Only pieces of the first epoch may be
+    /// delivered; later epochs wait until it is empty.
     epochs: VecDeque<BinaryHeap<Piece>>,
     random: Random,
     /// The time at which the wire was made. Each rank begins with this time if the plan has no `reorder` or
@@ -252,8 +252,8 @@ impl Wire {
         self.shared.changed.notify_all();
     }
 
-    /// Sends a doorbell. It rings after the stores before the last fence, unless a fault loses or advances
-    /// it.
+    /// Sends a doorbell. It rings once all stores before the last fence are delivered, unless a fault loses
+    /// it or lets it ring early.
     pub(crate) fn doorbell(&self, ring: impl Fn() + Send + Sync + 'static) {
         let mut state = self.shared.lock();
         if state.random.happens(self.shared.plan.lose) {

@@ -211,7 +211,7 @@ pub mod accept {
     use super::address;
     use std::net::SocketAddr;
 
-    /// The length of a record, in bytes: the remote address.
+    /// The length of a record in bytes. A record holds only the connection's remote address.
     pub const LEN: usize = address::LEN;
 
     /// Encodes a record.

@@ -255,8 +255,9 @@ impl Network {
         mtu - if v6 { 60 } else { 40 }
     }
 
-    /// Returns true if a segment is accepted whose checksum field holds only the sum of the pseudo header,
-    /// because a sender on the same machine left the checksum to a network card.
+    /// Returns true if the engine accepts segments and datagrams whose checksum field holds only the sum of
+    /// the pseudo header. A sender on the same machine sends them, because it leaves the rest to a network
+    /// card.
     pub fn accepts_partial_checksums(&self) -> bool {
         self.partial_checksums
     }

@@ -58,8 +58,8 @@ pub struct Filled {
 }
 
 impl Filled {
-    /// Fills the pair from the program's end until it is full. Keeps a descriptor of that end, to restore its
-    /// SO_SNDBUF later.
+    /// Fills the pair from the program's end, so that this end is not writable. Keeps a descriptor of this
+    /// end, to restore its SO_SNDBUF later.
     ///
     /// # Errors
     /// Errors of the system.

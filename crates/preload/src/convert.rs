@@ -113,7 +113,8 @@ pub fn offer(fd: RawFd, usage: Use, address: SocketAddr) -> Outcome {
 /// `remote`. A socket that has a port already stays with the kernel.
 pub fn offer_unbound(fd: RawFd, remote: SocketAddr) -> Outcome {
     let before = errno();
-    // Most sockets that send have a port already, so check this before asking for the kind of socket.
+    // Look for a port first, because most sockets that send have one. Such a socket stays with the kernel, so
+    // its kind does not matter.
     let unbound = if has_port(fd) { None } else { candidate(fd) };
     let outcome = match unbound {
         Some(socket) if socket.datagrams && remote.is_ipv6() == socket.v6 => {

@@ -184,7 +184,7 @@ unsafe fn destination(name: &SocketName, message: &msghdr) -> Result<Option<Sock
     if (len as usize) < size_of::<libc::sa_family_t>() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the program's arguments: `len` bytes at the address.
+    // SAFETY: the program passes an address of `len` bytes, which is checked to hold a family.
     let (family, address) = unsafe {
         let family = message.msg_name.cast::<libc::sa_family_t>().read_unaligned();
         (c_int::from(family), read_sockaddr(message.msg_name.cast(), len))
@@ -353,7 +353,7 @@ pub unsafe fn receive_from(
     address: *mut sockaddr,
     len: *mut socklen_t,
 ) -> ssize_t {
-    // SAFETY: an all-zero msghdr is valid; the program's arguments.
+    // SAFETY: an all-zero msghdr is valid, and the program passes valid arguments.
     unsafe {
         let mut message: msghdr = std::mem::zeroed();
         (message.msg_iov, message.msg_iovlen) = (parts.as_ptr().cast_mut(), parts.len() as _);

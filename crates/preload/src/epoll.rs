@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 /// later registration.
 const MOST: usize = 1 << 16;
 
-/// The last registration of a descriptor.
+/// What the program last registered with epoll for a descriptor.
 struct Entry {
     /// The descriptor plus 1; 0 if nothing is remembered.
     fd: AtomicI32,

@@ -61,7 +61,8 @@ pub fn clear(lock: *mut i64) {
         if atomic(Operation::CompareSwap, lock as usize, 0, me + 1, HOME) == me + 1 {
             return;
         }
-        // Another PE has appended itself and is about to store its number here, so wait for the number.
+        // Wait until another PE has stored its number here. That PE is already in the lock's queue, and
+        // stores its number next.
         check(world().wait_word(links(lock), 4, || next() != 0));
     }
     check(world().atomic_nbi(Operation::And, links(lock), 4, (!WAITING).into(), next() - 1));

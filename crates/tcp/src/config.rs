@@ -63,7 +63,8 @@ pub struct Config {
     pub min_rto: u64,
     /// The greatest retransmission timeout, and the greatest time between window probes.
     pub max_rto: u64,
-    /// How long an acknowledgment may be delayed (RFC 9293, section 3.8.6.3: below 500 ms).
+    /// How long an acknowledgment may be delayed, in nanoseconds. RFC 9293, section 3.8.6.3, demands less
+    /// than 500 ms.
     pub delayed_ack: u64,
     /// The number of SYN retransmissions after which a connection attempt fails.
     pub syn_retries: u8,

@@ -31,9 +31,9 @@ pub struct Ack {
     pub srtt: u64,
     /// The RTT sample of this acknowledgment.
     pub rtt: Option<u64>,
-    /// SND.UNA and SND.NXT after this acknowledgment.
+    /// SND.UNA after this acknowledgment: the oldest unacknowledged sequence number.
     pub una: Sequence,
-    /// See `una`.
+    /// SND.NXT after this acknowledgment: the sequence number of the next new byte.
     pub next: Sequence,
     /// True if the window limits what is sent. Otherwise the window does not grow (RFC 9293, section 3.8.2;
     /// RFC 7661).

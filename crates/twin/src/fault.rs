@@ -47,8 +47,8 @@ impl Faults {
         self.stalled.store(stalled, Ordering::Relaxed);
     }
 
-    /// Takes up to `bytes` bytes from those that the device copies before its simulated loss. Returns how
-    /// many it still copies: all of them if no loss is to be simulated.
+    /// Returns how many of the next `bytes` bytes the device copies before its simulated loss: all of them if
+    /// no loss is to be simulated. Subtracts them from the bytes that are left until the loss.
     pub(crate) fn take_bytes(&self, bytes: usize) -> usize {
         let left = self.lost_after.load(Ordering::Relaxed);
         if left == NEVER {

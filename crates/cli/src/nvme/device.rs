@@ -262,7 +262,7 @@ impl Sink for DeviceSink<'_> {
             // fewer commands in flight than buffers.
             None => self.stage.oldest()?.expect("a copy in flight").0,
         };
-        // SAFETY: the region has one user at a time: the buffer, then its copy.
+        // SAFETY: one user at a time has the region: first the returned buffer, then the copy to the device.
         Ok(unsafe { Buffer::from_region(region) }?)
     }
 

@@ -434,7 +434,8 @@ mod tests {
                 std::thread::yield_now();
             }
             assert_eq!(newest_length_field(&parked.lock()), LEAVE);
-            // Acts like kernels that read the command to leave, so that the next round finds an idle ring.
+            // Simulate that the kernels have read the command to leave and ended, so that the next round
+            // finds an idle ring.
             end_all(&parked.lock());
         }
     }

@@ -138,7 +138,7 @@ __device__ inline void give_up_on(Control* control, u64* gone, u64* ended, u64 s
 }
 
 // Loads the next 4 bytes of a chunk, or `left` bytes if fewer remain. Set `whole` if the address is aligned
-// to 4 bytes: they are then loaded at once.
+// to 4 bytes: one access then loads all 4 bytes. Otherwise each byte is loaded alone.
 __device__ inline u32 gather(const char* from, u64 left, bool whole) {
     u32 word = 0;
     if (whole && left >= 4) {

@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 /// How one thread spent its time, in ticks of the raw clock. The clocks of different cores may differ by a
 /// few ticks, so differences saturate at 0.
 struct Times {
-    /// When the thread's polling loop began; 0 if the thread has none.
+    /// The clock's reading when the thread's polling loop began; 0 if the thread has no polling loop.
     begun: Cell<u64>,
     /// Rounds without work.
     idle: Rounds,

@@ -61,8 +61,8 @@ pub struct Pull {
 /// If a driver call fails, or memory is short.
 pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &[u32]) -> Result<Ceilings> {
     const BUFFER: usize = 64 << 20;
-    // The bytes of memory that the kernel reads again and again. As many as a default pool has, because fewer
-    // would stay in caches, unlike the packets of a run.
+    // The bytes of memory that the kernel reads again and again: as many as a default pool has. Fewer bytes
+    // would stay in caches, and the packets of a run do not.
     const FOOTPRINT: usize = 32 << 20;
     let module = load(gpu)?;
     let kernel = module.kernel("bare_pull")?;

@@ -34,7 +34,7 @@ enum Posting<'a> {
 
 impl<'a> Feeder<'a> {
     /// Allocates what the method needs and uses each stream once. No kernel is running when this returns.
-    /// `tick_stream` is the stream for launches of the function's `tick`, if it has one.
+    /// `tick_stream` is the stream that launches the function's `tick`; `None` if the function has no `tick`.
     ///
     /// # Errors
     /// If a driver call fails.

@@ -227,8 +227,8 @@ impl Lane {
         self.barrier(&self.starting, &self.loaded.starting);
     }
 
-    /// Blocks until every lane has finished. Call it before freeing GPU memory, because freeing blocks while
-    /// other lanes run.
+    /// Blocks until every lane has finished or the GPU was abandoned. Call it before freeing GPU memory,
+    /// because freeing blocks while kernels of other lanes run.
     pub(super) fn leave_together(&self) {
         leave_barrier(&self.starting, &self.loaded.starting);
         self.barrier(&self.uses, &self.loaded.users);

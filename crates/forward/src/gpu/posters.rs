@@ -202,9 +202,9 @@ impl<'a> GraphPoster<'a> {
         Ok(Self { lane, streams, stretches, items: items as u64, cursor: PostingCursor::default() })
     }
 
-    /// Launches a graph for the next stretch. If all its items were submitted, the graph has no waits.
-    /// Otherwise the graph has waits, and is launched only if a stream has no waiting graph. Returns false if
-    /// no graph was launched.
+    /// Launches a graph for the next group of `items` slots. If all items of the group were submitted, the
+    /// graph has no waits. Otherwise the graph has waits, and is launched only if a stream has no waiting
+    /// graph. Returns false if no graph was launched.
     ///
     /// # Errors
     /// If a driver call fails, or an earlier kernel failed.

@@ -279,7 +279,8 @@ fn every_item_is_posted_for_once() {
         dice ^= dice << 17;
         dice % sides
     };
-    // Values of `PostingCursor::next`'s parameters, as methods `stream` (stretch 1) and `graph` use them.
+    // Values of `PostingCursor::next`'s parameters. Method `stream` posts kernels for single items, and
+    // method `graph` for groups of `stretch` items.
     for (stretch, ahead, most) in [(1, 8, SLOTS), (1, 1, SLOTS), (16, 2, 16), (16, 1, 16), (64, 1, 64)] {
         for published in 0..600 {
             // The average number of submissions and frees between two calls of `PostingCursor::next`.

@@ -89,8 +89,8 @@ impl TxStage {
         }
     }
 
-    /// Offers the burst to the port in one call. Removes the packets that the port took from the burst, and
-    /// returns their number.
+    /// Offers the burst to the port in one call. Removes the packets that the port accepts from the burst,
+    /// and returns their number. The port may accept fewer than offered.
     #[inline(always)]
     fn send_once(
         &mut self,

@@ -139,8 +139,8 @@ impl<'a> OranSlot<'a> {
         (self.record[frame], self.record[subframe], self.record[slot])
     }
 
-    /// Returns the arrival of the slot's first packet and its delivery, in nanoseconds of the executor's
-    /// clock.
+    /// Returns when the slot's first packet arrived and when the slot was delivered, in nanoseconds of the
+    /// executor's clock.
     pub fn times_ns(&self) -> (u64, u64) {
         (
             u64_at(self.record, offset_of!(Record, opened_ns)),

@@ -11,7 +11,7 @@ use zerocopy::FromBytes;
 
 /// The most entries that are read. A target with more is refused, because a hostile one could announce any number.
 const MAX_ENTRIES: u64 = 16_384;
-/// The number of entries that one command reads.
+/// The number of entries of the discovery log that one command reads.
 const CHUNK: u64 = 4;
 const ENTRY: usize = size_of::<DiscoveryEntry>();
 

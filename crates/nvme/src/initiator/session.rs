@@ -16,7 +16,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// How often a session sends and receives on its admin queue, which keeps the controller alive.
+/// The least time between two rounds in which a session sends and receives on its admin queue, which keeps
+/// the controller alive. Also the longest time for which a wait for a reconnection blocks.
 const TICK: Duration = Duration::from_millis(100);
 /// The pause after all paths have failed, before they are tried again.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -62,7 +63,8 @@ pub struct Session {
     last_tick: Instant,
     /// The channel on which the reconnecting thread sends its result. `None` if no such thread runs.
     attempt: Option<Receiver<Reconnected>>,
-    /// The end of the last attempt, in which all paths failed. The next attempt starts `PAUSE` later.
+    /// When the last attempt to reconnect ended, after all paths had failed. The next attempt starts `PAUSE`
+    /// later.
     failed_at: Option<Instant>,
     /// When a path first failed after the last successful command. `None` if no path has failed since then.
     lost_since: Option<Instant>,

@@ -43,8 +43,8 @@ pub trait Sink {
 
 /// Provides the data of [`write_from`]. Implement it to write from memory of a device.
 pub trait Source {
-    /// Returns the next `most` bytes of the data, or fewer at its end. The buffer's length must be the number
-    /// of bytes. Returns `None` if no data is left.
+    /// Returns a buffer with the next `most` bytes of the data, or with fewer at the end of the data. The
+    /// buffer must have exactly the length of these bytes. Returns `None` if no data is left.
     ///
     /// # Errors
     /// If the data cannot be read.

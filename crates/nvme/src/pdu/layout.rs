@@ -113,9 +113,9 @@ pub enum Sender {
 /// The digests that a connection uses: the DGST field of ICReq and ICResp.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digests {
-    /// Each header is followed by its digest.
+    /// True if each header is followed by its digest.
     pub header: bool,
-    /// Data is followed by its digest.
+    /// True if the data of each PDU is followed by its digest.
     pub data: bool,
 }
 

@@ -42,7 +42,7 @@ pub enum Reply {
     Shutdown,
 }
 
-/// Carries out a command. None of the supported commands uses data from the host.
+/// Carries out an admin command. None of the supported admin commands takes data from the host.
 pub fn execute(context: Context<'_>, command: &Command) -> Reply {
     run(context, command).unwrap_or_else(|status| Reply::Done(status, 0))
 }

@@ -62,7 +62,8 @@ pub struct Controller {
 struct State {
     configuration: u32,
     status: u32,
-    /// By queue identifier: the connection that carries the queue, and its thread's inbox.
+    /// For each queue identifier: the connection that carries the queue, and the inbox of the connection's
+    /// thread.
     queues: BTreeMap<u16, Reach>,
     granted_io_queues: u16,
     /// The value of the feature Asynchronous Event Configuration, in which the host selects the events to

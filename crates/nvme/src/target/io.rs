@@ -24,7 +24,7 @@ pub enum Operation {
     Zero {
         /// True if the blocks may be deallocated. False if they should stay allocated.
         deallocate: bool,
-        /// The zeros must be durable before the command completes (FUA).
+        /// True if the zeros must be durable before the command completes (FUA).
         durable: bool,
     },
     /// Deallocate ranges of blocks. The host lists them in its data.

@@ -6,9 +6,10 @@ use io_uring::types::{Fd, FsyncFlags, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 use std::os::fd::RawFd;
 
-/// The entries of the submission queue. More requests are submitted in several calls.
+/// The number of entries of the submission queue. When the queue is full, its requests are submitted to make
+/// room for further ones.
 const SUBMISSIONS: u32 = 256;
-/// The entries of the completion queue. The kernel keeps further completions until there is space.
+/// The number of entries of the completion queue. The kernel keeps further completions until there is space.
 const COMPLETIONS: u32 = 4096;
 
 /// `IORING_RECVSEND_POLL_FIRST`: wait for data instead of trying to receive at once.

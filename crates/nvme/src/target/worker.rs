@@ -99,7 +99,8 @@ pub struct Worker {
     #[allow(clippy::vec_box)]
     links: Vec<Option<Box<Link>>>,
     free: Vec<usize>,
-    /// The number of links. The thread that accepts connections gives each to the worker with the fewest.
+    /// The number of connections of this worker. The thread that accepts connections gives each new one to
+    /// the worker with the lowest number.
     load: Arc<AtomicUsize>,
     half_open: VecDeque<ConnectionId>,
     max_half_open: usize,

@@ -44,7 +44,8 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Takes one error from the budget. Returns false if there is none.
+    /// Returns true if the engine may send an ICMP error now, and then takes that error from the budget.
+    /// Returns false if the budget is used up.
     fn take(&mut self, now: u64) -> bool {
         let full_at = self.full_at.max(now) + ICMP_NS;
         let granted = full_at <= now + ICMP_BURST * ICMP_NS;
@@ -356,7 +357,8 @@ impl Engine {
             Some(source) => source,
             None => self.network.source(destination).ok_or(libc::ENETUNREACH)?,
         };
-        // A loopback address must not appear on the link.
+        // Refuse a source of another family than the destination. Also refuse a loopback source on the link,
+        // because loopback addresses must not appear there.
         if source.is_ipv4() != destination.is_ipv4() || source.is_loopback() && route != Route::Own {
             return Err(libc::EINVAL);
         }

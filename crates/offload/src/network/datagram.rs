@@ -123,7 +123,8 @@ impl Datagram<'_> {
 }
 
 impl Network {
-    /// Returns the largest packet to a host, in bytes.
+    /// Returns the path MTU to a host in bytes: the MTU of the link, or a smaller one that a router reported
+    /// less than 10 minutes ago.
     fn path_mtu(&self, now: u64, host: IpAddr) -> usize {
         let known = self.path_mtus.get(&host).filter(|&&(_, since)| now < since + PATH_MTU_NS);
         known.map_or(self.mtu, |&(mtu, _)| mtu.min(self.mtu)).into()

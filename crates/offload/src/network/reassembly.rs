@@ -249,7 +249,7 @@ impl Reassembly {
         }
     }
 
-    /// Removes packets whose time is over. Returns how many.
+    /// Removes incomplete packets whose deadline has passed. Returns how many packets it removed.
     fn expire(&mut self, now: u64) -> u64 {
         let mut given_up = 0;
         while let Some(&(deadline, id)) = self.order.front()
@@ -260,7 +260,7 @@ impl Reassembly {
         given_up
     }
 
-    /// Removes the oldest packets until `more` bytes fit. Returns how many.
+    /// Removes the oldest incomplete packets until `more` bytes fit. Returns how many packets it removed.
     fn make_room(&mut self, more: usize) -> u64 {
         let mut given_up = 0;
         while self.cost + more > MOST_BYTES
@@ -271,7 +271,8 @@ impl Reassembly {
         given_up
     }
 
-    /// Removes the first entry of the order and its packet. Returns false if the packet was completed before.
+    /// Removes the oldest entry of `order`, and its packet if that is still incomplete. Returns true if a
+    /// packet was removed, and false if the packet was completed before.
     fn remove_oldest(&mut self, deadline: u64, id: Id) -> bool {
         self.order.pop_front();
         // If the entry's packet was completed, a later packet may have the same identification. The deadline

@@ -87,7 +87,8 @@ fn verdict(running: &[Running]) -> Option<(i32, String)> {
             return !others_run(pe) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE_TIME);
         }
         let next = |process: &&Running| process.lost.and_then(|peer| running.get(peer as usize));
-        // PEs may have lost each other in a circle, so follow at most as many links as there are PEs.
+        // Each PE that lost a peer leads to that peer. PEs may have lost each other in a circle, so follow at
+        // most as many peers as there are PEs.
         let mut lost = std::iter::successors(Some(&running[pe]), next).take(running.len() + 1).skip(1);
         lost.all(Running::is_settled) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE_TIME)
     };

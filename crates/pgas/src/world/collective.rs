@@ -35,7 +35,7 @@ impl Set {
         self.start.wrapping_add(index.wrapping_mul(self.stride as u32))
     }
 
-    /// Returns the index of `pe`, or `None` if the set does not contain it.
+    /// Returns the position of PE `pe` in the set, or `None` if the set does not contain it.
     pub fn index(&self, pe: u32) -> Option<u32> {
         let distance = pe as i64 - self.start as i64;
         let index = match self.stride as i64 {
@@ -439,8 +439,8 @@ impl<T: Transport> World<T> {
                         reduce(sum, other, number);
                     }
                 }
-                // Overwrite this slice of the destination, which may be the source, because only this PE
-                // reads the slice of the sources.
+                // Overwrite this slice of the destination even if destination and source are the same memory,
+                // because only this PE reads this slice of the sources.
                 std::ptr::copy_nonoverlapping(sum, self.address_of(destination + at), piece);
                 for pe in set.others(index) {
                     self.transport.put(pe, destination + at, sum, piece)?;

@@ -31,10 +31,10 @@ pub use writer::is_closed_by_reader;
 /// How fast a capture is played.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pace {
-    /// As fast as packets are received.
+    /// Without regard to timestamps: each packet is ready as soon as the run receives again.
     #[default]
     Full,
-    /// With the same times between packets as in the capture.
+    /// Packets follow each other after the same times as in the capture.
     Original,
 }
 

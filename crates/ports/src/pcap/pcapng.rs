@@ -9,7 +9,7 @@ const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 const OBSOLETE_PACKET: u32 = 2;
 const SIMPLE_PACKET: u32 = 3;
 const ENHANCED_PACKET: u32 = 6;
-/// The longest block without a packet that is accepted, in bytes. Blocks of secrets and names may exceed
+/// The longest accepted block that holds no packet, in bytes. Blocks of secrets and names may exceed
 /// [`MAX_RECORD`].
 const MAX_BLOCK: usize = 1 << 26;
 /// The most interfaces that a section may describe.
@@ -172,7 +172,8 @@ impl Interface {
     }
 }
 
-/// Converts the option `if_tsresol`: an exponent of ten, or of two if the top bit is set.
+/// Converts the option `if_tsresol` to timestamp units per second: a power of two if the top bit is set,
+/// otherwise of ten. The other bits are the exponent.
 fn units_per_second(resolution: u8) -> u128 {
     let exponent = (resolution & 0x7f) as u32;
     let units =

@@ -63,7 +63,7 @@ pub fn getsockopt(
     if value.is_null() || len.is_null() {
         return fail(libc::EFAULT);
     }
-    // SAFETY: the program's arguments: `*len` bytes at `value`.
+    // SAFETY: the program passes `*len` writable bytes at `value`.
     let put = |bytes: &[u8]| unsafe { crate::socket::put_option(value, len, bytes) };
     if level == libc::SOL_SOCKET && name != libc::SO_REUSEPORT {
         let number = match name {
@@ -105,7 +105,7 @@ pub fn setsockopt(fd: RawFd, level: c_int, name: c_int, value: *const c_void, le
         return 0;
     }
     if level == libc::SOL_SOCKET && name == libc::SO_SNDBUF && len >= 4 {
-        // SAFETY: the program's arguments: four bytes at `value`.
+        // SAFETY: the program passes four bytes at `value`, as `len` was checked.
         let wanted = unsafe { value.cast::<c_int>().read_unaligned() };
         return if real::set_option(fd, level, name, wanted.max(LEAST_BUFFER)) { 0 } else { -1 };
     }

@@ -63,7 +63,7 @@ impl Connection {
         if self.snd.window > 0 {
             self.timers.window_probes = 0;
         } else {
-            // Start the user timeout again, because the peer answers although its window is closed.
+            // Restart the user timeout, because the peer answers although its window is closed.
             self.timers.last_progress = now;
             self.recovery.backoff = self.recovery.backoff.min(super::timer::MAX_PROBE_BACKOFF);
         }

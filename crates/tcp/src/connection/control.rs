@@ -135,8 +135,8 @@ impl Connection {
         })
     }
 
-    /// Sets how many bytes of the receive ring are used, at most all of it. A reduction does not move the
-    /// right edge of the announced window back: the window shrinks only as data arrives.
+    /// Limits how many bytes of the receive ring may hold data, from 1 byte up to the whole ring. A reduction
+    /// does not move the right edge of the announced window back: the window shrinks only as data arrives.
     pub fn set_receive_capacity(&mut self, capacity: u32) {
         self.rcv.capacity = capacity.clamp(1, self.config.receive_capacity);
         self.update_window();

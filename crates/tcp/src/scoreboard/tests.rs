@@ -8,7 +8,7 @@ const BASE: Sequence = 1 << 32;
 /// scoreboard.
 #[derive(Default)]
 struct Model {
-    /// One entry for each byte from SND.UNA: sacked, lost.
+    /// For each byte from SND.UNA on: whether it is sacked, and whether it is marked lost.
     bytes: VecDeque<(bool, bool)>,
     una: Sequence,
 }

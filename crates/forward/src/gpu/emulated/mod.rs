@@ -167,7 +167,7 @@ impl RandomNumbers {
 /// # Safety
 /// The bytes are valid, and nothing writes them while the result is used.
 unsafe fn bytes<'a>(address: u64, count: usize) -> &'a [u8] {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that the `count` bytes are valid and that nothing writes them.
     unsafe { std::slice::from_raw_parts(address as *const u8, count) }
 }
 

@@ -86,7 +86,7 @@ pub enum End {
 #[derive(Debug)]
 struct Queue {
     controller: Arc<Controller>,
-    /// 0 for the admin queue.
+    /// The identifier of the queue; 0 for the admin queue.
     id: u16,
     entries: u16,
     /// SQHD: the commands that were received, modulo the number of entries.

@@ -46,7 +46,7 @@ struct Batch {
     /// Space for headers and small data. Its length is kept when a batch is sent, because extending it again
     /// would set the bytes to zero each time.
     bytes: Vec<u8>,
-    /// The number of bytes in use, from the start.
+    /// The number of bytes at the start of `bytes` that are in use.
     used: usize,
     parts: Vec<Option<Part>>,
     total: usize,

@@ -145,7 +145,8 @@ impl Connection {
         }
     }
 
-    /// Sends the header of a command's data.
+    /// Appends to the output the header of a C2HData PDU with `length` bytes of data for the command in
+    /// `slot`.
     #[inline]
     fn data_header(&mut self, slot: u16, length: u32) {
         let cid = self.slots.get(slot).command.cid.get();

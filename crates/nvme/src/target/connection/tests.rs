@@ -204,7 +204,8 @@ impl Host {
         self.call(Command::connect(queue, 32, 0, 10_000), data.as_bytes()).0
     }
 
-    /// Connects and enables an admin queue. Returns the controller's identifier.
+    /// Connects an admin queue and enables its controller. Requests I/O queues too, except from a discovery
+    /// controller. Returns the controller's identifier.
     fn enable(&mut self, nqn: &str) -> u16 {
         let completion = self.connect(0, connect::ANY_CONTROLLER, nqn);
         assert!(completion.status().is_success(), "{}", completion.status());

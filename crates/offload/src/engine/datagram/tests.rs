@@ -353,7 +353,8 @@ fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
         bench.engine.network.counters.sent_packets - before
     };
     assert_eq!(sent(&mut bench), 1);
-    // An ICMP error: a link carries only 600 bytes. It quotes the start of a datagram of the socket.
+    // Report by an ICMP error that a link carries only 600 bytes. The error quotes the start of a datagram
+    // that the socket sent.
     let local = bench.engine.sockets.iter().next().unwrap().1.local;
     let mut quoted = ipv4::Packet::init(vec![0; 28]).unwrap();
     quoted.set_protocol(ipv4::UDP);

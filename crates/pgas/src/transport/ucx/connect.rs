@@ -275,7 +275,8 @@ impl Ucx {
     }
 }
 
-/// Decodes the card of `pe`. Returns an error unless its sizes equal those of `ours`.
+/// Decodes the card of `pe`: the sizes, addresses and keys that the PE sent. Returns an error unless its
+/// sizes equal those of `ours`.
 fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
     let invalid = |why: String| Error::invalid(format!("PE {pe}"), why);
     let Some(card) = Card::decode(bytes) else {

@@ -72,7 +72,7 @@ struct Shared {
     settings: Settings,
     handles: Mutex<Handles>,
     peers: Vec<Peer>,
-    /// Address of the first notification word, in the memory that UCX allocated.
+    /// Address of the memory that UCX allocated. It begins with the notification words.
     memory: *mut u8,
     /// Length in bytes of the memory that holds the notification words. Symmetric memory follows it.
     private_bytes: usize,

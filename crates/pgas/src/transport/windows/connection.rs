@@ -92,9 +92,9 @@ pub(super) fn connect_peer(
     })
 }
 
-/// Returns an error unless `window` begins with a valid header and has the sizes of `layout`, because offsets
-/// would otherwise differ. Otherwise returns true if the peer's process is registered for membarrier(2), and
-/// the alignment of its memory.
+/// Checks that `window` begins with a valid header and has the sizes of `layout`, because offsets would
+/// differ otherwise. Returns true if the peer's process is registered for membarrier(2), and the alignment of
+/// the peer's memory.
 fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<(bool, usize)> {
     let mut header = [0u64; HEADER_WORDS];
     // SAFETY: `header` is a local variable, and the length is its size.

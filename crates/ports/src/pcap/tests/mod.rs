@@ -139,7 +139,8 @@ fn source(path: &Path, playback: Playback, room: usize) -> (CaptureSource, Arc<d
     (source, pool, rx)
 }
 
-/// Copies a capture from a source to a sink. Returns the packets sent, and the source's error.
+/// Copies a capture from a source to a sink. Returns the number of packets that the sink accepted, and the
+/// error of the source if there was one.
 fn copy(from: &Path, to: &Path) -> (u64, Result<()>) {
     let (source, pool, mut rx) = source(from, Playback::default(), 9216);
     let mut sink = CaptureSink::open(&format!("pcap:{}", to.display()), Some(&source)).unwrap();

@@ -88,7 +88,8 @@ fn a_changed_size_is_reported_once_until_the_log_is_read() {
     host.run();
     let Some(Answer::Completed(event)) = host.answer() else { panic!("no event") };
     assert_eq!((event.cid.get(), event.dw0.get()), (100, async_event::NAMESPACE_CHANGED));
-    // A second change sends no event before the host has read the log page of the first.
+    // Change the size again before the host has read the log page of the first change. The target must send
+    // no second event.
     resize(3 << 20);
     host.connection.report_events();
     host.run();
