@@ -73,8 +73,8 @@ fn run() -> Result<(), Box<dyn Error>> {
         unsafe {
             kernel.launch(&stream, shape, arguments)?;
             stream.copy(&sums, &answer[0])?;
-            // The records are copied last. They show whether the memory of this slot may have been overwritten
-            // while the kernel read it; the check is below.
+            // Copy the records after the kernel has read the slot's data. A check below then finds out from
+            // them whether the data may have been overwritten while the kernel read it.
             stream.copy(&records, &answer[1])?;
         }
         stream.synchronize()?;

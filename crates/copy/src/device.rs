@@ -261,8 +261,8 @@ impl Device {
         }
     }
 
-    /// Counts the bytes of a region of this device that differ from the pattern of `seed`. No transfer to the
-    /// region may be in flight.
+    /// Counts the bytes of a region of this device that differ from the pattern of `seed`. No transfer from
+    /// or to the region may be in flight.
     ///
     /// # Errors
     /// [`Error::Device`] if the device fails or must not be read.
@@ -275,7 +275,8 @@ impl Device {
                 // SAFETY: `host` was allocated above, and nothing else refers to it.
                 Ok(pattern::count_wrong(unsafe { pattern::bytes_of(&host) }, seed))
             }
-            // SAFETY: no transfer from or to the region is in flight, as the documentation demands.
+            // SAFETY: no transfer from or to the region is in flight, as this function's documentation
+            // demands.
             _ => Ok(pattern::count_wrong(unsafe { pattern::bytes_of(region) }, seed)),
         }
     }

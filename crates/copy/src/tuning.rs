@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Tuning of staging by copy engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineTuning {
-    /// Bytes of the largest chunk.
+    /// The size of the largest chunk, in bytes.
     pub chunk: usize,
     /// The number of chunks that the staging ring holds.
     pub slots: usize,
@@ -27,8 +27,8 @@ impl EngineTuning {
 
 /// The smallest chunk, in bytes, that is worth the cost of its events.
 const SMALLEST: usize = 128 << 10;
-/// The cost of a chunk's events in bytes: those that a link of 55 GB/s moves in the 3 us that the events
-/// take.
+/// The cost of a chunk's events, as a number of bytes. The events take 3 us, in which a link of 55 GB/s could
+/// move this many bytes.
 const CHUNK_COST: f64 = 165e3;
 
 /// Returns the chunk sizes of a transfer by copy engines, at most `largest` bytes each.

@@ -67,7 +67,7 @@ impl Gpu {
         // SAFETY: the allocation above has this length. It lives until the wait below has returned.
         unsafe { call!(self, cuMemsetD8Async(address, 0, bytes, stream.raw()))? };
         stream.synchronize()?;
-        // SAFETY: the keeper holds the allocation as long as the region exists.
+        // SAFETY: `keeper` frees the allocation when it is dropped, and the region keeps it until then.
         Ok(unsafe { Region::from_raw(address, bytes, Location::Gpu(self.index()), Arc::new(keeper)) })
     }
 

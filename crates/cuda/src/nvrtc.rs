@@ -142,7 +142,7 @@ struct Located {
     /// The open file. `None` for a bare name, which the dynamic loader searches, and for a file that cannot
     /// be opened.
     file: Option<File>,
-    /// The open files `libnvrtc-builtins.so.*` of the same directory, which must be loaded before the
+    /// The open files `libnvrtc-builtins.so.*` in the library's directory. They must be loaded before the
     /// library.
     builtins: Vec<File>,
 }

@@ -284,8 +284,8 @@ impl EthTx {
     }
 }
 
-// SAFETY: `burst.c` returns how many packets the driver accepted, and gives the driver no packet after these.
-// A closed gate gives the driver no packet.
+// SAFETY: `burst.c` stops at the first packet that the driver does not accept, and returns the number of
+// accepted packets. If the port's gate is closed, the driver gets no packet.
 unsafe impl Tx for EthTx {
     #[inline]
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {

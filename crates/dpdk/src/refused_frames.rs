@@ -18,7 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The EtherType of an 802.1ad tag (service tag).
 const ETHERTYPE_8021AD: u32 = 0x88a8;
 
-/// Refuses frames by a filter on a port's sockets, and counts the refused frames.
+/// A filter on a port's packet sockets that refuses frames longer than `longest` bytes, and a socket that
+/// counts the refused frames.
 pub(crate) struct RefusedFrames {
     socket: OwnedFd,
     longest: u32,

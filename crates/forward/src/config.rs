@@ -61,9 +61,10 @@ pub enum Compete {
     /// No job.
     #[default]
     None,
-    /// Arithmetic on every multiprocessor of the GPU, or on the cores of the pipelines.
+    /// A job that does arithmetic on every multiprocessor of the GPU, or on the cores of the pipelines.
     Compute,
-    /// GPU only: arithmetic in blocks that each occupy a whole multiprocessor, as matrix products do.
+    /// GPU only: a job that does arithmetic in blocks that each occupy a whole multiprocessor, as matrix
+    /// products do.
     Large,
 }
 

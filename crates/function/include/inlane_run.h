@@ -142,9 +142,9 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 
 #else
 
-// Continues a burst after the first packet that `differs`, and writes verdicts for all packets: `forward` for
-// the first `done` packets, then the `some` verdicts in `known`, then those of the remaining packets, on
-// which it runs the function.
+// Writes verdicts for all packets of a burst after the function has changed or dropped one. The first `done`
+// packets get the verdict `forward`, and the next `some` packets get the verdicts in `known`. Runs the
+// function on the remaining packets, and writes their verdicts.
 template <class F>
 INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done, const inlane_packet_verdict *known, uint32_t some,
                              uint32_t count, inlane_packet_verdict *verdicts, const context &call, F &function) {

@@ -45,7 +45,8 @@ pub(crate) struct PortRegisters {
     pub doorbell: PaddedWord<AtomicU64>,
     /// Doorbell bits that raise no event.
     pub mask: PaddedWord<AtomicU64>,
-    /// Odd while this port has enabled its links, even while it has disabled them. Each change adds one.
+    /// The number of times that this port has enabled or disabled its links. While the links are enabled, it
+    /// is odd. While they are disabled, it is even.
     pub link: PaddedWord<AtomicU32>,
     /// Number of processes that have attached to this port. The hub uses this number to ignore the end of a
     /// process that a later process has replaced.

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 pub enum Action {
     /// The engine runs the socket, if it can.
     Engine,
-    /// The kernel runs the socket.
+    /// The socket stays with the kernel.
     Kernel,
 }
 

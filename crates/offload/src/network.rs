@@ -40,7 +40,7 @@ const MOST_WAITING: usize = 1024;
 pub enum Route {
     /// To the engine itself.
     Own,
-    /// Through the port, to this neighbour.
+    /// To the neighbour with this address, through the port.
     Port(IpAddr),
 }
 
@@ -91,7 +91,7 @@ pub struct Network {
     neighbours: Neighbours,
     /// IP packets that the engine has sent to itself and not processed yet.
     pub(crate) own: VecDeque<Vec<u8>>,
-    /// Unused buffers for packets in `own`.
+    /// Free buffers for IP packets that the engine sends to itself.
     spare_own: Vec<Vec<u8>>,
     /// By host: the path MTU that an ICMP error reported, and when it did, in nanoseconds. Other hosts have
     /// the link's MTU.

@@ -75,7 +75,7 @@ pub enum Error {
     NotPermitted {
         /// The BAR.
         name: String,
-        /// How a BAR may be accessed, as the message says it: "read only if you allow it".
+        /// The part of the message that says how a BAR may be accessed, such as "read only if you allow it".
         what: &'static str,
         /// What the user must add: a flag or a range.
         remedy: String,

@@ -127,7 +127,8 @@ fn send_request(message: &Message, attached: RawFd) -> Option<(Message, Option<R
     reply
 }
 
-/// Returns the kept connection, and true if it was opened just now.
+/// Returns this process's connection to the engine, and true if this call has opened it. Returns false if the
+/// connection was open already.
 fn kept() -> Option<(RawFd, bool)> {
     let fd = CONNECTION.load(Ordering::Relaxed);
     if fd >= 0 && inode(fd) == Some(INODE.load(Ordering::Relaxed)) {
@@ -178,7 +179,7 @@ fn exchange(fd: RawFd, message: &Message, attached: RawFd) -> Option<(Message, O
         Some(reply) if reply.operation == message.operation => Some((reply, passed)),
         _ => {
             if let Some(passed) = passed {
-                // SAFETY: the descriptor was just received.
+                // SAFETY: the descriptor was just received, and no other code uses it.
                 unsafe { libc::close(passed) };
             }
             None

@@ -68,7 +68,8 @@ struct Candidate {
     datagrams: bool,
 }
 
-/// Returns what the kernel's socket `fd` is, or `None` if the engine cannot run such sockets.
+/// Returns the IP version and the protocol of the kernel's socket `fd`, or `None` if the engine cannot run
+/// such sockets.
 fn candidate(fd: RawFd) -> Option<Candidate> {
     let option = |name| real::option(fd, libc::SOL_SOCKET, name);
     let datagrams = match (option(libc::SO_TYPE)?, option(libc::SO_PROTOCOL)?) {

@@ -26,7 +26,8 @@ pub struct Keepalive {
 }
 
 impl Default for Keepalive {
-    /// Returns the values of RFC 9293 and of most systems: two hours, 75 seconds, nine probes.
+    /// Returns the keepalive settings of most systems: the first probe after two idle hours, 75 seconds
+    /// between probes, and at most nine probes. RFC 9293 requires at least two hours by default.
     fn default() -> Self {
         Self { idle: 7200 * SECOND, interval: 75 * SECOND, probes: 9 }
     }

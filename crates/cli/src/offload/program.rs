@@ -64,8 +64,8 @@ enum Kind {
     Other,
 }
 
-/// Returns how the program is linked whose file begins with `head`. Returns `None` if the file is not ELF, or
-/// if its program headers lie beyond `head`.
+/// Returns how a program is linked. `head` is the beginning of the program's file. Returns `None` if the file
+/// is not ELF, or if its program headers lie beyond `head`.
 fn kind(head: &[u8]) -> Option<Kind> {
     const PT_INTERP: u32 = 3;
     let rest = head.strip_prefix(b"\x7fELF")?;

@@ -54,8 +54,8 @@ pub struct SmStaged {
     to: Arc<Gpu>,
     push: Side,
     pull: Side,
-    /// The stream that waits for the end of a transfer, and the events behind it that wake the thread. Waits
-    /// use them in completion mode `interrupt`.
+    /// For waits in completion mode `interrupt`: a stream that waits for the end of a transfer, and the event
+    /// that follows in the stream and wakes the waiting thread.
     notice: (Stream, Pending),
     memory: Region,
     layout: Layout,
@@ -463,8 +463,8 @@ mod tests {
             let [from, to] = [&source, &destination].map(|region| region.slice(0, size).unwrap());
             let ticket = staged.submit(&from, &to).unwrap();
             staged.wait(ticket, CompletionMode::Poll).unwrap();
-            // Makes the kernels leave as if their idle time were over. The kernels then record that they
-            // waited for a command.
+            // Make the kernels leave, as they do when no command comes for too long. They then record that
+            // they timed out.
             command_ring::leave_now(&staged.memory);
             finish(&staged.push.stream).unwrap();
             finish(&staged.pull.stream).unwrap();

@@ -345,8 +345,8 @@ __device__ void serve(
             bool last = offset + gridDim.x * chunk >= bytes;
             if (threadIdx.x == 0) {
                 if (PUSH) {
-                    // For lines, `ready` only tells the next launch where to continue, so it needs no fence
-                    // before it.
+                    // Data that is sent as lines carries its own sequence numbers. `ready` then only tells
+                    // the next launch where to continue, so it needs no fence before it.
                     if (!lines) fence_system();
                     store_relaxed(&channel->ready, chunks_done);
                 } else {

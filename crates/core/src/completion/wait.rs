@@ -60,7 +60,7 @@ pub trait Wait {
     type Error;
     /// How often [`Wait::run`] polls before it reads the clock and asks for the plan; at least 1.
     const FIRST_POLLS: u32;
-    /// How often [`Wait::run`] polls between two calls of [`Wait::check`].
+    /// The number of polls that [`Wait::run`] makes between two calls of [`Wait::check`].
     const POLLS: u32;
 
     /// Polls once. Returns true if the operation has completed. `watched` is true if the previous poll was a

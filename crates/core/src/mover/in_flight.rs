@@ -71,9 +71,9 @@ impl InFlight {
         self.entries.len()
     }
 
-    /// Records that all copies up to `ticket` are done. Set `watched` if a poll a moment before found
-    /// `ticket` not done. Its copy then completed just now, so its duration is known and recorded, unless
-    /// earlier copies completed since that poll too.
+    /// Records that all copies up to `ticket` are done. Set `watched` if the last poll, a moment ago, found
+    /// `ticket` not done: its copy then completed just now. If no other copy completed since that poll, the
+    /// copy's duration is known and is recorded.
     pub fn complete(&mut self, ticket: Ticket, watched: bool) {
         if ticket <= self.done {
             return;

@@ -43,7 +43,8 @@ impl Slots {
     fn for_mtu(mtu: u32) -> Self {
         /// The most bytes before a frame in its slot: the kernel's header, an address and padding.
         const BEFORE_FRAME: u32 = 80;
-        // Round the slot up to a multiple of 256 bytes, because a block then has at most 16 slots.
+        // Round the slot up to a multiple of 256 bytes. At most 16 slots then fill whole pages of 4 KiB, so a
+        // block stays small.
         Self::of((mtu + BEFORE_FRAME + LINK_HEADERS).next_multiple_of(256).clamp(2048, LARGEST_SLOT))
     }
 

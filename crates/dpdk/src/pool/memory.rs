@@ -94,7 +94,7 @@ impl Drop for Mapping {
 /// Maps `length` bytes, a whole number of hugepages, at an address in [`LOW`] that is aligned to a hugepage.
 /// Returns `None` if no address there is free, or the kernel refuses the mapping.
 fn map_low(length: usize, flags: i32) -> Option<*mut libc::c_void> {
-    // The distance to the next attempt if an address is in use.
+    // If an address is in use, the next attempt skips this many bytes.
     const STEP: usize = 1 << 30;
     loop {
         let at = NEXT.fetch_add(length, Ordering::Relaxed);

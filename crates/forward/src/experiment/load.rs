@@ -211,8 +211,8 @@ mod tests {
         assert_eq!(trial(50_000), None);
         assert_eq!(trial(49_000), None, "a burst and 1 ms are not yet sent");
         assert!(trial(48_900).unwrap().contains("2.2 % of the due packets were late"));
-        // In a 10 s trial, [`TOLERANCE`] allows 20,000 missing packets, more than [`TAIL`] does, so it
-        // decides.
+        // In a 10 s trial, [`TOLERANCE`] allows 20,000 missing packets. [`TAIL`] allows fewer, so
+        // [`TOLERANCE`] decides.
         let long = |processed| failure(&outcome(Duration::from_secs(10), processed), 64, 1e6);
         assert_eq!(long(9_980_000), None);
         assert!(long(9_979_000).is_some());

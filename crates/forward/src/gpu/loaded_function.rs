@@ -120,10 +120,10 @@ impl LoadedFunction {
 /// (`Kernel::set_max_dynamic_shared_bytes`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SharedMemory {
-    /// Every launch may use this amount of shared memory, so the kernel's limit stays as it is.
+    /// The launches use no more shared memory than the usual limit allows, so the kernel's limit stays.
     Usual,
-    /// The amount of shared memory exceeds the usual limit, but a block of this GPU can have it. Raise the
-    /// kernel's limit before the launches.
+    /// The launches use more shared memory than the usual limit allows, but a block of this GPU can have it.
+    /// Raise the kernel's limit before the launches.
     Allowed,
 }
 

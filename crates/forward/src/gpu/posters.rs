@@ -90,8 +90,8 @@ impl PostingCursor {
     /// beyond the submitted items, or an older item is in flight in one of its slots.
     #[inline]
     pub(super) fn next(&mut self, ring: &impl RingView, stretch: u64, ahead: u64, most: u64) -> NextPost {
-        // Count all freed items as submitted. Their words cannot tell, because their slots may already be
-        // reused.
+        // Count all freed items as submitted. Do not read the words of their slots, because the slots may
+        // already be reused.
         let freed = ring.freed();
         self.submitted = self.submitted.max(freed);
         while self.submitted < self.posted + most && ring.is_submitted(self.submitted) {

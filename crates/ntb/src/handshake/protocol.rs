@@ -21,7 +21,7 @@ pub const VERSION: u16 = 1;
 pub const ROW: usize = 8;
 const MAGIC: u32 = 0x4e54;
 
-/// The values of a row.
+/// The values of a row: what one side tells its peer through scratchpads during the handshake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Row {
     /// Protocol version of the writer.

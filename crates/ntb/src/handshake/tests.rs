@@ -82,8 +82,8 @@ fn another_version_is_reported_only_for_a_current_row() {
     assert_eq!(side.read(&current.encode()), Progress::OtherVersion(2));
 }
 
-/// Runs two sides that write and read rows, in all interleavings with at most two preemptions. One side has
-/// restarted: its old row is still there.
+/// Checks that a handshake never uses the epoch of a process that has ended. One side has restarted, and the
+/// row of its earlier process is still there. Tries all interleavings with at most two preemptions.
 #[test]
 fn loom_agreement() {
     use loom::sync::Arc;

@@ -102,8 +102,8 @@ impl Twin {
         })?;
         let memories: Vec<_> = fds.by_ref().take(ports as usize).collect();
         let register_bytes = ports as usize * size_of::<PortRegisters>();
-        // Wait without a timeout from now on, because the hub's next message, which asks this process to end,
-        // may come at any time.
+        // Wait without a timeout from now on. The hub's next message asks this process to end, and that
+        // message may come at any time.
         set_socket_timeout(&socket, Timeout::Recv, None).map_err(os)?;
         descriptors::check_sealed(registers_fd.as_fd(), register_bytes as u64)?;
         for memory in &memories {

@@ -29,12 +29,12 @@ pub struct ConnectOptions {
     pub host: HostIdentity,
     /// How the connections of the queues are made. The number of entries applies to I/O queues only.
     pub queue: QueueOptions,
-    /// The keep-alive timeout: how long the peer may be silent before a side ends the connection. Zero turns
-    /// it off.
+    /// The keep-alive timeout. The initiator ends the connection if a Keep Alive is not answered within this
+    /// time. The target ends it if the host is silent for this time. Zero turns both off.
     pub keep_alive: Duration,
 }
 
-/// A namespace, as far as an initiator needs it.
+/// The properties of a namespace that an initiator uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamespaceInfo {
     /// The namespace's identifier.

@@ -39,7 +39,7 @@ const HOPS: u8 = 64;
 /// The budget of ICMP errors that the engine may send: a token bucket of `ICMP_BURST` errors.
 #[derive(Default)]
 pub(super) struct Budget {
-    /// The time at which a whole burst is available again, in nanoseconds.
+    /// The time at which the budget has its full `ICMP_BURST` errors again, in nanoseconds.
     full_at: u64,
 }
 
@@ -168,7 +168,7 @@ impl Options {
             false => ((libc::IPPROTO_IP, libc::IP_TOS), (libc::IPPROTO_IP, libc::IP_TTL)),
             true => ((libc::IPPROTO_IPV6, libc::IPV6_TCLASS), (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS)),
         };
-        // As in Linux, programs set -1 to return to the default.
+        // Use the default for values outside 0 to 255. Programs set -1 to return to it, as in Linux.
         let set = |(level, name)| self.number(level, name).filter(|number| (0..256).contains(number));
         let class = match header.flags & send::CLASS {
             0 => set(class).unwrap_or(0) as u8,

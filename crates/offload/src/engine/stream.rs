@@ -286,8 +286,8 @@ impl Stream {
                 Ok(len) => {
                     moved += len as u64;
                     self.written += len as u64;
-                    // Wait until epoll reports data after a short read, because it has emptied the pair. Read
-                    // again at once if the pair has new data or has ended.
+                    // A read of fewer bytes than wanted has emptied the pair. Then wait until epoll reports
+                    // new data, unless the pair already has new data or has ended.
                     self.readable = len == wanted || pair_may_have_ended(fd);
                     let outcome = self.connection.set_written(self.written);
                     debug_assert!(outcome.is_ok(), "{outcome:?}");

@@ -130,8 +130,9 @@ impl Network {
         known.map_or(self.mtu, |&(mtu, _)| mtu.min(self.mtu)).into()
     }
 
-    /// Notes that the path to a host carries packets of at most `mtu` bytes. Values below the least of each protocol are raised to it,
-    /// because the message may be forged (RFC 1191, RFC 8201).
+    /// Records that the path to a host carries packets of at most `mtu` bytes. A value below the least MTU of
+    /// the host's IP version is raised to that MTU, because the ICMP message may be forged (RFC 1191, RFC
+    /// 8201).
     pub fn set_path_mtu(&mut self, now: u64, host: IpAddr, mtu: u32) {
         if self.path_mtus.len() >= MOST_PATHS && !self.path_mtus.contains_key(&host) {
             self.path_mtus.clear();

@@ -33,7 +33,7 @@ struct Neighbour {
 #[derive(Default)]
 pub struct Neighbours {
     by_address: HashMap<IpAddr, Neighbour>,
-    /// The number of neighbours that were asked and for which packets wait.
+    /// The number of neighbours whose MAC address was requested and for which packets wait.
     asking: usize,
 }
 

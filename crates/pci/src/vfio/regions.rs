@@ -14,7 +14,7 @@ pub struct BarRegion {
     pub offset: u64,
     /// The length in bytes; 0 if the BAR is not implemented.
     pub size_bytes: u64,
-    /// The ranges of the BAR that the kernel allows to map. It can exclude the MSI-X table.
+    /// The ranges of the BAR that the kernel allows to map. The kernel may exclude the MSI-X table.
     pub mappable: Vec<Range<u64>>,
 }
 

@@ -56,8 +56,8 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
     let program = &ucx.program;
     let start =
         |command: &mut Command| command.spawn().map_err(|error| Error::starting(program.as_os_str(), error));
-    // Choose the number of messages that takes about `batch_us`, if each costs 100 ns plus its bytes at 10
-    // GB/s.
+    // Choose a number of messages that takes about `batch_us` microseconds. Assume 100 ns for each message,
+    // and 10 GB/s for its bytes.
     let each = (size as f64 / 10e9 + 100e-9) * 1e9;
     let count = (batch_us as f64 * 1e3 / each).clamp(10.0, 1e7) as u64;
     let mut output = String::new();

@@ -195,8 +195,8 @@ fn watch(hub: &Hub, ends: &Ends) {
 }
 
 impl Member {
-    /// Leaves the job after all PEs have finished their communication. PE 0 waits until the others have
-    /// reported that they have finished, because its hub ends with it.
+    /// Leaves the job after all PEs have finished their communication. PE 0 waits until every other PE has
+    /// finished or ended, because the hub of the job ends with PE 0.
     pub fn finish(&self) {
         if let Some((_, ends)) = &self.hub {
             let mut ended = ends.lock();

@@ -206,8 +206,8 @@ impl PeContext {
     /// checks for an announcement. On posted windows, each notifier executes that barrier itself.
     fn barrier_with_notifiers(&self) {
         if self.coherent {
-            // Threads of processes that are not registered do not execute this barrier, so notifiers there
-            // execute their own.
+            // This call executes no barrier in processes that have not registered for membarrier(2).
+            // Notifiers in such processes execute their own barriers.
             barrier_everywhere();
         } else {
             self.peers.iter().for_each(|peer| peer.window.flush());

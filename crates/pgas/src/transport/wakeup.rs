@@ -141,7 +141,8 @@ impl Waiter {
         self.counter << INTEREST_BITS | all.encode()
     }
 
-    /// Removes a thread that announced `interest` and has woken up.
+    /// Removes a thread from the list of sleeping threads after it has woken up. `interest` is the one that
+    /// it announced.
     pub fn awake(&mut self, interest: Interest) {
         if let Some(index) = self.sleepers.iter().position(|one| *one == interest) {
             self.sleepers.swap_remove(index);

@@ -45,8 +45,8 @@ pub struct Settings {
     /// The mover that copies large puts, and the smallest size in bytes that it copies. If the size is
     /// `None`, it is measured while connecting.
     pub mover: Option<(Box<dyn Mover>, Option<usize>)>,
-    /// If set, the owner of a word always carries out the atomics on it. If not, the owner does so only on
-    /// posted windows or if faults are injected; else the processor of the calling PE does.
+    /// If true, the owner of a word carries out all atomics on it. If false, the calling PE's processor
+    /// carries them out, unless a window is posted or faults are injected.
     pub atomics_by_owner: bool,
     /// Faults to inject in tests. Of these, the transport itself injects only one: it kills the process at a
     /// protocol step.
@@ -121,9 +121,9 @@ pub(super) struct PeContext {
     /// True if all windows are coherent and no faults are injected. A store is then delivered once it has
     /// left the store buffer.
     pub coherent: bool,
-    /// True if the calling PE's processor carries out atomics on other PEs' memory, false if the word's owner
-    /// does. Even if PEs differ in this, their atomics on one word are atomic to each other, because all are
-    /// processor instructions on coherent memory.
+    /// True if this PE's processor carries out atomics on other PEs' memory, false if the word's owner does.
+    /// PEs may differ in this setting. Their atomics on one word are still atomic to each other, because
+    /// owners and callers both use processor instructions on coherent memory.
     direct_atomics: bool,
     /// The smallest of the PEs' `alignment`s, in bytes.
     alignment: usize,
@@ -216,7 +216,8 @@ impl Windows {
         let peers = (0..pes)
             .map(|pe| connect_peer(&*ntb, pe, epoch, &inbound, &layout, &settings, registered))
             .collect::<Result<Vec<_>>>()?;
-        // Use the minimum over all PEs, which is the same on each PE, because each reads the headers of all.
+        // Use the smallest alignment of all PEs. Each PE reads the headers of all PEs, so all PEs find the
+        // same.
         let alignment = peers.iter().map(|peer| peer.alignment).fold(own_alignment, usize::min);
         let coherent = peers.iter().all(|peer| peer.window.coherent_base().is_some());
         let direct_atomics = coherent && !settings.atomics_by_owner && settings.faults.are_none();
@@ -414,8 +415,8 @@ impl PeContext {
         if let Some(answered) = notifier.must_ring(announcement, what) {
             peer.answered.store(answered, Ordering::Relaxed);
             peer.window.fence();
-            // The peer exists, so this cannot fail. If the doorbell is lost, the sleeper wakes at the end of
-            // its backstop.
+            // The peer exists, so this cannot fail. If the doorbell is lost, the peer's thread sleeps on
+            // until its sleep's time limit.
             let _ = self.ntb.peer_doorbell_set(pe, WAKE);
         }
     }

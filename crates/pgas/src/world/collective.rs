@@ -18,7 +18,8 @@ pub(super) const SLICED_FROM: usize = 64 << 10;
 pub struct Set {
     /// The first PE.
     pub start: u32,
-    /// The distance between neighbours. It may be negative. A set of one PE may have the distance 0.
+    /// The difference between the numbers of two consecutive PEs of the set. It may be negative. It may be 0
+    /// if the set has one PE.
     pub stride: i32,
     /// The number of PEs.
     pub size: u32,

@@ -28,7 +28,8 @@ const MAX_READY: usize = 1024;
 pub struct Faults {
     /// Probability that a packet begins a run of dropped packets.
     pub drop: f64,
-    /// The length of a run in packets; 0 and 1 drop the packet alone. A run ends after 10 ms in any case.
+    /// The number of packets in a run of dropped packets. 0 and 1 drop a single packet. A run ends after 10
+    /// ms in any case.
     pub drop_run: u64,
     /// Probability that a packet is duplicated.
     pub duplicate: f64,

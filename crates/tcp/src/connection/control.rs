@@ -147,7 +147,8 @@ impl Connection {
         self.config.no_delay = no_delay;
     }
 
-    /// Holds segments smaller than the MSS back until the cork is removed, for at most 200 ms.
+    /// If `cork` is true, holds back segments that are smaller than the MSS, for at most 200 ms. If `cork` is
+    /// false, no longer holds them back.
     pub fn set_cork(&mut self, cork: bool) {
         self.flags.cork = cork;
         self.flags.cork_expired = false;

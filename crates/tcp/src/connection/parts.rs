@@ -118,7 +118,8 @@ pub(super) enum Phase {
     Loss,
 }
 
-/// The detection of a spurious retransmission by timestamps (RFC 3522). The first acknowledgment that advances SND.UNA decides.
+/// The state of the Eifel test, which detects by timestamps that a retransmission was spurious (RFC 3522).
+/// The first acknowledgment that advances SND.UNA decides the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Eifel {
     /// The loss recovery has begun, and no segment was retransmitted yet.

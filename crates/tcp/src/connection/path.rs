@@ -16,7 +16,8 @@ const BLACK_HOLE_TIMEOUTS: u8 = 2;
 const RAISE_AFTER: u64 = 600 * SECOND;
 /// The number of lost probes of one size after which only smaller sizes are tested (RFC 8899, MAX_PROBES).
 const MAX_PROBES: u8 = 3;
-/// The search ends when it has determined the MSS to this many bytes.
+/// The search for the MSS ends when the greatest MSS that may work exceeds the one in use by less than this
+/// many bytes.
 const PRECISION: u16 = 32;
 
 /// The search for the path's MTU.

@@ -51,8 +51,8 @@ impl Connection {
         }
         if now >= self.timers.close_at {
             self.timers.close_at = NEVER;
-            // TIME-WAIT has ended, or a connection without application has waited long enough for the peer's
-            // FIN.
+            // TIME-WAIT has ended. Or the application has closed the connection, and the peer's FIN has not
+            // come in time.
             self.state = State::Closed;
             self.stop_timers();
             events |= Events::ENDED;
@@ -120,8 +120,8 @@ impl Connection {
             self.counters.window_probes += 1;
             0
         } else {
-            // Reduce the threshold only once for each loss: not if an earlier timeout or fast recovery has
-            // reduced it (RFC 6675, section 5.1).
+            // Reduce the slow-start threshold only once for each loss, so do not reduce it if an earlier
+            // timeout or fast recovery has done so (RFC 6675, section 5.1).
             let first = match self.recovery.phase {
                 Phase::Open => true,
                 Phase::Recovery => false,

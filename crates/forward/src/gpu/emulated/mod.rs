@@ -281,8 +281,8 @@ impl TestLane {
         let (kernel, slots) = (shape.kernel, shape.slots as u64);
         let seed = self.random.0;
         std::thread::scope(|scope| {
-            // A local variable, because it must be dropped if an assertion fails: that closes the ring, and
-            // the blocks end. Otherwise the scope would wait for them forever.
+            // Keep the dispatcher in a local variable, so that a failed assertion drops it. Dropping it
+            // closes the ring, which ends the blocks. Otherwise the scope would wait for the blocks forever.
             let mut dispatcher = self.dispatcher.take().expect("a stage is driven once");
             for (index, block) in blocks.iter().enumerate().filter(|_| kernel == Kernel::Persistent) {
                 let index = index as u32;

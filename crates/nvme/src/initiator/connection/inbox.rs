@@ -27,8 +27,8 @@ impl Default for Scratch {
 }
 
 impl Scratch {
-    /// Moves the received bytes to the start and returns the free space after them. With `small`, returns at
-    /// most `SMALL_SPACE` bytes of it.
+    /// Moves the received bytes to the start and returns the free space after them: all of it, or at most
+    /// `SMALL_SPACE` bytes if `small` is true.
     pub(super) fn space(&mut self, small: bool) -> &mut [u8] {
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
@@ -85,7 +85,8 @@ pub(super) struct Payload {
     /// The identifier of the command if this data's flag SUCCESS is set: the end of the data then completes
     /// the command, and no CapsuleResp follows.
     pub(super) success: Option<u16>,
-    /// True if the data has at least `LARGE` bytes. Little scratch space is then offered behind the buffer.
+    /// True if the data has at least `LARGE` bytes. Reads then get only `SMALL_SPACE` bytes of scratch space
+    /// after the buffer. False for less data.
     pub(super) large: bool,
 }
 

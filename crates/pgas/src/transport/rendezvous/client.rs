@@ -125,8 +125,8 @@ impl Exchange for Client {
         }
         let sent = self.send(&Frame::Gather(bytes.to_vec()));
         loop {
-            // Read `lost` before looking for the result. If the exchange completed before a PE was lost, its
-            // result is found then, and counts.
+            // Read `lost` first, and look for the result afterwards. If the exchange completed before a PE
+            // was lost, the result is then always found, and is returned instead of an error.
             let lost = self.lost();
             match (gathered.recv_timeout(LOOK_EVERY), lost) {
                 (Ok(all), _) => return Ok(all),

@@ -395,8 +395,7 @@ impl Transport for Ucx {
         let shared = &*self.shared;
         let peer = shared.peer(pe)?;
         let operands = Box::into_raw(Box::new(Operands { peer, operand: 0, result: 0 }));
-        // Give fetches and swaps memory for the result, although nobody reads it, because UCX has no variants
-        // without a result.
+        // UCX has no fetches and swaps without a result. Give them memory for the result, which is not read.
         let with_result =
             matches!(atomic.operation, Operation::Swap | Operation::CompareSwap | Operation::Fetch);
         // SAFETY: the operands are freed by the callback, or here if UCX has completed the operation at once.

@@ -30,8 +30,8 @@ impl Windows {
         let inbound = context.ntb.inbound().slice(0, context.layout.bytes())?;
         let offer = Offer { inbound: &inbound, epoch: handshake::fresh_epoch(), timeout };
         let connection = handshake::connect(&*context.ntb, pe, &offer, &context.faults)?;
-        // The link may have come up during the handshake, so read its generation after it. Any later change
-        // means that the link was lost.
+        // Read the link's generation only after the handshake, because the link may have come up during the
+        // handshake. If the generation changes from now on, the link was lost.
         let generation = context.ntb.link(pe).generation;
         *next = 1;
         expected[pe as usize] = 1;
@@ -68,8 +68,8 @@ pub(super) fn connect_peer(
         let window = ntb.peer_window(pe, 0)?;
         let (peer_registered, alignment) = check_window(pe, &window, layout)?;
         let needs_barrier = !(registered && peer_registered && window.ordering() == Promise::Coherent);
-        // The link may have come up during the handshake, so read its generation after it. Any later change
-        // means that the link was lost.
+        // Read the link's generation only after the handshake, because the link may have come up during the
+        // handshake. If the generation changes from now on, the link was lost.
         (window, connection.tag(), connection.theirs, ntb.link(pe).generation, needs_barrier, alignment)
     };
     Ok(Peer {
