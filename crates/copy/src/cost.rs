@@ -33,8 +33,8 @@ const LARGEST: usize = SIZES[SIZES.len() - 1];
 const LARGEST_BOTH_WAYS: usize = 16 << 20;
 /// Once a transfer takes longer than this, no larger size of the path is measured.
 const LONG: Duration = Duration::from_millis(60);
-/// A size whose transfer is expected to take longer than this is not measured in both directions at once,
-/// because that measurement keeps many transfers in flight.
+/// If a transfer is expected to take longer than this, its size is measured in one direction only, because
+/// the measurement in both directions at once keeps many transfers in flight.
 const SLOW: Duration = Duration::from_millis(5);
 /// The largest chunk, in bytes, that the prediction of a staged path assumes.
 const CHUNK: u64 = 1 << 20;

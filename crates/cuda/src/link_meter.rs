@@ -62,8 +62,8 @@ impl LinkMeter {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// Stops sampling and returns the samples without the first and the last interval, which may include time
-    /// before and after the run.
+    /// Stops sampling. Returns the samples without the first and the last interval, because these two may
+    /// include time before and after the run.
     pub fn stop(mut self) -> LinkSamples {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().expect("only this method and drop take it");

@@ -202,7 +202,7 @@ impl Topology {
     /// Returns the bridges from a device up to the root, nearest first.
     pub fn path(&self, address: Address) -> Vec<&Device> {
         let above = |device: &&Device| device.parent.and_then(|parent| self.get(parent));
-        // A wrong sysfs could contain a cycle of bridges, so the path is cut at the number of devices.
+        // End after as many bridges as there are devices, because a malformed sysfs could contain a cycle.
         let path = std::iter::successors(self.get(address).as_ref().and_then(above), above);
         path.take(self.devices.len()).collect()
     }

@@ -18,7 +18,7 @@ pub struct DmaCosts {
 }
 
 impl DmaCosts {
-    /// Returns the costs of an engine that is limited only by this machine's own copies.
+    /// Returns costs that add no delay: the twin is as fast as this machine can copy.
     pub fn unlimited() -> Self {
         Self {
             to_device: f64::INFINITY,

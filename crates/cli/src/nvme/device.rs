@@ -50,8 +50,8 @@ impl Digests {
         }
     }
 
-    /// Counts bytes as altered if their digest differs from that of `other`. Both must cover equally many
-    /// bytes.
+    /// Compares the digests of the pieces of 1 MiB with those of `other`. Counts all bytes of a piece as
+    /// altered if its digest differs. Both must cover equally many bytes.
     fn check(&self, other: &Self, method: &str) -> ByteVerification {
         let wrong = self.whole.iter().zip(&other.whole).filter(|(a, b)| a != b).count();
         let last_is_wrong = self.last != other.last || self.last_bytes != other.last_bytes;

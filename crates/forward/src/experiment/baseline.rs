@@ -29,7 +29,7 @@ pub(super) fn shortened(config: &Config, duration: Duration) -> Config {
 }
 
 /// Measures the baseline of a run. The baseline is a 300 ms run with the same source and executor, packet
-/// function `io`, no `--work`, and port `null` to send to.
+/// function `io`, no `--work`, and port `null` to send to. A capture is played again and again at full speed.
 ///
 /// Returns `None` if packets flow in both directions, if the source cannot be read a second time, if
 /// `control` was stopped, or if the baseline fails. Also returns `None` on a GPU if the run itself needs

@@ -180,7 +180,7 @@ impl Session {
         }
     }
 
-    /// Returns the next completed command.
+    /// Removes and returns the next completed command. Returns `None` if there is none.
     pub fn next_done(&mut self) -> Option<Done> {
         if let Some(done) = self.done.pop_front() {
             return Some(done);

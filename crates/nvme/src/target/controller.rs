@@ -199,8 +199,9 @@ impl Controller {
         self.ready.load(Relaxed)
     }
 
-    /// Returns true if the values in CC that the host chooses are supported: the NVM command set, pages of 4 KiB, round-robin
-    /// arbitration, and queue entries of 64 and 16 bytes for I/O queues.
+    /// Returns true if the values in CC that the host chooses are supported: the NVM command set, pages of 4
+    /// KiB and round-robin arbitration. If the controller has I/O queues, their entries must have 64 and 16
+    /// bytes.
     fn accepts(configuration: u32, discovery: bool) -> bool {
         let field = |shift: u32, bits: u32| configuration >> shift & ((1 << bits) - 1);
         let (command_set, page, arbitration) = (field(4, 3), field(7, 4), field(11, 3));

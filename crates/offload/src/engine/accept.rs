@@ -11,8 +11,8 @@ use inlane_tcp::{Connection, Flow, Header, Segment, TimeWait, Verdict};
 use std::os::fd::AsRawFd;
 
 impl Engine {
-    /// Hands a segment to a listener. Returns true if the listener replied or completed a handshake. The
-    /// caller then removes a TIME-WAIT entry of the same flow.
+    /// Hands a segment to a listener. Returns true if the listener replied or completed a handshake; the
+    /// caller then removes a TIME-WAIT entry of the same flow. Returns false if the segment was dropped.
     pub(super) fn on_listener_segment(
         &mut self,
         now: u64,

@@ -116,7 +116,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes a connected UDP socket unconnected. Its address and port become unset, except for those that the program chose.
+    /// Disconnects a UDP socket from its remote address. Clears its local address and port, unless the
+    /// program chose them.
     pub(super) fn disconnect_datagrams(&mut self, now: u64, request: &Request) -> Answer {
         let key = self.attached(request)?;
         self.drain_datagrams(now, key);

@@ -17,8 +17,9 @@ pub trait Payload {
     /// Returns the length of the payload in bytes.
     fn len(&self) -> usize;
 
-    /// Writes the payload to `buffer`, which has [`Payload::len`] bytes. `pseudo` is the sum of the pseudo header; `None` if the
-    /// receiver checks no checksum.
+    /// Writes the payload to `buffer`, which has [`Payload::len`] bytes. `pseudo` is the sum of the pseudo
+    /// header, for the payload's checksum. `None` if the checksum may be left out, because the receiver does
+    /// not check it.
     fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>);
 }
 

@@ -39,7 +39,7 @@ fn processes(job: &str) -> Vec<OwnedFd> {
     let numbers = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let process = |number: i32| {
-        // Open the process before the look at its environment, so that the signal cannot reach a later
+        // Open the process before reading its environment. The signal that ends it then cannot reach a later
         // process with the same number.
         let process = pidfd_open(Pid::from_raw(number)?, PidfdFlags::empty()).ok()?;
         let environment = std::fs::read(format!("/proc/{number}/environ")).ok()?;

@@ -380,7 +380,7 @@ fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64)
         mover,
         |first, _| {
             for round in 1..=ROUNDS {
-                // Wait until the other side sleeps.
+                // Give the second PE time to fall asleep.
                 std::thread::sleep(Duration::from_millis(100));
                 grow(first, round);
                 first.take_notification(1).unwrap();

@@ -65,7 +65,7 @@ impl Connection {
         self.scoreboard.in_flight().saturating_sub(left)
     }
 
-    /// Returns the payload of the largest segment that is sent, in bytes.
+    /// Returns the effective MSS: the most payload of a segment that this side sends now, in bytes.
     pub fn segment_size(&self) -> u32 {
         self.effective_mss()
     }

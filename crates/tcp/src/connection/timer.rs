@@ -187,6 +187,7 @@ impl Connection {
     }
 
     /// Sets the deadline of the sender's timer: the earliest of reordering, loss probe and retransmission.
+    /// While nothing is in flight, the timer has no deadline, except that of a window probe.
     #[inline]
     pub(super) fn arm_loss_timer(&mut self, now: u64) {
         if self.scoreboard.is_empty() {

@@ -28,14 +28,14 @@ pub enum Receiving {
         slot: u16,
         /// The offset of the next byte in the command's buffer.
         at: usize,
-        /// The bytes of this PDU's data that are still to come.
+        /// The number of bytes of this PDU's data that have not arrived yet.
         left: usize,
         /// The digest of the bytes that have arrived, if a digest follows the data.
         digest: Option<RunningDigest>,
     },
     /// Bytes that are ignored: the data of a refused command, or of a termination request.
     Discard {
-        /// The bytes that are still to come.
+        /// The number of ignored bytes that have not arrived yet.
         left: usize,
     },
 }
