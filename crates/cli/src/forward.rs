@@ -83,7 +83,8 @@ impl Forward {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Measures one set of flags: runs it once, or searches for the highest rate without loss.
+    /// Measures one set of flags: by one run, or for `--zero-loss` and `--load` by several runs at different
+    /// offered rates.
     fn measure(
         &self,
         control: &Arc<Control>,

@@ -141,8 +141,8 @@ fn a_file_that_does_not_fit_is_refused_before_the_first_write() {
         let read = inlane(&["nvme", "read", &address, "-"]);
         assert!(read.stdout.iter().all(|byte| *byte == 0), "{arguments:?} wrote something");
     }
-    // The length of standard input is unknown, so a wrong length is found only after a part was written. The
-    // message must say how much.
+    // The length of standard input is unknown in advance, so `nvme write` finds a wrong length only after it
+    // has written a part. The message must say how many bytes were written.
     for (input, arguments, written) in [
         (pattern(9 << 20), &[][..], "8 MiB were written"),
         (pattern(4096), &["--length", "1M"], "4 KiB were written"),

@@ -65,8 +65,8 @@ pub struct Ceilings {
     alone: BTreeMap<(String, bool), f64>,
 }
 
-/// Returns why a path has no ceiling: it crosses no link between a device and the host. Returns `None` for
-/// paths whose ceiling [`Ceilings::measure`] can measure.
+/// Returns why the ceiling of a path is not measured: the path leads directly from GPU to GPU, or stays in
+/// one GPU's memory. Returns `None` for all other paths.
 pub fn none_for(path: Path, from: &Endpoint, to: &Endpoint) -> Option<&'static str> {
     match (path, from, to) {
         (Path::P2p, ..) => {

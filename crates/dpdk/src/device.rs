@@ -186,8 +186,8 @@ impl Device {
     }
 
     /// Makes the driver receive frames for every MAC address. Drivers without such a mode receive them
-    /// anyway. Does nothing for an existing kernel interface, because [`Interface::make_promiscuous`] was
-    /// used. The driver's function would set the administrator's promiscuous flag and never clear it.
+    /// anyway. Does nothing for an existing kernel interface: [`Interface::make_promiscuous`] was used there,
+    /// because the driver's function would set the administrator's promiscuous flag and never clear it.
     pub(crate) fn receive_every_address(&self) {
         if self.promiscuous.is_none() {
             // SAFETY: the port is valid.

@@ -54,7 +54,7 @@ pub(crate) struct PortContext {
     pub(crate) port: u16,
     /// The kernel interface of the port, if it has one.
     pub(crate) interface: Option<Interface>,
-    /// True for a memif port: it ends when its peer disconnects.
+    /// True if the port ends when its peer disconnects, as a memif port does. False for ports without a peer.
     pub(crate) has_peer: bool,
     /// True if the driver loses buffers when it closes. [`crate::pool::reclaim`] finds the buffers by their
     /// marks.
@@ -103,8 +103,8 @@ impl PortContext {
         self.stopped.store(true, Ordering::Release);
     }
 
-    /// Returns how many packets the port has sent. Leaves out the packets of each [`EthTx`] that still
-    /// exists.
+    /// Returns how many packets the port's dropped transmit queues have sent. A queue that still exists does
+    /// not count, because an [`EthTx`] adds its number only when it is dropped.
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Acquire)
     }

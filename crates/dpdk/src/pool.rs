@@ -40,7 +40,8 @@ static GATE: LazyLock<Arc<Gate>> = LazyLock::new(|| {
 });
 
 thread_local! {
-    /// The gate that guards all pools, and this thread's mark: its flag at that gate.
+    /// The gate that guards all pools, and this thread's flag at the gate, which is set while the thread uses
+    /// a pool.
     static PASS: (Arc<Gate>, Arc<Mark>) = (GATE.clone(), GATE.mark());
 }
 

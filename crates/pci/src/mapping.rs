@@ -17,7 +17,7 @@ pub(crate) struct Mapping {
 
 // SAFETY: this value only owns an address range. Its users synchronise access to the memory.
 unsafe impl Send for Mapping {}
-// SAFETY: as for `Send`; no method accesses the memory.
+// SAFETY: this value only owns an address range, and no method accesses the memory.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {

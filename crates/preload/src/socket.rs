@@ -68,7 +68,8 @@ pub fn take_error(fd: RawFd) -> c_int {
     }
 }
 
-/// Waits until the connection is established, for at most the socket's send timeout. Returns 0 or -1 with errno.
+/// Waits until the connection is established, but at most for the socket's send timeout (SO_SNDTIMEO), or
+/// without limit if that is 0. Returns 0, or -1 with errno.
 pub fn wait_connected(fd: RawFd) -> c_int {
     // SAFETY: an all-zero timeval is valid; structures live through the call.
     let timeout = unsafe {

@@ -385,8 +385,8 @@ impl Scoreboard {
         }
     }
 
-    /// Clears the mark of all segments that are marked lost and not retransmitted yet. Called when the loss
-    /// proves spurious.
+    /// Removes the mark of loss from all segments that are marked lost and not retransmitted yet. Called when
+    /// the loss proves spurious.
     pub fn clear_lost(&mut self) {
         for record in &mut self.records {
             record.flags &= !LOST;

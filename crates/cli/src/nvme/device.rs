@@ -25,7 +25,7 @@ use std::sync::atomic::AtomicBool;
 
 /// The most buffers of a transfer: half for copies in flight, half for NVMe commands in flight.
 const BUFFERS: usize = 32;
-/// A digest covers this many bytes. Only the last one may cover fewer.
+/// The number of bytes that each digest covers. Only the last digest may cover fewer.
 const PIECE: usize = 1 << 20;
 
 /// The digests of each MiB of a stream of bytes.

@@ -111,8 +111,8 @@ pub struct Idle {
     /// The number of rounds without work since the last round with work, at most [`Idle::SPINS`].
     rounds: u32,
     /// True if [`Idle::wait`] reads the clock in the current idle period or, after a round with work, in the
-    /// next one. Set for one idle period in 64, because reading the clock in each round would increase
-    /// latencies.
+    /// next one. Set until a first period was timed, and then for one idle period in 64, because reading the
+    /// clock in each round would increase latencies.
     timed: bool,
     /// True if this thread has yielded the processor since the last round with work.
     yielded: bool,
@@ -162,7 +162,8 @@ impl Idle {
         }
     }
 
-    /// Waits a moment, and counts the round as idle. Call it in each round that found no work.
+    /// Spins once, or yields the processor after 512 idle rounds. Counts the round as idle. Call it in each
+    /// round that found no work.
     #[inline]
     pub fn wait(&mut self) {
         if self.rounds < Self::SPINS {

@@ -75,8 +75,8 @@ impl Search {
         Self { fastest, passed: 0.0, failed: f64::INFINITY }
     }
 
-    /// Returns the next rate to try, or `None` when the search is over. Tries the fastest rate first, then
-    /// bisects.
+    /// Returns the next rate to try: first the fastest rate, then the middle between the highest rate that
+    /// passed and the lowest rate that failed. Returns `None` when the search is over.
     fn next(&self) -> Option<f64> {
         if self.failed.is_infinite() {
             return (self.passed == 0.0).then_some(self.fastest);

@@ -97,10 +97,10 @@ impl<'a> Feeder<'a> {
         Ok(())
     }
 
-    /// Ends the lane's work, after the dispatcher has ended. Waits until the lane's streams are idle.
-    /// Abandons the GPU if that takes longer than the watchdog's limit. Set `clean` to false if the run was
-    /// aborted or failed: kernels are then ordered to stop. Set `stuck` if the watchdog found a stuck item:
-    /// the GPU is then abandoned at once.
+    /// Ends the lane's work. Call it after the dispatcher has ended. Waits until the lane's streams are idle,
+    /// and abandons the GPU if that takes longer than the watchdog's limit. Set `clean` if the run ended
+    /// normally. Otherwise kernels are ordered to stop. Set `stuck` if the watchdog found a stuck item: the
+    /// GPU is then abandoned without a wait.
     ///
     /// # Errors
     /// If a kernel failed, or did not end in time.

@@ -180,10 +180,11 @@ impl Settings {
         wanted.min(MOST_THREADS).next_multiple_of(32)
     }
 
-    /// Returns the number of blocks of a persistent kernel. Waiting blocks poll over PCIe all the time, and
-    /// this traffic delays packets. Users choose small bursts for low latency, so these get few blocks.
-    /// Larger bursts get more blocks, because several items must be processed at once for a high rate. For 64
-    /// packets or more, the number is half as large, because each item has more work.
+    /// Returns the number of blocks of a persistent kernel: the number in the settings, or one that suits the
+    /// burst if that is 0. Waiting blocks poll over PCIe all the time, and this traffic delays packets. Users
+    /// choose small bursts for low latency, so these get few blocks. Larger bursts get more blocks, because
+    /// several items must be processed at once for a high rate. For 64 packets or more, the number is half as
+    /// large, because each item has more work.
     pub(super) fn blocks_for(&self, burst: usize) -> u32 {
         match (self.blocks, self.memory.pull()) {
             (0, _) if burst <= 2 => 4,

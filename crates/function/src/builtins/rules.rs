@@ -49,7 +49,8 @@ struct State {
     hits: [u64; MOST],
 }
 
-/// Returns C++ text that asserts the layout of the state.
+/// Returns C++ text that asserts that the C++ structs of `drop-rule`, its state and its rules, have the
+/// layout of the Rust structs.
 pub(super) fn layout() -> String {
     let rule = struct_layout!(Rule as "rule" {
         checks, ether_type as "type", version, protocol, first_port, last_port, verdict, reserved, net, mask

@@ -114,7 +114,7 @@ fn stopped() -> Error {
     Error::Incomplete { what: "the transfer".into(), why: "it was interrupted".into() }
 }
 
-/// Prints a size with a unit if that is exact, otherwise in bytes.
+/// Formats a size with a unit if that is exact, otherwise in bytes.
 fn exact(bytes: u64) -> String {
     let text = units::bytes(bytes);
     if text.contains('.') { format!("{bytes} bytes") } else { text }

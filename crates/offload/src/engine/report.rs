@@ -35,9 +35,9 @@ pub(super) struct Totals {
     sent_bytes: u64,
     /// Payload bytes that were retransmitted on connections that have ended.
     retransmitted_bytes: u64,
-    /// Totals of the UDP sockets that were closed.
+    /// The sums of the counters of all closed UDP sockets.
     pub datagrams: DatagramCounters,
-    /// Datagrams to ports without a socket.
+    /// The number of received datagrams to ports without a socket.
     pub no_port: u64,
 }
 

@@ -261,7 +261,8 @@ impl Network {
         }
     }
 
-    /// Asks again those neighbours that have not answered. Returns the neighbours that it gives up.
+    /// Asks neighbours that have not answered again. Gives up those that have been asked too often: drops the
+    /// packets that wait for them, and returns their addresses.
     pub fn on_timer(&mut self, now: u64) -> Vec<IpAddr> {
         let (ask, silent) = self.neighbours.on_timer(now);
         for address in ask {

@@ -67,8 +67,8 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
         let port =
             20_000 + (std::process::id() as u16 % 60) * 200 + RUNS.fetch_add(1, Ordering::Relaxed) % 200;
         let mut server = Server(start(command(program, port, pair.get(1).copied()).stdout(Stdio::null()))?);
-        // The server needs time before it listens, more on a busy machine. So try the client again after a
-        // pause. The server serves one client.
+        // Start the client again after a pause until it connects, because the server needs time before it
+        // listens. The server serves only one client, so stop once the server has ended.
         for attempt in 0..60 {
             std::thread::sleep(Duration::from_millis(10 + attempt * 4));
             let mut client = command(program, port, pair.first().copied());

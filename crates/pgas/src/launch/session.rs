@@ -151,7 +151,7 @@ impl Place {
     }
 }
 
-/// Returns the number of the machine's processors that are in use.
+/// Returns the number of processors of this machine that are online; 1 if the system does not tell.
 fn online_processors() -> usize {
     // SAFETY: the call takes a number.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)

@@ -237,8 +237,8 @@ impl PeContext {
     /// Sleeps until a doorbell or another thread wakes this thread, or until `backstop` has passed. Returns
     /// true unless the time has passed.
     fn sleep(&self, backstop: Duration) -> bool {
-        // One thread sleeps on the doorbell `WAKE`, the others on `woken`. A request's doorbell wakes the
-        // service thread instead.
+        // Only one thread at a time sleeps on the doorbell `WAKE`. When it wakes, it wakes the others, which
+        // sleep on `woken`. The doorbell of a request wakes the service thread and none of these threads.
         match self.waits.doorbell_sleeper.try_lock() {
             Ok(_sleeper) => {
                 let mut woken = false;

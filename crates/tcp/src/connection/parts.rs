@@ -208,7 +208,8 @@ pub(super) struct Flags {
     pub(super) reset_pending: bool,
     pub(super) keepalive_pending: bool,
     pub(super) window_probe_pending: bool,
-    /// The retransmission timer expired: one segment is sent whatever the congestion window is.
+    /// True if one segment must be sent whatever the congestion window is: the retransmission timer has
+    /// expired, or an ICMP message has reduced the MSS.
     pub(super) retransmission_forced: bool,
     /// True if the congestion window limits what is sent. Only such a window grows.
     pub(super) cwnd_limited: bool,

@@ -62,7 +62,9 @@ impl<C> Listener<C> {
         header
     }
 
-    /// Completes a handshake if the segment acknowledges a valid cookie. Otherwise answers with a reset.
+    /// Completes a handshake if the segment acknowledges a valid cookie and the accept queue has room. Drops
+    /// the segment if the queue is full. Answers with a reset if the cookie is not valid, unless the segment
+    /// is a reset itself.
     pub(super) fn on_cookie(&mut self, now: u64, flow: &Flow, segment: &Segment<'_>) -> Verdict {
         let header = &segment.header;
         let reset = || reset_for(segment).map_or(Verdict::Drop, Verdict::Reply);

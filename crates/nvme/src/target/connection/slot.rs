@@ -27,7 +27,7 @@ pub struct Slot {
     pub stage: Stage,
     /// The validated I/O command. `None` for admin and Fabrics commands.
     pub request: Option<Request>,
-    /// The data of the command.
+    /// The data that the command receives from the host or sends to it. `None` if it holds no buffer.
     pub buffer: Option<Buffer>,
     /// For Compare: the blocks that were read from the namespace.
     pub compared: Option<Buffer>,
@@ -39,7 +39,7 @@ pub struct Slot {
     pub requested: bool,
     /// True if a data digest was wrong.
     pub corrupted: bool,
-    /// The file operation.
+    /// The progress of the command's file operation. `None` if the command has none.
     pub progress: Option<Progress>,
     /// True for a flush on behalf of a shutdown, to which no response is sent.
     pub internal: bool,

@@ -106,7 +106,8 @@ impl Shared {
         }
     }
 
-    /// Asks UCX to signal the next event. Returns false if there are events already.
+    /// Asks UCX to signal the next event. Returns false if there are events already, or if UCX may not be
+    /// called any more.
     fn arm(&self) -> bool {
         let mut handles = self.handles();
         if self.broken.load(Ordering::Acquire) {
