@@ -217,7 +217,8 @@ mod tests {
         // Independent links: their mean of 41 exceeds the 27 that the slower one reaches alone. So the
         // ceiling is 27.
         assert_eq!(of_direction(&[55.0, 27.0], &[&[55.0, 27.0]]), 27.0);
-        // One link: the ceiling is its best rate in the two shapes while the other direction ran.
+        // One link. While both of its directions run, it reaches 50 with the first shape of load and 51 with
+        // the second. The ceiling is the higher rate.
         assert_eq!(of_direction(&[55.0], &[&[50.0], &[51.0]]), 51.0);
     }
 

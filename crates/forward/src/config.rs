@@ -294,7 +294,8 @@ impl Config {
     }
 }
 
-/// Returns the cores that the calling thread may run on, the lowest first; empty if the kernel does not say.
+/// Returns the cores that the calling thread may run on, in ascending order. The result is empty if the
+/// kernel does not report them.
 pub fn allowed_cores() -> Vec<usize> {
     // SAFETY: an all-zero cpu_set_t is a valid, empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };

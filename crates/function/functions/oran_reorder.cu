@@ -303,7 +303,8 @@ struct oran_reorder {
         return true;
     }
 
-    // Delivers a busy window: counts PRBs, zeroes missing ones, writes the record and closes the window.
+    // Delivers the radio slot that window `index` assembles: counts its PRBs, zeroes the missing ones, writes
+    // its record, and closes the window.
     INLANE void deliver(uint32_t index, const inlane::context &call, plan &plan) {
         window &window = at[index];
         if (inlane::thread_index() == 0) plan.missing = 0;

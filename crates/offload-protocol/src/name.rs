@@ -131,8 +131,8 @@ fn number(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(array)
 }
 
-/// The functions that ask the kernel for a socket's names. The preloaded library passes those of the C
-/// library, because its own functions replace them for the program.
+/// The functions that ask the kernel for the names of a socket and of its peer. The preloaded library passes
+/// the C library's functions, because a call by name would reach the preloaded library's replacements.
 #[derive(Clone, Copy)]
 pub struct Asking {
     /// The C library's getsockname.

@@ -122,9 +122,10 @@ pub struct Stream {
     pub written: u64,
     /// The number of received bytes that were handed to the pair or discarded so far.
     pub delivered: u64,
-    /// True if a read from the pair may return data of the program. Otherwise the engine waits for epoll.
+    /// True if a read from the pair may return data of the program. False if the engine waits until epoll
+    /// reports data.
     pub readable: bool,
-    /// True if a write to the pair may succeed. Otherwise the engine waits for epoll.
+    /// True if a write to the pair may succeed. False if the engine waits until epoll reports room.
     pub writable: bool,
     /// True if the program has closed its end, or shut down its sending direction.
     pub program_finished: bool,

@@ -56,7 +56,8 @@ pub struct Delivered {
     pub newest: Option<u64>,
 }
 
-/// What is needed to judge the acknowledgment of a retransmitted segment.
+/// What decides whether an acknowledgment of a retransmitted segment counts for the retransmission or for the
+/// original segment.
 #[derive(Clone, Copy, Debug)]
 pub struct AckContext {
     /// The time at which the acknowledgment arrived, in nanoseconds.

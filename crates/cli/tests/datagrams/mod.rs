@@ -37,7 +37,7 @@ impl Capture {
         let mut tcpdump = Running::start(&mut command);
         let mut lines = std::io::BufReader::new(tcpdump.0.stderr.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().contains("listening on")), "tcpdump does not start");
-        // Reads the rest of the output, because tcpdump writes to the pipe when it ends.
+        // Read the output until tcpdump ends. If the pipe were closed, tcpdump's last messages would fail.
         std::thread::spawn(move || lines.count());
         Some(Self { tcpdump, file })
     }

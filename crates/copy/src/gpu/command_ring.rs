@@ -80,7 +80,7 @@ impl Layout {
         self.channels() * self.tuning.slots * self.tuning.line_bytes()
     }
 
-    /// Returns the length of the whole span in bytes.
+    /// Returns the length in bytes of the pinned memory that the host and both kernels share.
     pub fn bytes(&self) -> usize {
         self.lines() + self.lines_bytes()
     }

@@ -15,7 +15,7 @@ use inlane_core::{Error, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The most slots that transfers rotate over.
+/// The most slots into which a region is cut. Successive transfers use the slots in turn.
 const MOST_SLOTS: usize = 64;
 /// One transfer in this many is sampled while a run is under way. It is odd, so the samples cover all slots
 /// if their number is a power of two.

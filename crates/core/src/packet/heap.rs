@@ -120,7 +120,8 @@ impl HeapPool {
         if self.owner.load(Ordering::Relaxed) != thread_number() {
             return None;
         }
-        // SAFETY: only the thread with this number gets here, and no `f` in this module calls `with_owned`.
+        // SAFETY: only the owner thread gets here, and no `f` in this module calls `with_owned`. So there is
+        // only one reference to the list.
         let list = unsafe { &mut *self.owned.0.list.get() };
         let result = f(list);
         self.owned.0.count.store(list.len(), Ordering::Relaxed);

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 /// The duration for which the packet function is timed.
 const CALIBRATION: Duration = Duration::from_millis(30);
-/// The number of packets on which the function is timed. It is so small that they stay in the L1 cache.
+/// The number of packets on which the packet function is timed. So few packets stay in the L1 cache.
 const SAMPLE: usize = 64;
 /// How often the packet function processes the sample packets before their original bytes are restored.
 const ROUNDS: u64 = 32;

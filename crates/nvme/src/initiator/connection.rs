@@ -300,8 +300,8 @@ impl Connection {
         }
     }
 
-    /// Returns the start of the received PDU whose header was invalid, to be sent back in a termination
-    /// request. Empty if the last fault was found after its header was decoded.
+    /// Returns the header bytes of a received PDU whose header was invalid, to be sent back in a termination
+    /// request. Empty if all headers were valid and the fault was found later.
     pub fn faulty_pdu(&self) -> &[u8] {
         self.inbox.faulty_pdu()
     }

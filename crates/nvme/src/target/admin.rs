@@ -35,8 +35,8 @@ pub enum Reply {
     Data(Vec<u8>),
     /// Do not complete the command yet: it is an Asynchronous Event Request, which waits for an event.
     Hold,
-    /// Complete the command with success, and complete the Asynchronous Event Request with this identifier as
-    /// aborted.
+    /// The command is an Abort. Complete it with success, and complete the Asynchronous Event Request with
+    /// this identifier as aborted.
     Abort(u16),
     /// Complete the command with success, then make the data of all namespaces durable.
     Shutdown,

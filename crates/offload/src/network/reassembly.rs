@@ -17,7 +17,7 @@ const COST: usize = 128;
 /// are removed.
 const SLACK: usize = 64;
 
-/// The fields that are equal in all fragments of a packet, and by which they are found.
+/// The fields that all fragments of a packet share. They identify the packet to which a fragment belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Id {
     source: IpAddr,

@@ -462,7 +462,7 @@ impl PeContext {
         if self.pending.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
-        // Hold the lock, because only its holder submits copies and changes `unwoken`.
+        // Hold the lock, so that no other thread submits copies or changes `unwoken` meanwhile.
         let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
         let pending = self.pending.load(Ordering::Relaxed);
         if pending > 0 {

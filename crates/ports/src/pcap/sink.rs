@@ -215,7 +215,7 @@ impl QueueWriter {
         }
     }
 
-    /// Returns the bytes of all segments of a packet.
+    /// Returns the length of a packet in bytes: the sum over all its segments.
     ///
     /// # Safety
     /// The caller holds the packet, and it is from this queue's pool.

@@ -6,7 +6,7 @@ use crate::options::{MAX_SACK_BLOCKS, Options, Timestamps};
 use crate::segment::{Ecn, Header, Transmit};
 use inlane_wire::tcp::{ACK, CWR, ECE, FIN, PSH, RST, SYN};
 
-/// How long small segments are held back by a cork.
+/// The longest time for which a cork holds back segments that are smaller than the MSS, in nanoseconds.
 const CORK: u64 = 200 * crate::MILLISECOND;
 
 impl Connection {

@@ -102,8 +102,8 @@ impl Connection {
             return Events::NONE;
         }
         let overdue = |timeout| now.saturating_sub(self.timers.last_progress) >= timeout;
-        // Abort a connection that the application has closed after a limited number of retries. Otherwise a
-        // peer that never opens its window would hold the memory for ever.
+        // If the application has closed the connection, abort it after `ORPHAN_RETRIES` retries. Otherwise a
+        // peer that never opens its window would keep the connection's memory in use forever.
         let orphan =
             self.flags.orphan && self.recovery.backoff.max(self.timers.window_probes) >= ORPHAN_RETRIES;
         if orphan

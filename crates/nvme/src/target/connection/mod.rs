@@ -53,8 +53,8 @@ use std::sync::atomic::Ordering::Relaxed;
 /// If more output than this waits to be sent, no further input is taken.
 const MAX_BACKLOG: usize = 4 << 20;
 
-/// The least number of bytes of a command's data that are received directly into the command's buffer. Fewer
-/// bytes are copied through the input buffer.
+/// If at least this many bytes of a command's data are still to come, they are received directly into the
+/// command's buffer. Otherwise the data is received into the input buffer and copied from there.
 const DIRECT_BYTES: usize = 16 << 10;
 
 /// What a connection is created from.

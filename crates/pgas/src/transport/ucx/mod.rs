@@ -194,7 +194,7 @@ impl Shared {
         }
     }
 
-    /// Returns the address and the key by which UCX reaches a span of `peer`.
+    /// Returns the address and the key by which UCX reaches the memory of `peer` at symmetric `offset`.
     fn remote(&self, peer: &Peer, endpoint: &Endpoint, place: Place, offset: usize) -> (u64, KeyHandle) {
         match (place, &self.statics, endpoint.statics) {
             (Place::Statics, Some(statics), Some(key)) => {
