@@ -26,8 +26,8 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Joins two movers by `ring`, cut into `slots` chunks. `completion` is the completion mode of waits for
-    /// either mover; [`Mover::set_completion_mode`] changes it.
+    /// Joins two movers by `ring`, cut into `slots` chunks. `completion` says how the CPU waits for either
+    /// mover; [`Mover::set_completion_mode`] changes it.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there are fewer than 2 chunks, or the ring has fewer bytes than chunks.

@@ -238,9 +238,9 @@ fn finish_within(stream: &Stream, timeout: Duration) -> Result<()> {
     ))
 }
 
-/// Waits until the streams' work has run, so that the memory it uses may be freed. Errors are logged and not
-/// returned, so it can be called in `drop`. Skips streams of abandoned GPUs, of which nothing is freed. Takes
-/// at most 10 s per stream.
+/// Waits until the streams' work has run, so that the memory it uses may be freed. Logs errors and does not
+/// return them, so it can be called in `drop`. Skips streams of abandoned GPUs, because their memory is never
+/// freed. Takes at most 10 s per stream.
 pub fn drain(streams: &[&Stream]) {
     // If one stream failed, streams that wait for it may never end, so the timeout is shorter. It is 6 s,
     // because a staging kernel that waits for the failed stream gives up after 5 s.

@@ -12,8 +12,8 @@ struct l3_decrement {
     uint64_t expired;
     uint64_t others;
 
-    // Router and neighbour solicitations and advertisements, and redirects: ICMPv6 types 133 to 137 right
-    // behind the IPv6 header.
+    // Returns true for ICMPv6 types 133 to 137 directly behind the IPv6 header: router and neighbour
+    // solicitations and advertisements, and redirects.
     template <class Head> INLANE static bool is_discovery(const Head &head, const inlane::layers &at) {
         if (at.version != 6 || head.u8(at.ip + 6) != 58 || !head.has(at.ip + 40, 1)) return false;
         uint8_t type = head.u8(at.ip + 40);

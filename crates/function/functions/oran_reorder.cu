@@ -203,7 +203,7 @@ struct oran_reorder {
     // The number of slots after which slot numbers repeat.
     INLANE uint32_t cycle() const { return 2560 * slots_per_subframe; }
 
-    // Handles all packets of one slot in the burst.
+    // Handles those packets of the burst that belong to radio slot `slot`.
     INLANE void round(inlane::burst &burst, const inlane::context &call, uint32_t *slot_of, uint32_t slot, plan &plan) {
         uint32_t index = slot % windows;
         window &window = at[index];
@@ -350,7 +350,7 @@ struct oran_reorder {
         inlane::sync();
     }
 
-    // Prepares a busy window for a new slot.
+    // Clears the record of received PRBs in a window, before a new radio slot uses it.
     INLANE void clear(window &window) const {
         for (uint32_t i = inlane::thread_index(); i < streams * symbols * words; i += inlane::threads())
             window.prbs[i / words / symbols][i / words % symbols][i % words] = 0;

@@ -327,8 +327,8 @@ pub unsafe fn receive(fd: RawFd, name: &SocketName, message: &mut msghdr, flags:
     (len - datagram::LEN) as ssize_t
 }
 
-/// Returns the result of a receive for which the kernel returned no datagram but the end of the pair (0) or
-/// an error (-1).
+/// Returns what the program gets from a receive without a datagram. `result` is the kernel's result: 0 at the
+/// end of the pair, or -1 for an error.
 #[cold]
 fn without_datagram(fd: RawFd, result: ssize_t) -> ssize_t {
     match result {

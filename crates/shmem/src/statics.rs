@@ -70,8 +70,8 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
 pub unsafe fn move_to(twin: &Twin, offset: usize, address: usize, length: usize) -> Result<()> {
     let inbound = twin.inbound().slice(offset, length)?;
     let (from, to) = (address as *const u64, inbound.as_ptr().cast::<u64>());
-    // Copy by words. AddressSanitizer would report a memcpy, which reads the red zones between static
-    // objects.
+    // Copy word by word, because the span contains red zones of AddressSanitizer between static objects.
+    // AddressSanitizer would report a memcpy that reads these.
     for word in 0..length / 8 {
         // SAFETY: both spans are mapped, and the caller guarantees that no thread writes them.
         unsafe { to.add(word).write_volatile(from.add(word).read_volatile()) };

@@ -151,8 +151,8 @@ pub unsafe fn split_strided(
 /// where to store the handle.
 type Axis = (*const TeamConfig, i64, *mut Team);
 
-/// Makes two teams of each PE of `parent`: its row of `xrange` PEs, and its column. Returns 0, or -1 if an
-/// argument is invalid.
+/// Puts each PE of `parent` into two new teams: its row of `xrange` PEs, and its column. Returns 0, or -1 if
+/// an argument is invalid.
 pub unsafe fn split_2d(parent: Team, xrange: c_int, x: Axis, y: Axis) -> c_int {
     // SAFETY: the caller's pointers are valid, as the specification demands.
     unsafe {

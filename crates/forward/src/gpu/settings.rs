@@ -75,7 +75,7 @@ pub struct Settings {
     pub blocks: u32,
     /// The number of threads per block.
     pub threads: u32,
-    /// The number of streams for launches.
+    /// The number of CUDA streams in which kernels are launched or posted.
     pub streams: u32,
     /// The number of items that one launch of a graph processes.
     pub graph_items: u32,

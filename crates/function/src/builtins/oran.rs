@@ -102,18 +102,18 @@ const COUNTED: [&str; 10] = [
     "overtaken_slots",
 ];
 
-/// The reason why a slot was delivered.
+/// The reason why a radio slot was delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// All PRBs of the slot had arrived.
+    /// All PRBs of the radio slot had arrived.
     Complete,
-    /// The slot's time limit had passed.
+    /// The radio slot's time limit had passed.
     TimeUp,
-    /// A later slot needed this slot's window.
+    /// A later radio slot needed this slot's window, the memory in which it was assembled.
     Overtaken,
 }
 
-/// A slot that `oran-reorder` delivered to its output region.
+/// A radio slot that `oran-reorder` delivered to its output region.
 #[derive(Clone, Copy, Debug)]
 pub struct OranSlot<'a> {
     output: &'a [u8],
@@ -148,7 +148,7 @@ impl<'a> OranSlot<'a> {
         )
     }
 
-    /// Returns why the slot was delivered.
+    /// Returns why the radio slot was delivered.
     pub fn reason(&self) -> Reason {
         match self.record[offset_of!(Record, reason)] {
             0 => Reason::Complete,

@@ -18,7 +18,7 @@ pub trait Exchange: Send + Sync {
     /// # Errors
     /// If a PE or the launcher has ended.
     fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
-    /// Returns a PE that ended before it had finished, if there is one.
+    /// Returns a PE that ended without [`JobControl::report_finished`], if there is one.
     fn lost(&self) -> Option<u32>;
 }
 

@@ -102,8 +102,9 @@ impl Expectation {
         (frame, verdict)
     }
 
-    /// Returns the stamp of a single-segment packet if the packet equals its template. Returns `None` for all
-    /// other packets: classify them with [`Expectation::examine`].
+    /// Returns the stamp of a packet that equals its template and must arrive at this checker. `bytes` are
+    /// the packet's only segment. Returns `None` for all other packets: classify them with
+    /// [`Expectation::examine`].
     #[inline(always)]
     pub fn matches_template(&self, bytes: &[u8]) -> Option<Stamp> {
         let last = bytes.last_chunk::<{ stamp::BYTES }>()?;

@@ -84,8 +84,9 @@ impl Connection {
     }
 
     /// Creates the established connection of a completed handshake. `config` may differ from the listener's:
-    /// a smaller MSS limits what is sent, and the announced window scale stays. Afterwards, hand the segment
-    /// that completed the handshake to [`Connection::on_segment`], because it may carry data.
+    /// its MSS limits the segments that are sent, but the window scale stays as the handshake announced it.
+    /// Afterwards, hand the segment that completed the handshake to [`Connection::on_segment`], because it
+    /// may carry data.
     ///
     /// # Errors
     /// [`Error::Config`] if a setting is out of range.

@@ -286,7 +286,7 @@ fn icmp_errors_reach_connected_sockets_and_are_limited() {
     let fd = bench.datagrams(Operation::Connect, "10.0.0.1:9", &[]);
     bench.send(&fd, None, b"x");
     assert_eq!(bench.receive(&fd).unwrap().0.error, libc::ECONNREFUSED);
-    // Other hosts get a limited number of errors.
+    // ICMP errors to other hosts are limited: `ICMP_BURST` at once, then one for each `ICMP_NS`.
     let mut budget = Budget::default();
     let burst = (0..1000).filter(|_| budget.take(5)).count() as u64;
     assert_eq!(burst, ICMP_BURST);
