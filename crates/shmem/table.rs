@@ -246,8 +246,8 @@ pub fn exports(sections: &[Section]) -> String {
                 "void" => String::new(),
                 other => format!(" -> {}", rust(other, &function.kind)),
             };
-            // SAFETY of the emitted block: the C caller keeps the promises of the OpenSHMEM specification, which are
-            // those of the called functions.
+            // SAFETY of the emitted block: the called functions demand only what the OpenSHMEM specification
+            // demands of the C caller.
             writeln!(
                 out,
                 "#[unsafe(no_mangle)] pub unsafe extern \"C\" fn {name}({}){result} {{ unsafe {{ {} }} }}",

@@ -241,7 +241,7 @@ impl Running {
         let start = Instant::now();
         while std::fs::read_to_string(status.join("stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
             if start.elapsed() > Duration::from_secs(60) {
-                // SAFETY: the child has still not been waited for.
+                // SAFETY: the child has not been waited for, so the id still belongs to the child.
                 unsafe { libc::kill(child.id() as i32, libc::SIGKILL) };
                 panic!("{} did not end on SIGINT", self.name);
             }

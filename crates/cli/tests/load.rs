@@ -6,7 +6,8 @@
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The number of busy threads in a CPU run: one forwards packets, one waits for the end of the run.
+/// The number of threads of a trial that need a free processor: one forwards packets, the other ends the
+/// trial on time.
 const THREADS: usize = 2;
 
 /// Keeps [`THREADS`] threads busy for a second. Returns the smallest share of a processor that one thread

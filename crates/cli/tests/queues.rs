@@ -107,7 +107,7 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
     // Waits before the interrupt, because a busy receiver needs time for the packets that the kernel still
     // holds.
     std::thread::sleep(Duration::from_millis(1500));
-    // SAFETY: the child has still not been waited for.
+    // SAFETY: the child has not been waited for, so the id still belongs to the child.
     unsafe { libc::kill(to.id() as i32, libc::SIGINT) };
     let begun = Instant::now();
     while to.try_wait().unwrap().is_none() {

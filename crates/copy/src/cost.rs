@@ -42,7 +42,7 @@ const CHUNK: u64 = 1 << 20;
 /// The measured times of one path's single transfers, by size.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
-    /// Pairs of bytes and nanoseconds, in ascending order.
+    /// The size in bytes and the time in nanoseconds of each measured transfer, in ascending order of size.
     pub points: Vec<(u64, f64)>,
 }
 

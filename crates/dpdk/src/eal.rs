@@ -100,8 +100,8 @@ fn initialise() -> Result<Environment, String> {
     }
     // SAFETY: the list of strings is null-terminated and lives for the process. The function is called once.
     let outcome = unsafe { sys::rte_eal_init(arguments.len() as i32, pointers.as_mut_ptr()) };
-    // `rte_eal_init` has replaced inlane's log stream by its own, so set it again.
-    // SAFETY: as above.
+    // `rte_eal_init` has replaced inlane's log stream by its own, so set inlane's again.
+    // SAFETY: the stream lives as long as the process and calls `inlane_dpdk_log`.
     unsafe { sys::inlane_log_route() };
     if outcome < 0 {
         let text = sys::error_text(sys::last_error());

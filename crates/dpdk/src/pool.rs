@@ -50,8 +50,8 @@ thread_local! {
 fn pass<T>(work: impl FnOnce() -> T) -> T {
     let mut work = Some(work);
     let mut run = |gate: &Gate, mark: &Mark| gate.pass(mark, || work.take().expect("passes once")());
-    // Create a mark for this one call if the thread is ending, because the thread's own mark may already be
-    // destroyed.
+    // While the thread ends, its mark (its flag at the gate) may already be destroyed. Create a mark for this
+    // one call then.
     let outcome = PASS.try_with(|(gate, mark)| run(gate, mark)).unwrap_or_else(|_| run(&GATE, &GATE.mark()));
     outcome.expect("the gate of pools is never closed")
 }

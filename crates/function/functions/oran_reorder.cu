@@ -276,10 +276,9 @@ struct oran_reorder {
                 plan.why = overtaken;
                 return;
             case closed:
-                // Treat a packet of the slot that was delivered last as late, unless half a cycle has passed:
-                // then its number means a new slot. Treat a packet of an older slot as late only for two time
-                // limits, because a packet with a wrong slot number could otherwise block the window for
-                // long.
+                // A packet of the slot that was delivered last is late for half a cycle. After that, its
+                // number means a new slot. A packet of an older slot is late only for two time limits.
+                // Otherwise one packet with a wrong slot number could block the window for long.
                 if (!newer && now <= window.since_ns + (ahead == 0 ? half_cycle_ns : 2 * limit_ns)) {
                     plan.step = is_late;
                     return;

@@ -29,7 +29,8 @@ pub struct Counters {
     checking: AtomicBool,
 }
 
-/// The numbers of operations that a running bench has completed so far, and whether it reads back blocks.
+/// The numbers of reads and writes that a running bench has completed so far, and whether a job has begun to
+/// read back the blocks that it wrote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Completed reads.

@@ -93,8 +93,8 @@ pub struct Network {
     pub(crate) own: VecDeque<Vec<u8>>,
     /// Free buffers for IP packets that the engine sends to itself.
     spare_own: Vec<Vec<u8>>,
-    /// By host: the path MTU that an ICMP error reported, and when it did, in nanoseconds. Other hosts have
-    /// the link's MTU.
+    /// For each host about which an ICMP error reported a path MTU: this MTU, and the time of the error in
+    /// nanoseconds. Other hosts have the link's MTU.
     path_mtus: HashMap<IpAddr, (u16, u64)>,
     /// The identification of the last packet that was sent in fragments.
     last_fragment_id: u32,

@@ -134,8 +134,8 @@ pub struct Stream {
     /// True if the program was told the end of the peer's data: the engine has written all received data and
     /// shut down its end of the pair for writing.
     pub end_passed: bool,
-    /// While set, nothing is sent before this time: the program has not yet replaced its kernel socket by the
-    /// pair's end.
+    /// If set, nothing is sent before this time, in nanoseconds, because the program may not yet have
+    /// replaced its kernel socket by the pair's end.
     pub held_until: Option<u64>,
     /// The program's end while the connection is being established. It is full, so it is not writable.
     pub filled: Option<Filled>,
@@ -176,7 +176,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The most entries of `others`. Further options are not kept.
+    /// The most options that are kept in `others`. Further options are ignored.
     const MOST_OTHERS: usize = 32;
     /// The lowest limit for the bytes of a ring that a connection may use. It is half of the smallest
     /// SO_SNDBUF that Linux's getsockopt returns.

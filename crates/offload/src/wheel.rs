@@ -67,7 +67,8 @@ impl Wheel {
     }
 
     /// Returns the time at which [`Wheel::expire`] should be called next, or `None` if there are no entries.
-    /// Nothing may be due at that time: the entries of the next slot can belong to a later turn of the wheel.
+    /// It is possible that no entry is due then, because the entries of the next slot can belong to a later
+    /// turn of the wheel.
     pub fn next(&self) -> Option<u64> {
         Some(self.next_used()? * TICK_NS)
     }

@@ -135,7 +135,8 @@ fn kept() -> Option<(RawFd, bool)> {
         return Some((fd, false));
     }
     let low = open()?;
-    // SAFETY: the descriptor was just opened. If it cannot get a high number, the low one is used.
+    // SAFETY: `low` was just opened. It is closed once it has a copy with a high number, and kept if no high
+    // number is available.
     let fd = unsafe {
         match libc::fcntl(low, libc::F_DUPFD_CLOEXEC, LOWEST_NUMBER) {
             -1 => low,

@@ -115,9 +115,9 @@ pub fn take_error(fd: RawFd, name: &SocketName) -> c_int {
             Some(header) if header.error != 0 => error = header.error,
             _ => break,
         }
-        // Remove the error. If another thread removes it first, this drops a datagram instead, as any network
-        // may.
-        // SAFETY: as above.
+        // Remove the error. If another thread removes it first, this call drops a datagram instead, which is
+        // allowed, because any network may drop datagrams.
+        // SAFETY: the buffer lives through the call.
         unsafe { real::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
     }
     set_errno(before);

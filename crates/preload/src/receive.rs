@@ -1,7 +1,7 @@
 //! Corrects what a read returns at the end of a stream.
 //!
 //! The kernel reports the end of a pair as the end of the stream, or as a reset if the engine left data
-//! unread. Only the name of the engine's end says which of the two happened to the connection.
+//! unread. Only the name of the engine's end says whether the connection itself ended or was reset.
 
 use crate::{datagram, errno, fail, socket};
 use libc::{c_int, msghdr, sockaddr, socklen_t, ssize_t};

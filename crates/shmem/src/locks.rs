@@ -26,7 +26,8 @@ fn links(lock: *mut i64) -> usize {
     lock as usize + 4
 }
 
-/// Loads the second half of the lock's word at this PE: bit 31 and the next PE of the queue.
+/// Loads the second half of the lock's word at this PE. Bit 31 is set while this PE waits for the lock. The
+/// other bits hold the number of the next PE in the queue, plus 1.
 fn own_link(lock: *mut i64) -> u32 {
     // SAFETY: an earlier atomic on the lock checked that the lock is an aligned word of symmetric memory.
     // Other PEs change it by atomics that this process carries out.

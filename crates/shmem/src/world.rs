@@ -142,7 +142,8 @@ fn connect_over_ucx(session: UcxSession, address: usize, length: usize) -> Resul
     Ok(Process { id: std::process::id(), world, control: client, member: None, _hub: None })
 }
 
-/// Waits until the launcher asks this process to end, or has ended itself. Then ends the process.
+/// Waits until the launcher asks this process to end, or until the launcher has ended. Then ends this
+/// process, unless it is ending anyway.
 fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
     let status = match (control.wait_for_end(), member) {
         (Some(_), _) if EXITING.load(Ordering::Acquire) => return,

@@ -6,7 +6,8 @@ use compiling::compile;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// The launchers: name, options to start more processes than there are processors, also as root, and package.
+/// The launchers: the program's name, its options, and its package. The options let the launcher run as root,
+/// and start more processes than there are processors.
 const LAUNCHERS: [(&str, &[&str], &str); 2] = [
     ("mpirun.openmpi", &["--allow-run-as-root", "--oversubscribe"], "openmpi-bin"),
     ("mpiexec.hydra", &[], "mpich"),

@@ -17,11 +17,11 @@ pub enum EcnMode {
 /// The probing of an idle connection (RFC 9293, section 3.8.4). Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
-    /// How long the connection must be idle before the first probe.
+    /// How long the connection must be idle before the first keep-alive probe, in nanoseconds.
     pub idle: u64,
-    /// The time between two probes.
+    /// The time between two keep-alive probes, in nanoseconds.
     pub interval: u64,
-    /// The number of unanswered probes after which the connection is aborted.
+    /// The number of unanswered keep-alive probes after which the connection is aborted.
     pub probes: u8,
 }
 

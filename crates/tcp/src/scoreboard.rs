@@ -48,11 +48,11 @@ impl Record {
 pub struct Delivered {
     /// Bytes that are acknowledged for the first time, cumulatively or selectively.
     pub bytes: u64,
-    /// The earliest transmission time of the newly acknowledged bytes, in nanoseconds. Retransmitted bytes
-    /// are left out. `None` if no others were acknowledged.
+    /// The earliest transmission time of the newly acknowledged bytes that were sent only once, in
+    /// nanoseconds. `None` if there are no such bytes.
     pub oldest: Option<u64>,
-    /// The latest transmission time of the newly acknowledged bytes, in nanoseconds. Retransmitted bytes are
-    /// left out. `None` if no others were acknowledged.
+    /// The latest transmission time of the newly acknowledged bytes that were sent only once, in nanoseconds.
+    /// `None` if there are no such bytes.
     pub newest: Option<u64>,
 }
 
@@ -155,8 +155,8 @@ impl Scoreboard {
         delivered.bytes += record.len as u64;
         let rtt = context.now.saturating_sub(record.sent);
         if record.has(RETRANSMITTED) {
-            // An acknowledgment that may answer an earlier transmission must not change RACK's values (RFC
-            // 8985, section 6.2, step 2).
+            // Ignore an acknowledgment that may answer an earlier transmission of the segment: it must not
+            // change RACK's values (RFC 8985, section 6.2, step 2).
             let early = context.echo.is_some_and(|(echo, offset)| {
                 crate::sequence::before(echo, crate::timestamp(record.sent, offset))
             });
@@ -364,9 +364,10 @@ impl Scoreboard {
         self.records[0].len as u64
     }
 
-    /// Marks segments lost after a retransmission timeout (RFC 8985, section 6.3): the first, and all that were sent more than
-    /// `age` ago. If the first one was acknowledged selectively, the receiver has discarded it (RFC 2018, section 8), so all
-    /// selective acknowledgments are forgotten.
+    /// Marks segments lost after a retransmission timeout (RFC 8985, section 6.3): the first segment in
+    /// flight, and all segments that were sent at least `age` nanoseconds ago. If the first segment was
+    /// acknowledged selectively, the receiver has discarded it (RFC 2018, section 8), so all selective
+    /// acknowledgments are forgotten.
     pub fn mark_timed_out(&mut self, now: u64, age: u64) {
         if self.records.front().is_some_and(|first| first.has(SACKED)) {
             for record in &mut self.records {

@@ -6,8 +6,8 @@
 /// A sequence number. The low 32 bits are the number on the wire.
 pub type Sequence = u64;
 
-/// The upper 32 bits of a stream's initial sequence number. They are not 0, because the sequence numbers of
-/// old segments lie below the initial one and must not wrap below 0.
+/// The upper half of every initial sequence number. It is not 0, because the sequence numbers of old segments
+/// lie below the initial one and must not wrap below 0.
 const FIRST_EPOCH: u64 = 1 << 32;
 
 /// Returns the extended form of an initial sequence number.

@@ -71,7 +71,7 @@ impl Device for Queues {
     }
 }
 
-/// Puts a segment into an IPv4 packet with right checksums.
+/// Puts a segment into an IPv4 packet with correct checksums.
 fn packet(header: &Header, payload: std::ops::Range<u64>, ring: &Ring) -> Vec<u8> {
     let len = (payload.end - payload.start) as usize;
     let mut bytes = vec![0; 20 + header.wire_len() + len];

@@ -186,7 +186,8 @@ mod tests {
                 prop_assert_eq!(
                     ours.checksum_ok(),
                     theirs.to_header().calc_header_checksum() == ours.checksum()
-                        // Accept 0xffff instead of 0, because one's complement has two zeros.
+                        // Accept the checksum 0xffff where etherparse computes 0, because one's complement
+                        // has two zeros.
                         || (ours.checksum() == 0xffff && theirs.to_header().calc_header_checksum() == 0)
                 );
             } else if let Ok(theirs) = theirs {

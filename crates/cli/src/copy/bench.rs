@@ -197,7 +197,8 @@ impl<'a> Bench<'a> {
     fn memory(&self, ways: &[Way]) -> Result<Memory> {
         let (mut sizes, mut refused) = (self.args.sizes.0.clone(), Vec::new());
         loop {
-            // End an interrupted run here, because each attempt zeroes hundreds of megabytes.
+            // Check before each attempt whether the run was interrupted. An attempt takes long, because it
+            // zeroes hundreds of megabytes.
             check_stop(&self.plan.stop)?;
             let largest = sizes.iter().copied().max().unwrap_or(1);
             let buffers = |way: &Way| Buffers::new(way.from, way.to, largest, self.args.rotate);

@@ -102,8 +102,8 @@ fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
     words.join(", ")
 }
 
-/// Splits the parameters: returns the one whose values name the lines of a panel, and those whose values name
-/// the panels.
+/// Splits the swept parameters. The values of the first returned parameter name the lines of a panel. The
+/// values of the others name the panels.
 fn split_keys<'a>(keys: &[&'a str]) -> (Option<&'a str>, Vec<&'a str>) {
     let name = keys.iter().find(|key| **key == "method").or(keys.first()).copied();
     (name, keys.iter().copied().filter(|key| Some(*key) != name).collect())

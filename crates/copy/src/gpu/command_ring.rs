@@ -275,7 +275,8 @@ impl CommandRing {
         (self.sequence + 1) >> 32 != self.epoch
     }
 
-    /// Clears the laps of all lines. No kernel may run.
+    /// Clears the laps of all lines, so that no old lap equals that of a later command. Call it while no
+    /// kernel runs, because kernels access the lines.
     pub fn renew_laps(&mut self) {
         let lines =
             self.memory.slice(self.layout.lines(), self.layout.lines_bytes()).expect("inside the span");

@@ -278,8 +278,8 @@ fn short_name(from: &Gpu, to: &Gpu) -> String {
     format!("staging by SMs from gpu:{} to gpu:{}", from.index(), to.index())
 }
 
-/// Returns the ticket of the newest completed transfer. The tickets of `entries` follow `first` one by one,
-/// so `first` itself is returned if none of these transfers has completed.
+/// Returns the ticket of the newest completed transfer, or `first` if no transfer of `entries` has completed.
+/// The tickets of `entries` follow `first` one by one.
 fn newest_done(
     memory: &Region,
     channels: u32,
@@ -358,7 +358,8 @@ impl Mover for SmStaged {
             CompletionMode::Interrupt => self.wait_interrupt(ticket),
             _ => {
                 // Borrow each field separately, because `poll` reads some of them while `flight` is changed.
-                // `entries` does not change meanwhile, so its tickets follow `first`.
+                // `entries` does not change during the wait, so its oldest transfer stays the one after
+                // `first`.
                 let Self { flight, memory, entries, from, to, layout, push, pull, ring, .. } = self;
                 let name = || short_name(from, to);
                 let mut looks = 0u32;

@@ -40,8 +40,8 @@ pub(super) struct Rotation {
     size: usize,
     slots: usize,
     /// If true, each destination slot receives the pattern of another source slot in every lap. If false, it
-    /// always receives that of the source slot with its number, because two transfers in flight may share a
-    /// slot.
+    /// always receives the pattern of the source slot with the same number: two transfers in flight may then
+    /// share a destination slot, so they must write the same bytes.
     shifted: bool,
 }
 

@@ -3,7 +3,8 @@
 //! accesses of any width.
 
 /// Copies `length` bytes to memory that accepts accesses of any width. A copy of 1, 2, 4 or 8 bytes is a
-/// single store. If the destination is aligned, no reader sees a mix of old and new bytes.
+/// single store: if its destination is aligned, no reader sees a mix of old and new bytes. Other lengths give
+/// no such guarantee.
 ///
 /// # Safety
 /// `source` is readable and `destination` writable for `length` bytes, and they do not overlap.

@@ -35,8 +35,8 @@ struct Entry {
 impl Entry {
     fn sleep_ns(&self) -> Option<u64> {
         let sleep = self.expected_ns.checked_sub(self.lead_ns)?;
-        // Sleep only if the sleep is not short and the thread would then poll at most twice as long as it
-        // sleeps, because entering and leaving the kernel costs time.
+        // Sleep only if the sleep saves more than entering and leaving the kernel costs, and if the thread
+        // would then poll at most twice as long as it sleeps.
         (sleep >= SHORTEST_SLEEP_NS.max(self.lead_ns / 2)).then_some(sleep)
     }
 }

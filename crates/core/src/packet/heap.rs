@@ -128,9 +128,9 @@ impl HeapPool {
         Some(result)
     }
 
-    /// Moves buffers from the shared lists to the owner's list, until the owner's list has `wanted` buffers
-    /// or a quarter of the pool, whichever is more, or the shared lists are empty. Other buffers stay
-    /// available to other threads.
+    /// Moves buffers from the shared lists to the owner's list, until the owner's list is long enough or the
+    /// shared lists are empty. Long enough means `wanted` buffers, or a quarter of the pool if that is more.
+    /// The remaining buffers stay available to other threads.
     #[cold]
     fn fetch(&self, owned: &mut Vec<u32>, wanted: usize) {
         let wanted = wanted.max(self.count / 4);

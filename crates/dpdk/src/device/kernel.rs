@@ -104,8 +104,8 @@ pub(super) fn af_xdp(spec: &EthSpec, interface: &str, queue: u16, busy: u32, cop
         let why = format!("queue={queue}: {interface} has queues 0 to {last} (ethtool -l {interface})");
         return Err(Error::Spec { spec: spec.text.clone(), why });
     }
-    // Use one DPDK device for `queue` and all later pairs of a receive and a transmit queue. If the interface
-    // has no such pairs, use the device for one queue, because `xdp_queues` combines several devices.
+    // Use one DPDK device for `queue` and all later pairs of a receive and a transmit queue. If `queue` lies
+    // behind the last pair, use the device for `queue` alone: `xdp_queues` combines several such devices.
     let queues = existing.pairs.saturating_sub(queue).max(1);
     remove_limit_of_locked_memory();
     let program = Program::attach(&found).map_err(|refusal| no_program(spec, interface, refusal))?;

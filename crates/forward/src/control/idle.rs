@@ -18,7 +18,8 @@ struct Times {
     begun: Cell<u64>,
     /// Rounds without work.
     idle: Rounds,
-    /// Rounds of waits inside the loop, for a port that accepts no packets.
+    /// Rounds in which the thread waits for a port that accepts no packets. These waits lie inside the
+    /// polling loop.
     refused: Rounds,
     /// The number of [`Idle`] values that exist on this thread. The first is that of the thread's polling
     /// loop. Each further one is for a wait inside that loop, and counts in `refused`.

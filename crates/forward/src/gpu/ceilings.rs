@@ -44,9 +44,9 @@ pub struct Pull {
     pub size: u32,
     /// The number of bytes that the kernel pulled from the front of each packet.
     pub moved: u32,
-    /// The number of blocks of the fastest shape that was tried.
+    /// The number of blocks of the fastest launch that was tried.
     pub blocks: u32,
-    /// The number of threads per block of the fastest shape.
+    /// The number of threads per block of the fastest launch that was tried.
     pub threads: u32,
     /// The rate in bytes per second. A packet counts with its full size, even if only part of it was pulled.
     pub bytes_per_second: f64,

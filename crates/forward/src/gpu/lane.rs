@@ -86,9 +86,9 @@ pub struct Lane {
     location: Location,
     /// The address of the pool's memory.
     pub(super) packets: u64,
-    /// True while `LoadedFunction::starting` includes this lane, which then still allocates memory.
+    /// True while `LoadedFunction::starting` counts this lane, because the lane still allocates memory.
     starting: AtomicBool,
-    /// True while `LoadedFunction::users` includes this lane, which then has not finished.
+    /// True while `LoadedFunction::users` counts this lane, because the lane has not finished.
     uses: AtomicBool,
 }
 

@@ -37,7 +37,7 @@ pub(super) fn unused_word(lane: &Lane) -> MemoryOperation {
 
 /// The state of a ring on which posting depends. Tests implement this trait without a GPU.
 pub(super) trait RingView {
-    /// Returns the number of slots.
+    /// Returns the number of the ring's slots.
     fn slots(&self) -> u64;
     /// Returns the number of items that the dispatcher has taken back.
     fn freed(&self) -> u64;

@@ -62,7 +62,7 @@ pub(super) fn directions(route: &Route) -> Result<(Vec<String>, Vec<Direction>)>
 /// direction.
 ///
 /// # Errors
-/// When a port lacks queues, or a wrapper cannot be put around one.
+/// When a port lacks queues, or a wrapper (faults, pacing, a capture) cannot be put around a queue.
 pub(super) fn connect(
     config: &Config,
     ports: &mut [Box<dyn Port>],

@@ -60,7 +60,8 @@ impl Row {
         words
     }
 
-    /// Decodes scratchpad values. Returns `None` if they are torn or empty, or were not written as a row.
+    /// Decodes a row from scratchpad values. Returns `None` if the values are not a row, or are parts of
+    /// different rows (torn).
     pub fn decode(words: &[u32; ROW]) -> Option<Self> {
         let good = words[0] >> 16 == MAGIC && words[7] == check(&words[..7]) && words[1] != 0;
         good.then(|| Self {

@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 /// Offset in BAR 0 of this machine's number (QEMU, "Device Specification for Inter-VM shared memory device",
 /// section Registers).
 const IV_POSITION: usize = 0x08;
-/// Offset in BAR 0 of the register that interrupts a peer (same section).
+/// Offset in BAR 0 of the register that interrupts a peer (the same section of QEMU's specification).
 const DOORBELL: usize = 0x0c;
 /// The interrupt vector of link events. Lower vectors are the doorbell's.
 const LINK_VECTOR: u32 = VECTORS;

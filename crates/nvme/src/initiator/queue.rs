@@ -135,7 +135,7 @@ impl Queue {
         }
     }
 
-    /// Records that a held command has completed.
+    /// Records that a command of `Queue::submit_held` has completed.
     pub(super) fn held_completed(&mut self) {
         self.held = self.held.saturating_sub(1);
     }

@@ -28,7 +28,7 @@ const MAX_REQUESTS: usize = 256;
 /// The most bytes that one NVMe command transfers. A longer request is divided into several commands.
 const PART: u32 = 128 << 10;
 
-/// A request that is being run.
+/// A request whose commands are in progress.
 struct Active {
     cookie: u64,
     offset: u64,

@@ -40,7 +40,7 @@ const INFO_BLOCK_SIZE: u16 = 3;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Export<'a> {
     pub(super) namespace: &'a NamespaceInfo,
-    /// The name of the export. The empty name, which stands for the default export, selects it too.
+    /// The name by which clients select the export. The empty name, NBD's default export, selects it too.
     pub(super) name: &'a str,
 }
 
@@ -172,8 +172,8 @@ pub(super) fn negotiate<S: Read + Write>(
                     answer(stream, option, answer::UNKNOWN, &[])?;
                     continue;
                 }
-                // LIST without a query lists all contexts, and the query "base:" all whose names begin with
-                // it. SET selects contexts by their full names only.
+                // LIST without a query lists all contexts. LIST with the query "base:" lists all contexts
+                // whose names begin with "base:". SET selects contexts by their full names only.
                 let wanted = queries.contains(&CONTEXT)
                     || !set && (queries.is_empty() || queries.contains(&b"base:".as_slice()));
                 if wanted {

@@ -91,7 +91,7 @@ pub struct NbdRequest {
 }
 
 impl NbdRequest {
-    /// Returns the bytes of data that follow the request.
+    /// Returns the number of bytes of data that follow the request. It is 0 unless the request is a write.
     pub(super) fn payload(&self) -> u32 {
         if self.kind == Kind::Write { self.length } else { 0 }
     }

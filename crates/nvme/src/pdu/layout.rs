@@ -59,7 +59,7 @@ impl Kind {
         })
     }
 
-    /// Returns the name in the specification.
+    /// Returns the name of this PDU type in the specification.
     pub fn name(self) -> &'static str {
         match self {
             Kind::IcReq => "ICReq",

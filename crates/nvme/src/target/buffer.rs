@@ -65,7 +65,7 @@ impl Pool {
         })))
     }
 
-    /// Creates the share of a connection.
+    /// Creates the share of one connection, which may use at most `quota_bytes` of the pool's memory.
     pub fn share(&self, quota_bytes: usize) -> Rc<Share> {
         Rc::new(Share { pool: self.0.clone(), quota_bytes, used_bytes: Cell::new(0) })
     }

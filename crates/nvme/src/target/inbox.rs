@@ -55,7 +55,8 @@ impl Inbox {
     pub fn send(&self, message: Message) {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
         let one = 1_u64.to_ne_bytes();
-        // SAFETY: 8 bytes of an array. The write cannot fail before 2^64 messages are unread.
+        // SAFETY: the call reads the 8 bytes of the array. It cannot fail in practice: the eventfd's counter
+        // overflows only after 2^64 unread messages.
         unsafe { libc::write(self.event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 

@@ -26,8 +26,8 @@ const MOST_OWN: usize = 256;
 /// The most bytes of a received packet that an ICMP error about it quotes. The error then has at most 576
 /// bytes (RFC 1812, section 4.3.2.3).
 const MOST_QUOTED_V4: usize = 548;
-/// Like `MOST_QUOTED_V4`, for ICMPv6. The error then has at most 1280 bytes, IPv6's least MTU (RFC 4443,
-/// section 2.4).
+/// The most bytes of a received packet that an ICMPv6 error about it quotes. The error then has at most 1280
+/// bytes, IPv6's least MTU (RFC 4443, section 2.4).
 const MOST_QUOTED_V6: usize = 1232;
 /// The number of ICMP errors that the engine may send to other hosts in a burst. It regains one every
 /// `ICMP_NS` nanoseconds. Linux has the same limits.

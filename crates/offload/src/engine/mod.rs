@@ -235,7 +235,8 @@ impl Engine {
         count > 0
     }
 
-    /// Returns how long the engine may sleep, in nanoseconds.
+    /// Returns how long the engine may sleep, in nanoseconds. `wakes` is true if arriving packets wake the
+    /// engine. Otherwise the sleep is short, because the engine must poll the port.
     fn sleep_ns(&self, now: u64, wakes: bool) -> u64 {
         let mut sleep = LONGEST_SLEEP_NS;
         if !wakes {

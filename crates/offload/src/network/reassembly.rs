@@ -13,8 +13,8 @@ const MOST_BYTES: usize = 4 << 20;
 /// The overhead in bytes that each fragment and each packet adds towards `MOST_BYTES`, beyond the data.
 const COST: usize = 128;
 
-/// The number by which entries of completed packets in `Reassembly::order` may exceed the others before they
-/// are removed.
+/// Entries of completed packets are removed from `Reassembly::order` once they outnumber the other entries by
+/// more than this.
 const SLACK: usize = 64;
 
 /// The fields that all fragments of a packet share. They identify the packet to which a fragment belongs.

@@ -150,8 +150,8 @@ impl Network {
         self.waiting.len() >= MOST_WAITING / 2
     }
 
-    /// Asks for the MAC address of the neighbour `hop`. An IPv4 request goes to the address `known`, or
-    /// to all hosts if that is `None`.
+    /// Asks for the MAC address of the neighbour `hop`. An IPv4 request (ARP) goes to the MAC address
+    /// `known`, or to all hosts if `known` is `None`. An IPv6 request is always multicast.
     fn ask(&mut self, hop: IpAddr, known: Option<Mac>) {
         match hop {
             IpAddr::V4(target) => {

@@ -136,8 +136,9 @@ struct Place {
 }
 
 impl Place {
-    /// Connects to the hub of the launcher's or process manager's job. Without either, makes a hub for a job
-    /// of one PE. `heap_bytes` is the size of the symmetric heap that this process requests.
+    /// Connects to the hub of the job in which a launcher or process manager started this process. If neither
+    /// started it, makes a hub for a job of one PE. `heap_bytes` is the size of the symmetric heap that this
+    /// process requests.
     fn find(heap_bytes: u64) -> Result<Self> {
         if let Some(fd) = variable::<RawFd>("INLANE_NTB_FD")? {
             return Ok(Self { socket: inherited(fd)?, heap_bytes, hub: None, member: None });

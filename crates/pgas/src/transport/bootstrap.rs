@@ -24,7 +24,8 @@ pub trait Exchange: Send + Sync {
 
 /// What a PE tells its launcher.
 pub trait JobControl: Send + Sync {
-    /// Reports that this PE has finished. Its end is then no failure.
+    /// Reports that this PE has finished. The launcher then does not count the end of this process as a
+    /// failure.
     fn report_finished(&self);
     /// Reports that this PE ends because `peer` was lost. The launcher then looks for the cause at `peer`.
     fn report_lost(&self, peer: u32);

@@ -22,7 +22,7 @@ pub(super) const REFUSED: u64 = 2;
 
 /// How long a request may be unanswered before the owner's doorbell is rung.
 const RING_AFTER: Duration = Duration::from_micros(3);
-/// How long to wait before the doorbell is rung again, because it may have been lost.
+/// How long to wait for an answer before the doorbell is rung again. The first doorbell may have been lost.
 const RING_AGAIN: Duration = Duration::from_millis(1);
 
 /// State of a slot whose reply no thread waits for. The next [`PeContext::collect`] or [`PeContext::post`]
@@ -119,8 +119,8 @@ impl PeContext {
         let peer = &self.peers[pe as usize];
         if slot.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             peer.unanswered.fetch_sub(1, Ordering::Relaxed);
-            // Record a refusal only for an unawaited request, because the caller of an abandoned request has
-            // already received an error.
+            // Record a refusal only if no thread ever waited for the request. If a thread gave up waiting,
+            // its caller has already received an error.
             let refused = self.reply_word(pe, number, 0).load(Ordering::Relaxed) == REFUSED;
             if refused && slot_state(word) == UNAWAITED {
                 peer.refused.store(true, Ordering::Relaxed);

@@ -132,8 +132,8 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// Adds a sleeping thread. Returns the announcement, which covers all sleeping threads. Write it at every
-    /// peer that can end the wait.
+    /// Adds a sleeping thread. Returns the announcement of all sleeping threads. The caller must write the
+    /// announcement to the memory of every peer that can end the wait.
     pub fn announce(&mut self, interest: Interest) -> u64 {
         self.counter += 1;
         self.sleepers.push(interest);

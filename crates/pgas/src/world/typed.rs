@@ -192,7 +192,7 @@ impl<T: Transport> World<T> {
         let add = |sum: *mut u8, other: *const u8, count: usize| {
             let (sum, other) = (sum.cast::<E>(), other.cast::<E>());
             for index in 0..count {
-                // SAFETY: both point to `count` elements.
+                // SAFETY: `sum` and `other` point to `count` elements each.
                 unsafe {
                     let value = sum.add(index).read_unaligned() + other.add(index).read_unaligned();
                     sum.add(index).write_unaligned(value);

@@ -284,9 +284,9 @@ impl Condition {
             Condition::Protocol(wanted) => layers.is_some_and(|layers| layers.protocol == *wanted),
             Condition::Ports { protocol, source, first, last } => tuple.is_some_and(|tuple| {
                 let port = if *source { tuple.source_port } else { tuple.destination_port };
-                // Later fragments have no ports, so no rule with ports matches them. As in the packet
-                // function, such a rule matches the first fragment of an IPv6 datagram, but not that of an
-                // IPv4 datagram.
+                // A rule with ports matches no later fragment, because later fragments have no ports. It
+                // matches the first fragment of an IPv6 datagram, but not that of an IPv4 datagram, because
+                // the packet function does the same.
                 tuple.protocol == *protocol && !is_fragment(frame, layers) && (*first..=*last).contains(&port)
             }),
             Condition::Net { source, address, prefix } => tuple.is_some_and(|tuple| {

@@ -1,4 +1,5 @@
-//! Ancillary data of datagrams: the addresses, TTL and class that programs set and read by control messages.
+//! Ancillary data of datagrams: the addresses, TTL and traffic class that programs set and read by control
+//! messages.
 
 use inlane_offload_protocol::datagram::{Header, receive, send};
 use libc::{c_int, cmsghdr, msghdr};

@@ -116,8 +116,8 @@ pub fn setsockopt(fd: RawFd, level: c_int, name: c_int, value: *const c_void, le
             return code;
         }
     }
-    // Use the operation with a reply. The program's next datagram takes another way than the option, and
-    // could overtake it if this call did not wait.
+    // Use the operation with a reply, and wait for the reply. The option goes over the control socket and the
+    // program's next datagram through the pair, so the datagram could otherwise overtake the option.
     let mut message = Message::new(Operation::SetOptionNow);
     (message.level, message.name) = (level, name);
     // SAFETY: the program's arguments: `len` bytes at `value`.

@@ -334,7 +334,7 @@ impl Connection {
     }
 
     /// Processes the peer's FIN once all data before it has arrived. Set `again` if the current segment
-    /// carries a FIN: it is acknowledged at once, even if it is a retransmission.
+    /// carries a FIN. This FIN is acknowledged at once, even if it is a retransmission.
     fn receive_fin(&mut self, now: u64, again: bool) -> Events {
         if again {
             self.ack.now = true;

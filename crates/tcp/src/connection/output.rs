@@ -127,8 +127,8 @@ impl Connection {
     fn advance_window(&mut self) {
         let edge = self.rcv.edge();
         let least = (self.rcv.capacity / 2).min(self.rcv.mss as u32).max(1) as u64;
-        // Move the announced edge up to RCV.NXT, because data beyond the edge is accepted if there is room
-        // for it.
+        // Move the announced right edge of the window up to RCV.NXT. RCV.NXT may lie beyond it, because data
+        // beyond the edge is accepted if there is room.
         self.rcv.advertised = self.rcv.advertised.max(self.rcv.next);
         if edge >= self.rcv.advertised + least {
             let most = self.rcv.next + ((u16::MAX as u64) << self.rcv.scale);
@@ -223,8 +223,8 @@ impl Connection {
             recovery.undo_bytes += len as u64;
             if recovery.eifel == Eifel::Waiting {
                 let stamp = crate::timestamp(now, self.timestamp_offset);
-                // Let timestamps judge only a retransmission of the first unacknowledged segment, because
-                // only its acknowledgment is sure to echo its timestamp.
+                // Test by timestamps only whether a retransmission of the first unacknowledged segment was
+                // spurious. Only the acknowledgment of that segment is sure to echo its timestamp.
                 recovery.eifel = if start == self.snd.una { Eifel::Sent(stamp) } else { Eifel::Decided };
             }
         }

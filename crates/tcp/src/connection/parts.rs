@@ -91,8 +91,8 @@ pub(super) struct AckState {
     pub(super) pending: u32,
     /// True if an acknowledgment must be sent immediately.
     pub(super) now: bool,
-    /// Further acknowledgments to send for segments received out of order. A peer without SACK detects losses
-    /// by counting duplicates.
+    /// The number of further acknowledgments to send for segments that were received out of order. A peer
+    /// without SACK detects losses by counting duplicate acknowledgments.
     pub(super) duplicates: u8,
     /// The number of further segments to acknowledge without delay. It starts at `QUICK_ACKS`, because
     /// the peer is probably in slow start, and becomes 0 when data that is sent carries an
@@ -135,7 +135,8 @@ pub(super) enum Eifel {
 #[derive(Clone, Debug)]
 pub(super) struct Recovery {
     pub(super) phase: Phase,
-    /// SND.NXT when the phase began. The phase ends when this number is acknowledged.
+    /// SND.NXT when the current phase of loss recovery began. The phase ends when this number is
+    /// acknowledged.
     pub(super) point: Sequence,
     pub(super) prr_delivered: u64,
     pub(super) prr_out: u64,
@@ -146,7 +147,7 @@ pub(super) struct Recovery {
     /// The bytes retransmitted since loss recovery began, less the bytes that the peer has reported as
     /// duplicates (DSACK).
     pub(super) undo_bytes: u64,
-    /// SND.UNA when the phase began.
+    /// SND.UNA when the current phase of loss recovery began.
     pub(super) undo_start: Sequence,
     pub(super) eifel: Eifel,
     /// Duplicate acknowledgments, counted if the peer has no SACK.

@@ -4,12 +4,13 @@ use super::super::Buffer;
 use crate::command::Completion;
 use crate::pdu::{Data, Digests, Fault, Header, Kind, Layout, R2t, Rules, RunningDigest, Termination};
 
-/// The size of the scratch space.
+/// The size of the scratch space in bytes.
 const SCRATCH: usize = 128 << 10;
 /// Data of at least this size is received directly into its buffer. Smaller data is mostly copied from the scratch space, because
 /// one system call for many PDUs saves more than the copies cost.
 const LARGE: u32 = 32 << 10;
-/// The scratch space offered while large data is expected. It holds a few headers, so little of the data lands in it.
+/// The number of bytes of the scratch space that are offered while large data is expected. They hold a few
+/// headers, so little of the data lands there.
 const SMALL_SPACE: usize = 512;
 
 /// Bytes that were received and not yet consumed.

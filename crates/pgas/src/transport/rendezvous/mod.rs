@@ -68,7 +68,7 @@ pub enum Frame {
     Welcome(u32),
     /// The result of an exchange: the bytes that each PE contributed, in the order of the PEs.
     Gathered(Vec<Vec<u8>>),
-    /// The PE with this number has ended before it had finished.
+    /// The PE with this number has ended without a `Finished` frame.
     Gone(u32),
     /// The launcher asks the PE to end with this status.
     End(i32),

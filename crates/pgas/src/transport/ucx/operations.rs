@@ -42,7 +42,8 @@ struct Operands {
     result: u64,
 }
 
-/// Frees the request and the operands of an atomic that nobody waits for. UCX calls it as [`completed`].
+/// Frees the request and the operands of an atomic that nobody waits for. UCX calls it when the atomic is
+/// complete.
 extern "C" fn atomic_completed(request: *mut c_void, status: Status, operands: *mut c_void) {
     // SAFETY: the argument was made by `Box::into_raw`, and UCX calls this function once. The peer exists
     // longer than UCX's worker.

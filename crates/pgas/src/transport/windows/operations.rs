@@ -214,7 +214,8 @@ impl Transport for Windows {
     }
 
     fn leave(&self) -> Result<()> {
-        // Return at once, because other PEs' stores to windows do not need this PE's service thread.
+        // Return at once. Other PEs may still store to this PE's memory, but these stores do not need this
+        // PE's service thread.
         Ok(())
     }
 }

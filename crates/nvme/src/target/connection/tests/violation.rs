@@ -55,7 +55,7 @@ fn violations_end_the_connection_with_a_termination_request() {
             matches!(queue.connection.end(), Some(End::Violation(_))) && queue.connection.space().is_none()
         );
     }
-    // A command before the ICReq ends the connection, too.
+    // A command before the ICReq must end the connection.
     let mut host = Host::new(&subsystem);
     let bytes = host.capsule(Command::new(admin::KEEP_ALIVE, 0), &[]);
     host.send(&bytes);
