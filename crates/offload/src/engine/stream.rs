@@ -209,9 +209,8 @@ impl Stream {
     pub(super) fn limit_receive(&mut self, options: &Options, end: Option<&OwnedFd>) {
         self.connection.set_receive_capacity(options.receive_share(self.receive.capacity()) as u32);
         if let (Some(bytes), Some(end)) = (options.receive_buffer, end) {
-            // The program wants half of `bytes`, and the pair gets half of that. Pass a quarter of `bytes`:
-            // setsockopt doubles the number, as it did for the program. If the call fails, the pair keeps its
-            // size.
+            // The ring gets half of `bytes`, and the pair the other half. Pass a quarter of `bytes`, because
+            // setsockopt doubles the number. If the call fails, the pair keeps its size.
             let _ = pair::set_option(end, libc::SO_SNDBUF, bytes / 4);
         }
     }
