@@ -178,7 +178,8 @@ impl Device {
         }
     }
 
-    /// Returns the most bytes that one allocation can have.
+    /// Returns how many bytes one allocation may have. For host memory, this is half of the available memory,
+    /// so that the rest of the machine keeps room.
     pub fn capacity(&self) -> usize {
         match &self.kind {
             Kind::Host(_) => usize::try_from(available_memory() / 2).unwrap_or(usize::MAX),

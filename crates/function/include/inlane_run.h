@@ -114,8 +114,8 @@ INLANE bool differs(const inlane_packet_verdict &now, const inlane_descriptor &b
 #if INLANE_GPU
 
 // Runs a `packet` function on a burst. Thread i handles packets i, i + threads, ... Writes no verdicts while
-// every packet is forwarded with its length unchanged. At the first packet that `differs`, starts to write:
-// the verdicts of all packets, including those before it.
+// every packet is forwarded with its length unchanged. After the first packet that `differs`, writes the
+// verdicts of all packets, including the earlier ones.
 template <class F>
 INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                             const context &call) {

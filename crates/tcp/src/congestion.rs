@@ -98,7 +98,7 @@ impl Congestion {
         Saved { window: self.window, threshold: self.threshold, cubic: self.cubic.clone() }
     }
 
-    /// Undoes a reduction (RFC 4015; RFC 9438, section 4.9).
+    /// Undoes a reduction of the window that proved unnecessary (RFC 4015; RFC 9438, section 4.9).
     pub fn restore(&mut self, saved: &Saved) {
         self.window = self.window.max(saved.window);
         self.threshold = saved.threshold;
@@ -122,7 +122,8 @@ impl Congestion {
         self.window = mss as u64;
     }
 
-    /// Reduces the window after an idle period, because its value is outdated (RFC 5681, section 4.1).
+    /// Reduces the window to at most `initial` bytes after an idle period, because its value is outdated (RFC
+    /// 5681, section 4.1).
     pub fn on_idle(&mut self, initial: u64) {
         if self.window > initial {
             self.threshold = self.threshold.max(self.window / 4 * 3);

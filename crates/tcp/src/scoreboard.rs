@@ -27,7 +27,7 @@ const REORDERING_PERSISTENCE: u8 = 16;
 #[derive(Clone, Copy, Debug)]
 struct Record {
     start: Sequence,
-    /// The time of the latest transmission.
+    /// When the record's bytes were last transmitted, in nanoseconds.
     sent: u64,
     len: u32,
     flags: u8,
@@ -62,7 +62,7 @@ pub struct Delivered {
 pub struct AckContext {
     /// The time at which the acknowledgment arrived, in nanoseconds.
     pub now: u64,
-    /// The least RTT.
+    /// The least RTT, in nanoseconds.
     pub min_rtt: u64,
     /// The echoed timestamp, and the offset of this side's timestamps. `None` without timestamps.
     pub echo: Option<(u32, u32)>,

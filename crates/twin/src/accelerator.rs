@@ -90,9 +90,8 @@ impl Drop for Allocation {
     }
 }
 
-/// The CPU as a mover between mapped memories of which at least one is a twin's BAR. It copies real bytes by
-/// 4-byte stores and takes the time of the model. It spins meanwhile, because slow loads and stores occupy a
-/// real CPU too.
+/// A mover that copies with the CPU from or to a twin's BAR. It copies real bytes by 4-byte stores and takes
+/// the time of the model. It spins during this time, because slow loads and stores occupy a real CPU too.
 pub struct BarMover {
     /// The costs of reading the source, if the source is a twin.
     read: Option<BarCosts>,

@@ -45,7 +45,8 @@ impl CpuMover {
         self
     }
 
-    /// Sets which accesses appear in the mover's name: `loads` if it reads a BAR, `stores` if it writes one.
+    /// Sets which accesses the mover's name contains. Set `loads` if the mover reads a BAR, and `stores` if
+    /// it writes one. If neither is set, the name contains `stores`.
     #[must_use]
     pub fn named_after(mut self, loads: bool, stores: bool) -> Self {
         self.work = match (loads, stores) {

@@ -145,7 +145,8 @@ impl Session {
         self.failovers
     }
 
-    /// Returns the number of commands that can be submitted now. It is 0 while no path works.
+    /// Returns the number of commands that can be submitted now. It is 0 while no path works, and while
+    /// commands of a failed path wait to be sent again.
     pub fn available(&self) -> usize {
         if !self.pending.is_empty() {
             return 0;
@@ -153,7 +154,7 @@ impl Session {
         self.live.as_ref().map_or(0, |live| live.queue.available())
     }
 
-    /// Returns the most commands that can be in flight.
+    /// Returns the most commands that can be in flight on the path in use; 0 while no path works.
     pub fn depth(&self) -> usize {
         self.live.as_ref().map_or(0, |live| live.queue.available() + live.queue.in_flight())
     }

@@ -67,7 +67,7 @@ struct Link {
     peer: SocketAddr,
     receiving: bool,
     sending: bool,
-    /// File operations in flight.
+    /// The number of file operations in flight.
     operations: u32,
     closing: Closing,
     /// True if the last receive left data in the socket.
@@ -75,7 +75,7 @@ struct Link {
     vectors: Vec<libc::iovec>,
     message: libc::msghdr,
     accepted_ms: u64,
-    /// When bytes were last received or sent.
+    /// When bytes were last received or sent, in milliseconds since the target started.
     progress_ms: u64,
     /// The time in milliseconds at which a timeout check first found that the target waits for the host.
     /// `None` if the last check found that the target does not wait.

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 
 /// The ports that the engine chooses from, as Linux does by default.
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 32768..=60999;
-/// Ports below this are for privileged users.
+/// Only root may bind ports below this number.
 const FIRST_UNPRIVILEGED: u16 = 1024;
 
 /// Returns true if a socket bound to `a` receives connections to `b`, or the reverse. A socket bound to `::`

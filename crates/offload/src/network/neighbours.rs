@@ -83,8 +83,8 @@ impl Neighbours {
         Lookup::Waits(first)
     }
 
-    /// If the table is full, removes a neighbour for which no packet waits. Returns false if packets wait for
-    /// every neighbour.
+    /// If the table is full, removes the neighbour with the oldest answer among those for which no packet
+    /// waits. Returns false if the table is full and packets wait for every neighbour.
     fn make_room(&mut self) -> bool {
         if self.by_address.len() < MOST {
             return true;

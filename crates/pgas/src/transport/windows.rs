@@ -83,8 +83,9 @@ pub(super) struct Peer {
     /// The alignment in bytes of the address of the peer's inbound memory in the peer's process.
     alignment: usize,
     /// True if a store to the peer needs more than the usual check whether the peer has announced that it
-    /// sleeps. A peer without a membarrier(2) registration or a coherent window needs a barrier between the
-    /// store and the check. The local PE needs no check: its sleeping threads are woken directly.
+    /// sleeps. If the peer is not registered for membarrier(2), or a window is not coherent, a barrier is
+    /// needed between the store and the check. The local PE needs no check: its sleeping threads are woken
+    /// directly.
     pub is_exceptional: bool,
     /// The peer's last announcement that was answered by a doorbell: a copy of the value in `notifier`, to be
     /// read without the lock.

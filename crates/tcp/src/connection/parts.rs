@@ -52,7 +52,7 @@ impl Sender {
 /// The state of the direction from the peer.
 #[derive(Clone, Debug)]
 pub(super) struct Receiver {
-    /// RCV.NXT.
+    /// RCV.NXT: the sequence number that is expected next from the peer.
     pub(super) next: Sequence,
     /// The sequence number of the first byte that the application has not consumed.
     pub(super) consumed: Sequence,
@@ -71,7 +71,7 @@ pub(super) struct Receiver {
     pub(super) fin: Option<Sequence>,
     /// TS.Recent: the peer's timestamp that the next segment echoes (RFC 7323).
     pub(super) ts_recent: u32,
-    /// When `ts_recent` was updated.
+    /// When `ts_recent` was updated, in nanoseconds.
     pub(super) ts_recent_at: u64,
 }
 

@@ -85,7 +85,8 @@ impl Connection {
         self.path = PathMtu { high, candidate: high, probe: None, failures: 0, probe_at: now + RAISE_AFTER };
     }
 
-    /// Reduces the MSS to the base MSS after repeated timeouts of large segments: smaller ones may pass.
+    /// Reduces the MSS to the base MSS after repeated timeouts while more than that was in flight, because
+    /// smaller segments may pass.
     pub(super) fn check_black_hole(&mut self, now: u64) {
         let base = self.config.base_mss.min(self.snd.max_mss);
         let large = self.snd.next - self.snd.una > base as u64;
