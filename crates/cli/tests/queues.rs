@@ -141,7 +141,7 @@ fn joined(test: &str) -> Option<[Namespace; 2]> {
     Some([a, b])
 }
 
-/// Waits until `receiver` receives, and until the link carries frames.
+/// Waits until the first pipeline of `receiver` runs, and then 2.5 s until the veth link carries frames.
 fn wait_until_up(receiver: &Child) {
     until_thread_runs(receiver, "inlane-0", Duration::from_millis(1));
     std::thread::sleep(Duration::from_millis(2500));

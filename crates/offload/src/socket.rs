@@ -89,7 +89,7 @@ pub struct Datagram {
 
 /// A listening socket.
 pub struct Listening {
-    /// The queues.
+    /// The listener: its half-open connections, and the established connections that wait to be accepted.
     pub listener: Listener<Pending>,
     /// True if the pair is full of connections that the program has not accepted.
     pub full: bool,
@@ -108,11 +108,11 @@ pub struct Pending {
 
 /// A connection.
 pub struct Stream {
-    /// The addresses.
+    /// The local and the remote address of the connection, with their ports.
     pub flow: Flow,
-    /// Where its packets go.
+    /// Where the packets of the connection go: to the engine itself, or over the link.
     pub route: Route,
-    /// The state machine.
+    /// The TCP state machine of the connection.
     pub connection: Connection,
     /// The program's data that the peer has not acknowledged yet.
     pub send: Ring,
@@ -182,7 +182,7 @@ impl Options {
     /// SO_SNDBUF that Linux's getsockopt returns.
     const LEAST_BUFFER: usize = 2304;
 
-    /// Sets an option. Unknown ones are kept, so that they can be read back.
+    /// Sets an option. Keeps options without a field too, up to `MOST_OTHERS`, so that they can be read back.
     pub fn set(&mut self, level: i32, name: i32, value: &[u8]) {
         let number = match value {
             [a, b, c, d, ..] => i32::from_ne_bytes([*a, *b, *c, *d]),

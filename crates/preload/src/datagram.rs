@@ -34,7 +34,7 @@ const FEW: usize = 16;
 /// The most buffers of one call that the kernel accepts.
 const MOST_PARTS: usize = 1024;
 
-/// Notes that this process has a UDP socket of the engine.
+/// Records that this process has a UDP socket that the engine runs.
 pub fn note() {
     PRESENT.store(true, Ordering::Relaxed);
 }

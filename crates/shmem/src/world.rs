@@ -99,7 +99,7 @@ pub fn fail(error: &Error) -> ! {
     unsafe { libc::_exit(1) }
 }
 
-/// Prints that an argument is invalid, and ends the job.
+/// Prints what is invalid and why, and ends the job.
 #[cold]
 pub fn invalid(what: String, why: &str) -> ! {
     fail(&Error::Invalid { what, why: why.into() })

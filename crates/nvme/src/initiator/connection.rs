@@ -54,7 +54,8 @@ pub struct Done {
     /// The completion. If the connection failed before the command completed, its status is
     /// [`Status::HOST_PATH_ERROR`].
     pub completion: Completion,
-    /// The buffer of the request.
+    /// The buffer of the request, which holds the received data after a successful read. `None` if the
+    /// request had none.
     pub buffer: Option<Buffer>,
 }
 
@@ -213,7 +214,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns true if bytes wait to be sent.
+    /// Returns true if the connection has bytes to send.
     pub fn has_output(&self) -> bool {
         !self.outbox.is_empty()
     }
@@ -280,7 +281,7 @@ impl Connection {
         result
     }
 
-    /// Returns the next completed command.
+    /// Returns the next completed command, or `None` if no further command has completed.
     pub fn next_done(&mut self) -> Option<Done> {
         self.done.pop_front()
     }

@@ -248,7 +248,7 @@ impl Stream {
         self.writable && self.delivered < received
     }
 
-    /// Drops received data, because nobody reads it.
+    /// Drops all received data, because the program does not read any more.
     fn discard(&mut self) {
         self.delivered = self.connection.received();
         self.publish_consumed();

@@ -86,7 +86,7 @@ impl Slots {
         (self.slots.len() - 1) as u16
     }
 
-    /// Frees a slot, with its buffers.
+    /// Frees a slot, and gives the buffers of its command back.
     pub fn remove(&mut self, number: u16) {
         let slot = &mut self.slots[usize::from(number)];
         assert!(slot.stage != Stage::Free, "a slot in use");

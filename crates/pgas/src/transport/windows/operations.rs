@@ -140,8 +140,8 @@ impl Transport for Windows {
         if self.context.coherent {
             store_fence();
         } else {
-            // A fence orders stores, but not the copies of a mover. If there is a mover, wait until the
-            // stores are delivered, so that later copies arrive after them.
+            // A fence orders stores, but not the copies of a mover. So if there is a mover, wait until the
+            // stores are delivered: later copies then arrive after them.
             let mixed = self.context.mover.is_some();
             let order = |peer: &Peer| if mixed { peer.window.flush() } else { peer.window.fence() };
             self.context.peers.iter().for_each(order);
