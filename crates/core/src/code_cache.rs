@@ -167,7 +167,8 @@ pub fn key<'a>(parts: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
     key
 }
 
-/// Returns the directory that contains all caches of the current user.
+/// Returns the directory that contains all caches of the current user. `None` if there is none: INLANE_CACHE
+/// is set but empty, or neither XDG_CACHE_HOME nor HOME gives a directory.
 fn user_directory() -> Option<PathBuf> {
     if let Some(set) = std::env::var_os("INLANE_CACHE") {
         return (!set.is_empty()).then(|| PathBuf::from(set));

@@ -147,7 +147,7 @@ impl Progress {
         self.dropped.store(dropped, Relaxed);
     }
 
-    /// Publishes how the calling thread spent its time. Only the feeder calls it, at its end.
+    /// Publishes how the calling thread spent its time. Only the feeder calls it, when it ends.
     pub fn set_feeding(&self) {
         self.feeding.store(idle::spent().0, Relaxed);
     }

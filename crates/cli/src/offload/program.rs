@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The number of bytes at a file's beginning that are examined.
+/// The number of bytes that are read from the beginning of a program's file, to find its interpreter.
 const HEAD: usize = 4096;
 
 /// Returns the file that the system would start for `program`, or `None` if there is none.

@@ -38,7 +38,7 @@ pub struct Cache {
 
 impl Cache {
     /// Reads the user's cache, `inlane/copy-costs.json` in `$XDG_CACHE_HOME` or `~/.cache`. The result is
-    /// empty if the file is missing or not readable.
+    /// empty if the file is missing, unreadable or malformed.
     pub fn load() -> Self {
         let root = std::env::var_os("XDG_CACHE_HOME")
             .filter(|folder| !folder.is_empty())
@@ -50,7 +50,7 @@ impl Cache {
         }
     }
 
-    /// Reads the cache in `file`. The result is empty if the file is missing or not readable.
+    /// Reads the cache in `file`. The result is empty if the file is missing, unreadable or malformed.
     pub fn at(file: impl Into<PathBuf>) -> Self {
         let file = file.into();
         Self { entries: read(&file), file: Some(file) }

@@ -3,7 +3,7 @@
 
 use crate::tuning::LINES;
 
-/// The number of timestamps that each side records in a channel.
+/// The number of timestamps that pusher and puller each record in a channel.
 const MARKS: usize = 6;
 /// The length field of a command that tells the kernels to leave.
 pub(super) const LEAVE: u64 = u64::MAX;

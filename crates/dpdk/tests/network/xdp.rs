@@ -71,7 +71,7 @@ pub fn attach(interface: &str, program: &OwnedFd, mode: u32) {
     assert_eq!(answer[4], 0, "attaching to {interface}: {}", std::io::Error::from_raw_os_error(-answer[4]));
 }
 
-/// Returns the number of the XDP program on an interface, as `ip link` shows it.
+/// Returns the id of the XDP program on an interface, as `ip link` shows it. `None` if it has none.
 pub fn program_id(interface: &str) -> Option<u32> {
     let shown = output_of_ip(&format!("-details link show {interface}"));
     let mut words = shown.split_whitespace().skip_while(|word| *word != "prog/xdp");

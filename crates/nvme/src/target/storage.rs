@@ -53,7 +53,8 @@ pub enum Next {
     Done(Status),
 }
 
-/// How zeros are written. If the file system refuses a method, the next one is tried.
+/// How zeros are written: first by a call that zeroes or deallocates the range. If the file system refuses
+/// the call, another method is tried, and `Write` last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ZeroMethod {
     /// The file system zeroes the range and keeps its blocks allocated.

@@ -132,7 +132,8 @@ impl Engine {
         self.inodes.get(&pair::inode(fd)?).copied().ok_or(Refusal::Errno(libc::EBADF))
     }
 
-    /// Creates a socket. `remote` is set if it is about to be connected. Returns its key and the program's end.
+    /// Creates a socket. Set `remote` if the program is connecting the socket. Returns the socket's key and
+    /// the program's end.
     pub(super) fn create(
         &mut self,
         owner: Owner<'_>,

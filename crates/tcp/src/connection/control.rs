@@ -55,7 +55,7 @@ impl Connection {
         self.rcv.fin.is_some_and(|fin| self.rcv.next > fin)
     }
 
-    /// Closes the direction to the peer after all written data. Data can still be received.
+    /// Closes the direction to the peer: a FIN follows the written data. Data can still be received.
     pub fn shutdown_write(&mut self) {
         if self.snd.fin || matches!(self.state, State::Closed | State::TimeWait) {
             return;

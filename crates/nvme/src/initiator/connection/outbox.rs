@@ -8,8 +8,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 #[derive(Clone, Copy, Debug)]
 enum Segment {
-    /// Bytes that are stored in `Outbox::bytes`, after those of the earlier inline segments. The number is
-    /// their count.
+    /// This many bytes of `Outbox::bytes`, which follow those of the earlier inline segments.
     Inline(usize),
     /// Bytes of the buffer of the command in a slot: `len` bytes from offset `at` on.
     Data { slot: u16, at: usize, len: usize },
