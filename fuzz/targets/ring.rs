@@ -1,5 +1,5 @@
-//! Drives the burst ring's dispatcher against a hostile consumer. The consumer may write any value to the
-//! completion half, which is the part of the ring's memory that belongs to it, at any time.
+//! Drives the burst ring's dispatcher against a hostile consumer. At any time, the consumer may write any
+//! value to the completion half, the part of the ring's memory that consumers write.
 //!
 //! Each submitted packet must come back at most once, with its own address and a length that fits its buffer.
 //! An item that the consumer completes by the protocol must come back, whatever the consumer wrote before.

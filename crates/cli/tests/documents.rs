@@ -81,8 +81,8 @@ fn read(page: &Path) -> (Vec<Shown>, Vec<(String, String)>) {
     (commands, files)
 }
 
-/// Returns the start of a command line that runs a program in new network and PID namespaces, and without
-/// root also in a new user namespace. Returns `None` if the system does not allow it.
+/// Returns the start of a command line that runs a program in new network and PID namespaces. Without root,
+/// the program also gets a new user namespace. Returns `None` if the system does not allow this.
 fn isolated() -> Option<Vec<&'static str>> {
     let plain = ["unshare", "--net", "--pid", "--fork", "--kill-child"];
     let user = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child"];
@@ -94,8 +94,8 @@ fn isolated() -> Option<Vec<&'static str>> {
     [plain.to_vec(), user.to_vec()].into_iter().find(|line| works(line))
 }
 
-/// Returns a script that runs the commands of a block. The command after a background command (`&`) is
-/// repeated until it succeeds, for about a minute, because the background command may not be ready yet.
+/// Returns a script that runs the commands of a block. A background command (`&`) may need time to get ready.
+/// So the script repeats the command after it until that succeeds, for about a minute.
 fn script(commands: &[&Shown]) -> String {
     let mut script = String::from("ip link set lo up; pids=; trap 'kill $pids; wait' EXIT\n");
     let mut may_be_early = false;

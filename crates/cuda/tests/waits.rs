@@ -1,6 +1,6 @@
-//! Waiting for copies on GPUs that are slow, that hang and that fail, with a stub of the driver that hangs
-//! where the real one does. Each test runs in a process of its own, because an abandoned GPU stays abandoned
-//! for the whole process.
+//! Tests waits for copies on GPUs that are slow, hang or fail. A stub replaces the driver, and hangs where
+//! the driver would. Each test runs in a process of its own, because an abandoned GPU stays abandoned for the
+//! whole process.
 
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::{CompletionMode, Region, Result};

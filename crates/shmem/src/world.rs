@@ -168,7 +168,7 @@ fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
             1
         }
     };
-    // Write out what the program has buffered. Another thread may hold a stream's lock for ever, so wait for a
+    // Flush the program's output streams. Another thread may hold a stream's lock forever, so wait only for a
     // limited time.
     let (sender, flushed) = std::sync::mpsc::channel();
     std::thread::spawn(move || {

@@ -4,7 +4,7 @@
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-/// The longest wait for an event that must come.
+/// How long a test waits for an expected event before it fails.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// Waits until `condition` holds.

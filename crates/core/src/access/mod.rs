@@ -6,7 +6,7 @@
 //!
 //! * [`Access`] copies long spans in one chosen width;
 //! * [`store_device`] and [`load_device`] copy short spans in the widest aligned pieces of at most 8 bytes,
-//!   and whole 64-byte lines by non-temporal stores;
+//!   except that `store_device` on x86-64 stores whole 64-byte lines non-temporally;
 //! * [`copy_coherent`] is for memory that accepts any access;
 //! * [`store_fence`] orders non-temporal and write-combining stores.
 
@@ -95,8 +95,8 @@ impl Access {
             Access::Bytes4 | Access::Bytes8 | Access::Bytes16 => true,
             // Require SSE4.1, because the narrowest streaming load (16 bytes) needs it.
             Access::NonTemporal => is_x86_feature_detected!("sse4.1"),
-            // Require AVX2 although ordinary 32-byte copies need only AVX, because `NonTemporal` uses 32-byte
-            // streaming loads wherever `Bytes32` is available, and these loads need AVX2.
+            // Require AVX2. Ordinary 32-byte copies need only AVX. But wherever `Bytes32` is available,
+            // `NonTemporal` uses 32-byte streaming loads, which need AVX2.
             Access::Bytes32 => is_x86_feature_detected!("avx2"),
             Access::Bytes64 => is_x86_feature_detected!("avx512f"),
             Access::Direct64 => x86::has_movdir64b(),

@@ -96,8 +96,8 @@ impl Ivshmem {
     pub fn open(address: Address, ports: u32) -> Result<Self> {
         let invalid = |why: String| Error::invalid(format!("--ivshmem {address}"), why);
         let sysfs = Sysfs::system();
-        // Check the kind of the device before opening it. An error from opening suggests how to free a device
-        // that is in use, which would be wrong for a device that is not ivshmem.
+        // Check the kind of the device before opening it. If a device is in use, the error from opening it
+        // suggests how to free it. The user must not free a device that is not ivshmem.
         let known = inlane_pci::Device::read(&sysfs, address).map_err(pci)?;
         if (known.vendor, known.device) != crate::discover::IVSHMEM {
             return Err(invalid(

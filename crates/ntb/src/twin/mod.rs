@@ -187,8 +187,8 @@ impl Twin {
     /// [`Error::Invalid`] for bytes outside the inbound memory; [`Error::Os`] if the system refuses.
     ///
     /// # Safety
-    /// No thread accesses the `bytes` at `address` meanwhile, and all that they held may be replaced by what
-    /// the inbound memory holds.
+    /// No thread accesses the `bytes` at `address` during the call. Their contents may be lost: the inbound
+    /// memory replaces them.
     pub unsafe fn map_inbound_at(&self, offset: usize, bytes: usize, address: *mut u8) -> Result<()> {
         self.inner.inbound.slice(offset, bytes)?;
         let memory = &self.inner.fabric.memories[self.inner.port as usize];

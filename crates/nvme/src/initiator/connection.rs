@@ -83,7 +83,7 @@ impl From<Fault> for Failure {
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// The number of commands that have used this slot, which becomes part of the next command's identifier.
+    /// The number of commands that have used this slot. It becomes part of the next command's identifier.
     generation: u16,
     in_flight: bool,
     token: u64,

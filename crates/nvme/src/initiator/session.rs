@@ -316,8 +316,8 @@ impl Session {
             for path in (first..options.paths.len()).chain(0..first) {
                 match Self::connect(&options, path, Some(nsid)) {
                     Ok((live, namespace)) => {
-                        // Sending fails if the session was dropped meanwhile. Dropping the result then closes
-                        // the new connection.
+                        // The send fails if the session was dropped during the attempt. Dropping the unsent
+                        // result closes the new connection.
                         let _ = send.send(Ok((path, live, namespace)));
                         return;
                     }

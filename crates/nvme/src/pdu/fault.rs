@@ -6,7 +6,7 @@ use std::fmt;
 use zerocopy::IntoBytes;
 
 /// The reason for which a connection is terminated (FES; TCP sections 3.6.2.4 and 3.6.2.5). FEI is the field
-/// of the termination request that tells more about it.
+/// of the termination request with the details, such as the offset of an invalid field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FatalStatus {

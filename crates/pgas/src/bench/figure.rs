@@ -234,8 +234,8 @@ mod tests {
 
     #[test]
     fn shares_are_medians_of_pairs() {
-        // Give the second pair of repeats two low values, as on a machine that is slow for a moment, because
-        // the ratio must stay the same.
+        // Both values of the second repeat are low, as on a machine that is slow for a moment. Their ratio is
+        // the same as in the other repeats, so the findings must not change.
         let points = [
             point(Operation::Put, "poll", &[9.6, 4.8, 9.7], 1.0),
             point(Operation::PlainCopy, "poll", &[10.0, 5.0, 10.0], 1.0),

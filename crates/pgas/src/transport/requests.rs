@@ -105,8 +105,8 @@ impl PeContext {
         sink.failed.map_or(Ok(number), Err)
     }
 
-    /// Frees the slot if its request was answered and no thread waits for it. Returns true if the slot is
-    /// free.
+    /// Frees a request slot if its request was answered and no thread waits for the answer. Returns true if
+    /// the slot is free now, including a slot that was free before.
     fn reap(&self, pe: u32, slot: &AtomicU64, tag: u32) -> bool {
         let word = slot.load(Ordering::Acquire);
         if word == 0 {
@@ -129,8 +129,8 @@ impl PeContext {
         slot.load(Ordering::Acquire) == 0
     }
 
-    /// Waits for the owner until `done` returns true. If that takes longer than [`RING_AFTER`], rings the
-    /// owner's doorbell, and then again after each `RING_AGAIN`.
+    /// Waits until `done` returns true: until PE `pe` has served a request. Rings that PE's doorbell after
+    /// [`RING_AFTER`], or at once in completion mode `interrupt`, and again after each `RING_AGAIN`.
     fn wait_ringing(&self, pe: u32, options: WaitOptions, mut done: impl FnMut() -> bool) -> Result<()> {
         let (mut looks, mut start, mut rung) = (0u32, None, false);
         // A wait by interrupt polls too seldom to notice that RING_AFTER has passed, so it rings at once.

@@ -201,9 +201,10 @@ impl<T: Transport> World<T> {
 
     /// Allocates symmetric memory for data that is copied. From 4 KiB on, it starts in the middle of a page.
     ///
-    /// This avoids 4K aliasing. Buffers of programs usually start near the start of a page. If a copy's
-    /// destination starts slightly after its source modulo 4096, the processor mistakes the copy's loads for
-    /// loads of bytes that it has just stored. A copy between caches then takes up to 1.7 times as long.
+    /// This avoids 4K aliasing: the processor compares the addresses of loads and recent stores modulo 4096.
+    /// If a copy's destination starts slightly after its source modulo 4096, the copy's loads seem to depend
+    /// on its stores and are delayed. A copy between caches then takes up to 1.7 times as long. Most
+    /// buffers of programs start near the start of a page, so this memory starts in the middle.
     ///
     /// # Errors
     /// As for [`World::allocate`].

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// The number of bytes collected before they are written.
+/// The number of bytes that are buffered before they are written to the output.
 const BUFFER: usize = 1 << 18;
 const HEADER: usize = 24;
 const RECORD_HEADER: usize = 16;

@@ -121,8 +121,8 @@ impl Connection {
         ((self.rcv.advertised.saturating_sub(self.rcv.next)) >> self.rcv.scale).min(u16::MAX as u64) as u16
     }
 
-    /// Moves the right edge of the announced window forward if that gains a segment or half of the buffer
-    /// (silly-window avoidance, RFC 9293, section 3.8.6.2.2).
+    /// Moves the right edge of the announced window forward, but only by at least a segment or half of the
+    /// buffer, whichever is less. This avoids silly windows (RFC 9293, section 3.8.6.2.2).
     #[inline]
     fn advance_window(&mut self) {
         let edge = self.rcv.edge();

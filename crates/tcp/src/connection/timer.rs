@@ -207,8 +207,9 @@ impl Connection {
             self.timers.loss = LossTimer::Reordering;
             self.timers.loss_at = self.timers.reordering_at;
         } else if let Some(probe_at) = self.loss_probe_at() {
-            // If the loss probe would be due after the retransmission timeout, send the probe at that time
-            // instead (RFC 8985, section 7.2). The probe restarts the timeout.
+            // If the loss probe would be due after the retransmission timeout, send the probe when the
+            // timeout expires, instead of a retransmission (RFC 8985, section 7.2). The probe restarts the
+            // timeout.
             self.timers.loss = LossTimer::LossProbe;
             self.timers.loss_at = probe_at.min(rto_at);
         }

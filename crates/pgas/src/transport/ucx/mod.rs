@@ -232,9 +232,9 @@ impl Shared {
 
     /// Returns the error of a failed operation.
     fn failed(&self, pe: u32, status: Status) -> Error {
-        // Report the PE as lost for UCX's codes of a reset, missing, rejected or cancelled connection, an
-        // unreachable peer, an input or output error, and a failed endpoint (-89 to -60), because the
-        // connection to the PE has then failed.
+        // Report the PE as lost if UCX's code says that the connection to it has failed. The codes below
+        // stand for a reset, missing, rejected or cancelled connection, an unreachable peer, an input or
+        // output error, and a failed endpoint (-89 to -60).
         let error = match status {
             -25 | -24 | -23 | -16 | -6 | -3 | -89..=-60 => self.lost(pe),
             _ => self.library.unreachable(status, pe),
