@@ -21,7 +21,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// Returns true for a twin.
+    /// Returns true if the endpoint is a twin of an accelerator.
     pub fn is_twin(&self) -> bool {
         matches!(self, Endpoint::Twin(_))
     }

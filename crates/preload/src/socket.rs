@@ -14,11 +14,11 @@ use std::os::fd::RawFd;
 pub struct Flags(c_int);
 
 impl Flags {
-    /// The program has read the connection's error.
+    /// Flag: the program has read the error of the connection.
     pub const ERROR_READ: c_int = 1;
-    /// The program has shut down reading.
+    /// Flag: the program has shut down reading.
     pub const READ_SHUT: c_int = 2;
-    /// The connection is being established. The engine sets and clears this flag.
+    /// Flag: the connection is being established. The engine sets and clears this flag.
     pub const CONNECTING: c_int = 4;
 
     fn of(fd: RawFd) -> Self {

@@ -140,7 +140,7 @@ impl Queue {
         self.held = self.held.saturating_sub(1);
     }
 
-    /// Returns the next completed command.
+    /// Returns the next completed command, or `None` if no further command has completed.
     pub fn next_done(&mut self) -> Option<Done> {
         self.connection.next_done()
     }

@@ -31,9 +31,9 @@ pub const MAX_NAMESPACES: usize = 1024;
 /// Where the bytes of a namespace lie.
 #[derive(Debug)]
 pub enum Storage {
-    /// In memory of this process.
+    /// The namespace lies in memory of this process.
     Memory(Memory),
-    /// In a file or on a block device.
+    /// The namespace lies in a file or on a block device.
     File(FileStorage),
 }
 

@@ -13,7 +13,7 @@ use std::os::fd::RawFd;
 pub enum Call {
     /// `pread`
     Read {
-        /// The destination.
+        /// The memory to which the bytes are read.
         address: *mut u8,
         /// The number of bytes.
         length: u32,
@@ -22,13 +22,13 @@ pub enum Call {
     },
     /// `pwritev2`
     Write {
-        /// The source.
+        /// The memory that holds the bytes to write.
         address: *const u8,
         /// The number of bytes.
         length: u32,
         /// The offset in the file.
         offset: u64,
-        /// With `RWF_DSYNC`.
+        /// True if the call has the flag `RWF_DSYNC`: the data is then durable when the call completes.
         durable: bool,
     },
     /// `fdatasync`

@@ -19,7 +19,7 @@ const DUE_MASK: u64 = (1 << 48) - 1;
 /// The content of a stamp, without its CRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// The number of the flow.
+    /// The number of the flow to which the packet belongs.
     pub flow: u32,
     /// The packet's sequence number in the flow, modulo 2^32.
     pub sequence: u32,

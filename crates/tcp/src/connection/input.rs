@@ -239,8 +239,8 @@ impl Connection {
         }
     }
 
-    /// Counts a duplicate segment, and remembers its range, which the next acknowledgment reports as a DSACK
-    /// (RFC 2883).
+    /// Counts a duplicate segment. If SACK was negotiated, also remembers its range, which the next
+    /// acknowledgment reports as a DSACK (RFC 2883).
     fn note_duplicate(&mut self, start: Sequence, end: Sequence) {
         self.counters.duplicates += 1;
         if self.flags.sack {
@@ -313,7 +313,8 @@ impl Connection {
         events
     }
 
-    /// Stores data that lies beyond a gap.
+    /// Stores data that lies beyond a gap, unless it was received before or there are too many gaps.
+    /// Acknowledges it without delay in any case.
     fn out_of_order(
         &mut self,
         start: Sequence,

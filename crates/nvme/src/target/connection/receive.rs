@@ -17,7 +17,7 @@ pub enum Receiving {
     Starved {
         /// The slot of the command.
         slot: u16,
-        /// The length of the data.
+        /// The length of the command's data in bytes.
         length: usize,
         /// True if a digest follows the data.
         digest: bool,

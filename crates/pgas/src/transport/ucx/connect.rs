@@ -318,7 +318,7 @@ fn stop_at_exit(shared: &Arc<Shared>) {
         for shared in running.iter().filter_map(Weak::upgrade).filter(own) {
             shared.stop.store(true, Ordering::Release);
             shared.broken.store(true, Ordering::Release);
-            // Wait until no thread is inside UCX.
+            // Wait until no thread is inside UCX: threads hold this lock while they call UCX.
             drop(shared.handles());
         }
     }

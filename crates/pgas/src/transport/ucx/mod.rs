@@ -124,10 +124,10 @@ struct Endpoint {
 struct Peer {
     /// The address of the PE's worker, for UCX.
     address: Vec<u8>,
-    /// Address of symmetric memory in the PE.
+    /// The address of the PE's symmetric memory in the PE's own process.
     memory: u64,
     key: Vec<u8>,
-    /// Address of the static objects in the PE.
+    /// The address of the PE's static objects in the PE's own process.
     statics: u64,
     statics_key: Vec<u8>,
     /// Address at which this process has mapped the PE's symmetric memory, or null.
