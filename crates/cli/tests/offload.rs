@@ -581,7 +581,7 @@ fn nvme_target_and_initiator_run_over_the_engine() {
         let mut line = String::new();
         let mut errors = std::io::BufReader::new(target.stderr.take().unwrap());
         std::io::BufRead::read_line(&mut errors, &mut line).unwrap();
-        // Reads the rest of the output. The target would block if it filled the pipe.
+        // Read the rest of the target's standard error, because the target would block if the pipe were full.
         std::thread::spawn(move || errors.read_to_end(&mut Vec::new()));
         let _target = Running(target);
         assert!(line.contains("listens on"), "{line}");

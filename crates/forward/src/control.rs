@@ -173,8 +173,8 @@ impl Progress {
     }
 }
 
-/// The time of threads on processors and in run queues. The rest of the time a thread sleeps or is blocked in
-/// a system call.
+/// How long threads ran on a processor, and how long they waited for one in a run queue. In the remaining
+/// time, threads slept or were blocked in a system call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadTime {
     /// Nanoseconds on a processor.

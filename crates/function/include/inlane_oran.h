@@ -50,7 +50,7 @@ INLANE const oran_record *oran_slot(const uint8_t *output, uint64_t n) {
     return load_acquire(record->sequence) == n + 1 ? record : nullptr;
 }
 
-// Returns the first PRB of a symbol of a delivered slot.
+// Returns the first PRB of a symbol of a delivered radio slot.
 INLANE const uint8_t *oran_symbol(const uint8_t *output, const oran_record &record, uint32_t stream, uint32_t symbol) {
     return output + record.data + static_cast<uint64_t>(stream) * record.stream_bytes + symbol * record.symbol_bytes;
 }

@@ -27,7 +27,8 @@ pub struct Null {
 }
 
 impl Null {
-    /// Opens the port that `text` specifies. If it gets a rate, due times are those of `clock`.
+    /// Opens the port that `text` specifies. `clock` measures the times at which packets are due if the port
+    /// gets a rate.
     ///
     /// # Errors
     /// If the size is not 14 to 65,535 bytes, or if an option is given.

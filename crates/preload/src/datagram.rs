@@ -29,7 +29,8 @@ static PRESENT: AtomicBool = AtomicBool::new(false);
 
 /// How many descriptors, from 0 on, are examined when a program starts, to find inherited sockets.
 const MOST_INHERITED: usize = 1024;
-/// The most buffers of one call for which a small array on the stack suffices.
+/// The length of the small array on the stack that holds the buffers of most calls, including the buffer of
+/// the header.
 const FEW: usize = 16;
 /// The most buffers of one call that the kernel accepts.
 const MOST_PARTS: usize = 1024;

@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(cache.get(&b, &a, &asked), None, "the opposite direction has its own entry");
         let other = Device::twin(Accelerator::new(1, TwinCosts { link: 1e9, ..TwinCosts::published(1) }));
         assert_eq!(cache.get(&a, &other, &asked), None, "another device with the same number");
-        // Stores one more entry. Then reads the file into a second cache, which must find all entries.
+        // Store one more entry. A second cache that reads the same file must then find all entries.
         cache.put(&b, &a, &asked, costs(9.5));
         let again = Cache::at(folder.path().join("new").join("costs.json"));
         assert_eq!(again.get(&b, &a, &asked), Some(&costs(9.5)));

@@ -181,7 +181,8 @@ impl InFlight {
     }
 }
 
-/// A wait until the copy of `ticket` is done. If `adaptive` is set, it sleeps after its first poll.
+/// A wait until the copy of `ticket` is done. If `adaptive` is set, the wait may sleep after its first poll.
+/// Otherwise it only polls.
 struct CopyWait<'a, P> {
     copies: &'a mut InFlight,
     device: &'a dyn Fn() -> String,

@@ -189,8 +189,8 @@ fn stages(histograms: &StageHistograms) -> Stages {
     }
 }
 
-/// Returns the parameters that distinguish this run from others. Leaves out most parameters that have their
-/// default values.
+/// Returns the parameters that distinguish this run from others. Always includes function, device, method and
+/// burst, and on a GPU the memory. Includes other parameters only if they differ from their defaults.
 fn parameters(config: &Config) -> Parameters {
     let (settings, executor) = (&config.per_pipeline, &config.executor);
     let nanoseconds = |time: Duration| Quantity::Time(time.as_nanos() as f64);

@@ -297,7 +297,8 @@ impl Settings {
     }
 }
 
-/// Returns the beginning of the state for the given settings, up to the counters.
+/// Parses the settings of `oran-reorder`, and returns them as the first bytes of the function's state, which
+/// the counters follow.
 pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     let settings = Settings::parse(text)?;
     let mut eaxc = settings.eaxc.clone();

@@ -26,8 +26,9 @@ pub struct Storage {
 impl Storage {
     /// Opens and locks what `specification` names.
     ///
-    /// Reads and writes bypass the page cache (`O_DIRECT`) if the file system supports it and `direct` is not
-    /// off. A writable block device is opened exclusively, which fails if a file system on it is mounted.
+    /// Reads and writes bypass the page cache (`O_DIRECT`) if the file system supports it, unless `direct` in
+    /// the specification is `Some(false)`. A writable block device is opened exclusively, which fails if a
+    /// file system on it is mounted.
     ///
     /// # Errors
     /// If the file cannot be opened or locked, is not of the kind that `specification` names, or has blocks

@@ -94,7 +94,8 @@ impl Control {
         &self.listener
     }
 
-    /// Counts a new socket of a process. Returns false if it has too many.
+    /// Counts a new socket of a process. Returns false, and does not count the socket, if the process already
+    /// has the most that are allowed.
     pub fn admit(&mut self, process: i32) -> bool {
         let count = self.sockets.entry(process).or_default();
         let admitted = *count < self.limit;

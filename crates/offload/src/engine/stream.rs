@@ -104,7 +104,7 @@ impl Engine {
     }
 
     /// Adds an entry for a socket to the timer wheel, due at `deadline`. Does nothing if the socket has an
-    /// earlier entry: once that is due, the next one is added.
+    /// entry that is due earlier, because a later entry is added when that one is due.
     #[inline]
     pub(super) fn arm(&mut self, key: Key, deadline: u64) {
         if let Some(socket) = self.sockets.get_mut(key)

@@ -157,7 +157,8 @@ fn frame(header: &Header, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Fills the checksums of IP and TCP if the frame has these headers, so that damage elsewhere reaches the code behind the checks.
+/// Corrects the checksums of IP and TCP if the frame has these headers. Otherwise the checksum test would
+/// drop every damaged frame, and no other code would get one.
 fn repair(bytes: &mut [u8]) {
     let Some(ip) = bytes.get_mut(ethernet::HEADER..) else { return };
     let Ok(mut packet) = ipv4::Packet::new(ip) else { return };

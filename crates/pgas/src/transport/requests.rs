@@ -133,7 +133,8 @@ impl PeContext {
     /// [`RING_AFTER`], or at once in completion mode `interrupt`, and again after each `RING_AGAIN`.
     fn wait_ringing(&self, pe: u32, options: WaitOptions, mut done: impl FnMut() -> bool) -> Result<()> {
         let (mut looks, mut start, mut rung) = (0u32, None, false);
-        // A wait by interrupt polls too seldom to notice that RING_AFTER has passed, so it rings at once.
+        // A wait by interrupt polls too seldom to notice that RING_AFTER has passed. So ring the doorbell at
+        // once.
         let after = if options.mode == CompletionMode::Interrupt { Duration::ZERO } else { RING_AFTER };
         let started = |start: &mut Option<Instant>| *start.get_or_insert_with(Instant::now);
         self.wait_for(options, FailureScope::Peer(pe), || {

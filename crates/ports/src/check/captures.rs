@@ -27,8 +27,8 @@ impl Entry {
     }
 }
 
-/// The number of recent equal packets whose digests are remembered. If a duplicate of an older packet
-/// appears, it counts as altered.
+/// The number of recent packets whose digests are remembered, to recognise duplicates. A duplicate of an
+/// older packet counts as altered.
 const REMEMBERED: usize = 1 << 16;
 
 /// Compares the capture `output` with what `reference` makes of the packets of `input`.

@@ -216,14 +216,14 @@ impl FaultyLink {
         if self.run_left > 0 && (drop || now_ns < self.run_until_ns) {
             self.run_left -= 1;
             count(&self.counts.dropped);
-            // SAFETY: this link holds the packet, it is from this pool, and it is not used again.
+            // SAFETY: `self` holds the packet, it is from this pool, and it is not used again.
             unsafe { self.pool.free(&[packet]) };
             return;
         }
         if corrupt && packet.length > 0 {
             count(&self.counts.corrupted);
             let bit = bit % (packet.length as u64 * 8);
-            // SAFETY: this link holds the packet. `new` checked that the CPU maps the pool.
+            // SAFETY: `self` holds the packet. `new` checked that the CPU maps the pool.
             let bytes = unsafe { packet.bytes_mut() };
             bytes[bit as usize / 8] ^= 1 << (bit % 8);
         }
@@ -280,7 +280,7 @@ impl FaultyLink {
     /// small.
     fn copy(&self, packet: &Packet) -> Option<Packet> {
         let mut length = 0;
-        // SAFETY: this link holds the packet, and it is from this pool.
+        // SAFETY: `self` holds the packet, and it is from this pool.
         unsafe { self.pool.for_each_segment(packet, &mut |_, bytes| length += bytes as usize) };
         let mut copy = [Packet::EMPTY];
         if length > self.pool.room() || self.pool.allocate(&mut copy) == 0 {
@@ -290,7 +290,7 @@ impl FaultyLink {
         copy.length = length as u32;
         copy.port = packet.port;
         let mut at = 0;
-        // SAFETY: this link holds the packet, and the copy has room for all its segments. `new` checked that
+        // SAFETY: `self` holds the packet, and the copy has room for all its segments. `new` checked that
         // the CPU maps the pool.
         unsafe {
             self.pool.for_each_segment(packet, &mut |address, bytes| {
@@ -300,7 +300,7 @@ impl FaultyLink {
                 at += bytes;
             });
         }
-        // SAFETY: this link holds both packets, and they are from this pool.
+        // SAFETY: `self` holds both packets, and they are from this pool.
         unsafe { self.pool.set_meta(&copy, self.pool.meta(packet)) };
         Some(copy)
     }
@@ -320,7 +320,7 @@ impl Drop for FaultyLink {
             .chain(self.delayed.drain(..).map(|(_, packet)| packet));
         let left: Vec<Packet> = held.chain(self.ready.drain(..)).collect();
         self.counts.dropped.fetch_add(left.len() as u64, Ordering::Relaxed);
-        // SAFETY: this link holds the packets, they are from this pool, and they are not used again.
+        // SAFETY: `self` holds the packets, they are from this pool, and they are not used again.
         unsafe { self.pool.free(&left) };
     }
 }

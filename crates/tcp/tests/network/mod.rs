@@ -40,7 +40,7 @@ pub struct Link {
     pub delay: u64,
     /// Bits per second; 0 for no limit.
     pub rate: u64,
-    /// The most bytes that may wait for the link. Further ones are dropped.
+    /// The most bytes that may wait for the link. Frames beyond this limit are dropped.
     pub queue: u64,
     /// ECN-capable segments are marked while more than this number of bytes waits for the link.
     pub mark: u64,

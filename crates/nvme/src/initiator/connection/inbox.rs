@@ -167,8 +167,8 @@ impl Inbox {
             Ok(layout) => layout,
             Err(fault) => return keep(&mut self.last, common, fault),
         };
-        // Wait for the data of a termination request, too, because it is skipped together with the header. It
-        // has at most 128 bytes.
+        // Of a termination request, wait for the header and the data, because both are skipped together. The
+        // data has at most 128 bytes.
         let skipped = if layout.kind == Kind::C2hTermReq { layout.data_bytes as usize } else { 0 };
         let needed = layout.data_at() + skipped;
         if available.len() < needed {

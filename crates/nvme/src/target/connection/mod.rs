@@ -89,7 +89,7 @@ struct Queue {
     /// The identifier of the queue; 0 for the admin queue.
     id: u16,
     entries: u16,
-    /// SQHD: the commands that were received, modulo the number of entries.
+    /// SQHD: the number of received commands, modulo the number of the queue's entries.
     head: u16,
     /// False if the host disabled flow control. SQHD is then FFFFh, and successful reads need no completion.
     flow_control: bool,
