@@ -89,7 +89,8 @@ impl CompetingKernel {
         Ok(())
     }
 
-    /// Waits until a launch has ended. Returns the rounds of arithmetic that its blocks completed.
+    /// Waits until a launch has ended. Returns the rounds of arithmetic that its blocks completed. If the
+    /// launch has not ended within `LIMIT` after `stop` was set, abandons the GPU and returns an error.
     fn wait(&self, (stream, counts): &(Stream, Region), stop: &AtomicBool) -> Result<u64> {
         let gpu = stream.gpu();
         let why = match wait_for_end(|| Ok(stream.is_idle()?), || gpu.is_abandoned(), stop, LIMIT)? {

@@ -71,7 +71,7 @@ pub(super) struct PostingCursor {
     submitted: u64,
 }
 
-/// What a poster posts next.
+/// What a poster posts next to the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NextPost {
     /// Nothing.

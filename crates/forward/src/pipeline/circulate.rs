@@ -87,7 +87,7 @@ pub(crate) trait CirculationHooks {
         Ok(())
     }
 
-    /// Called in each round of the dispatching thread's loop in which no item was complete.
+    /// Called in each round of the dispatching thread in which the oldest item in flight was not complete.
     ///
     /// # Errors
     /// When the executor has failed and no item will complete any more.

@@ -479,7 +479,8 @@ impl Engine {
         equal.map(|(.., key)| key).next_back()
     }
 
-    /// Writes a datagram to a socket's pair. Returns false if the program has closed the socket.
+    /// Writes a received datagram to the pair of the socket `key`, or counts it as dropped if the pair is
+    /// full. Returns false if the socket does not exist any more because its program has closed it.
     fn deliver(
         &mut self,
         now: u64,
@@ -521,7 +522,8 @@ impl Engine {
         }
     }
 
-    /// Answers a datagram to a port without a socket by an ICMP error (RFC 1122, section 4.1.3.1).
+    /// Answers a datagram to a port without a socket by an ICMP error (RFC 1122, section 4.1.3.1), unless the
+    /// budget of ICMP errors is used up or there is no route.
     fn refuse(&mut self, now: u64, packet: &Received<'_>) {
         if !packet.trusted && !self.icmp_budget.take(now) {
             return;

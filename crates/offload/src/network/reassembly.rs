@@ -108,7 +108,8 @@ fn parse(bytes: &[u8]) -> Option<Fragment<'_>> {
 }
 
 impl Partial {
-    /// Adds a fragment. Returns false if it contradicts the others.
+    /// Adds a fragment. Returns false if it overlaps other fragments of the packet, or contradicts the length
+    /// of the packet.
     fn add(&mut self, fragment: &Fragment<'_>) -> bool {
         let (start, end) = (fragment.offset, fragment.offset + fragment.data.len());
         if self.parts.get(&start).is_some_and(|part| part.len() == fragment.data.len()) {

@@ -155,7 +155,8 @@ impl PeContext {
         let (offset, length) = (usize::try_from(contents[1]).ok()?, usize::try_from(contents[4]).ok()?);
         let landing = usize::try_from(contents[5]).ok()?;
         let end = offset.checked_add(length)?;
-        // Refuse to write before the requester's landing area, because its header and inboxes lie there.
+        // Refuse to write below the requester's landing area, because the requester's header and inboxes lie
+        // there.
         if length > LANDING || end > self.layout.symmetric_bytes() || landing < self.layout.landing() {
             return None;
         }

@@ -137,7 +137,8 @@ struct Expected<'a> {
 }
 
 impl Expected<'_> {
-    /// Returns the next expected packet, with its timestamp rounded to the resolution of `output`.
+    /// Returns the next packet that the output must contain, with its timestamp rounded down to the
+    /// resolution of `output`. Skips packets that the reference does not send to port 0.
     fn next(&mut self, output: &CaptureReader) -> Result<Option<Entry>> {
         let unit_ns = match output.resolution() {
             Resolution::Micro => 1000,

@@ -171,7 +171,8 @@ struct FaultyLink {
 }
 
 struct Reordered {
-    /// The packet becomes ready when `passed` reaches this value.
+    /// The packet becomes ready when `FaultyLink::passed`, the number of packets passed on, reaches this
+    /// value.
     behind: u64,
     /// The packet becomes ready at this time, in nanoseconds, even if too few packets have passed it.
     until_ns: u64,
