@@ -242,8 +242,8 @@ fn finish_within(stream: &Stream, timeout: Duration) -> Result<()> {
 /// return them, so it can be called in `drop`. Skips streams of abandoned GPUs, because their memory is never
 /// freed. Takes at most 10 s per stream.
 pub fn drain(streams: &[&Stream]) {
-    // If one stream failed, streams that wait for it may never end, so the timeout is shorter. It is 6 s,
-    // because a staging kernel that waits for the failed stream gives up after 5 s.
+    // If a stream failed, other streams that wait for it may never end, so wait for 6 s only. A staging
+    // kernel that waits for the failed stream gives up after 5 s, so it still ends within this time.
     let failed = healthy(streams.iter().copied().filter(|stream| !stream.gpu().is_abandoned())).is_err();
     let timeout = if failed { Duration::from_secs(6) } else { TIMEOUT };
     for stream in streams {

@@ -258,8 +258,8 @@ impl Sink for DeviceSink<'_> {
     fn buffer(&mut self, bytes: usize) -> Result<Buffer> {
         let region = match self.stage.free_buffer(bytes)? {
             Some(region) => region,
-            // Wait for the oldest copy. One is in flight, because all buffers are in use and a transfer has
-            // fewer commands in flight than buffers.
+            // Wait for the oldest copy, which frees its buffer. A copy is in flight, because all buffers are
+            // in use and the commands in flight use fewer than all buffers.
             None => self.stage.oldest()?.expect("a copy in flight").0,
         };
         // SAFETY: one user at a time has the region: first the returned buffer, then the copy to the device.

@@ -181,8 +181,8 @@ impl Bench {
         self.compare(&into, size)?;
         // `in_turn` ends with a check that overwrites the inbox, so fill the inbox again.
         fill()?;
-        // The samples of `in_turn` are batches of one get. There the owner has just begun to wait, so it
-        // still polls in every completion mode. So take the percentiles from the gets of one long batch.
+        // Each batch of `in_turn` has only one get. At that time the owner has just begun to wait, and still
+        // polls in every completion mode. So take the percentiles from the gets of one long batch.
         for (point, mode) in points.iter_mut().zip(MODES) {
             ended.set(ended.get() + 1);
             self.world.barrier_all()?;

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 pub const JOB: &str = "INLANE_NTB_JOB";
 /// Time between asking the processes to end and killing them.
 const GRACE: Duration = Duration::from_millis(500);
-/// How long to repeat the search. Killed processes may take a moment to end, and may have forked.
+/// How long the search for the job's processes is repeated at most. Killed processes may take a moment to
+/// end, and may have started others before.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Ends every process whose environment names this job, except the calling process. A process that removed

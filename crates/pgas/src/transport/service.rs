@@ -219,7 +219,7 @@ impl PeContext {
         unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) }
     }
 
-    /// Wakes `pe` if it sleeps until a store such as `what` arrives. Call it after each store to `pe`.
+    /// Wakes `pe` if it sleeps until a store of kind `what` arrives. Call it after each store to `pe`.
     #[inline(always)]
     pub(super) fn stored(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         // Test one flag for both exceptions, this PE's own memory and peers that need a barrier, because
@@ -227,8 +227,8 @@ impl PeContext {
         if peer.is_exceptional {
             return self.stored_exceptionally(pe, peer, what);
         }
-        // The waiter executes the barrier for both sides by membarrier(2). Keep the store before the load of
-        // the announcement in program order, because the waiter's barrier relies on this order.
+        // The waiter's membarrier(2) acts as a barrier on both sides, so this side needs only program order:
+        // the store must stay before the load of the announcement.
         compiler_fence(Ordering::SeqCst);
         self.wake_if_announced(pe, peer, what);
     }

@@ -94,8 +94,8 @@ impl Output {
         Ok(Self { kind, created: None })
     }
 
-    /// Empties a regular file at a path; other outputs do not change. From now on, a file that opening
-    /// created is kept even if nothing is written.
+    /// Empties the output if it is a regular file that was opened by its path. Other outputs do not change.
+    /// From now on, a file that was created when the output was opened is kept, even if nothing is written.
     pub(super) fn begin(&mut self) -> std::io::Result<()> {
         self.created = None;
         match &self.kind {

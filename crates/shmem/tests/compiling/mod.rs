@@ -9,8 +9,8 @@ pub fn compile(directory: &Path, source: &str) -> Option<PathBuf> {
         .map(|compiled| compiled.unwrap_or_else(|error| panic!("{error}")))
 }
 
-/// Compiles a program with additional flags, and links it to these libraries. Returns the compiler's messages as
-/// the error, or `None` if there is no compiler.
+/// Compiles a program with the additional flags `flags`, and links it to `libraries`. Returns the compiler's
+/// messages as the error, or `None` if there is no compiler.
 #[allow(dead_code)] // Not all tests need flags.
 pub fn compile_with(
     directory: &Path,

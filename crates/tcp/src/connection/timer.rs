@@ -10,8 +10,8 @@ pub(super) const MAX_PROBE_BACKOFF: u8 = 8;
 /// The number of retransmissions or window probes after which a connection that the application has closed is
 /// aborted.
 const ORPHAN_RETRIES: u8 = 8;
-/// The longest time by which a peer is expected to delay an acknowledgment. A loss probe waits for it (RFC
-/// 8985, section 7.2, TLP.max_ack_delay).
+/// The longest time by which a peer is expected to delay an acknowledgment. If only one segment is in flight,
+/// a loss probe is sent this much later (RFC 8985, section 7.2, TLP.max_ack_delay).
 const MAX_ACK_DELAY: u64 = 200 * crate::MILLISECOND;
 
 impl Connection {
