@@ -15,7 +15,7 @@ fn made(outcome: Result<*mut u8>) -> *mut c_void {
     }
 }
 
-/// Allocates memory. Returns null if the heap is full.
+/// Allocates memory. Returns null if the size is 0 or the heap is full.
 pub fn allocate(size: usize) -> *mut c_void {
     if size == 0 {
         check(world().barrier_all());
@@ -24,7 +24,7 @@ pub fn allocate(size: usize) -> *mut c_void {
     made(world().allocate_for_copies(size))
 }
 
-/// Allocates aligned memory. Returns null if the heap is full or the alignment is invalid.
+/// Allocates aligned memory. Returns null if the size is 0, the heap is full or the alignment is invalid.
 pub fn allocate_aligned(alignment: usize, size: usize) -> *mut c_void {
     if size == 0 {
         check(world().barrier_all());
@@ -38,7 +38,7 @@ pub fn allocate_with_hints(size: usize, _hints: i64) -> *mut c_void {
     allocate(size)
 }
 
-/// Allocates memory of zeros. Returns null if the heap is full.
+/// Allocates memory of zeros. Returns null if the size is 0, overflows, or the heap is full.
 pub fn allocate_zeros(count: usize, size: usize) -> *mut c_void {
     let Some(bytes) = count.checked_mul(size) else { return null_mut() };
     let address = allocate(bytes);
@@ -59,7 +59,8 @@ pub fn free(address: *mut c_void) {
     }
 }
 
-/// Moves memory to an allocation of another size. Returns null if the heap is full.
+/// Moves memory to an allocation of another size. Allocates if the address is null. Frees the memory and
+/// returns null if the size is 0. Also returns null if the heap is full.
 pub fn reallocate(address: *mut c_void, size: usize) -> *mut c_void {
     if address.is_null() {
         return allocate(size);

@@ -82,7 +82,8 @@ pub struct FiveTuple {
 const SCTP: u8 = 132;
 
 impl FiveTuple {
-    /// Returns the 5-tuple of a frame, or `None` if it does not carry IP.
+    /// Returns the 5-tuple of a frame, or `None` if it does not carry IP. The ports are 0 for fragments other
+    /// than the first, and for protocols other than TCP, UDP and SCTP.
     ///
     /// # Errors
     /// If the frame ends within a header, or a field has an impossible value.

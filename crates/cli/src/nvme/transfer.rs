@@ -213,7 +213,8 @@ impl Destination {
         }
     }
 
-    /// Syncs the file to its disk (fsync), or flushes standard output.
+    /// Syncs a regular file to its disk (fsync), or flushes standard output. Does nothing for pipes and
+    /// devices.
     fn close(mut self) -> anyhow::Result<()> {
         let name = self.name();
         match &mut self {

@@ -17,8 +17,9 @@ pub struct HostIdentity {
 }
 
 impl HostIdentity {
-    /// Returns the identity of this machine. Reads `/etc/nvme/hostnqn` and `/etc/nvme/hostid`, as nvme-cli does. If they are
-    /// missing, derives the identity from `/etc/machine-id`.
+    /// Returns the identity of this machine. Reads `/etc/nvme/hostnqn` and `/etc/nvme/hostid`, as nvme-cli
+    /// does. Takes a missing host identifier from the NQN, or else from `/etc/machine-id`. Makes a missing
+    /// NQN from the host identifier.
     pub fn this_machine() -> Self {
         let read = |path| std::fs::read_to_string(path).ok().map(|text| text.trim().to_string());
         let machine = read("/etc/machine-id").and_then(|text| parse_uuid(&text)).unwrap_or([0x69; 16]);
