@@ -84,8 +84,8 @@ impl PathSelector {
         };
         selector.refused.extend(costs.refused.clone());
         let mut errors = Vec::new();
-        // Opens now every path that is the cheapest for some size. To open one later, this thread would have
-        // to wait for the resident kernels of the other paths.
+        // Open every path that is the cheapest for some size now. Opening a path later would have to wait for
+        // the resident kernels of the other paths.
         for path in costs.winners() {
             match open_path(path, from, to, options) {
                 Ok(mover) => selector.movers.push((path, mover)),

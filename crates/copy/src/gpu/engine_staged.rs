@@ -16,8 +16,8 @@ use inlane_core::{CompletionMode, Location, Region, Result};
 use inlane_cuda::{Event, EventKind, Gpu, Pending, Stream, drain};
 use std::sync::Arc;
 
-/// Chunks of at least this size use one stream. Their copies take so long that the cost of events hardly
-/// matters.
+/// Chunks of at least this many bytes all use the same stream. Their copies take so long that the cost of
+/// events hardly matters.
 const LARGE: usize = 4 << 20;
 
 /// A slot of the ring, and the events that mark it full and empty.

@@ -16,7 +16,8 @@ const POLL_FOR: Duration = Duration::from_micros(50);
 /// The longest single sleep of a waiting thread. Stores of PEs on this machine raise no event, and the
 /// system's timers are up to 50 us late. The waiting thread then notices such a store within 100 us.
 const NAP: Duration = Duration::from_micros(30);
-/// How long the service thread sleeps if another thread waits. That thread progresses UCX meanwhile.
+/// How long the service thread sleeps while another thread waits. The waiting thread progresses UCX
+/// meanwhile.
 const LEAVE: Duration = Duration::from_millis(1);
 /// How long the service thread progresses UCX after the last event, before it sleeps.
 const STAY_AWAKE: Duration = Duration::from_micros(50);
