@@ -131,7 +131,7 @@ impl Subsystem {
     /// Creates a subsystem.
     ///
     /// # Errors
-    /// If the NQN is invalid.
+    /// If the NQN of the subsystem, or of a host that may connect, is invalid.
     pub fn new(definition: Definition) -> Result<Self> {
         let Definition { nqn, namespaces, hosts, listeners, limits } = definition;
         check_nqn(&nqn)?;
