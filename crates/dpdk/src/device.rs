@@ -37,7 +37,7 @@ pub(crate) struct Device {
     pub(crate) interface: Option<Interface>,
     /// The data room in bytes that the driver demands of each buffer, if it demands any.
     pub(crate) required_room: Option<u32>,
-    /// The packet sockets that the driver opened, whose dropped packets the port counts.
+    /// The packet sockets that the driver opened. The port counts the packets that these sockets drop.
     pub(crate) packet_sockets: Vec<RawFd>,
     /// Counts the frames that the packet sockets refuse. `None` for ports without packet sockets.
     pub(crate) refused: Option<RefusedFrames>,

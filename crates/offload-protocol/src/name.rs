@@ -184,7 +184,7 @@ impl SocketName {
     }
 }
 
-/// How a connection ended, by the name of the engine's end.
+/// How a connection ended. The name of the engine's end of the pair tells it to the preloaded library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The remote end has finished sending.

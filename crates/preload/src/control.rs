@@ -81,9 +81,9 @@ fn open() -> Option<RawFd> {
     }
 }
 
-/// Sends a request to the engine, and the descriptor `attached` with it unless that is negative. Returns the
-/// reply and the descriptor that came with the reply, or `None` if there is no engine or it does not answer.
-/// If the operation has no reply, returns the request itself.
+/// Sends a request to the engine. If `attached` is not negative, sends this descriptor along. Returns the
+/// reply and the descriptor that came with the reply. If the operation has no reply, returns the request
+/// itself. Returns `None` if there is no engine or it does not answer.
 ///
 /// Leaves errno as it was.
 pub fn request(message: &mut Message, attached: RawFd) -> Option<(Message, Option<RawFd>)> {

@@ -58,11 +58,11 @@ pub struct Config {
     pub ecn: EcnMode,
     /// The initial congestion window in segments (RFC 6928).
     pub initial_window: u8,
-    /// The retransmission timeout before the first RTT sample (RFC 6298).
+    /// The retransmission timeout before the first RTT sample (RFC 6298), in nanoseconds.
     pub initial_rto: u64,
-    /// The least retransmission timeout.
+    /// The least retransmission timeout, in nanoseconds.
     pub min_rto: u64,
-    /// The greatest retransmission timeout, and the greatest time between window probes.
+    /// The greatest retransmission timeout, and the greatest time between window probes, in nanoseconds.
     pub max_rto: u64,
     /// How long an acknowledgment may be delayed, in nanoseconds. RFC 9293, section 3.8.6.3, demands less
     /// than 500 ms.
@@ -71,15 +71,17 @@ pub struct Config {
     pub syn_retries: u8,
     /// The number of retransmissions of one segment after which the connection is aborted.
     pub retries: u8,
-    /// If set, the connection is aborted when data stays unacknowledged for this long (RFC 9293, section 3.8.3).
+    /// The time, in nanoseconds, after which unacknowledged data aborts the connection (RFC 9293, section
+    /// 3.8.3). `None` for no limit.
     pub user_timeout: Option<u64>,
     /// If set, the peer is probed while the connection is idle.
     pub keepalive: Option<Keepalive>,
     /// Switches Nagle's algorithm off: small segments are sent at once.
     pub no_delay: bool,
-    /// How long a connection that the application has closed waits in FIN-WAIT-2 for the peer's FIN.
+    /// How long a connection that the application has closed waits in FIN-WAIT-2 for the peer's FIN, in
+    /// nanoseconds.
     pub fin_timeout: u64,
-    /// The length of TIME-WAIT: twice the maximum segment lifetime.
+    /// The duration of TIME-WAIT, in nanoseconds: twice the maximum segment lifetime.
     pub time_wait: u64,
 }
 
@@ -114,7 +116,7 @@ impl Default for Config {
 impl Config {
     /// The least MSS that is used, whatever a peer or an ICMP message says.
     pub const MIN_MSS: u16 = 88;
-    /// The greatest size of a buffer: the largest window that RFC 7323 can express.
+    /// The greatest size of a buffer, in bytes: the largest window that RFC 7323 can express.
     pub const MAX_CAPACITY: u32 = 1 << 30;
 
     /// Checks the settings.

@@ -140,8 +140,8 @@ struct Cubic {
     w_max: f64,
     /// The time that the cubic function needs to reach `w_max` again, in seconds.
     k: f64,
-    /// The time at which CUBIC's current growth of the window began. `None` from a reduction until the next
-    /// acknowledgment.
+    /// The time at which CUBIC's current growth of the window began, in nanoseconds. `None` from a reduction
+    /// until the next acknowledgment.
     epoch: Option<u64>,
     /// W_est of RFC 9438: the window that Reno would have now, in bytes.
     w_est: f64,

@@ -81,8 +81,8 @@ pub struct Listener<C> {
     deadlines: [VecDeque<(u64, Flow)>; RETRIES + 1],
     accepted: VecDeque<C>,
     backlog: usize,
-    /// The time at which all sent cookies have expired. Until then, an acknowledgment from an unknown peer
-    /// may hold a valid cookie.
+    /// The time, in nanoseconds, at which all sent cookies have expired. Until then, an acknowledgment from
+    /// an unknown peer may hold a valid cookie.
     cookies_until: u64,
     counters: ListenerCounters,
 }

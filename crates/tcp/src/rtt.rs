@@ -64,12 +64,13 @@ impl Rtt {
         (min != u64::MAX).then_some(min)
     }
 
-    /// Returns the retransmission timeout without backoff.
+    /// Returns the retransmission timeout without backoff, in nanoseconds.
     pub fn timeout(&self) -> u64 {
         self.rto
     }
 
-    /// Sets the timeout that holds until the next sample (RFC 6298, rule 5.7).
+    /// Sets the retransmission timeout, in nanoseconds, that holds until the next RTT sample (RFC 6298, rule
+    /// 5.7).
     pub fn set_timeout(&mut self, rto: u64) {
         self.rto = rto;
     }

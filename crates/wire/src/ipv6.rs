@@ -68,7 +68,7 @@ pub struct Fragment {
 pub struct Upper {
     /// The IP protocol number of the upper layer, for example 6 for TCP.
     pub protocol: u8,
-    /// The offset of the upper-layer packet in the IPv6 packet's buffer.
+    /// The offset of the upper-layer packet in the IPv6 packet's buffer, in bytes.
     pub offset: usize,
     /// The offset of this fragment in the original packet, in bytes. `None` without a fragment header.
     pub fragment_offset: Option<u16>,

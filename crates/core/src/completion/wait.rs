@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 pub struct WaitPlan {
     /// How long to sleep before polling again; zero to poll at once.
     pub sleep: Duration,
-    /// When the wait starts to block, counted from the end of the first polls. So the time includes `sleep`.
-    /// From then on, the wait calls [`Wait::block`] after each round of polls.
+    /// The time after which the wait starts to block, counted from the end of the first polls. It includes
+    /// `sleep`. After this time, the wait calls [`Wait::block`] between the rounds of polls.
     pub poll_for: Duration,
 }
 

@@ -48,7 +48,7 @@ impl Buffer {
         self.len
     }
 
-    /// Returns the largest length that [`Buffer::set_len`] accepts.
+    /// Returns the largest length that [`Buffer::set_len`] accepts, in bytes.
     pub fn capacity(&self) -> usize {
         self.region.len()
     }

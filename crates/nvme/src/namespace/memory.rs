@@ -10,7 +10,7 @@ use inlane_core::units;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The size of a page. Whole pages are zeroed by giving them back to the kernel.
+/// The size of a page in bytes. To zero whole pages, they are given back to the kernel.
 const PAGE: u64 = 4096;
 
 /// A private anonymous mapping. Pages are allocated when they are first written.

@@ -6,7 +6,7 @@ use super::{FatalStatus, Fault, digest};
 /// largest data alignment of 128 bytes.
 pub const MAX_HEADER: usize = 128;
 
-/// The length of the common header.
+/// The length of the common header, in bytes.
 pub(super) const COMMON: usize = 8;
 /// The length of a digest.
 pub(super) const DIGEST: usize = 4;

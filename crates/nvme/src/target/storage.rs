@@ -17,7 +17,7 @@ pub enum Call {
         address: *mut u8,
         /// The number of bytes.
         length: u32,
-        /// The offset in the file.
+        /// The offset in the file, in bytes.
         offset: u64,
     },
     /// `pwritev2`
@@ -26,7 +26,7 @@ pub enum Call {
         address: *const u8,
         /// The number of bytes.
         length: u32,
-        /// The offset in the file.
+        /// The offset in the file, in bytes.
         offset: u64,
         /// True if the call has the flag `RWF_DSYNC`: the data is then durable when the call completes.
         durable: bool,
@@ -37,7 +37,7 @@ pub enum Call {
     Allocate {
         /// The flags.
         mode: i32,
-        /// The offset in the file.
+        /// The offset in the file, in bytes.
         offset: u64,
         /// The number of bytes.
         length: u64,

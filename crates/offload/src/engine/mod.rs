@@ -44,7 +44,7 @@ const BURST: usize = 64;
 const MOST_TIME_WAITS: usize = 65536;
 /// The longest sleep, in nanoseconds: how late a stop request is seen at most.
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
-/// The longest sleep if epoll cannot watch the port, so that packets do not wake the engine, in nanoseconds.
+/// The longest sleep, in nanoseconds, if epoll cannot watch the port. Packets then do not wake the engine.
 const POLLED_SLEEP_NS: u64 = 100_000;
 /// The token of the control socket's epoll events.
 const CONTROL: u64 = u64::MAX;

@@ -319,8 +319,8 @@ impl Stream {
         self.connection.close(now);
     }
 
-    /// Sends segments until TCP has none or the link is congested. Returns true if the link was congested, so
-    /// that the next round must try again.
+    /// Sends segments until TCP has none or the link is congested. Returns true if the link was congested:
+    /// the next round must then try again. Returns false if TCP has no more segments.
     fn transmit(&mut self, now: u64, network: &mut Network) -> bool {
         while !network.is_congested() {
             let Some(transmit) = self.connection.poll_transmit(now) else { return false };

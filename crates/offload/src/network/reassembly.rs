@@ -34,7 +34,7 @@ struct Partial {
     deadline: u64,
     /// The fragments' data by their offsets. They do not overlap.
     parts: BTreeMap<usize, Vec<u8>>,
-    /// The length of the whole payload, known from the last fragment.
+    /// The length of the whole payload in bytes. `None` until the last fragment has arrived.
     total: Option<usize>,
     /// From the headers of the fragment with offset 0: the payload's protocol, the traffic class, and the TTL
     /// or hop limit.
@@ -69,8 +69,8 @@ pub enum Outcome {
 #[derive(Default)]
 pub struct Reassembly {
     packets: HashMap<Id, Partial>,
-    /// The packets in the order in which their first fragments arrived, each with its deadline. Completed
-    /// packets may remain here.
+    /// The packets in the order in which their first fragments arrived, each with its deadline in
+    /// nanoseconds. Completed packets may remain here.
     order: VecDeque<(u64, Id)>,
     cost: usize,
 }

@@ -71,7 +71,7 @@ impl UcxSession {
     }
 }
 
-/// Returns the size of the symmetric heap that the launcher or the user asks for.
+/// Returns the size in bytes of the symmetric heap that the launcher or the user asks for.
 fn heap_bytes() -> Result<u64> {
     match variable::<u64>("INLANE_NTB_HEAP")? {
         Some(bytes) => Ok(bytes),

@@ -31,7 +31,7 @@ INLANE_NTB_TRANSPORT=NAME          for the launcher: windows, or ucx for PEs on 
 INLANE_SHMEM_CONNECT_TIMEOUT=TIME  longest wait for the other PEs to start, such as 30s [no limit]
 INLANE_SHMEM_ANSWER_TIMEOUT=TIME   longest wait for another PE's answer, such as 75s [no limit]";
 
-/// A size of a symmetric heap. OpenSHMEM allows fractions and small letters: `1.5g`, `0.3M`.
+/// A size of a symmetric heap, in bytes. OpenSHMEM allows fractions and small letters: `1.5g`, `0.3M`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeapSize(pub u64);
 

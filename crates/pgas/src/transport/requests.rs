@@ -191,7 +191,8 @@ impl PeContext {
         }
         let tag = peer.tag.load(Ordering::Acquire);
         for slot in &peer.requests.slots {
-            // Skip awaited slots, which their threads free, and abandoned slots, whose answers nobody needs.
+            // Skip slots with a waiting thread, because that thread frees them. Skip abandoned slots, because
+            // no thread needs their answers.
             self.wait_ringing(pe, self.wait_options("an atomic"), || {
                 self.reap(pe, slot, tag) || slot_state(slot.load(Ordering::Acquire)) != UNAWAITED
             })?;

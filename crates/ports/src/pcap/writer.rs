@@ -17,7 +17,7 @@ use std::time::Duration;
 const BUFFER: usize = 1 << 18;
 const HEADER: usize = 24;
 const RECORD_HEADER: usize = 16;
-/// libpcap's snap length for captures of whole packets.
+/// libpcap's snap length for captures of whole packets, in bytes.
 const SNAP_LENGTH: u32 = 262_144;
 /// The latest time that a classic capture can represent (in the year 2106), in nanoseconds since the epoch.
 pub const MAX_TIME_NS: u64 = (u32::MAX as u64 + 1) * 1_000_000_000 - 1;

@@ -179,12 +179,12 @@ pub(super) const NEVER: u64 = u64::MAX;
 pub(super) struct Timers {
     pub(super) loss_at: u64,
     pub(super) loss: LossTimer,
-    /// The start of the retransmission timeout.
+    /// The time at which the retransmission timeout started, in nanoseconds.
     pub(super) rto_base: u64,
-    /// The start of the loss probe's timeout (RFC 8985, section 7.2).
+    /// The time at which the loss probe's timeout started, in nanoseconds (RFC 8985, section 7.2).
     pub(super) probe_base: u64,
-    /// The time at which further segments count as lost, unless an acknowledgment arrives before (RFC 8985,
-    /// section 6.2).
+    /// The time, in nanoseconds, at which further segments count as lost unless they are acknowledged first
+    /// (RFC 8985, section 6.2).
     pub(super) reordering_at: u64,
     pub(super) ack_at: u64,
     pub(super) keepalive_at: u64,

@@ -30,7 +30,7 @@ pub(super) struct PathMtu {
     /// The probe in flight: where it starts and ends, and the MSS that it tests.
     probe: Option<(Sequence, Sequence, u16)>,
     failures: u8,
-    /// When the next probe may be sent.
+    /// The time from which the next probe may be sent, in nanoseconds.
     probe_at: u64,
 }
 

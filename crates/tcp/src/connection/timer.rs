@@ -15,7 +15,8 @@ const ORPHAN_RETRIES: u8 = 8;
 const MAX_ACK_DELAY: u64 = 200 * crate::MILLISECOND;
 
 impl Connection {
-    /// Returns when [`Connection::on_timer`] must be called, or `None` if no timer runs.
+    /// Returns the time, in nanoseconds, at which [`Connection::on_timer`] must be called, or `None` if no
+    /// timer runs.
     ///
     /// A deadline often moves to a later time. An engine with a timer wheel need not move its entry then: an early call has no effect.
     #[inline]
@@ -215,7 +216,8 @@ impl Connection {
         }
     }
 
-    /// Returns when a loss probe is due, if one may be sent (RFC 8985, section 7.2).
+    /// Returns the time at which a loss probe is due, in nanoseconds. Returns `None` if no loss probe may be
+    /// sent (RFC 8985, section 7.2).
     fn loss_probe_at(&self) -> Option<u64> {
         let srtt = self.rtt.smoothed()?;
         let allowed = self.flags.sack

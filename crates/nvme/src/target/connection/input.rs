@@ -10,7 +10,7 @@
 //! While few bytes wait to be processed, most of the buffer is never touched, so the kernel allocates no
 //! pages for it.
 
-/// The size of the buffer. Many small commands fit into it, so that one call receives them all.
+/// The size of the buffer in bytes. Many small commands fit into it, so that one call receives them all.
 pub const CAPACITY: usize = 64 << 10;
 
 /// When less space than this is free, the received bytes are moved to the start of the buffer.
