@@ -151,7 +151,8 @@ fn sizes_within(bytes: usize) -> Vec<usize> {
     if fit.is_empty() { vec![bytes] } else { fit }
 }
 
-/// Allocates a source and a destination of the same length for each direction.
+/// Allocates a source and a destination of the same length for transfers from `from` to `to`. If `both_ways`
+/// is true, allocates another pair for the opposite direction.
 fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[Region; 2]>> {
     let ways = if both_ways { vec![[from, to], [to, from]] } else { vec![[from, to]] };
     // Divide the device's memory between the two directions, and between source and destination if they are

@@ -94,8 +94,8 @@ pub struct Config {
     /// The rate at which packets are offered; `None` for as fast as possible. If the pipeline is too slow, a
     /// generator delivers packets late and does not change their due times. Other sources lose packets then.
     pub rate: Option<Rate>,
-    /// If set, the run drops privileges once the ports are open. It does so only if a port needed privileges,
-    /// or if user code is to be loaded.
+    /// If true, the run drops privileges once the ports are open, but only if a port needed privileges or if
+    /// user code is to be loaded. If false, it keeps them.
     pub drop_privileges: bool,
     /// How the packets of a capture file are played: at which pace, and once or again and again.
     pub playback: Playback,

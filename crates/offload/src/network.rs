@@ -249,7 +249,8 @@ impl Network {
             })
     }
 
-    /// Returns the largest payload of a TCP segment without options on a route.
+    /// Returns the largest payload, in bytes, of a TCP segment without options on a route. `v6` is true for
+    /// IPv6 and false for IPv4.
     pub fn mss(&self, route: Route, v6: bool) -> u16 {
         let mtu = if route == Route::Own { OWN_MTU } else { self.mtu };
         mtu - if v6 { 60 } else { 40 }

@@ -74,9 +74,10 @@ pub struct Config {
     /// The time, in nanoseconds, after which unacknowledged data aborts the connection (RFC 9293, section
     /// 3.8.3). `None` for no limit.
     pub user_timeout: Option<u64>,
-    /// If set, the peer is probed while the connection is idle.
+    /// How to probe the peer while the connection is idle. `None` for no probes.
     pub keepalive: Option<Keepalive>,
-    /// Switches Nagle's algorithm off: small segments are sent at once.
+    /// True to send small segments at once. False to use Nagle's algorithm: a small segment waits while an
+    /// earlier small one is unacknowledged.
     pub no_delay: bool,
     /// How long a connection that the application has closed waits in FIN-WAIT-2 for the peer's FIN, in
     /// nanoseconds.

@@ -28,7 +28,8 @@ impl DmaCosts {
         }
     }
 
-    /// Returns the time of a transfer in the model.
+    /// Returns the time that a transfer of `bytes` takes in the model: to the device if `to_device` is true,
+    /// else out of the device.
     pub fn time(&self, bytes: usize, to_device: bool) -> Duration {
         let rate = if to_device { self.to_device } else { self.from_device };
         self.per_transfer + Duration::from_secs_f64(bytes as f64 / rate)

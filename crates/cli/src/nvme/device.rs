@@ -127,8 +127,8 @@ impl DeviceMemory {
         Ok(Self { host, device, memory, options })
     }
 
-    /// Opens the cheapest path between host memory and the device. Calibrates the paths if this machine has not
-    /// done so before.
+    /// Opens the cheapest path from host memory to the device if `into` is true, else from the device to host
+    /// memory. Calibrates the paths if no costs of them are in this machine's cache.
     fn selector(&self, into: bool) -> Result<PathSelector> {
         let (from, to) = if into { (&self.host, &self.device) } else { (&self.device, &self.host) };
         let mut cache = Cache::load();

@@ -85,8 +85,8 @@ pub struct Settings {
     pub pause: Duration,
     /// The watchdog's time limit. If one item takes longer, the run is aborted.
     pub watchdog: Duration,
-    /// If true, streams have high priority, so the GPU starts their blocks before waiting blocks of other
-    /// jobs.
+    /// If true, streams have high priority: the GPU starts their blocks before waiting blocks of other jobs.
+    /// If false, they have CUDA's normal priority.
     pub high_priority: bool,
     /// True if the GPU's own counters of its PCIe link are sampled during the run.
     pub measure_pcie: bool,

@@ -158,7 +158,8 @@ impl TxStage {
         at_once
     }
 
-    /// Sends a burst whose packets name several ports, or ports that do not exist. Allocates nothing.
+    /// Sends a burst whose packets name several ports, and drops packets whose port does not exist. Returns
+    /// true if every port took all of its packets in the first call. Allocates nothing.
     #[inline(never)]
     fn send_by_port(&mut self, burst: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
         for packet in burst.as_slice() {

@@ -40,9 +40,9 @@ pub struct Queue {
     connection: Connection,
     peer: String,
     timeout: Duration,
-    /// When the wait for the controller's next answer began. This is when bytes last arrived, or when a command
-    /// was submitted while no other was in flight, whichever is later. Held commands, which the controller may
-    /// leave unanswered, do not count.
+    /// When the wait for the controller's next answer began. This is when bytes last arrived, or when a
+    /// command was submitted while no other was in flight, whichever is later. Held commands, which the
+    /// controller may leave unanswered, do not count.
     last_arrival: Instant,
     /// The number of held commands: those in flight that the controller may leave unanswered for any time.
     held: usize,

@@ -53,7 +53,8 @@ pub struct Controller {
     /// When the host last sent a command, on the clock of [`super::subsystem::Subsystem::now_ms`].
     heard_at_ms: AtomicU64,
     keep_alive_ms: AtomicU64,
-    /// A copy of bit RDY of CSTS. Every command reads it, so it must not need the lock.
+    /// True if the controller is ready: a copy of bit RDY of CSTS. Every command reads this copy, so that it
+    /// need not take the lock.
     ready: AtomicBool,
     state: Mutex<State>,
 }

@@ -116,7 +116,8 @@ impl Engine {
         self.ports_of_mut(datagrams).entry(port).or_default().push(key);
     }
 
-    /// Ends a socket's hold on a local port. The port is free again when no other socket holds it.
+    /// Ends a socket's hold on a local port: a UDP port if `datagrams` is true, else a TCP port. The port is
+    /// free again when no other socket holds it.
     pub(super) fn release_port(&mut self, key: Key, port: u16, datagrams: bool) {
         let table = self.ports_of_mut(datagrams);
         if let Some(keys) = table.get_mut(&port) {

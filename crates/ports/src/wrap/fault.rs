@@ -265,8 +265,8 @@ impl FaultyLink {
         }
     }
 
-    /// Makes ready all delayed and reordered packets that are due at `now_ns`. If `ending` is set, no packets
-    /// follow, so all reordered packets become ready.
+    /// Makes ready all delayed and reordered packets that are due at `now_ns`. If `ending` is true, also
+    /// makes ready all other reordered packets, because no packets follow that could overtake them.
     fn catch_up(&mut self, now_ns: u64, ending: bool) {
         while let Some(&(due_ns, packet)) = self.delayed.front()
             && due_ns <= now_ns

@@ -312,7 +312,8 @@ impl Connection {
         Some(self.send_new(now, len as u32, mss as u32))
     }
 
-    /// Decides whether the last `tail` bytes of `len` may be sent although they do not fill a segment.
+    /// Returns true if the last `tail` of `len` bytes may be sent now, although they do not fill a segment.
+    /// Returns false if they must wait. A cork's time limit starts when it first makes bytes wait.
     fn small_segment_allowed(&mut self, now: u64, len: u64, tail: u64, pending: u64, window: u64) -> bool {
         if len < pending {
             // The peer's window ends inside a segment, although more data is queued. To avoid a silly window

@@ -225,6 +225,7 @@ pub(super) struct Flags {
     pub(super) cwr: bool,
     /// True once the application has closed the connection: nothing is read or written any more.
     pub(super) orphan: bool,
-    /// The network reported that the peer cannot be reached, and the peer has acknowledged nothing since.
+    /// True if the network has reported that the peer cannot be reached, and the peer has acknowledged
+    /// nothing since.
     pub(super) unreachable: bool,
 }
