@@ -148,7 +148,8 @@ enum Source {
     Memory(&'static [u8]),
 }
 
-/// Starts a plain server. Returns a connection to it.
+/// Starts a server that answers requests of fixed lengths without the NVMe protocol. Returns a connection to
+/// it.
 fn plain(core: usize, source: Source, request: usize, response: usize, block: usize) -> TcpStream {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listens");
     let address = listener.local_addr().expect("an address");

@@ -73,8 +73,8 @@ impl Wheel {
         Some(self.next_used()? * TICK_NS)
     }
 
-    /// Returns the first tick, starting at `self.tick`, whose slot has entries. The entries may be due in a
-    /// later turn.
+    /// Returns the first tick, starting at `self.tick`, whose slot has entries. The entries may be due only
+    /// in a later turn of the wheel.
     fn next_used(&self) -> Option<u64> {
         let start = self.tick as usize % SLOTS;
         let (word, bit) = (start / 64, start % 64);

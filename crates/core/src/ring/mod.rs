@@ -332,8 +332,9 @@ impl Ring {
         }
     }
 
-    /// Sets the laps of all descriptors of a claimed slot to 0, which no consumer accepts. Called when the
-    /// 32-bit lap wraps: a descriptor that was written 2^32 laps ago would otherwise look current.
+    /// Sets the laps of all descriptors of a slot to 0, which no consumer accepts. Called when the 32-bit lap
+    /// wraps, because a descriptor from 2^32 laps ago would otherwise look current. No item may be in the
+    /// slot.
     #[cold]
     fn clear_laps(&self, slot: u32) {
         (0..self.burst).for_each(|i| protocol::describe(self.descriptor_words(slot, i), 0, 0, 0));
@@ -343,8 +344,8 @@ impl Ring {
     fn descriptor_words(&self, slot: u32, i: usize) -> [&AtomicU64; 2] {
         debug_assert!(i < self.burst);
         let first = self.descriptors(slot).wrapping_add(i).cast::<u64>();
-        // SAFETY: `i` is below `burst`, so both words are inside the region, and 8-aligned. Only device code
-        // may read them while the slot is claimed.
+        // SAFETY: `i` is below `burst`, so both words are inside the region, and 8-aligned. While the
+        // dispatcher fills the slot, only device code may read them.
         unsafe { [AtomicU64::from_ptr(first), AtomicU64::from_ptr(first.add(1))] }
     }
 }

@@ -31,7 +31,7 @@ struct Rounds {
     untimed: Cell<u64>,
     timed: Cell<u64>,
     timed_ticks: Cell<u64>,
-    /// The time of rounds in which this thread yielded the processor, or lost it to other threads.
+    /// The time, in clock ticks, of rounds in which this thread yielded the processor or lost it to others.
     yielded_ticks: Cell<u64>,
 }
 
@@ -221,8 +221,8 @@ impl Idle {
         TIMES.with(|times| change(if self.within { &times.refused } else { &times.idle }))
     }
 
-    /// Returns true after the first round without work that follows a round with work. The loop has time
-    /// then, so it can flush buffers.
+    /// Returns true after the first round without work that follows a round with work. Call it to flush
+    /// buffers once when the loop becomes idle.
     #[inline]
     pub fn is_first_round(&self) -> bool {
         self.rounds == 1

@@ -3,7 +3,7 @@
 use crate::congestion::Saved;
 use crate::sequence::Sequence;
 
-/// The state of the direction to the peer.
+/// The state of the send direction: what this side has sent, and what the peer has acknowledged and permits.
 #[derive(Clone, Debug)]
 pub(super) struct Sender {
     /// SND.UNA, the first unacknowledged sequence number.

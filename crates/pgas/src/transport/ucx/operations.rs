@@ -80,7 +80,8 @@ fn needs_swaps(operation: Operation) -> bool {
 }
 
 impl Shared {
-    /// Returns the handles, the endpoint of `pe`, and the address and key of a span of its memory.
+    /// Locks UCX's handles. Returns them, the endpoint to `pe`, and the address and key of that PE's memory
+    /// at `offset`.
     fn reach(
         &self,
         pe: u32,
