@@ -33,8 +33,9 @@ const LARGEST: usize = SIZES[SIZES.len() - 1];
 const LARGEST_BOTH_WAYS: usize = 16 << 20;
 /// Once a transfer takes longer than this, no larger size of the path is measured.
 const LONG: Duration = Duration::from_millis(60);
-/// If a transfer is expected to take longer than this, its size is measured in one direction only, because
-/// the measurement in both directions at once keeps many transfers in flight.
+/// In a measurement of both directions at once: if transfers of a size are expected to take longer than this,
+/// that size and all larger ones are not measured, and their times are extrapolated. Many transfers are in
+/// flight in such a measurement, so it would take long.
 const SLOW: Duration = Duration::from_millis(5);
 /// The largest chunk, in bytes, that the prediction of a staged path assumes.
 const CHUNK: u64 = 1 << 20;

@@ -417,12 +417,12 @@ mod tests {
         let flag = region.as_ptr().wrapping_add(4088).cast::<u64>();
         for round in 1..20u64 {
             let data = [round as u8; 1000];
-            // SAFETY: the bytes lie inside the region, which the wire keeps mapped.
+            // SAFETY: the bytes lie inside `region`, which `wire` keeps mapped.
             unsafe { wire.store(region.as_ptr(), data.as_ptr(), data.len()) };
             wire.fence();
-            // SAFETY: the bytes lie inside the region, which the wire keeps mapped.
+            // SAFETY: the bytes lie inside `region`, which `wire` keeps mapped.
             unsafe { wire.store(flag.cast(), round.to_ne_bytes().as_ptr(), 8) };
-            // SAFETY: the bytes lie inside the region, which the wire keeps mapped.
+            // SAFETY: the bytes lie inside `region`, which `wire` keeps mapped.
             while unsafe { flag.read_volatile() } != round {
                 std::thread::yield_now();
             }
@@ -444,7 +444,7 @@ mod tests {
             wire.keep(region.clone());
             let data = vec![7u8; region.len()];
             let start = Instant::now();
-            // SAFETY: the bytes lie inside the region, which the wire keeps mapped.
+            // SAFETY: the bytes lie inside `region`, which `wire` keeps mapped.
             unsafe { wire.store(region.as_ptr(), data.as_ptr(), data.len()) };
             wire.drain();
             assert!(start.elapsed() < Duration::from_secs(60), "{plan}: {:?}", start.elapsed());

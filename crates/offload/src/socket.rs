@@ -265,21 +265,19 @@ impl Options {
         })
     }
 
-    /// Returns the most bytes of a ring of `capacity` bytes that a connection may use. `option` is the
+    /// Returns how many bytes of a ring of `capacity` bytes a connection may use at most. `option` is the
     /// kernel's value of SO_SNDBUF or SO_RCVBUF, if the program has set it: twice the wanted bytes. The ring
     /// gets half of it, and the pair gets the other half.
     fn share(option: Option<i32>, capacity: usize) -> usize {
         option.map_or(capacity, |bytes| (bytes.max(0) as usize / 2).clamp(Self::LEAST_BUFFER, capacity))
     }
 
-    /// Returns the most bytes of a send ring of `capacity` bytes that the connection may use. This is
-    /// `capacity` unless the program has set SO_SNDBUF.
+    /// Returns how many bytes of a send ring of `capacity` bytes the connection may use at most: all unless the program has set SO_SNDBUF.
     pub fn send_share(&self, capacity: usize) -> usize {
         Self::share(self.send_buffer, capacity)
     }
 
-    /// Returns the most bytes of a receive ring of `capacity` bytes that the connection may use. This is
-    /// `capacity` unless the program has set SO_RCVBUF.
+    /// Returns how many bytes of a receive ring of `capacity` bytes the connection may use at most: all unless the program has set SO_RCVBUF.
     pub fn receive_share(&self, capacity: usize) -> usize {
         Self::share(self.receive_buffer, capacity)
     }

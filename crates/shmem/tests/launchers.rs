@@ -54,8 +54,8 @@ fn launchers_start_one_job() {
             assert!(output.status.success(), "{launcher} {pes}: {}", text(&output));
         }
         let output = launch(launcher, options, &["-n", "2", program, "2", "global"], &[]).unwrap();
-        // Do not expect the PEs' own status: if a launcher kills a PE that is slow to end, its status
-        // includes the signal.
+        // Do not expect the status that the PEs return: if a launcher kills a PE that is slow to end, the
+        // launcher may return the signal's number.
         assert!(!output.status.success(), "{launcher}: {}", text(&output));
         let heap = [("SHMEM_SYMMETRIC_SIZE", "4.5M"), ("SHMEM_DEBUG", "1")];
         let output = launch(launcher, options, &["-n", "2", program, "2", "large"], &heap).unwrap();

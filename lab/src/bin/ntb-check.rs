@@ -164,7 +164,8 @@ fn outlive(world: &World<Windows>) -> anyhow::Result<()> {
     let transport = world.transport();
     let lost = transport.reconnect(peer, LIMIT).context("reconnecting")?;
     println!("again: {lost}");
-    // SAFETY: the source is a constant, and nothing else uses this offset in both heaps.
+    // SAFETY: the source is a constant outside the heaps, so it is readable and does not overlap the
+    // destination. The heap of each PE is longer than AT + NEWS.len(), and no allocation reaches AT.
     unsafe { transport.put(peer, AT, NEWS.as_ptr(), NEWS.len())? };
     transport.quiet()?;
     transport.notify(peer)?;

@@ -22,9 +22,9 @@
 //! # Descriptors read before the word
 //!
 //! A consumer reads an item's descriptors after its word. Over PCIe these are two round trips, one after the
-//! other. In rings whose bursts fit the word's line, device code may therefore read descriptors together with
-//! the word, or before. It then reads the word. It keeps the descriptors that [`belong`](belongs) to the
-//! word's lap, and reads the others again. It keeps no wrong descriptor, because:
+//! other. If a burst's descriptors lie in the same cache line as the item's word, device code may load word and
+//! descriptors at the same time, so a descriptor may be older than the word. The code keeps the descriptors
+//! that [`belong`](belongs) to the word's lap, and loads the others again. It keeps no wrong descriptor, because:
 //!
 //! * [`describe`] writes the lap last, with release ordering, in the second of the descriptor's two words.
 //!   The consumer reads both words by one 16-byte access. Memory that a host and a GPU share is coherent by

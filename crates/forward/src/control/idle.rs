@@ -264,7 +264,8 @@ mod tests {
             let mut idle = Idle::default();
             for _ in 0..2 {
                 wait(&mut idle, 11, 20);
-                // The 400 ticks follow the last round without work, so they count as work.
+                // An idle period ends with its last round without work. So the 400 ticks until `found_work` count as
+                // work.
                 pass(400);
                 idle.found_work();
             }

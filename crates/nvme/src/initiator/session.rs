@@ -58,7 +58,7 @@ pub struct Session {
     /// Requests to send again.
     pending: VecDeque<Request>,
     done: VecDeque<Done>,
-    /// By token: how many times the command was sent again because of a transient error.
+    /// How many times each command was sent again because of a transient error, by the token of its request.
     retries: HashMap<u64, u32>,
     last_tick: Instant,
     /// The channel on which the reconnecting thread sends its result. `None` if no such thread runs.
