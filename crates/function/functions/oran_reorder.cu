@@ -276,9 +276,10 @@ struct oran_reorder {
                 plan.why = overtaken;
                 return;
             case closed:
-                // A packet of the slot that was delivered last is late for half a cycle. After that, its
-                // number means a new slot. A packet of an older slot is late only for two time limits.
-                // Otherwise one packet with a wrong slot number could block the window for long.
+                // A packet of the window's last slot counts as late until half a cycle after that slot's
+                // delivery. Later, its number means a slot of the next cycle. A packet of an older slot counts
+                // as late only until twice the time limit after the delivery: if the last slot's number was
+                // wrong, correct packets seem older, and would be refused for up to half a cycle.
                 if (!newer && now <= window.since_ns + (ahead == 0 ? half_cycle_ns : 2 * limit_ns)) {
                     plan.step = is_late;
                     return;

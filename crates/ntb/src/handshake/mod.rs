@@ -63,7 +63,8 @@ fn write_row(ntb: &dyn Ntb, peer: u32, words: &[u32; ROW]) -> Result<()> {
     ntb.peer_doorbell_set(peer, DOORBELL)
 }
 
-/// Connects to `peer`: exchanges rows until both sides agree or the timeout expires.
+/// Connects to `peer`. Each side writes its sizes and its epoch into a row of scratchpads of the other side.
+/// Returns when the peer's row names this side's epoch, and both sides have set their translations.
 ///
 /// # Errors
 /// * [`Error::Window`] if one side's memory does not fit the other side's window.

@@ -30,8 +30,8 @@ fn the_cause_is_reported_whatever_the_order_of_the_events() {
             JobEvent::Ended(0, exited(1)),
         ]
     };
-    // Try all orders of the five events in which the hub's `Lost` of PE 0 precedes its `Gone` of PE 0,
-    // because the hub always reports these two in this order.
+    // Try every order of the five events in which PE 0 reports a lost peer (`Lost`) before its socket closes
+    // (`Gone`). The reverse cannot occur, because one thread reads PE 0's socket until it closes.
     for order in permutations(5) {
         let place = |index: usize| order.iter().position(|one| *one == index).unwrap();
         if place(2) > place(3) {
