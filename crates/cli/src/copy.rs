@@ -5,12 +5,12 @@ mod bench;
 mod list;
 mod run;
 
-use crate::values::{count, size, time_above_zero};
+use crate::values::{count, size, time_to_an_hour, time_within_an_hour};
 use clap::{Args, ValueEnum};
 use inlane_copy::tuning::{EngineTuning, SmTuning};
 use inlane_copy::{Endpoint, Path, PathChoice, PathOptions};
 use inlane_core::mover::Access;
-use inlane_core::{CompletionMode, Error, units};
+use inlane_core::{CompletionMode, Error};
 use inlane_pci::{Address, Permission};
 use std::time::Duration;
 
@@ -119,10 +119,10 @@ pub struct Copy {
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = count::<usize>(1, 1000), help_heading = "Measurement")]
     repeats: usize,
     /// The duration of each repeat, at most one hour. A repeat makes at least one transfer
-    #[arg(long, default_value = "100ms", value_name = "TIME", value_parser = parse_duration_above_zero, help_heading = "Measurement")]
+    #[arg(long, default_value = "100ms", value_name = "TIME", value_parser = time_within_an_hour, help_heading = "Measurement")]
     duration: Duration,
     /// The duration of the unmeasured warm-up, at most one hour
-    #[arg(long, default_value = "20ms", value_name = "TIME", value_parser = parse_duration, help_heading = "Measurement")]
+    #[arg(long, default_value = "20ms", value_name = "TIME", value_parser = time_to_an_hour, help_heading = "Measurement")]
     warm_up: Duration,
     /// Size of the memory at each end. Transfers use its parts in turns, so that caches do not hold the data.
     /// At least two of the largest transfer are allocated, but at most a third of a device's memory
@@ -185,13 +185,13 @@ pub struct Copy {
     #[arg(long, default_value_t = SmTuning::default().slots, value_name = "N", value_parser = count::<usize>(1, 1024), help_heading = "Copies and staging by SMs")]
     sm_slots: usize,
     /// Lower the latency of a single transfer: each channel splits its part into this many chunks, 1 to 1024,
-    /// so that copying in overlaps copying out. Each chunk costs a fence. Large transfers, and transfers
-    /// behind others, are split by other rules
+    /// so that copying in overlaps copying out. Each chunk costs a fence. No chunk exceeds --sm-chunk.
+    /// While other transfers are in flight, a channel aims at no more than two chunks
     #[arg(long, default_value_t = SmTuning::default().turns, value_name = "N", value_parser = count::<usize>(1, 1024), help_heading = "Copies and staging by SMs")]
     sm_turns: usize,
-    /// Lower the latency of small transfers: send those of up to this size, 0 to 1G, without fences. They
-    /// reach three quarters of the link's bandwidth, because of every 16 bytes 4 hold the transfer's number.
-    /// 0 sends no transfer this way
+    /// Lower the latency of small transfers: send transfers of up to this size, 0 to 1G, without fences. Such
+    /// a transfer reaches only three quarters of the link's bandwidth, because every 16 bytes sent hold 12
+    /// bytes of data and a 4-byte transfer number. 0 sends no transfer this way
     #[arg(long, default_value = "256K", value_name = "SIZE", value_parser = size::<usize>(0, LARGEST_CHUNK), help_heading = "Copies and staging by SMs")]
     sm_lines: usize,
     /// Launch the staging kernels for each transfer instead of keeping them resident
@@ -289,21 +289,6 @@ fn sm_chunk(text: &str) -> Result<usize, Error> {
     match size::<usize>(16, LARGEST_CHUNK)(text)? {
         bytes if bytes % 16 == 0 => Ok(bytes),
         _ => Err(Error::invalid(format!("'{text}'"), "give a multiple of 16 bytes")),
-    }
-}
-
-/// Parses a duration above zero, of at most an hour.
-fn parse_duration_above_zero(text: &str) -> Result<Duration, Error> {
-    time_above_zero(text)?;
-    parse_duration(text)
-}
-
-/// Parses a duration of at most an hour.
-fn parse_duration(text: &str) -> Result<Duration, Error> {
-    let most = Duration::from_secs(3600);
-    match units::parse_time(text)? {
-        time if time <= most => Ok(time),
-        _ => Err(Error::invalid(format!("'{text}'"), "give at most one hour")),
     }
 }
 

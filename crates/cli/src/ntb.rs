@@ -11,6 +11,7 @@ pub use info::BridgeInfo;
 use crate::values::count;
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use inlane_core::Error;
 use inlane_core::completion::CompletionMode;
 use inlane_core::units;
 use inlane_pgas::launch::{HEAP, Job, MoverChoice, variables};
@@ -66,8 +67,8 @@ enum NtbCommand {
 
 /// Starts a program as several PEs that access each other's symmetric memory
 ///
-/// Exits with the status of the first PE that fails, or 128 + n if signal n killed it. The other PEs are
-/// ended then.
+/// Exits with the status of the first PE that fails, or 128 + n if signal n killed it. If a PE fails, inlane
+/// ends the other PEs.
 #[derive(Args)]
 #[command(after_help = FAULTS)]
 struct Run {
@@ -81,9 +82,9 @@ struct Run {
     /// machines) [default: INLANE_NTB_TRANSPORT, else windows]
     #[arg(long, value_name = "TRANSPORT")]
     transport: Option<Kind>,
-    /// Over ucx: the address of this machine at which the PEs meet
-    #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
-    address: IpAddr,
+    /// Over ucx: the address of this machine at which the PEs meet [default: 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS")]
+    address: Option<IpAddr>,
     /// How waits end: poll, interrupt or adaptive
     #[arg(long, value_name = "MODE", default_value_t = CompletionMode::Adaptive)]
     completion: CompletionMode,
@@ -95,6 +96,7 @@ struct Run {
     faulty: Option<u32>,
     /// Copy bulk data by a mover: twin (a DMA engine as fast as a core copies), or twin:RATE in bits
     /// per second (twin:30G). gpu:N reaches only registered memory, so only ntb bench can use it
+    /// [default: no mover]
     #[arg(long, value_name = "MOVER")]
     mover: Option<MoverChoice>,
     /// Size from which the mover copies [default: the measured size from which it is faster than stores]
@@ -126,17 +128,22 @@ impl Ntb {
 
 impl Run {
     fn run(self) -> anyhow::Result<()> {
+        let transport = match self.transport {
+            Some(kind) => kind,
+            None => variables::transport()?.unwrap_or_default(),
+        };
+        if let Some(address) = self.address.filter(|_| transport != Kind::Ucx) {
+            let why = "it applies to --transport ucx only; add --transport ucx, or leave --address out";
+            return Err(Error::invalid(format!("--address {address}"), why).into());
+        }
         let job = Job {
             pes: self.pes,
             heap_bytes: match self.heap {
                 Some(bytes) => bytes,
                 None => variables::heap_bytes()?.unwrap_or(HEAP),
             },
-            transport: match self.transport {
-                Some(kind) => kind,
-                None => variables::transport()?.unwrap_or_default(),
-            },
-            address: self.address,
+            transport,
+            address: self.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
             completion: self.completion,
             faults: self.faults,
             faulty: self.faulty,

@@ -137,6 +137,7 @@ pub fn expand(
     if let Some(path) = named {
         let refused = |why: String| invalid(format!("settings file {path}"), why);
         let text = std::fs::read_to_string(&path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::IsADirectory => refused("it is a directory; name a TOML file in it".into()),
             std::io::ErrorKind::InvalidData => refused("it is not text in UTF-8; give a TOML file".into()),
             _ => Error::device_environment(
                 format!("settings file {path}"),

@@ -51,10 +51,10 @@ pub struct Args {
 /// The document that `--json` writes. It has one row.
 type TopologyReport = Document<Topology>;
 
-/// The memory nodes and PCI functions of a machine.
+/// The NUMA nodes and PCI functions of a machine.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Topology {
-    /// The memory nodes.
+    /// The NUMA nodes, with their CPUs and the size of their memory.
     nodes: Vec<Node>,
     /// All PCI functions, each bridge before the functions below it.
     devices: Vec<Entry>,
@@ -69,7 +69,7 @@ struct Entry {
     name: Option<String>,
     /// The number of bridges between the function and the root of its PCI tree.
     depth: usize,
-    /// The highest rate of payload bytes, one way, of the slowest link between the function and the root.
+    /// The payload bytes per second, one way, that the slowest link between the function and the root allows.
     ceiling_payload_bytes_per_second: Option<f64>,
     /// How far the link is below what the device supports. Null if the link is as fast as the device.
     shortfall: Option<Shortfall>,

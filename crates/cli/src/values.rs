@@ -39,6 +39,20 @@ pub fn time_above_zero(text: &str) -> Result<Duration, Error> {
     }
 }
 
+/// Parses a time of at most an hour.
+pub fn time_to_an_hour(text: &str) -> Result<Duration, Error> {
+    match units::parse_time(text)? {
+        time if time <= Duration::from_secs(3600) => Ok(time),
+        _ => Err(Error::invalid(format!("'{text}'"), "give at most one hour")),
+    }
+}
+
+/// Parses a time that is above zero and at most an hour.
+pub fn time_within_an_hour(text: &str) -> Result<Duration, Error> {
+    time_above_zero(text)?;
+    time_to_an_hour(text)
+}
+
 /// Parses a list of core numbers and ranges, such as `0,2,4-7`.
 pub fn core_list(list: &str) -> Result<Vec<usize>, Error> {
     let bad =

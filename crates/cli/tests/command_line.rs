@@ -58,6 +58,8 @@ fn mistakes_are_answered_with_a_remedy() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("misspelt.toml"), "[forward]\nbrust = 1\n").unwrap();
     std::fs::write(directory.path().join("text.txt"), "hello\n").unwrap();
+    std::fs::write(directory.path().join("map.toml"), "[rule]\nrun_by = \"kernel\"\n").unwrap();
+    std::fs::write(directory.path().join("key.toml"), "[[rule]]\nuze = \"connect\"\n").unwrap();
     let cases = [
         // Ports without a kind, or of a misspelt kind.
         ("forward --rx eth9 --tx null", 2, "did you mean af_xdp:eth9 or af_packet:eth9?"),
@@ -156,7 +158,28 @@ fn mistakes_are_answered_with_a_remedy() {
         ("ntb bench --mover twin:fast", 2, "give twin, twin:RATE in bits per second"),
         ("forward --rx null --tx null --size 64K", 2, "--size 64K: give 14 B to 65535 B"),
         ("nvme read 127.0.0.1:99999 out", 2, "ADDRESS 127.0.0.1:99999: the port"),
-        ("topo --json .", 2, "cannot write .: Is a directory"),
+        // A directory or a file where something else is needed.
+        ("topo --json .", 2, "cannot write .: it is a directory; name a file in it"),
+        ("forward --config .", 2, "settings file .: it is a directory; name a TOML file in it"),
+        ("forward --rx null --tx pcap:.", 2, "port pcap:.: it is a directory; name a file in it"),
+        ("forward --rx null --tx null --capture .", 2, "--capture .: it is a directory; name a file in it"),
+        ("forward --rx pcap:. --tx null", 2, "port pcap:.: it is a directory; name a capture in it"),
+        ("offload run --rules . true", 2, "--rules .: it is a directory; name a TOML file in it"),
+        (
+            "offload status --socket .",
+            2,
+            "--socket .: it is a directory, not a socket; give the control socket",
+        ),
+        ("offload status --socket text.txt", 2, "--socket text.txt: it is a file, not a socket"),
+        // Rules.
+        ("offload run --rules map.toml true", 2, "'rule' is a list; begin each rule with the line [[rule]]"),
+        ("offload run --rules key.toml true", 2, "rule 1: the key 'uze' is unknown; choose among run_by,"),
+        ("offload run --rules text.txt true", 2, "rules in text.txt: line 1: key with no value"),
+        // Flags that need another flag or value.
+        ("ntb run --address 127.0.0.1 true", 2, "it applies to --transport ucx only; add --transport ucx,"),
+        ("ntb bench --duration 2h", 2, "--duration 2h: give at most one hour"),
+        ("nvme target --listen 127.0.0.1:99999 --namespace memory:1M", 2, "the port exceeds 65535; give"),
+        ("nvme target --listen 127.0.0.1 --namespace memory:1M", 2, "the port is missing; give IP:PORT"),
         ("ntb bench --ucx ./nope", 3, "there is no such program; give the path of ucx_perftest"),
         ("nvme discover 127.0.0.1:1", 3, "cannot connect: Connection refused"),
         ("offload status --socket ./nope", 3, "start one with 'inlane offload serve'"),

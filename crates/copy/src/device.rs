@@ -72,7 +72,9 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
                     let (device, why) = (endpoint.to_string(), error.to_string());
                     // Remove the BAR's name from the start of the error, because the new error's field
                     // `device` names the BAR already.
-                    let why = why.strip_prefix(&format!("{device} ")).unwrap_or(&why).to_owned();
+                    let rest =
+                        why.strip_prefix(&device).map(|rest| rest.trim_start_matches(':').trim_start());
+                    let why = rest.unwrap_or(&why).to_owned();
                     Error::Device { device, class: error.class(), why }
                 })?;
                 Kind::Bar { memory: Suballocator::new(bar.region()), permission: permission.clone() }

@@ -60,7 +60,7 @@ pub struct TransferResult {
     pub ceiling: Option<Ceiling>,
     /// The median rate as a share of the ceiling.
     pub share_of_ceiling: Option<f64>,
-    /// The CPU seconds that the thread which submits transfers and waits for them used per 10^9 bytes.
+    /// The CPU seconds per 10^9 bytes of the thread that submits transfers and waits for them.
     pub cpu_seconds_per_gigabyte: Option<f64>,
     /// The CPU time of the thread that submits transfers and waits for them, as a share of the elapsed time.
     pub cpu_share: Option<f64>,

@@ -63,7 +63,7 @@ pub struct DeviceInfo {
     pub gpu_direct: GpuDirect,
     /// The PCIe link. Null if the kernel does not report it.
     pub link: Option<Link>,
-    /// The NUMA node. Null if the kernel does not report it.
+    /// The NUMA node to which the GPU is attached. Null if the kernel does not report it.
     pub numa_node: Option<u32>,
 }
 

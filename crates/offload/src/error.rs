@@ -2,6 +2,8 @@
 
 use inlane_core::error::Class;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 
 /// An error of an engine or of a client.
 #[derive(Debug, thiserror::Error)]
@@ -85,5 +87,15 @@ impl Error {
     pub fn os(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::Os { what, source }
+    }
+}
+
+/// Returns `a directory` or `a file` if `path` leads to one. Returns `None` for a socket, and if nothing is
+/// there.
+pub(crate) fn kind_of_no_socket(path: &Path) -> Option<&'static str> {
+    let found = path.metadata().ok()?.file_type();
+    match found.is_socket() {
+        true => None,
+        false => Some(if found.is_dir() { "a directory" } else { "a file" }),
     }
 }

@@ -49,11 +49,11 @@ pub enum Route {
     Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
 )]
 pub struct LinkCounters {
-    /// Frames received.
+    /// The number of frames received.
     pub received_packets: u64,
     /// Bytes of received frames.
     pub received_bytes: u64,
-    /// Frames sent.
+    /// The number of frames sent.
     pub sent_packets: u64,
     /// Bytes of sent frames.
     pub sent_bytes: u64,

@@ -12,36 +12,20 @@
 
 use crate::error::{Error, Result};
 use inlane_offload_protocol::rules::Rule;
-use serde::Deserialize;
+use toml::{Table, Value};
 
 /// The size of the preloaded library's buffer for all rules, in bytes.
 const MOST: usize = 16384;
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    #[serde(default)]
-    rule: Vec<Entry>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Entry {
-    run_by: String,
-    program: Option<String>,
-    protocol: Option<String>,
-    address: Option<String>,
-    port: Option<Ports>,
-    #[serde(rename = "use")]
-    usage: Option<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Ports {
-    One(u16),
-    Range(String),
-}
+/// The keys of a rule, and the values that each takes.
+const KEYS: [(&str, &str); 6] = [
+    ("run_by", "\"engine\" or \"kernel\""),
+    ("program", "the last part of a program's path, such as \"sshd\""),
+    ("protocol", "\"tcp\" or \"udp\""),
+    ("address", "an address or a network, such as \"10.0.0.0/8\""),
+    ("port", "a port or a range, such as 80 or \"80-90\""),
+    ("use", "\"listen\" or \"connect\""),
+];
 
 /// Converts rules from TOML to the lines that the preloaded library reads. `name` is the file's name, for
 /// errors.
@@ -50,43 +34,67 @@ enum Ports {
 /// [`Error::Setting`] names the first rule that is wrong.
 pub fn read(name: &str, toml: &str) -> Result<String> {
     let wrong = |why: String| Error::Setting { what: format!("rules in {name}"), why };
-    let file: File = toml::from_str(toml).map_err(|error| wrong(error.to_string().trim_end().to_owned()))?;
+    let file: Table = toml.parse().map_err(|error| wrong(syntax(&error, toml)))?;
+    if let Some(key) = file.keys().find(|key| *key != "rule") {
+        return Err(wrong(format!("the key '{key}' is unknown; begin each rule with the line [[rule]]")));
+    }
+    let rules = match file.get("rule") {
+        None => &[],
+        Some(Value::Array(rules)) => rules.as_slice(),
+        Some(_) => return Err(wrong("'rule' is a list; begin each rule with the line [[rule]]".into())),
+    };
     let mut text = String::new();
-    for (index, entry) in file.rule.iter().enumerate() {
-        let mut line = entry.run_by.clone();
-        if let Some(program) = &entry.program {
-            if program.is_empty() || program.contains([' ', '\n', '/']) {
-                return Err(wrong(format!(
-                    "rule {}: program = {program:?} is not the last part of a program's path",
-                    index + 1
-                )));
-            }
-            line += &format!(" program={program}");
-        }
-        if let Some(protocol) = &entry.protocol {
-            line += &format!(" protocol={protocol}");
-        }
-        if let Some(address) = &entry.address {
-            line += &format!(" address={address}");
-        }
-        match &entry.port {
-            Some(Ports::One(port)) => line += &format!(" port={port}"),
-            Some(Ports::Range(range)) => line += &format!(" port={range}"),
-            None => {}
-        }
-        if let Some(usage) = &entry.usage {
-            line += &format!(" use={usage}");
-        }
-        let Some(rule) = Rule::parse(&line) else {
-            let why = "write run_by = \"engine\" or \"kernel\", protocol = \"tcp\" or \"udp\", address = \"10.0.0.0/8\", port = \"80-90\", use = \"listen\" or \"connect\"";
-            return Err(wrong(format!("rule {} ('{line}') is not valid; {why}", index + 1)));
-        };
-        text += &format!("{rule}\n");
+    for (index, rule) in rules.iter().enumerate() {
+        let line = line(rule).map_err(|why| wrong(format!("rule {}: {why}", index + 1)))?;
+        text += &format!("{line}\n");
     }
     match text.len() > MOST {
         true => Err(wrong(format!("{} bytes of rules are more than {MOST}; use fewer rules", text.len()))),
         false => Ok(text),
     }
+}
+
+/// Returns why a text is not TOML, with the number of the line.
+fn syntax(error: &toml::de::Error, text: &str) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let why = error.message().replace('\n', ", ");
+    format!("line {}: {why}; write lines such as run_by = \"kernel\"", before.matches('\n').count() + 1)
+}
+
+/// Converts one rule to the line that the preloaded library reads.
+fn line(rule: &Value) -> Result<String, String> {
+    let Value::Table(rule) = rule else {
+        return Err("it has no keys; begin each rule with the line [[rule]]".into());
+    };
+    if let Some(key) = rule.keys().find(|key| KEYS.iter().all(|(known, _)| known != key)) {
+        let keys = KEYS.map(|(key, _)| key).join(", ");
+        return Err(format!("the key '{key}' is unknown; choose among {keys}"));
+    }
+    let mut line = String::new();
+    for (key, accepted) in KEYS {
+        let Some(value) = rule.get(key) else {
+            match key {
+                "run_by" => return Err(format!("run_by is missing; write run_by = {accepted}")),
+                _ => continue,
+            }
+        };
+        let word = match value {
+            Value::String(word) => word.clone(),
+            Value::Integer(port) if key == "port" => port.to_string(),
+            _ => String::new(),
+        };
+        let condition = match key {
+            "run_by" => word.clone(),
+            _ => format!("{line} {key}={word}"),
+        };
+        let is_one_word = !word.is_empty() && !word.contains(char::is_whitespace);
+        let names_a_path = key == "program" && word.contains('/');
+        if !is_one_word || names_a_path || Rule::parse(&condition).is_none() {
+            return Err(format!("{key} = {value}: give {accepted}"));
+        }
+        line = condition;
+    }
+    Rule::parse(&line).map(|rule| rule.to_string()).ok_or_else(|| format!("'{line}' is not a rule"))
 }
 
 #[cfg(test)]
@@ -105,11 +113,18 @@ mod tests {
     #[test]
     fn errors_name_the_rule() {
         for (toml, expected) in [
-            ("[[rule]]\nrun_by = \"maybe\"\n", "rule 1 ('maybe')"),
+            ("[[rule]]\nrun_by = \"maybe\"\n", "rule 1: run_by = \"maybe\": give \"engine\" or \"kernel\""),
             ("[[rule]]\nrun_by = \"kernel\"\nprogram = \"/bin/x\"\n", "last part"),
-            ("[[rule]]\nrun_by = \"kernel\"\naddress = \"10/8\"\n", "rule 1"),
-            ("[[rule]]\nrun_by = \"kernel\"\nhost = \"x\"\n", "unknown field"),
-            ("[[rule]]\n", "run_by"),
+            ("[[rule]]\nrun_by = \"kernel\"\naddress = \"10/8\"\n", "rule 1: address = \"10/8\": give"),
+            ("[[rule]]\nrun_by = \"kernel\"\naddress = \"::1 port=1\"\n", "rule 1: address"),
+            ("[[rule]]\nrun_by = \"kernel\"\nport = 65536\n", "port = 65536: give a port or a range"),
+            ("[[rule]]\nrun_by = \"kernel\"\nprotocol = true\n", "protocol = true: give \"tcp\""),
+            ("[[rule]]\nrun_by = \"kernel\"\nhost = \"x\"\n", "the key 'host' is unknown; choose among"),
+            ("[[rule]]\n", "rule 1: run_by is missing; write run_by ="),
+            ("[rule]\nrun_by = \"kernel\"\n", "begin each rule with the line [[rule]]"),
+            ("rule = [1]\n", "begin each rule with the line [[rule]]"),
+            ("run_by = \"kernel\"\n", "the key 'run_by' is unknown; begin each rule with"),
+            ("\nhello\n", "line 2: key with no value"),
         ] {
             let error = read("rules.toml", toml).unwrap_err().to_string();
             assert!(error.contains("rules.toml") && error.contains(expected), "{error}");

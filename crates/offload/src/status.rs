@@ -45,15 +45,15 @@ pub struct EngineStatus {
 /// Counters of connections since the engine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ConnectionCounters {
-    /// Sockets created, those of accepted connections included.
+    /// Sockets that were created, including the sockets of accepted connections.
     pub sockets: u64,
-    /// Connections that programs opened and that were established.
+    /// Established connections that programs opened.
     pub connected: u64,
-    /// Connections accepted by listeners.
+    /// Established connections that listeners accepted.
     pub accepted: u64,
-    /// Connections in TIME-WAIT now.
+    /// Connections that are in the state TIME-WAIT now.
     pub time_wait: u64,
-    /// Resets sent because there was no connection or listener.
+    /// Resets that the engine sent, because a segment arrived for no connection and no listener.
     pub resets_sent: u64,
     /// Sockets that stayed with the kernel.
     pub kernel: u64,
@@ -72,11 +72,11 @@ pub struct ConnectionCounters {
 pub struct DatagramCounters {
     /// Datagrams handed to programs.
     pub received: u64,
-    /// Datagrams of programs that were sent.
+    /// Datagrams that programs sent.
     pub sent: u64,
-    /// Payload bytes handed to programs.
+    /// Payload bytes of the datagrams handed to programs.
     pub received_bytes: u64,
-    /// Payload bytes of programs that were sent.
+    /// Payload bytes of the datagrams that programs sent.
     pub sent_bytes: u64,
     /// Received datagrams that were dropped because the program's receive buffer was full.
     pub dropped: u64,
@@ -99,10 +99,10 @@ impl DatagramCounters {
 /// Counters of UDP since the engine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DatagramTotals {
-    /// Sums over all UDP sockets, those that were closed included.
+    /// The counters summed over all UDP sockets, including closed ones.
     #[serde(flatten)]
     pub sockets: DatagramCounters,
-    /// Received datagrams to a port without a socket.
+    /// Received datagrams whose destination port had no socket.
     pub no_port: u64,
 }
 
@@ -120,9 +120,9 @@ pub struct KernelSocket {
     pub program: String,
     /// The identifier of the program's process.
     pub process: i32,
-    /// The address to which the program bound the socket.
+    /// The address to which the program bound the socket. Null if it bound none.
     pub local: Option<String>,
-    /// The address to which the program connected the socket.
+    /// The address to which the program connected the socket. Null if it connected none.
     pub remote: Option<String>,
     /// Why the socket stayed with the kernel.
     pub reason: String,
@@ -145,17 +145,17 @@ pub struct SocketStatus {
     pub remote: Option<String>,
     /// Who runs the socket: always `engine`, because sockets of the kernel are listed apart.
     pub run_by: String,
-    /// The congestion window.
+    /// The congestion window. Null unless the socket is a TCP connection.
     pub congestion_window_bytes: Option<u64>,
-    /// The smoothed round-trip time.
+    /// The smoothed round-trip time. Null if none was measured.
     pub rtt_ns: Option<u64>,
     /// Payload bytes that the program has received.
     pub received_bytes: u64,
     /// Payload bytes of the program that the peer has acknowledged.
     pub sent_bytes: u64,
-    /// Payload bytes received a second, over the connection's life.
+    /// The mean rate of received payload bytes since the connection was created. Null unless the socket is a TCP connection.
     pub received_bytes_per_second: Option<f64>,
-    /// Payload bytes sent a second, over the connection's life.
+    /// The mean rate of acknowledged payload bytes since the connection was created. Null unless the socket is a TCP connection.
     pub sent_bytes_per_second: Option<f64>,
     /// Payload bytes that were retransmitted.
     pub retransmitted_bytes: u64,
@@ -205,6 +205,10 @@ impl Row for SocketStatus {
 /// If no engine listens there, or its answer is invalid.
 pub fn fetch(path: &Path) -> Result<EngineStatus> {
     let shown = path.display().to_string();
+    if let Some(kind) = crate::error::kind_of_no_socket(path) {
+        let why = format!("it is {kind}, not a socket; give the control socket of an engine");
+        return Err(Error::Setting { what: format!("--socket {shown}"), why });
+    }
     let no_engine = |source: io::Error| Error::NoEngine { path: shown.clone(), source };
     let address = SocketAddrUnix::new(path).map_err(|error| no_engine(error.into()))?;
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)

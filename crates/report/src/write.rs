@@ -10,6 +10,9 @@ use std::sync::{Mutex, PoisonError};
 /// An error of writing a result.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// A directory has the name that was given for a file.
+    #[error("cannot write {0}: it is a directory; name a file in it")]
+    Directory(PathBuf),
     /// The file cannot be opened or created.
     #[error("cannot write {path}: {source}; name a file in a directory that you may write to")]
     Open {
@@ -36,7 +39,7 @@ impl Error {
     /// ([`Class::Environment`]). A later error loses the result of a run ([`Class::Failed`]).
     pub fn class(&self) -> Class {
         match self {
-            Error::Open { source, .. } if source.kind() == ErrorKind::IsADirectory => Class::Usage,
+            Error::Directory(_) => Class::Usage,
             Error::Open { .. } => Class::Environment,
             _ => Class::Failed,
         }
@@ -93,7 +96,10 @@ impl Target {
             }
             outcome => outcome,
         };
-        let file = file.map_err(|source| Error::Open { path: path.into(), source })?;
+        let file = file.map_err(|source| match source.kind() {
+            ErrorKind::IsADirectory => Error::Directory(path.into()),
+            _ => Error::Open { path: path.into(), source },
+        })?;
         Ok(Self { path: path.into(), file: Some(file) })
     }
 

@@ -57,7 +57,7 @@ impl Name {
     }
 }
 
-/// The state of a part.
+/// The state of a part of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
@@ -83,9 +83,9 @@ impl State {
 /// The outcome of checking one part of the machine.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Check {
-    /// The part.
+    /// The part that was checked.
     pub name: Name,
-    /// The part's state.
+    /// Whether the part works.
     pub state: State,
     /// What was found.
     pub evidence: String,

@@ -109,8 +109,8 @@ pub(super) struct PortArgs {
     /// Forward between two ports, both ways
     #[arg(long, num_args = 2, value_names = ["PORT", "PORT"])]
     pub(super) between: Option<Vec<String>>,
-    /// Make packets of this size at --rx null, net_null or gen, 14 to 65535 bytes. Overrides the size in the
-    /// port's name
+    /// Size of the packets that the port of --rx makes (null, net_null or gen), 14 to 65535 bytes. Overrides
+    /// the size in the port's name
     #[arg(long, value_name = "BYTES", value_parser = size::<u64>(14, 65535))]
     pub(super) size: Option<u64>,
     /// Offer packets at this rate, in bits/s of frames (10G), line rate (10GbE) or packets/s (1.5Mpps). A
@@ -148,7 +148,8 @@ pub(super) struct FunctionArgs {
     /// Choose which threads or kernels run the packet function. single: the thread that receives and sends.
     /// split: other threads; on a GPU, one kernel launch per burst. GPUs have three more. persistent: a
     /// kernel that runs for the whole run. stream: kernels posted to CUDA streams before packets arrive.
-    /// graph: the same as CUDA graphs. auto tries all of the device and takes the best
+    /// graph: the same, launched as CUDA graphs. auto tries all methods of the device and takes the one with
+    /// the best --goal
     #[arg(long, default_value = "single", value_name = "METHOD|auto")]
     pub(super) method: Choice,
     /// What --method auto optimises [default: throughput]
@@ -178,19 +179,19 @@ pub(super) struct GpuArgs {
     /// Copy only this many bytes of each packet to GPU memory, 1 to 128K. The rest stays in host memory
     #[arg(long, value_name = "BYTES", value_parser = size::<u32>(1, 1 << 17))]
     pub(super) header_split: Option<u32>,
-    /// Blocks of a persistent kernel, up to 65535
+    /// Blocks of a persistent kernel, up to 65535. 0 lets inlane choose
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = count::<u32>(0, 65535))]
     pub(super) blocks: u32,
-    /// Threads per block, up to 1024
+    /// Threads in each block of a kernel, up to 1024. 0 lets inlane choose
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = count::<u32>(0, 1024))]
     pub(super) threads: u32,
-    /// CUDA streams in which kernels are launched or posted, up to 1024
+    /// CUDA streams in which kernels are launched or posted, up to 1024. 0 lets inlane choose
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = count::<u32>(0, 1024))]
     pub(super) streams: u32,
-    /// Items per launch of a graph, up to 65536
+    /// Items (bursts) that one launch of a CUDA graph processes, up to 65536. 0 lets inlane choose
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = count::<u32>(0, MAX_SLOTS as u64))]
     pub(super) graph_items: u32,
-    /// Parallel branches of a graph, up to 1024
+    /// Branches of a CUDA graph that run in parallel, up to 1024. 0 lets inlane choose
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = count::<u32>(0, 1024))]
     pub(super) graph_branches: u32,
     /// Let each block of a persistent kernel pause this long between two polls of the ring. A longer pause

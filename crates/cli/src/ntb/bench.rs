@@ -5,7 +5,7 @@ use super::sizes::Sizes;
 use crate::exit::NotReady;
 use crate::output::Output;
 use crate::signal;
-use crate::values::{count, time_above_zero};
+use crate::values::{count, time_within_an_hour};
 use anyhow::{Context, bail};
 use clap::Args;
 use inlane_core::Error;
@@ -42,8 +42,8 @@ pub struct Bench {
     /// (4K..256M,x2: two times)
     #[arg(long, value_name = "SIZES", default_value = "1..64M")]
     sizes: Sizes,
-    /// Duration of one repeat, above zero. A repeat ends earlier after 10 million operations
-    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = time_above_zero)]
+    /// Duration of one repeat, above zero and at most one hour. A repeat makes at least one operation
+    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = time_within_an_hour)]
     duration: Duration,
     /// Repeats of each case, 1 to 1000; the median is shown
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = count::<u32>(1, 1000))]

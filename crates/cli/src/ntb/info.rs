@@ -38,7 +38,7 @@ pub struct Info {
     json: Option<String>,
 }
 
-/// The description of a bridge.
+/// The back-end of `inlane ntb`, and the bridges that this machine has.
 #[derive(Clone, Debug, serde::Serialize, schemars::JsonSchema)]
 pub struct BridgeInfo {
     /// The back-end, and why it was chosen.

@@ -66,7 +66,8 @@ pub struct Target {
     /// Let the hosts in this file connect: one NQN per line. The file is read again when it changes
     #[arg(long, value_name = "FILE")]
     hosts_file: Option<PathBuf>,
-    /// Pin one worker thread to each of these cores, for example 2,4-7 [default: not pinned]
+    /// Pin one worker thread to each of these cores, for example 2,4-7. Excludes --threads [default: not
+    /// pinned]
     #[arg(long, value_name = "LIST", conflicts_with = "threads", value_parser = |text: &str| core_list(text).map(Cores))]
     cores: Option<Cores>,
     /// Number of worker threads, 1 to 1024 [default: one per core that this process may use]
@@ -82,11 +83,13 @@ pub struct Target {
 
 fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
-        let port = match text.parse::<IpAddr>() {
-            Ok(_) => "the port is missing; ",
-            Err(_) => "",
+        let is_number = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+        let why = match text.rsplit_once(':') {
+            _ if text.parse::<IpAddr>().is_ok() => "the port is missing; ",
+            Some((_, port)) if is_number(port) && port.parse::<u16>().is_err() => "the port exceeds 65535; ",
+            _ => "",
         };
-        format!("{port}give IP:PORT, for example 127.0.0.1:4420 or [::1]:4420")
+        format!("{why}give IP:PORT, for example 127.0.0.1:4420 or [::1]:4420")
     })
 }
 

@@ -34,7 +34,7 @@ Examples:
 pub struct Read {
     #[command(flatten)]
     connect: Connect,
-    /// Start of the range in the namespace
+    /// Start of the range in the namespace, at any byte
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = units::parse_size)]
     offset: u64,
     /// Length of the range [default: up to the end of the namespace]

@@ -15,11 +15,11 @@ pub struct NvmeTransfer {
     pub operation: String,
     /// The NQN of the subsystem.
     pub subsystem: String,
-    /// The namespace.
+    /// The identifier of the namespace.
     pub namespace_id: u32,
     /// The start of the range in the namespace.
     pub offset_bytes: u64,
-    /// The bytes that were copied.
+    /// The number of bytes that were copied.
     pub bytes: u64,
     /// The time of the transfer. A write includes the flush.
     pub run_ns: u64,
@@ -31,7 +31,7 @@ pub struct NvmeTransfer {
     pub twin: bool,
     /// The path that the data took between the target and the file or device.
     pub path: Path,
-    /// How often the transfer changed or reconnected its path to the target.
+    /// How often the transfer switched to another path to the target, or reconnected on the same path.
     pub failovers: u64,
     /// How the bytes on the device were checked. Null for a file.
     pub verification: Option<ByteVerification>,

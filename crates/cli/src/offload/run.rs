@@ -4,8 +4,10 @@ use super::program;
 use crate::exit::NotReady;
 use anyhow::Context;
 use clap::Args;
+use inlane_core::Error;
 use inlane_offload_protocol::{DEFAULT_SOCKET, REQUIRE_VARIABLE, RULES_VARIABLE, SOCKET_VARIABLE};
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,6 +21,16 @@ const LIBRARY: &str = "libinlane_preload.so";
 /// not take stays with the kernel; 'inlane offload status' lists such sockets and the reasons.
 #[derive(Args)]
 #[command(after_help = "\
+Rules (--rules FILE): a TOML file. The first rule whose conditions all hold decides; without one,
+the engine takes a socket if its addresses and routes reach the socket's address.
+  [[rule]]
+  run_by = \"kernel\"          # or \"engine\"; every other key is an optional condition
+  program = \"sshd\"           # last part of the program's path
+  protocol = \"tcp\"           # or \"udp\"
+  address = \"10.0.0.0/8\"     # local address if the program listens, else the remote one
+  port = \"80-90\"             # port of that address, or a range
+  use = \"listen\"             # or \"connect\"
+
 Examples:
   inlane offload run curl http://10.0.0.2/
   inlane offload run --rules rules.toml nginx -g 'daemon off;'
@@ -27,7 +39,7 @@ pub struct Run {
     /// Control socket of the engine
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
-    /// TOML file with rules: which programs, addresses and ports stay with the kernel
+    /// TOML file with rules that keep sockets with the kernel, by program, address and port; see Rules below
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
     /// Fail instead of leaving a socket with the kernel. Rules may still leave sockets with the kernel
@@ -97,8 +109,13 @@ impl Run {
 
 fn read_rules(path: &Path) -> anyhow::Result<String> {
     let name = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        NotReady(format!("--rules {name}: cannot be read: {error}; name a file that you may read"))
+    let wrong = |why: &str| anyhow::Error::from(Error::invalid(format!("--rules {name}"), why));
+    let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
+        ErrorKind::IsADirectory => wrong("it is a directory; name a TOML file in it"),
+        ErrorKind::InvalidData => wrong("it is not text in UTF-8; give a TOML file"),
+        _ => {
+            NotReady(format!("--rules {name}: cannot be read: {error}; name a file that you may read")).into()
+        }
     })?;
     Ok(inlane_offload::rules::read(&name, &text)?)
 }

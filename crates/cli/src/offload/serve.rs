@@ -36,7 +36,7 @@ pub struct Serve {
     /// IP address of the engine, with the prefix length of its network. Repeat the flag for more addresses
     #[arg(long, value_name = "ADDRESS/LENGTH", required = true, value_parser = parse_address)]
     address: Vec<Prefix>,
-    /// Router for destinations outside these networks. Repeat the flag to give one for IPv4 and one for IPv6
+    /// Router for destinations outside the networks of --address. Repeat the flag to give one for IPv4 and one for IPv6
     #[arg(long, value_name = "ADDRESS", value_parser = parse_gateway)]
     gateway: Vec<IpAddr>,
     /// Also run connections to 127.0.0.0/8 and ::1 between programs of this engine

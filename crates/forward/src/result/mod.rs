@@ -12,7 +12,7 @@ use serde::Serialize;
 
 pub use parameters::{Parameters, Quantity};
 
-/// The packets that a run received, or those that it transmitted.
+/// The packets of one direction of a run: received or transmitted.
 #[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
 pub struct Flow {
     /// The number of packets.
@@ -116,7 +116,7 @@ pub struct PacketResult {
 pub struct Pcie {
     /// The number of bytes in both directions together, computed from what the run did.
     pub modelled_bytes: u64,
-    /// How the number was computed.
+    /// How `modelled_bytes` was computed.
     pub model: String,
     /// The rates that the GPU counted. Null unless `--measure-pcie` was given and the counter can be read.
     pub measured: Option<PcieMeasured>,
@@ -133,16 +133,16 @@ pub struct PcieMeasured {
     pub how: String,
 }
 
-/// A job that ran on the same processor or GPU.
+/// The competing job of `--compete`, which ran on the same processor or GPU as the pipelines.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Competitor {
-    /// What the job does.
+    /// What the competing job does.
     pub what: String,
-    /// The job's rounds of work per second before packets flowed.
+    /// The competing job's rounds of work per second while it ran alone, before packets flowed.
     pub alone_per_second: f64,
-    /// The job's rounds of work per second while packets flowed.
+    /// The competing job's rounds of work per second while packets flowed.
     pub beside_per_second: f64,
-    /// The job's speed while packets flowed as a share of its speed alone.
+    /// The competing job's rate while packets flowed, divided by its rate while it ran alone.
     pub kept: f64,
 }
 
@@ -190,7 +190,7 @@ impl PacketResult {
 pub struct Stages {
     /// The time from receiving a packet to submitting it to the ring.
     pub queue: Option<Percentiles>,
-    /// The time from submitting a packet until it is processed.
+    /// The time from submitting a packet to the ring until the packet function has processed it.
     pub process: Option<Percentiles>,
     /// The time from the end of processing until the packet is handed to the transmit port.
     pub send: Option<Percentiles>,

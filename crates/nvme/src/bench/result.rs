@@ -21,9 +21,9 @@ pub struct IoResult {
     pub rw: Pattern,
     /// The operation of this row: `read` or `write`.
     pub operation: String,
-    /// The bytes of an operation.
+    /// The number of bytes of each operation.
     pub block_bytes: u64,
-    /// The operations in flight of each job.
+    /// The most operations that each job keeps in flight.
     pub iodepth: u32,
     /// The number of jobs: threads with a connection each.
     pub jobs: u32,
@@ -31,17 +31,17 @@ pub struct IoResult {
     pub read_percent: Option<u32>,
     /// The identifier of the namespace.
     pub namespace_id: u32,
-    /// The size of the namespace.
+    /// The size of the namespace in bytes.
     pub namespace_bytes: u64,
     /// The path of the data: the target's addresses and the transport.
     pub path: Path,
-    /// The time that the operations took. With several jobs, the time of the longest.
+    /// The time that the operations took. With several jobs, the time of the job that took longest.
     pub run_ns: u64,
-    /// The completed operations.
+    /// The number of operations that all jobs completed.
     pub operations: u64,
-    /// The rate of operations of all jobs.
+    /// The operations per second of all jobs together.
     pub operations_per_second: f64,
-    /// The rate of bytes of all jobs.
+    /// The bytes per second of all jobs together.
     pub bytes_per_second: f64,
     /// The time from the submission of an operation to its completion.
     pub latency: Option<Percentiles>,
@@ -49,7 +49,7 @@ pub struct IoResult {
     pub latency_percentiles: Vec<LatencyPercentile>,
     /// The processor time of all jobs as a share of their elapsed time. 1 means that no job ever slept.
     pub cpu_share: f64,
-    /// How often a job changed or reconnected its path.
+    /// How often a job switched to another path, or reconnected on the same path.
     pub failovers: u64,
     /// The bytes that were checked. Null unless --verify was given.
     pub verification: Option<ByteVerification>,
@@ -62,7 +62,7 @@ pub struct IoResult {
 pub struct LatencyPercentile {
     /// The percentile, in percent.
     pub percent: f64,
-    /// The latency that this share of the operations did not exceed.
+    /// The latency at the percentile: `percent` of the operations took at most this long.
     pub latency_ns: f64,
 }
 

@@ -487,9 +487,14 @@ fn connect_queue(
     if status.is_success() {
         return Ok(dw0 as u16);
     }
+    let peer = queue.peer();
     let hint = match (Status(status.0 & 0x7FF), dw0 >> 16 & 1, dw0 & 0xFFFF) {
         (Status::CONNECT_INVALID_PARAMETERS, 1, 256) => {
-            "; the target has no such subsystem: list its subsystems with 'inlane nvme discover'"
+            let what = format!("subsystem {subsystem}");
+            let why = format!(
+                "{peer} does not have it ({status}); 'inlane nvme discover {peer}' lists those that it has"
+            );
+            return Err(Error::Invalid { what, why });
         }
         (Status::CONNECT_INVALID_HOST, ..) | (Status::CONNECT_INVALID_PARAMETERS, 1, 512) => {
             "; the target does not allow this host: add its NQN there, or give another with --host-nqn"
@@ -497,7 +502,6 @@ fn connect_queue(
         (Status::AUTHENTICATION_REQUIRED, ..) => "; authentication is unsupported",
         _ => "",
     };
-    let peer = queue.peer();
     match hint {
         "" => Err(Error::Status { what: format!("{peer}: connecting to {subsystem}"), status }),
         _ => Err(Error::Disconnected {

@@ -54,32 +54,32 @@ impl Counters {
     }
 }
 
-/// What an NBD server has done.
+/// What an NBD server did from its start to its end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ExportResult {
     /// Where the server listened: `unix:PATH` or `HOST:PORT`.
     pub address: String,
-    /// The NQN of the subsystem.
+    /// The NQN of the subsystem that has the namespace.
     pub subsystem: String,
-    /// The exported namespace.
+    /// The identifier of the exported namespace.
     pub namespace_id: u32,
-    /// The size of the namespace when the server started.
+    /// The size of the namespace in bytes, when the server started.
     pub namespace_bytes: u64,
-    /// The clients that were served.
+    /// The number of clients that were served.
     pub clients: u64,
-    /// The clients that were refused, because too many were connected.
+    /// The number of clients that were refused, because too many were connected.
     pub refused_clients: u64,
-    /// The successful reads.
+    /// The number of successful reads.
     pub reads: u64,
-    /// The bytes of these reads.
+    /// The number of bytes that successful reads returned.
     pub read_bytes: u64,
-    /// The successful writes.
+    /// The number of successful writes.
     pub writes: u64,
-    /// The bytes of these writes.
+    /// The number of bytes that successful writes stored.
     pub written_bytes: u64,
-    /// The other successful requests: flushes, trims, zeroed ranges and states of blocks.
+    /// The number of other successful requests: flushes, trims, zeroed ranges and queries of the states of blocks.
     pub other_requests: u64,
-    /// The requests that were answered with an error.
+    /// The number of requests that were answered with an error.
     pub errors: u64,
 }
 

@@ -12,23 +12,24 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct TargetResult {
     /// The addresses on which the target listened.
     pub listeners: Vec<String>,
-    /// The NQN of the subsystem.
+    /// The NQN of the subsystem that the target served.
     pub nqn: String,
     /// The number of worker threads.
     pub threads: usize,
-    /// Connections that were accepted.
+    /// The number of connections that were accepted.
     pub connections: u64,
-    /// Connections and Connect commands that were refused, and connections that were closed because of a limit or a timeout.
+    /// The number of connections and Connect commands that were refused, plus the connections that were closed because of a
+    /// limit or a timeout.
     pub refused: u64,
-    /// Connections that were ended because the host violated the protocol.
+    /// The number of connections that the target ended because the host violated the protocol.
     pub protocol_violations: u64,
-    /// PDUs whose data digest was wrong.
+    /// The number of received PDUs whose data digest was wrong.
     pub data_digest_errors: u64,
-    /// Controllers that hosts created.
+    /// The number of controllers that hosts created.
     pub controllers: u64,
-    /// Controllers that ended because their keep-alive timer expired.
+    /// The number of controllers that ended because their keep-alive timer expired.
     pub keep_alive_expirations: u64,
-    /// The namespaces.
+    /// What hosts did with each namespace.
     pub namespaces: Vec<NamespaceResult>,
 }
 
@@ -47,11 +48,11 @@ pub struct NamespaceResult {
     pub read_only: bool,
     /// The number of successful Read commands.
     pub reads: u64,
-    /// The number of bytes that these Read commands returned.
+    /// The number of bytes that successful Read commands returned.
     pub read_bytes: u64,
     /// The number of successful Write commands.
     pub writes: u64,
-    /// The number of bytes that these Write commands stored.
+    /// The number of bytes that successful Write commands stored.
     pub written_bytes: u64,
     /// The number of successful Flush commands.
     pub flushes: u64,

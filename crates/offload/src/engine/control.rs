@@ -3,7 +3,7 @@
 
 use super::{CLIENT, Engine};
 use crate::arena::{Arena, Key};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, kind_of_no_socket};
 use crate::pair;
 use crate::settings::Settings;
 use inlane_offload_protocol::message::{self, Message};
@@ -12,7 +12,7 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// What to do if the path of the control socket cannot be used.
@@ -156,12 +156,12 @@ impl Drop for Folders {
 /// Checks that no file exists at the path of the control socket, or only a socket. Other files are never
 /// replaced.
 fn check_replaceable(path: &Path) -> Result<()> {
-    let Ok(found) = path.symlink_metadata() else { return Ok(()) };
-    let kind = match found.file_type() {
-        kind if kind.is_socket() => return Ok(()),
-        kind if kind.is_dir() => "a directory",
-        kind if kind.is_symlink() => "a symbolic link",
-        _ => "a file",
+    let kind = match path.symlink_metadata() {
+        Ok(found) if found.is_symlink() => "a symbolic link",
+        _ => match kind_of_no_socket(path) {
+            Some(kind) => kind,
+            None => return Ok(()),
+        },
     };
     let why = format!("it is {kind}, not a socket; choose another path");
     Err(Error::Setting { what: format!("--socket {}", path.display()), why })

@@ -46,7 +46,8 @@ pub enum Operation {
     PutBothWays,
     /// Both PEs put at the same time, and each waits until the other's put has arrived.
     Exchange,
-    /// Series of puts, each followed by a word that says it is complete. The peer answers the last one.
+    /// A series of messages. Each message is a put, then a word that tells the peer that the put is complete. The
+    /// peer answers the last message.
     Messages,
     /// One transfer at a time by a mover.
     PutByMover,
@@ -56,7 +57,7 @@ pub enum Operation {
     OneWay,
     /// Half of the time in which a cache line travels to the peer's core and back, by plain stores and loads.
     CacheToCache,
-    /// A put by another program, which the row's path names.
+    /// A put by another program, for comparison. The row's path names the program.
     PeerPut,
     /// A wait for a word that does not arrive, to measure the processor time of waiting.
     Idle,
@@ -331,7 +332,7 @@ impl Bench {
 
     /// Returns how many operations fill a batch, if each takes `nanoseconds`.
     fn count(&self, nanoseconds: f64) -> u64 {
-        (self.plan.batch_us as f64 * 1e3 / nanoseconds.max(1.0)).clamp(1.0, 1e7) as u64
+        (self.plan.batch_us as f64 * 1e3 / nanoseconds.max(1.0)).max(1.0) as u64
     }
 
     /// At PE 0, compares the first `size` bytes of `got`, which a get returned, with the pattern. Returns an

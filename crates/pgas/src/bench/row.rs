@@ -51,7 +51,7 @@ pub struct WindowResult {
     pub cpu_seconds_per_gigabyte: Option<f64>,
     /// Processor seconds per 10^9 bytes of the other threads of the process, such as a mover's.
     pub mover_cpu_seconds_per_gigabyte: Option<f64>,
-    /// The bytes moved and the bytes compared.
+    /// How many bytes were moved, and how many of them were compared.
     pub verification: ByteVerification,
     /// Why the case failed. A failed row has no figures.
     pub error: Option<String>,

@@ -76,7 +76,8 @@ pub struct Capabilities {
     pub methods: Vec<String>,
     /// Number of PEs, this PE included, whose memory plain loads and stores reach.
     pub mapped_pes: u32,
-    /// What carries out atomics. It is the same for all PEs and all words.
+    /// What executes atomic operations, such as the processor of the calling PE. It is the same for all PEs and
+    /// all words.
     pub atomics: &'static str,
     /// True if a started put, get or atomic may still be in flight when its function returns.
     pub nonblocking: bool,

@@ -150,7 +150,7 @@ unsafe impl Sync for PeContext {}
 /// The thresholds of a connected transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct Thresholds {
-    /// For gets of at least this many bytes, the owner of the bytes puts them. Null if all gets use loads.
+    /// A get of at least this many bytes asks the owner of the bytes to put them. Null if all gets use loads.
     pub push_from_bytes: Option<u64>,
     /// The mover copies puts of at least this many bytes. Null if all puts use stores.
     pub mover_from_bytes: Option<u64>,

@@ -77,6 +77,9 @@ impl Output {
             return Ok(Self { kind, created: None });
         }
         let not_created = |error: std::io::Error| {
+            if Path::new(path).is_dir() {
+                return refused(name, Class::Usage, "it is a directory; name a file in it".into());
+            }
             let remedy = "name a file in a directory that you may write to";
             refused(name, Class::Environment, format!("cannot create {path}: {error}; {remedy}"))
         };
