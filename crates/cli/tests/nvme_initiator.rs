@@ -353,6 +353,7 @@ fn wrong_usage_has_status_2() {
         &["bench", &address, "--rwmixread", "20"],
         &["discover", &address, "--timeout", "0s"],
         &["read", &address, "--nsid", "7", "-"],
+        &["read", &address, "--subsystem", "nqn.2020-01.x:y", "-"],
         &["read", &address],
         &["read", &address, "--to", "host"],
         &["read", &address, "--length", "0", "--to", "twin:0"],

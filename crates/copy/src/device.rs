@@ -68,15 +68,8 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
             Endpoint::Gpu(index) => Kind::Gpu(Box::new(GpuMemory::open(*index)?)),
             Endpoint::Twin(index) => Kind::Twin(Accelerator::new(*index, Costs::published(*index))),
             Endpoint::Bar(spec) => {
-                let bar = Bar::open(&Sysfs::system(), spec, permission).map_err(|error| {
-                    let (device, why) = (endpoint.to_string(), error.to_string());
-                    // Remove the BAR's name from the start of the error, because the new error's field
-                    // `device` names the BAR already.
-                    let rest =
-                        why.strip_prefix(&device).map(|rest| rest.trim_start_matches(':').trim_start());
-                    let why = rest.unwrap_or(&why).to_owned();
-                    Error::Device { device, class: error.class(), why }
-                })?;
+                let bar = Bar::open(&Sysfs::system(), spec, permission)
+                    .map_err(|error| bar_error(endpoint, &error))?;
                 Kind::Bar { memory: Suballocator::new(bar.region()), permission: permission.clone() }
             }
         };
@@ -84,6 +77,15 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
     }
     let find = |endpoint: &Endpoint| opened.iter().find(|device| device.endpoint == *endpoint).cloned();
     Ok(endpoints.iter().filter_map(find).collect())
+}
+
+/// Returns the error of a BAR that cannot be opened. Its text names the BAR once, although `error` may begin
+/// with the BAR's name, too.
+fn bar_error(endpoint: &Endpoint, error: &inlane_pci::Error) -> Error {
+    let (device, text) = (endpoint.to_string(), error.to_string());
+    let rest = text.strip_prefix(&device).map(|rest| rest.trim_start_matches(':').trim_start());
+    let why = rest.unwrap_or(&text).to_owned();
+    Error::Device { device, class: error.class(), why }
 }
 
 /// Returns true if two different endpoints are overlapping ranges of one BAR. Compares the ranges and not the
@@ -343,6 +345,18 @@ mod tests {
             assert!(error.to_string().contains("; give "), "{error}");
             assert!(device.allocate(0).is_err());
         }
+    }
+
+    #[test]
+    fn a_bar_that_cannot_be_opened_is_named_once() {
+        let name = "pci:0000:00:01.0/bar0";
+        let error = inlane_pci::Error::NotPermitted {
+            name: name.into(),
+            what: "read only if you allow it",
+            remedy: "add --allow-bar-read".into(),
+        };
+        let text = bar_error(&name.parse().unwrap(), &error).to_string();
+        assert_eq!(text, format!("{name}: a BAR is read only if you allow it; add --allow-bar-read"));
     }
 
     #[test]
