@@ -6,7 +6,7 @@
 use crate::numbers::Combine;
 use crate::teams::{self, Team};
 use crate::world::{check, invalid, world};
-use inlane_pgas::world::Set;
+use inlane_pgas::world::{Group, Set};
 use std::ffi::{c_int, c_void};
 
 /// An active set: its first PE, the logarithm to base 2 of its stride, and its number of PEs.
@@ -21,10 +21,10 @@ fn active((start, log_stride, size): ActiveSet) -> Set {
 }
 
 /// Carries out a collective over the team's PEs. Returns 0, or -1 if the team is invalid.
-fn over(team: Team, collective: impl FnOnce(Set) -> inlane_pgas::error::Result<()>) -> c_int {
-    match teams::set(team) {
-        Some(set) => {
-            check(collective(set));
+fn over(team: Team, collective: impl FnOnce(Group<'_>) -> inlane_pgas::error::Result<()>) -> c_int {
+    match teams::state(team) {
+        Some(state) => {
+            check(collective(state.group()));
             0
         }
         None => -1,
@@ -43,7 +43,7 @@ pub fn sync_all() {
 
 /// Blocks until all PEs of the team have called this function.
 pub fn team_sync(team: Team) -> c_int {
-    over(team, |set| world().sync(set))
+    over(team, |team| world().sync(team))
 }
 
 /// Blocks until all PEs of the set have called this function and their earlier puts are delivered.
@@ -64,11 +64,11 @@ pub unsafe fn broadcast(
     bytes: usize,
     root: c_int,
 ) -> c_int {
-    over(team, |set| {
+    over(team, |team| {
         // SAFETY: the caller's pointers are valid.
         unsafe {
-            world().broadcast(set, root as u32, destination as usize, source.cast(), bytes)?;
-            if set.pe(root as u32) == world().me() {
+            world().broadcast(team, root as u32, destination as usize, source.cast(), bytes)?;
+            if team.set().pe(root as u32) == world().me() {
                 std::ptr::copy(source.cast::<u8>(), destination.cast(), bytes);
             }
         }
@@ -91,7 +91,7 @@ pub unsafe fn broadcast_active(
 /// Concatenates the sources of all PEs of the team in each PE's destination. Their lengths may differ.
 pub unsafe fn collect(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
     // SAFETY: the caller's pointers are valid.
-    over(team, |set| unsafe { world().collect(set, destination as usize, source.cast(), bytes) })
+    over(team, |team| unsafe { world().collect(team, destination as usize, source.cast(), bytes) })
 }
 
 /// Concatenates the sources of all PEs of the set in each PE's destination. Their lengths may differ.
@@ -103,7 +103,7 @@ pub unsafe fn collect_active(destination: *mut c_void, source: *const c_void, by
 /// Concatenates the sources of all PEs of the team, which have equal lengths, in each PE's destination.
 pub unsafe fn fcollect(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
     // SAFETY: the caller's pointers are valid.
-    over(team, |set| unsafe { world().fcollect(set, destination as usize, source.cast(), bytes) })
+    over(team, |team| unsafe { world().fcollect(team, destination as usize, source.cast(), bytes) })
 }
 
 /// Concatenates the sources of all PEs of the set, which have equal lengths, in each PE's destination.
@@ -116,7 +116,7 @@ pub unsafe fn fcollect_active(destination: *mut c_void, source: *const c_void, b
 /// `destination`, at the sender's index.
 pub unsafe fn all_to_all(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
     // SAFETY: the caller's pointers are valid.
-    over(team, |set| unsafe { world().all_to_all(set, destination as usize, source.cast(), bytes) })
+    over(team, |team| unsafe { world().all_to_all(team, destination as usize, source.cast(), bytes) })
 }
 
 /// Sends block i of the source to PE i of the set. A block has `bytes` bytes. The receiver stores it in its
@@ -142,8 +142,8 @@ pub unsafe fn all_to_all_strided(
     elements: (usize, usize),
 ) -> c_int {
     // SAFETY: the caller's pointers are valid.
-    over(team, |set| unsafe {
-        world().all_to_all_strided(set, destination as usize, source.cast(), strides, elements)
+    over(team, |team| unsafe {
+        world().all_to_all_strided(team, destination as usize, source.cast(), strides, elements)
     })
 }
 
@@ -173,7 +173,7 @@ pub unsafe fn reduce(
     // SAFETY: `World::reduce` passes arrays of `count` elements.
     let all = |sum: *mut u8, other: *const u8, count: usize| unsafe { combine(sum, other, count) };
     // SAFETY: the caller's pointers are valid.
-    over(team, |set| unsafe { world().reduce(set, destination as usize, source.cast(), elements, &all) })
+    over(team, |team| unsafe { world().reduce(team, destination as usize, source.cast(), elements, &all) })
 }
 
 /// Combines the source arrays of all PEs of the set element by element, and stores the result in each PE's

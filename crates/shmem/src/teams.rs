@@ -1,14 +1,15 @@
 //! Teams: regular sets of PEs (OpenSHMEM 1.5, section 9.4).
 //!
-//! A split needs no communication, because every PE of the parent computes the same set. A handle is a small
-//! number for a predefined team, and otherwise the address of the team's state. Destroyed states are reused
+//! Every PE of the parent computes the same set. The PEs of the new team then open a channel, so that threads of one
+//! PE may run collectives of different teams at the same time. A handle is a small number for a predefined team,
+//! and otherwise the address of the team's state. Destroyed states are reused
 //! and never freed, so a destroyed handle does not lead outside valid memory.
 
 use crate::setup;
-use crate::world::world;
-use inlane_pgas::world::Set;
+use crate::world::{check, world};
+use inlane_pgas::world::{Channel, Group, Set};
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// A handle, C's `shmem_team_t`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,10 +34,32 @@ pub struct TeamConfig {
 
 const NUM_CONTEXTS: i64 = 1;
 
-#[derive(Clone, Copy)]
-struct State {
+/// A team as this PE uses it.
+#[derive(Clone)]
+pub struct State {
     set: Set,
     config: TeamConfig,
+    /// `None` for the team of all PEs, and for a team for which a PE had no free place.
+    channel: Option<Arc<Channel>>,
+}
+
+impl State {
+    /// Returns what the team's collectives are called with.
+    pub fn group(&self) -> Group<'_> {
+        self.channel.as_deref().map_or(self.set.into(), Group::from)
+    }
+}
+
+/// The predefined team SHMEM_TEAM_SHARED.
+static SHARED: OnceLock<State> = OnceLock::new();
+
+fn shared() -> State {
+    let set = match setup::all_reachable() {
+        true => world().all(),
+        false => Set { start: world().me(), stride: 1, size: 1 },
+    };
+    let channel = Some(Arc::new(world().fixed_channel(set)));
+    State { set, config: TeamConfig::default(), channel }
 }
 
 /// The memory of a team's state, to which handles of the team point. `None` after the team was destroyed.
@@ -58,14 +81,13 @@ fn slot(team: Team) -> Option<&'static Slot> {
     (team.0 > Team::SHARED.0).then(|| unsafe { &*(team.0 as *const Slot) })
 }
 
-fn state(team: Team) -> Option<State> {
-    let predefined = |set| Some(State { set, config: TeamConfig::default() });
+/// Returns the team's state. `None` if the team is invalid.
+pub fn state(team: Team) -> Option<State> {
     match team {
         Team::INVALID => None,
-        Team::WORLD => predefined(world().all()),
-        Team::SHARED if setup::all_reachable() => predefined(world().all()),
-        Team::SHARED => predefined(Set { start: world().me(), stride: 1, size: 1 }),
-        _ => *slot(team)?.lock().unwrap_or_else(PoisonError::into_inner),
+        Team::WORLD => Some(State { set: world().all(), config: TeamConfig::default(), channel: None }),
+        Team::SHARED => Some(SHARED.get_or_init(shared).clone()),
+        _ => slot(team)?.lock().unwrap_or_else(PoisonError::into_inner).clone(),
     }
 }
 
@@ -139,9 +161,11 @@ pub unsafe fn split_strided(
     unsafe {
         team.write(Team::INVALID);
         let Some(config) = wanted(config, mask) else { return -1 };
-        let Some(set) = set(parent).and_then(|parent| subset(parent, start, stride, size)) else { return -1 };
+        let Some(parent) = state(parent) else { return -1 };
+        let Some(set) = subset(parent.set, start, stride, size) else { return -1 };
         if set.index(world().me()).is_some() {
-            team.write(make(State { set, config }));
+            let channel = check(world().open_channel(parent.group(), set)).map(Arc::new);
+            team.write(make(State { set, config, channel }));
         }
     }
     0

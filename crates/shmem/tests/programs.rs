@@ -24,6 +24,16 @@ fn teams_contexts_and_collectives_of_teams() {
 }
 
 #[test]
+fn threads_call_collectives_of_different_teams() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "threads.c") else { return };
+    for (pes, faults) in [(1, ""), (2, ""), (5, ""), (3, "delay=10us,reorder,torn,lose=0.2,duplicate=0.2")] {
+        let job = Job { pes, heap_bytes: 64 << 20, faults: faults.into(), ..Job::default() };
+        assert_eq!(job.run(&program.clone().into(), &[]).unwrap(), (0, None), "{pes} PEs, faults '{faults}'");
+    }
+}
+
+#[test]
 fn waits_signals_atomics_and_memory() {
     run("waits.c", &[1, 2, 4]);
 }

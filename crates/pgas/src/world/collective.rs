@@ -1,13 +1,13 @@
 //! Collectives over regular subsets of the PEs, made of puts and pairwise notifications.
 //!
-//! Each pair of PEs counts its notifications. Every PE of a set calls the same collectives in the same order,
-//! so the counts match without flags in symmetric memory. The `pSync` arrays of OpenSHMEM are accepted and
+//! Each pair of PEs counts its notifications, separately for each [`Channel`](super::Channel). Every PE of a set
+//! calls the same collectives in the same order, so the counts match without flags in symmetric memory. The `pSync` arrays of OpenSHMEM are accepted and
 //! not used.
 
-use super::{CHUNK, WORD, World};
+use super::channel::{Entered, Group};
+use super::{CHUNK, World};
 use crate::error::{Error, Result};
 use crate::transport::Transport;
-use std::sync::PoisonError;
 
 /// Size in bytes from which a reduction is cut into slices, each of which one PE reduces. Smaller reductions
 /// use a binomial tree, which takes fewer messages.
@@ -61,7 +61,7 @@ impl Set {
         (1..self.size).map(move |distance| self.pe((index + distance) % self.size))
     }
 
-    fn index_of(&self, pe: u32, pes: u32) -> Result<u32> {
+    pub(super) fn index_of(&self, pe: u32, pes: u32) -> Result<u32> {
         match self.index(pe).filter(|_| self.is_within(pes)) {
             Some(index) => Ok(index),
             None => Err(Error::invalid(
@@ -81,25 +81,20 @@ impl<T: Transport> World<T> {
         Set { start: 0, stride: 1, size: self.pes() }
     }
 
-    fn enter(&self, set: &Set) -> Result<(u32, std::sync::MutexGuard<'_, ()>)> {
-        let index = set.index_of(self.me(), self.pes())?;
-        Ok((index, self.collective.lock().unwrap_or_else(PoisonError::into_inner)))
-    }
-
     /// Blocks until every PE of the set has called this function. Does not wait for puts.
     ///
     /// # Errors
     /// [`Error::LinkLost`]; [`Error::Invalid`] for a set that is malformed or lacks the caller.
-    pub fn sync(&self, set: Set) -> Result<()> {
-        let (index, _one) = self.enter(&set)?;
-        self.disseminate(&set, index)
+    pub fn sync<'a>(&'a self, group: impl Into<Group<'a>>) -> Result<()> {
+        self.disseminate(&self.enter(group)?)
     }
 
-    fn disseminate(&self, set: &Set, index: u32) -> Result<()> {
+    pub(super) fn disseminate(&self, entered: &Entered<'_>) -> Result<()> {
+        let Entered { set, index, .. } = entered;
         let mut distance = 1;
         while distance < set.size {
-            self.transport.notify(set.pe((index + distance) % set.size))?;
-            self.transport.take_notification(set.pe((index + set.size - distance) % set.size))?;
+            self.notify(entered, set.pe((index + distance) % set.size))?;
+            self.take_notification(entered, set.pe((index + set.size - distance) % set.size))?;
             distance *= 2;
         }
         Ok(())
@@ -110,9 +105,9 @@ impl<T: Transport> World<T> {
     ///
     /// # Errors
     /// As for [`World::sync`].
-    pub fn barrier(&self, set: Set) -> Result<()> {
+    pub fn barrier<'a>(&'a self, group: impl Into<Group<'a>>) -> Result<()> {
         self.quiet()?;
-        self.sync(set)
+        self.sync(group)
     }
 
     /// Blocks until all PEs have called this function and their earlier puts are delivered.
@@ -144,15 +139,16 @@ impl<T: Transport> World<T> {
     ///
     /// # Safety
     /// At the root, `source` is readable for `bytes`.
-    pub unsafe fn broadcast(
-        &self,
-        set: Set,
+    pub unsafe fn broadcast<'a>(
+        &'a self,
+        group: impl Into<Group<'a>>,
         root: u32,
         destination: usize,
         source: *const u8,
         bytes: usize,
     ) -> Result<()> {
-        let (index, _one) = self.enter(&set)?;
+        let entered = self.enter(group)?;
+        let set = entered.set;
         if root >= set.size {
             return Err(Error::invalid(
                 format!("root {root}"),
@@ -161,18 +157,18 @@ impl<T: Transport> World<T> {
         }
         let offset = self.offset_of(destination, bytes)?;
         // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.send_down_tree(&set, index, root, offset, source, bytes) }
+        unsafe { self.send_down_tree(&entered, root, offset, source, bytes) }
     }
 
     unsafe fn send_down_tree(
         &self,
-        set: &Set,
-        index: u32,
+        entered: &Entered<'_>,
         root: u32,
         offset: usize,
         source: *const u8,
         bytes: usize,
     ) -> Result<()> {
+        let Entered { set, index, .. } = entered;
         let relative = (index + set.size - root) % set.size;
         let pe = |relative: u32| set.pe((relative + root) % set.size);
         let mut from = source;
@@ -181,7 +177,7 @@ impl<T: Transport> World<T> {
         let mut reach =
             if relative == 0 { set.size.next_power_of_two() } else { 1 << relative.trailing_zeros() };
         if relative != 0 {
-            self.transport.take_notification(pe(relative - reach))?;
+            self.take_notification(entered, pe(relative - reach))?;
             from = self.address_of(offset);
         }
         while reach > 1 {
@@ -190,7 +186,7 @@ impl<T: Transport> World<T> {
                 // SAFETY: at the root, the caller guarantees the source. At other PEs, the source is their
                 // own symmetric memory.
                 unsafe { self.transport.put(pe(relative + reach), offset, from, bytes)? };
-                self.transport.notify(pe(relative + reach))?;
+                self.notify(entered, pe(relative + reach))?;
             }
         }
         Ok(())
@@ -204,30 +200,22 @@ impl<T: Transport> World<T> {
     ///
     /// # Safety
     /// `source` is readable for `bytes`.
-    pub unsafe fn collect(
-        &self,
-        set: Set,
+    pub unsafe fn collect<'a>(
+        &'a self,
+        group: impl Into<Group<'a>>,
         destination: usize,
         source: *const u8,
         bytes: usize,
     ) -> Result<()> {
-        let (index, _one) = self.enter(&set)?;
-        let word = |pe: u32| pe as usize * WORD;
-        for other in 0..set.size {
-            // SAFETY: the source is a local variable, and the destination is this PE's word of the workspace.
-            unsafe { self.transport.put(set.pe(other), word(self.me()), (&raw const bytes).cast(), 8)? };
-        }
-        self.exchange(&set, index)?;
-        let mut at = 0usize;
-        for other in 0..index {
-            // SAFETY: this is the other PE's aligned word in the workspace. That PE wrote it before its
-            // notification.
-            let length = unsafe { self.address_of(word(set.pe(other))).cast::<usize>().read_volatile() };
-            at = at.saturating_add(length);
-        }
+        let entered = self.enter(group)?;
+        let (set, index) = (entered.set, entered.index);
+        self.send_length(&entered, bytes as u64)?;
+        self.exchange(&entered)?;
+        let before = (0..index).map(|other| self.length(&entered, set.pe(other)) as usize);
+        let at = before.fold(0usize, usize::saturating_add);
         let offset = self.offset_of(destination.saturating_add(at), bytes)?;
         // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.put_to_all(&set, index, offset, source, bytes) }
+        unsafe { self.put_to_all(&entered, offset, source, bytes) }
     }
 
     /// Concatenates as [`World::collect`] does, but `bytes` must be equal on all PEs of the set. This is
@@ -238,42 +226,43 @@ impl<T: Transport> World<T> {
     ///
     /// # Safety
     /// `source` is readable for `bytes`.
-    pub unsafe fn fcollect(
-        &self,
-        set: Set,
+    pub unsafe fn fcollect<'a>(
+        &'a self,
+        group: impl Into<Group<'a>>,
         destination: usize,
         source: *const u8,
         bytes: usize,
     ) -> Result<()> {
-        let (index, _one) = self.enter(&set)?;
+        let entered = self.enter(group)?;
+        let index = entered.index;
         let offset =
             self.offset_of(destination.saturating_add(bytes.saturating_mul(index as usize)), bytes)?;
         // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.put_to_all(&set, index, offset, source, bytes) }
+        unsafe { self.put_to_all(&entered, offset, source, bytes) }
     }
 
     unsafe fn put_to_all(
         &self,
-        set: &Set,
-        index: u32,
+        entered: &Entered<'_>,
         offset: usize,
         source: *const u8,
         bytes: usize,
     ) -> Result<()> {
-        for pe in set.others(index) {
+        for pe in entered.set.others(entered.index) {
             // SAFETY: the caller keeps the promises that this call needs.
             unsafe { self.transport.put(pe, offset, source, bytes)? };
         }
         // Copy to this PE's own destination last, because source and destination may be the same memory.
         // SAFETY: `offset_of` checked the destination. `copy` allows source and destination to overlap.
         unsafe { std::ptr::copy(source, self.address_of(offset), bytes) };
-        self.exchange(set, index)
+        self.exchange(entered)
     }
 
     /// Notifies every other PE of the set, and waits for a notification from each.
-    fn exchange(&self, set: &Set, index: u32) -> Result<()> {
-        set.others(index).try_for_each(|pe| self.transport.notify(pe))?;
-        set.others(index).try_for_each(|pe| self.transport.take_notification(pe))
+    pub(super) fn exchange(&self, entered: &Entered<'_>) -> Result<()> {
+        let others = || entered.set.others(entered.index);
+        others().try_for_each(|pe| self.notify(entered, pe))?;
+        others().try_for_each(|pe| self.take_notification(entered, pe))
     }
 
     /// Sends block i of the source to PE i of the set. Each block has `bytes` bytes. The receiver stores the
@@ -284,14 +273,15 @@ impl<T: Transport> World<T> {
     ///
     /// # Safety
     /// `source` is readable for `bytes` times the size of the set.
-    pub unsafe fn all_to_all(
-        &self,
-        set: Set,
+    pub unsafe fn all_to_all<'a>(
+        &'a self,
+        group: impl Into<Group<'a>>,
         destination: usize,
         source: *const u8,
         bytes: usize,
     ) -> Result<()> {
-        let (index, _one) = self.enter(&set)?;
+        let entered = self.enter(group)?;
+        let (set, index) = (entered.set, entered.index);
         let offset =
             self.offset_of(destination.saturating_add(bytes.saturating_mul(index as usize)), bytes)?;
         for distance in 0..set.size {
@@ -299,7 +289,7 @@ impl<T: Transport> World<T> {
             // SAFETY: the caller guarantees that the source contains block `other`.
             unsafe { self.transport.put(set.pe(other), offset, source.add(other as usize * bytes), bytes)? };
         }
-        self.exchange(&set, index)
+        self.exchange(&entered)
     }
 
     /// Sends `count` elements of `width` bytes to each PE of the set, like [`World::all_to_all`], but the
@@ -311,15 +301,16 @@ impl<T: Transport> World<T> {
     ///
     /// # Safety
     /// All elements of `source` are readable: `count` for each PE, at the source's distance.
-    pub unsafe fn all_to_all_strided(
-        &self,
-        set: Set,
+    pub unsafe fn all_to_all_strided<'a>(
+        &'a self,
+        group: impl Into<Group<'a>>,
         destination: usize,
         source: *const u8,
         strides: (isize, isize),
         (count, width): (usize, usize),
     ) -> Result<()> {
-        let (index, _one) = self.enter(&set)?;
+        let entered = self.enter(group)?;
+        let (set, index) = (entered.set, entered.index);
         let at = |element: usize, stride: isize| {
             (element as isize).wrapping_mul(stride).wrapping_mul(width as isize)
         };
@@ -333,7 +324,7 @@ impl<T: Transport> World<T> {
                 unsafe { self.transport.put(set.pe(other), offset, from, width)? };
             }
         }
-        self.exchange(&set, index)
+        self.exchange(&entered)
     }
 
     /// Combines the `count` elements of `width` bytes at `source` of the PEs in `set` by `reduce`. Stores the
@@ -344,15 +335,16 @@ impl<T: Transport> World<T> {
     ///
     /// # Safety
     /// `source` is readable for `count * width` bytes. It may be the destination.
-    pub unsafe fn reduce(
-        &self,
-        set: Set,
+    pub unsafe fn reduce<'a>(
+        &'a self,
+        group: impl Into<Group<'a>>,
         destination: usize,
         source: *const u8,
         (count, width): (usize, usize),
         reduce: Reduce<'_>,
     ) -> Result<()> {
-        let (index, _one) = self.enter(&set)?;
+        let entered = self.enter(group)?;
+        let (set, index) = (entered.set, entered.index);
         let bytes = count.saturating_mul(width);
         let offset = self.offset_of(destination, bytes)?;
         if bytes >= SLICED_FROM
@@ -360,12 +352,11 @@ impl<T: Transport> World<T> {
             && let Ok(from) = self.offset_of(source as usize, bytes)
         {
             // SAFETY: both spans lie in symmetric memory.
-            return unsafe { self.reduce_slices(&set, index, (offset, from), (count, width), reduce) };
+            return unsafe { self.reduce_slices(&entered, (offset, from), (count, width), reduce) };
         }
-        let chunk = CHUNK / width.max(1) * width;
+        let chunk = self.chunk_bytes(&entered) / width.max(1) * width;
         // Allocate words of 16 bytes, so that the buffer is aligned for every element type.
         let mut sum = vec![0u128; chunk.min(bytes).div_ceil(16)];
-        let scratch = |pe: u32| self.pes() as usize * WORD + pe as usize * CHUNK;
         let mut done = 0;
         while done < bytes {
             let piece = chunk.min(bytes - done);
@@ -377,15 +368,17 @@ impl<T: Transport> World<T> {
             while distance < set.size {
                 if index & distance != 0 {
                     let parent = set.pe(index - distance);
+                    let chunk = self.chunk(&entered, parent, self.me(), distance)?;
                     // SAFETY: `sum` has `piece` bytes.
-                    unsafe { self.transport.put(parent, scratch(self.me()), sum.as_ptr().cast(), piece)? };
-                    self.transport.notify(parent)?;
+                    unsafe { self.transport.put(parent, chunk, sum.as_ptr().cast(), piece)? };
+                    self.notify(&entered, parent)?;
                     break;
                 }
                 if index + distance < set.size {
                     let child = set.pe(index + distance);
-                    self.transport.take_notification(child)?;
-                    reduce(sum.as_mut_ptr().cast(), self.address_of(scratch(child)), piece / width.max(1));
+                    self.take_notification(&entered, child)?;
+                    let chunk = self.chunk(&entered, self.me(), child, distance)?;
+                    reduce(sum.as_mut_ptr().cast(), self.address_of(chunk), piece / width.max(1));
                 }
                 distance *= 2;
             }
@@ -396,7 +389,7 @@ impl<T: Transport> World<T> {
                 if index == 0 {
                     std::ptr::copy_nonoverlapping(sum.as_ptr().cast(), self.address_of(offset + done), piece);
                 }
-                self.send_down_tree(&set, index, 0, offset + done, sum.as_ptr().cast(), piece)?;
+                self.send_down_tree(&entered, 0, offset + done, sum.as_ptr().cast(), piece)?;
             }
             done += piece;
         }
@@ -410,15 +403,15 @@ impl<T: Transport> World<T> {
     /// The spans at both offsets lie in symmetric memory.
     unsafe fn reduce_slices(
         &self,
-        set: &Set,
-        index: u32,
+        entered: &Entered<'_>,
         (destination, source): (usize, usize),
         (count, width): (usize, usize),
         reduce: Reduce<'_>,
     ) -> Result<()> {
-        self.exchange(set, index)?;
+        let Entered { set, index, .. } = entered;
+        self.exchange(entered)?;
         let share = count.div_ceil(set.size as usize);
-        let (first, last) = (count.min(share * index as usize), count.min(share * (index as usize + 1)));
+        let (first, last) = (count.min(share * *index as usize), count.min(share * (*index as usize + 1)));
         let elements = (CHUNK / width.max(1)).max(1);
         // Allocate words of 16 bytes, so that the buffers are aligned for every element type.
         let mut buffers = [(); 2].map(|()| vec![0u128; (elements * width).div_ceil(16)]);
@@ -443,11 +436,11 @@ impl<T: Transport> World<T> {
                 // Overwrite this slice of the destination even if destination and source are the same memory,
                 // because only this PE reads this slice of the sources.
                 std::ptr::copy_nonoverlapping(sum, self.address_of(destination + at), piece);
-                for pe in set.others(index) {
+                for pe in set.others(*index) {
                     self.transport.put(pe, destination + at, sum, piece)?;
                 }
             }
         }
-        self.exchange(set, index)
+        self.exchange(entered)
     }
 }

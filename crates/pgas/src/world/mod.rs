@@ -3,19 +3,22 @@
 //!
 //! ```text
 //! symmetric memory of each PE, with the same offsets on all PEs
-//! 0            workspace of the collectives: a word and a chunk for each PE
+//! 0            workspace of the collectives
 //! statics      the program's .data and .bss, if it has static symmetric objects (C)
 //! heap         allocations
 //! ```
 //!
-//! Any thread may use a [`World`]. A lock admits one collective of a PE at a time.
+//! Any thread may use a [`World`]. A lock admits one collective of a [`Channel`] at a time, and one collective of
+//! all sets without a channel.
 
+mod channel;
 mod collective;
 mod heap;
 #[cfg(test)]
 mod tests;
 mod typed;
 
+pub use channel::{Channel, Group};
 pub use collective::{Reduce, Set};
 pub use heap::Heap;
 pub use typed::{Element, Symmetric};
@@ -76,9 +79,11 @@ pub struct World<T: Transport> {
     heap_bytes: usize,
     heap: Mutex<Heap>,
     collective: Mutex<()>,
+    places: channel::Places,
 }
 
-/// Size in bytes of each PE's chunk in the workspace, and the most that a reduction combines in one step.
+/// Size in bytes of each PE's chunk in the basic workspace. A reduction without a channel combines at most this
+/// much in one step.
 const CHUNK: usize = 32 << 10;
 /// Distance in bytes between two words of the workspace. Each word has a cache line of its own.
 const WORD: usize = 128;
@@ -86,7 +91,7 @@ const WORD: usize = 128;
 impl<T: Transport> World<T> {
     /// Returns the offset of the program's static objects in symmetric memory.
     pub fn statics_offset(pes: u32) -> usize {
-        (pes as usize * (WORD + CHUNK)).next_multiple_of(4096)
+        channel::workspace_bytes(pes).next_multiple_of(4096)
     }
 
     /// Returns the bytes of symmetric memory that a heap of `heap_bytes` and `statics_bytes` of static
@@ -123,6 +128,7 @@ impl<T: Transport> World<T> {
             heap_bytes,
             heap: Mutex::new(Heap::new(heap_bytes, origin)),
             collective: Mutex::new(()),
+            places: channel::Places::new(),
         })
     }
 

@@ -1,6 +1,6 @@
 //! Symmetric arrays of plain numbers, the Rust interface to symmetric memory.
 
-use super::{Compare, Set, Signal, World};
+use super::{Compare, Group, Signal, World};
 use crate::error::{Error, Result};
 use crate::transport::{Operation, Transport};
 use std::marker::PhantomData;
@@ -181,9 +181,9 @@ impl<T: Transport> World<T> {
     ///
     /// # Errors
     /// As for [`World::reduce`].
-    pub fn sum<E: Element + std::ops::Add<Output = E>>(
-        &self,
-        set: Set,
+    pub fn sum<'a, E: Element + std::ops::Add<Output = E>>(
+        &'a self,
+        group: impl Into<Group<'a>>,
         into: Symmetric<E>,
         from: Symmetric<E>,
     ) -> Result<()> {
@@ -200,6 +200,6 @@ impl<T: Transport> World<T> {
             }
         };
         // SAFETY: the source has `count` elements in this world's memory.
-        unsafe { self.reduce(set, into.address, source.cast(), (count, size_of::<E>()), &add) }
+        unsafe { self.reduce(group, into.address, source.cast(), (count, size_of::<E>()), &add) }
     }
 }

@@ -1,0 +1,272 @@
+//! Channels: each team's own notifications, workspace and lock. Threads of one PE can therefore run collectives
+//! of different teams at the same time.
+//!
+//! ```text
+//! a PE's workspace, at the start of its symmetric memory
+//! basic        for each PE a word, then for each PE a chunk: collectives of all PEs, and of sets without a
+//!              channel
+//! place 0..31  for each PE a line: +0 its notifications, +64 a length; then a chunk for each level of a tree
+//! ```
+//!
+//! Each PE chooses a free place of its own workspace for a new channel and tells the other members. If one of
+//! them has no free place, the team uses the basic workspace.
+
+use super::{CHUNK, Set, WORD, World};
+use crate::error::{Error, Result};
+use crate::transport::Transport;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Number of places for channels in a PE's workspace.
+pub(super) const PLACES: usize = 32;
+/// The place of [`World::fixed_channel`].
+const FIXED: usize = 0;
+/// Size in bytes of a chunk in a place.
+const PLACE_CHUNK: usize = 8 << 10;
+/// Distance in bytes between the two words of a line.
+const LENGTH: usize = 64;
+
+/// Returns the size of the workspace in bytes.
+pub(super) fn workspace_bytes(pes: u32) -> usize {
+    place_offset(pes, PLACES)
+}
+
+fn place_offset(pes: u32, place: usize) -> usize {
+    let levels = pes.next_power_of_two().trailing_zeros() as usize;
+    pes as usize * (WORD + CHUNK) + place * (pes as usize * WORD + levels * PLACE_CHUNK)
+}
+
+/// The free places of this PE: bit n is set if place n is free.
+pub(super) struct Places(Arc<Mutex<u32>>);
+
+impl Places {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Mutex::new(!(1 << FIXED))))
+    }
+
+    fn take(&self) -> Option<Place> {
+        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = free.trailing_zeros();
+        *free &= !1u32.checked_shl(number)?;
+        Some(Place { number: number as usize, free: self.0.clone() })
+    }
+}
+
+/// A place that a channel uses. It becomes free when this value is dropped.
+struct Place {
+    number: usize,
+    free: Arc<Mutex<u32>>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.number != FIXED {
+            *self.free.lock().unwrap_or_else(PoisonError::into_inner) |= 1 << self.number;
+        }
+    }
+}
+
+/// A team's channel at this PE. Dropping it frees its place.
+pub struct Channel {
+    set: Set,
+    place: Place,
+    collective: Mutex<()>,
+    /// One link for each PE of the set, in the set's order.
+    links: Vec<Link>,
+}
+
+/// What this PE needs to notify another member, and to count the notifications of that member.
+struct Link {
+    /// The number of the place at the other member.
+    place: usize,
+    sent: AtomicU64,
+    taken: AtomicU64,
+}
+
+impl Channel {
+    fn new(set: Set, place: Place, places: impl Iterator<Item = usize>) -> Self {
+        let link = |place| Link { place, sent: AtomicU64::new(0), taken: AtomicU64::new(0) };
+        Self { set, place, collective: Mutex::new(()), links: places.map(link).collect() }
+    }
+
+    fn link(&self, pe: u32) -> Result<&Link> {
+        let link = self.set.index(pe).and_then(|index| self.links.get(index as usize));
+        link.ok_or_else(|| Error::invalid(format!("PE {pe}"), "it is not in the team"))
+    }
+}
+
+/// The PEs of a collective: a set, or the set of a channel.
+#[derive(Clone, Copy)]
+pub struct Group<'a> {
+    set: Set,
+    channel: Option<&'a Channel>,
+}
+
+impl Group<'_> {
+    /// Returns the PEs.
+    pub fn set(&self) -> Set {
+        self.set
+    }
+}
+
+impl From<Set> for Group<'_> {
+    fn from(set: Set) -> Self {
+        Self { set, channel: None }
+    }
+}
+
+impl<'a> From<&'a Channel> for Group<'a> {
+    fn from(channel: &'a Channel) -> Self {
+        Self { set: channel.set, channel: Some(channel) }
+    }
+}
+
+/// A collective that this PE has begun. It holds the lock that admits one collective of the channel, or of
+/// all sets without a channel, at a time.
+pub(super) struct Entered<'a> {
+    pub(super) set: Set,
+    /// This PE's position in the set.
+    pub(super) index: u32,
+    channel: Option<&'a Channel>,
+    _one: MutexGuard<'a, ()>,
+}
+
+impl<T: Transport> World<T> {
+    pub(super) fn enter<'a>(&'a self, group: impl Into<Group<'a>>) -> Result<Entered<'a>> {
+        let Group { set, channel } = group.into();
+        let index = set.index_of(self.me(), self.pes())?;
+        let lock = channel.map_or(&self.collective, |channel| &channel.collective);
+        let _one = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Entered { set, index, channel, _one })
+    }
+
+    /// Opens a channel for `set`, a subset of `parent`. All PEs of `set` call this function. Returns `None` at
+    /// all of them if one has no free place: then pass the set itself to collectives.
+    ///
+    /// # Errors
+    /// As for [`World::sync`].
+    pub fn open_channel<'a>(&'a self, parent: impl Into<Group<'a>>, set: Set) -> Result<Option<Channel>> {
+        let parent = self.enter(parent)?;
+        let index = set.index_of(self.me(), self.pes())?;
+        let within = Entered { set, index, ..parent };
+        let place = self.places.take();
+        if let Some(place) = &place {
+            // Clear the counts of the place's previous channel. Their notifications were all taken, so none
+            // is still on its way.
+            (0..set.size)
+                .for_each(|other| self.count(place.number, set.pe(other)).store(0, Ordering::Release));
+        }
+        // Send 0 for "no free place".
+        let own = place.as_ref().map_or(0, |place| place.number as u64 + 1);
+        let numbers = self.tell_all(&within, own)?;
+        let Some(place) = place.filter(|_| !numbers.contains(&0)) else { return Ok(None) };
+        if let Some(index) = numbers.iter().position(|number| *number > PLACES as u64) {
+            let what = format!("the place that PE {} chose for a team's collectives", set.pe(index as u32));
+            return Err(Error::invalid(what, format!("it is above {PLACES}")));
+        }
+        Ok(Some(Channel::new(set, place, numbers.iter().map(|number| *number as usize - 1))))
+    }
+
+    /// Makes the one channel whose place is the same on all PEs, so no PE needs to be told. Call it at most
+    /// once on each PE.
+    pub fn fixed_channel(&self, set: Set) -> Channel {
+        let place = Place { number: FIXED, free: self.places.0.clone() };
+        Channel::new(set, place, (0..set.size).map(|_| FIXED))
+    }
+
+    /// Sends `own` to every PE of the set, and returns the numbers that all of them sent, in the set's order.
+    fn tell_all(&self, entered: &Entered<'_>, own: u64) -> Result<Vec<u64>> {
+        self.send_length(entered, own)?;
+        self.exchange(entered)?;
+        let numbers = (0..entered.set.size).map(|other| self.length(entered, entered.set.pe(other)));
+        let numbers = numbers.collect();
+        // Wait until all PEs have read the numbers, because the next collective may overwrite them.
+        self.disseminate(entered)?;
+        Ok(numbers)
+    }
+
+    /// Sends a number to every PE of the set, which reads it by [`World::length`] after a notification.
+    pub(super) fn send_length(&self, entered: &Entered<'_>, length: u64) -> Result<()> {
+        (0..entered.set.size).map(|other| entered.set.pe(other)).try_for_each(|pe| {
+            let to = match entered.channel {
+                None => self.me() as usize * WORD,
+                Some(channel) => self.line(channel.link(pe)?.place, self.me()) + LENGTH,
+            };
+            // SAFETY: the source is a local variable, and the destination is a word of the workspace.
+            unsafe { self.transport.put(pe, to, (&raw const length).cast(), 8) }
+        })
+    }
+
+    /// Returns the number that PE `pe` sent.
+    pub(super) fn length(&self, entered: &Entered<'_>, pe: u32) -> u64 {
+        let at = match entered.channel {
+            None => pe as usize * WORD,
+            Some(channel) => self.line(channel.place.number, pe) + LENGTH,
+        };
+        self.word(at).load(Ordering::Acquire)
+    }
+
+    /// Returns the size of a chunk: the most that a reduction combines in one step.
+    pub(super) fn chunk_bytes(&self, entered: &Entered<'_>) -> usize {
+        if entered.channel.is_some() { PLACE_CHUNK } else { CHUNK }
+    }
+
+    /// Returns the offset, in the workspace of PE `parent`, of the chunk for its child `child` of a binomial
+    /// tree. The positions of the two in the set differ by `distance`, a power of two.
+    pub(super) fn chunk(
+        &self,
+        entered: &Entered<'_>,
+        parent: u32,
+        child: u32,
+        distance: u32,
+    ) -> Result<usize> {
+        let pes = self.pes();
+        Ok(match entered.channel {
+            // Different sets have different trees, so each child has a chunk.
+            None => pes as usize * WORD + child as usize * CHUNK,
+            Some(channel) => {
+                let level = distance.trailing_zeros() as usize;
+                self.line(channel.link(parent)?.place, pes) + level * PLACE_CHUNK
+            }
+        })
+    }
+
+    /// Notifies `pe`. The notification arrives after all earlier puts to `pe`.
+    pub(super) fn notify(&self, entered: &Entered<'_>, pe: u32) -> Result<()> {
+        let Some(channel) = entered.channel else { return self.transport.notify(pe) };
+        let link = channel.link(pe)?;
+        let count = link.sent.fetch_add(1, Ordering::Relaxed) + 1;
+        self.transport.order()?;
+        // SAFETY: the source is a local variable, and the destination is a word of the workspace.
+        unsafe { self.transport.put(pe, self.line(link.place, self.me()), (&raw const count).cast(), 8) }
+    }
+
+    /// Consumes one notification of `pe`. Blocks until one has arrived.
+    pub(super) fn take_notification(&self, entered: &Entered<'_>, pe: u32) -> Result<()> {
+        let Some(channel) = entered.channel else { return self.transport.take_notification(pe) };
+        let expected = channel.link(pe)?.taken.fetch_add(1, Ordering::Relaxed) + 1;
+        let count = self.count(channel.place.number, pe);
+        let word = (self.line(channel.place.number, pe), 8);
+        self.transport.wait(Some(word), &mut || count.load(Ordering::Acquire) >= expected)
+    }
+
+    /// Returns the offset of a PE's line in a place. The line of the PE after the last is where the chunks
+    /// begin.
+    fn line(&self, place: usize, pe: u32) -> usize {
+        place_offset(self.pes(), place) + pe as usize * WORD
+    }
+
+    /// Returns the word in which PE `pe` counts its notifications.
+    fn count(&self, place: usize, pe: u32) -> &AtomicU64 {
+        self.word(self.line(place, pe))
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(
+            offset.is_multiple_of(8) && offset + 8 <= workspace_bytes(self.pes()),
+            "inside the workspace"
+        );
+        // SAFETY: the word is aligned and lies in the workspace, which lives as long as the transport.
+        unsafe { AtomicU64::from_ptr(self.address_of(offset).cast()) }
+    }
+}
