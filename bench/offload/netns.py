@@ -5,6 +5,7 @@ import fcntl
 import os
 import socket
 import struct
+from pathlib import Path
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWNS, CLONE_NEWNET = 0x20000, 0x40000000
@@ -81,6 +82,13 @@ class Namespace:
                         fcntl.ioctl(control, request, struct.pack("16sHH4s8x", title, socket.AF_INET, 0, socket.inet_aton(text)))
                 flags = struct.unpack("16sH", fcntl.ioctl(control, SIOCGIFFLAGS, struct.pack("16sH22x", title, 0))[:18])[1]
                 fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sH22x", title, flags | IFF_UP))
+        self.inside(change)
+
+    def steer(self, name, mask):
+        """Hands the packets that an interface receives to the cores of a mask (RPS)."""
+        def change():
+            for queue in Path(f"/sys/class/net/{name}/queues").glob("rx-*"):
+                (queue / "rps_cpus").write_text(f"{mask:x}")
         self.inside(change)
 
 

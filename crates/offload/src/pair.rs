@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 /// The value of SO_PRIORITY of a program's end whose connection is being established (`inlane_preload::socket::Flags::CONNECTING`).
 const CONNECTING: i32 = 4;
 
-/// Creates a pair: the engine's end, which is non-blocking, and the program's end, which has a name.
+/// Creates a pair: the engine's end, and the program's end, which has a name.
 ///
 /// # Errors
 /// Errors of the system: too many descriptors, too little memory.
@@ -22,10 +22,6 @@ pub fn create(name: &SocketName) -> io::Result<(OwnedFd, OwnedFd)> {
         }
         (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
     };
-    // SAFETY: has no preconditions.
-    if unsafe { libc::fcntl(engine.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
     // Receive the program's urgent data like other data. Ignore an error, because old kernels have no urgent
     // data on UNIX sockets.
     let _ = set_option(&engine, libc::SO_OOBINLINE, 1);
@@ -156,6 +152,15 @@ pub fn send(fd: RawFd, first: &[u8], second: &[u8]) -> io::Result<usize> {
 /// # Errors
 /// Errors of the system; `WouldBlock` if there is nothing to receive.
 pub fn receive(fd: RawFd, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
+    receive_with_flags(fd, first, second).map(|(len, _)| len)
+}
+
+/// Like [`receive`]. Also returns true if a descriptor lay between the bytes, which is closed. The pair may
+/// then hold more bytes although there was room for them.
+///
+/// # Errors
+/// As [`receive`].
+pub fn receive_with_flags(fd: RawFd, first: &mut [u8], second: &mut [u8]) -> io::Result<(usize, bool)> {
     let mut parts =
         [first, second].map(|part| libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() });
     let count = 1 + usize::from(parts[1].iov_len > 0);
@@ -163,7 +168,8 @@ pub fn receive(fd: RawFd, first: &mut [u8], second: &mut [u8]) -> io::Result<usi
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
         (header.msg_iov, header.msg_iovlen) = (parts.as_mut_ptr(), count);
-        result(libc::recvmsg(fd, &mut header, libc::MSG_DONTWAIT))
+        let len = result(libc::recvmsg(fd, &mut header, libc::MSG_DONTWAIT))?;
+        Ok((len, header.msg_flags & libc::MSG_CTRUNC != 0))
     }
 }
 

@@ -9,6 +9,8 @@ use std::ptr::NonNull;
 /// A ring of bytes. Index i of the stream lies at i modulo the capacity.
 pub struct Ring {
     bytes: Pages,
+    /// The memory that the ring takes because its bytes were written, in bytes. [`Rings::put`] updates it.
+    present: usize,
 }
 
 /// Zeroed memory from mmap. The C library's calloc could return freed memory and would then clear all of it,
@@ -72,7 +74,7 @@ impl Ring {
     /// If `capacity` is not a power of two, or the system has no memory left.
     pub fn new(capacity: usize) -> Self {
         assert!(capacity.is_power_of_two());
-        Self { bytes: Pages::new(capacity) }
+        Self { bytes: Pages::new(capacity), present: 0 }
     }
 
     /// Returns the number of bytes that the ring can hold.
@@ -128,26 +130,41 @@ impl ReceiveBuffer for Ring {
 /// are already present.
 pub struct Rings {
     free: Vec<Ring>,
+    /// The memory that the unused rings take, in bytes.
+    kept: usize,
     capacity: usize,
 }
 
 impl Rings {
+    /// The most memory that unused rings take, in bytes.
+    const MOST_KEPT: usize = 64 << 20;
     /// The most unused rings that are kept for later connections.
-    const KEPT: usize = 64;
+    const MOST: usize = 4096;
+    /// The size of a page of memory in bytes.
+    const PAGE: usize = 4096;
 
     /// Creates a supply of rings of `capacity` bytes.
     pub fn new(capacity: usize) -> Self {
-        Self { free: Vec::new(), capacity }
+        Self { free: Vec::new(), kept: 0, capacity }
     }
 
     /// Returns a ring. It may hold bytes of an earlier connection, which must not be read before they are overwritten.
     pub fn take(&mut self) -> Ring {
-        self.free.pop().unwrap_or_else(|| Ring::new(self.capacity))
+        match self.free.pop() {
+            Some(ring) => {
+                self.kept -= ring.present;
+                ring
+            }
+            None => Ring::new(self.capacity),
+        }
     }
 
-    /// Takes a ring back.
-    pub fn put(&mut self, ring: Ring) {
-        if self.free.len() < Self::KEPT {
+    /// Takes a ring back. Its connection has written `written` bytes to it.
+    pub fn put(&mut self, mut ring: Ring, written: u64) {
+        let written = (written.min(self.capacity as u64) as usize).next_multiple_of(Self::PAGE);
+        ring.present = ring.present.max(written);
+        if self.free.len() < Self::MOST && self.kept + ring.present <= Self::MOST_KEPT {
+            self.kept += ring.present;
             self.free.push(ring);
         }
     }

@@ -93,6 +93,8 @@ pub struct Listening {
     pub listener: Listener<Pending>,
     /// True if the pair is full of connections that the program has not accepted.
     pub full: bool,
+    /// True if epoll has reported that the program closed its end.
+    pub hung_up: bool,
 }
 
 /// A connection that waits to be accepted: the program has not received its end of the pair yet.
@@ -127,6 +129,13 @@ pub struct Stream {
     pub readable: bool,
     /// True if a write to the pair may succeed. False if the engine waits until epoll reports room.
     pub writable: bool,
+    /// The number of reads from the pair that returned data.
+    pub reads: u32,
+    /// True if a short read does not show that the pair is empty: epoll has reported the end of the program's
+    /// data, or urgent data, before which a read ends.
+    pub more: bool,
+    /// True if epoll has reported that the program closed its end or shut down both directions.
+    pub hung_up: bool,
     /// True if the program has closed its end, or shut down its sending direction.
     pub program_finished: bool,
     /// True if the program does not read any more. Received data is then discarded.

@@ -3,15 +3,39 @@
 
 use siphasher::sip::SipHasher24;
 use std::hash::{Hash, Hasher};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// The two ends of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Flow {
     /// This side.
     pub local: SocketAddr,
     /// The peer.
     pub remote: SocketAddr,
+}
+
+// Written by hand because every received segment looks its flow up in a table. The derived function calls the
+// hasher for each field of an address. This one calls it once for IPv4.
+impl Hash for Flow {
+    #[inline]
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let (local, remote) = (self.local.port().to_ne_bytes(), self.remote.port().to_ne_bytes());
+        let ports = u32::from_ne_bytes([local[0], local[1], remote[0], remote[1]]);
+        match (self.local.ip(), self.remote.ip()) {
+            (IpAddr::V4(local), IpAddr::V4(remote)) => {
+                let mut bytes = [0; 12];
+                bytes[..4].copy_from_slice(&local.octets());
+                bytes[4..8].copy_from_slice(&remote.octets());
+                bytes[8..].copy_from_slice(&ports.to_ne_bytes());
+                state.write(&bytes);
+            }
+            (local, remote) => {
+                state.write_u32(ports);
+                local.hash(state);
+                remote.hash(state);
+            }
+        }
+    }
 }
 
 /// Where the sequence numbers and the timestamps of a connection begin.

@@ -58,7 +58,9 @@ impl Engine {
         let Some(route) = self.network.route(flow.remote.ip()) else { return };
         let config = options.config(self.settings.buffer, self.network.mss(route, flow.remote.is_ipv6()));
         let Ok(connection) = Connection::accept(now, &config, handshake) else { return };
-        let stream = self.stream_of(now, *flow, route, connection);
+        let mut stream = self.stream_of(now, *flow, route, connection);
+        // The program has not got its end yet. Epoll reports what it writes later.
+        stream.readable = false;
         let owner = Owner { process, program: &program, v6 };
         let role = Role::Stream(Box::new(stream));
         let created = self.create(owner, flow.local, Some(flow.remote), options, role);
@@ -85,7 +87,7 @@ impl Engine {
         let Some(socket) = self.sockets.get_mut(key) else { return };
         let fd = socket.fd();
         let Role::Listening(listening) = &mut socket.role else { return };
-        let Some(fd) = fd.filter(|&fd| !pair::hung_up(fd)) else {
+        let Some(fd) = fd.filter(|_| !listening.hung_up) else {
             self.remove(key);
             return;
         };

@@ -34,7 +34,7 @@ use inlane_core::packet::Packet;
 use inlane_tcp::{Flow, Secrets, TimeWait};
 use rustix::event::epoll;
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -44,8 +44,15 @@ const BURST: usize = 64;
 const MOST_TIME_WAITS: usize = 65536;
 /// The longest sleep, in nanoseconds: how late a stop request is seen at most.
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
-/// The longest sleep, in nanoseconds, if epoll cannot watch the port. Packets then do not wake the engine.
-const POLLED_SLEEP_NS: u64 = 100_000;
+/// The first sleep, in nanoseconds, if epoll cannot watch the port. Packets then do not wake the engine. Each
+/// further sleep without work is twice as long as the one before.
+const FIRST_POLLED_SLEEP_NS: u64 = 10_000;
+/// The longest sleep if epoll cannot watch the port, in nanoseconds.
+const LONGEST_POLLED_SLEEP_NS: u64 = 1_000_000;
+/// The most rounds in a row that receive packets and do not ask epoll for events.
+const MOST_ROUNDS: u32 = 4;
+/// The most events that one call of epoll returns.
+const MOST_EVENTS: usize = 256;
 /// The token of the control socket's epoll events.
 const CONTROL: u64 = u64::MAX;
 /// The token of the port's epoll events.
@@ -94,6 +101,48 @@ fn random_bytes<const N: usize>() -> Result<[u8; N]> {
     match unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) } {
         len if len == N as isize => Ok(bytes),
         _ => Err(Error::os("reading random bytes")(std::io::Error::last_os_error())),
+    }
+}
+
+/// Waits at most `sleep` nanoseconds for events of an epoll instance, and stores them in `events`. Leaves
+/// `events` empty if there are none.
+///
+/// # Errors
+/// Errors of the system; `Interrupted` if a signal arrived.
+fn wait_for_events(epoll: &OwnedFd, sleep: u64, events: &mut Vec<libc::epoll_event>) -> std::io::Result<()> {
+    events.clear();
+    let (fd, room) = (epoll.as_raw_fd(), events.capacity().min(MOST_EVENTS) as i32);
+    let count = if sleep == 0 {
+        // SAFETY: the kernel writes at most `room` events into the vector's memory.
+        unsafe { libc::epoll_wait(fd, events.as_mut_ptr(), room, 0) }
+    } else {
+        let timeout = libc::timespec {
+            tv_sec: (sleep / 1_000_000_000) as i64,
+            tv_nsec: (sleep % 1_000_000_000) as i64,
+        };
+        // SAFETY: as above; the timeout lives through the call, and no signal mask is passed.
+        let count = unsafe {
+            let mask = std::ptr::null::<libc::sigset_t>();
+            let events = events.as_mut_ptr();
+            libc::syscall(libc::SYS_epoll_pwait2, fd, events, room, &raw const timeout, mask, 0)
+        };
+        match std::io::Error::last_os_error().raw_os_error() {
+            // Linux before 5.11 lacks the call, and some containers forbid it. Sleep for whole milliseconds instead.
+            Some(libc::ENOSYS | libc::EPERM) if count < 0 => {
+                let milliseconds = sleep.div_ceil(1_000_000) as i32;
+                // SAFETY: as above.
+                unsafe { libc::epoll_wait(fd, events.as_mut_ptr(), room, milliseconds) }
+            }
+            _ => count as i32,
+        }
+    };
+    match usize::try_from(count) {
+        Ok(count) => {
+            // SAFETY: the kernel has written the first `count` events, and `count` is at most the capacity.
+            unsafe { events.set_len(count) };
+            Ok(())
+        }
+        Err(_) => Err(std::io::Error::last_os_error()),
     }
 }
 
@@ -168,27 +217,41 @@ impl Engine {
         let pool = self.network.pool.clone();
         let _owner = pool.own();
         let wakes = !self.network.wait_descriptors().is_empty();
+        let longest = if wakes { LONGEST_SLEEP_NS } else { LONGEST_POLLED_SLEEP_NS };
+        let shortest = if wakes { LONGEST_SLEEP_NS } else { FIRST_POLLED_SLEEP_NS };
+        let mut pause = shortest;
         let spin_ns = self.settings.spin.as_nanos() as u64;
-        let mut events = Vec::with_capacity(256);
+        let mut events = Vec::with_capacity(MOST_EVENTS);
+        // The default slack would prolong short sleeps by 50 us. If the call fails, they are that much longer.
+        // SAFETY: the call changes only the slack of this thread's timers.
+        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
         let mut packets = [Packet::EMPTY; BURST];
         let mut last_work = self.clock.now_ns();
+        let mut rounds = 0;
         while !stop.load(Ordering::Relaxed) {
             let mut now = self.clock.now_ns();
             let mut worked = self.receive(now, &mut packets)?;
             worked |= self.receive_own(now);
             let idle = !worked && self.changed.is_empty();
             let sleep = match idle && now >= last_work + spin_ns && self.network.flush() {
-                true => self.sleep_ns(now, wakes),
+                true => self.sleep_ns(now, pause),
                 false => 0,
             };
-            worked |= self.wait(now, sleep, &mut events)?;
+            // Serve received packets before a system call asks for events of pairs, because the call would delay
+            // them. Ask after a few such rounds at the latest.
+            rounds = if worked && rounds < MOST_ROUNDS { rounds + 1 } else { 0 };
+            if rounds == 0 {
+                worked |= self.wait(now, sleep, &mut events)?;
+            }
             now = self.clock.now_ns();
             worked |= self.expire(now);
             worked |= !self.changed.is_empty();
             self.serve_changed(now);
             self.network.flush();
             if worked {
-                last_work = now;
+                (last_work, pause) = (now, shortest);
+            } else if sleep > 0 {
+                pause = longest.min(2 * pause);
             }
         }
         Ok(())
@@ -235,13 +298,9 @@ impl Engine {
         count > 0
     }
 
-    /// Returns how long the engine may sleep, in nanoseconds. `wakes` is true if arriving packets wake the
-    /// engine. Otherwise the sleep is short, because the engine must poll the port.
-    fn sleep_ns(&self, now: u64, wakes: bool) -> u64 {
-        let mut sleep = LONGEST_SLEEP_NS;
-        if !wakes {
-            sleep = POLLED_SLEEP_NS;
-        }
+    /// Returns how long the engine may sleep, in nanoseconds: at most `longest`.
+    fn sleep_ns(&self, now: u64, longest: u64) -> u64 {
+        let mut sleep = longest;
         if self.network.has_timer() {
             sleep = sleep.min(50_000_000);
         }
@@ -251,21 +310,17 @@ impl Engine {
     }
 
     /// Waits at most `sleep` nanoseconds for epoll events and processes them. Returns true if there were any.
-    fn wait(&mut self, now: u64, sleep: u64, events: &mut Vec<epoll::Event>) -> Result<bool> {
-        let timeout = rustix::event::Timespec {
-            tv_sec: (sleep / 1_000_000_000) as i64,
-            tv_nsec: (sleep % 1_000_000_000) as i64,
-        };
-        events.clear();
-        let outcome = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&timeout));
-        match outcome {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(Error::os("epoll_wait")(error.into())),
+    fn wait(&mut self, now: u64, sleep: u64, events: &mut Vec<libc::epoll_event>) -> Result<bool> {
+        match wait_for_events(&self.epoll, sleep, events) {
+            Err(error) if error.kind() != std::io::ErrorKind::Interrupted => {
+                return Err(Error::os("epoll_wait")(error));
+            }
+            _ => {}
         }
         let now = if sleep > 0 { self.clock.now_ns() } else { now };
         let mut worked = false;
         for event in events.iter() {
-            let (token, flags) = (event.data.u64(), event.flags);
+            let (token, flags) = (event.u64, epoll::EventFlags::from_bits_retain(event.events));
             match token {
                 PORT => {}
                 CONTROL => self.accept_clients(),
@@ -286,8 +341,13 @@ impl Engine {
             Role::Stream(stream) => {
                 stream.readable |= flags.intersects(Flags::IN | Flags::RDHUP | Flags::HUP | Flags::ERR);
                 stream.writable |= flags.intersects(Flags::OUT | Flags::HUP | Flags::ERR);
+                stream.more |= flags.intersects(Flags::PRI | Flags::RDHUP | Flags::HUP | Flags::ERR);
+                stream.hung_up |= flags.intersects(Flags::HUP | Flags::ERR);
             }
-            Role::Listening(listening) => listening.full &= !flags.contains(Flags::OUT),
+            Role::Listening(listening) => {
+                listening.full &= !flags.contains(Flags::OUT);
+                listening.hung_up |= flags.intersects(Flags::HUP | Flags::ERR);
+            }
             Role::Datagram(datagram) => {
                 datagram.readable |= flags.intersects(Flags::IN | Flags::RDHUP | Flags::HUP | Flags::ERR);
             }
@@ -373,8 +433,9 @@ impl Engine {
                 if self.flows.get(&stream.flow) == Some(&key) {
                     self.flows.remove(&stream.flow);
                 }
-                self.rings.put(stream.send);
-                self.rings.put(stream.receive);
+                let (sent, received) = (stream.written, stream.connection.received());
+                self.rings.put(stream.send, sent);
+                self.rings.put(stream.receive, received);
             }
             Role::Listening(mut listening) => {
                 // Close the program's ends of connections that the program has not accepted, because the

@@ -197,7 +197,7 @@ impl Engine {
                 }
             }
         }
-        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::PRI | EventFlags::RDHUP | EventFlags::ET;
         let end = self.sockets.get(key).and_then(|socket| socket.end.as_ref());
         let watched =
             end.map(|end| epoll::add(&self.epoll, end, epoll::EventData::new_u64(key.to_u64()), flags));
@@ -369,6 +369,9 @@ impl Engine {
             delivered: 0,
             readable: true,
             writable: true,
+            reads: 0,
+            more: false,
+            hung_up: false,
             program_finished: false,
             discards: false,
             end_passed: false,
@@ -400,7 +403,7 @@ impl Engine {
                 // wait to be accepted. Each takes about 1 KiB.
                 let _ = pair::set_option(end, libc::SO_SNDBUF, backlog.min(200) as i32 * 1024);
             }
-            socket.role = Role::Listening(Box::new(Listening { listener, full: false }));
+            socket.role = Role::Listening(Box::new(Listening { listener, full: false, hung_up: false }));
             return Ok((Message::new(Operation::Listen), None));
         }
         match self.sockets.get_mut(key) {

@@ -18,6 +18,10 @@ use std::os::fd::{OwnedFd, RawFd};
 /// The most bytes that one connection moves in each direction before others have their turn.
 const TURN: u64 = 256 << 10;
 
+/// After this many first reads of a pair, the engine checks whether the program has closed its end, because the
+/// FIN then travels with the data. Longer connections seldom end right after a given read.
+const FIRST_READS: u32 = 4;
+
 /// A TCP segment to send.
 pub(super) struct Outgoing<'a> {
     pub flow: &'a Flow,
@@ -155,13 +159,15 @@ impl Engine {
         let peer_closed = stream.connection.peer_closed();
         if peer_closed && all_delivered && !stream.end_passed {
             stream.end_passed = true;
-            if let (Some(end), Some(fd)) = (&socket.end, fd) {
+            if !stream.hung_up
+                && let (Some(end), Some(fd)) = (&socket.end, fd)
+            {
                 pair::set_end(end, End::Finished, self.number, socket.id);
                 // SAFETY: has no preconditions.
                 unsafe { libc::shutdown(fd, libc::SHUT_WR) };
             }
         }
-        let hung_up = fd.is_some_and(|fd| stream.program_finished && pair::hung_up(fd));
+        let hung_up = fd.is_some() && stream.program_finished && stream.hung_up;
         if hung_up {
             socket.end = None;
         }
@@ -274,21 +280,25 @@ impl Stream {
             }
             let (first, second) = self.send.parts_mut(self.written..self.written + room.min(TURN));
             let wanted = first.len() + second.len();
-            match pair::receive(fd, first, second) {
-                Ok(0) => {
+            match pair::receive_with_flags(fd, first, second) {
+                Ok((0, _)) => {
                     self.program_finished = true;
-                    match pair::hung_up(fd) {
+                    match self.hung_up || pair::hung_up(fd) {
                         true if options.linger == Some(0) => self.connection.abort(),
                         true => self.close(now),
                         false => self.connection.shutdown_write(),
                     }
                 }
-                Ok(len) => {
+                Ok((len, cut)) => {
                     moved += len as u64;
                     self.written += len as u64;
+                    self.reads = self.reads.saturating_add(1);
                     // A read of fewer bytes than wanted has emptied the pair. Then wait until epoll reports
-                    // new data, unless the pair already has new data or has ended.
-                    self.readable = len == wanted || pair_may_have_ended(fd);
+                    // new data, unless the pair has ended or the read stopped early.
+                    self.readable = len == wanted
+                        || cut
+                        || self.more
+                        || (self.reads <= FIRST_READS && pair_may_have_ended(fd));
                     let outcome = self.connection.set_written(self.written);
                     debug_assert!(outcome.is_ok(), "{outcome:?}");
                 }
@@ -302,9 +312,9 @@ impl Stream {
                 }
             }
         }
-        if self.program_finished && self.readable && !self.discards && pair::hung_up(fd) {
+        if self.program_finished && self.readable && !self.discards && (self.hung_up || pair::hung_up(fd)) {
             // The program shut down its sending direction earlier, and has now closed the socket. Clear
-            // `readable`, so that the connection is closed or aborted only once.
+            // `readable`, so that this runs only once.
             self.readable = false;
             match options.linger == Some(0) {
                 true => self.connection.abort(),
