@@ -314,7 +314,7 @@ impl Stream {
         }
         if self.program_finished && self.readable && !self.discards && (self.hung_up || pair::hung_up(fd)) {
             // The program shut down its sending direction earlier, and has now closed the socket. Clear
-            // `readable`, so that this runs only once.
+            // `readable`, so that the connection is closed or aborted only once.
             self.readable = false;
             match options.linger == Some(0) {
                 true => self.connection.abort(),
