@@ -10,6 +10,7 @@
 //! * [`engine`] runs everything on one thread.
 //! * [`status`] is what it reports.
 //! * [`rules`] reads which sockets stay with the kernel.
+//! * [`stepped`] is an engine for tests, with the caller's clock and frames in memory.
 //!
 //! Everything that a program sends is hostile: its requests are bounded before use, the memory for its sockets is limited, and the
 //! streams of its sockets are only bytes. The engine shares no memory with programs.
@@ -24,6 +25,7 @@ pub mod rules;
 mod settings;
 mod socket;
 pub mod status;
+pub mod stepped;
 mod wheel;
 
 pub use error::{Error, Result};

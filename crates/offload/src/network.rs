@@ -28,8 +28,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-/// The number of packet buffers.
-const BUFFERS: usize = 16384;
+/// The number of packet buffers of an engine with a port of its own.
+pub const BUFFERS: usize = 16384;
 /// The largest IP packet that the engine sends to itself, in bytes.
 pub const OWN_MTU: u16 = 65535;
 /// The most packets that wait for room in the transmit queue. Further ones are dropped.
@@ -109,11 +109,11 @@ pub struct Network {
 }
 
 impl Network {
-    /// Opens the port.
+    /// Opens the port, with a pool of `buffers` packet buffers.
     ///
     /// # Errors
     /// Errors of the port and its pool.
-    pub fn open(settings: &Settings, clock: &Clock) -> Result<Self> {
+    pub fn open(settings: &Settings, clock: &Clock, buffers: usize) -> Result<Self> {
         let names = [settings.port.clone()];
         let request = OpenRequest {
             names: &names,
@@ -127,7 +127,7 @@ impl Network {
         };
         let mut opened = inlane_ports::open::ports(&request, clock)?;
         let mut port = opened.ports.remove(0);
-        let pool = pool(&settings.port, opened.room)?;
+        let pool = pool(&settings.port, buffers, opened.room)?;
         port.configure(std::slice::from_ref(&pool), 1)?;
         let rx = port.take_rx(0)?;
         let tx = port.take_tx(0, pool.clone())?;
@@ -167,6 +167,11 @@ impl Network {
             reassembly: Reassembly::default(),
             counters: LinkCounters::default(),
         })
+    }
+
+    /// Replaces the transmit queue. Packets sent to the former one stay with its port.
+    pub fn set_tx(&mut self, tx: Box<dyn Tx>) {
+        self.tx = tx;
     }
 
     /// Returns the port's properties.
@@ -266,13 +271,13 @@ impl Network {
 
 /// Creates the pool of packet buffers. A DPDK port gets a pool of mbufs, because it cannot send other
 /// buffers.
-fn pool(port: &str, room: usize) -> Result<Arc<dyn Pool>> {
+fn pool(port: &str, buffers: usize, room: usize) -> Result<Arc<dyn Pool>> {
     #[cfg(feature = "dpdk")]
     if is_dpdk(port) {
-        return Ok(inlane_dpdk::MbufPool::new(BUFFERS, room)?);
+        return Ok(inlane_dpdk::MbufPool::new(buffers, room)?);
     }
     debug_assert!(!is_dpdk(port));
-    Ok(Arc::new(HeapPool::new(BUFFERS, room)?))
+    Ok(Arc::new(HeapPool::new(buffers, room)?))
 }
 
 /// Returns the kernel's interface of a port, such as `veth0` for `af_xdp:veth0`. Returns `None` for other

@@ -103,6 +103,11 @@ impl Control {
         admitted
     }
 
+    /// Returns the number of processes that have sockets.
+    pub fn processes(&self) -> usize {
+        self.sockets.len()
+    }
+
     /// Subtracts one socket from the count of a process.
     pub fn release(&mut self, process: i32) {
         if let Some(count) = self.sockets.get_mut(&process) {

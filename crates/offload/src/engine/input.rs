@@ -31,7 +31,7 @@ pub(super) struct Received<'a> {
 impl Engine {
     /// Processes a frame from the port.
     #[inline]
-    pub(super) fn on_frame(&mut self, now: u64, bytes: &[u8]) {
+    pub(crate) fn on_frame(&mut self, now: u64, bytes: &[u8]) {
         let counters = &mut self.network.counters;
         counters.received_packets += 1;
         counters.received_bytes += bytes.len() as u64;

@@ -16,6 +16,7 @@ mod datagram_request;
 mod input;
 mod report;
 mod request;
+mod stepped;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -154,16 +155,16 @@ impl Engine {
     pub fn open(settings: Settings) -> Result<Self> {
         network::check_port(&settings.port)?;
         network::check_interface(&settings)?;
-        Self::open_on(settings)
+        Self::open_on(settings, network::BUFFERS)
     }
 
     /// Opens the port, of any kind, and the control socket. Tests use ports that `open` refuses because they
-    /// do not carry frames of a network.
-    fn open_on(settings: Settings) -> Result<Self> {
+    /// do not carry frames of a network. `buffers` is the number of packet buffers.
+    pub(crate) fn open_on(settings: Settings, buffers: usize) -> Result<Self> {
         settings.check()?;
         let clock = Clock::new();
         let control = Control::open(&settings)?;
-        let network = Network::open(&settings, &clock)?;
+        let network = Network::open(&settings, &clock, buffers)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| Error::os("epoll_create")(error.into()))?;
         let engine = Self {

@@ -32,13 +32,13 @@ fn only_sockets_are_replaced() {
     std::fs::write(&file, "contents").unwrap();
     let mut settings = settings(&folder, 8);
     settings.socket = file.clone();
-    let refused = Engine::open_on(settings.clone()).err().expect("a file is not replaced").to_string();
+    let refused = Engine::open_on(settings.clone(), 1024).err().expect("a file is not replaced").to_string();
     assert!(refused.contains("it is a file, not a socket"), "{refused}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "contents");
     // The socket file that a killed engine left behind must be replaced.
     settings.socket = folder.path().join("old");
     drop(std::os::unix::net::UnixListener::bind(&settings.socket).unwrap());
-    Engine::open_on(settings).unwrap();
+    Engine::open_on(settings, 1024).unwrap();
 }
 
 #[test]
@@ -48,10 +48,10 @@ fn folders_of_the_control_socket_go_with_it() {
     settings.socket = folder.path().join("a/b/control");
     // Name a port that cannot be opened, because the engine must then remove the folders that it has created.
     settings.port = "pcap:/no/such/file".into();
-    assert!(Engine::open_on(settings.clone()).is_err());
+    assert!(Engine::open_on(settings.clone(), 1024).is_err());
     assert!(!folder.path().join("a").exists());
     settings.port = "null".into();
-    let engine = Engine::open_on(settings.clone()).unwrap();
+    let engine = Engine::open_on(settings.clone(), 1024).unwrap();
     assert!(settings.socket.exists());
     std::fs::write(folder.path().join("a/other"), "").unwrap();
     drop(engine);
@@ -90,7 +90,7 @@ impl Bench {
     pub fn new(sockets: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let settings = settings(&folder, sockets);
-        Self { engine: Engine::open_on(settings).unwrap(), now: 0, _folder: folder }
+        Self { engine: Engine::open_on(settings, 1024).unwrap(), now: 0, _folder: folder }
     }
 
     pub fn ask(&mut self, message: Message, attached: Option<OwnedFd>) -> (Message, Option<OwnedFd>) {

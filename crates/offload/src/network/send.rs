@@ -279,6 +279,11 @@ impl Network {
             .collect()
     }
 
+    /// Returns the time at which [`Network::on_timer`] should be called, if a neighbour's answer is awaited.
+    pub fn next_timer(&self) -> Option<u64> {
+        self.neighbours.next_timer()
+    }
+
     /// Returns true while a neighbour's answer is awaited, so that [`Network::on_timer`] must be called.
     pub fn has_timer(&self) -> bool {
         self.neighbours.is_asking()

@@ -138,8 +138,13 @@ impl Connection {
     /// Limits how many bytes of the receive ring may hold data, from 1 byte up to the whole ring. A reduction
     /// does not move the right edge of the announced window back: the window shrinks only as data arrives.
     pub fn set_receive_capacity(&mut self, capacity: u32) {
+        let before = self.rcv.capacity;
         self.rcv.capacity = capacity.clamp(1, self.config.receive_capacity);
-        self.update_window();
+        // Announce nothing if the limit stays or shrinks. A new connection would otherwise send an ACK only to
+        // announce its window, because the SYN's field cannot hold a window of more than 65535 bytes.
+        if self.rcv.capacity > before {
+            self.update_window();
+        }
     }
 
     /// Switches Nagle's algorithm off or on.

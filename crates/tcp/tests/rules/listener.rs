@@ -61,6 +61,23 @@ fn rfc9293_passive_open() {
 }
 
 #[test]
+fn an_accepted_connection_sends_no_ack_only_to_announce_its_window() {
+    let mut listener = listener(4);
+    let answer = reply(listener.on_segment(0, &flow(1), &raw(syn(modern())), None));
+    let verdict = listener.on_segment(RTT, &flow(1), &raw(last(&answer)), None);
+    let Verdict::Established(handshake) = verdict else { panic!("{verdict:?}") };
+    let mut connection = Connection::accept(RTT, listener.config(), &handshake).unwrap();
+    let capacity = listener.config().receive_capacity;
+    connection.set_receive_capacity(capacity);
+    assert_eq!(connection.poll_transmit(RTT), None);
+    // Let the limit shrink and grow. Only a limit that grows lets the peer send more.
+    connection.set_receive_capacity(capacity / 2);
+    assert_eq!(connection.poll_transmit(RTT), None);
+    connection.set_receive_capacity(capacity);
+    assert_eq!(connection.poll_transmit(RTT).unwrap().len(), 0);
+}
+
+#[test]
 fn rfc7323_the_announced_window_scale_holds_whatever_the_connections_buffer_is() {
     let mut listener = listener(4);
     let answer = reply(listener.on_segment(0, &flow(1), &raw(syn(modern())), None));

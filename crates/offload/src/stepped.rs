@@ -1,0 +1,149 @@
+//! An engine that its caller drives step by step, with the caller's clock and with frames in memory instead of a port.
+//!
+//! Tests, the fuzzer and packetdrill use it: time is virtual, so a run does not depend on the machine's load.
+
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::settings::Settings;
+use inlane_core::port::{Counters, Tx};
+use inlane_core::{Packet, Pool};
+use inlane_wire::ethernet::Mac;
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The most frames that wait until [`Stepped::sent`] is called. Later frames are lost.
+const MOST_FRAMES: usize = 65536;
+
+/// The number of packet buffers. Fewer than for a real port, because sent packets free their buffers at once.
+const BUFFERS: usize = 1024;
+
+/// The frames that the engine has sent and the caller has not taken, the oldest first.
+type Frames = Arc<Mutex<VecDeque<Vec<u8>>>>;
+
+/// An engine that its caller drives. All times are in nanoseconds and must not decrease from call to call.
+pub struct Stepped {
+    engine: Engine,
+    sent: Frames,
+}
+
+/// What an engine holds now. All fields but `time_waits` are 0 once every program has closed its sockets and
+/// every connection has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Sockets of all programs.
+    pub sockets: usize,
+    /// TCP flows that have a connection.
+    pub flows: usize,
+    /// Local TCP and UDP ports that sockets hold.
+    pub ports: usize,
+    /// Program's ends that the engine can recognise.
+    pub ends: usize,
+    /// Processes for which the engine counts sockets.
+    pub processes: usize,
+    /// Connections in TIME-WAIT.
+    pub time_waits: usize,
+    /// Packets that the engine has sent to itself and not processed.
+    pub own_packets: usize,
+}
+
+impl Stepped {
+    /// Opens the control socket of `settings`. The port that they name is not used.
+    ///
+    /// # Errors
+    /// If a setting is wrong, or the control socket cannot be created.
+    pub fn open(settings: Settings) -> Result<Self> {
+        let mut engine = Engine::open_on(Settings { port: "null".into(), ..settings }, BUFFERS)?;
+        let sent = Frames::default();
+        let pool = engine.network_mut().pool.clone();
+        engine.network_mut().set_tx(Box::new(Recorder {
+            pool,
+            sent: sent.clone(),
+            counters: Counters::default(),
+        }));
+        Ok(Self { engine, sent })
+    }
+
+    /// Hands a frame to the engine, as if its port had received the frame.
+    pub fn receive(&mut self, now: u64, frame: &[u8]) {
+        self.engine.on_frame(now, frame);
+    }
+
+    /// Records a neighbour's MAC address, so that the engine need not ask for it.
+    pub fn set_neighbour(&mut self, now: u64, address: IpAddr, mac: Mac) {
+        self.engine.network_mut().learn(now, address, mac, true);
+    }
+
+    /// Runs one round of the engine's loop without sleeping. Returns true if there may be more to do at once.
+    ///
+    /// # Errors
+    /// If the system's epoll fails.
+    pub fn step(&mut self, now: u64) -> Result<bool> {
+        self.engine.round(now)
+    }
+
+    /// Runs rounds until the engine has nothing to do before its next timer or event, but at most `most` rounds. Returns true
+    /// if the engine is idle.
+    ///
+    /// # Errors
+    /// As for [`Stepped::step`].
+    pub fn settle(&mut self, now: u64, most: usize) -> Result<bool> {
+        for _ in 0..most {
+            if !self.step(now)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Removes and returns the oldest frame that the engine has sent.
+    pub fn sent(&mut self) -> Option<Vec<u8>> {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    /// Returns the time at which a timer may be due, or `None` if the engine waits for no timer.
+    pub fn deadline(&self) -> Option<u64> {
+        self.engine.deadline()
+    }
+
+    /// Returns a descriptor that is readable while the engine has events of its programs to process.
+    pub fn events(&self) -> BorrowedFd<'_> {
+        self.engine.events()
+    }
+
+    /// Returns what the engine holds now.
+    pub fn held(&self) -> Held {
+        self.engine.held()
+    }
+}
+
+/// A transmit queue that copies the frames to a list.
+struct Recorder {
+    pool: Arc<dyn Pool>,
+    sent: Frames,
+    counters: Counters,
+}
+
+// SAFETY: every packet of a call is freed to its pool once, and the call reports all of them as sent.
+unsafe impl Tx for Recorder {
+    unsafe fn send(&mut self, packets: &[Packet]) -> inlane_core::Result<usize> {
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        for packet in packets {
+            // SAFETY: the caller holds the packet, and no other thread writes to it.
+            let bytes = unsafe { packet.bytes() };
+            self.counters.packets += 1;
+            self.counters.bytes += bytes.len() as u64;
+            if sent.len() < MOST_FRAMES {
+                sent.push_back(bytes.to_vec());
+            }
+        }
+        // SAFETY: the caller passes on the packets, which are of this pool, and uses them no more.
+        unsafe { self.pool.free(packets) };
+        Ok(packets.len())
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
