@@ -1,12 +1,13 @@
-//! `inlane ntb`: starts jobs of processing elements (PEs) that communicate over PCIe windows, and measures
-//! and checks the windows.
+//! `inlane ntb`: starts jobs of processing elements (PEs) that communicate over PCIe windows or UCX, and measures
+//! and checks both.
 
 mod bench;
 mod check;
 mod info;
+mod info_ucx;
 mod sizes;
 
-pub use info::BridgeInfo;
+pub use info::TransportInfo;
 
 use crate::values::count;
 use anyhow::Context;
@@ -33,7 +34,7 @@ Faults (P is a probability from 0 to 1):
                 notify, quiet or sleep
   seed=N        seed of the random choices (1)";
 
-/// Runs OpenSHMEM programs that communicate over PCIe windows; measures and checks the windows
+/// Runs OpenSHMEM programs that communicate over PCIe windows or UCX; measures and checks both
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -41,6 +42,7 @@ Examples:
   inlane ntb run -n 2 --faults delay=20us,reorder,torn ./program
                                           the same with a faulty link
   inlane ntb info                         the back-end, its capabilities and thresholds
+  inlane ntb info --transport ucx         which of UCX's transports are taken, and why
   inlane ntb bench --svg figure.svg       bandwidth against size by completion mode
   inlane ntb bench --ucx $(which ucx_perftest)
                                           beside UCX's shared-memory put
@@ -63,6 +65,8 @@ enum NtbCommand {
     Check(check::Check),
     #[command(hide = true)]
     BenchPe(bench::BenchPe),
+    #[command(hide = true)]
+    InfoPe(info_ucx::InfoPe),
 }
 
 /// Starts a program as several PEs that access each other's symmetric memory
@@ -122,6 +126,7 @@ impl Ntb {
             NtbCommand::Bench(bench) => bench.run(),
             NtbCommand::Check(check) => check.run(),
             NtbCommand::BenchPe(pe) => pe.run(),
+            NtbCommand::InfoPe(pe) => pe.run(),
         }
     }
 }

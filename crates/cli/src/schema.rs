@@ -1,7 +1,7 @@
 //! `inlane report`: prints the JSON schemas of the result documents.
 
 use crate::doctor::Check;
-use crate::ntb::BridgeInfo;
+use crate::ntb::TransportInfo;
 use crate::nvme::{DiscoveredSubsystem, NvmeTransfer};
 use crate::topo::Topology;
 use clap::{Args, ValueEnum};
@@ -66,7 +66,7 @@ impl Schema {
             Schema::Transfers => schema::<TransferResult>(),
             Schema::Paths => schema::<ListedPath>(),
             Schema::Windows => schema::<WindowResult>(),
-            Schema::Bridges => schema::<BridgeInfo>(),
+            Schema::Bridges => schema::<TransportInfo>(),
             Schema::NvmeTarget => schema::<TargetResult>(),
             Schema::NvmeBench => schema::<IoResult>(),
             Schema::NvmeTransfer => schema::<NvmeTransfer>(),

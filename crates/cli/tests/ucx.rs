@@ -5,6 +5,7 @@ mod support;
 
 use inlane_pgas::transport::ucx::Ucx;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 const INLANE: &str = env!("CARGO_BIN_EXE_inlane");
@@ -58,6 +59,7 @@ fn wrong_settings_are_refused() {
         (&[], &[("INLANE_NTB_TRANSPORT", "smoke")][..], 2, "INLANE_NTB_TRANSPORT=smoke"),
         (&["--transport", "ucx", "--faults", "torn"], &[], 2, "--faults"),
         (&["--transport", "ucx", "--mover", "twin"], &[], 2, "--mover"),
+        (&["--address", "127.0.0.1"], &[], 2, "--address 127.0.0.1"),
         (&["--transport", "ucx", "--address", "192.0.2.1"], &[], 3, "an address of this machine"),
     ] {
         let output = check("2", options, variables);
@@ -119,6 +121,31 @@ impl Machines {
         command.args(["--address", "10.77.0.1", "--", "sh", "-c", &format!("{place}{script}")]);
         command.env("UCX_TLS", "tcp,self").env("INLANE", INLANE).output().unwrap()
     }
+
+    /// Runs a command by Open MPI's mpirun as two PEs, one on each machine. `folder` gets the program by which
+    /// mpirun reaches a machine. Returns `None` if mpirun is missing.
+    fn mpirun(&self, folder: &Path, command: &[&str]) -> Option<Output> {
+        let agent = folder.join("agent");
+        std::fs::write(&agent, "#!/bin/sh\nname=$1; shift; exec ip netns exec $name sh -c \"$*\"\n").unwrap();
+        std::fs::set_permissions(&agent, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let [first, second] = &self.0;
+        let mut mpirun = Command::new("timeout");
+        mpirun.args([
+            "-k",
+            "1",
+            "100",
+            "ip",
+            "netns",
+            "exec",
+            first,
+            "mpirun.openmpi",
+            "--allow-run-as-root",
+        ]);
+        mpirun.args(["--mca", "plm_rsh_agent"]).arg(&agent);
+        mpirun.args(["-np", "2", "--map-by", "node", "-H", &format!("{first},{second}")]);
+        let output = mpirun.args(command).env("UCX_TLS", "tcp,self").env("TMPDIR", folder).output().unwrap();
+        (output.status.code() != Some(127)).then_some(output)
+    }
 }
 
 impl Drop for Machines {
@@ -152,4 +179,75 @@ fn pes_on_two_machines_form_a_job() {
     assert_eq!(output.status.code(), Some(128 + 9), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("PE 3 was killed by signal 9"), "{}", text(&output.stderr));
     assert_eq!(output.status.signal(), None);
+}
+
+#[test]
+fn mpirun_on_two_machines_starts_one_job_over_ucx() {
+    let test = "mpirun_on_two_machines_starts_one_job_over_ucx";
+    if !has_ucx(test) {
+        return;
+    }
+    let Some(machines) = Machines::new(test) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let run = |command: &[&str]| machines.mpirun(folder.path(), command);
+    match run(&["true"]) {
+        Some(output) if output.status.success() => {}
+        Some(output) => {
+            eprintln!("SKIPPED {test}: mpirun does not start 'true': {}", text(&output.stderr));
+            return;
+        }
+        None => {
+            eprintln!("SKIPPED {test}: mpirun is missing; apt-get install openmpi-bin");
+            return;
+        }
+    }
+    // The PEs run on several machines, so UCX is taken unasked.
+    let output = run(&[INLANE, "ntb", "check", "--rounds", "2"]).unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let found = text(&output.stdout);
+    let lines = found.lines().filter(|line| line.starts_with("ntb check: ucx") && line.ends_with(", ok"));
+    assert_eq!(lines.count(), 2, "{found}");
+
+    let bench =
+        [INLANE, "ntb", "bench", "--sizes", "8,64K", "--duration", "1ms", "--repeats", "1", "--json", "-"];
+    let output = run(&bench).unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row = &document["results"][0]["path"];
+    assert_eq!(row["name"], "ucx (tcp)", "{row}");
+    let reason = row["reason"].as_str().unwrap();
+    assert!(reason.contains("the PEs run on several machines"), "{row}");
+}
+
+#[test]
+fn bench_and_info_name_what_ucx_takes() {
+    if !has_ucx("bench_and_info_name_what_ucx_takes") {
+        return;
+    }
+    let json = |arguments: &[&str], methods: &str| {
+        let mut command = Command::new(INLANE);
+        let output = command.args(arguments).args(["--json", "-"]).env("UCX_TLS", methods).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let info = json(&["ntb", "info", "--transport", "ucx"], "tcp,self");
+    let found = &info["results"][0];
+    assert_eq!(found["capabilities"]["methods"], serde_json::json!(["tcp"]), "{found}");
+    assert_eq!(found["variables"], serde_json::json!(["UCX_TLS=tcp,self"]), "{found}");
+    assert_eq!(info["twin"], false);
+    let quick =
+        ["ntb", "bench", "--transport", "ucx", "--sizes", "8,4K", "--duration", "1ms", "--repeats", "1"];
+    for (methods, mapped) in [("tcp,self", false), ("shm,self", true)] {
+        let bench = json(&quick, methods);
+        let rows = bench["results"].as_array().unwrap();
+        let operations: Vec<_> = rows.iter().map(|row| row["operation"].as_str().unwrap()).collect();
+        for operation in ["put", "get", "fetch_add", "one_way", "put_delivered", "exchange", "messages"] {
+            assert!(operations.contains(&operation), "{operation} over {methods}: {operations:?}");
+        }
+        // A plain copy reaches only memory that is mapped.
+        assert_eq!(operations.contains(&"plain_copy"), mapped, "{operations:?}");
+        assert!(rows.iter().all(|row| row["verification"]["altered_bytes"] == 0));
+        let reason = rows[0]["path"]["reason"].as_str().unwrap();
+        assert!(reason.starts_with("over UCX, because"), "{reason}");
+    }
 }

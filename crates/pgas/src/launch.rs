@@ -24,13 +24,15 @@ pub mod leftovers;
 pub mod manager;
 mod member;
 mod mover;
+pub mod network;
 mod session;
 mod supervise;
 pub mod variables;
 
+pub use manager::is_in_job;
 pub use member::Member;
 pub use mover::MoverChoice;
-pub use session::{Session, UcxSession};
+pub use session::{AnySession, Session, UcxSession};
 
 use crate::error::{Error, Result};
 use crate::transport::select::Kind;

@@ -5,9 +5,10 @@ use crate::statics;
 use inlane_ntb::device::Ntb;
 use inlane_ntb::twin::Hub;
 use inlane_pgas::error::{Error, Result};
-use inlane_pgas::launch::{Member, Session, UcxSession, leftovers, variables};
+use inlane_pgas::launch::{AnySession, Member, Session, UcxSession, leftovers, variables};
 use inlane_pgas::transport::bootstrap::{Exchange, JobControl};
 use inlane_pgas::transport::layout::Layout;
+use inlane_pgas::transport::rendezvous::Server;
 use inlane_pgas::transport::select::AnyTransport;
 use inlane_pgas::transport::ucx::Ucx;
 use inlane_pgas::transport::windows::Windows;
@@ -25,7 +26,10 @@ struct Process {
     world: World<AnyTransport>,
     control: Arc<dyn JobControl>,
     member: Option<Arc<Member>>,
+    /// Why the transport was chosen.
+    reason: &'static str,
     _hub: Option<Hub>,
+    _server: Option<Server>,
 }
 
 impl Process {
@@ -107,10 +111,10 @@ pub fn invalid(what: String, why: &str) -> ! {
 
 fn connect() -> Result<Process> {
     let (address, length) = statics::find().unwrap_or((0, 0));
-    if let Some(session) = UcxSession::from_environment()? {
-        return connect_over_ucx(session, address, length);
-    }
-    let session = Session::from_environment(length)?;
+    let session = match AnySession::from_environment(length)? {
+        AnySession::Windows(session) => session,
+        AnySession::Ucx(session) => return connect_over_ucx(session, address, length),
+    };
     let (pe, pes, bytes) = (session.twin.port(), session.twin.ports(), session.bytes);
     if length > 0 {
         let offset = Layout::overhead(pes) + World::<Windows>::statics_offset(pes);
@@ -125,21 +129,32 @@ fn connect() -> Result<Process> {
     }
     let windows = AnyTransport::Windows(Windows::connect(twin.clone(), bytes, settings)?);
     let world = World::new(windows, address, length)?;
-    Ok(Process { id: std::process::id(), world, control: twin, member, _hub: hub })
+    let reason = "all PEs run on this machine";
+    Ok(Process { id: std::process::id(), world, control: twin, member, reason, _hub: hub, _server: None })
 }
 
 /// Joins a job over UCX, with `length` bytes of static objects at `address`.
 fn connect_over_ucx(session: UcxSession, address: usize, length: usize) -> Result<Process> {
-    let UcxSession { client, heap_bytes, settings } = session;
-    let (pe, pes) = (client.me(), client.pes());
-    start_watching(pe, client.clone(), None)?;
+    let UcxSession { client, heap_bytes, settings, server, member, reason } = session;
+    let (pe, pes, member) = (client.me(), client.pes(), member.map(Arc::new));
+    if server.is_none() {
+        start_watching(pe, client.clone(), member.clone())?;
+    }
     let offset = World::<AnyTransport>::statics_offset(pes);
     let statics = (length > 0).then_some(Statics { offset, address, bytes: length });
     let bytes = World::<AnyTransport>::symmetric_bytes(pes, length, heap_bytes);
     // SAFETY: the static objects exist as long as the process.
     let ucx = unsafe { Ucx::connect(client.clone(), bytes, statics, settings)? };
     let world = World::new(AnyTransport::Ucx(ucx), address, length)?;
-    Ok(Process { id: std::process::id(), world, control: client, member: None, _hub: None })
+    Ok(Process {
+        id: std::process::id(),
+        world,
+        control: client,
+        member,
+        reason,
+        _hub: None,
+        _server: server,
+    })
 }
 
 /// Waits until the launcher asks this process to end, or until the launcher has ended. Then ends this
@@ -256,12 +271,13 @@ fn describe() {
 
 /// Describes the path that this PE's puts and gets take to the other PEs, and why it was chosen.
 fn path() -> String {
+    let reason = PROCESS.get().map_or("", |process| process.reason);
     match world().transport() {
-        AnyTransport::Windows(_) => "windows in shared memory, because all PEs run on this machine".into(),
+        AnyTransport::Windows(_) => format!("windows in shared memory, because {reason}"),
         AnyTransport::Ucx(ucx) => {
             let version = Ucx::version().unwrap_or_default();
             let methods = ucx.capabilities().methods.join(", ");
-            format!("UCX {version} ({methods}), because the launcher was asked for it")
+            format!("UCX {version} ({methods}), because {reason}")
         }
     }
 }

@@ -1,16 +1,20 @@
-//! Runs a C program under Open MPI's mpirun and MPICH's mpiexec, and with settings from the environment.
+//! Runs a C program under Open MPI's mpirun, PRRTE's prterun, MPICH's mpiexec and Slurm's srun, over windows and
+//! over UCX, and with settings from the environment.
 
 mod compiling;
 
 use compiling::compile;
+use inlane_pgas::transport::ucx::Ucx;
 use std::path::Path;
 use std::process::{Command, Output};
 
 /// The launchers: the program's name, its options, and its package. The options let the launcher run as root,
 /// and start more processes than there are processors.
-const LAUNCHERS: [(&str, &[&str], &str); 2] = [
+const LAUNCHERS: [(&str, &[&str], &str); 4] = [
     ("mpirun.openmpi", &["--allow-run-as-root", "--oversubscribe"], "openmpi-bin"),
     ("mpiexec.hydra", &[], "mpich"),
+    ("prterun", &["--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE"], "prrte"),
+    ("srun", &["--mpi=pmi2", "--overcommit"], "slurm-wlm"),
 ];
 
 /// Runs a launcher with arguments. A hanging job is killed.
@@ -62,6 +66,38 @@ fn launchers_start_one_job() {
         assert!(output.status.success(), "{launcher}: {}", text(&output));
         assert_eq!(text(&output).matches(" of 2, process ").count(), 2, "{launcher}: {}", text(&output));
     });
+}
+
+#[test]
+fn launchers_start_one_job_over_ucx() {
+    if let Err(error) = Ucx::version() {
+        eprintln!("SKIPPED launchers_start_one_job_over_ucx: {error}");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "launched.c") else { return };
+    let program = program.to_str().unwrap();
+    let over_ucx = [("INLANE_NTB_TRANSPORT", "ucx"), ("SHMEM_DEBUG", "1"), ("SHMEM_SYMMETRIC_SIZE", "4.5M")];
+    with_each_launcher(|launcher, options| {
+        for (pes, how) in [("1", "plain"), ("3", "plain"), ("2", "large")] {
+            let output = launch(launcher, options, &["-n", pes, program, pes, how], &over_ucx).unwrap();
+            let text = text(&output);
+            assert!(output.status.success(), "{launcher} {pes} {how}: {text}");
+            let taken = text.lines().filter(|line| {
+                line.contains(": UCX ") && line.contains("because INLANE_NTB_TRANSPORT asks for it")
+            });
+            assert_eq!(taken.count(), pes.parse::<usize>().unwrap(), "{launcher} {pes}: {text}");
+        }
+        let output = launch(launcher, options, &["-n", "2", program, "2", "global"], &over_ucx).unwrap();
+        assert!(!output.status.success(), "{launcher}: {}", text(&output));
+    });
+    // A program that is started alone is a job of one PE.
+    let output = alone(Path::new(program), &over_ucx);
+    assert!(output.status.success() && text(&output).contains(": UCX "), "{}", text(&output));
+    for (address, why) in [("192.0.2.1", "an address of this machine"), ("here", "give an IP address")] {
+        let output = alone(Path::new(program), &[over_ucx[0], ("INLANE_NTB_ADDRESS", address)]);
+        assert!(!output.status.success() && text(&output).contains(why), "{}", text(&output));
+    }
 }
 
 fn alone(program: &Path, environment: &[(&str, &str)]) -> Output {

@@ -1,6 +1,6 @@
-//! `inlane ntb bench`: two PEs measure the windows between them.
+//! `inlane ntb bench`: two PEs measure the windows or UCX's transports between them.
 
-use super::info::path;
+use super::info::{path, ucx_path};
 use super::sizes::Sizes;
 use crate::exit::NotReady;
 use crate::output::Output;
@@ -16,19 +16,22 @@ use inlane_ntb::discover::bridges;
 use inlane_ntb::ivshmem::Ivshmem;
 use inlane_pci::{Address, Sysfs};
 use inlane_pgas::bench::{
-    LEAST_MOVED, Operation, Part, Plan, Point, Started, Ucx, WindowResult, figure, findings, results,
+    LEAST_MOVED, Measurements, Operation, Part, Plan, Point, Started, Ucx, WindowResult, figure, findings,
+    results,
 };
-use inlane_pgas::launch::{Job, MoverChoice};
+use inlane_pgas::launch::{Job, MoverChoice, is_in_job, variables};
+use inlane_pgas::transport::select::Kind;
 use inlane_report::{Line, Plot, Scale};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Measures windows: put, get, both directions at once, message rate, delivery by completion mode, doorbells,
-/// and a mover
+/// Measures windows or UCX: put, get, atomics, both directions at once, message rate, delivery by completion
+/// mode; over windows also doorbells and a mover
 ///
-/// Runs two PEs of this machine over the twin, a software model of a PCIe bridge. With --ivshmem, run it with
-/// the same options in each of two virtual machines that share the device.
+/// Runs two PEs of this machine over the twin, a software model of a PCIe bridge, or over UCX. As a program of
+/// a job of two PEs, such as one that mpirun started on two machines, it measures between these PEs. With
+/// --ivshmem, run it with the same options in each of two virtual machines that share the device.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -36,7 +39,11 @@ Examples:
   inlane ntb bench --sizes 8..64M,x2 --only puts
                                           put beside a plain copy, every power of two
   inlane ntb bench --mover twin:30G --only mover --json -
-                                          a DMA engine of 30 Gb/s, result as JSON")]
+                                          a DMA engine of 30 Gb/s, result as JSON
+  UCX_TLS=tcp,self inlane ntb bench --transport ucx --ucx $(which ucx_perftest)
+                                          UCX's TCP, beside UCX's own program
+  mpirun -np 2 -H one,two inlane ntb bench --transport ucx
+                                          between two machines")]
 pub struct Bench {
     /// Transfer sizes: 1M, a list 4K,1M, or a range 4K..256M, each size four times the previous one
     /// (4K..256M,x2: two times)
@@ -48,7 +55,11 @@ pub struct Bench {
     /// Repeats of each case, 1 to 1000; the median is shown
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = count::<u32>(1, 1000))]
     repeats: u32,
-    /// Also measure the shared-memory put of this ucx_perftest, in turns with inlane's
+    /// How the PEs communicate: windows, or ucx [default: INLANE_NTB_TRANSPORT, else windows]
+    #[arg(long, value_name = "TRANSPORT", conflicts_with = "ivshmem")]
+    transport: Option<Kind>,
+    /// Also measure the put of this ucx_perftest in turns with inlane's: by shared memory, or over ucx as
+    /// UCX_TLS says. Both of its processes run on this machine
     #[arg(long, value_name = "PROGRAM")]
     ucx: Option<PathBuf>,
     /// Repeats in which ucx_perftest takes part, 1 to 1000; each starts two processes
@@ -162,9 +173,9 @@ impl BenchPe {
     /// If a measurement fails, or the points cannot be written.
     pub fn run(self) -> anyhow::Result<()> {
         let plan: Plan = serde_json::from_str(&self.plan).context("the plan")?;
-        let points = inlane_pgas::bench::pe(&plan, None, || start(&self.mover))?;
-        if !points.is_empty() {
-            std::fs::write(&self.out, serde_json::to_vec(&points)?)
+        let measured = inlane_pgas::bench::pe(&plan, None, || start(&self.mover))?;
+        if !measured.points.is_empty() {
+            std::fs::write(&self.out, serde_json::to_vec(&measured)?)
                 .with_context(|| format!("writing {}", self.out.display()))?;
         }
         Ok(())
@@ -184,49 +195,71 @@ impl Bench {
         if let Some(program) = &self.ucx {
             check_program(program)?;
         }
-        if self.ivshmem.is_none() && self.only != Some(Part::Puts) {
+        let kind = match self.transport {
+            Some(kind) => kind,
+            None => variables::transport()?.unwrap_or_default(),
+        };
+        if self.ivshmem.is_none() && self.only != Some(Part::Puts) && kind == Kind::Windows {
             check_mover(&self.mover)?;
+        }
+        if kind == Kind::Ucx && self.only == Some(Part::Mover) {
+            let why = "UCX has no mover; leave it out, or choose --transport windows";
+            return Err(Error::invalid("--only mover", why).into());
         }
         let plan = Plan {
             sizes: self.sizes.0.clone(),
             batch_us: self.duration.as_micros() as u64,
             repeats: self.repeats,
-            ucx: self.ucx.clone().map(|program| Ucx { program, repeats: self.ucx_repeats }),
+            ucx: self.ucx.clone().map(|program| Ucx {
+                program,
+                repeats: self.ucx_repeats,
+                by_environment: kind == Kind::Ucx,
+            }),
+            transport: self.transport,
             only: self.only,
         };
         let output = Output::open(self.json.as_deref(), self.csv.as_deref(), self.svg.as_deref())?;
         signal::on_signal(|signal, _| signal::end_by(signal)).context("cannot watch for Ctrl-C")?;
         let mut bridge = None;
-        let points = match self.ivshmem {
-            None => self.measure(&plan)?,
+        let measured = match self.ivshmem {
+            None if is_in_job() => {
+                let measured = inlane_pgas::bench::pe(&plan, None, || start(&self.mover))?;
+                if measured.points.is_empty() {
+                    return Ok(());
+                }
+                measured
+            }
+            None => self.measure(&plan, kind)?,
             Some(address) => {
                 let device = Ivshmem::open(address, 2)?;
                 bridge = Some(device.capabilities().clone());
-                let points = inlane_pgas::bench::pe(&plan, Some(Arc::new(device)), || start(&self.mover))?;
-                if points.is_empty() {
+                let measured = inlane_pgas::bench::pe(&plan, Some(Arc::new(device)), || start(&self.mover))?;
+                if measured.points.is_empty() {
                     crate::print_to_stderr("inlane: the other machine has the results");
                     return Ok(());
                 }
-                points
+                measured
             }
         };
-        let mut document = self.document(&points, bridge.as_ref());
+        let points = &measured.points;
+        let mut document = self.document(&measured, bridge.as_ref());
         let text = |out: &mut dyn std::io::Write, document: &Document<WindowResult>| {
             out.write_all(inlane_report::text(document).as_bytes())
         };
         output.write(&mut document, text, |document| {
-            inlane_report::figure(&[plot(&points, document.twin)], &document.source())
+            inlane_report::figure(&[plot(points, document.twin, measured.ucx.is_some())], &document.source())
         })
     }
 
-    fn measure(&self, plan: &Plan) -> anyhow::Result<Vec<Point>> {
+    fn measure(&self, plan: &Plan, transport: Kind) -> anyhow::Result<Measurements> {
         let out = std::env::temp_dir().join(format!("inlane-ntb-bench-{}.json", std::process::id()));
         let arguments = ["ntb", "bench-pe", "--plan", &serde_json::to_string(plan)?, "--out"]
             .into_iter()
             .map(Into::into)
             .chain([out.clone().into_os_string(), "--mover".into(), self.mover.to_string().into()])
             .collect::<Vec<_>>();
-        let job = Job { pes: 2, completion: CompletionMode::Adaptive, bind: false, ..Job::default() };
+        let job =
+            Job { pes: 2, transport, completion: CompletionMode::Adaptive, bind: false, ..Job::default() };
         let this = std::env::current_exe().context("finding this program")?;
         let (status, why) = job.run(&this.into_os_string(), &arguments)?;
         let points = std::fs::read(&out);
@@ -242,12 +275,14 @@ impl Bench {
         Ok(serde_json::from_slice(&points.context("reading the points of the bench's processes")?)?)
     }
 
-    /// Creates the result document. `bridge` is the measured device, or `None` for the twin.
-    fn document(&self, points: &[Point], bridge: Option<&Capabilities>) -> Document<WindowResult> {
+    /// Creates the result document. `bridge` is the measured device, or `None` for the twin or UCX.
+    fn document(&self, measured: &Measurements, bridge: Option<&Capabilities>) -> Document<WindowResult> {
+        let points = &measured.points;
         let mut document = Document::new("ntb bench");
-        document.twin = bridge.is_none_or(|bridge| bridge.is_twin);
+        let windows = measured.ucx.is_none();
+        document.twin = windows && bridge.is_none_or(|bridge| bridge.is_twin);
         document.notes = findings(points);
-        if bridge.is_none_or(|bridge| bridge.is_memory_modelled) {
+        if windows && bridge.is_none_or(|bridge| bridge.is_memory_modelled) {
             document.notes.push(
                 "these figures are a model's: host memory lies behind the windows, so no byte crosses a PCIe link".into(),
             );
@@ -256,20 +291,29 @@ impl Bench {
             "source and destination are the same memory each time, so small sizes stay in caches".into(),
         );
         if points.iter().any(|point| point.operation == Operation::PeerPut) {
-            document.notes.push(
-                "the peer is ucx_perftest -t ucp_put_bw with UCX_TLS=shm,self,tcp on the same two processors"
-                    .into(),
-            );
+            let peer = match windows {
+                true => {
+                    "the peer is ucx_perftest -t ucp_put_bw with UCX_TLS=shm,self,tcp on the same two processors"
+                }
+                false => {
+                    "the peer is ucx_perftest -t ucp_put_bw with the same UCX_ variables on the same two processors"
+                }
+            };
+            document.notes.push(peer.into());
         }
-        document.results = results(points, &path(self.ivshmem, &bridges(&Sysfs::system())));
+        let path = match &measured.ucx {
+            Some(reason) => ucx_path(points.first().map_or("ucx", |point| &point.path), reason),
+            None => path(self.ivshmem, &bridges(&Sysfs::system())),
+        };
+        document.results = results(points, &path);
         document
     }
 }
 
-fn plot(points: &[Point], twin: bool) -> Plot {
+fn plot(points: &[Point], twin: bool, ucx: bool) -> Plot {
     let mut lines = Vec::new();
     for (operation, name) in
-        [(Operation::PutByMover, "by mover"), (Operation::PutDelivered, "stores, delivered")]
+        [(Operation::PutByMover, "by mover"), (Operation::PutDelivered, "put, delivered")]
     {
         for (completion, points) in figure(points, operation) {
             let points =
@@ -277,9 +321,13 @@ fn plot(points: &[Point], twin: bool) -> Plot {
             lines.push(Line { points, ..Line::new(completion, name) });
         }
     }
-    let what = if twin { "twin" } else { "ivshmem" };
+    let what = match (ucx, twin) {
+        (true, _) => "UCX",
+        (false, true) => "twin, a model",
+        (false, false) => "ivshmem, a model",
+    };
     Plot {
-        title: format!("Bandwidth against transfer size by completion mode ({what}, a model)"),
+        title: format!("Bandwidth against transfer size by completion mode ({what})"),
         x: "bytes".into(),
         y: "GB/s".into(),
         x_scale: Scale::Log,

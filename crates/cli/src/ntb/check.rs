@@ -7,7 +7,7 @@ use inlane_core::completion::CompletionMode;
 use inlane_ntb::device::Ntb;
 use inlane_ntb::ivshmem::Ivshmem;
 use inlane_pci::Address;
-use inlane_pgas::launch::{Member, Session, UcxSession};
+use inlane_pgas::launch::{AnySession, Member, UcxSession};
 use inlane_pgas::transport::Transport;
 use inlane_pgas::transport::bootstrap::{Exchange, JobControl};
 use inlane_pgas::transport::layout::Layout;
@@ -54,17 +54,15 @@ impl Check {
     /// The first wrong result, and errors of the bridge.
     pub fn run(self) -> anyhow::Result<()> {
         let heap = 1 << 20;
-        if self.ivshmem.is_none()
-            && let Some(session) = UcxSession::from_environment()?
-        {
-            return self.over_ucx(session, heap);
-        }
         let mut settings = Settings { connect_timeout: Duration::from_secs(60), ..Settings::default() };
         let mut twin = None;
         let ntb: Arc<dyn Ntb> = match self.ivshmem {
             Some(address) => Arc::new(Ivshmem::open(address, self.machines)?),
             None => {
-                let session = Session::from_environment(heap)?;
+                let session = match AnySession::from_environment(heap)? {
+                    AnySession::Ucx(session) => return self.over_ucx(session, heap),
+                    AnySession::Windows(session) => session,
+                };
                 settings = session.settings;
                 let port = Arc::new(session.twin);
                 twin = Some((port.clone(), session.hub, session.member));
@@ -85,7 +83,7 @@ impl Check {
     }
 
     fn over_ucx(&self, session: UcxSession, heap: usize) -> anyhow::Result<()> {
-        let UcxSession { client, mut settings, .. } = session;
+        let UcxSession { client, mut settings, member, .. } = session;
         let pes = client.pes();
         at_least_two(pes)?;
         settings.completion = self.completion.unwrap_or(settings.completion);
@@ -94,6 +92,7 @@ impl Check {
         let ucx = unsafe { Ucx::connect(client.clone(), bytes, None, settings)? };
         self.check(ucx, "ucx")?;
         client.report_finished();
+        member.iter().for_each(Member::finish);
         Ok(())
     }
 
@@ -112,6 +111,7 @@ impl Check {
 
 /// Returns an error for a job of fewer than two PEs.
 fn at_least_two(pes: u32) -> Result<(), inlane_core::Error> {
-    let why = "it needs at least two PEs; start it with: inlane ntb run -n 2 -- inlane ntb check";
+    let why =
+        "it needs at least two PEs; start it with: inlane ntb run -n 2 -- inlane ntb check, or by mpirun";
     if pes < 2 { Err(inlane_core::Error::invalid("ntb check", why)) } else { Ok(()) }
 }

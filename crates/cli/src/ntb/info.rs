@@ -1,6 +1,8 @@
-//! `inlane ntb info`: shows the back-end that jobs would use (the twin or ivshmem), why it was chosen, its
-//! capabilities, and from which sizes the transport pushes gets and uses a mover.
+//! `inlane ntb info`: shows the back-end that jobs over windows would use (the twin or ivshmem), why it was
+//! chosen, its capabilities, and from which sizes the transport pushes gets and uses a mover. For jobs over UCX,
+//! shows what [`ucx`](super::info_ucx) finds.
 
+use super::info_ucx::UcxInfo;
 use crate::output::Output;
 use crate::values::count;
 use clap::Args;
@@ -12,16 +14,21 @@ use inlane_ntb::fault::Faults;
 use inlane_ntb::ivshmem::Ivshmem;
 use inlane_ntb::twin::{Hub, Twin};
 use inlane_pci::{Address, Sysfs};
-use inlane_pgas::launch::{HEAP, MoverChoice};
+use inlane_pgas::launch::{HEAP, MoverChoice, variables};
 use inlane_pgas::transport::layout::Layout;
+use inlane_pgas::transport::select;
 use inlane_pgas::transport::wakeup::BACKSTOP;
 use inlane_pgas::transport::windows::{Settings, Thresholds, Windows};
 use std::sync::Arc;
 
-/// Shows the back-end, why it was chosen, its capabilities, and the sizes at which the transport changes its
-/// method
+/// Shows the back-end or UCX's transports, why they were chosen, their capabilities, and the sizes at which
+/// windows change their method
 #[derive(Args)]
 pub struct Info {
+    /// How the PEs communicate: windows, or ucx. For ucx, two PEs of this machine connect
+    /// [default: INLANE_NTB_TRANSPORT, else windows]
+    #[arg(long, value_name = "TRANSPORT", conflicts_with_all = ["ivshmem", "mover"])]
+    transport: Option<select::Kind>,
     /// Show this ivshmem device, given by its PCI address and bound to vfio-pci [default: the twin, a
     /// software model of a PCIe bridge]
     #[arg(long, value_name = "ADDRESS")]
@@ -36,6 +43,37 @@ pub struct Info {
     /// Write the result as JSON to a file, or to standard output for -
     #[arg(long, value_name = "FILE|-")]
     json: Option<String>,
+}
+
+/// The description of a transport: the bridge of jobs over windows, or what UCX found.
+#[derive(Clone, Debug, serde::Serialize, schemars::JsonSchema)]
+#[serde(untagged)]
+pub enum TransportInfo {
+    /// For windows.
+    Windows(Box<BridgeInfo>),
+    /// For UCX.
+    Ucx(UcxInfo),
+}
+
+impl Row for TransportInfo {
+    fn parameters(&self) -> Vec<Cell> {
+        Vec::new()
+    }
+
+    fn figures(&self) -> Vec<Cell> {
+        Vec::new()
+    }
+
+    fn lines(&self) -> Vec<Cell> {
+        match self {
+            TransportInfo::Windows(bridge) => bridge.lines(),
+            TransportInfo::Ucx(ucx) => ucx.lines(),
+        }
+    }
+
+    fn error(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// The back-end of `inlane ntb`, and the bridges that this machine has.
@@ -66,17 +104,52 @@ pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> Path {
         };
         Some(NotTaken { path: bridge.address.clone(), why: why.into() })
     });
-    let not_taken = not_taken.collect();
+    let ucx = "not requested; PEs on several machines need it: --transport ucx";
+    let not_taken = not_taken.chain([NotTaken { path: "ucx".into(), why: ucx.into() }]).collect();
     Path { name: name.into(), hops: vec!["PE 0".into(), hop.into(), "PE 1".into()], reason, not_taken }
 }
 
+/// Describes how two PEs reach each other over UCX: by `carrier`, and why over UCX.
+pub fn ucx_path(carrier: &str, reason: &str) -> Path {
+    let why = "windows join the PEs of one machine only; for them, choose --transport windows";
+    Path {
+        name: "ucx".into(),
+        hops: vec!["PE 0".into(), carrier.into(), "PE 1".into()],
+        reason: format!("over UCX, because {reason}"),
+        not_taken: vec![NotTaken { path: "windows".into(), why: why.into() }],
+    }
+}
+
 impl Info {
-    /// Prints the back-end that jobs would use, why it was chosen, and its capabilities.
+    /// Prints the back-end or the UCX transports that jobs would use, why, and their capabilities.
     ///
     /// # Errors
-    /// If the bridge cannot be used, or an output cannot be written.
+    /// If the bridge or UCX cannot be used, or an output cannot be written.
     pub fn run(self) -> anyhow::Result<()> {
         let output = Output::open(self.json.as_deref(), None, None)?;
+        let mut document = Document::new("ntb info");
+        document.results = vec![match self.transport {
+            Some(select::Kind::Ucx) => TransportInfo::Ucx(UcxInfo::find("--transport asks for it")?),
+            None if self.ivshmem.is_none()
+                && self.mover.is_none()
+                && variables::transport()? == Some(select::Kind::Ucx) =>
+            {
+                TransportInfo::Ucx(UcxInfo::find("INLANE_NTB_TRANSPORT asks for it")?)
+            }
+            _ => {
+                let bridge = self.bridge()?;
+                document.twin = bridge.capabilities.is_twin;
+                TransportInfo::Windows(Box::new(bridge))
+            }
+        }];
+        let text = |out: &mut dyn std::io::Write, document: &Document<TransportInfo>| {
+            out.write_all(inlane_report::text(document).as_bytes())
+        };
+        output.write(&mut document, text, |_| None)
+    }
+
+    /// Returns the description of the bridge that jobs over windows would use.
+    fn bridge(&self) -> anyhow::Result<BridgeInfo> {
         let bridges = bridges(&Sysfs::system());
         let (capabilities, thresholds) = match self.ivshmem {
             Some(address) => (Ivshmem::open(address, self.machines)?.capabilities().clone(), None),
@@ -85,14 +158,7 @@ impl Info {
                 (capabilities, Some(thresholds))
             }
         };
-        let row = BridgeInfo { path: path(self.ivshmem, &bridges), bridges, capabilities, thresholds };
-        let mut document = Document::new("ntb info");
-        document.twin = row.capabilities.is_twin;
-        document.results = vec![row];
-        let text = |out: &mut dyn std::io::Write, document: &Document<BridgeInfo>| {
-            out.write_all(inlane_report::text(document).as_bytes())
-        };
-        output.write(&mut document, text, |_| None)
+        Ok(BridgeInfo { path: path(self.ivshmem, &bridges), bridges, capabilities, thresholds })
     }
 }
 
@@ -114,15 +180,7 @@ fn twin(mover: Option<&MoverChoice>) -> anyhow::Result<(Capabilities, Thresholds
     })
 }
 
-impl Row for BridgeInfo {
-    fn parameters(&self) -> Vec<Cell> {
-        Vec::new()
-    }
-
-    fn figures(&self) -> Vec<Cell> {
-        Vec::new()
-    }
-
+impl BridgeInfo {
     fn lines(&self) -> Vec<Cell> {
         let capabilities = &self.capabilities;
         let window = &capabilities.window;
@@ -131,7 +189,7 @@ impl Row for BridgeInfo {
             None => never.to_string(),
         };
         let mut cells = vec![
-            Cell::new("back-end", format!("{}: {}", capabilities.name, self.path.reason)),
+            Cell::new("back-end", format!("windows, {}: {}", capabilities.name, self.path.reason)),
             Cell::new(
                 "windows",
                 format!(
@@ -196,9 +254,5 @@ impl Row for BridgeInfo {
             Cell::new("found", format!("{} {kind} ({driver})", bridge.address))
         }));
         cells
-    }
-
-    fn error(&self) -> Option<&str> {
-        None
     }
 }

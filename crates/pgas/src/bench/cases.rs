@@ -1,9 +1,12 @@
-//! Bench cases in which no thread sleeps: puts (compared with a plain copy and with UCX's put), gets by
-//! loads, a word that two PEs pass back and forth, and doorbells.
+//! Bench cases in which no thread sleeps: puts (compared with a plain copy and with UCX's put), gets, fetching
+//! additions, a word that two PEs pass back and forth, and doorbells.
 
+use super::measured::Measured;
 use super::series::{SAMPLES, Series};
-use super::{ANSWER, Bench, NANOSECONDS, Operation, Point, SIGNAL, peer};
+use super::{ANSWER, Bench, COUNTER, NANOSECONDS, Operation, Point, SIGNAL, peer};
 use crate::error::{Error, Lost, Result};
+use crate::transport::Operation as Atomic;
+use crate::transport::windows::Windows;
 use inlane_core::completion::{CompletionMode, Wait, WaitPlan};
 use inlane_ntb::device::{Event, Ntb};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,7 +16,7 @@ use std::time::{Duration, Instant};
 /// The doorbell bit that the bench rings.
 const DOORBELL: u64 = 1 << 40;
 
-impl Bench {
+impl<T: Measured> Bench<T> {
     pub(super) fn putting(&self, count: u64, size: usize) -> Result<()> {
         let at = self.inbox.as_ptr() as usize;
         for _ in 0..count {
@@ -81,7 +84,7 @@ impl Bench {
             plain_verified = self.verify(size)?;
         }
         let verified = self.verify(size)?;
-        let mut points = vec![put.point(Operation::Put, "stores", size, CompletionMode::Poll, verified)];
+        let mut points = vec![put.point(Operation::Put, &self.puts_by, size, CompletionMode::Poll, verified)];
         if mapped {
             points.push(plain.point(
                 Operation::PlainCopy,
@@ -91,7 +94,10 @@ impl Bench {
                 plain_verified,
             ));
         }
-        points.extend((!theirs.is_empty()).then(|| peer::point(size as u64, theirs)));
+        points.extend((!theirs.is_empty()).then(|| {
+            let by_environment = self.plan.ucx.as_ref().is_some_and(|ucx| ucx.by_environment);
+            peer::point(size as u64, theirs, by_environment)
+        }));
         Ok(points)
     }
 
@@ -122,7 +128,41 @@ impl Bench {
             self.compare(&into, size)?;
         }
         self.verify(size)?;
-        Ok(vec![series.point(Operation::Get, "loads", size, CompletionMode::Poll, size as u64)])
+        Ok(vec![series.point(Operation::Get, &self.gets_by, size, CompletionMode::Poll, size as u64)])
+    }
+
+    /// Measures fetching additions to a word of PE 1.
+    pub(super) fn fetch_add(&self) -> Result<Vec<Point>> {
+        let mut series = Series::default();
+        // Read the word before the barrier, because PE 0 adds to it from then on.
+        let before = self.world.load(self.words, COUNTER)?;
+        self.world.barrier_all()?;
+        let mut expected = 0;
+        if self.driver {
+            let mut adding = |count| {
+                expected += count;
+                for _ in 0..count {
+                    self.world.fetch(Atomic::Add, self.words, COUNTER, 1, 0, self.other)?;
+                }
+                Ok(())
+            };
+            let count = self.trial(&mut adding)?;
+            for _ in 0..self.plan.repeats {
+                let elapsed = series.timed(|| adding(count))?;
+                series.add(count, 8, elapsed);
+            }
+            for _ in 0..count.min(SAMPLES) {
+                series.sample(8, || adding(1))?;
+            }
+        }
+        let expected = self.agree(expected)?;
+        let found = self.world.load(self.words, COUNTER)?.wrapping_sub(before);
+        if !self.driver && found != expected {
+            let what = format!("{expected} fetching additions");
+            return Err(Error::invalid(what, format!("the word grew by {found}; do not trust this path")));
+        }
+        let verified = if self.driver { 8 * expected } else { 0 };
+        Ok(vec![series.point(Operation::FetchAdd, &self.gets_by, 8, CompletionMode::Poll, verified)])
     }
 
     pub(super) fn both_ways(&self, size: usize) -> Result<Vec<Point>> {
@@ -141,7 +181,7 @@ impl Bench {
             self.world.barrier_all()?;
         }
         let verified = self.verify(size)?;
-        Ok(vec![series.point(Operation::PutBothWays, "stores", size, CompletionMode::Poll, verified)])
+        Ok(vec![series.point(Operation::PutBothWays, &self.puts_by, size, CompletionMode::Poll, verified)])
     }
 
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
@@ -201,7 +241,8 @@ impl Bench {
         // Each side has compared every word that it received, so the words of both sides count as verified.
         let words = |repeats: u64| 8 * 2 * count * repeats;
         let verified = words(u64::from(self.plan.repeats)) + 16 * SAMPLES.min(count);
-        let mut points = vec![puts.point(Operation::OneWay, "stores", 8, CompletionMode::Poll, verified)];
+        let mut points =
+            vec![puts.point(Operation::OneWay, &self.puts_by, 8, CompletionMode::Poll, verified)];
         if theirs.is_some() {
             let verified = words(u64::from(self.plan.repeats));
             points.push(floor.point(
@@ -228,6 +269,9 @@ impl Bench {
             let mut seen = word.load(Ordering::Acquire);
             while seen < value {
                 std::hint::spin_loop();
+                if T::NEEDS_PROGRESS {
+                    self.world.transport().progress();
+                }
                 looks += 1;
                 if looks.is_multiple_of(1 << 24) {
                     // After an unusually long wait, wait in the transport, because it reports an error if the
@@ -248,7 +292,9 @@ impl Bench {
         }
         Ok(())
     }
+}
 
+impl Bench<Windows> {
     pub(super) fn doorbell(&self, completion: CompletionMode) -> Result<Vec<Point>> {
         let ntb = self.world.transport().ntb().clone();
         let vector = if ntb.vector_bits(1) & DOORBELL != 0 { 1 } else { 0 };

@@ -6,6 +6,7 @@
 
 mod cases;
 mod figure;
+mod measured;
 pub mod peer;
 mod row;
 mod series;
@@ -15,31 +16,37 @@ pub use figure::{figure, findings, results};
 pub use row::{Delivery, WindowResult};
 
 use crate::error::{Error, Result};
-use crate::launch::{Session, bind, processors};
+use crate::launch::{AnySession, Member, UcxSession, bind, processors};
+use crate::transport::bootstrap::{Exchange, JobControl};
 use crate::transport::layout::Layout;
+use crate::transport::select::Kind;
+use crate::transport::ucx;
 use crate::transport::windows::{Settings, Windows};
 use crate::world::{Symmetric, World};
 use inlane_core::mover::Mover;
 use inlane_core::region::Region;
 use inlane_ntb::device::Ntb;
+use measured::Measured;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use waits::{MODES, Moving};
+use waits::Moving;
 
 /// A measured operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Operation {
-    /// Puts by CPU stores, one after another. Each batch ends with a quiet, which waits for their completion.
+    /// Puts, one after another. Each batch ends with a quiet, which waits for their completion.
     Put,
     /// An ordinary copy between the same memories as a put, for comparison.
     PlainCopy,
     /// One put at a time. Each ends when the peer's answer says that the bytes have arrived.
     PutDelivered,
-    /// A get by CPU loads through the window.
+    /// One get at a time.
     Get,
+    /// One fetching addition at a time, of 1 to a word of 8 bytes.
+    FetchAdd,
     /// A get that asks the owner of the bytes to put them into this PE's memory.
     GetPushed,
     /// Puts by both PEs at the same time. Each batch ends with a quiet.
@@ -71,6 +78,7 @@ impl Operation {
             Operation::PlainCopy => "plain copy",
             Operation::PutDelivered => "put, delivered",
             Operation::Get => "get",
+            Operation::FetchAdd => "fetching add",
             Operation::GetPushed => "get by push",
             Operation::PutBothWays => "put both ways, issued",
             Operation::Exchange => "put both ways, delivered",
@@ -94,8 +102,10 @@ pub struct Plan {
     pub batch_us: u64,
     /// Number of batches of each case. Results show their median.
     pub repeats: u32,
-    /// The settings of ucx_perftest, whose puts are measured in turn with inlane's. `None` leaves them out.
+    /// The settings of ucx_perftest, which is measured in turn with inlane's puts. `None` leaves it out.
     pub ucx: Option<Ucx>,
+    /// The transport to measure. `None` leaves the choice to the environment.
+    pub transport: Option<Kind>,
     /// The only part to measure. `None` measures all parts.
     pub only: Option<Part>,
 }
@@ -120,6 +130,9 @@ pub struct Ucx {
     pub program: PathBuf,
     /// Number of repeats in which ucx_perftest is measured. Each repeat starts two processes.
     pub repeats: u32,
+    /// If true, ucx_perftest uses the transports of UCX that the environment names, as a job over UCX does.
+    /// If false, it uses shared memory.
+    pub by_environment: bool,
 }
 
 /// A mover that was started for the bench, and a function that makes host memory reachable for the mover.
@@ -162,8 +175,17 @@ pub struct Point {
     pub verified_bytes: u64,
 }
 
+/// What one PE of the bench has measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Measurements {
+    /// The points at PE 0, and an empty list at PE 1.
+    pub points: Vec<Point>,
+    /// Why the PEs communicate over UCX. `None` if they communicate over windows.
+    pub ucx: Option<String>,
+}
+
 /// Takes part in the bench as one PE. Uses `bridge` if given, else the job that the environment describes.
-/// `start` starts the mover at PE 0. Returns the points at PE 0, and an empty list at PE 1.
+/// `start` starts the mover at PE 0. A job over UCX has no mover.
 ///
 /// # Errors
 /// Errors of the session and the transport; [`Error::Invalid`] unless there are two PEs, and if bytes arrive
@@ -172,7 +194,7 @@ pub fn pe(
     plan: &Plan,
     bridge: Option<Arc<dyn Ntb>>,
     start: impl FnOnce() -> Result<Started>,
-) -> Result<Vec<Point>> {
+) -> Result<Measurements> {
     // Give each measuring thread a processor of its own. Run service threads and the mover's thread on others
     // if there are any. Bind the mover to one processor, because a thread that changes processors loses its
     // cache.
@@ -185,21 +207,18 @@ pub fn pe(
         Some(ntb) => {
             (ntb, Settings { connect_timeout: Duration::from_secs(60), ..Settings::default() }, None)
         }
-        None => {
-            let session = Session::from_environment(heap)?;
-            let twin = Arc::new(session.twin);
-            (twin.clone(), session.settings, Some(twin))
-        }
+        None => match AnySession::over(plan.transport, heap)? {
+            AnySession::Ucx(session) => return over_ucx(plan, session, heap, &processors),
+            AnySession::Windows(session) => {
+                let twin = Arc::new(session.twin);
+                (twin.clone(), session.settings, Some((twin, session.member)))
+            }
+        },
     };
     let bytes = Layout::overhead(2) + World::<Windows>::symmetric_bytes(2, 0, heap);
     let (yields, own) = (settings.yields, ntb.port() as usize);
     let windows = Windows::connect(ntb, bytes, settings)?;
-    if yields {
-        return Err(Error::invalid(
-            "the bench",
-            "it needs a processor for each of its two PEs; run it on a machine with more",
-        ));
-    }
+    needs_processors(yields)?;
     if let Some(engine) = engines.get(own % engines.len().max(1)) {
         bind(&[*engine]);
     }
@@ -208,14 +227,44 @@ pub fn pe(
     if let Some(own) = processors.get(own) {
         bind(&[*own]);
     }
-    let mut bench = Bench::new(World::new(windows, 0, 0)?, plan.clone(), largest)?;
-    bench.pair = processors[..2.min(processors.len())].to_vec();
-    let points = bench.run(mover)?;
+    let bench = Bench::new(World::new(windows, 0, 0)?, plan.clone(), largest, &processors)?;
+    let mut points = bench.run()?;
+    points.extend(bench.moved(mover)?);
     bench.world.leave()?;
-    if let Some(twin) = &twin {
+    if let Some((twin, member)) = &twin {
         twin.report_finished();
+        member.iter().for_each(Member::finish);
     }
-    Ok(points)
+    Ok(Measurements { points: if bench.driver { points } else { Vec::new() }, ucx: None })
+}
+
+/// Returns an error if the PEs of the bench share a processor.
+fn needs_processors(yields: bool) -> Result<()> {
+    let why = "it needs a processor for each of its two PEs; run it on a machine with more";
+    if yields { Err(Error::invalid("the bench", why)) } else { Ok(()) }
+}
+
+/// Takes part in the bench as one PE of a job over UCX.
+fn over_ucx(plan: &Plan, session: UcxSession, heap: usize, processors: &[usize]) -> Result<Measurements> {
+    if plan.only == Some(Part::Mover) {
+        return Err(Error::invalid("--only mover", "UCX has no mover; leave it out, or measure windows"));
+    }
+    let UcxSession { client, settings, member, reason, .. } = session;
+    let (yields, largest) = (settings.yields, (heap - (1 << 20)) / 2);
+    let bytes = World::<ucx::Ucx>::symmetric_bytes(client.pes(), 0, heap);
+    // SAFETY: the call gets no static objects (`None`), so there is no memory that must stay mapped.
+    let ucx = unsafe { ucx::Ucx::connect(client.clone(), bytes, None, settings)? };
+    needs_processors(yields)?;
+    if let Some(own) = processors.get(client.me() as usize) {
+        bind(&[*own]);
+    }
+    let bench = Bench::new(World::new(ucx, 0, 0)?, plan.clone(), largest, processors)?;
+    let points = bench.run()?;
+    bench.world.leave()?;
+    client.report_finished();
+    member.iter().for_each(Member::finish);
+    let points = if bench.driver { points } else { Vec::new() };
+    Ok(Measurements { points, ucx: Some(reason.into()) })
 }
 
 /// Index in `Bench::words` of the value that `agree` sends. The indices are 16 words apart, so no two of
@@ -229,11 +278,13 @@ const ANSWER: usize = 32;
 const NANOSECONDS: usize = 48;
 /// Index of the word that carries the result of PE 1's comparison of bytes: 1 if they are wrong.
 const WRONG: usize = 64;
+/// Index of the word to which PE 0's fetching additions add.
+const COUNTER: usize = 96;
 /// Index of the word by which PE 0 signals PE 1 that a batch of pushed gets has ended.
 const DONE: usize = 80;
 
-struct Bench {
-    world: World<Windows>,
+struct Bench<T: Measured> {
+    world: World<T>,
     plan: Plan,
     source: Vec<u8>,
     inbox: Symmetric<u8>,
@@ -242,10 +293,13 @@ struct Bench {
     other: u32,
     /// The processors of the two PEs' measuring threads. ucx_perftest's two processes run on them too.
     pair: Vec<usize>,
+    /// What carries the bytes of puts and of gets.
+    puts_by: String,
+    gets_by: String,
 }
 
-impl Bench {
-    fn new(world: World<Windows>, plan: Plan, largest: usize) -> Result<Self> {
+impl<T: Measured> Bench<T> {
+    fn new(world: World<T>, plan: Plan, largest: usize, processors: &[usize]) -> Result<Self> {
         if world.pes() != 2 {
             return Err(Error::invalid(
                 format!("a bench of {} PEs", world.pes()),
@@ -256,18 +310,22 @@ impl Bench {
         let inbox = world.array(largest)?;
         let words = world.array(128)?;
         let (driver, other) = (world.me() == 0, 1 - world.me());
-        Ok(Self { world, plan, source, inbox, words, driver, other, pair: Vec::new() })
+        // UCX tells the carriers only of PEs that it has reached.
+        world.barrier_all()?;
+        let [puts_by, gets_by] = world.transport().carriers(other);
+        let pair = processors[..2.min(processors.len())].to_vec();
+        Ok(Self { world, plan, source, inbox, words, driver, other, pair, puts_by, gets_by })
     }
 
-    fn run(&self, mover: Option<Started>) -> Result<Vec<Point>> {
+    /// Measures all cases but those of a mover.
+    fn run(&self) -> Result<Vec<Point>> {
         let mut points = Vec::new();
         let all = self.plan.only.is_none();
         if all {
             points.extend(self.one_way()?);
             points.extend(self.idle()?);
-            for completion in MODES {
-                points.extend(self.doorbell(completion)?);
-            }
+            points.extend(self.fetch_add()?);
+            points.extend(T::own_cases(self)?);
         }
         for &size in &self.plan.sizes {
             let size = size as usize;
@@ -276,7 +334,7 @@ impl Bench {
             }
             if all {
                 points.extend(self.get(size)?);
-                points.extend(self.pushed(size)?);
+                points.extend(T::own_transfers(self, size)?);
                 points.extend(self.both_ways(size)?);
                 points.extend(self.exchanged(size)?);
                 points.extend(self.delivered(size)?);
@@ -286,6 +344,14 @@ impl Bench {
                 }
             }
         }
+        Ok(points)
+    }
+}
+
+impl Bench<Windows> {
+    /// Measures the cases of PE 0's mover.
+    fn moved(&self, mover: Option<Started>) -> Result<Vec<Point>> {
+        let mut points = Vec::new();
         // A mover reaches only windows that the processor can use as memory. Both sides have the same kind of
         // window, so both come to the same result here.
         let reached = self.world.direct(self.words.as_ptr() as usize, self.other).is_some();
@@ -301,7 +367,7 @@ impl Bench {
                 points.extend(self.by_mover(&mut moving, size as usize)?);
             }
         }
-        Ok(if self.driver { points } else { Vec::new() })
+        Ok(points)
     }
 
     /// Returns the mover with the memory that it copies between: a new source that holds the pattern, and the
@@ -317,7 +383,9 @@ impl Bench {
         let destination = transport.window(self.other)?.region().slice(at, length)?;
         Ok(Moving { mover, source: reach(source)?, destination: reach(destination)? })
     }
+}
 
+impl<T: Measured> Bench<T> {
     /// Sends PE 0's `value` to PE 1. Returns that value at both PEs.
     fn agree(&self, value: u64) -> Result<u64> {
         if self.driver {

@@ -4,7 +4,6 @@
 use super::{Operation, Point, Ucx};
 use crate::error::{Error, Result};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
@@ -19,9 +18,12 @@ impl Drop for Server {
     }
 }
 
-fn command(program: &Path, port: u16, processor: Option<usize>) -> Command {
-    let mut command = Command::new(program);
-    command.args(["-p", &port.to_string()]).env("UCX_TLS", "shm,self,tcp").env("UCX_NET_DEVICES", "lo");
+fn command(ucx: &Ucx, port: u16, processor: Option<usize>) -> Command {
+    let mut command = Command::new(&ucx.program);
+    command.args(["-p", &port.to_string()]);
+    if !ucx.by_environment {
+        command.env("UCX_TLS", "shm,self,tcp").env("UCX_NET_DEVICES", "lo");
+    }
     command.env("UCX_LOG_LEVEL", "error").stderr(Stdio::null()).stdin(Stdio::null());
     if let Some(processor) = processor {
         // SAFETY: between fork and exec, this closure only makes system calls on local values.
@@ -66,12 +68,12 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
     for _ in 0..3 {
         let port =
             20_000 + (std::process::id() as u16 % 60) * 200 + RUNS.fetch_add(1, Ordering::Relaxed) % 200;
-        let mut server = Server(start(command(program, port, pair.get(1).copied()).stdout(Stdio::null()))?);
+        let mut server = Server(start(command(ucx, port, pair.get(1).copied()).stdout(Stdio::null()))?);
         // Start the client again after a pause until it connects, because the server needs time before it
         // listens. The server serves only one client, so stop once the server has ended.
         for attempt in 0..60 {
             std::thread::sleep(Duration::from_millis(10 + attempt * 4));
-            let mut client = command(program, port, pair.first().copied());
+            let mut client = command(ucx, port, pair.first().copied());
             client.args(["127.0.0.1", "-t", "ucp_put_bw", "-f", "-v", "-s", &size.to_string()]);
             client.args(["-n", &count.to_string(), "-w", &(count / 10 + 1).to_string()]);
             let result = client.output().map_err(|error| Error::starting(program.as_os_str(), error))?;
@@ -92,10 +94,10 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
 
 /// Converts the bandwidths that ucx_perftest reported to a `Point`. `rates` has one value for each repeat, in
 /// bytes per second.
-pub(super) fn point(size: u64, rates: Vec<f64>) -> Point {
+pub(super) fn point(size: u64, rates: Vec<f64>, by_environment: bool) -> Point {
     Point {
         operation: Operation::PeerPut,
-        path: "ucx shm".into(),
+        path: if by_environment { "ucx_perftest" } else { "ucx shm" }.into(),
         size_bytes: size,
         completion: "poll".into(),
         latency_ns: Vec::new(),

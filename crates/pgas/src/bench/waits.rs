@@ -3,11 +3,11 @@
 //!
 //! The modes take turns within a repeat, so that other load on the machine affects all of them.
 
+use super::measured::Measured;
 use super::series::{SAMPLES, Series};
 use super::{ANSWER, Bench, DONE, Operation, Point, SIGNAL};
 use crate::error::Result;
-use crate::transport::wait::{FailureScope, WaitOptions};
-use crate::transport::wakeup::Interest;
+use crate::transport::windows::Windows;
 use inlane_core::clock::thread_cpu_ns;
 use inlane_core::completion::CompletionMode;
 use inlane_core::mover::Mover;
@@ -24,7 +24,7 @@ const SERIES: u64 = 64;
 /// How long PE 1 waits while nothing arrives, to measure the processor time of waiting.
 const IDLE: Duration = Duration::from_millis(250);
 
-impl Bench {
+impl<T: Measured> Bench<T> {
     /// Blocks until word `index` of this PE is at least `value`. The peer stores the word after it has put
     /// `size` bytes. Returns an error after 30 s.
     pub(super) fn await_word(
@@ -36,16 +36,8 @@ impl Bench {
     ) -> Result<()> {
         let word = self.word(index);
         let offset = self.world.offset_of(word.as_ptr() as usize, 8)?;
-        let options = WaitOptions {
-            mode: completion,
-            bytes: size as u64,
-            interest: Interest::Word(offset),
-            timeout: Some(Duration::from_secs(30)),
-            what: "a put",
-        };
-        self.world
-            .transport()
-            .wait_with(options, FailureScope::Peer(self.other), || word.load(Ordering::Acquire) >= value)
+        let done = || word.load(Ordering::Acquire) >= value;
+        self.world.transport().wait_in_mode(completion, self.other, offset, size as u64, done)
     }
 
     /// Puts `size` bytes at the peer, then puts `value` into the peer's word `index`.
@@ -105,7 +97,7 @@ impl Bench {
 
     /// Measures delivered puts: PE 0 puts one at a time, and PE 1 answers each before the next.
     pub(super) fn delivered(&self, size: usize) -> Result<Vec<Point>> {
-        self.in_turn(Operation::PutDelivered, "stores", size, 1, |mode, base, count| {
+        self.in_turn(Operation::PutDelivered, &self.puts_by, size, 1, |mode, base, count| {
             for value in base + 1..=base + count {
                 if self.driver {
                     self.put_and_signal(size, SIGNAL, value)?;
@@ -121,7 +113,7 @@ impl Bench {
 
     /// Measures exchanges: both PEs put, then each waits for the other PE's put.
     pub(super) fn exchanged(&self, size: usize) -> Result<Vec<Point>> {
-        self.in_turn(Operation::Exchange, "stores", size, 2, |mode, base, count| {
+        self.in_turn(Operation::Exchange, &self.puts_by, size, 2, |mode, base, count| {
             for value in base + 1..=base + count {
                 self.put_and_signal(size, SIGNAL, value)?;
                 self.await_word(SIGNAL, value, size, mode)?;
@@ -133,7 +125,7 @@ impl Bench {
     /// Measures series of messages. A message is a put followed by the put of a word. PE 1 answers only the
     /// last message of a series.
     pub(super) fn messages(&self, size: usize) -> Result<Vec<Point>> {
-        self.in_turn(Operation::Messages, "stores", size, SERIES, |mode, base, count| {
+        self.in_turn(Operation::Messages, &self.puts_by, size, SERIES, |mode, base, count| {
             for series_number in base + 1..=base + count {
                 let last = series_number * SERIES;
                 if self.driver {
@@ -149,6 +141,34 @@ impl Bench {
         })
     }
 
+    /// Measures the processor time of a wait while nothing arrives. PE 1 waits. PE 0 sleeps and then ends PE
+    /// 1's wait.
+    pub(super) fn idle(&self) -> Result<Vec<Point>> {
+        let mut points = Vec::new();
+        self.reset_words()?;
+        for (round, mode) in (1u64..).zip(MODES) {
+            self.world.barrier_all()?;
+            if self.driver {
+                std::thread::sleep(IDLE);
+                self.world.put(self.words, SIGNAL, &[round], self.other)?;
+            } else {
+                let (start, cpu) = (Instant::now(), thread_cpu_ns());
+                self.await_word(SIGNAL, round, 0, mode)?;
+                let share = (thread_cpu_ns() - cpu) * 1_000_000 / start.elapsed().as_nanos().max(1) as u64;
+                self.world.put(self.words, ANSWER, &[share + 1], 0)?;
+            }
+            self.world.barrier_all()?;
+            if self.driver {
+                let share = (self.word(ANSWER).load(Ordering::Acquire) - 1) as f64 / 1e6;
+                let point = Series::default().point(Operation::Idle, "no transfer", 0, mode, 0);
+                points.push(Point { busy: Some(share), ..point });
+            }
+        }
+        Ok(points)
+    }
+}
+
+impl Bench<Windows> {
     /// Measures pushed gets: PE 0 asks PE 1 to put bytes of its memory into PE 0's. PE 1 serves these gets
     /// while it waits for the end of the batch, in the same completion mode.
     pub(super) fn pushed(&self, size: usize) -> Result<Vec<Point>> {
@@ -241,32 +261,6 @@ impl Bench {
         let point =
             |(series, mode): (Series, _)| series.point(Operation::PutByMover, &name, size, mode, verified);
         Ok(series.into_iter().zip(MODES).map(point).collect())
-    }
-
-    /// Measures the processor time of a wait while nothing arrives. PE 1 waits. PE 0 sleeps and then ends PE
-    /// 1's wait.
-    pub(super) fn idle(&self) -> Result<Vec<Point>> {
-        let mut points = Vec::new();
-        self.reset_words()?;
-        for (round, mode) in (1u64..).zip(MODES) {
-            self.world.barrier_all()?;
-            if self.driver {
-                std::thread::sleep(IDLE);
-                self.world.put(self.words, SIGNAL, &[round], self.other)?;
-            } else {
-                let (start, cpu) = (Instant::now(), thread_cpu_ns());
-                self.await_word(SIGNAL, round, 0, mode)?;
-                let share = (thread_cpu_ns() - cpu) * 1_000_000 / start.elapsed().as_nanos().max(1) as u64;
-                self.world.put(self.words, ANSWER, &[share + 1], 0)?;
-            }
-            self.world.barrier_all()?;
-            if self.driver {
-                let share = (self.word(ANSWER).load(Ordering::Acquire) - 1) as f64 / 1e6;
-                let point = Series::default().point(Operation::Idle, "no transfer", 0, mode, 0);
-                points.push(Point { busy: Some(share), ..point });
-            }
-        }
-        Ok(points)
     }
 }
 

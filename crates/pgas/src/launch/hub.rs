@@ -1,4 +1,4 @@
-//! The launcher's connection to the PEs of a job. If the PEs communicate over windows, it is the hub of a
+//! The connection of the launcher, or of PE 0 without a launcher of inlane, to the PEs of a job. If the PEs communicate over windows, it is the hub of a
 //! twin NTB bridge. If they communicate over UCX, it is a TCP server.
 
 use super::{Job, STATICS};
@@ -8,6 +8,7 @@ use crate::transport::select::Kind;
 use inlane_ntb::twin::{Hub, PortEvent};
 use std::os::fd::OwnedFd;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 /// The environment variable with the address and the token of the launcher's server, for jobs over UCX.
@@ -19,7 +20,7 @@ pub(super) const PE: &str = "INLANE_NTB_PE";
 const UCX_LOG: &str = "UCX_LOG_FILE";
 
 pub(super) enum JobHub {
-    Windows(Hub),
+    Windows(Arc<Hub>),
     Ucx(Server),
 }
 
@@ -27,7 +28,7 @@ impl JobHub {
     /// Creates the hub of a job over windows, or the TCP server of a job over UCX.
     pub fn new(job: &Job) -> Result<Self> {
         match job.transport {
-            Kind::Windows => Ok(Self::Windows(Hub::new(job.pes, job.heap_bytes + STATICS)?)),
+            Kind::Windows => Ok(Self::Windows(Arc::new(Hub::new(job.pes, job.heap_bytes + STATICS)?))),
             Kind::Ucx => {
                 let refuse = |what: &str| {
                     Err(Error::invalid(

@@ -17,6 +17,11 @@ pub trait ProcessManager: Send {
     fn rank(&self) -> u32;
     /// Returns the number of processes.
     fn size(&self) -> u32;
+    /// Returns the number of processes on one of the job's machines, or `None` if the manager does not tell
+    /// it. The number equals [`ProcessManager::size`] only if all processes run on one machine.
+    fn local_size(&self) -> Option<u32> {
+        LOCAL.into_iter().find_map(value)
+    }
     /// Stores a text under a key. Other processes see it after the next [`ProcessManager::fence`]. A key has
     /// at most 60 characters, a text at most 250, and neither has spaces.
     ///
@@ -51,11 +56,28 @@ const ANNOUNCED: [&str; 7] = [
     "PALS_LOCAL_SIZE",
 ];
 
+/// The environment variables in which launchers announce the number of processes on a machine.
+///
+/// Slurm announces a list of all machines such as `2(x3),1`. Its first number equals the number of all
+/// processes only if there is one machine.
+const LOCAL: [&str; 3] = ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"];
+
+/// Returns the number with which an environment variable begins.
+fn value(name: &str) -> Option<u32> {
+    let text = std::env::var(name).ok()?;
+    text.trim().split(['(', ',']).next()?.parse().ok()
+}
+
 /// Returns the name and the value of the first environment variable in which a launcher announces more than
 /// one process. Returns `None` if there is none.
 fn announced() -> Option<(&'static str, u32)> {
-    let value = |name: &str| std::env::var(name).ok()?.trim().parse::<u32>().ok();
     ANNOUNCED.into_iter().find_map(|name| value(name).filter(|size| *size > 1).map(|size| (name, size)))
+}
+
+/// Returns true if inlane's launcher started this process, or if another launcher started more than one.
+pub fn is_in_job() -> bool {
+    let set = |name: &str| std::env::var_os(name).is_some();
+    set("INLANE_NTB_FD") || set(super::hub::MEETING) || announced().is_some()
 }
 
 /// Connects to the process manager that the environment names. Returns `None` if it names none.

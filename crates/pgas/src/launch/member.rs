@@ -1,21 +1,26 @@
-//! A process's part in a job that a process manager started: PE 0 owns the twin's hub, and the others connect
-//! to its socket.
+//! A process's part in a job that a process manager started. Over windows, PE 0 owns the twin's hub, and the
+//! others connect to its socket. Over UCX, PE 0 owns the TCP server at which the PEs meet.
 //!
 //! ```text
-//! PE 0      makes the hub and listens on a socket; gives the manager its card: kernel, socket, heap size
+//! PE 0      makes the hub or the server and listens; gives the manager its card with the socket's name or the
+//!           TCP addresses, and the heap size
 //! all       fence of the manager
-//! PE n      reads the card, connects, sends its number;  PE 0's hub serves the socket as port n
+//! PE n      reads the card, connects, sends its number
 //! ```
 
 use super::STATICS;
+use super::hub::JobHub;
 use super::manager::ProcessManager;
+use super::network::{self, Meetings};
 use crate::error::{Error, Result};
+use crate::transport::rendezvous::{Client, Server};
 use inlane_ntb::twin::{Hub, PortEvent};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 use rustix::net::{RecvFlags, SendFlags, acceptfrom_with, recv, send};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -67,8 +72,8 @@ impl Ends {
 /// This process's membership in a job that a process manager started.
 pub struct Member {
     manager: Mutex<Box<dyn ProcessManager>>,
-    /// At PE 0, the hub, and which PEs have finished or ended. `None` at the other PEs.
-    hub: Option<(Arc<Hub>, Arc<Ends>)>,
+    /// At PE 0, the hub or the server, and which PEs have finished or ended. `None` at the other PEs.
+    hub: Option<(Arc<JobHub>, Arc<Ends>)>,
 }
 
 fn os(what: &str) -> impl Fn(rustix::io::Errno) -> Error + '_ {
@@ -76,13 +81,13 @@ fn os(what: &str) -> impl Fn(rustix::io::Errno) -> Error + '_ {
 }
 
 /// Returns the boot ID of the running kernel.
-fn machine() -> Result<String> {
+pub(super) fn machine() -> Result<String> {
     let path = "/proc/sys/kernel/random/boot_id";
     let text = std::fs::read_to_string(path).map_err(|error| Error::os(format!("reading {path}"), error))?;
     Ok(text.trim().into())
 }
 
-/// Joins the job of all processes that the manager started. `heap_bytes` is the size of the symmetric heap
+/// Joins the job over windows of all processes that the manager started. `heap_bytes` is the size of the symmetric heap
 /// that this process asks for. Returns the membership, the socket to the hub, and PE 0's heap size, which all
 /// PEs use.
 ///
@@ -96,13 +101,11 @@ pub(super) fn join(mut manager: Box<dyn ProcessManager>, heap_bytes: u64) -> Res
         let card = Card { machine: machine()?, socket: name, heap_bytes };
         manager.put(CARD, &card.encode())?;
         let own = hub.admit(0)?;
-        let ends = Arc::new(Ends::default());
-        *ends.lock() = vec![false; size as usize];
-        let (admitting, watching) = (hub.clone(), (hub.clone(), ends.clone()));
+        let admitting = hub.clone();
         std::thread::spawn(move || admit(&admitting, &listener, size));
-        std::thread::spawn(move || watch(&watching.0, &watching.1));
+        let hub = watched(JobHub::Windows(hub), size);
         manager.fence()?;
-        return Ok((Member { manager: Mutex::new(manager), hub: Some((hub, ends)) }, own, heap_bytes));
+        return Ok((Member { manager: Mutex::new(manager), hub: Some(hub) }, own, heap_bytes));
     }
     manager.fence()?;
     let text = manager.get(0, CARD)?;
@@ -127,6 +130,45 @@ pub(super) fn join(mut manager: Box<dyn ProcessManager>, heap_bytes: u64) -> Res
     })?;
     send(&socket, &rank.to_ne_bytes(), SendFlags::NOSIGNAL).map_err(os("the socket to PE 0"))?;
     Ok((Member { manager: Mutex::new(manager), hub: None }, socket, card.heap_bytes))
+}
+
+/// Joins the job over UCX of all processes that the manager started. `heap_bytes` is the size of the symmetric
+/// heap that this process asks for. PE 0's server listens at `address`. If `address` is `None`, it listens at
+/// all addresses of the machine, or at the loopback address if all processes run on this machine. Returns the
+/// membership, the connection to PE 0's server, and PE 0's heap size, which all PEs use.
+///
+/// # Errors
+/// If PE 0 cannot be reached, if there are too many processes, or if the manager or the system refuses.
+pub(super) fn join_over_ucx(
+    mut manager: Box<dyn ProcessManager>,
+    heap_bytes: u64,
+    address: Option<IpAddr>,
+) -> Result<(Member, Client, u64)> {
+    let (rank, size) = (manager.rank(), manager.size());
+    if rank == 0 {
+        let on_one_machine = manager.local_size() == Some(size);
+        let server = Server::new(size, network::listening_address(address, on_one_machine))?;
+        let card = Meetings::of(server.meeting(), heap_bytes)?;
+        manager.put(CARD, &card.to_string())?;
+        let hub = watched(JobHub::Ucx(server), size);
+        manager.fence()?;
+        let client = card.join(0)?;
+        return Ok((Member { manager: Mutex::new(manager), hub: Some(hub) }, client, heap_bytes));
+    }
+    manager.fence()?;
+    let card: Meetings = manager.get(0, CARD)?.parse()?;
+    let client = card.join(rank)?;
+    Ok((Member { manager: Mutex::new(manager), hub: None }, client, card.heap_bytes))
+}
+
+/// Starts a thread that handles the events of the hub or the server. Returns `hub`, and which of the `size` PEs
+/// have finished or ended.
+fn watched(hub: JobHub, size: u32) -> (Arc<JobHub>, Arc<Ends>) {
+    let (hub, ends) = (Arc::new(hub), Arc::new(Ends::default()));
+    *ends.lock() = vec![false; size as usize];
+    let theirs = (hub.clone(), ends.clone());
+    std::thread::spawn(move || watch(&theirs.0, &theirs.1));
+    (hub, ends)
 }
 
 /// Makes a listening socket with a random name in the abstract namespace, which leaves no file behind.
@@ -180,7 +222,7 @@ fn number(socket: &OwnedFd) -> Option<u32> {
 
 /// Handles the hub's events until the hub ends: records which PEs have finished or ended. If a PE asks to end
 /// the job, asks all PEs to end.
-fn watch(hub: &Hub, ends: &Ends) {
+fn watch(hub: &JobHub, ends: &Ends) {
     let Some(events) = hub.events() else { return };
     for (pe, event) in events {
         match event {
@@ -291,5 +333,28 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn the_processes_of_a_manager_meet_at_pe_0() {
+        use crate::transport::bootstrap::{Exchange, JobControl};
+        for address in [None, Some(IpAddr::from([127, 0, 0, 1]))] {
+            let shared = Arc::new((std::sync::Barrier::new(3), Mutex::default()));
+            std::thread::scope(|scope| {
+                for rank in 0..3 {
+                    let manager = Box::new(Threads { rank, shared: shared.clone() });
+                    scope.spawn(move || {
+                        let heap = if rank == 0 { 8192 } else { 1 << 30 };
+                        let (member, client, heap) = join_over_ucx(manager, heap, address).unwrap();
+                        assert_eq!(heap, 8192, "PE 0's heap");
+                        assert_eq!((client.me(), client.pes()), (rank, 3));
+                        let all = client.gather(&rank.to_le_bytes()).unwrap();
+                        assert_eq!(all, [0u32, 1, 2].map(|pe| pe.to_le_bytes().to_vec()));
+                        client.report_finished();
+                        member.finish();
+                    });
+                }
+            });
+        }
     }
 }

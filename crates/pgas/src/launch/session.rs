@@ -1,12 +1,14 @@
 //! Joins the job that the environment describes. The result is this process's membership in the job.
 
 use super::hub::{MEETING, PE};
+use super::manager::ProcessManager;
 use super::member::{self, Member};
 use super::variables::{self, parsed};
-use super::{HEAP, MoverChoice, STATICS, manager};
+use super::{HEAP, MoverChoice, STATICS, manager, network};
 use crate::error::{Error, Result};
 use crate::transport::layout::Layout;
-use crate::transport::rendezvous::{Client, Meeting};
+use crate::transport::rendezvous::{Client, Meeting, Server};
+use crate::transport::select::Kind;
 use crate::transport::ucx;
 use crate::transport::windows::{Settings, Windows};
 use crate::world::World;
@@ -35,28 +37,129 @@ pub struct Session {
     pub member: Option<Member>,
 }
 
-/// A process's membership in a job over UCX: its connection to the launcher, the heap size, and the settings
-/// of the transport.
+/// A process's membership in a job over UCX: its connection to the launcher or to PE 0, the heap size, and the
+/// settings of the transport.
 pub struct UcxSession {
-    /// The connection to the launcher.
+    /// The connection to the launcher, or to PE 0 in a job that a process manager started.
     pub client: Arc<Client>,
     /// Size of the symmetric heap in bytes.
     pub heap_bytes: usize,
     /// The settings of the transport.
     pub settings: ucx::Settings,
+    /// The server, if this process was started alone and is a job of one PE.
+    pub server: Option<Server>,
+    /// The membership in a job that a process manager such as `mpirun` started. Finish it after the last
+    /// communication.
+    pub member: Option<Member>,
+    /// Why the PEs communicate over UCX.
+    pub reason: &'static str,
 }
 
-impl UcxSession {
-    /// Joins the job over UCX that the environment describes. Returns `None` if it describes another kind of
-    /// job.
+/// A process's membership in a job over either transport.
+// A process makes one value, so the size of the larger variant does not matter.
+#[allow(clippy::large_enum_variant)]
+pub enum AnySession {
+    /// Over windows.
+    Windows(Session),
+    /// Over UCX.
+    Ucx(UcxSession),
+}
+
+impl AnySession {
+    /// Joins the job that the environment describes. Without a description, the process is a job of one PE. A
+    /// process manager's job uses the transport that [`variables::TRANSPORT`] names, else windows if all PEs
+    /// run on one machine, else UCX. `additional` is as for [`Session::from_environment`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an invalid variable; errors of [`Client::join`].
-    pub fn from_environment() -> Result<Option<Self>> {
-        let Some(meeting) = variable::<Meeting>(MEETING)? else { return Ok(None) };
+    /// As for [`Session::from_environment`] and [`Client::join`].
+    pub fn from_environment(additional: usize) -> Result<Self> {
+        Self::over(None, additional)
+    }
+
+    /// Joins the job as [`AnySession::from_environment`] does. `asked` is the transport that the program's user
+    /// asks for. It has priority over [`variables::TRANSPORT`].
+    ///
+    /// # Errors
+    /// As for [`AnySession::from_environment`]; [`Error::Invalid`] if inlane's launcher has chosen the other
+    /// transport.
+    pub fn over(asked: Option<Kind>, additional: usize) -> Result<Self> {
+        let refuse = |launched: Kind| match asked {
+            Some(asked) if asked != launched => Err(Error::invalid(
+                format!("--transport {asked}"),
+                format!("the job is over {launched}; give the option to the launcher"),
+            )),
+            _ => Ok(()),
+        };
+        if let Some(meeting) = variable::<Meeting>(MEETING)? {
+            refuse(Kind::Ucx)?;
+            return UcxSession::of_launcher(&meeting).map(Self::Ucx);
+        }
+        if variable::<RawFd>("INLANE_NTB_FD")?.is_some() {
+            refuse(Kind::Windows)?;
+            return Session::join(additional, None).map(Self::Windows);
+        }
+        let manager = manager::connect()?;
+        let spread = manager
+            .as_ref()
+            .is_some_and(|manager| manager.local_size().is_some_and(|here| here < manager.size()));
+        let by_variable = variables::transport()?;
+        match (asked.or(by_variable), spread) {
+            (Some(Kind::Ucx), _) if asked.is_some() => {
+                UcxSession::of_manager(manager, "--transport asks for it").map(Self::Ucx)
+            }
+            (Some(Kind::Ucx), _) => UcxSession::of_manager(manager, ASKED).map(Self::Ucx),
+            (None, true) => UcxSession::of_manager(manager, SEVERAL).map(Self::Ucx),
+            (Some(Kind::Windows), _) | (None, false) => Session::join(additional, manager).map(Self::Windows),
+        }
+    }
+}
+
+/// Why the PEs communicate over UCX: the user asked for it by the environment.
+const ASKED: &str = "INLANE_NTB_TRANSPORT asks for it";
+/// Why the PEs communicate over UCX: windows do not reach other machines.
+const SEVERAL: &str = "the PEs run on several machines";
+
+impl UcxSession {
+    /// Joins the job of inlane's launcher, whose server is at `meeting`.
+    fn of_launcher(meeting: &Meeting) -> Result<Self> {
         let Some(pe) = variable::<u32>(PE)? else {
             return Err(Error::invalid(MEETING, format!("{PE} is missing; pass both to each PE")));
         };
+        let settings = Self::settings(false)?;
+        Ok(Self {
+            client: Arc::new(Client::join(meeting, pe)?),
+            heap_bytes: heap_bytes()? as usize,
+            settings,
+            server: None,
+            member: None,
+            reason: "the launcher was asked for it",
+        })
+    }
+
+    /// Joins the job of all processes that the manager started. Without a manager, the process is a job of one
+    /// PE.
+    fn of_manager(manager: Option<Box<dyn ProcessManager>>, reason: &'static str) -> Result<Self> {
+        let local = manager.as_ref().map(|manager| manager.local_size().unwrap_or(manager.size()));
+        // Assume that a process manager has distributed its PEs over all processors of the machine.
+        let settings = Self::settings(local.is_some_and(|pes| pes as usize > online_processors()))?;
+        let (heap_bytes, address) = (heap_bytes()?, variables::address()?);
+        let (client, heap_bytes, server, member) = match manager {
+            Some(manager) => {
+                let (member, client, heap_bytes) = member::join_over_ucx(manager, heap_bytes, address)?;
+                (client, heap_bytes, None, Some(member))
+            }
+            None => {
+                let server = Server::new(1, network::listening_address(address, true))?;
+                (Client::join(server.meeting(), 0)?, heap_bytes, Some(server), None)
+            }
+        };
+        let heap_bytes = heap_bytes as usize;
+        Ok(Self { client: Arc::new(client), heap_bytes, settings, server, member, reason })
+    }
+
+    /// Returns the settings of the transport from the environment. `crowded` is true if there are more PEs
+    /// than processors.
+    fn settings(crowded: bool) -> Result<ucx::Settings> {
         // Look for UCX first, because its absence is the most frequent error.
         ucx::Ucx::version()?;
         let (_, request_timeout) = variables::timeouts()?;
@@ -64,10 +167,9 @@ impl UcxSession {
             completion: variable::<CompletionMode>("INLANE_NTB_COMPLETION")?
                 .unwrap_or(CompletionMode::Adaptive),
             request_timeout,
-            yields: variable::<u8>("INLANE_NTB_YIELD")?.unwrap_or(0) != 0,
+            yields: variable::<u8>("INLANE_NTB_YIELD")?.map_or(crowded, |yields| yields != 0),
         };
-        let heap_bytes = heap_bytes()? as usize;
-        Ok(Some(Self { client: Arc::new(Client::join(&meeting, pe)?), heap_bytes, settings }))
+        Ok(settings)
     }
 }
 
@@ -88,13 +190,18 @@ where
 }
 
 impl Session {
-    /// Joins the job that the environment describes. Without a description, the process is a job of one PE.
-    /// `additional` is the number of symmetric bytes that the caller needs beside the heap, such as the size of
-    /// the program's static objects.
+    /// Joins the job over windows that the environment describes. Without a description, the process is a job
+    /// of one PE. `additional` is the number of symmetric bytes that the caller needs beside the heap, such as
+    /// the size of the program's static objects.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an invalid variable; errors of [`Twin::attach`].
     pub fn from_environment(additional: usize) -> Result<Self> {
+        let launched = variable::<RawFd>("INLANE_NTB_FD")?.is_some();
+        Self::join(additional, if launched { None } else { manager::connect()? })
+    }
+
+    fn join(additional: usize, manager: Option<Box<dyn ProcessManager>>) -> Result<Self> {
         let faults = variable::<Faults>("INLANE_NTB_FAULTS")?.unwrap_or_default();
         let heap_bytes = heap_bytes()?;
         let (connect_timeout, request_timeout) = variables::timeouts()?;
@@ -103,7 +210,7 @@ impl Session {
             Some(choice) => Some((choice.start_twin()?, mover_from)),
             None => None,
         };
-        let Place { socket, heap_bytes, hub, member } = Place::find(heap_bytes)?;
+        let Place { socket, heap_bytes, hub, member } = Place::find(heap_bytes, manager)?;
         let needed = |pes| {
             Layout::overhead(pes) + World::<Windows>::symmetric_bytes(pes, additional, heap_bytes as usize)
         };
@@ -136,14 +243,14 @@ struct Place {
 }
 
 impl Place {
-    /// Connects to the hub of the job in which a launcher or process manager started this process. If neither
-    /// started it, makes a hub for a job of one PE. `heap_bytes` is the size of the symmetric heap that this
-    /// process requests.
-    fn find(heap_bytes: u64) -> Result<Self> {
+    /// Connects to the hub of the job in which inlane's launcher or the process manager `manager` started this
+    /// process. If neither started it, makes a hub for a job of one PE. `heap_bytes` is the size of the symmetric
+    /// heap that this process requests.
+    fn find(heap_bytes: u64, manager: Option<Box<dyn ProcessManager>>) -> Result<Self> {
         if let Some(fd) = variable::<RawFd>("INLANE_NTB_FD")? {
             return Ok(Self { socket: inherited(fd)?, heap_bytes, hub: None, member: None });
         }
-        if let Some(manager) = manager::connect()? {
+        if let Some(manager) = manager {
             let (member, socket, heap_bytes) = member::join(manager, heap_bytes)?;
             return Ok(Self { socket, heap_bytes, hub: None, member: Some(member) });
         }

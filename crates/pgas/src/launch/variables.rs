@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::transport::select::Kind;
+use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -14,8 +15,10 @@ pub const VERSION: &str = "SHMEM_VERSION";
 pub const INFO: &str = "SHMEM_INFO";
 /// Prints which path each PE takes, and why.
 pub const DEBUG: &str = "SHMEM_DEBUG";
-/// How the PEs communicate, if the launcher's `--transport` does not say.
+/// How the PEs communicate, if the `--transport` of inlane's launcher does not say.
 pub const TRANSPORT: &str = "INLANE_NTB_TRANSPORT";
+/// Address of PE 0's machine at which PEs meet over UCX, if a process manager started them.
+pub const ADDRESS: &str = "INLANE_NTB_ADDRESS";
 /// How long to wait for the other PEs to start.
 pub const CONNECT_TIMEOUT: &str = "INLANE_SHMEM_CONNECT_TIMEOUT";
 /// How long another PE may take to answer a request.
@@ -27,7 +30,8 @@ SHMEM_SYMMETRIC_SIZE=SIZE          symmetric heap of each PE: a number with K, M
 SHMEM_VERSION=1                    print the library's version at the start
 SHMEM_INFO=1                       print this text at the start
 SHMEM_DEBUG=1                      print the path that each PE takes, and why
-INLANE_NTB_TRANSPORT=NAME          for the launcher: windows, or ucx for PEs on several machines [windows]
+INLANE_NTB_TRANSPORT=NAME          windows, or ucx [windows; ucx if mpirun or srun starts PEs on several machines]
+INLANE_NTB_ADDRESS=ADDRESS         over ucx with mpirun or srun: the address of PE 0's machine at which PEs meet
 INLANE_SHMEM_CONNECT_TIMEOUT=TIME  longest wait for the other PEs to start, such as 30s [no limit]
 INLANE_SHMEM_ANSWER_TIMEOUT=TIME   longest wait for another PE's answer, such as 75s [no limit]";
 
@@ -105,6 +109,14 @@ pub fn heap_bytes() -> Result<Option<u64>> {
 /// [`Error::Invalid`] for a value that is no transport.
 pub fn transport() -> Result<Option<Kind>> {
     parsed(TRANSPORT, "")
+}
+
+/// Returns the address that the user asks for by [`ADDRESS`].
+///
+/// # Errors
+/// [`Error::Invalid`] for a value that is no IP address.
+pub fn address() -> Result<Option<IpAddr>> {
+    parsed(ADDRESS, "; give an IP address without a port, such as 10.0.0.1")
 }
 
 /// Returns the two time limits: for the start of the other PEs, and for answers. `None` means no limit.

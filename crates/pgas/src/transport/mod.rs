@@ -68,17 +68,17 @@ pub struct Statics {
 }
 
 /// What a connected transport can do.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Capabilities {
     /// The transport: `windows` or `ucx`.
-    pub name: &'static str,
+    pub name: String,
     /// How bytes travel to the PEs reached so far, such as `twin`, `tcp` or `sysv`.
     pub methods: Vec<String>,
     /// Number of PEs, this PE included, whose memory plain loads and stores reach.
     pub mapped_pes: u32,
     /// What executes atomic operations, such as the processor of the calling PE. It is the same for all PEs and
     /// all words.
-    pub atomics: &'static str,
+    pub atomics: String,
     /// True if a started put, get or atomic may still be in flight when its function returns.
     pub nonblocking: bool,
 }

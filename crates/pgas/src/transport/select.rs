@@ -7,7 +7,8 @@ use crate::error::{Error, Result};
 use std::str::FromStr;
 
 /// A transport, as users name it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// Memory windows, for PEs on one machine or on virtual machines that share a device.
     #[default]

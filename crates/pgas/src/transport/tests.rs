@@ -1,7 +1,7 @@
 //! Tests with a hostile peer that writes garbage into handshakes, requests, replies and inboxes. Also tests
 //! timeouts, wake-ups and lost links.
 
-use super::layout::{Layout, SLOTS};
+use super::layout::{HEADER_WORDS, Layout, MAGIC, SLOTS};
 use super::record::CONTENTS;
 use super::requests::sequence;
 use super::windows::{Settings, Windows};
@@ -130,7 +130,7 @@ fn too_little_memory_is_refused_at_once() {
 fn hostile_peer(hostile: &Twin) -> (Window, u32) {
     let layout = Layout::new(2, BYTES).unwrap();
     let inbound = hostile.inbound().slice(0, BYTES).unwrap();
-    let header = [super::layout::MAGIC, 2, layout.symmetric_bytes() as u64];
+    let header: [u64; HEADER_WORDS] = [MAGIC, 2, layout.symmetric_bytes() as u64, 0, 4096];
     for (index, word) in header.iter().enumerate() {
         // SAFETY: the header's words lie in this side's own memory.
         unsafe { inbound.as_ptr().cast::<u64>().add(index).write_volatile(*word) };

@@ -136,6 +136,12 @@ impl ProcessManager for Pmix {
         self.size
     }
 
+    fn local_size(&self) -> Option<u32> {
+        let job = Process { rank: WHOLE_JOB, ..self.process.clone() };
+        let value = self.value(&job, "pmix.local.size").ok().filter(|value| value.kind == UINT32)?;
+        Some(value.data[0] as u32)
+    }
+
     fn put(&mut self, key: &str, text: &str) -> Result<()> {
         let zero = |_| failed(key, "the text has a zero byte");
         let (name, text) = (CString::new(key).map_err(zero)?, CString::new(text).map_err(zero)?);

@@ -1,6 +1,7 @@
 //! Connects a PE through UCX: creates UCX's objects, exchanges addresses and keys with the other PEs, and
 //! creates the endpoint to a peer when the PE first accesses it.
 
+use super::card::Card;
 use super::library::{self, Library, OperationParameters, Status};
 use super::{ALIGNMENT, Endpoint, Handles, NOTIFICATION, Peer, Settings, Shared, Ucx};
 use crate::error::{Error, Result};
@@ -11,51 +12,6 @@ use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-
-/// What each PE sends to all PEs when it connects: sizes, addresses and keys.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Card {
-    pub symmetric_bytes: u64,
-    pub statics_bytes: u64,
-    pub memory: u64,
-    pub statics: u64,
-    pub address: Vec<u8>,
-    pub key: Vec<u8>,
-    pub statics_key: Vec<u8>,
-}
-
-impl Card {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        for number in [self.symmetric_bytes, self.statics_bytes, self.memory, self.statics] {
-            bytes.extend(number.to_le_bytes());
-        }
-        for part in [&self.address, &self.key, &self.statics_key] {
-            bytes.extend((part.len() as u32).to_le_bytes());
-            bytes.extend(part);
-        }
-        bytes
-    }
-
-    pub(super) fn decode(mut bytes: &[u8]) -> Option<Self> {
-        let mut number = || {
-            let (number, rest) = bytes.split_first_chunk::<8>()?;
-            bytes = rest;
-            Some(u64::from_le_bytes(*number))
-        };
-        let numbers = [number()?, number()?, number()?, number()?];
-        let mut part = || {
-            let (length, rest) = bytes.split_first_chunk::<4>()?;
-            let (part, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
-            bytes = rest;
-            Some(part.to_vec())
-        };
-        let (address, key, statics_key) = (part()?, part()?, part()?);
-        let [symmetric_bytes, statics_bytes, memory, statics] = numbers;
-        let card = Self { symmetric_bytes, statics_bytes, memory, statics, address, key, statics_key };
-        (bytes.is_empty() && !card.address.is_empty() && !card.key.is_empty()).then_some(card)
-    }
-}
 
 /// UCX's objects during [`Ucx::connect`]. Dropping this value releases them if connecting has failed.
 struct Unfinished {
@@ -83,8 +39,14 @@ impl Unfinished {
         // environment.
         let status = unsafe { (library.init_version)(major, minor, &parameters, null_mut(), &mut context) };
         library.check(status, "starting UCX; `ucx_info -d` shows what it found")?;
-        let handles =
-            Handles { context, worker: null_mut(), memory: null_mut(), statics: None, endpoints: Vec::new() };
+        let handles = Handles {
+            context,
+            worker: null_mut(),
+            memory: null_mut(),
+            statics: None,
+            endpoints: Vec::new(),
+            started: 0,
+        };
         let mut unfinished = Self { library, handles };
         let parameters = library::WorkerParameters {
             fields: library::WORKER_FIELDS,
@@ -243,6 +205,7 @@ impl Ucx {
                 memory: null_mut(),
                 statics: None,
                 endpoints: Vec::new(),
+                started: 0,
             },
         );
         handles.endpoints = vec![None; pes as usize];

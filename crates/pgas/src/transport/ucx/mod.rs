@@ -18,6 +18,7 @@
 //!
 //! A lock serialises all calls of UCX.
 
+pub mod card;
 mod connect;
 mod library;
 mod operations;
@@ -110,6 +111,8 @@ struct Handles {
     memory: MemoryHandle,
     statics: Option<MemoryHandle>,
     endpoints: Vec<Option<Endpoint>>,
+    /// The number of operations that were started. It wraps.
+    started: u32,
 }
 
 /// A connection to a peer, with the keys of its memory.
@@ -253,6 +256,21 @@ impl Ucx {
     /// as `tcp` or `sysv`.
     pub fn methods(&self) -> Vec<String> {
         self.shared.methods()
+    }
+
+    /// Blocks until `done` returns true, in a completion mode of the caller's choice. `limit` is the longest
+    /// time and the name of what is awaited, for the error message.
+    ///
+    /// # Errors
+    /// [`Error::LinkLost`] if a PE has ended, [`Error::Timeout`] after the limit.
+    pub fn wait_with(
+        &self,
+        mode: CompletionMode,
+        peer: u32,
+        limit: (Duration, &'static str),
+        done: impl FnMut() -> bool,
+    ) -> Result<()> {
+        self.shared.wait_in(mode, Some(peer), Some(limit), done)
     }
 
     /// Returns UCX's version.

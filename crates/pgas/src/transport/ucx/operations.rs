@@ -28,6 +28,11 @@ unsafe fn copy(destination: *mut u8, source: *const u8, length: usize) {
     }
 }
 
+/// The number of operations after which an operation also calls UCX's progress function.
+const PROGRESS_EVERY: u32 = 16;
+/// What error messages call an atomic.
+const ATOMIC: &str = "an atomic";
+
 /// Frees the request of a put or get that nobody waits for. UCX calls it when the operation is complete.
 extern "C" fn completed(request: *mut c_void, status: Status, peer: *mut c_void) {
     // SAFETY: the argument is a peer of the transport, which exists longer than UCX's worker.
@@ -93,8 +98,14 @@ impl Shared {
             self.check()?;
             return Err(self.lost(pe));
         }
+        self.record_activity();
         let mut handles = self.handles();
         let endpoint = self.endpoint(&mut handles, pe)?;
+        // Receive the peers' answers now and then, because a long series of operations would fill the buffers.
+        handles.started = handles.started.wrapping_add(1);
+        if handles.started.is_multiple_of(PROGRESS_EVERY) {
+            self.progress_with(&mut handles);
+        }
         let (address, key) = self.remote(peer, &endpoint, place, offset);
         self.in_flight.store(true, Ordering::Relaxed);
         if !peer.direct.load(Ordering::Relaxed).is_null() {
@@ -123,13 +134,17 @@ impl Shared {
         Ok((!base.is_null()).then(|| base.wrapping_add(offset)))
     }
 
+    /// Returns the request that `pointer` stands for, or `None` if the operation is complete.
+    fn started(&self, pointer: RequestPointer, pe: u32, what: &str) -> Result<Option<RequestPointer>> {
+        self.library.request(pointer, what).map_err(|_| self.failed(pe, pointer as isize as Status))
+    }
+
     /// Handles what UCX returned for an operation that was just started. If it is a request and `wait` is
     /// set, waits until the request is complete.
     fn finish(&self, pointer: RequestPointer, pe: u32, wait: bool, what: &'static str) -> Result<()> {
-        match self.library.request(pointer, what) {
-            Ok(Some(request)) if wait => self.complete(request, pe, what),
-            Ok(_) => Ok(()),
-            Err(_) => Err(self.failed(pe, pointer as isize as Status)),
+        match self.started(pointer, pe, what)? {
+            Some(request) if wait => self.complete(request, pe, what),
+            _ => Ok(()),
         }
     }
 
@@ -208,7 +223,11 @@ impl Shared {
     }
 
     /// Starts an atomic. UCX reads `operand` and reads and writes `result` until the operation is complete.
-    /// `result` is null for an operation without a result.
+    /// `result` is null for an operation without a result. Returns the request of an operation that is still in
+    /// flight, or `None` if it is complete.
+    ///
+    /// # Errors
+    /// If the atomic is refused or cannot be started. UCX then does not access the words.
     ///
     /// # Safety
     /// Both pointers are valid for the width of the atomic until the operation is complete.
@@ -219,11 +238,11 @@ impl Shared {
         operand: *mut u64,
         result: *mut c_void,
         callback: Option<(library::SendCallback, *mut c_void)>,
-    ) -> Result<RequestPointer> {
+    ) -> Result<Option<RequestPointer>> {
         let Atomic { operation, offset, width, .. } = *atomic;
         let place = self.place(offset, width)?;
         if !matches!(width, 4 | 8) || !offset.is_multiple_of(width) {
-            return Err(Error::Refused { peer: pe, what: "an atomic" });
+            return Err(Error::Refused { peer: pe, what: ATOMIC });
         }
         // For a compare-and-swap, store the comparand in `operand` and the new value in `result`, because UCX
         // reads them there.
@@ -260,7 +279,7 @@ impl Shared {
         let pointer = unsafe {
             (self.library.atomic)(endpoint.handle, code, operand.cast(), 1, address, key, &parameters)
         };
-        Ok(pointer)
+        self.started(pointer, pe, ATOMIC)
     }
 
     /// Waits until all started operations are complete at their targets.
@@ -296,8 +315,9 @@ impl Shared {
         // SAFETY: both words are freed only after UCX has completed the operation.
         unsafe {
             let result = operands.add(1);
-            let pointer = self.start_atomic(pe, atomic, operands, result.cast(), None)?;
-            self.finish(pointer, pe, true, "an atomic")?;
+            let started = self.start_atomic(pe, atomic, operands, result.cast(), None);
+            let request = started.inspect_err(|_| drop(Box::from_raw(operands.cast::<[u64; 2]>())))?;
+            request.map_or(Ok(()), |request| self.complete(request, pe, ATOMIC))?;
             let before = *result;
             drop(Box::from_raw(operands.cast::<[u64; 2]>()));
             Ok(if atomic.width == 4 { before & 0xFFFF_FFFF } else { before })
@@ -357,10 +377,10 @@ impl Transport for Ucx {
         let shared = &*self.shared;
         let mapped = |peer: &Peer| !peer.direct.load(Ordering::Relaxed).is_null();
         Capabilities {
-            name: "ucx",
+            name: "ucx".into(),
             methods: shared.methods(),
             mapped_pes: shared.peers.iter().filter(|peer| mapped(peer)).count() as u32,
-            atomics: "UCX (UCX_ATOMIC_MODE chooses the processor or the network device)",
+            atomics: "UCX (UCX_ATOMIC_MODE chooses the processor or the network device)".into(),
             nonblocking: true,
         }
     }
@@ -406,11 +426,11 @@ impl Transport for Ucx {
                 if with_result { (&raw mut (*operands).result).cast() } else { std::ptr::null_mut() };
             let callback = Some((atomic_completed as library::SendCallback, operands.cast()));
             let operand = &raw mut (*operands).operand;
-            let pointer = shared.start_atomic(pe, &atomic, operand, result, callback)?;
-            if pointer.is_null() {
+            let started = shared.start_atomic(pe, &atomic, operand, result, callback);
+            if !matches!(started, Ok(Some(_))) {
                 drop(Box::from_raw(operands));
             }
-            shared.finish(pointer, pe, false, "an atomic")
+            started.map(drop)
         }
     }
 
@@ -428,11 +448,11 @@ impl Transport for Ucx {
         unsafe {
             let callback = Some((atomic_completed as library::SendCallback, operands.cast()));
             let operand = &raw mut (*operands).operand;
-            let pointer = shared.start_atomic(pe, &atomic, operand, result.cast(), callback)?;
-            if pointer.is_null() {
+            let started = shared.start_atomic(pe, &atomic, operand, result.cast(), callback);
+            if !matches!(started, Ok(Some(_))) {
                 drop(Box::from_raw(operands));
             }
-            shared.finish(pointer, pe, false, "an atomic")
+            started.map(drop)
         }
     }
 
@@ -509,7 +529,7 @@ impl Transport for Ucx {
     }
 
     fn progress(&self) {
-        self.shared.progress_once();
+        let _ = self.shared.progress_once();
     }
 
     fn leave(&self) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Progress and waiting. A waiting thread polls its condition and progresses UCX; after a while it sleeps for
 //! short times, or until UCX has events. The service thread progresses UCX if no thread waits.
 
-use super::library::{BUSY, IN_PROGRESS, OK, RequestPointer};
+use super::library::{BUSY, IN_PROGRESS, OK, RequestPointer, Status};
 use super::{Handles, Shared, Ucx};
 use crate::error::{Error, Lost, Result};
 use inlane_core::completion::{CompletionMode, Wait, WaitPlan};
@@ -11,6 +11,10 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// How often a thread polls a request before it waits as [`Wait`] does.
+const FIRST_POLLS: u32 = 32;
+/// How many rounds of polls after UCX's last event an adaptive wait makes before it sleeps.
+const AWAKE_ROUNDS: u32 = 4;
 /// How long a wait polls before it sleeps. It is about twice the cost of a wake-up.
 const POLL_FOR: Duration = Duration::from_micros(50);
 /// The longest single sleep of a waiting thread. Stores of PEs on this machine raise no event, and the
@@ -30,25 +34,44 @@ impl Shared {
         !self.broken.load(Ordering::Acquire) && unsafe { (self.library.worker_progress)(handles.worker) } != 0
     }
 
-    /// Progresses UCX unless another thread does.
-    pub(super) fn progress_once(&self) {
-        if let Ok(mut handles) = self.handles.try_lock() {
-            self.progress_with(&mut handles);
-        }
+    /// Progresses UCX unless another thread does. Returns true if UCX progressed any communication.
+    pub(super) fn progress_once(&self) -> bool {
+        self.handles.try_lock().is_ok_and(|mut handles| self.progress_with(&mut handles))
+    }
+
+    /// Records that this thread calls UCX, so the service thread need not.
+    pub(super) fn record_activity(&self) {
+        // Count without an atomic addition. If two threads count at once, the counter still changes.
+        self.activity.store(self.activity.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Returns the status of the operation of `request`, which is in progress or complete and was not freed.
+    fn status(&self, _handles: &mut Handles, request: RequestPointer) -> Status {
+        // SAFETY: the caller holds the lock of the handles.
+        unsafe { (self.library.request_check_status)(request) }
     }
 
     /// Waits until the operation of `request` is complete, and frees the request.
     pub(super) fn complete(&self, request: RequestPointer, pe: u32, what: &'static str) -> Result<()> {
         let mut status = IN_PROGRESS;
-        let limit = self.settings.request_timeout.map(|limit| (limit, what));
-        self.wait_for(Some(pe), limit, || {
-            let mut handles = self.handles();
+        // Poll first without releasing the lock, because most operations complete within microseconds.
+        let mut handles = self.handles();
+        for _ in 0..if self.settings.yields { 1 } else { FIRST_POLLS } {
             self.progress_with(&mut handles);
-            // SAFETY: the request is in progress or complete, and was not freed.
-            status = unsafe { (self.library.request_check_status)(request) };
-            status != IN_PROGRESS
-        })
-        .map_err(|error| self.broken(error))?;
+            status = self.status(&mut handles, request);
+            if status != IN_PROGRESS {
+                break;
+            }
+        }
+        drop(handles);
+        let limit = self.settings.request_timeout.map(|limit| (limit, what));
+        if status == IN_PROGRESS {
+            self.wait_for(Some(pe), limit, || {
+                status = self.status(&mut self.handles(), request);
+                status != IN_PROGRESS
+            })
+            .map_err(|error| self.broken(error))?;
+        }
         let handles = self.handles();
         // SAFETY: the request is complete and is freed once, under the lock of the handles.
         unsafe { (self.library.request_free)(request) };
@@ -77,7 +100,7 @@ impl Shared {
         limit: Option<(Duration, &'static str)>,
         done: impl FnMut() -> bool,
     ) -> Result<()> {
-        OneWait { shared: self, mode, peer, limit, done }.run().map(drop)
+        OneWait { shared: self, mode, peer, limit, done, quiet_rounds: 0 }.run().map(drop)
     }
 
     /// Runs the service thread: sleeps until UCX has events, then progresses UCX.
@@ -152,6 +175,8 @@ struct OneWait<'a, F> {
     peer: Option<u32>,
     limit: Option<(Duration, &'static str)>,
     done: F,
+    /// Number of rounds of polls since UCX last had an event.
+    quiet_rounds: u32,
 }
 
 impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
@@ -163,7 +188,9 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
         if (self.done)() {
             return Ok(true);
         }
-        self.shared.progress_once();
+        if self.shared.progress_once() {
+            self.quiet_rounds = 0;
+        }
         Ok((self.done)())
     }
 
@@ -181,7 +208,7 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
 
     fn check(&mut self, waited: Duration) -> Result<()> {
         let shared = self.shared;
-        shared.activity.fetch_add(1, Ordering::Relaxed);
+        shared.record_activity();
         shared.check()?;
         if self.mode == CompletionMode::Poll && shared.settings.yields {
             std::thread::yield_now();
@@ -196,6 +223,14 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     }
 
     fn block(&mut self) -> Result<()> {
+        // Poll for some more rounds after an event, because the next one often follows sooner than a sleeping
+        // thread wakes up.
+        if self.mode == CompletionMode::Adaptive && !self.shared.settings.yields {
+            self.quiet_rounds += 1;
+            if self.quiet_rounds <= AWAKE_ROUNDS {
+                return Ok(());
+            }
+        }
         if self.shared.arm() && !(self.done)() {
             self.shared.sleep_until_event(true, Some(NAP));
         }

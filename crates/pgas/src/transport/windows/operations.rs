@@ -37,13 +37,14 @@ impl Transport for Windows {
         let context = &*self.context;
         let mapped = |peer: &&Peer| peer.window.coherent_base().is_some();
         Capabilities {
-            name: "windows",
+            name: "windows".into(),
             methods: vec![context.ntb.capabilities().name.into()],
             mapped_pes: context.peers.iter().filter(mapped).count() as u32,
             atomics: match context.direct_atomics {
                 true => "the processor of the PE that calls",
                 false => "a processor of the PE that owns the word",
-            },
+            }
+            .into(),
             nonblocking: context.mover.is_some(),
         }
     }

@@ -1,0 +1,115 @@
+//! The part of `inlane ntb info` for UCX: two PEs of this machine connect, and PE 0 describes the connection.
+
+use super::info::ucx_path;
+use crate::exit::NotReady;
+use anyhow::{Context, bail};
+use clap::Args;
+use inlane_core::result::{Cell, Path};
+use inlane_pgas::launch::{AnySession, Job};
+use inlane_pgas::transport::bootstrap::{Exchange, JobControl};
+use inlane_pgas::transport::select::Kind;
+use inlane_pgas::transport::ucx::Ucx;
+use inlane_pgas::transport::{Capabilities, Transport};
+use inlane_pgas::world::World;
+use std::path::PathBuf;
+
+/// The description of UCX's connection between two PEs of this machine.
+#[derive(Clone, Debug, serde::Serialize, schemars::JsonSchema)]
+pub struct UcxInfo {
+    /// How two PEs reach each other, and why over UCX.
+    pub path: Path,
+    /// UCX's version.
+    pub version: String,
+    /// What the transport can do, and the transports that UCX chose.
+    pub capabilities: Capabilities,
+    /// UCX's environment variables that restrict its choice, such as `UCX_TLS=tcp,self`.
+    pub variables: Vec<String>,
+}
+
+/// One of the two processes
+#[derive(Args)]
+pub struct InfoPe {
+    #[arg(long)]
+    out: PathBuf,
+}
+
+impl InfoPe {
+    /// Connects to the other PE. PE 0 writes the capabilities of the transport to a file.
+    ///
+    /// # Errors
+    /// If the PEs cannot connect, or the file cannot be written.
+    pub fn run(self) -> anyhow::Result<()> {
+        let AnySession::Ucx(session) = AnySession::from_environment(0)? else {
+            bail!("the job is not over UCX");
+        };
+        let client = session.client;
+        let bytes = World::<Ucx>::symmetric_bytes(client.pes(), 0, 1 << 20);
+        // SAFETY: the call gets no static objects (`None`), so there is no memory that must stay mapped.
+        let ucx = unsafe { Ucx::connect(client.clone(), bytes, None, session.settings)? };
+        let world = World::new(ucx, 0, 0)?;
+        // UCX chooses its transports when a PE first reaches the other.
+        world.barrier_all()?;
+        if world.me() == 0 {
+            let found = serde_json::to_vec(&world.transport().capabilities())?;
+            std::fs::write(&self.out, found).with_context(|| format!("writing {}", self.out.display()))?;
+        }
+        world.leave()?;
+        client.report_finished();
+        Ok(())
+    }
+}
+
+impl UcxInfo {
+    /// Starts two PEs that connect over UCX, and returns what PE 0 found. `reason` says why over UCX.
+    ///
+    /// # Errors
+    /// If UCX is missing, or if it does not connect the PEs.
+    pub fn find(reason: &str) -> anyhow::Result<Self> {
+        let version = Ucx::version()?;
+        let out = std::env::temp_dir().join(format!("inlane-ntb-info-{}.json", std::process::id()));
+        let arguments = ["ntb", "info-pe", "--out"].map(Into::into);
+        let arguments: Vec<_> = arguments.into_iter().chain([out.clone().into_os_string()]).collect();
+        let job = Job { pes: 2, heap_bytes: 1 << 20, transport: Kind::Ucx, ..Job::default() };
+        let this = std::env::current_exe().context("finding this program")?;
+        let (status, why) = job.run(&this.into_os_string(), &arguments)?;
+        let found = std::fs::read(&out);
+        let _ = std::fs::remove_file(&out);
+        if status != 0 {
+            // Each process has already printed its error, so this error only adds how the job ended.
+            let why = format!("two PEs do not connect over UCX: {}", why.unwrap_or_default());
+            return Err(NotReady(why).into());
+        }
+        let found = found.context("reading what PE 0 found")?;
+        let capabilities: Capabilities = serde_json::from_slice(&found)?;
+        let carrier = format!("ucx ({})", capabilities.methods.join(", "));
+        let mut variables: Vec<_> = std::env::vars()
+            .filter(|(name, _)| ["UCX_TLS", "UCX_NET_DEVICES"].contains(&name.as_str()))
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        variables.sort();
+        Ok(Self { path: ucx_path(&carrier, reason), version, capabilities, variables })
+    }
+
+    /// Returns the lines of the text.
+    pub fn lines(&self) -> Vec<Cell> {
+        let Self { path, version, capabilities, variables } = self;
+        let mapped = match capabilities.mapped_pes {
+            0 | 1 => "UCX's operations carry all bytes".to_string(),
+            pes => format!("loads and stores reach the memory of all {pes} PEs"),
+        };
+        vec![
+            Cell::new("transport", format!("UCX {version}: {}", path.reason)),
+            Cell::new("carried by", capabilities.methods.join(", ")),
+            Cell::new(
+                "restricted by",
+                match variables.is_empty() {
+                    true => "nothing; UCX_TLS and UCX_NET_DEVICES are not set".to_string(),
+                    false => variables.join(" "),
+                },
+            ),
+            Cell::new("puts and gets", mapped),
+            Cell::new("atomics", &capabilities.atomics),
+            Cell::new("measured on", "two PEs of this machine; UCX may choose others between machines"),
+        ]
+    }
+}

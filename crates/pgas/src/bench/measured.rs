@@ -1,0 +1,108 @@
+//! What the bench needs of a transport beside [`Transport`]: waits in a chosen completion mode, names of the
+//! paths, and the cases that only one transport has.
+
+use super::waits::MODES;
+use super::{Bench, Point};
+use crate::error::Result;
+use crate::transport::Transport;
+use crate::transport::ucx::Ucx;
+use crate::transport::wait::{FailureScope, WaitOptions};
+use crate::transport::wakeup::Interest;
+use crate::transport::windows::Windows;
+use inlane_core::completion::CompletionMode;
+use std::time::Duration;
+
+/// How long a wait of the bench may last.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// A transport that the bench measures.
+pub(super) trait Measured: Transport + Sized {
+    /// True if puts and atomics of the other PE arrive only while a thread of this PE makes progress.
+    const NEEDS_PROGRESS: bool;
+
+    /// Returns what carries the bytes of puts and of gets to `other`, such as `stores` and `loads`.
+    fn carriers(&self, other: u32) -> [String; 2];
+
+    /// Blocks until `done` returns true. `done` reads this PE's word at symmetric `offset`, which `other`
+    /// stores after it has put `bytes` bytes.
+    ///
+    /// # Errors
+    /// If `other` has ended, or after 30 s.
+    fn wait_in_mode(
+        &self,
+        mode: CompletionMode,
+        other: u32,
+        offset: usize,
+        bytes: u64,
+        done: impl FnMut() -> bool,
+    ) -> Result<()>;
+
+    /// Measures what only this transport has, apart from transfers of bytes.
+    ///
+    /// # Errors
+    /// Errors of the transport.
+    fn own_cases(_bench: &Bench<Self>) -> Result<Vec<Point>> {
+        Ok(Vec::new())
+    }
+
+    /// Measures the transfers of `size` bytes that only this transport has.
+    ///
+    /// # Errors
+    /// Errors of the transport, and wrong bytes.
+    fn own_transfers(_bench: &Bench<Self>, _size: usize) -> Result<Vec<Point>> {
+        Ok(Vec::new())
+    }
+}
+
+impl Measured for Windows {
+    const NEEDS_PROGRESS: bool = false;
+
+    fn carriers(&self, _other: u32) -> [String; 2] {
+        ["stores", "loads"].map(Into::into)
+    }
+
+    fn wait_in_mode(
+        &self,
+        mode: CompletionMode,
+        other: u32,
+        offset: usize,
+        bytes: u64,
+        done: impl FnMut() -> bool,
+    ) -> Result<()> {
+        let (interest, timeout) = (Interest::Word(offset), Some(LONGEST_WAIT));
+        let options = WaitOptions { mode, bytes, interest, timeout, what: "a put" };
+        self.wait_with(options, FailureScope::Peer(other), done)
+    }
+
+    fn own_cases(bench: &Bench<Self>) -> Result<Vec<Point>> {
+        let cases = MODES.map(|completion| bench.doorbell(completion));
+        Ok(cases.into_iter().collect::<Result<Vec<_>>>()?.concat())
+    }
+
+    fn own_transfers(bench: &Bench<Self>, size: usize) -> Result<Vec<Point>> {
+        bench.pushed(size)
+    }
+}
+
+impl Measured for Ucx {
+    const NEEDS_PROGRESS: bool = true;
+
+    fn carriers(&self, other: u32) -> [String; 2] {
+        let methods = self.methods().join(", ");
+        match self.direct(other, 0) {
+            Some(_) => ["stores", "loads"].map(|what| format!("{what} to memory mapped by ucx ({methods})")),
+            None => [0, 1].map(|_| format!("ucx ({methods})")),
+        }
+    }
+
+    fn wait_in_mode(
+        &self,
+        mode: CompletionMode,
+        other: u32,
+        _offset: usize,
+        _bytes: u64,
+        done: impl FnMut() -> bool,
+    ) -> Result<()> {
+        self.wait_with(mode, other, (LONGEST_WAIT, "a put"), done)
+    }
+}

@@ -1,0 +1,30 @@
+//! Decodes arbitrary bytes as what PEs and the launcher send each other when they meet over UCX: frames, cards of
+//! PEs, and addresses. Each decoder must return a value or refuse, and a value must encode to the same bytes.
+
+#![no_main]
+
+use inlane_pgas::launch::network::Meetings;
+use inlane_pgas::transport::rendezvous::{Frame, Meeting};
+use inlane_pgas::transport::ucx::card::Card;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((kind, payload)) = bytes.split_first() else { return };
+    if let Some(frame) = Frame::decode(*kind, payload) {
+        assert_eq!(&frame.encode()[4..], bytes);
+    }
+    let mut stream = payload;
+    while let Ok(frame) = Frame::read(&mut stream, 1000) {
+        assert!(frame.encode().len() <= payload.len());
+    }
+    if let Some(card) = Card::decode(payload) {
+        assert_eq!(card.encode(), payload);
+    }
+    let Ok(text) = std::str::from_utf8(payload) else { return };
+    if let Ok(meeting) = text.parse::<Meeting>() {
+        assert_eq!(meeting.to_string().parse::<Meeting>().unwrap(), meeting);
+    }
+    if let Ok(meetings) = text.parse::<Meetings>() {
+        assert_eq!(meetings.to_string().parse::<Meetings>().unwrap(), meetings);
+    }
+});
