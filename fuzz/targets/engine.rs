@@ -403,7 +403,9 @@ impl World {
         };
         let mut bytes = vec![0; header.wire_len() + payload.len()];
         let at = header.write(flow.remote, flow.local, &mut bytes).unwrap();
-        bytes[at..].copy_from_slice(&payload);
+        // Options that do not fit into the header are left out.
+        bytes.truncate(at);
+        bytes.extend_from_slice(&payload);
         self.deliver(input, flow.v6, ipv4::TCP, bytes);
     }
 

@@ -20,20 +20,36 @@ pub fn find(program: &Path) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|directory| directory.join(program)).find(|path| executable(path))
 }
 
+/// Why a library cannot be preloaded into a program.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    /// The reason, for messages.
+    pub why: String,
+    /// True if the program would not start with the library in its environment. False if it starts, and only
+    /// the library is ignored.
+    pub fatal: bool,
+}
+
+impl Obstacle {
+    fn harmless(why: String) -> Self {
+        Self { why, fatal: false }
+    }
+}
+
 /// Returns why a library cannot be preloaded into the program at `path`. Returns `None` if it can be
 /// preloaded, or if that is unknown.
-pub fn obstacle(path: &Path) -> Option<String> {
+pub fn obstacle(path: &Path) -> Option<Obstacle> {
     obstacle_within(path, 4)
 }
 
-fn obstacle_within(path: &Path, depth: u32) -> Option<String> {
+fn obstacle_within(path: &Path, depth: u32) -> Option<Obstacle> {
     let shown = path.display();
     let metadata = path.metadata().ok()?;
     let privileged = metadata.mode() & 0o4000 != 0 && metadata.uid() != rustix::process::geteuid().as_raw();
     if privileged {
-        return Some(format!(
+        return Some(Obstacle::harmless(format!(
             "{shown} runs as another user (setuid), so the system drops the preloaded library"
-        ));
+        )));
     }
     let mut head = Vec::new();
     File::open(path).ok()?.take(HEAD as u64).read_to_end(&mut head).ok()?;
@@ -52,14 +68,23 @@ fn obstacle_within(path: &Path, depth: u32) -> Option<String> {
     }
     match kind(&head)? {
         Kind::Dynamic => None,
-        Kind::Static => Some(format!("{shown} is statically linked, so no library can be preloaded into it")),
-        Kind::Other => Some(format!("{shown} is not a 64-bit program of this machine")),
+        Kind::Musl => Some(Obstacle {
+            why: format!("{shown} uses the C library musl, and the preloaded library needs glibc"),
+            fatal: true,
+        }),
+        Kind::Static => {
+            let why = format!("{shown} is statically linked, so no library can be preloaded into it");
+            Some(Obstacle::harmless(why))
+        }
+        Kind::Other => Some(Obstacle::harmless(format!("{shown} is not a 64-bit program of this machine"))),
     }
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Kind {
     Dynamic,
+    /// Dynamically linked to the C library musl.
+    Musl,
     Static,
     Other,
 }
@@ -83,7 +108,9 @@ fn kind(head: &[u8]) -> Option<Kind> {
     for index in 0..count {
         let at = usize::try_from(start.checked_add(index * size)?).ok()?;
         if number(at, 4)? == u64::from(PT_INTERP) {
-            return Some(Kind::Dynamic);
+            let name = number(at.checked_add(8)?, 8).and_then(|name| head.get(usize::try_from(name).ok()?..));
+            let musl = name.is_some_and(|name| name.starts_with(b"/lib/ld-musl-"));
+            return Some(if musl { Kind::Musl } else { Kind::Dynamic });
         }
     }
     Some(Kind::Static)
@@ -100,6 +127,8 @@ mod tests {
         assert_eq!(find(Path::new("no-such-program-anywhere")), None);
         let directory = tempfile::tempdir().unwrap();
         let mut bytes = std::fs::read(shell).unwrap();
+        // The name of the program's interpreter, which is longer than the name that replaces it below.
+        let at = bytes.windows(4).position(|window| window == b"/lib").unwrap();
         let mut check = |change: &mut dyn FnMut(&mut Vec<u8>), expected: Option<&str>| {
             change(&mut bytes);
             let path = directory.path().join("program");
@@ -107,12 +136,14 @@ mod tests {
             let found = obstacle(&path);
             assert!(
                 match expected {
-                    Some(text) => found.as_deref().is_some_and(|found| found.contains(text)),
+                    Some(text) => found.as_ref().is_some_and(|found| found.why.contains(text)),
                     None => found.is_none(),
                 },
                 "{found:?}"
             );
         };
+        check(&mut |bytes| bytes[at..at + 23].copy_from_slice(b"/lib/ld-musl-x86.so.1\0\0"), Some("musl"));
+        assert!(obstacle(&directory.path().join("program")).is_some_and(|found| found.fatal));
         // A program without program headers names no interpreter, so it counts as statically linked.
         check(&mut |bytes| bytes[56..58].fill(0), Some("statically linked"));
         check(&mut |bytes| bytes[4] = 1, Some("not a 64-bit program"));

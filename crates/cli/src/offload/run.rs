@@ -71,8 +71,9 @@ impl Run {
         let rules = self.rules.as_deref().map(read_rules).transpose()?;
         let library = library()?;
         let socket = std::path::absolute(&self.socket)?;
-        if let Some(why) = program::obstacle(&path) {
-            self.note(&format!("{why}; its sockets stay with the kernel"))?;
+        let obstacle = program::obstacle(&path);
+        if let Some(obstacle) = &obstacle {
+            self.note(&format!("{}; its sockets stay with the kernel", obstacle.why))?;
         }
         if let Err(error) = inlane_offload::status::fetch(&socket) {
             self.note(&format!("{error}; sockets stay with the kernel until an engine runs"))?;
@@ -83,7 +84,10 @@ impl Run {
             preload.push(others);
         }
         let mut command = Command::new(name);
-        command.args(arguments).env("LD_PRELOAD", preload).env(SOCKET_VARIABLE, socket);
+        command.args(arguments).env(SOCKET_VARIABLE, socket);
+        if !obstacle.is_some_and(|obstacle| obstacle.fatal) {
+            command.env("LD_PRELOAD", preload);
+        }
         match rules {
             Some(rules) => command.env(RULES_VARIABLE, rules),
             None => command.env_remove(RULES_VARIABLE),
