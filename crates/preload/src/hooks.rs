@@ -89,11 +89,17 @@ hooks! {
     }
 
     fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        if let Some(accepted) = accept_from_engine(fd, address, len, 0) {
+            return accepted;
+        }
         let result = real::accept(fd, address, len);
         after_accept(result, fd, address, len, 0)
     }
 
     fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+        if let Some(accepted) = accept_from_engine(fd, address, len, flags) {
+            return accepted;
+        }
         let result = real::accept4(fd, address, len, flags);
         after_accept(result, fd, address, len, flags)
     }
@@ -357,6 +363,18 @@ hooks! {
     }
 }
 
+/// Accepts a connection from the engine if `fd` was a listener of the engine when the library last saw it, and
+/// still is. Returns `None` otherwise. This saves the kernel's accept, which would fail.
+unsafe fn accept_from_engine(
+    fd: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> Option<c_int> {
+    let name = if socket::may_listen(fd) { name_of(fd) } else { None };
+    name.map(|name| socket::accept(fd, &name, address, len, flags))
+}
+
 /// Corrects the result of the kernel's accept, which fails with EINVAL on the program's end of a pair. In
 /// that case, accepts a connection from the engine.
 unsafe fn after_accept(
@@ -370,7 +388,10 @@ unsafe fn after_accept(
         return result;
     }
     match name_of(fd) {
-        Some(name) => socket::accept(fd, &name, address, len, flags),
+        Some(name) => {
+            socket::note_listener(fd);
+            socket::accept(fd, &name, address, len, flags)
+        }
         None => result,
     }
 }

@@ -7,6 +7,7 @@ use inlane_offload_protocol::message::{Message, Operation, accept};
 use inlane_offload_protocol::name::{End, SocketName};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Facts about an offloaded socket that the kernel keeps with the program's end, as the option SO_PRIORITY. That option has no other
 /// effect on a UNIX socket, and every process may set it to these values.
@@ -124,6 +125,28 @@ pub fn connect(fd: RawFd, name: &SocketName, address: *const sockaddr, len: sock
 pub fn blocks(fd: RawFd) -> bool {
     // SAFETY: has no preconditions.
     unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK == 0 }
+}
+
+/// The descriptors up to 1023 that were listeners of the engine when the library last saw them, one bit each.
+/// Only a hint: the program may have closed a descriptor since, and may have got its number for another socket.
+static LISTENERS: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+
+/// Returns the word and the bit of `LISTENERS` for `fd`.
+fn listener_bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
+    let fd = usize::try_from(fd).ok()?;
+    Some((LISTENERS.get(fd / 64)?, 1 << (fd % 64)))
+}
+
+/// Notes that `fd` is a listener of the engine.
+pub fn note_listener(fd: RawFd) {
+    if let Some((word, bit)) = listener_bit(fd) {
+        word.fetch_or(bit, Ordering::Relaxed);
+    }
+}
+
+/// Returns true if `fd` was noted as a listener of the engine. The caller must check that it still is.
+pub fn may_listen(fd: RawFd) -> bool {
+    listener_bit(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
 }
 
 /// Makes a bound socket listen.
