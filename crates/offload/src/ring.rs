@@ -175,6 +175,25 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    #[test]
+    fn unused_rings_take_bounded_memory_and_count_their_largest_use() {
+        let mut rings = Rings::new(1 << 20);
+        for _ in 0..100 {
+            rings.put(Ring::new(1 << 20), u64::MAX);
+        }
+        assert_eq!((rings.free.len(), rings.kept), (64, Rings::MOST_KEPT));
+        // A ring that was full once takes its memory until it is dropped, however little its next connection writes.
+        let ring = rings.take();
+        assert_eq!(rings.kept, Rings::MOST_KEPT - (1 << 20));
+        rings.put(ring, 1);
+        assert_eq!(rings.kept, Rings::MOST_KEPT);
+        let mut small = Rings::new(1 << 20);
+        for _ in 0..100 {
+            small.put(Ring::new(1 << 20), 1);
+        }
+        assert_eq!((small.free.len(), small.kept), (100, 100 * Rings::PAGE));
+    }
+
     proptest! {
         #[test]
         fn bytes_read_back_as_written(start in 0u64..u64::MAX / 2, bytes in proptest::collection::vec(any::<u8>(), 0..=64)) {
