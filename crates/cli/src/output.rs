@@ -28,7 +28,7 @@ impl Output {
         let is_stdout = |file: &Path| file.as_os_str() == "-";
         let (json_to_stdout, csv_to_stdout) = (json == Some("-"), csv.is_some_and(is_stdout));
         if json_to_stdout && csv_to_stdout {
-            let why = "is the output of --json and of --csv; name two files";
+            let why = "it is the output of both --json and --csv; name two files";
             return Err(inlane_core::Error::invalid("standard output", why).into());
         }
         let texts = json.map(Path::new).into_iter().chain(csv).filter(|file| !is_stdout(file));

@@ -197,7 +197,7 @@ fn one_line(error: &toml::de::Error, text: &str) -> String {
         Some(key) if error.message() == "duplicate key" && key.len() < 80 => {
             format!("line {line}: '{key}' is set twice")
         }
-        _ => format!("line {line}: {}", error.message().replace('\n', ", ")),
+        _ => format!("line {line}: {}; write lines such as burst = 32", error.message().replace('\n', ", ")),
     }
 }
 

@@ -152,6 +152,13 @@ fn mistakes_are_answered_with_a_remedy() {
         ("forward --rx pcap:nope.pcap --tx null", 3, "name a capture that you may read"),
         ("man --directory text.txt", 2, "--directory text.txt: it is a file; name a directory"),
         ("ntb run nosuchprogram", 3, "cannot start 'nosuchprogram'"),
+        ("ntb run ./text.txt", 3, "cannot start './text.txt': it is not executable; allow that: chmod +x"),
+        (
+            "offload run ./text.txt",
+            3,
+            "cannot start './text.txt': it is not executable; allow that: chmod +x",
+        ),
+        ("offload run .", 3, "cannot start '.': it is a directory; name a program in it"),
         ("offload run nosuchprogram", 3, "cannot start 'nosuchprogram': there is no such executable program"),
         ("offload run --rules nope true", 3, "--rules nope: cannot be read"),
         ("ntb bench --ucx-repeats 2", 2, "--ucx is missing, which --ucx-repeats needs; give --ucx"),
@@ -180,6 +187,17 @@ fn mistakes_are_answered_with_a_remedy() {
         ("ntb bench --duration 2h", 2, "--duration 2h: give at most one hour"),
         ("nvme target --listen 127.0.0.1:99999 --namespace memory:1M", 2, "the port exceeds 65535; give"),
         ("nvme target --listen 127.0.0.1 --namespace memory:1M", 2, "the port is missing; give IP:PORT"),
+        // The system's error comes before the remedy.
+        (
+            "nvme target --namespace file:nope",
+            3,
+            "cannot open nope: No such file or directory (os error 2); add",
+        ),
+        (
+            "offload serve --port tap:a --address 10.9.0.1/44",
+            2,
+            "the prefix length '44' is not a number from",
+        ),
         ("ntb bench --ucx ./nope", 3, "there is no such program; give the path of ucx_perftest"),
         ("nvme discover 127.0.0.1:1", 3, "cannot connect: Connection refused"),
         ("offload status --socket ./nope", 3, "start one with 'inlane offload serve'"),

@@ -20,6 +20,16 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
+    /// An error of the operating system whose cause the user can remove.
+    #[error("{what}: {source}; {remedy}")]
+    Remediable {
+        /// The operation that failed, and its object.
+        what: String,
+        /// The system's error.
+        source: std::io::Error,
+        /// What the user can do.
+        remedy: String,
+    },
     /// An invalid setting or argument.
     #[error("{what}: {why}")]
     Invalid {
@@ -103,6 +113,14 @@ impl Error {
         }
     }
 
+    /// Returns an error of the operating system. Its message ends with `remedy`, unless that is empty.
+    pub fn with_remedy(what: String, source: std::io::Error, remedy: &str) -> Self {
+        match remedy {
+            "" => Error::Os { what, source },
+            _ => Error::Remediable { what, source, remedy: remedy.into() },
+        }
+    }
+
     /// Returns the class of the error, which decides the command's exit status.
     pub fn class(&self) -> Class {
         match self {
@@ -111,7 +129,7 @@ impl Error {
             Error::Environment { .. } | Error::Unreachable { .. } => Class::Environment,
             // The machine is not ready: a file, a device or a right is missing, or an address or device is in
             // use.
-            Error::Os { source, .. }
+            Error::Os { source, .. } | Error::Remediable { source, .. }
                 if matches!(
                     source.kind(),
                     ErrorKind::NotFound

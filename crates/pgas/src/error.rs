@@ -168,10 +168,8 @@ impl Error {
         match source.kind() {
             NotFound | PermissionDenied => {
                 let path = std::path::Path::new(program);
-                let why = match path.components().count() == 1 && path.is_file() {
-                    true => format!("no directory of PATH has it; give its path: ./{}", path.display()),
-                    false => format!("{source}; name an executable program"),
-                };
+                let why = crate::launch::why_not_started(path)
+                    .unwrap_or_else(|| format!("{source}; name an executable program"));
                 inlane_core::Error::device_environment(what, why).into()
             }
             _ => Error::Os { what, source },

@@ -43,11 +43,31 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use supervise::{JobEvent, Running, end_all, supervise};
+
+/// Returns why the system does not start `program`, and what to do. Returns `None` if the file of this name is
+/// executable. A name without a slash is searched in PATH only.
+pub fn why_not_started(program: &Path) -> Option<String> {
+    let shown = program.display();
+    let is_name = program.components().count() == 1;
+    Some(match program.metadata() {
+        Ok(found) if found.is_dir() => "it is a directory; name a program in it".into(),
+        Ok(found) if is_name && found.is_file() => {
+            format!("no directory of PATH has it; give its path: ./{shown}")
+        }
+        Ok(found) if found.permissions().mode() & 0o111 == 0 => {
+            format!("it is not executable; allow that: chmod +x {shown}")
+        }
+        Ok(_) => return None,
+        Err(_) => "there is no such executable program; name another one".into(),
+    })
+}
 
 /// Default size of the symmetric heap in bytes. Untouched pages take no memory.
 pub const HEAP: u64 = 1 << 30;

@@ -34,7 +34,7 @@ pub(super) fn check(forward: &Forward, route: &Route, arguments: &[OsString]) ->
         .chain(output.csv.as_ref().filter(|file| is_stdout(file)).map(|_| "--csv"))
         .collect();
     if let [one, other, ..] = to_stdout[..] {
-        let why = format!("is the output of {one} and of {other}; name two files");
+        let why = format!("it is the output of both {one} and {other}; name two files");
         return Err(Error::invalid("standard output", why));
     }
     let mut outputs: Vec<(&str, PathBuf)> =
@@ -46,13 +46,14 @@ pub(super) fn check(forward: &Forward, route: &Route, arguments: &[OsString]) ->
     for (index, (flag, file)) in outputs.iter().enumerate() {
         for (other, input) in &inputs {
             if same_file(file, input) {
-                let why = format!("is the input of {other}, which {flag} would overwrite; name another file");
+                let why =
+                    format!("it is the input of {other}, which {flag} would overwrite; name another file");
                 return Err(Error::invalid(file.display().to_string(), why));
             }
         }
         for (other, earlier) in &outputs[..index] {
             if same_file(file, earlier) {
-                let why = format!("is the output of {other} and of {flag}; name two files");
+                let why = format!("it is the output of both {other} and {flag}; name two files");
                 return Err(Error::invalid(file.display().to_string(), why));
             }
         }

@@ -190,10 +190,10 @@ impl Destination {
                     what: shown.to_string(),
                     why: "it is a directory; name a file in it".into(),
                 },
-                false => Error::Os {
-                    what: format!("cannot create {shown}; name a file that you may write"),
-                    source,
-                },
+                false => {
+                    let what = format!("cannot create {shown}");
+                    Error::with_remedy(what, source, "name a file that you may write")
+                }
             }
         })?;
         Ok(Destination::File(file, path.into()))
@@ -298,9 +298,8 @@ impl Write {
             return Ok((Box::new(io::stdin().lock()), None));
         }
         let shown = self.file.display();
-        let os = |source| Error::Os {
-            what: format!("cannot open {shown}; name a file that you may read"),
-            source,
+        let os = |source| {
+            Error::with_remedy(format!("cannot open {shown}"), source, "name a file that you may read")
         };
         let mut file = File::open(&self.file).map_err(os)?;
         let kind = file.metadata().map_err(os)?.file_type();

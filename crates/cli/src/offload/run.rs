@@ -6,6 +6,7 @@ use anyhow::Context;
 use clap::Args;
 use inlane_core::Error;
 use inlane_offload_protocol::{DEFAULT_SOCKET, REQUIRE_VARIABLE, RULES_VARIABLE, SOCKET_VARIABLE};
+use inlane_pgas::launch::why_not_started;
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
@@ -60,12 +61,8 @@ impl Run {
         let (name, arguments) = self.program.split_first().context("no program given")?;
         let shown = Path::new(name).display();
         let Some(path) = program::find(Path::new(name)) else {
-            let file = Path::new(name);
-            let remedy = match file.components().count() == 1 && file.is_file() {
-                true => format!("no directory of PATH has it; give its path: ./{shown}"),
-                false => "there is no such executable program; name another one".into(),
-            };
-            let why = format!("cannot start '{shown}': {remedy}");
+            let why = why_not_started(Path::new(name)).unwrap_or_else(|| "name another program".into());
+            let why = format!("cannot start '{shown}': {why}");
             return Err(NotReady(why).into());
         };
         let rules = self.rules.as_deref().map(read_rules).transpose()?;

@@ -85,8 +85,12 @@ fn parse_address(text: &str) -> Result<Prefix, String> {
 fn why_no_prefix(text: &str) -> String {
     let (address, length) = text.split_once('/').unwrap_or((text, ""));
     match address.parse::<IpAddr>() {
-        Ok(IpAddr::V4(_)) => format!("/{length}: give a prefix of 0 to 32 bits, for example {address}/24"),
-        Ok(IpAddr::V6(_)) => format!("/{length}: give a prefix of 0 to 128 bits, for example {address}/64"),
+        Ok(IpAddr::V4(_)) => format!(
+            "the prefix length '{length}' is not a number from 0 to 32; give for example {address}/24"
+        ),
+        Ok(IpAddr::V6(_)) => format!(
+            "the prefix length '{length}' is not a number from 0 to 128; give for example {address}/64"
+        ),
         Err(_) => format!("{address} is not an IP address; give for example 10.0.0.1/24 or fd00::1/64"),
     }
 }

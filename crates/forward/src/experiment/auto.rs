@@ -75,7 +75,8 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
         Route::Between(..) => false,
     };
     if !repeatable {
-        let why = "runs the source repeatedly, which only null, net_null and gen allow; name a method";
+        let why =
+            "it runs the port of --rx repeatedly, which only null, net_null and gen allow; name a method";
         return Err(Error::config("--method auto", why));
     }
     config.check_repeatable()?;

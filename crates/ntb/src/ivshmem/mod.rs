@@ -101,7 +101,7 @@ impl Ivshmem {
         let known = inlane_pci::Device::read(&sysfs, address).map_err(pci)?;
         if (known.vendor, known.device) != crate::discover::IVSHMEM {
             return Err(invalid(
-                "it is not an ivshmem device (1af4:1110); 'inlane topo --all' lists the devices".into(),
+                "it is not an ivshmem device, which has the ID 1af4:1110; 'inlane topo --all' lists the devices".into(),
             ));
         }
         let device = Device::open(&sysfs, address).map_err(pci)?;

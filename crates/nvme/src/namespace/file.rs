@@ -149,25 +149,25 @@ fn create(path: &Path, bytes: u64) -> Result<()> {
             Ok(())
         }
         Err(source) => {
-            let what = format!("cannot create {} (its directory must exist and be writable)", path.display());
-            Err(Error::Os { what, source })
+            let what = format!("cannot create {}", path.display());
+            Err(Error::with_remedy(what, source, "name a file in a directory that you may write to"))
         }
     }
 }
 
 fn cannot_open(path: &Path, writable: bool, block_device: bool, source: std::io::Error) -> Error {
     let remedy = match source.raw_os_error() {
-        Some(libc::ENOENT) if block_device => " (list block devices: lsblk)",
-        Some(libc::ENOENT) => " (add ,size=SIZE to create a file)",
+        Some(libc::ENOENT) if block_device => "list the block devices: lsblk",
+        Some(libc::ENOENT) => "add ,size=SIZE to create it",
         Some(libc::EISDIR) => {
             let why = "it is a directory; name a file in it".into();
             return Error::Invalid { what: path.display().to_string(), why };
         }
-        Some(libc::EACCES | libc::EPERM | libc::EROFS) if writable => " (add ,ro to serve it read-only)",
-        Some(libc::EBUSY) => " (it is mounted or in use; unmount it)",
+        Some(libc::EACCES | libc::EPERM | libc::EROFS) if writable => "add ,ro to serve it read-only",
+        Some(libc::EBUSY) => "it is mounted or in use; unmount it",
         _ => "",
     };
-    Error::Os { what: format!("cannot open {}{remedy}", path.display()), source }
+    Error::with_remedy(format!("cannot open {}", path.display()), source, remedy)
 }
 
 /// Locks a namespace's file, exclusively if `writable` is set and shared otherwise. Returns an error if

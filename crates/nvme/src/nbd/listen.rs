@@ -168,18 +168,18 @@ impl Server {
         let failed = |source: io::Error| {
             let remedy = match (source.kind(), address) {
                 (io::ErrorKind::AddrInUse, ListenAddress::Tcp(_)) => {
-                    " (another program listens there; choose another port)"
+                    "another program listens there; choose another port"
                 }
                 (io::ErrorKind::AddrInUse, ListenAddress::Unix(_)) => {
-                    " (another program listens there; choose another path)"
+                    "another program listens there; choose another path"
                 }
                 (io::ErrorKind::AddrNotAvailable, _) => {
-                    " (no interface of this machine has this address; list them: ip address)"
+                    "no interface of this machine has this address; list them: ip address"
                 }
-                (io::ErrorKind::NotFound, _) => " (its directory does not exist; create it)",
+                (io::ErrorKind::NotFound, _) => "its directory does not exist; create it",
                 _ => "",
             };
-            Error::Os { what: format!("cannot listen on {address}{remedy}"), source }
+            Error::with_remedy(format!("cannot listen on {address}"), source, remedy)
         };
         let listener = match address {
             ListenAddress::Tcp(address) => {

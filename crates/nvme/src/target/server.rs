@@ -222,12 +222,9 @@ impl Hosts {
             Hosts::Any => Ok(None),
             Hosts::Listed(hosts) => Ok(Some(hosts.clone())),
             Hosts::File(path, others) => {
-                let text = std::fs::read_to_string(path).map_err(|source| Error::Os {
-                    what: format!(
-                        "--hosts-file {}: it cannot be read; name a text file that you may read",
-                        path.display()
-                    ),
-                    source,
+                let text = std::fs::read_to_string(path).map_err(|source| {
+                    let what = format!("--hosts-file {}: it cannot be read", path.display());
+                    Error::with_remedy(what, source, "name a text file that you may read")
                 })?;
                 let mut named = others.clone();
                 for (line, number) in text.lines().zip(1..) {
@@ -379,14 +376,14 @@ fn set_options(stream: &TcpStream) {
 fn listen(address: &SocketAddr) -> Result<TcpListener> {
     let os = |source: std::io::Error| {
         let remedy = match source.raw_os_error() {
-            Some(libc::EADDRINUSE) => " (another program listens there; choose another port)",
+            Some(libc::EADDRINUSE) => "another program listens there; choose another port",
             Some(libc::EADDRNOTAVAIL) => {
-                " (no interface of this machine has this address; list them: ip address)"
+                "no interface of this machine has this address; list them: ip address"
             }
-            Some(libc::EACCES) => " (ports below 1024 need privileges; choose a higher port)",
+            Some(libc::EACCES) => "ports below 1024 need privileges; choose a higher port",
             _ => "",
         };
-        Error::Os { what: format!("cannot listen on {address}{remedy}"), source }
+        Error::with_remedy(format!("cannot listen on {address}"), source, remedy)
     };
     let listener = TcpListener::bind(address).map_err(os)?;
     listener.set_nonblocking(true).map_err(os)?;
@@ -417,7 +414,7 @@ fn bind(core: Option<usize>) -> Result<()> {
     let allowed = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let allowed = allowed.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     let why = match allowed {
-        Some(list) => format!("this process may only use the cores {}", list.trim()),
+        Some(list) => format!("this process may use only the cores {}; choose among them", list.trim()),
         None => "this process may not use it; choose another".into(),
     };
     Err(Error::Invalid { what: format!("--cores: core {core}"), why })
