@@ -223,6 +223,7 @@ fn rust(c: &str, kind: &Type) -> String {
         "shmem_ctx_t" => "Context".into(),
         "shmem_team_t" => "Team".into(),
         "shmem_team_config_t" => "TeamConfig".into(),
+        "shmem_ctx_session_config_t" => "SessionConfig".into(),
         other if other == kind.c => kind.rust.into(),
         other => panic!("functions.txt: unknown type '{other}'"),
     }

@@ -50,6 +50,14 @@ typedef struct inlane_shmem_context { int unused; } *shmem_ctx_t;
 #define SHMEM_CTX_PRIVATE (1L << 1)
 #define SHMEM_CTX_NOSTORE (1L << 2)
 
+/* Hints for the operations of a context between shmem_ctx_session_start and shmem_ctx_session_stop (OpenSHMEM 1.6).
+ * The library ignores them. */
+typedef struct {
+    size_t total_ops; /* the most calls that the program expects to make */
+} shmem_ctx_session_config_t;
+#define SHMEM_CTX_SESSION_TOTAL_OPS (1L << 0)
+#define SHMEM_CTX_SESSION_BATCH (1L << 0)
+
 /* A team is a set of PEs with equal distances. SHMEM_TEAM_SHARED has the PEs whose memory shmem_ptr reaches. */
 typedef struct inlane_shmem_team { int unused; } *shmem_team_t;
 #define SHMEM_TEAM_INVALID ((shmem_team_t)0)

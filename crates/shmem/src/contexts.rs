@@ -94,6 +94,18 @@ pub unsafe fn get_team(context: Context, team: *mut Team) -> c_int {
     if found == Team::INVALID { -1 } else { 0 }
 }
 
+/// C's `shmem_ctx_session_config_t`.
+#[repr(C)]
+pub struct SessionConfig {
+    _total_ops: usize,
+}
+
+/// Accepts the program's hints about the context's next operations. They have no effect.
+pub fn start_session(_context: Context, _options: i64, _config: *const SessionConfig, _mask: i64) {}
+
+/// Ends the hints of [`start_session`].
+pub fn stop_session(_context: Context) {}
+
 /// Orders the context's operations. Does nothing for SHMEM_CTX_INVALID.
 pub fn fence(context: Context) {
     if context != Context::INVALID {

@@ -178,7 +178,8 @@ const BEYOND: &[(&str, &str)] = &[
     ("shmem_*_and_reduce", ACTIVE_INTEGERS), // Sandia OpenSHMEM has these too.
     ("shmem_*_or_reduce", ACTIVE_INTEGERS),
     ("shmem_*_xor_reduce", ACTIVE_INTEGERS),
-    ("shmem_*", "team_ptr swap"), // OpenSHMEM 1.6; before 1.0
+    ("shmem_*", "team_ptr ctx_session_start ctx_session_stop"), // OpenSHMEM 1.6
+    ("shmem_*", "swap"),                                        // before 1.0
 ];
 
 fn expand(template: &str, values: &str) -> Vec<String> {

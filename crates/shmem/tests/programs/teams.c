@@ -134,6 +134,9 @@ static void contexts(void) {
     shmem_ctx_destroy(SHMEM_CTX_INVALID);
     shmem_ctx_quiet(SHMEM_CTX_INVALID);
     CHECK(shmem_ctx_create(SHMEM_CTX_SERIALIZED | SHMEM_CTX_NOSTORE, &ctx) == 0 && ctx != SHMEM_CTX_INVALID);
+    shmem_ctx_session_config_t hints = {.total_ops = 10};
+    shmem_ctx_session_start(ctx, SHMEM_CTX_SESSION_BATCH, &hints, SHMEM_CTX_SESSION_TOTAL_OPS);
+    shmem_ctx_session_stop(ctx);
     CHECK(shmem_ctx_get_team(ctx, &team) == 0 && team == SHMEM_TEAM_WORLD);
 
     shmem_barrier_all();
