@@ -43,7 +43,7 @@ fn other_end() -> RawSocket {
     socket
 }
 
-/// Sends `frame` again and again until `rx` receives it. Returns false if it does not arrive within two
+/// Sends `frame` again and again until `rx` receives it. Returns false if it does not arrive within 20
 /// seconds.
 fn arrives(socket: &RawSocket, rx: &mut dyn Rx, pool: &MbufPool, frame: &[u8]) -> bool {
     let start = Instant::now();

@@ -433,14 +433,23 @@ impl Mover for Drops {
 fn a_transfer_dropped_after_its_slots_first_use_is_found() {
     let host = open(&["host".parse().unwrap()], &Default::default()).unwrap().remove(0);
     let mut buffers = Buffers::new(&host, &host, 4096, 64 * 4096).unwrap();
+    // Repeats with a longer duration until enough transfers were made, because a stopped thread may make only
+    // a few.
+    const ENOUGH: u64 = 10_000;
     let found = |drops: fn(u64) -> bool, buffers: &mut Buffers| {
         [true, false].map(|streaming| {
-            let mut mover = Drops::new(drops);
-            let outcome = match streaming {
-                true => stream(&mut mover, buffers, 4096, &quick()),
-                false => latency(&mut mover, buffers, 4096, &quick()),
-            };
-            outcome.is_err()
+            let mut plan = quick();
+            loop {
+                let mut mover = Drops::new(drops);
+                let outcome = match streaming {
+                    true => stream(&mut mover, buffers, 4096, &plan),
+                    false => latency(&mut mover, buffers, 4096, &plan),
+                };
+                if outcome.is_err() || mover.submitted >= ENOUGH {
+                    return outcome.is_err();
+                }
+                plan.time *= 2;
+            }
         })
     };
     let mut none_dropped = Drops::new(|_| false);
