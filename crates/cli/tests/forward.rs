@@ -78,6 +78,9 @@ fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
         assert_eq!(document["results"][0]["tx"]["packets"], 3000);
         assert_eq!(document["results"][0]["leaked_buffers"], 0);
         assert_eq!(document["results"][0]["verification"]["verified_packets"], 3000);
+        let path = &document["results"][0]["path"];
+        assert_eq!(path["name"], method);
+        assert!(path["reason"].as_str().unwrap().contains(method), "{path}");
         // Compares the file header and the first packet without inlane's own reader, so an error of the
         // reader cannot hide a difference.
         let before = std::fs::read(&files.input).unwrap();

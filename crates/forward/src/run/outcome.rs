@@ -87,6 +87,7 @@ impl RunOutcome {
         });
         let shape = lane.as_ref().map(|report| report.shape.clone());
         let hops = hops(config, ports, directions, shape.as_deref());
+        let method = config.executor.method();
         let mut notes = Vec::new();
         if config.pipelines > 1 {
             notes.push(format!("packets received by each pipeline: {}", received.join(", ")));
@@ -103,7 +104,12 @@ impl RunOutcome {
             parameters: parameters(config),
             error: None,
             ports: run.names.clone(),
-            path: Path { hops, ..Path::default() },
+            path: Path {
+                name: method.to_string(),
+                hops,
+                reason: format!("--method is {method}, and no other method was tried"),
+                not_taken: Vec::new(),
+            },
             shape,
             ceiling: None,
             baseline: None,
