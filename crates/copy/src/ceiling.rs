@@ -65,8 +65,8 @@ pub struct Ceilings {
     alone: BTreeMap<(String, bool), f64>,
 }
 
-/// Returns why the ceiling of a path is not measured: the path leads directly from GPU to GPU, or stays in
-/// one GPU's memory. Returns `None` for all other paths.
+/// Returns why the ceiling of a path is not measured: the path leads directly from GPU to GPU, stays in one
+/// GPU's memory, or has neither a GPU nor a twin at its ends. Returns `None` for all other paths.
 pub fn none_for(path: Path, from: &Endpoint, to: &Endpoint) -> Option<&'static str> {
     match (path, from, to) {
         (Path::P2p, ..) => {
@@ -74,6 +74,9 @@ pub fn none_for(path: Path, from: &Endpoint, to: &Endpoint) -> Option<&'static s
         }
         (Path::Dma, Endpoint::Gpu(a), Endpoint::Gpu(b)) if a == b => {
             Some("it stays in the GPU's memory and crosses no link")
+        }
+        _ if ![from, to].into_iter().any(|end| matches!(end, Endpoint::Gpu(_) | Endpoint::Twin(_))) => {
+            Some("no copy engine of a GPU drives its links, so their rate is not measured")
         }
         _ => None,
     }
@@ -228,6 +231,8 @@ mod tests {
         let (a, b, host) = (end("gpu:0"), end("gpu:1"), end("host"));
         assert!(none_for(Path::P2p, &a, &b).is_some());
         assert!(none_for(Path::Dma, &a, &a).is_some());
+        let bar = end("pci:0000:b5:00.0/bar2");
+        assert!(none_for(Path::Bar, &host, &host).is_some() && none_for(Path::Bar, &host, &bar).is_some());
         for (path, from, to) in [
             (Path::Dma, &host, &a),
             (Path::Sm, &a, &host),
@@ -235,6 +240,7 @@ mod tests {
             (Path::Staged, &a, &a),
             (Path::StagedSm, &a, &b),
             (Path::Cuda, &a, &b),
+            (Path::Bar, &host, &end("twin:0")),
         ] {
             assert_eq!(none_for(path, from, to), None, "{path}");
         }
