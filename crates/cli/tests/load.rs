@@ -57,7 +57,7 @@ fn latency_is_measured_and_drawn_against_load() {
     };
     let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
     let none_passed =
-        |output: &Output| output.status.code() == Some(1) && said(output).contains("every rate lost packets");
+        |output: &Output| output.status.code() == Some(1) && said(output).contains("no rate passed");
     let mut output = run();
     if none_passed(&output) {
         let share = share_of_a_processor();

@@ -158,7 +158,7 @@ pub fn against_load(
         return Ok((
             document,
             Some(Error::Verification(format!(
-                "every rate lost packets: {why}; give a longer --duration, a larger --burst or fewer other programs"
+                "no rate passed: {why}; give a longer --duration, a larger --burst or fewer other programs"
             ))),
         ));
     };
