@@ -2,15 +2,18 @@
 //!
 //! Each line of a panel belongs to one method. If the method is not swept, each line belongs to one value of
 //! the first swept parameter that is not on the x axis. Each combination of values of the remaining swept
-//! parameters gets a panel of its own.
+//! parameters gets a panel of its own. If a panel would have more than six lines, each line gets a panel.
 
 use inlane_core::result::Document;
 use inlane_forward::experiment::OFFERED;
 use inlane_forward::result::{PacketResult, Quantity};
 use inlane_report::{Line, Plot, Point, Scale};
+use std::collections::BTreeSet;
 
 /// If the largest x value is at least this multiple of the smallest, the x axis is logarithmic.
 const LOG_FROM: f64 = 6.0;
+/// The most lines of a panel. More lines could not be told apart.
+const MOST_LINES: usize = 6;
 
 /// Draws the results against the parameter `axis`. `keys` are the other swept parameters. Returns `None` if
 /// there is nothing to draw.
@@ -103,9 +106,12 @@ fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
 }
 
 /// Splits the swept parameters. The values of the first returned parameter name the lines of a panel. The
-/// values of the others name the panels.
-fn split_keys<'a>(keys: &[&'a str]) -> (Option<&'a str>, Vec<&'a str>) {
+/// values of the others name the panels. If the first would name more than [`MOST_LINES`] lines, it is
+/// `None`, and all parameters name panels.
+fn split_keys<'a>(keys: &[&'a str], results: &[PacketResult]) -> (Option<&'a str>, Vec<&'a str>) {
     let name = keys.iter().find(|key| **key == "method").or(keys.first()).copied();
+    let values = results.iter().filter_map(|result| result.parameters.get(name?)).map(Quantity::to_string);
+    let name = name.filter(|_| values.collect::<BTreeSet<_>>().len() <= MOST_LINES);
     (name, keys.iter().copied().filter(|key| Some(*key) != name).collect())
 }
 
@@ -119,7 +125,7 @@ fn lines(
     dashed: impl Fn(&PacketResult) -> Option<f64>,
     ceiling: impl Fn(&PacketResult) -> Option<f64>,
 ) -> Vec<Line> {
-    let (name_key, panel_keys) = split_keys(keys);
+    let (name_key, panel_keys) = split_keys(keys, results);
     let mut lines: Vec<Line> = Vec::new();
     for result in results.iter().filter(|result| result.error.is_none()) {
         let Some(x) = result.parameters.get(axis).and_then(Quantity::drawn) else { continue };
@@ -136,7 +142,7 @@ fn lines(
                 .collect();
             words.join(", ")
         };
-        let (name, panel) = (words(name_key.as_slice()), words(&panel_keys));
+        let (name, panel) = (words(&[name_key.unwrap_or("method")]), words(&panel_keys));
         let known = lines.iter().position(|line| line.name == name && line.panel == panel);
         let index = known.unwrap_or_else(|| {
             lines.push(Line::new(name, panel));
@@ -196,5 +202,24 @@ mod tests {
     fn the_method_names_lines_and_the_other_keys_name_panels() {
         let found = drawn(&[result("16", "single", 1.0)], &["size", "method"]);
         assert_eq!(found[0], ("single".into(), "size 64".into(), vec![(16.0, 1.0)]));
+    }
+
+    #[test]
+    fn more_than_six_lines_get_a_panel_each() {
+        let sizes = |count: u32| -> Vec<PacketResult> {
+            let sized = |size: u32| {
+                let mut one = result("16", "single", 1.0);
+                one.parameters.set("size", Quantity::of_flag("N", &size.to_string()));
+                one
+            };
+            (64..64 + count).map(sized).collect()
+        };
+        let panels = |count: u32| -> BTreeSet<(String, String)> {
+            drawn(&sizes(count), &["size"]).into_iter().map(|(name, panel, _)| (name, panel)).collect()
+        };
+        assert!(panels(6).iter().all(|(name, panel)| name.starts_with("size ") && panel.is_empty()));
+        let seven = panels(7);
+        assert_eq!(seven.len(), 7);
+        assert!(seven.iter().all(|(name, panel)| name == "single" && panel.starts_with("size ")));
     }
 }
