@@ -33,7 +33,10 @@ fn at_end(fd: c_int, result: ssize_t) -> ssize_t {
 
 /// Call this after a receive that stored a sender's address. If the socket `fd` is offloaded, sets `len` to
 /// 0, because TCP gives no sender's address, and the kernel has stored the UNIX name of the engine's end.
-pub fn hide_name(fd: c_int, result: ssize_t, address: *const sockaddr, len: *mut socklen_t) {
+///
+/// # Safety
+/// `address` and `len` are null, or the kernel has stored an address and its length there.
+pub unsafe fn hide_name(fd: c_int, result: ssize_t, address: *const sockaddr, len: *mut socklen_t) {
     if result < 0 || address.is_null() || len.is_null() {
         return;
     }
@@ -46,7 +49,10 @@ pub fn hide_name(fd: c_int, result: ssize_t, address: *const sockaddr, len: *mut
 }
 
 /// Looks for UDP sockets of the engine among the descriptors that came with a received message.
-pub fn note_passed(message: &msghdr) {
+///
+/// # Safety
+/// The kernel has filled `message` in a receive, and its control messages are still in place.
+pub unsafe fn note_passed(message: &msghdr) {
     if message.msg_control.is_null() || message.msg_controllen < size_of::<libc::cmsghdr>() {
         return;
     }

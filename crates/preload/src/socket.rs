@@ -94,7 +94,10 @@ pub fn wait_connected(fd: RawFd) -> c_int {
 }
 
 /// Connects a socket that the engine already runs.
-pub fn connect(fd: RawFd, name: &SocketName, address: *const sockaddr, len: socklen_t) -> c_int {
+///
+/// # Safety
+/// `address` points to `len` readable bytes.
+pub unsafe fn connect(fd: RawFd, name: &SocketName, address: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: the program's arguments.
     let Some(remote) = (unsafe { read_sockaddr(address, len) }) else { return fail(libc::EAFNOSUPPORT) };
     if !name.kind.is_bound() || Flags::of(fd).has(Flags::CONNECTING) {
@@ -222,7 +225,15 @@ fn addresses(fd: RawFd) -> Option<Message> {
 }
 
 /// Writes the local address.
-pub fn getsockname(fd: RawFd, name: &SocketName, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+///
+/// # Safety
+/// `len` points to the number of writable bytes at `address`. Either pointer may be null.
+pub unsafe fn getsockname(
+    fd: RawFd,
+    name: &SocketName,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+) -> c_int {
     let mut local = name.local;
     if (name.kind.is_bound() || name.kind.is_datagram())
         && let Some(reply) = addresses(fd)
@@ -235,7 +246,15 @@ pub fn getsockname(fd: RawFd, name: &SocketName, address: *mut sockaddr, len: *m
 }
 
 /// Writes the remote address.
-pub fn getpeername(fd: RawFd, name: &SocketName, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+///
+/// # Safety
+/// `len` points to the number of writable bytes at `address`. Either pointer may be null.
+pub unsafe fn getpeername(
+    fd: RawFd,
+    name: &SocketName,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+) -> c_int {
     let remote = match name.kind.is_bound() || name.kind.is_datagram() {
         true => addresses(fd).and_then(|reply| reply.remote),
         false => name.remote,
@@ -272,7 +291,10 @@ pub unsafe fn put_option(value: *mut c_void, len: *mut socklen_t, bytes: &[u8]) 
 }
 
 /// Returns an option's value.
-pub fn getsockopt(
+///
+/// # Safety
+/// `len` points to the number of writable bytes at `value`. Either pointer may be null.
+pub unsafe fn getsockopt(
     fd: RawFd,
     socket: &SocketName,
     level: c_int,
@@ -312,13 +334,23 @@ pub fn getsockopt(
 }
 
 /// Sets an option.
-pub fn setsockopt(fd: RawFd, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+///
+/// # Safety
+/// `value` is null or points to `len` readable bytes.
+pub unsafe fn setsockopt(
+    fd: RawFd,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
     if level == libc::SOL_SOCKET && name != libc::SO_REUSEPORT {
         if name == libc::SO_PRIORITY {
             return 0;
         }
         if matches!(name, libc::SO_SNDBUF | libc::SO_RCVBUF) {
-            return set_buffer(fd, name, value, len);
+            // SAFETY: the caller promises `len` bytes at `value`.
+            return unsafe { set_buffer(fd, name, value, len) };
         }
         // SAFETY: the program's arguments.
         let code = unsafe { real::setsockopt(fd, level, name, value, len) };
@@ -345,7 +377,10 @@ pub fn setsockopt(fd: RawFd, level: c_int, name: c_int, value: *const c_void, le
 
 /// Sets SO_SNDBUF or SO_RCVBUF. The kernel doubles and bounds the value for the program's end, and the engine gets the
 /// result for its rings.
-fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+///
+/// # Safety
+/// `value` is null or points to `len` readable bytes.
+unsafe fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
     let connecting = name == libc::SO_SNDBUF && Flags::of(fd).has(Flags::CONNECTING);
     // While the connection is being established, the send buffer of the program's end must stay small, so
     // that the end is not writable. So set the option of a temporary UNIX socket, to get the value that the

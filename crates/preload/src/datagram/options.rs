@@ -52,7 +52,10 @@ fn is_known(level: c_int, name: c_int) -> bool {
 }
 
 /// Returns an option's value.
-pub fn getsockopt(
+///
+/// # Safety
+/// `len` points to the number of writable bytes at `value`. Either pointer may be null.
+pub unsafe fn getsockopt(
     fd: RawFd,
     socket: &SocketName,
     level: c_int,
@@ -91,7 +94,16 @@ pub fn getsockopt(
 }
 
 /// Sets an option.
-pub fn setsockopt(fd: RawFd, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+///
+/// # Safety
+/// `value` is null or points to `len` readable bytes.
+pub unsafe fn setsockopt(
+    fd: RawFd,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
     if !is_known(level, name) {
         return fail(libc::ENOPROTOOPT);
     }
