@@ -4,15 +4,14 @@
 //! with other DPDK processes. The environment probes no PCI device by itself, opens no telemetry socket, and
 //! leaves the affinity of the program's threads alone. It uses hugepages if enough are free, and otherwise
 //! ordinary memory. Devices get virtual addresses, unless a card is bound to a driver that cannot translate
-//! them. [`set_extra_arguments`] passes further arguments to DPDK.
+//! them.
 
 use crate::error::{Error, Result};
 use crate::{log, sys};
 use std::ffi::{CString, c_char};
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 static STARTED: OnceLock<Result<Environment, String>> = OnceLock::new();
-static EXTRA: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Hugepages are used if their total free size is at least this many bytes. Some pools would not fit into
 /// less.
@@ -26,21 +25,6 @@ pub struct Environment {
     /// True if devices get virtual addresses, false if they get physical addresses. Software ports and cards
     /// behind an IOMMU work with virtual addresses.
     pub virtual_addresses: bool,
-}
-
-/// Sets additional arguments for DPDK: those that `dpdk-testpmd` takes before its `--`. Call it before the
-/// first port is opened.
-///
-/// # Errors
-/// [`Error::Environment`] if DPDK has started.
-pub fn set_extra_arguments(arguments: impl IntoIterator<Item = String>) -> Result<()> {
-    if STARTED.get().is_some() {
-        return Err(Error::Environment {
-            why: "extra arguments were given after the first port was opened; give them before".into(),
-        });
-    }
-    *lock(&EXTRA) = arguments.into_iter().collect();
-    Ok(())
 }
 
 /// Starts DPDK's environment, unless it has started already.
@@ -62,10 +46,6 @@ pub fn version() -> String {
     // SAFETY: returns a constant string.
     let text = unsafe { std::ffi::CStr::from_ptr(sys::rte_version()) };
     text.to_string_lossy().into_owned()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 fn start_once() -> Result<Environment, String> {
@@ -140,7 +120,6 @@ fn arguments(hugepages: bool) -> Vec<String> {
         arguments.push("--no-huge".into());
         arguments.push(format!("-m{}", ordinary_memory_mib()));
     }
-    arguments.extend(lock(&EXTRA).iter().cloned());
     arguments
 }
 

@@ -105,12 +105,6 @@ impl EthSpec {
     /// The kinds of ports that this crate opens.
     pub const KINDS: &[&str] = &["net_null", "ring", "af_xdp", "af_packet", "tap", "memif", "pci"];
 
-    /// Returns true if `text` names a kind of port that this crate opens, one of [`Self::KINDS`]. What follows
-    /// the kind is not checked.
-    pub fn is_ours(text: &str) -> bool {
-        Self::KINDS.contains(&PortSpec::kind_of(text))
-    }
-
     /// Parses a specification.
     ///
     /// # Errors

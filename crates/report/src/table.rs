@@ -13,13 +13,6 @@ impl Lines {
         self.0.push(Cell::new(name, text));
     }
 
-    /// Adds a line if `text` is not `None`.
-    pub fn line_if(&mut self, name: &str, text: Option<impl Into<String>>) {
-        if let Some(text) = text {
-            self.line(name, text);
-        }
-    }
-
     /// Adds lines.
     pub fn extend(&mut self, lines: impl IntoIterator<Item = Cell>) {
         self.0.extend(lines);
@@ -72,7 +65,6 @@ mod tests {
         let mut lines = Lines::default();
         lines.line("rx", "1");
         lines.line("verified", "2");
-        lines.line_if("nothing", None::<String>);
         assert_eq!(lines.render(), "rx        1\nverified  2\n");
     }
 

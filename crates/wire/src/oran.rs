@@ -19,8 +19,6 @@ pub const SUBCARRIERS: usize = 12;
 pub const PRB: usize = SUBCARRIERS * 4;
 /// Symbols of a slot (normal cyclic prefix).
 pub const SYMBOLS: u8 = 14;
-/// Subframes of a frame.
-pub const SUBFRAMES: u8 = 10;
 
 view! {
     /// An O-RAN user plane message: the radio time of its symbol, then its sections of IQ samples.

@@ -44,11 +44,6 @@ impl Connection {
         self.rtt.variation()
     }
 
-    /// Returns the least RTT of the last 10 to 20 seconds, in nanoseconds, or `None` before the first sample.
-    pub fn minimum_rtt(&self) -> Option<u64> {
-        self.rtt.minimum()
-    }
-
     /// Returns the retransmission timeout in nanoseconds, without backoff.
     pub fn retransmission_timeout(&self) -> u64 {
         self.rtt.timeout()
