@@ -10,6 +10,7 @@ use crate::pipeline::PipelineSettings;
 use inlane_core::ring::{Dispatcher, Ring, layout};
 use inlane_core::{Location, Pool, Region};
 use inlane_cuda::LaunchConfig;
+use inlane_function::abi::WHOLE_PACKET;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -341,7 +342,7 @@ impl Lane {
             (_, Memory::Split(n)) => {
                 format!("pinned buffers; the SMs pull the first {n} B into GPU memory, the rest stays in host memory")
             }
-            _ if info.reads == u32::MAX => "pinned buffers, processed in place over PCIe".into(),
+            _ if info.reads == WHOLE_PACKET => "pinned buffers, processed in place over PCIe".into(),
             _ => format!(
                 "pinned buffers, processed in place over PCIe; the function reads {} B of each packet, the rest stays in host memory",
                 info.reads
