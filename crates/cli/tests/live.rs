@@ -10,9 +10,12 @@
 //! Each test creates its own namespaces. Without root, or without one of the programs, a test prints why and
 //! is skipped.
 
+mod support;
+
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+use support::until_thread_runs;
 
 const ADDRESS_A: &str = "10.77.0.1";
 const ADDRESS_B: &str = "10.77.0.2";
@@ -182,9 +185,9 @@ impl Hosts {
         }
     }
 
-    /// Starts inlane between two ports, calls `ready` to complete the set-up, and runs the traffic. Then
-    /// interrupts inlane and checks its result.
-    fn through(&self, ports: [&str; 2], ready: impl FnOnce()) {
+    /// Starts inlane between two ports, calls `ready` with its process to complete the set-up, and runs the
+    /// traffic. Then interrupts inlane and checks its result.
+    fn through(&self, ports: [&str; 2], ready: impl FnOnce(&Child)) {
         let folder = tempfile::tempdir().unwrap();
         // nginx's worker does not run as root, so the directory must be readable for all users.
         shell(&format!("chmod 755 {}", folder.path().display())).unwrap();
@@ -203,7 +206,7 @@ impl Hosts {
                 json.to_str().unwrap(),
             ],
         );
-        ready();
+        ready(inlane.child.as_ref().unwrap());
         self.traffic(folder.path());
         let output = inlane.interrupt();
         let said = String::from_utf8_lossy(&output.stderr);
@@ -271,29 +274,24 @@ fn shell(line: &str) -> Result<(), String> {
 fn over_af_xdp() {
     let Some(hosts) = Hosts::new("xdp") else { return };
     hosts.cables();
-    hosts.through(["af_xdp:am", "af_xdp:bm"], || ());
+    hosts.through(["af_xdp:am", "af_xdp:bm"], |_| ());
 }
 
 #[test]
 fn over_packet_sockets() {
     let Some(hosts) = Hosts::new("packet") else { return };
     hosts.cables();
-    hosts.through(["af_packet:am", "af_packet:bm"], || ());
+    hosts.through(["af_packet:am", "af_packet:bm"], |_| ());
 }
 
 #[test]
 fn over_tap_interfaces() {
     let Some(hosts) = Hosts::new("tap") else { return };
-    hosts.through(["tap:ta", "tap:tb"], || {
+    hosts.through(["tap:ta", "tap:tb"], |inlane| {
+        // DPDK's driver takes an interface down and up after it was created. So wait until packets flow before
+        // moving the interfaces to the hosts.
+        until_thread_runs(inlane, "inlane-0", Duration::from_millis(1));
         for (tap, host) in [("ta", "a"), ("tb", "b")] {
-            let start = Instant::now();
-            while !hosts.run("m", &format!("ip link show {tap}")).status.success() {
-                assert!(start.elapsed() < Duration::from_secs(60), "inlane made no {tap}");
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            // The interface exists, but DPDK's driver will still take it down and up once. So wait before
-            // moving it to a host.
-            std::thread::sleep(Duration::from_millis(500));
             hosts.must("m", &format!("ip link set {tap} netns {}", hosts.name(host)));
         }
         hosts.address("ta", "tb");
