@@ -605,7 +605,7 @@ fn a_row_is_ready_only_after_its_translation_is_set() {
         std::thread::scope(|scope| {
             let honest = scope.spawn(|| Windows::connect(Arc::new(a), BYTES, settings(60_000)).err());
             let pages = (BYTES / 4096) as u32;
-            let ready = loop {
+            let (ready, seen) = loop {
                 assert!(!honest.is_finished(), "it never became ready");
                 let words: [u32; ROW] = std::array::from_fn(|index| hostile.scratchpad_read(index as u32));
                 let Some(row) = Row::decode(&words) else { continue };
@@ -613,11 +613,11 @@ fn a_row_is_ready_only_after_its_translation_is_set() {
                     Row { version: VERSION, epoch: 9, seen: row.epoch, limit_pages: pages, ..Row::default() };
                 write_row(&hostile, &Row { inbound_pages: pages, ..answer }.encode());
                 if row.ready {
-                    break hostile.peer_window(0, 0);
+                    break (hostile.peer_window(0, 0), row.epoch);
                 }
             };
             // Another version ends the handshake at once.
-            write_row(&hostile, &Row { version: VERSION + 1, epoch: 9, ..Row::default() }.encode());
+            write_row(&hostile, &Row { version: VERSION + 1, epoch: 9, seen, ..Row::default() }.encode());
             assert!(ready.is_ok(), "ready without a translation: {ready:?}");
             let error = honest.join().unwrap();
             assert!(matches!(error, Some(Error::Ntb(Bridge::Version { .. }))), "{error:?}");
