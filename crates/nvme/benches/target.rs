@@ -266,6 +266,7 @@ fn main() {
         hosts: Hosts::Any,
         cores: vec![numbers.0],
         threads: 1,
+        spin: Duration::ZERO,
         limits: Limits::default(),
     };
     let target = Target::start(config).expect("the target starts");

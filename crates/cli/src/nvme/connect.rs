@@ -48,6 +48,10 @@ pub struct Host {
     /// Time above zero within which the target must accept a connection and answer a command
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = time_above_zero)]
     timeout: Duration,
+    /// Poll for this long before a thread sleeps to wait for the target. This saves the time of wake-ups, and
+    /// keeps the threads' cores at full load
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::parse_time)]
+    spin: Duration,
 }
 
 impl Host {
@@ -62,7 +66,12 @@ impl Host {
 
     /// Returns the options of a queue with up to `depth` commands in flight.
     pub fn queue(&self, depth: u32) -> QueueOptions {
-        QueueOptions { digests: self.digests.into(), entries: depth + 1, timeout: self.timeout }
+        QueueOptions {
+            digests: self.digests.into(),
+            entries: depth + 1,
+            timeout: self.timeout,
+            spin: self.spin,
+        }
     }
 }
 

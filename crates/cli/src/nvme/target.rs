@@ -73,6 +73,10 @@ pub struct Target {
     /// Number of worker threads, 1 to 1024 [default: one per core that this process may use]
     #[arg(long, value_name = "N", value_parser = count::<u16>(1, 1024))]
     threads: Option<u16>,
+    /// Let each worker thread poll for this long before it sleeps. This saves the time of wake-ups, and
+    /// keeps the cores of busy threads at full load
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::parse_time)]
+    spin: Duration,
     /// End after this time [default: run until a signal arrives]
     #[arg(long, value_name = "TIME", value_parser = time_above_zero)]
     duration: Option<Duration>,
@@ -120,6 +124,7 @@ impl Target {
             hosts,
             cores: self.cores.map(|cores| cores.0).unwrap_or_default(),
             threads: self.threads.map_or(threads, Into::into),
+            spin: self.spin,
             limits: Limits::default(),
         };
         let (stop, stopped) = mpsc::channel();

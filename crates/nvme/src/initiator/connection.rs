@@ -301,8 +301,8 @@ impl Connection {
         }
     }
 
-    /// Returns the header bytes of a received PDU whose header was invalid, to be sent back in a termination
-    /// request. Empty if all headers were valid and the fault was found later.
+    /// Returns the header of the PDU that was received last. After a fault, it is that of the faulty PDU, to be
+    /// sent back in a termination request. If its common header was invalid already, returns only those 8 bytes.
     pub fn faulty_pdu(&self) -> &[u8] {
         self.inbox.faulty_pdu()
     }

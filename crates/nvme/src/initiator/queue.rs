@@ -25,11 +25,18 @@ pub struct QueueOptions {
     pub entries: u32,
     /// The time within which the target must accept the connection, and answer a command.
     pub timeout: Duration,
+    /// How long [`Queue::progress`] polls the socket before it sleeps. Zero: it sleeps at once.
+    pub spin: Duration,
 }
 
 impl Default for QueueOptions {
     fn default() -> Self {
-        Self { digests: Digests::default(), entries: 128, timeout: Duration::from_secs(15) }
+        Self {
+            digests: Digests::default(),
+            entries: 128,
+            timeout: Duration::from_secs(15),
+            spin: Duration::ZERO,
+        }
     }
 }
 
@@ -40,6 +47,7 @@ pub struct Queue {
     connection: Connection,
     peer: String,
     timeout: Duration,
+    spin: Duration,
     /// When the wait for the controller's next answer began. This is when bytes last arrived, or when a
     /// command was submitted while no other was in flight, whichever is later. Held commands, which the
     /// controller may leave unanswered, do not count.
@@ -74,6 +82,7 @@ impl Queue {
             connection,
             peer,
             timeout: options.timeout,
+            spin: options.spin,
             last_arrival: Instant::now(),
             held: 0,
         };
@@ -159,23 +168,22 @@ impl Queue {
             let _ = poll(&mut [PollFd::new(&self.socket, flags)], Some(&tick));
             self.send()?;
         }
-        let flags = match wait && !self.connection.has_output() {
-            true => RecvFlags::empty(),
-            false => RecvFlags::DONTWAIT,
-        };
-        let received = {
-            let mut slices = self.connection.receive_slices();
-            // Leaves out an empty first slice, because a system call with one slice is a little cheaper.
-            let slices = if slices[0].is_empty() { &mut slices[1..] } else { &mut slices[..] };
-            recvmsg(&self.socket, slices, &mut Default::default(), flags)
-        };
         use rustix::io::Errno;
+        let sleep = wait && !self.connection.has_output();
+        let received = match sleep && self.spin.is_zero() {
+            true => self.receive(RecvFlags::empty()),
+            false => self.receive(RecvFlags::DONTWAIT),
+        };
+        let received = match received {
+            Err(Errno::AGAIN) if sleep && !self.spin.is_zero() => self.poll_then_sleep(),
+            received => received,
+        };
         match received {
-            Ok(message) if message.bytes > 0 => {
+            Ok(bytes) if bytes > 0 => {
                 if self.connection.in_flight() > 0 || !self.connection.is_ready() {
                     self.last_arrival = Instant::now();
                 }
-                match self.connection.received(message.bytes) {
+                match self.connection.received(bytes) {
                     Ok(()) => Ok(()),
                     Err(failure) => Err(self.failed(failure)),
                 }
@@ -190,6 +198,26 @@ impl Queue {
             }
             Err(error) => Err(self.ended(&format!("the connection failed: {error}"))),
         }
+    }
+
+    /// Receives into the connection's memory. Returns the number of bytes; 0 at the end of the stream.
+    fn receive(&mut self, flags: RecvFlags) -> rustix::io::Result<usize> {
+        let mut slices = self.connection.receive_slices();
+        // Leaves out an empty first slice, because a system call with one slice is a little cheaper.
+        let slices = if slices[0].is_empty() { &mut slices[1..] } else { &mut slices[..] };
+        Ok(recvmsg(&self.socket, slices, &mut Default::default(), flags)?.bytes)
+    }
+
+    /// Polls the socket until bytes arrive. After the time to poll, sleeps until bytes arrive, for up to 100 ms.
+    fn poll_then_sleep(&mut self) -> rustix::io::Result<usize> {
+        let start = Instant::now();
+        while start.elapsed() < self.spin {
+            match self.receive(RecvFlags::DONTWAIT) {
+                Err(rustix::io::Errno::AGAIN) => std::hint::spin_loop(),
+                received => return received,
+            }
+        }
+        self.receive(RecvFlags::empty())
     }
 
     fn send(&mut self) -> Result<()> {

@@ -5,6 +5,7 @@ use crate::{Error, Result};
 use io_uring::types::{Fd, FsyncFlags, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
 
 /// The number of entries of the submission queue. When the queue is full, its requests are submitted to make
 /// room for further ones.
@@ -50,9 +51,13 @@ impl Ring {
             .setup_cqsize(COMPLETIONS)
             .setup_single_issuer()
             .setup_defer_taskrun()
+            .setup_taskrun_flag()
             .build(SUBMISSIONS);
         let ring = newest
-            .or_else(|_| IoUring::builder().setup_cqsize(COMPLETIONS).setup_coop_taskrun().build(SUBMISSIONS))
+            .or_else(|_| {
+                let mut builder = IoUring::builder();
+                builder.setup_cqsize(COMPLETIONS).setup_coop_taskrun().setup_taskrun_flag().build(SUBMISSIONS)
+            })
             .or_else(|_| IoUring::builder().setup_cqsize(COMPLETIONS).build(SUBMISSIONS));
         let ring = ring.map_err(|source| match source.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => Error::Environment {
@@ -132,6 +137,46 @@ impl Ring {
         self.push(&entry.user_data(tag));
     }
 
+    /// Submits all requests. Returns true if a request completes within `time`.
+    fn poll_for(&mut self, time: Duration) -> std::io::Result<bool> {
+        self.enter(0)?;
+        let start = Instant::now();
+        loop {
+            if !self.ring.completion().is_empty() {
+                return Ok(true);
+            }
+            // The kernel sets this flag when it has work that ends requests and that only a system call of this
+            // thread carries out.
+            if self.ring.submission().taskrun() {
+                self.enter(0)?;
+            } else if start.elapsed() >= time {
+                return Ok(false);
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// Submits all requests. Sends and receives that need not wait are carried out at once.
+    ///
+    /// # Errors
+    /// Errors of the ring, which no later call can repair.
+    pub fn submit(&mut self) -> std::io::Result<()> {
+        self.enter(0)
+    }
+
+    /// Submits all requests and sleeps until `want` completions wait to be taken.
+    fn enter(&mut self, want: usize) -> std::io::Result<()> {
+        match self.ring.submit_and_wait(want) {
+            Ok(_) => Ok(()),
+            // EINTR: a signal. EBUSY and EAGAIN: the kernel keeps completions that must be taken first.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// Submits a request that completes when the descriptor is readable.
     pub fn poll(&mut self, descriptor: RawFd, tag: u64) {
         self.push(&opcode::PollAdd::new(Fd(descriptor), libc::POLLIN as u32).build().user_data(tag));
@@ -142,16 +187,14 @@ impl Ring {
         self.push(&opcode::Timeout::new(time).build().user_data(tag));
     }
 
-    /// Submits all requests and waits for at least one completion. Moves the completions into `completed`.
+    /// Submits all requests and waits for at least one completion: polls for `spin`, then sleeps. Moves the
+    /// completions into `completed`.
     ///
     /// # Errors
     /// Errors of the ring, which no later call can repair.
-    pub fn wait(&mut self, completed: &mut Vec<Completed>) -> std::io::Result<()> {
-        match self.ring.submit_and_wait(1) {
-            Ok(_) => {}
-            // EINTR: a signal. EBUSY and EAGAIN: the kernel keeps completions that must be taken first.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
-            Err(error) => return Err(error),
+    pub fn wait(&mut self, completed: &mut Vec<Completed>, spin: Duration) -> std::io::Result<()> {
+        if spin.is_zero() || !self.poll_for(spin)? {
+            self.enter(1)?;
         }
         completed.extend(self.ring.completion().map(|entry| Completed {
             tag: entry.user_data(),

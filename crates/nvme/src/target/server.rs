@@ -3,14 +3,14 @@
 use super::TargetResult;
 use super::inbox::{Inbox, Message};
 use super::subsystem::{Definition, Limits, Subsystem};
-use super::worker::Worker;
+use super::worker::{Load, Worker};
 use crate::namespace::{MAX_NAMESPACES, Namespace, Specification, Storage};
 use crate::{Error, Result};
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -50,6 +50,8 @@ pub struct Config {
     pub cores: Vec<usize>,
     /// The number of worker threads if `cores` is empty.
     pub threads: usize,
+    /// How long a worker thread polls for work before it sleeps. Zero: it sleeps at once.
+    pub spin: Duration,
     /// The limits.
     pub limits: Limits,
 }
@@ -67,7 +69,7 @@ pub struct Target {
 #[derive(Debug)]
 struct WorkerHandle {
     inbox: Arc<Inbox>,
-    load: Arc<AtomicUsize>,
+    load: Arc<Load>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -110,22 +112,29 @@ impl Target {
             Self { subsystem, workers: Vec::new(), acceptor: None, stop: Arc::default(), failed };
         for index in 0..threads {
             let core = config.cores.get(index).copied();
-            target.start_worker(index, core, threads)?;
+            target.start_worker(index, core, threads, config.spin)?;
         }
         target.start_acceptor(listeners, config.hosts)?;
         Ok(target)
     }
 
-    fn start_worker(&mut self, index: usize, core: Option<usize>, threads: usize) -> Result<()> {
+    fn start_worker(
+        &mut self,
+        index: usize,
+        core: Option<usize>,
+        threads: usize,
+        spin: Duration,
+    ) -> Result<()> {
         let os = |source| Error::Os { what: "cannot start a worker thread".into(), source };
         let inbox = Arc::new(Inbox::new().map_err(os)?);
-        let load = Arc::new(AtomicUsize::new(0));
+        let load = Arc::new(Load::default());
         let (result, started) = mpsc::channel();
         let (subsystem, failed) = (self.subsystem.clone(), self.failed.clone());
         let max_half_open = (self.subsystem.limits.connections / 4 / threads).max(1);
         let (its_inbox, its_load) = (inbox.clone(), load.clone());
         let thread = std::thread::Builder::new().name(format!("inlane-nvme-{index}")).spawn(move || {
-            let worker = bind(core).and_then(|()| Worker::new(subsystem, its_inbox, its_load, max_half_open));
+            let worker =
+                bind(core).and_then(|()| Worker::new(subsystem, its_inbox, its_load, max_half_open, spin));
             let worker = match worker {
                 Ok(worker) => worker,
                 Err(error) => return drop(result.send(Err(error))),
@@ -169,7 +178,13 @@ impl Target {
 
     /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
-        self.workers.iter().map(|worker| worker.load.load(Relaxed)).sum()
+        self.workers.iter().map(|worker| worker.load.connections.load(Relaxed)).sum()
+    }
+
+    /// Returns for each worker thread how many of its connections carry or may still become I/O queues.
+    #[cfg(test)]
+    pub(super) fn io_queues(&self) -> Vec<usize> {
+        self.workers.iter().map(|worker| worker.load.rank().0).collect()
     }
 
     /// Returns true if a worker thread failed. The target should be ended then.
@@ -249,7 +264,7 @@ struct Acceptor {
     listeners: Vec<TcpListener>,
     hosts: Hosts,
     subsystem: Arc<Subsystem>,
-    workers: Vec<(Arc<Inbox>, Arc<AtomicUsize>)>,
+    workers: Vec<(Arc<Inbox>, Arc<Load>)>,
     stop: Arc<AtomicBool>,
 }
 
@@ -312,7 +327,7 @@ impl Acceptor {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Accepts the connections that wait at a listening socket and hands each to the worker with the fewest connections.
+    /// Accepts the connections that wait at a listening socket and hands each to the worker with the fewest I/O queues.
     fn accept(&self, listener: &TcpListener) {
         loop {
             match listener.accept() {
@@ -337,16 +352,16 @@ impl Acceptor {
     fn hand_over(&self, stream: TcpStream, peer: SocketAddr) {
         let counters = &self.subsystem.counters;
         counters.connections.fetch_add(1, Relaxed);
-        let total: usize = self.workers.iter().map(|(_, load)| load.load(Relaxed)).sum();
+        let total: usize = self.workers.iter().map(|(_, load)| load.connections.load(Relaxed)).sum();
         let Ok(local) = stream.local_addr() else { return };
         if total >= self.subsystem.limits.connections {
             counters.refused.fetch_add(1, Relaxed);
             return;
         }
         set_options(&stream);
-        let least = self.workers.iter().min_by_key(|(_, load)| load.load(Relaxed));
+        let least = self.workers.iter().min_by_key(|(_, load)| load.rank());
         let Some((inbox, load)) = least else { return };
-        load.fetch_add(1, Relaxed);
+        load.connections.fetch_add(1, Relaxed);
         inbox.send(Message::Accept { socket: stream.into(), peer, local });
     }
 }

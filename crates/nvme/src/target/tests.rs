@@ -16,6 +16,11 @@ const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:0f01fb42-9f7f-4856-b0b3-51e6
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn start(namespace: &str, limits: Limits) -> Target {
+    start_polling(namespace, limits, Duration::ZERO)
+}
+
+/// Starts a target whose threads poll for `spin` before they sleep.
+fn start_polling(namespace: &str, limits: Limits, spin: Duration) -> Target {
     let config = Config {
         listen: vec!["127.0.0.1:0".parse().unwrap()],
         namespaces: vec![namespace.parse().unwrap()],
@@ -23,6 +28,7 @@ fn start(namespace: &str, limits: Limits) -> Target {
         hosts: Hosts::Any,
         cores: Vec::new(),
         threads: 2,
+        spin,
         limits,
     };
     Target::start(config).unwrap()
@@ -187,4 +193,54 @@ fn a_target_that_stops_closes_its_connections_and_reports_what_it_served() {
     let namespace = &result.namespaces[0];
     assert_eq!((namespace.writes, namespace.written_bytes, namespace.reads), (1, 4096, 1));
     assert_eq!(std::fs::read(path).unwrap()[..4096], [9; 4096]);
+}
+
+#[test]
+fn io_queues_are_spread_over_the_threads() {
+    let target = start("memory:1M", Limits::default());
+    // Each host opens an admin queue and then an I/O queue. Counting both alike would give all I/O queues to one thread.
+    let _hosts: Vec<_> = (0..6).map(|_| attach(&target, 0)).collect();
+    assert_eq!(target.io_queues(), [3, 3]);
+}
+
+#[test]
+fn a_target_that_polls_serves_memory_and_files() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    for namespace in ["memory:1M", &format!("file:{}", file.path().display())] {
+        let target = start_polling(namespace, Limits::default(), Duration::from_micros(50));
+        let (_admin, mut queue) = attach(&target, 0);
+        for byte in 1..50 {
+            write(&mut queue, byte);
+            assert_eq!(read(&mut queue, 8), [byte; 4096]);
+        }
+        assert_eq!(target.stop().unwrap().protocol_violations, 0);
+    }
+}
+
+/// More operations than the worker processes between two sends are in flight, and all of them are answered.
+#[test]
+fn many_file_reads_in_flight_are_all_answered() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let bytes: Vec<u8> = (0..64_u32).flat_map(|block| [block as u8 + 1; 4096]).collect();
+    file.write_all(&bytes).unwrap();
+    let target = start(&format!("file:{}", file.path().display()), Limits::default());
+    let (_admin, mut queue) = attach(&target, 0);
+    let mut commands = Vec::new();
+    for block in 0..60_u16 {
+        let mut command = Command::blocks(io::READ, 1, u64::from(block) * 8, 8, Sgl::transport(4096));
+        command.cid = block.into();
+        let mut capsule = vec![0; MAX_HEADER];
+        let length = encode(&CapsuleCmd::new(command), 0, Digests::default(), 4, &mut capsule);
+        commands.extend_from_slice(&capsule[..length]);
+    }
+    queue.write_all(&commands).unwrap();
+    let mut found = [false; 60];
+    for _ in 0..60 {
+        let mut response = vec![0; 24 + 4096 + 24];
+        queue.read_exact(&mut response).unwrap();
+        let cid = usize::from(u16::from_le_bytes([response[8], response[9]]));
+        assert!(!std::mem::replace(&mut found[cid], true), "identifier {cid} twice");
+        assert_eq!(response[24..24 + 4096], [cid as u8 + 1; 4096]);
+    }
 }

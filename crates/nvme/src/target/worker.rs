@@ -7,7 +7,8 @@
 //! ```
 //!
 //! At queue depth 1 a round costs one system call: it submits the send of a response and the receive of the next command, and
-//! waits. With more commands in flight, the responses of a round leave in one send.
+//! waits. With more commands in flight, several responses leave in one send. A disk often completes many operations at once.
+//! The worker then sends after every few completions, because host and target otherwise wait for each other.
 //!
 //! **Memory.** The kernel uses memory of a [`Link`] while one of its requests is in flight: the input and output of its connection,
 //! data buffers, and the message header. A link is therefore removed only when none is in flight. Its socket is shut down first,
@@ -26,6 +27,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 /// How often timeouts are checked.
 static TICK: Timespec = Timespec::new().nsec(250_000_000);
@@ -33,6 +35,10 @@ static TICK: Timespec = Timespec::new().nsec(250_000_000);
 const LINGER_MS: u64 = 1000;
 /// How long commands in progress may take when the target ends.
 const DRAIN_MS: u64 = 5000;
+
+/// The most completions that are processed before their responses are sent. Hosts then work on the first
+/// responses of a round while the worker processes further completions.
+const BATCH: usize = 8;
 
 /// The kinds of requests, in the upper byte of their tags. The connection's index is in bits 55:32, the command's number in 15:0.
 mod kind {
@@ -80,12 +86,32 @@ struct Link {
     /// The time in milliseconds at which a timeout check first found that the target waits for the host.
     /// `None` if the last check found that the target does not wait.
     waiting_ms: Option<u64>,
+    /// True if the connection carries an admin queue and is counted as such.
+    admin: bool,
     /// True if the connection is in the list of connections to serve in this round.
     due: bool,
     /// True if the connection is in the list of connections that wait for buffers.
     starved: bool,
     /// A buffer for bytes that are received while the connection lingers. They are ignored.
     discard: Box<[u8]>,
+}
+
+/// The numbers of a worker's connections, by which new connections are distributed.
+#[derive(Debug, Default)]
+pub struct Load {
+    /// All connections.
+    pub connections: AtomicUsize,
+    /// The connections that carry an admin queue, which causes little work.
+    pub admin_queues: AtomicUsize,
+}
+
+impl Load {
+    /// Returns a rank: the worker with the least rank gets the next connection. Connections that carry or may
+    /// still become I/O queues count first, then all connections.
+    pub fn rank(&self) -> (usize, usize) {
+        let connections = self.connections.load(Relaxed);
+        (connections.saturating_sub(self.admin_queues.load(Relaxed)), connections)
+    }
 }
 
 /// A worker thread.
@@ -99,9 +125,9 @@ pub struct Worker {
     #[allow(clippy::vec_box)]
     links: Vec<Option<Box<Link>>>,
     free: Vec<usize>,
-    /// The number of connections of this worker. The thread that accepts connections gives each new one to
-    /// the worker with the lowest number.
-    load: Arc<AtomicUsize>,
+    /// The numbers of connections of this worker. The thread that accepts connections gives each new one to
+    /// the worker with the lowest rank.
+    load: Arc<Load>,
     half_open: VecDeque<ConnectionId>,
     max_half_open: usize,
     due: Vec<usize>,
@@ -110,6 +136,8 @@ pub struct Worker {
     next_id: u64,
     now_ms: u64,
     draining_since: Option<u64>,
+    /// How long the thread polls for completions before it sleeps.
+    spin: Duration,
 }
 
 impl Worker {
@@ -121,8 +149,9 @@ impl Worker {
     pub fn new(
         subsystem: Arc<Subsystem>,
         inbox: Arc<Inbox>,
-        load: Arc<AtomicUsize>,
+        load: Arc<Load>,
         max_half_open: usize,
+        spin: Duration,
     ) -> Result<Self> {
         Ok(Self {
             ring: Ring::new()?,
@@ -140,6 +169,7 @@ impl Worker {
             next_id: 0,
             now_ms: 0,
             draining_since: None,
+            spin,
         })
     }
 
@@ -151,18 +181,28 @@ impl Worker {
         self.ring.poll(self.inbox.event(), tag(kind::INBOX, 0, 0));
         self.ring.timeout(&TICK, tag(kind::TICK, 0, 0));
         let mut completed = Vec::new();
-        while self.draining_since.is_none() || self.load.load(Relaxed) > 0 {
-            self.ring.wait(&mut completed)?;
+        while self.draining_since.is_none() || self.load.connections.load(Relaxed) > 0 {
+            self.ring.wait(&mut completed, self.spin)?;
             self.now_ms = self.subsystem.now_ms();
-            for item in completed.drain(..) {
-                self.completed(item);
+            for (index, item) in completed.iter().enumerate() {
+                self.completed(*item);
+                if (index + 1) % BATCH == 0 && index + 1 < completed.len() {
+                    self.serve_due();
+                    self.ring.submit()?;
+                }
             }
-            self.feed_starved();
-            while let Some(index) = self.due.pop() {
-                self.serve(index);
-            }
+            self.serve_due();
+            completed.clear();
         }
         Ok(())
+    }
+
+    /// Serves the connections that the last completions concern, and those that waited for a buffer.
+    fn serve_due(&mut self) {
+        self.feed_starved();
+        while let Some(index) = self.due.pop() {
+            self.serve(index);
+        }
     }
 
     fn completed(&mut self, item: Completed) {
@@ -230,7 +270,7 @@ impl Worker {
 
     fn accept(&mut self, socket: OwnedFd, peer: SocketAddr, local: SocketAddr) {
         if self.draining_since.is_some() {
-            self.load.fetch_sub(1, Relaxed);
+            self.load.connections.fetch_sub(1, Relaxed);
             return;
         }
         let index = self.free.pop().unwrap_or_else(|| {
@@ -262,6 +302,7 @@ impl Worker {
             accepted_ms: self.now_ms,
             progress_ms: self.now_ms,
             waiting_ms: None,
+            admin: false,
             due: false,
             starved: false,
             discard: Box::default(),
@@ -299,6 +340,10 @@ impl Worker {
             result => {
                 link.progress_ms = now;
                 link.connection.received(result as usize, now);
+                if !link.admin && link.connection.is_admin() {
+                    link.admin = true;
+                    self.load.admin_queues.fetch_add(1, Relaxed);
+                }
             }
         }
         self.mark(index);
@@ -450,10 +495,13 @@ impl Worker {
             return;
         }
         tracing::debug!("{}: connection closed", link.peer);
+        if link.admin {
+            self.load.admin_queues.fetch_sub(1, Relaxed);
+        }
         self.links[index] = None;
         self.starved.retain(|other| *other != index);
         self.free.push(index);
-        self.load.fetch_sub(1, Relaxed);
+        self.load.connections.fetch_sub(1, Relaxed);
     }
 
     /// Ends connections whose hosts take too long.

@@ -2,7 +2,9 @@
 
 use super::super::Buffer;
 use crate::command::Completion;
-use crate::pdu::{Data, Digests, Fault, Header, Kind, Layout, R2t, Rules, RunningDigest, Termination};
+use crate::pdu::{
+    Data, Digests, Fault, Header, Kind, Layout, MAX_HEADER, R2t, Rules, RunningDigest, Termination,
+};
 
 /// The size of the scratch space in bytes.
 const SCRATCH: usize = 128 << 10;
@@ -139,14 +141,28 @@ impl Received {
 }
 
 /// The received bytes of a connection that are not processed yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Inbox {
     pub(super) scratch: Scratch,
     pub(super) payload: Option<Payload>,
     /// True if the last data had at least `LARGE` bytes. The next data is then expected to be large, too.
     pub(super) expect_large: bool,
-    /// The header that could not be decoded, for a termination request.
-    last: Vec<u8>,
+    /// The header of the PDU that was received last, for a termination request. Only its first `last_len`
+    /// bytes are in use.
+    last: [u8; MAX_HEADER],
+    last_len: usize,
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        Self {
+            scratch: Scratch::default(),
+            payload: None,
+            expect_large: false,
+            last: [0; MAX_HEADER],
+            last_len: 0,
+        }
+    }
 }
 
 impl Inbox {
@@ -159,14 +175,11 @@ impl Inbox {
     pub(super) fn next_header(&mut self, rules: &Rules) -> Result<Option<Received>, Fault> {
         let available = self.scratch.available();
         let Some(common) = available.first_chunk() else { return Ok(None) };
-        let keep = |last: &mut Vec<u8>, bytes: &[u8], fault| {
-            last.extend_from_slice(bytes);
-            Err(fault)
+        let mut remember = |header: &[u8]| {
+            self.last[..header.len()].copy_from_slice(header);
+            self.last_len = header.len();
         };
-        let layout = match Layout::decode(common, rules) {
-            Ok(layout) => layout,
-            Err(fault) => return keep(&mut self.last, common, fault),
-        };
+        let layout = Layout::decode(common, rules).inspect_err(|_| remember(common))?;
         // Of a termination request, wait for the header and the data, because both are skipped together. The
         // data has at most 128 bytes.
         let skipped = if layout.kind == Kind::C2hTermReq { layout.data_bytes as usize } else { 0 };
@@ -175,25 +188,25 @@ impl Inbox {
             return Ok(None);
         }
         let header = &available[..usize::from(layout.header_bytes)];
-        let decoded = layout.check_digest(header).and_then(|()| Header::decode(&layout, header));
-        let received = match decoded {
-            Ok(Header::IcResp(response)) => Received::IcResp {
+        remember(&header[..layout.kind.header_len()]);
+        layout.check_digest(header)?;
+        let received = match Header::decode(&layout, header)? {
+            Header::IcResp(response) => Received::IcResp {
                 digests: Digests::from_bits(response.dgst),
                 alignment: (response.cpda + 1) * 4,
                 max_h2c_data: response.maxh2cdata.get(),
             },
-            Ok(Header::TermReq(termination)) => Received::Termination(termination),
-            Ok(Header::CapsuleResp(completion)) => Received::Completion(*completion),
-            Ok(Header::C2hData(data)) => Received::Data(*data, layout.flags),
-            Ok(Header::R2t(r2t)) => Received::R2t(*r2t),
-            Ok(_) => unreachable!("the layout has only types that a controller sends"),
-            Err(fault) => return keep(&mut self.last, header, fault),
+            Header::TermReq(termination) => Received::Termination(termination),
+            Header::CapsuleResp(completion) => Received::Completion(*completion),
+            Header::C2hData(data) => Received::Data(*data, layout.flags),
+            Header::R2t(r2t) => Received::R2t(*r2t),
+            _ => unreachable!("the layout has only types that a controller sends"),
         };
         self.scratch.consume(needed);
         Ok(Some(received))
     }
 
     pub(super) fn faulty_pdu(&self) -> &[u8] {
-        &self.last
+        &self.last[..self.last_len]
     }
 }

@@ -88,7 +88,13 @@ fn c2h(cid: u16, flags: u8, at: u32, data: &[u8], digests: Digests) -> Vec<u8> {
 
 fn expect_fault(connection: &mut Connection, bytes: &[u8], status: FatalStatus, field: &str) {
     match feed(connection, bytes, usize::MAX) {
-        Err(Failure::Fault(fault)) => assert_eq!((fault.status, fault.field), (status, field), "{fault}"),
+        Err(Failure::Fault(fault)) => {
+            assert_eq!((fault.status, fault.field), (status, field), "{fault}");
+            // The termination request repeats the header of the PDU at fault.
+            let header = connection.faulty_pdu();
+            assert_eq!(header[0], fault.kind, "{fault}");
+            assert!(bytes.windows(header.len()).any(|part| part == header), "{fault}: {header:?}");
+        }
         other => panic!("{other:?}"),
     }
     assert!(!connection.is_ready());

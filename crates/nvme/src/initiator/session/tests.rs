@@ -18,6 +18,7 @@ fn target(listen: &str) -> Target {
         hosts: Hosts::Any,
         cores: Vec::new(),
         threads: 1,
+        spin: Duration::ZERO,
         limits: Limits::default(),
     };
     Target::start(config).unwrap()

@@ -39,7 +39,7 @@ use super::storage::{Call, Next};
 use super::subsystem::Subsystem;
 use crate::command::Status;
 use crate::namespace::Storage;
-use crate::pdu::{Digests, Fault, Rules, Sender, encode_termination};
+use crate::pdu::{Digests, Fault, Layout, Rules, Sender, encode_termination};
 use input::Input;
 use receive::Receiving;
 use slot::{Slots, Stage};
@@ -227,8 +227,12 @@ impl Connection {
     fn terminate(&mut self, fault: Fault) {
         self.setup.subsystem.counters.violations.fetch_add(1, Relaxed);
         tracing::warn!("{}: {fault}; the connection is closed", self.setup.peer);
-        let input = &self.input;
-        self.output.append(152, |out| encode_termination(Sender::Controller, &fault, input.bytes(), out));
+        let input = self.input.bytes();
+        // A termination request returns the header of the faulty PDU. If its common header is invalid, the length of the whole
+        // header is unknown.
+        let layout = input.first_chunk().and_then(|common| Layout::decode(common, &self.rules).ok());
+        let header = &input[..layout.map_or(8, |layout| layout.kind.header_len()).min(input.len())];
+        self.output.append(152, |out| encode_termination(Sender::Controller, &fault, header, out));
         self.input.clear();
         self.end = Some(End::Violation(fault));
     }
@@ -247,6 +251,11 @@ impl Connection {
     /// Returns true if the host has connected a queue.
     pub fn is_connected(&self) -> bool {
         self.queue.is_some()
+    }
+
+    /// Returns true if the connection carries an admin queue.
+    pub fn is_admin(&self) -> bool {
+        self.queue.as_ref().is_some_and(|queue| queue.id == 0)
     }
 
     /// Returns true if the target waits for the host: for data that it has requested, or for the host to read its responses.

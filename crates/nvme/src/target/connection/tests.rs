@@ -44,8 +44,14 @@ enum Answer {
     Initialized,
     Completed(Completion),
     Data(Data, u8, Vec<u8>),
-    R2t { cid: u16, tag: u16, offset: u32, length: u32 },
-    Terminated(u16),
+    R2t {
+        cid: u16,
+        tag: u16,
+        offset: u32,
+        length: u32,
+    },
+    /// The status, and the header of the PDU at fault.
+    Terminated(u16, Vec<u8>),
 }
 
 /// The host that a test plays on one connection.
@@ -149,7 +155,7 @@ impl Host {
                 offset: it.r2to.get(),
                 length: it.r2tl.get(),
             },
-            Header::TermReq(termination) => Answer::Terminated(termination.status),
+            Header::TermReq(termination) => Answer::Terminated(termination.status, data),
             other => panic!("{other:?} from a target"),
         };
         self.received.drain(..layout.total_bytes());

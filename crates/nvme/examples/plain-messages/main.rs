@@ -2,16 +2,22 @@
 //! can be faster.
 //!
 //!     plain-messages serve 127.0.0.1:7000
-//!     plain-messages load 127.0.0.1:7000 DEPTH REQUEST_BYTES RESPONSE_BYTES SECONDS
+//!     plain-messages serve-file 127.0.0.1:7000 FILE SPIN_US
+//!     plain-messages load 127.0.0.1:7000 DEPTH REQUEST_BYTES RESPONSE_BYTES SECONDS [SPIN_US]
 //!
-//! The server answers each request with bytes of a memory of 1 GiB, at an offset that the request names. With
-//! each system call, both sides handle all messages that have arrived. `load` prints one line of JSON.
+//! The server answers each request with bytes of a memory of 1 GiB, or of a file, at an offset that the request
+//! names. With each system call, both sides handle all messages that have arrived. `load` prints one line of
+//! JSON. SPIN_US is the time in microseconds for which a side polls before it sleeps.
+
+mod file;
 
 use inlane_core::stats::LatencyHistogram;
-use rustix::net::{SendFlags, sendmsg};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, sendmsg};
 use std::collections::VecDeque;
 use std::io::{IoSlice, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 const MEMORY: usize = 1 << 30;
@@ -24,10 +30,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         ["serve", address] => serve(address),
-        ["load", address, depth, request, response, seconds] => {
-            load(address, depth.parse()?, request.parse()?, response.parse()?, seconds.parse()?)
+        ["serve-file", address, file, spin] => {
+            serve_file(address, file.as_ref(), Duration::from_micros(spin.parse()?))
         }
-        _ => Err("usage: plain-messages serve ADDRESS | load ADDRESS DEPTH REQUEST RESPONSE SECONDS".into()),
+        ["load", address, depth, request, response, seconds, ref spin @ ..] => {
+            let spin = spin.first().map_or(Ok(0), |spin| spin.parse())?;
+            let sizes = (request.parse()?, response.parse()?);
+            load(address, depth.parse()?, sizes, seconds.parse()?, Duration::from_micros(spin))
+        }
+        _ => Err("usage: plain-messages serve ADDRESS | serve-file ADDRESS FILE SPIN | load ADDRESS DEPTH REQUEST RESPONSE SECONDS [SPIN]".into()),
     }
 }
 
@@ -39,6 +50,16 @@ fn serve(address: &str) -> Result<(), Box<dyn std::error::Error>> {
         stream.set_nodelay(true)?;
         // Errors are ignored, because a client may close its connection while responses are in flight.
         let _ = answer(stream, &memory);
+    }
+    Ok(())
+}
+
+fn serve_file(address: &str, path: &Path, spin: Duration) -> Result<(), Box<dyn std::error::Error>> {
+    let file = file::open(path)?;
+    for stream in TcpListener::bind(address)?.incoming() {
+        let stream = stream?;
+        stream.set_nodelay(true)?;
+        let _ = file::answer(&stream, &file, spin);
     }
     Ok(())
 }
@@ -89,9 +110,9 @@ fn answer(mut stream: TcpStream, memory: &[u8]) -> std::io::Result<()> {
 fn load(
     address: &str,
     depth: usize,
-    request: usize,
-    response: usize,
+    (request, response): (usize, usize),
     seconds: f64,
+    spin: Duration,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;
@@ -120,7 +141,7 @@ fn load(
     while now < end {
         stream.write_all(&out)?;
         out.clear();
-        received += stream.read(&mut buffer)?;
+        received += receive(&mut stream, &mut buffer, spin)?;
         now = Instant::now();
         while received >= response {
             received -= response;
@@ -141,4 +162,17 @@ fn load(
         percentiles.p99_ns
     );
     Ok(())
+}
+
+/// Polls the socket for `spin`, then sleeps until bytes arrive. Returns their number.
+fn receive(stream: &mut TcpStream, buffer: &mut [u8], spin: Duration) -> std::io::Result<usize> {
+    let start = Instant::now();
+    while !spin.is_zero() && start.elapsed() < spin {
+        match recv(&*stream, &mut *buffer, RecvFlags::DONTWAIT) {
+            Ok((bytes, _)) => return Ok(bytes),
+            Err(Errno::AGAIN) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    stream.read(buffer)
 }

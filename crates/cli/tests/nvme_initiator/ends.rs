@@ -1,0 +1,103 @@
+//! How targets and exports end.
+
+use super::proxy::Proxy;
+use super::*;
+use std::io::Read;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// The first SIGTERM lets the target complete the commands in progress. The second ends it at once.
+#[test]
+fn a_second_signal_ends_the_target_at_once() {
+    use std::os::unix::process::ExitStatusExt;
+    // After the first SIGTERM, the target drains for 5 s at most, then ends with status 0. If this test is
+    // too slow to send the second signal before that, it tries again.
+    for _ in 0..5 {
+        let (mut target, address) = target("memory:64M");
+        let proxy = Proxy::start(&address);
+        let arguments = [
+            "nvme",
+            "bench",
+            &proxy.address,
+            "--rw",
+            "read",
+            "--bs",
+            "1M",
+            "--iodepth",
+            "64",
+            "--duration",
+            "60s",
+        ];
+        let mut bench = Command::new(INLANE);
+        bench.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let bench = Running(bench.spawn().unwrap());
+        let started = Instant::now();
+        while proxy.bytes.load(Ordering::SeqCst) < 64 << 20 {
+            assert!(started.elapsed() < TIMEOUT, "the bench does not run");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Stop the host while it has 64 MiB of reads in flight. Then wait until no more bytes pass the proxy,
+        // because the sockets' buffers are full then and the target still has data to send.
+        signal(&bench.0, libc::SIGSTOP);
+        let mut passed = usize::MAX;
+        while passed != proxy.bytes.load(Ordering::SeqCst) {
+            passed = proxy.bytes.load(Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        signal(&target.0, libc::SIGTERM);
+        while TcpStream::connect(&address).is_ok() {
+            assert!(started.elapsed() < TIMEOUT, "the target still accepts connections");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        signal(&target.0, libc::SIGTERM);
+        let status = target.0.wait().unwrap();
+        if status.signal() == Some(libc::SIGTERM) {
+            return;
+        }
+        assert_eq!(status.code(), Some(0), "{status}");
+    }
+    panic!("no second signal ended the target");
+}
+
+#[test]
+fn an_export_that_ends_reports_what_it_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, report) = (folder.path().join("nbd"), folder.path().join("report"));
+    let (_target, address) = target("memory:1M");
+    let listen = format!("unix:{}", socket.display());
+    let arguments =
+        ["nvme", "export", "nbd", &address, "--listen", &listen, "--json", report.to_str().unwrap()];
+    let (mut export, _) = start(&arguments, "is exported");
+    let mut stream = UnixStream::connect(&socket).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    // Negotiates structured replies and chooses the export. Then reads 512 bytes at the start, and 512 bytes
+    // beyond the end.
+    stream.write_all(&[&3_u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 8, 0, 0, 0, 0]].concat()).unwrap();
+    stream.write_all(&[&b"IHAVEOPT"[..], &[0, 0, 0, 1, 0, 0, 0, 0]].concat()).unwrap();
+    let request = |offset: u64| {
+        let words = [&0x2560_9513_u32.to_be_bytes()[..], &[0, 0, 0, 0], &7_u64.to_be_bytes()];
+        [words.concat(), offset.to_be_bytes().to_vec(), 512_u32.to_be_bytes().to_vec()].concat()
+    };
+    stream.write_all(&[request(0), request(1 << 20)].concat()).unwrap();
+    let mut received = vec![0; 18 + 20 + 10 + 28 + 512 + 26];
+    stream.read_exact(&mut received).unwrap();
+    // The two replies may come in any order. Bytes 6 and 7 are a reply's type: 1 is OFFSET_DATA, 8001h ERROR.
+    let replies = &received[48..];
+    let first_is_error = replies[6] == 0x80;
+    let error = if first_is_error { &replies[..26] } else { &replies[540..] };
+    assert_eq!(error[..8], [0x66, 0x8e, 0x33, 0xef, 0, 1, 0x80, 1]);
+    assert_eq!(error[16..], [0, 0, 0, 6, 0, 0, 0, 22, 0, 0]);
+    let data = if first_is_error { &replies[26..] } else { &replies[..540] };
+    assert_eq!(data[4..8], [0, 1, 0, 1]);
+    assert!(data[28..].iter().all(|byte| *byte == 0));
+    drop(stream);
+    signal(&export.0, libc::SIGTERM);
+    assert_eq!(export.0.wait().unwrap().code(), Some(0));
+    let document: serde_json::Value = serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap();
+    let row = &document["results"][0];
+    for (key, value) in [("clients", 1), ("reads", 1), ("read_bytes", 512), ("errors", 1), ("writes", 0)] {
+        assert_eq!(row[key], value, "{row}");
+    }
+}

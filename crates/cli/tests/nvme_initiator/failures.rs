@@ -1,0 +1,140 @@
+//! Wrong usage, peers that are no targets, targets that disappear, and full disks.
+
+use super::*;
+use std::io::Read;
+use std::net::TcpListener;
+use std::time::Instant;
+
+#[test]
+fn a_target_that_disappears_ends_the_run_with_the_reason() {
+    let (target, address) = target("memory:16M");
+    let bench = std::thread::spawn({
+        let address = address.clone();
+        move || inlane(&["nvme", "bench", &address, "--duration", "60s", "--reconnect", "500ms"])
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    drop(target);
+    let started = Instant::now();
+    let output = bench.join().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let message = text(&output.stderr);
+    assert!(message.contains("not restored within 0.5 s") || message.contains("cannot connect"), "{message}");
+    assert!(started.elapsed() < Duration::from_secs(40), "the run went on without a target");
+}
+
+#[test]
+fn a_peer_that_is_no_target_is_refused() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"SSH-2.0-OpenSSH_9.2p1\r\n").unwrap();
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let output = inlane(&["nvme", "discover", &address]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = text(&output.stderr);
+    assert!(message.contains("violates the NVMe/TCP protocol") && message.contains("PDU-Type"), "{message}");
+    server.join().unwrap();
+
+    // A listener that never answers, so the command must give up after its --timeout.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let output = inlane(&["nvme", "discover", &address, "--timeout", "300ms"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        text(&output.stderr).contains("no answer to the connection request for 0.3 s"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn wrong_usage_has_status_2() {
+    let (_target, address) = target("memory:1M,ro");
+    for arguments in [
+        &["read", "::1", "-"][..],
+        &["read", &address, "--offset", "1M", "--length", "1", "-"],
+        &["bench", &address, "--bs", "1000"],
+        &["bench", &address, "--size", "2M"],
+        &["bench", &address, "--rw", "write"],
+        &["bench", &address, "--rw", "sideways"],
+        &["bench", &address, "--bs", "0"],
+        &["bench", &address, "--duration", "0s"],
+        &["bench", &address, "--offset", "1M"],
+        &["bench", &address, "--rwmixread", "20"],
+        &["discover", &address, "--timeout", "0s"],
+        &["read", &address, "--nsid", "7", "-"],
+        &["read", &address, "--subsystem", "nqn.2020-01.x:y", "-"],
+        &["read", &address],
+        &["read", &address, "--to", "host"],
+        &["read", &address, "--length", "0", "--to", "twin:0"],
+        &["read", &address, "-", "--json", "-"],
+        &["write", &address, "-", "--from", "twin:0"],
+        &["write", &address, "/tmp"],
+        &["bench", &address, "--host-nqn", "x"],
+        &["write", &address, "/dev/null"],
+        &["export", "nbd", &address, "--listen", "nowhere"],
+    ] {
+        let output = inlane(&[&["nvme"], arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", text(&output.stderr));
+    }
+}
+
+/// A namespace whose file system is full refuses writes with the NVMe status Capacity Exceeded. It can still
+/// be read, and other namespaces can still be written.
+#[test]
+fn a_full_disk_is_reported_and_other_namespaces_still_work() {
+    const TEST: &str = "a_full_disk_is_reported_and_other_namespaces_still_work";
+    let folder = tempfile::tempdir().unwrap();
+    let mount = format!("mount -t tmpfs -o size=1M none {}", folder.path().display());
+    // The file system is visible to the target only, and disappears with it.
+    let inside = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--mount", "sh", "-c", script]);
+        command
+    };
+    if !inside(&mount).output().is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED {TEST}: no mount namespace with a tmpfs can be made here");
+        return;
+    }
+    let disk = folder.path().join("disk");
+    let (_target, line) = start_command(
+        &mut inside(&format!(
+            "{mount} && exec {INLANE} nvme target --listen 127.0.0.1:0 --threads 1 \
+             --namespace file:{},size=8M --namespace memory:1M",
+            disk.display()
+        )),
+        "listens on",
+    );
+    let address = address_in(&line);
+    let small = pattern(64 << 10);
+    let write = |namespace, offset, data: &[u8]| {
+        inlane_with_input(&["nvme", "write", &address, "--nsid", namespace, "--offset", offset, "-"], data)
+    };
+    assert!(write("1", "0", &small).status.success());
+    let output = write("1", "1M", &pattern(4 << 20));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("Capacity Exceeded"), "{}", text(&output.stderr));
+    assert!(write("2", "0", &small).status.success());
+    // Blocks that have space are still written and read.
+    assert!(write("1", "0", &small).status.success());
+    for namespace in ["1", "2"] {
+        let output = inlane(&["nvme", "read", &address, "--nsid", namespace, "--length", "64K", "-"]);
+        assert!(output.stdout == small, "namespace {namespace}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn all_paths_that_cannot_be_reached_are_named() {
+    // Port 1 belongs to a service that no machine runs, so nothing listens there.
+    for subsystem in [&[][..], &["--subsystem", "nqn.2026-11.inlane:x"]] {
+        let output = inlane(&[&["nvme", "read", "127.0.78.1:1,127.0.78.2:1", "-"], subsystem].concat());
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{message}");
+        assert!(message.contains("127.0.78.1:1") && message.contains("127.0.78.2:1"), "{message}");
+    }
+    let output = inlane(&["nvme", "target", "--namespace", "memory:1M", "--nqn", "x"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("--nqn x: an NQN starts with"), "{}", text(&output.stderr));
+}

@@ -1,0 +1,65 @@
+//! A connection to a target that a test can cut.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Forwards connections to a target until [`Proxy::cut`] is called.
+pub struct Proxy {
+    pub address: String,
+    cut: Arc<AtomicBool>,
+    /// The bytes forwarded so far, in both directions.
+    pub bytes: Arc<AtomicUsize>,
+    streams: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Proxy {
+    pub fn start(target: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let proxy = Self {
+            address: listener.local_addr().unwrap().to_string(),
+            cut: Arc::default(),
+            bytes: Arc::default(),
+            streams: Arc::default(),
+        };
+        let (target, cut) = (target.to_string(), proxy.cut.clone());
+        let (bytes, streams) = (proxy.bytes.clone(), proxy.streams.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let stream = stream.unwrap();
+                if cut.load(Ordering::SeqCst) {
+                    return;
+                }
+                let other = TcpStream::connect(&target).unwrap();
+                streams.lock().unwrap().extend([stream.try_clone().unwrap(), other.try_clone().unwrap()]);
+                for (mut from, mut to) in
+                    [(stream.try_clone().unwrap(), other.try_clone().unwrap()), (other, stream)]
+                {
+                    let bytes = bytes.clone();
+                    std::thread::spawn(move || {
+                        let mut buffer = [0; 16384];
+                        while let Ok(count @ 1..) = from.read(&mut buffer) {
+                            bytes.fetch_add(count, Ordering::SeqCst);
+                            if to.write_all(&buffer[..count]).is_err() {
+                                break;
+                            }
+                        }
+                        let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+                    });
+                }
+            }
+        });
+        proxy
+    }
+
+    /// Closes all connections, and refuses new ones.
+    pub fn cut(&self) {
+        self.cut.store(true, Ordering::SeqCst);
+        for stream in self.streams.lock().unwrap().iter() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        // Wakes the listening thread with one more connection, so that the thread sees the flag and ends.
+        let _ = TcpStream::connect(&self.address);
+    }
+}

@@ -1,0 +1,191 @@
+//! Reads and writes of ranges, with files and with the memory of devices.
+
+use super::*;
+
+#[test]
+fn a_drive_is_discovered_written_and_read() {
+    let (_target, address) = target("memory:16M");
+    let found = succeeds(&["nvme", "discover", &address, "--json", "-"]);
+    let found: serde_json::Value = serde_json::from_str(&found).expect("JSON");
+    let kinds: Vec<_> = found["results"].as_array().unwrap().iter().map(|row| &row["kind"]).collect();
+    assert!(kinds.iter().any(|kind| *kind == "nvm"), "{found}");
+    let port = address.rsplit(':').next().unwrap();
+    assert!(found["results"].as_array().unwrap().iter().any(|row| row["port"] == port), "{found}");
+
+    let data = pattern(3 << 20);
+    for digests in ["none", "header", "data", "both"] {
+        let write = ["nvme", "write", &address, "--digests", digests, "--offset", "1M", "-"];
+        let output = inlane_with_input(&write, &data);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        // The range of a read need not be aligned to blocks.
+        let read = [
+            "nvme",
+            "read",
+            &address,
+            "--digests",
+            digests,
+            "--offset",
+            "1048577",
+            "--length",
+            "3000000",
+            "-",
+        ];
+        let output = inlane(&read);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert!(output.stdout == data[1..3_000_001], "{digests}: the bytes differ");
+    }
+}
+
+#[test]
+fn a_file_that_does_not_fit_is_refused_before_the_first_write() {
+    let (_target, address) = target("memory:8M");
+    let folder = tempfile::tempdir().unwrap();
+    let (big, small) = (folder.path().join("big"), folder.path().join("small"));
+    std::fs::write(&big, pattern(16 << 20)).unwrap();
+    std::fs::write(&small, pattern(4096)).unwrap();
+    let [big, small] = [&big, &small].map(|path| path.to_str().unwrap());
+    for arguments in [&[big][..], &[small, "--length", "1M"], &[small, "--offset", "16M"]] {
+        let output = inlane(&[&["nvme", "write", &address], arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", text(&output.stderr));
+        let read = inlane(&["nvme", "read", &address, "-"]);
+        assert!(read.stdout.iter().all(|byte| *byte == 0), "{arguments:?} wrote something");
+    }
+    // The length of standard input is unknown in advance, so `nvme write` finds a wrong length only after it
+    // has written a part. The message must say how many bytes were written.
+    for (input, arguments, written) in [
+        (pattern(9 << 20), &[][..], "8 MiB were written"),
+        (pattern(4096), &["--length", "1M"], "4 KiB were written"),
+    ] {
+        let output = inlane_with_input(&[&["nvme", "write", &address, "-"], arguments].concat(), &input);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(written), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn a_file_that_does_not_end_at_a_block_is_refused_with_the_remedies() {
+    let (_target, address) = target("memory:1M,lba=4096");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("odd");
+    std::fs::write(&file, pattern(10_000)).unwrap();
+    let file = file.to_str().unwrap();
+    let output = inlane(&["nvme", "write", &address, file]);
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("odd") && message.contains("--length 8192"), "{message}");
+    let document = inlane(&["nvme", "write", &address, file, "--length", "8192", "--json", "-"]);
+    let document: serde_json::Value = serde_json::from_slice(&document.stdout).expect("JSON");
+    assert_eq!(document["results"][0]["bytes"], 8192);
+    let output = inlane(&["nvme", "read", &address, "--length", "2M", "-"]);
+    assert!(
+        text(&output.stderr).contains("--length 2 MiB: the namespace has 1 MiB"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+/// Runs a command whose measured costs of paths are kept in `cache`, and returns its JSON document.
+fn with_cache(cache: &Path, arguments: &[&str]) -> serde_json::Value {
+    let output = Command::new(INLANE).args(arguments).env("XDG_CACHE_HOME", cache).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+#[test]
+fn a_range_is_read_into_a_device_and_written_from_it() {
+    let (_target, address) = target("memory:16M");
+    let folder = tempfile::tempdir().unwrap();
+    let (file, back) = (folder.path().join("file"), folder.path().join("back"));
+    // Transfer more bytes than all buffers hold together, because the test must reuse buffers. The size is no
+    // multiple of 1 MiB, because the last digest must cover less than 1 MiB.
+    let data = pattern((9 << 20) + 512);
+    std::fs::write(&file, &data).unwrap();
+    let [file, back] = [&file, &back].map(|path| path.to_str().unwrap());
+    let write = [
+        "nvme",
+        "write",
+        &address,
+        file,
+        "--offset",
+        "512",
+        "--from",
+        "twin:0",
+        "--json",
+        "-",
+        "--digests",
+        "both",
+    ];
+    let read = [
+        "nvme", "read", &address, back, "--offset", "513", "--length", "9437183", "--to", "twin:1", "--json",
+        "-",
+    ];
+    for (arguments, bytes, device) in [(&write[..], data.len(), "twin:0"), (&read, 9_437_183, "twin:1")] {
+        let document = with_cache(folder.path(), arguments);
+        let row = &document["results"][0];
+        assert_eq!((&row["device"], &row["twin"]), (&device.into(), &true.into()), "{row}");
+        assert_eq!(row["bytes"], bytes, "{row}");
+        assert_eq!(row["verification"]["verified_bytes"], bytes, "{row}");
+        assert_eq!(row["verification"]["altered_bytes"], 0, "{row}");
+        let hops = row["path"]["hops"].as_array().unwrap();
+        assert!(hops.iter().any(|hop| *hop == address), "{row}");
+        // Which path costs least depends on the load of this machine, so both are accepted.
+        let name = row["path"]["name"].as_str().unwrap();
+        assert!(hops.len() == 3 && ["dma", "bar"].contains(&name), "{row}");
+    }
+    assert!(std::fs::read(back).unwrap() == data[1..9_437_184], "the bytes differ");
+    // An input shorter than --length is an error before the first write, because all of it is first copied to
+    // the device.
+    let arguments = ["nvme", "write", &address, "-", "--offset", "12M", "--length", "1M", "--from", "twin:0"];
+    let mut child = Command::new(INLANE)
+        .args(arguments)
+        .env("XDG_CACHE_HOME", folder.path())
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(&[1; 4096]).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("nothing was written"), "{}", text(&output.stderr));
+    let read = inlane(&["nvme", "read", &address, "--offset", "12M", "--length", "4K", "-"]);
+    assert!(read.status.success() && read.stdout.iter().all(|byte| *byte == 0));
+}
+
+/// A loop device, detached when the value is dropped.
+struct LoopDevice(String);
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[test]
+fn a_block_device_is_served() {
+    const TEST: &str = "a_block_device_is_served";
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("disk");
+    std::fs::File::create(&file).unwrap().set_len(8 << 20).unwrap();
+    let made = Command::new("losetup").args(["--find", "--show"]).arg(&file).output();
+    let device = match made {
+        Ok(output) if output.status.success() => LoopDevice(text(&output.stdout).trim().to_string()),
+        Ok(output) => return eprintln!("SKIPPED {TEST}: no loop device: {}", text(&output.stderr).trim()),
+        Err(error) => return eprintln!("SKIPPED {TEST}: losetup cannot run: {error}"),
+    };
+    let (target, address) = target(&format!("block:{}", device.0));
+    let bench = ["nvme", "bench", &address, "--rw", "randrw", "--bs", "4K", "--size", "4M"];
+    let document = succeeds(&[&bench[..], &["--verify", "crc32c", "--json", "-"]].concat());
+    let document: serde_json::Value = serde_json::from_str(&document).expect("JSON");
+    for row in document["results"].as_array().unwrap() {
+        assert_eq!(row["verification"]["altered_bytes"], 0, "{row}");
+    }
+    let data = pattern(1 << 20);
+    assert!(inlane_with_input(&["nvme", "write", &address, "--offset", "4M", "-"], &data).status.success());
+    // The device is in use by the target, so no second target may open it.
+    let second =
+        inlane(&["nvme", "target", "--listen", "127.0.0.1:0", "--namespace", &format!("block:{}", device.0)]);
+    assert_eq!(second.status.code(), Some(3), "{}", text(&second.stderr));
+    // `write` has flushed the namespace, so the data is in the file although the target is killed.
+    drop(target);
+    assert!(std::fs::read(&file).unwrap()[4 << 20..5 << 20] == data, "the file lacks the data");
+}

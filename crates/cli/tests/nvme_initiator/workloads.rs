@@ -1,0 +1,88 @@
+//! The bench, and failover between paths.
+
+use super::proxy::Proxy;
+use super::*;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+#[test]
+fn workloads_are_verified() {
+    let (_target, address) = target("memory:16M");
+    for (rw, bs, digests, spin) in [
+        ("write", "64K", "none", "0"),
+        ("read", "64K", "both", "50us"),
+        ("randrw", "4K", "data", "0"),
+        ("rw", "512", "header", "50us"),
+        ("randwrite", "128K", "both", "0"),
+    ] {
+        let size = if bs == "512" { "256K" } else { "8M" };
+        let bench = ["nvme", "bench", &address, "--rw", rw, "--bs", bs, "--iodepth", "16", "--numjobs", "2"];
+        let rest = ["--size", size, "--verify", "crc32c", "--digests", digests, "--json", "-"];
+        let document = succeeds(&[&bench[..], &rest, &["--spin", spin]].concat());
+        let document: serde_json::Value = serde_json::from_str(&document).expect("JSON");
+        let rows = document["results"].as_array().unwrap();
+        assert_eq!(rows.len(), if rw.ends_with("rw") { 2 } else { 1 }, "{rw}");
+        for row in rows {
+            assert_eq!(row["verification"]["altered_bytes"], 0, "{rw}: {row}");
+            assert!(row["operations"].as_u64().unwrap() > 0, "{rw}: {row}");
+            assert_eq!(row["latency_percentiles"].as_array().unwrap().len(), 17, "{rw}");
+        }
+        let verified: u64 =
+            rows.iter().map(|row| row["verification"]["verified_bytes"].as_u64().unwrap()).sum();
+        assert!(verified > 0, "{rw}");
+    }
+    // Overwrites part of a block with contents that --verify does not expect. The bench must report that
+    // block.
+    assert!(
+        inlane_with_input(&["nvme", "write", &address, "--offset", "64K", "-"], &[7; 4096]).status.success()
+    );
+    let output = inlane(&[
+        "nvme", "bench", &address, "--rw", "read", "--bs", "128K", "--size", "4M", "--verify", "crc32c",
+    ]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+    assert!(
+        text(&output.stderr).contains("verification failed: the block at offset 0"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn commands_in_flight_are_sent_again_on_the_other_path() {
+    let (_target, address) = target("memory:16M");
+    let proxy = Proxy::start(&address);
+    let paths = format!("{},{address}", proxy.address);
+    let bench = std::thread::spawn(move || {
+        succeeds(&[
+            "nvme",
+            "bench",
+            &paths,
+            "--rw",
+            "randrw",
+            "--bs",
+            "4K",
+            "--iodepth",
+            "16",
+            "--size",
+            "2M",
+            "--duration",
+            "3s",
+            "--verify",
+            "crc32c",
+            "--json",
+            "-",
+        ])
+    });
+    let started = Instant::now();
+    while proxy.bytes.load(Ordering::SeqCst) < 1 << 20 {
+        assert!(started.elapsed() < TIMEOUT, "no commands pass the first path");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    proxy.cut();
+    let document: serde_json::Value = serde_json::from_str(&bench.join().unwrap()).expect("JSON");
+    for row in document["results"].as_array().unwrap() {
+        assert_eq!(row["failovers"], 1, "{row}");
+        assert_eq!(row["verification"]["altered_bytes"], 0, "{row}");
+        assert!(row["path"]["hops"].as_array().unwrap().iter().any(|hop| *hop == address), "{row}");
+    }
+}

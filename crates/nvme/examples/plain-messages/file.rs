@@ -1,0 +1,161 @@
+//! Answers requests with bytes of a file, read with O_DIRECT by an io_uring. The same ring receives and sends.
+
+use super::HEADER;
+use io_uring::types::Fd;
+use io_uring::{IoUring, opcode};
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The bytes of a response that precede the data.
+const RESPONSE_HEADER: usize = 24;
+/// The alignment that O_DIRECT needs for memory and offsets.
+const ALIGNMENT: usize = 4096;
+/// The number of responses after which the server sends, although more reads have completed. The client then
+/// works on these while the server continues.
+const BATCH: usize = 8;
+
+const RECEIVE: u64 = u64::MAX;
+const SEND: u64 = u64::MAX - 1;
+
+/// Opens a file for [`answer`].
+pub fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)
+}
+
+/// A response: `RESPONSE_HEADER` bytes that end at a multiple of [`ALIGNMENT`], and the data.
+struct Slot {
+    memory: Vec<u8>,
+    /// The index of the first byte of the data.
+    data: usize,
+    length: usize,
+}
+
+impl Slot {
+    fn prepare(&mut self, length: usize) -> *mut u8 {
+        if self.length != length {
+            self.memory = vec![0; length + 2 * ALIGNMENT];
+            let address = self.memory.as_ptr() as usize + ALIGNMENT;
+            self.data = address.next_multiple_of(ALIGNMENT) - self.memory.as_ptr() as usize;
+            self.length = length;
+        }
+        self.memory[self.data..].as_mut_ptr()
+    }
+
+    fn vector(&self) -> libc::iovec {
+        let start = self.memory[self.data - RESPONSE_HEADER..].as_ptr();
+        libc::iovec { iov_base: start.cast_mut().cast(), iov_len: RESPONSE_HEADER + self.length }
+    }
+}
+
+/// Answers the requests of a connection until its end. Polls for `spin` before it sleeps.
+pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()> {
+    let mut ring =
+        IoUring::builder().setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().build(1024)?;
+    let bytes = file.metadata()?.len() as usize;
+    let (socket, fd) = (Fd(stream.as_raw_fd()), Fd(file.as_raw_fd()));
+    let mut buffer = vec![0_u8; 128 << 10];
+    let mut filled = 0;
+    let (mut slots, mut free): (Vec<Slot>, Vec<usize>) = (Vec::new(), Vec::new());
+    let mut ready: VecDeque<usize> = VecDeque::new();
+    let mut sending: Vec<usize> = Vec::new();
+    let mut vectors: Vec<libc::iovec> = Vec::new();
+    // SAFETY: a message header of zeros is valid.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    let push = |ring: &mut IoUring, entry: io_uring::squeue::Entry| {
+        // SAFETY: `answer` returns only after all requests have completed, and leaves their memory in place.
+        while unsafe { ring.submission().push(&entry) }.is_err() {
+            ring.submit()?;
+        }
+        io::Result::Ok(())
+    };
+    let receive = |buffer: &mut [u8]| {
+        opcode::Recv::new(socket, buffer.as_mut_ptr(), buffer.len() as u32).build().user_data(RECEIVE)
+    };
+    push(&mut ring, receive(&mut buffer))?;
+    let (mut in_flight, mut ended) = (1, false);
+    // The kernel uses the memory until the last request has completed.
+    while in_flight > 0 {
+        wait(&mut ring, spin)?;
+        let completed: Vec<_> = ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
+        for part in completed.chunks(BATCH) {
+            for (tag, result) in part {
+                in_flight -= 1;
+                if *result <= 0 {
+                    ended = true;
+                    let _ = stream.shutdown(std::net::Shutdown::Both);
+                }
+                if ended {
+                    continue;
+                }
+                match *tag {
+                    RECEIVE => {
+                        filled += *result as usize;
+                        let mut at = 0;
+                        while filled - at >= HEADER {
+                            let number = |from: usize| {
+                                let bytes = buffer[at + from..at + from + 4].try_into().expect("4 bytes");
+                                u32::from_le_bytes(bytes) as usize
+                            };
+                            let (request, length) = (number(0), number(4) - RESPONSE_HEADER);
+                            if filled - at < request {
+                                break;
+                            }
+                            let offset = number(8) / length * length % (bytes / length * length);
+                            let index = free.pop().unwrap_or_else(|| {
+                                slots.push(Slot { memory: Vec::new(), data: 0, length: 0 });
+                                slots.len() - 1
+                            });
+                            let address = slots[index].prepare(length);
+                            let read = opcode::Read::new(fd, address, length as u32).offset(offset as u64);
+                            push(&mut ring, read.build().user_data(index as u64))?;
+                            in_flight += 1;
+                            at += request;
+                        }
+                        buffer.copy_within(at..filled, 0);
+                        filled -= at;
+                        push(&mut ring, receive(&mut buffer[filled..]))?;
+                        in_flight += 1;
+                    }
+                    SEND => free.append(&mut sending),
+                    index => ready.push_back(index as usize),
+                }
+            }
+            if !ended && sending.is_empty() && !ready.is_empty() {
+                sending.extend(ready.drain(..));
+                vectors.clear();
+                vectors.extend(sending.iter().map(|index| slots[*index].vector()));
+                message.msg_iov = vectors.as_mut_ptr();
+                message.msg_iovlen = vectors.len();
+                let send = opcode::SendMsg::new(socket, &message)
+                    .flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32);
+                push(&mut ring, send.build().user_data(SEND))?;
+                in_flight += 1;
+                ring.submit()?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Submits all requests, polls for `spin` and then sleeps until one completes.
+fn wait(ring: &mut IoUring, spin: Duration) -> io::Result<()> {
+    if !spin.is_zero() {
+        ring.submit()?;
+        let start = Instant::now();
+        while start.elapsed() < spin {
+            if !ring.completion().is_empty() {
+                return Ok(());
+            }
+            if ring.submission().taskrun() {
+                ring.submit()?;
+            }
+        }
+    }
+    ring.submit_and_wait(1).map(|_| ())
+}
