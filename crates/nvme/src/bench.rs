@@ -105,11 +105,15 @@ fn path(options: &SessionOptions, outcomes: &[Outcome]) -> Path {
         2 => "with data digests",
         _ => "with header and data digests",
     };
+    let polls = match options.connect.queue.spin.as_micros() {
+        0 => String::new(),
+        us => format!("; polls for {us} us before it sleeps"),
+    };
     let target = outcomes.first().map_or_else(String::new, |outcome| outcome.path.clone());
     Path {
         name: "tcp".into(),
         hops: vec!["host".into(), "kernel TCP sockets".into(), target],
-        reason: format!("NVMe over TCP {digests}; data is received into the commands' buffers"),
+        reason: format!("NVMe over TCP {digests}; data is received into the commands' buffers{polls}"),
         not_taken: Vec::new(),
     }
 }

@@ -16,9 +16,12 @@ use std::time::{Duration, Instant};
 const RESPONSE_HEADER: usize = 24;
 /// The alignment that O_DIRECT needs for memory and offsets.
 const ALIGNMENT: usize = 4096;
-/// The number of responses after which the server sends, although more reads have completed. The client then
-/// works on these while the server continues.
+/// The number of completions after which the server sends responses. The client then works on these while the
+/// server continues.
 const BATCH: usize = 8;
+/// Reads of at least this many bytes are answered one by one. Smaller reads are submitted one by one, so that the
+/// disk starts on the first while the server prepares the others.
+const LARGE: usize = 64 << 10;
 
 const RECEIVE: u64 = u64::MAX;
 const SEND: u64 = u64::MAX - 1;
@@ -83,7 +86,8 @@ pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()>
     while in_flight > 0 {
         wait(&mut ring, spin)?;
         let completed: Vec<_> = ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
-        for part in completed.chunks(BATCH) {
+        let large = slots.first().is_some_and(|slot| slot.length >= LARGE);
+        for part in completed.chunks(if large { 1 } else { BATCH }) {
             for (tag, result) in part {
                 in_flight -= 1;
                 if *result <= 0 {
@@ -116,6 +120,9 @@ pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()>
                             push(&mut ring, read.build().user_data(index as u64))?;
                             in_flight += 1;
                             at += request;
+                            if length < LARGE {
+                                ring.submit()?;
+                            }
                         }
                         buffer.copy_within(at..filled, 0);
                         filled -= at;

@@ -157,12 +157,9 @@ impl Ring {
         }
     }
 
-    /// Submits all requests. Sends and receives that need not wait are carried out at once.
-    ///
-    /// # Errors
-    /// Errors of the ring, which no later call can repair.
-    pub fn submit(&mut self) -> std::io::Result<()> {
-        self.enter(0)
+    /// Submits all requests. A failure is not returned here, because the next [`Ring::wait`] meets it, too.
+    pub fn submit(&mut self) {
+        let _ = self.enter(0);
     }
 
     /// Submits all requests and sleeps until `want` completions wait to be taken.

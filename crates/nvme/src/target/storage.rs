@@ -44,6 +44,16 @@ pub enum Call {
     },
 }
 
+impl Call {
+    /// Returns the number of bytes that the call reads or writes. 0 for other calls.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Call::Read { length, .. } | Call::Write { length, .. } => u64::from(*length),
+            Call::Sync | Call::Allocate { .. } => 0,
+        }
+    }
+}
+
 /// What follows a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {

@@ -36,9 +36,12 @@ const LINGER_MS: u64 = 1000;
 /// How long commands in progress may take when the target ends.
 const DRAIN_MS: u64 = 5000;
 
-/// The most completions that are processed before their responses are sent. Hosts then work on the first
-/// responses of a round while the worker processes further completions.
+/// Responses are sent after this many completions. Hosts then work on the first responses of a round while the
+/// worker processes further completions.
 const BATCH: usize = 8;
+/// Responses are also sent after this many bytes of file operations. A smaller file operation is submitted at
+/// once, so that the disk starts on the first one while the worker prepares the others.
+const BATCH_BYTES: u64 = 64 << 10;
 
 /// The kinds of requests, in the upper byte of their tags. The connection's index is in bits 55:32, the command's number in 15:0.
 mod kind {
@@ -184,11 +187,17 @@ impl Worker {
         while self.draining_since.is_none() || self.load.connections.load(Relaxed) > 0 {
             self.ring.wait(&mut completed, self.spin)?;
             self.now_ms = self.subsystem.now_ms();
-            for (index, item) in completed.iter().enumerate() {
-                self.completed(*item);
-                if (index + 1) % BATCH == 0 && index + 1 < completed.len() {
+            let (mut operations, mut bytes) = (0, 0);
+            for item in &completed {
+                if operations == BATCH || bytes >= BATCH_BYTES {
                     self.serve_due();
-                    self.ring.submit()?;
+                    self.ring.submit();
+                    (operations, bytes) = (0, 0);
+                }
+                self.completed(*item);
+                operations += 1;
+                if (item.tag >> 56) as u8 == kind::FILE {
+                    bytes += u64::try_from(item.result).unwrap_or(0);
                 }
             }
             self.serve_due();
@@ -379,6 +388,9 @@ impl Worker {
         let (descriptor, call) = link.connection.call(slot);
         // SAFETY: the memory belongs to a buffer of the command, which the connection keeps until the call has returned.
         unsafe { self.ring.call(descriptor, call, tag(kind::FILE, index, slot)) };
+        if call.bytes() < BATCH_BYTES {
+            self.ring.submit();
+        }
     }
 
     /// If buffers were given back since the last call, continues with the connections that wait for buffers.
