@@ -173,6 +173,13 @@ pub fn receive_with_flags(fd: RawFd, first: &mut [u8], second: &mut [u8]) -> io:
     }
 }
 
+/// Reads at most 64 messages that the program has written, and drops them with their descriptors. Returns true
+/// if more may wait. A message that stays unread could hold the program's end itself, which then never closes.
+pub fn discard(fd: RawFd) -> bool {
+    let mut scrap = [0; 4096];
+    (0..64).all(|_| receive(fd, &mut scrap, &mut []).is_ok_and(|len| len > 0))
+}
+
 /// Returns true if the program has closed its end, or shut down both directions.
 pub fn hung_up(fd: RawFd) -> bool {
     let mut poll = libc::pollfd { fd, events: 0, revents: 0 };

@@ -95,6 +95,8 @@ pub struct Listening {
     pub full: bool,
     /// True if epoll has reported that the program closed its end.
     pub hung_up: bool,
+    /// True if the program may have written to the pair. It has no reason to, so what it wrote is dropped.
+    pub unread: bool,
 }
 
 /// A connection that waits to be accepted: the program has not received its end of the pair yet.

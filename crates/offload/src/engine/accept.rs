@@ -91,6 +91,10 @@ impl Engine {
             self.remove(key);
             return;
         };
+        if listening.unread {
+            listening.unread = pair::discard(fd);
+        }
+        let again = listening.unread;
         while !listening.full
             && let Some(pending) = listening.listener.accept()
         {
@@ -111,6 +115,9 @@ impl Engine {
                     return;
                 }
             }
+        }
+        if again {
+            self.touch(key);
         }
     }
 

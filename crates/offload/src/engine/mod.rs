@@ -347,6 +347,7 @@ impl Engine {
             }
             Role::Listening(listening) => {
                 listening.full &= !flags.contains(Flags::OUT);
+                listening.unread |= flags.contains(Flags::IN);
                 listening.hung_up |= flags.intersects(Flags::HUP | Flags::ERR);
             }
             Role::Datagram(datagram) => {
@@ -389,8 +390,11 @@ impl Engine {
             Role::Listening(_) => self.serve_listener(key),
             Role::Datagram(_) => self.serve_datagrams(now, key),
             Role::Bound => {
+                let more = socket.fd().is_some_and(pair::discard);
                 if socket.fd().is_none_or(pair::hung_up) {
                     self.remove(key);
+                } else if more {
+                    self.touch(key);
                 }
             }
         }

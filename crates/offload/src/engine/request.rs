@@ -403,7 +403,8 @@ impl Engine {
                 // wait to be accepted. Each takes about 1 KiB.
                 let _ = pair::set_option(end, libc::SO_SNDBUF, backlog.min(200) as i32 * 1024);
             }
-            socket.role = Role::Listening(Box::new(Listening { listener, full: false, hung_up: false }));
+            socket.role =
+                Role::Listening(Box::new(Listening { listener, full: false, hung_up: false, unread: true }));
             return Ok((Message::new(Operation::Listen), None));
         }
         match self.sockets.get_mut(key) {

@@ -304,3 +304,18 @@ fn a_listener_accepts_during_a_flood_of_syns() {
     assert!(pair::receive_descriptor(listener.as_raw_fd(), &mut record).unwrap().1.is_some());
     drop(client);
 }
+
+/// A program sends the descriptor of its end through the pair itself, and closes the descriptor. The kernel
+/// then keeps the end open until the engine has read the message.
+#[test]
+fn a_descriptor_in_its_own_pair_keeps_no_socket_alive() {
+    let mut bench = Bench::new(100);
+    let bound = bench.bound("10.0.0.1:0").1.unwrap();
+    let listening = bench.listening("10.0.0.1:8080");
+    for end in [bound, listening] {
+        bench.turn();
+        pair::send_descriptor(end.as_raw_fd(), b"x", Some(end.as_raw_fd())).unwrap();
+    }
+    bench.turn();
+    assert_eq!(bench.engine.sockets.len(), 0);
+}
