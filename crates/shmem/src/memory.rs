@@ -24,12 +24,17 @@ pub fn allocate(size: usize) -> *mut c_void {
     made(world().allocate_for_copies(size))
 }
 
-/// Allocates aligned memory. Returns null if the size is 0, the heap is full or the alignment is invalid.
+/// Allocates aligned memory. Returns null if the size is 0, the heap is full, or the alignment is 0 or too large.
+/// Rounds an alignment up to a power of two, as other OpenSHMEM libraries do.
 pub fn allocate_aligned(alignment: usize, size: usize) -> *mut c_void {
     if size == 0 {
         check(world().barrier_all());
         return null_mut();
     }
+    let alignment = match alignment {
+        0 => 0,
+        _ => alignment.checked_next_power_of_two().unwrap_or(usize::MAX),
+    };
     made(world().allocate(size, alignment))
 }
 

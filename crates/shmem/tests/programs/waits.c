@@ -144,7 +144,10 @@ static void memory(void) {
     array = shmem_align(2 << 20, 8);
     CHECK(array && (uintptr_t)array % (2 << 20) == 0);
     shmem_free(array);
-    CHECK(shmem_align(48, 8) == NULL);
+    array = shmem_align(48, 8); /* rounded up to a power of two */
+    CHECK(array && (uintptr_t)array % 64 == 0);
+    shmem_free(array);
+    CHECK(shmem_align(0, 8) == NULL);
 
     /* Most of the heap, which has 64 MiB: it has no room for a copy. */
     char *large = shmem_malloc(40 << 20);
