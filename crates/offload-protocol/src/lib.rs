@@ -2,6 +2,7 @@
 //!
 //! * [`name`]: the names of the UNIX sockets that stand for offloaded sockets. A name describes its socket, so the library keeps no table.
 //! * [`datagram`]: the header of each datagram in the pair of a UDP socket.
+//! * [`lease`]: memory that the engine shares with a process, and how a connection's bytes go through it.
 //! * [`message`]: requests and replies on the engine's control socket.
 //! * [`rules`]: which sockets the engine runs and which stay with the kernel.
 //!
@@ -10,6 +11,7 @@
 
 pub mod address;
 pub mod datagram;
+pub mod lease;
 pub mod message;
 pub mod name;
 pub mod rules;

@@ -1,0 +1,340 @@
+//! Memory that the engine shares with a process, and the protocol by which a connection's bytes go through it instead of the pair.
+//!
+//! A process has one area, a sealed memfd of [`SLOTS`] slots. The engine assigns slots to connections. The pair stays the main path. A slot
+//! is used only while both sides are awake, and every doubt sends the bytes through the pair:
+//!
+//! ```text
+//!                     program                                     engine
+//! send lease          claim, copy into the send ring, commit ---> copies the bytes into the connection's ring
+//! posted receive      post n bytes, wait briefly             ---> copies received bytes into the slot, offers them
+//!                     copy them out, take                    ---> counts them as delivered
+//! ```
+//!
+//! # Send lease
+//!
+//! The send word holds a state and the position up to which the program has committed bytes.
+//!
+//! ```text
+//!              grant (engine)               claim (program)
+//!       PAIR ------------------> GRANTED --------------------> CLAIMED
+//!         ^                       |   ^                           |
+//!         +----- revoke (engine) -+   +---- commit (program) -----+          abandon (engine): any state -> ENDED
+//! ```
+//!
+//! No byte is lost, doubled or reordered, because:
+//!
+//! * Only one thread holds the claim, so threads and processes that share the socket do not write the same bytes of the ring.
+//! * The engine reads the pair only after it has revoked the lease and copied everything that was committed. So a byte committed before a
+//!   write to the pair is sent before it.
+//! * Under the claim, the program checks that the pair holds no bytes. So a byte that was written to the pair before the claim has left the
+//!   pair, which means that the engine revoked an earlier lease, read the byte, and granted this lease later.
+//! * A commit is one compare-and-exchange. If the engine has ended the claim meanwhile, the commit fails and the program sends all its bytes
+//!   through the pair.
+//!
+//! # Posted receive
+//!
+//! ```text
+//!              post (program)               offer (engine)               take (program)
+//!       IDLE ------------------> POSTED ---------------------> OFFERED ------------------> TAKEN
+//!        ^                         |                              |                          |
+//!        +---- cancel (program) ---+------- withdraw (engine) ----+---- settle (engine) -----+
+//! ```
+//!
+//! The engine offers bytes only if the pair is empty. It keeps them until they are taken. If the program is killed or stopped before it
+//! takes them, the engine withdraws the offer and writes the same bytes to the pair. The sequence number in the word distinguishes the offer
+//! from every other, so a late take fails. A posted receive exists only during a call of the program. After the call, all the
+//! connection's unread bytes are in the pair or with the engine, where poll and other calls of the kernel expect them.
+
+mod slot;
+#[cfg(test)]
+mod tests;
+
+pub use slot::{Area, Header, Slot};
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The number of slots of an area.
+pub const SLOTS: usize = 64;
+/// The length of a slot's send ring, in bytes: a power of two.
+pub const SEND: usize = 32768;
+/// The most bytes of a posted receive.
+pub const RECEIVE: usize = 16384;
+
+/// A 64-bit word that both sides change by compare-and-exchange. The model checker replaces it.
+pub trait Word {
+    /// Loads the word. Everything that its writer wrote before storing it is then visible.
+    fn load(&self) -> u64;
+    /// Stores the word.
+    fn store(&self, value: u64);
+    /// Stores `new` if the word is `current`. Returns true if it was.
+    fn exchange(&self, current: u64, new: u64) -> bool;
+}
+
+impl Word for AtomicU64 {
+    #[inline]
+    fn load(&self) -> u64 {
+        self.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn store(&self, value: u64) {
+        self.store(value, Ordering::Release)
+    }
+
+    #[inline]
+    fn exchange(&self, current: u64, new: u64) -> bool {
+        self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+/// The states of a send word, in its two highest bits.
+const STATE_SHIFT: u32 = 62;
+const PAIR: u64 = 0;
+const GRANTED: u64 = 1;
+const CLAIMED: u64 = 2;
+const ENDED: u64 = 3;
+const POSITION: u64 = (1 << STATE_SHIFT) - 1;
+
+/// How often the engine tries to exchange a word. A program that keeps to the protocol makes it fail once or
+/// twice.
+const ATTEMPTS: usize = 100;
+
+fn send_word(state: u64, position: u64) -> u64 {
+    state << STATE_SHIFT | position & POSITION
+}
+
+/// Why the engine cannot revoke a lease now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claimed;
+
+/// The send lease of a slot, by its send word.
+pub struct SendLease<'a, W>(pub &'a W);
+
+/// The right of one thread to write bytes into the send ring, from `position` on. It ends by [`SendLease::commit`].
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Claim {
+    /// The position of the first byte to write.
+    pub position: u64,
+}
+
+impl<W: Word> SendLease<'_, W> {
+    /// Makes all bytes go through the pair until the next grant. The engine calls this for a slot that nobody
+    /// uses. `position` is where the next bytes will begin.
+    pub fn reset(&self, position: u64) {
+        self.0.store(send_word(PAIR, position));
+    }
+
+    /// Lets the program put its bytes into the send ring. The engine calls this when it has read everything
+    /// from the pair and found it empty. Does nothing if the lease is granted already or ended.
+    pub fn grant(&self) {
+        let word = self.0.load();
+        if word >> STATE_SHIFT == PAIR {
+            self.0.exchange(word, send_word(GRANTED, word));
+        }
+    }
+
+    /// Returns the position up to which bytes are committed. The program may have written any value.
+    pub fn committed(&self) -> u64 {
+        self.0.load() & POSITION
+    }
+
+    /// Ends the lease, and returns the position up to which bytes are committed. If the lease was not granted,
+    /// changes nothing.
+    ///
+    /// # Errors
+    /// If a thread of the program has claimed the ring. It may commit more bytes, so call this again later.
+    pub fn revoke(&self) -> Result<u64, Claimed> {
+        for _ in 0..ATTEMPTS {
+            let word = self.0.load();
+            match word >> STATE_SHIFT {
+                CLAIMED => return Err(Claimed),
+                GRANTED if !self.0.exchange(word, send_word(PAIR, word)) => {}
+                _ => return Ok(word & POSITION),
+            }
+        }
+        Err(Claimed)
+    }
+
+    /// Ends the lease forever, even if a thread has claimed the ring: its commit will fail. Returns the position up to which bytes are
+    /// committed, or an error if a hostile program changes the word without pause.
+    ///
+    /// # Errors
+    /// If the program changed the word during each of many attempts.
+    pub fn abandon(&self) -> Result<u64, Claimed> {
+        for _ in 0..ATTEMPTS {
+            let word = self.0.load();
+            if self.0.exchange(word, send_word(ENDED, word)) {
+                return Ok(word & POSITION);
+            }
+        }
+        Err(Claimed)
+    }
+
+    /// Claims the ring for the calling thread. Returns `None` if the lease is not granted, or another thread
+    /// has claimed the ring: the bytes must go through the pair.
+    #[inline]
+    pub fn claim(&self) -> Option<Claim> {
+        let word = self.0.load();
+        (word >> STATE_SHIFT == GRANTED && self.0.exchange(word, send_word(CLAIMED, word)))
+            .then_some(Claim { position: word & POSITION })
+    }
+
+    /// Ends a claim and commits the `len` bytes that the thread wrote into the ring. Returns false if the engine has ended the claim
+    /// meanwhile. The bytes must then go through the pair.
+    #[inline]
+    pub fn commit(&self, claim: Claim, len: u64) -> bool {
+        let next = claim.position.wrapping_add(len);
+        self.0.exchange(send_word(CLAIMED, claim.position), send_word(GRANTED, next))
+    }
+}
+
+/// The states of a receive word, in its three highest bits. Below are 29 bits of the sequence number and 32
+/// bits of the length.
+const KIND_SHIFT: u32 = 61;
+const IDLE: u64 = 0;
+const POSTED: u64 = 1;
+const OFFERED: u64 = 2;
+const TAKEN: u64 = 3;
+const CLOSED: u64 = 4;
+const SEQUENCE_SHIFT: u32 = 32;
+const SEQUENCE: u64 = (1 << (KIND_SHIFT - SEQUENCE_SHIFT)) - 1;
+const LENGTH: u64 = u32::MAX as u64;
+
+fn receive_word(kind: u64, sequence: u64, len: u64) -> u64 {
+    kind << KIND_SHIFT | (sequence & SEQUENCE) << SEQUENCE_SHIFT | len & LENGTH
+}
+
+fn sequence(word: u64) -> u64 {
+    word >> SEQUENCE_SHIFT & SEQUENCE
+}
+
+/// The posted receive of a slot, by its receive word.
+pub struct PostedReceive<'a, W>(pub &'a W);
+
+/// A receive that the program has posted. It ends by [`PostedReceive::cancel`] or [`PostedReceive::take`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Post {
+    word: u64,
+}
+
+/// What the program finds after it posted a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Posted {
+    /// Nothing has arrived yet.
+    Waiting,
+    /// This many bytes are in the slot. Copy them, then call [`PostedReceive::take`].
+    Offered(usize),
+    /// The receive is not posted any more. Bytes come through the pair.
+    Ended,
+}
+
+/// An offer of the engine that the program has not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Offer {
+    word: u64,
+    /// The number of bytes.
+    pub len: u64,
+}
+
+/// What became of an offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The program has not taken it yet.
+    Pending,
+    /// The program has the bytes.
+    Taken,
+    /// The program changed the word in a way that the protocol does not allow.
+    Invalid,
+}
+
+impl<W: Word> PostedReceive<'_, W> {
+    /// Makes the slot free for posts. The engine calls this for a slot that nobody uses.
+    pub fn reset(&self) {
+        let word = self.0.load();
+        self.0.store(receive_word(IDLE, sequence(word), 0));
+    }
+
+    /// Refuses all further posts.
+    pub fn close(&self) {
+        let word = self.0.load();
+        self.0.store(receive_word(CLOSED, sequence(word), 0));
+    }
+
+    /// Posts a receive of at most `len` bytes. Returns `None` if another thread has posted one, or the engine has not seen yet that the
+    /// last offer was taken.
+    pub fn post(&self, len: usize) -> Option<Post> {
+        let word = self.0.load();
+        let next = receive_word(POSTED, sequence(word) + 1, len.min(RECEIVE) as u64);
+        (word >> KIND_SHIFT == IDLE && self.0.exchange(word, next)).then_some(Post { word: next })
+    }
+
+    /// Returns the state of a posted receive.
+    #[inline]
+    pub fn state(&self, post: Post) -> Posted {
+        let word = self.0.load();
+        match word >> KIND_SHIFT {
+            _ if word == post.word => Posted::Waiting,
+            OFFERED if sequence(word) == sequence(post.word) && word & LENGTH <= post.word & LENGTH => {
+                Posted::Offered((word & LENGTH) as usize)
+            }
+            _ => Posted::Ended,
+        }
+    }
+
+    /// Ends a posted receive. Returns false if it has an offer meanwhile.
+    #[must_use]
+    pub fn cancel(&self, post: Post) -> bool {
+        self.0.exchange(post.word, receive_word(IDLE, sequence(post.word), 0))
+            || self.state(post) == Posted::Ended
+    }
+
+    /// Takes an offer of `len` bytes, which the program has copied. Returns false if the engine has withdrawn it: the copied bytes come
+    /// through the pair again.
+    #[must_use]
+    pub fn take(&self, post: Post, len: usize) -> bool {
+        let sequence = sequence(post.word);
+        self.0
+            .exchange(receive_word(OFFERED, sequence, len as u64), receive_word(TAKEN, sequence, len as u64))
+    }
+
+    /// Returns the word and the number of bytes of a posted receive, or `None` if none is posted.
+    #[inline]
+    pub fn posted(&self) -> Option<(Post, u64)> {
+        let word = self.0.load();
+        (word >> KIND_SHIFT == POSTED && word & LENGTH <= RECEIVE as u64)
+            .then_some((Post { word }, word & LENGTH))
+    }
+
+    /// Offers `len` bytes, which the engine has copied into the slot. Returns `None` if the program has
+    /// cancelled the receive.
+    pub fn offer(&self, post: Post, len: u64) -> Option<Offer> {
+        let word = receive_word(OFFERED, sequence(post.word), len);
+        self.0.exchange(post.word, word).then_some(Offer { word, len })
+    }
+
+    /// Returns what became of an offer. If the program has taken it, makes the slot free for the next post.
+    pub fn settle(&self, offer: Offer) -> Answer {
+        let word = self.0.load();
+        let taken = receive_word(TAKEN, sequence(offer.word), offer.len);
+        match word {
+            word if word == offer.word => Answer::Pending,
+            word if word == taken => {
+                match self.0.exchange(taken, receive_word(IDLE, sequence(offer.word), 0)) {
+                    true => Answer::Taken,
+                    false => Answer::Invalid,
+                }
+            }
+            _ => Answer::Invalid,
+        }
+    }
+
+    /// Withdraws an offer. Returns false if the program has taken it or has broken the protocol: call
+    /// [`PostedReceive::settle`].
+    #[must_use]
+    pub fn withdraw(&self, offer: Offer) -> bool {
+        self.0.exchange(offer.word, receive_word(IDLE, sequence(offer.word), 0))
+    }
+}

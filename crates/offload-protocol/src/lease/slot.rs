@@ -1,0 +1,168 @@
+//! The layout of the shared memory.
+//!
+//! ```text
+//! area:  slot 0 | slot 1 | ... | slot 63
+//! slot:  header (4096 bytes) | send ring (SEND bytes) | received bytes (RECEIVE bytes)
+//! ```
+
+use super::{PostedReceive, RECEIVE, SEND, SLOTS, SendLease};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+/// A word on a cache line of its own.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Line(pub AtomicU64);
+
+/// The words of a slot. Both sides access them only as atomics. The engine reads back only those that the
+/// program writes too, and checks them.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Header {
+    /// The word of [`SendLease`].
+    pub send: Line,
+    /// The word of [`PostedReceive`].
+    pub receive: Line,
+    /// The position up to which the engine has copied bytes out of the send ring. Only the engine writes it.
+    pub copied: Line,
+    /// A recent time of CLOCK_MONOTONIC at which the engine was running, in nanoseconds. Only the engine
+    /// writes it.
+    pub alive_ns: AtomicU64,
+    /// The inode of the program's end. Only the engine writes it.
+    pub inode: AtomicU64,
+    /// The device of that inode. Only the engine writes it.
+    pub device: AtomicU64,
+    /// 1 once the program has shut down its sending direction. Only the program writes it.
+    pub shut: AtomicU64,
+}
+
+/// The offset of the send ring in a slot.
+const SEND_AT: usize = 4096;
+/// The offset of the received bytes in a slot.
+const RECEIVE_AT: usize = SEND_AT + SEND;
+/// The length of a slot, in bytes.
+const LEN: usize = RECEIVE_AT + RECEIVE;
+
+const _: () = assert!(size_of::<Header>() <= SEND_AT && SEND.is_power_of_two() && LEN.is_multiple_of(4096));
+
+/// A mapped area.
+#[derive(Clone, Copy, Debug)]
+pub struct Area(NonNull<u8>);
+
+impl Area {
+    /// The length of an area, in bytes.
+    pub const LEN: usize = LEN * SLOTS;
+
+    /// Describes the area that is mapped at `start`.
+    ///
+    /// # Safety
+    /// [`Area::LEN`] bytes of shared memory are mapped there, readable and writable, and stay mapped as long
+    /// as this value and the slots made from it are used.
+    pub unsafe fn new(start: NonNull<u8>) -> Self {
+        Self(start)
+    }
+
+    /// Returns a slot, or `None` if `index` is too large.
+    pub fn slot(self, index: usize) -> Option<Slot> {
+        // SAFETY: the slot lies within the area.
+        (index < SLOTS).then(|| Slot(unsafe { self.0.add(index * LEN) }))
+    }
+}
+
+/// A slot of an area. Other processes may write its memory at any time, so bytes are only copied, and words
+/// are atomics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot(NonNull<u8>);
+
+impl Slot {
+    /// Returns the address of the slot.
+    pub fn as_ptr(self) -> *mut u8 {
+        self.0.as_ptr()
+    }
+
+    /// Describes the slot at `start`.
+    ///
+    /// # Safety
+    /// `start` comes from [`Slot::as_ptr`] of a slot whose area is still mapped.
+    pub unsafe fn from_ptr(start: *mut u8) -> Option<Self> {
+        NonNull::new(start).map(Self)
+    }
+
+    /// Returns the words.
+    pub fn header(&self) -> &Header {
+        // SAFETY: a slot begins with its header, and atomics may be shared with other processes. Any bytes are
+        // valid atomics.
+        unsafe { self.0.cast().as_ref() }
+    }
+
+    /// Returns the send lease.
+    pub fn send(&self) -> SendLease<'_, AtomicU64> {
+        SendLease(&self.header().send.0)
+    }
+
+    /// Returns the posted receive.
+    pub fn receive(&self) -> PostedReceive<'_, AtomicU64> {
+        PostedReceive(&self.header().receive.0)
+    }
+
+    /// Returns the address of the byte at `position` in the send ring, and the number of bytes from there to
+    /// the ring's end.
+    fn send_at(self, position: u64) -> (*mut u8, usize) {
+        let offset = (position & (SEND as u64 - 1)) as usize;
+        // SAFETY: the offset is within the ring.
+        (unsafe { self.0.as_ptr().add(SEND_AT + offset) }, SEND - offset)
+    }
+
+    /// Copies `len` bytes at `from` into the send ring, at `position`.
+    ///
+    /// # Safety
+    /// `from` has `len` bytes, at most [`SEND`], and the calling thread has claimed the ring.
+    pub unsafe fn write_send(self, position: u64, from: *const u8, len: usize) {
+        let (to, room) = self.send_at(position);
+        let first = len.min(room);
+        // SAFETY: both parts lie within the ring, and the caller guarantees `from`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, to, first);
+            std::ptr::copy_nonoverlapping(from.add(first), self.send_at(0).0, len - first);
+        }
+    }
+
+    /// Copies bytes out of the send ring, from `position` on, until `to` is full.
+    ///
+    /// # Panics
+    /// If `to` is longer than the ring.
+    pub fn read_send(self, position: u64, to: &mut [u8]) {
+        assert!(to.len() <= SEND);
+        let (from, room) = self.send_at(position);
+        let (low, high) = to.split_at_mut(to.len().min(room));
+        // SAFETY: both parts lie within the ring. The program may write these bytes meanwhile. Then the copy has some mixture of them, which
+        // only that program's peer receives.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, low.as_mut_ptr(), low.len());
+            std::ptr::copy_nonoverlapping(self.send_at(0).0, high.as_mut_ptr(), high.len());
+        }
+    }
+
+    /// Copies `first` and then `second` into the memory for received bytes.
+    ///
+    /// # Panics
+    /// If they are longer than [`RECEIVE`] together.
+    pub fn write_received(self, first: &[u8], second: &[u8]) {
+        assert!(first.len() + second.len() <= RECEIVE);
+        // SAFETY: the bytes lie within the slot.
+        unsafe {
+            let to = self.0.as_ptr().add(RECEIVE_AT);
+            std::ptr::copy_nonoverlapping(first.as_ptr(), to, first.len());
+            std::ptr::copy_nonoverlapping(second.as_ptr(), to.add(first.len()), second.len());
+        }
+    }
+
+    /// Copies the first `len` received bytes to `to`, but at most [`RECEIVE`].
+    ///
+    /// # Safety
+    /// `to` has room for `len` bytes.
+    pub unsafe fn read_received(self, to: *mut u8, len: usize) {
+        // SAFETY: the bytes lie within the slot, and the caller guarantees `to`.
+        unsafe { std::ptr::copy_nonoverlapping(self.0.as_ptr().add(RECEIVE_AT), to, len.min(RECEIVE)) };
+    }
+}

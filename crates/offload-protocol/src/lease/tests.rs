@@ -1,0 +1,304 @@
+//! Checks the protocol: with the model checker loom, against random words, and the copies of a slot.
+
+use super::*;
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU64 as Modelled, Ordering};
+use loom::sync::{Arc, Mutex};
+use proptest::prelude::*;
+
+impl Word for Modelled {
+    fn load(&self) -> u64 {
+        self.load(Ordering::Acquire)
+    }
+
+    fn store(&self, value: u64) {
+        self.store(value, Ordering::Release)
+    }
+
+    fn exchange(&self, current: u64, new: u64) -> bool {
+        self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+/// The bytes of a send ring. The positions of the model stay below its length.
+const RING: usize = 8;
+
+/// A connection whose program sends through the ring or the pair.
+struct Sending {
+    word: Modelled,
+    ring: Vec<UnsafeCell<u8>>,
+    pair: Mutex<Vec<u8>>,
+}
+
+impl Sending {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            word: Modelled::new(0),
+            ring: (0..RING).map(|_| UnsafeCell::new(0)).collect(),
+            pair: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Sends a byte as the preloaded library does. `checks` is false for a wrong library, which the model must
+    /// detect.
+    fn send(&self, byte: u8, checks: bool) {
+        let lease = SendLease(&self.word);
+        if let Some(claim) = lease.claim() {
+            let empty = !checks || self.pair.lock().unwrap().is_empty();
+            let at = claim.position as usize;
+            if empty {
+                // SAFETY: loom fails the test if another thread accesses the byte.
+                self.ring[at].with_mut(|to| unsafe { *to = byte });
+            }
+            if lease.commit(claim, empty.into()) && empty {
+                return;
+            }
+        }
+        self.write(byte);
+    }
+
+    /// Writes a byte to the pair, as a call does that the library does not see.
+    fn write(&self, byte: u8) {
+        self.pair.lock().unwrap().push(byte);
+    }
+
+    /// Copies the committed bytes up to `position`.
+    fn copy(&self, position: u64, sent: &mut Sent) {
+        while sent.copied < position {
+            // SAFETY: loom fails the test if another thread writes the byte.
+            sent.bytes.push(self.ring[sent.copied as usize].with(|byte| unsafe { *byte }));
+            sent.copied += 1;
+        }
+    }
+
+    /// One round of the engine.
+    fn serve(&self, sent: &mut Sent) {
+        let lease = SendLease(&self.word);
+        if self.pair.lock().unwrap().is_empty() {
+            self.copy(lease.committed(), sent);
+            return lease.grant();
+        }
+        if let Ok(position) = lease.revoke() {
+            self.copy(position, sent);
+            sent.bytes.append(&mut self.pair.lock().unwrap());
+        }
+    }
+}
+
+/// What the engine has taken.
+#[derive(Default)]
+struct Sent {
+    bytes: Vec<u8>,
+    copied: u64,
+}
+
+fn model(preemptions: usize, check: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(check);
+}
+
+/// Runs a program that sends 1 to 3, with byte `raw` written directly to the pair, beside the engine. Checks
+/// the order.
+fn sends_in_order(raw: u8, checks: bool) {
+    model(3, move || {
+        let sending = Sending::new();
+        let program = {
+            let sending = sending.clone();
+            loom::thread::spawn(move || {
+                for byte in 1..=3 {
+                    if byte == raw { sending.write(byte) } else { sending.send(byte, checks) }
+                }
+            })
+        };
+        let mut sent = Sent::default();
+        for _ in 0..3 {
+            sending.serve(&mut sent);
+        }
+        program.join().unwrap();
+        sending.serve(&mut sent);
+        sending.serve(&mut sent);
+        assert_eq!(sent.bytes, [1, 2, 3]);
+    });
+}
+
+#[test]
+fn model_bytes_keep_their_order_through_ring_and_pair() {
+    sends_in_order(0, true);
+}
+
+#[test]
+fn model_bytes_written_directly_to_the_pair_keep_their_order() {
+    sends_in_order(1, true);
+    sends_in_order(2, true);
+}
+
+#[test]
+#[should_panic(expected = "assertion")]
+fn model_finds_the_error_of_a_library_that_does_not_check_the_pair() {
+    sends_in_order(2, false);
+}
+
+#[test]
+fn model_two_threads_do_not_write_the_same_bytes() {
+    model(2, || {
+        let sending = Sending::new();
+        SendLease(&sending.word).grant();
+        let other = {
+            let sending = sending.clone();
+            loom::thread::spawn(move || sending.send(9, true))
+        };
+        sending.send(1, true);
+        sending.send(2, true);
+        other.join().unwrap();
+        let mut sent = Sent::default();
+        sending.serve(&mut sent);
+        sending.serve(&mut sent);
+        let own: Vec<u8> = sent.bytes.iter().copied().filter(|&byte| byte != 9).collect();
+        assert_eq!((own, sent.bytes.len()), (vec![1, 2], 3));
+    });
+}
+
+#[test]
+fn model_an_abandoned_claim_sends_its_bytes_through_the_pair_once() {
+    model(3, || {
+        let sending = Sending::new();
+        SendLease(&sending.word).grant();
+        let program = {
+            let sending = sending.clone();
+            loom::thread::spawn(move || {
+                sending.send(1, true);
+                sending.send(2, true);
+            })
+        };
+        let mut sent = Sent::default();
+        let position = SendLease(&sending.word).abandon().unwrap();
+        sending.copy(position, &mut sent);
+        program.join().unwrap();
+        assert_eq!(SendLease(&sending.word).revoke(), Ok(position));
+        sent.bytes.append(&mut sending.pair.lock().unwrap());
+        assert_eq!(sent.bytes, [1, 2]);
+    });
+}
+
+/// A connection that has received byte 7.
+struct Receiving {
+    word: Modelled,
+    offered: Modelled,
+    pair: Mutex<Vec<u8>>,
+}
+
+#[test]
+fn model_a_byte_is_received_exactly_once() {
+    model(4, || {
+        let connection = Arc::new(Receiving {
+            word: Modelled::new(0),
+            offered: Modelled::new(0),
+            pair: Mutex::new(Vec::new()),
+        });
+        let program = {
+            let connection = connection.clone();
+            loom::thread::spawn(move || {
+                let receive = PostedReceive(&connection.word);
+                let post = receive.post(1).unwrap();
+                for last in [false, true] {
+                    if receive.state(post) == Posted::Waiting && last && receive.cancel(post) {
+                        return None;
+                    }
+                    if receive.state(post) == Posted::Offered(1) {
+                        let byte = connection.offered.load(Ordering::Relaxed);
+                        return receive.take(post, 1).then_some(byte);
+                    }
+                }
+                // Leaving the offer unanswered, as a killed program does.
+                None
+            })
+        };
+        let receive = PostedReceive(&connection.word);
+        let mut delivered = false;
+        let mut offer = None;
+        for _ in 0..2 {
+            if let (None, Some((post, 1))) = (offer, receive.posted()) {
+                connection.offered.store(7, Ordering::Relaxed);
+                offer = receive.offer(post, 1);
+            }
+        }
+        if let Some(offer) = offer {
+            delivered = !receive.withdraw(offer);
+            assert!(!delivered || receive.settle(offer) == Answer::Taken);
+        }
+        if !delivered {
+            connection.pair.lock().unwrap().push(7);
+        }
+        let taken = program.join().unwrap();
+        assert_eq!(taken, delivered.then_some(7));
+        assert_eq!(connection.pair.lock().unwrap().len(), usize::from(!delivered));
+    });
+}
+
+#[test]
+fn a_late_take_fails() {
+    let word = AtomicU64::new(0);
+    let receive = PostedReceive(&word);
+    let first = receive.post(10).unwrap();
+    let (seen, len) = receive.posted().unwrap();
+    assert_eq!((seen, len), (first, 10));
+    let offer = receive.offer(first, 4).unwrap();
+    assert_eq!(receive.state(first), Posted::Offered(4));
+    assert_eq!(receive.settle(offer), Answer::Pending);
+    assert!(receive.withdraw(offer));
+    let second = receive.post(10).unwrap();
+    let offer = receive.offer(second, 4).unwrap();
+    assert!(!receive.take(first, 4), "an offer that was withdrawn");
+    assert_eq!(receive.state(first), Posted::Ended);
+    assert!(receive.take(second, 4));
+    assert!(!receive.withdraw(offer));
+    assert_eq!(receive.settle(offer), Answer::Taken);
+    receive.close();
+    assert!(receive.post(1).is_none());
+}
+
+proptest! {
+    #[test]
+    fn any_words_are_refused_or_bounded(send: u64, receive: u64, next: u64) {
+        let word = AtomicU64::new(send);
+        let lease = SendLease(&word);
+        lease.grant();
+        let committed = lease.committed();
+        prop_assert!(committed <= POSITION);
+        prop_assert_eq!(lease.revoke().unwrap_or(committed), committed);
+        prop_assert_eq!(lease.abandon(), Ok(committed));
+        prop_assert!(lease.claim().is_none());
+        let word = AtomicU64::new(receive);
+        let posted = PostedReceive(&word);
+        if let Some((post, len)) = posted.posted() {
+            prop_assert!(len <= RECEIVE as u64);
+            let offer = posted.offer(post, len).unwrap();
+            word.store(next, Ordering::Relaxed);
+            let _ = posted.settle(offer);
+            let _ = posted.withdraw(offer);
+        }
+    }
+
+    #[test]
+    fn a_slot_returns_the_bytes_that_were_written(position in 0u64..1 << 40, bytes in proptest::collection::vec(any::<u8>(), 0..5000)) {
+        let layout = std::alloc::Layout::from_size_align(Area::LEN, 4096).unwrap();
+        // SAFETY: the layout is not empty; the memory is freed below, after its last use.
+        unsafe {
+            let start = std::alloc::alloc_zeroed(layout);
+            let area = Area::new(std::ptr::NonNull::new(start).unwrap());
+            prop_assert!(area.slot(SLOTS).is_none());
+            let slot = area.slot(SLOTS - 1).unwrap();
+            slot.write_send(position, bytes.as_ptr(), bytes.len());
+            let mut read = vec![0; bytes.len()];
+            slot.read_send(position, &mut read);
+            prop_assert_eq!(&read, &bytes);
+            let (first, second) = bytes.split_at(bytes.len() / 3);
+            slot.write_received(first, second);
+            read.fill(0);
+            slot.read_received(read.as_mut_ptr(), read.len());
+            prop_assert_eq!(&read, &bytes);
+            std::alloc::dealloc(start, layout);
+        }
+    }
+}
