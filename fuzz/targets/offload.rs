@@ -1,13 +1,15 @@
 //! Decodes arbitrary bytes as the data that the offload engine and its preloaded library send each other:
-//! messages, records, headers of datagrams, addresses and rules. Encoding a decoded value and decoding it again must not change it.
+//! messages, records, headers of datagrams, addresses, rules and words of shared memory. Encoding a decoded value and decoding it again must not change it.
 
 #![no_main]
 
 use inlane_offload_protocol::datagram::{self, Header};
+use inlane_offload_protocol::lease::{PostedReceive, RECEIVE, SendLease};
 use inlane_offload_protocol::message::{Message, accept, read_options};
 use inlane_offload_protocol::rules::{Rule, Use, decide};
 use inlane_offload_protocol::{address, message};
 use libfuzzer_sys::fuzz_target;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 fuzz_target!(|bytes: &[u8]| {
     let mut whole = bytes.to_vec();
@@ -19,6 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(read_options(message.value()).count() <= message::MAX_VALUE / 12);
         }
     }
+    shared_words(bytes);
     if let Some(found) = address::decode(bytes) {
         assert_eq!(address::decode(&address::encode(Some(found))), Some(found));
     }
@@ -40,3 +43,26 @@ fuzz_target!(|bytes: &[u8]| {
         let _ = decide(text, "program", bytes.len() % 2 == 0, [10, 0, 0, 1].into(), 80, Use::Listen);
     }
 });
+
+/// Lets the engine's side of shared memory meet words that a hostile program has written.
+fn shared_words(bytes: &[u8]) {
+    let words: Vec<u64> =
+        bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+    for words in words.windows(2) {
+        let word = AtomicU64::new(words[0]);
+        let lease = SendLease(&word);
+        lease.grant();
+        let committed = lease.committed();
+        assert_eq!(lease.revoke().unwrap_or(committed), committed);
+        assert_eq!(lease.abandon(), Ok(committed));
+        word.store(words[0], Ordering::Relaxed);
+        let receive = PostedReceive(&word);
+        if let Some((post, len)) = receive.posted() {
+            assert!(len <= RECEIVE as u64);
+            let offer = receive.offer(post, len).unwrap();
+            word.store(words[1], Ordering::Relaxed);
+            let _ = receive.settle(offer);
+            let _ = receive.withdraw(offer);
+        }
+    }
+}

@@ -11,6 +11,7 @@
 //! without one of the programs, a test prints why and is skipped.
 
 mod datagrams;
+mod direct;
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -440,7 +441,7 @@ fn pythons_own_socket_tests_pass() {
         return;
     }
     let Some(mut lab) = Lab::new("python", &[]) else { return };
-    lab.serve(&["--loopback"]);
+    lab.serve(&["--loopback", "--spin", "300us"]);
     let mut suite = lab.offloaded(python);
     suite.args([
         "-m",

@@ -1,6 +1,6 @@
 //! The protocol between the offload engine and the preloaded library.
 //!
-//! * [`name`]: the names of the UNIX sockets that stand for offloaded sockets. A name describes its socket, so the library keeps no table.
+//! * [`name`]: the names of the UNIX sockets that stand for offloaded sockets. A name describes its socket, so the library needs no table.
 //! * [`datagram`]: the header of each datagram in the pair of a UDP socket.
 //! * [`lease`]: memory that the engine shares with a process, and how a connection's bytes go through it.
 //! * [`message`]: requests and replies on the engine's control socket.

@@ -49,10 +49,14 @@ pub enum Operation {
     /// Asks whether the engine has a route from a UDP socket to [`Message::remote`]. The request carries the
     /// program's end. The status of the reply is an errno if there is no route.
     Route = 12,
+    /// Asks for a slot in shared memory ([`crate::lease`]) for a connection. The request carries the program's end. `number` is 1 if this
+    /// client has its area already. In the reply, `number` is the slot, and `name` is how many microseconds the program should wait
+    /// actively. The first reply to a client carries the area's memfd.
+    Adopt = 13,
 }
 
 impl Operation {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Bind,
         Self::Connect,
         Self::Listen,
@@ -65,6 +69,7 @@ impl Operation {
         Self::SetOptionNow,
         Self::Disconnect,
         Self::Route,
+        Self::Adopt,
     ];
 
     /// Returns true if the engine replies.
@@ -232,7 +237,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_decode_and_what_decodes_reads_back(bytes in proptest::collection::vec(any::<u8>(), LEN), operation in 0u8..13, len in 0u8..=255) {
+        fn any_bytes_decode_and_what_decodes_reads_back(bytes in proptest::collection::vec(any::<u8>(), LEN), operation in 0u8..14, len in 0u8..=255) {
             let mut bytes = bytes;
             bytes[..2].copy_from_slice(&[VERSION, operation]);
             bytes[76..80].copy_from_slice(&[len, 0, 0, 0]);

@@ -16,6 +16,7 @@
 //! streams of its sockets are only bytes. The engine shares no memory with programs.
 
 mod arena;
+mod direct;
 pub mod engine;
 mod error;
 mod network;

@@ -2,6 +2,7 @@
 //! connection or UDP socket.
 
 use crate::arena::Key;
+use crate::direct::Direct;
 use crate::network::Route;
 use crate::pair::Filled;
 use crate::ring::Ring;
@@ -152,6 +153,16 @@ pub struct Stream {
     pub filled: Option<Filled>,
     /// When the connection was established, in nanoseconds of the engine's clock.
     pub since: u64,
+    /// The memory that the engine shares with the program for this connection, once the program has asked for
+    /// it.
+    pub direct: Option<Box<Direct>>,
+}
+
+impl Stream {
+    /// Returns the number of payload bytes that went through shared memory.
+    pub fn direct_bytes(&self) -> u64 {
+        self.direct.as_ref().map_or(0, |direct| direct.sent + direct.received)
+    }
 }
 
 /// Options of a socket. Accepted connections inherit those of the listener.

@@ -55,6 +55,10 @@ pub struct ConnectionCounters {
     pub time_wait: u64,
     /// Resets that the engine sent, because a segment arrived for no connection and no listener.
     pub resets_sent: u64,
+    /// Connections that were reset because their program broke the protocol of shared memory.
+    pub hostile: u64,
+    /// Payload bytes that went through memory shared with programs, in both directions, instead of pairs.
+    pub direct_bytes: u64,
     /// Sockets that stayed with the kernel.
     pub kernel: u64,
     /// Requests that programs sent through the control socket.
@@ -159,9 +163,8 @@ pub struct SocketStatus {
     pub sent_bytes_per_second: Option<f64>,
     /// Payload bytes that were retransmitted.
     pub retransmitted_bytes: u64,
-    /// The share of received bytes that were placed directly into the program's buffer. It is 0: this version copies all data through
-    /// the pair.
-    pub placed_directly: f64,
+    /// Payload bytes that went through memory shared with the program, in both directions, instead of the pair.
+    pub direct_bytes: u64,
     /// Connections that wait to be accepted; `null` unless the socket listens.
     pub backlog: Option<u64>,
     /// Datagrams dropped because the receive buffer was full; `null` for TCP.
@@ -193,6 +196,7 @@ impl Row for SocketStatus {
             Cell::optional("in", rate(self.received_bytes_per_second)),
             Cell::optional("out", rate(self.sent_bytes_per_second)),
             Cell::new("retransmitted", units::bytes(self.retransmitted_bytes)),
+            Cell::optional("direct", (self.direct_bytes > 0).then(|| units::bytes(self.direct_bytes))),
             Cell::optional("backlog", self.backlog.map(|count| count.to_string())),
             Cell::optional("dropped", self.dropped_datagrams.map(|count| count.to_string())),
         ]

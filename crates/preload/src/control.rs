@@ -6,11 +6,13 @@
 //! because it shares the variables of its parent.
 
 use crate::{real, settings};
+use inlane_offload_protocol::lease::{Area, Slot};
 use inlane_offload_protocol::message::{self, Message, Operation};
 use libc::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
 /// The descriptor of the connection to the engine that this process keeps open, or -1 if there is none.
 static CONNECTION: AtomicI32 = AtomicI32::new(-1);
@@ -151,6 +153,65 @@ fn kept() -> Option<(RawFd, bool)> {
     // SAFETY: has no preconditions.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     Some((fd, true))
+}
+
+/// The area that the engine shares with this process.
+static AREA: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+/// The inode of the connection on which the engine shared `AREA`. Another connection gets another area.
+static AREA_INODE: AtomicU64 = AtomicU64::new(0);
+
+/// Asks the engine for a slot in shared memory for the connection `fd`. Returns the slot, and for how many microseconds a receive should
+/// wait actively. Leaves errno unchanged.
+///
+/// # Errors
+/// An errno: EOPNOTSUPP if the engine shares no memory with any program, others if this connection gets no slot now.
+pub fn adopt(fd: RawFd) -> Result<(Slot, u32), c_int> {
+    let before = crate::errno();
+    let adopted = adopt_kept(fd);
+    crate::set_errno(before);
+    adopted
+}
+
+fn adopt_kept(fd: RawFd) -> Result<(Slot, u32), c_int> {
+    // SAFETY: has no preconditions.
+    let process = unsafe { libc::getpid() };
+    let owner = OWNER.load(Ordering::Relaxed);
+    // The area belongs to the kept connection, so other connections cannot ask for it.
+    if (owner != 0 && owner != process) || IN_USE.swap(true, Ordering::Acquire) {
+        return Err(libc::EBUSY);
+    }
+    let slot = kept().ok_or(libc::ENOTCONN).and_then(|(control, _)| adopt_on(control, fd));
+    if slot == Err(libc::ENOTCONN) {
+        drop_kept();
+    }
+    IN_USE.store(false, Ordering::Release);
+    slot
+}
+
+fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, u32), c_int> {
+    let inode = INODE.load(Ordering::Relaxed);
+    let mut message = Message::new(Operation::Adopt);
+    message.number = i32::from(AREA_INODE.load(Ordering::Relaxed) == inode);
+    let (reply, passed) = exchange(control, &message, fd).ok_or(libc::ENOTCONN)?;
+    if let Some(passed) = passed {
+        // SAFETY: a new mapping touches no memory of this process. The descriptor was just received.
+        let start = unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let start = libc::mmap(std::ptr::null_mut(), Area::LEN, access, libc::MAP_SHARED, passed, 0);
+            libc::close(passed);
+            start
+        };
+        AREA_INODE.store(inode, Ordering::Relaxed);
+        let start = if start == libc::MAP_FAILED { std::ptr::null_mut() } else { start };
+        AREA.store(start.cast(), Ordering::Relaxed);
+    }
+    if reply.status != 0 {
+        return Err(reply.status);
+    }
+    let area = NonNull::new(AREA.load(Ordering::Relaxed)).ok_or(libc::ENOMEM)?;
+    // SAFETY: the area was mapped above or by an earlier call, and it is never unmapped.
+    let slot = unsafe { Area::new(area) }.slot(usize::try_from(reply.number).unwrap_or(usize::MAX));
+    slot.map(|slot| (slot, reply.name.clamp(0, 1000) as u32)).ok_or(libc::EPROTO)
 }
 
 fn drop_kept() {

@@ -1,7 +1,7 @@
 //! Replaces a kernel socket by an offloaded one, when the program binds or connects it.
 
 use crate::epoll::Registration;
-use crate::{control, datagram, errno, real, set_errno, settings, socket};
+use crate::{control, datagram, direct, errno, real, set_errno, settings, socket};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::message::{KERNEL, Message, NumberOption, Operation, write_options};
 use inlane_offload_protocol::rules::{Action, Use};
@@ -263,6 +263,7 @@ fn add_options(message: &mut Message, fd: RawFd) {
 /// socket are kept. Closes the descriptor `new`. Returns false if the replacement failed.
 fn replace(fd: RawFd, new: RawFd, datagrams: bool) -> bool {
     let registration = Registration::of(fd);
+    direct::forget(fd);
     copy_options(fd, new);
     if datagrams {
         datagram::note();

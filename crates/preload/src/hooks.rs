@@ -5,7 +5,7 @@
 
 use crate::convert::{self, Outcome};
 use crate::socket::name_of;
-use crate::{datagram, epoll, errno, exec, fail, real, receive, send, set_errno, socket};
+use crate::{datagram, direct, epoll, errno, exec, fail, real, receive, send, set_errno, socket};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::name::SocketName;
 use inlane_offload_protocol::rules::Use;
@@ -15,6 +15,9 @@ use libc::{
 };
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ptr::{null, null_mut};
+
+/// The most buffers of a message that is sent through shared memory.
+const MOST_PARTS: usize = 64;
 
 macro_rules! hooks {
     ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty $body:block)*) => {$(
@@ -147,7 +150,8 @@ hooks! {
         if len > 0 && let Some(name) = datagram::name_of(fd) {
             return datagram::receive_from(fd, &name, &[datagram::part(buffer, len)], 0, null_mut(), null_mut());
         }
-        receive::finish(fd, len, real::read(fd, buffer, len))
+        let result = direct::receive(fd, buffer, len).unwrap_or_else(|| real::read(fd, buffer, len));
+        receive::finish(fd, len, result)
     }
 
     fn __read_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t) -> ssize_t {
@@ -167,7 +171,8 @@ hooks! {
         if let Some(name) = datagram::name_of(fd) {
             return datagram::receive_from(fd, &name, &[datagram::part(buffer, len)], flags, null_mut(), null_mut());
         }
-        receive::finish(fd, len, real::recv(fd, buffer, len, flags))
+        let direct = if flags == 0 { direct::receive(fd, buffer, len) } else { None };
+        receive::finish(fd, len, direct.unwrap_or_else(|| real::recv(fd, buffer, len, flags)))
     }
 
     fn __recv_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
@@ -178,6 +183,9 @@ hooks! {
         if let Some(name) = datagram::name_of(fd) {
             let part = datagram::part(buffer, len);
             return datagram::receive_from(fd, &name, &[part], flags, address, address_len);
+        }
+        if flags == 0 && address.is_null() && let Some(result) = direct::receive(fd, buffer, len) {
+            return receive::finish(fd, len, result);
         }
         let result = real::recvfrom(fd, buffer, len, flags, address, address_len);
         receive::hide_name(fd, result, address, address_len);
@@ -212,6 +220,9 @@ hooks! {
     }
 
     fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
+        if let Some(sent) = direct::send(fd, &[datagram::part(buffer, len)]) {
+            return sent;
+        }
         match datagram::name_of(fd) {
             Some(name) => datagram::send_to(fd, &name, &[datagram::part(buffer, len)], 0, null(), 0),
             None => send::after_write(fd, real::write(fd, buffer, len)),
@@ -219,6 +230,9 @@ hooks! {
     }
 
     fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+        if let Some(sent) = send_directly(fd, parts, count.max(0) as usize, 0) {
+            return sent;
+        }
         match datagram::name_of(fd) {
             Some(name) if !parts.is_null() && count >= 0 => {
                 let parts = std::slice::from_raw_parts(parts, count as usize);
@@ -229,6 +243,9 @@ hooks! {
     }
 
     fn send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+        if let Some(sent) = send_directly(fd, &datagram::part(buffer, len), 1, flags) {
+            return sent;
+        }
         match datagram::name_of(fd) {
             Some(name) => datagram::send_to(fd, &name, &[datagram::part(buffer, len)], flags, null(), 0),
             None => send::finish(fd, flags, real::send(fd, buffer, len, flags | libc::MSG_NOSIGNAL)),
@@ -236,6 +253,9 @@ hooks! {
     }
 
     fn sendto(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t {
+        if address.is_null() && let Some(sent) = send_directly(fd, &datagram::part(buffer, len), 1, flags) {
+            return sent;
+        }
         match before_send(fd, address, address_len) {
             Ok(Some(name)) => {
                 let part = datagram::part(buffer, len);
@@ -257,6 +277,12 @@ hooks! {
 
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
         if !message.is_null() {
+            if (*message).msg_name.is_null()
+                && (*message).msg_controllen == 0
+                && let Some(sent) = send_directly(fd, (*message).msg_iov, (*message).msg_iovlen, flags)
+            {
+                return sent;
+            }
             match before_send(fd, (*message).msg_name.cast(), (*message).msg_namelen) {
                 Ok(Some(name)) => return datagram::send(fd, &name, &*message, flags),
                 Ok(None) => {}
@@ -373,6 +399,16 @@ unsafe fn accept_from_engine(
 ) -> Option<c_int> {
     let name = if socket::may_listen(fd) { name_of(fd) } else { None };
     name.map(|name| socket::accept(fd, &name, address, len, flags))
+}
+
+/// Sends `count` buffers through memory shared with the engine, if that is possible for this socket and these flags. Returns `None` if the
+/// kernel must send them.
+unsafe fn send_directly(fd: c_int, parts: *const iovec, count: usize, flags: c_int) -> Option<ssize_t> {
+    if flags & !(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) != 0 || parts.is_null() || count > MOST_PARTS {
+        return None;
+    }
+    // SAFETY: the program's arguments.
+    unsafe { direct::send(fd, std::slice::from_raw_parts(parts, count)) }
 }
 
 /// Corrects the result of the kernel's accept, which fails with EINVAL on the program's end of a pair. In

@@ -13,9 +13,9 @@
 //! program:  write(5) ----------------- pair ---------> engine ---> TCP segments
 //! ```
 //!
-//! The library keeps no table of sockets. What it must know about a socket is in the names of the pair's ends
+//! The library relies on no table of sockets. What it must know about a socket is in the names of the pair's ends
 //! ([`inlane_offload_protocol::name`]) and in the `socket::Flags` that the kernel keeps with the program's end. So nothing can become out of
-//! date by a call that the library does not see.
+//! date by a call that the library does not see. The table of slots in shared memory (`direct`) is only a hint that is checked at each use.
 //!
 //! Limits: it does not allocate, and it takes no lock that it would wait for, because programs call these functions in signal handlers and
 //! after vfork. Whatever fails here leaves the socket with the kernel. The library never ends the program.
@@ -23,6 +23,7 @@
 mod control;
 mod convert;
 mod datagram;
+mod direct;
 mod epoll;
 mod exec;
 mod hooks;
@@ -30,6 +31,7 @@ mod real;
 mod receive;
 mod send;
 mod settings;
+mod signals;
 mod socket;
 
 /// Runs before the program's `main`.

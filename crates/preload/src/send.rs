@@ -3,13 +3,16 @@
 //! The kernel reports the end of a pair as a broken pipe. A TCP socket reports the connection's error first, without a
 //! signal, and a broken pipe from then on.
 
-use crate::{errno, fail, set_errno, socket};
+use crate::{direct, errno, fail, set_errno, socket};
 use libc::{c_int, ssize_t};
 
 /// Returns what the program's send with `flags` must return. `result` is what the kernel returned for the
 /// same send with MSG_NOSIGNAL. For EPIPE, raises SIGPIPE unless `flags` contains MSG_NOSIGNAL.
 #[inline]
 pub fn finish(fd: c_int, flags: c_int, result: ssize_t) -> ssize_t {
+    if result > 0 {
+        direct::note_sent(fd);
+    }
     if result != -1 || errno() != libc::EPIPE {
         return result;
     }
@@ -26,6 +29,9 @@ pub fn finish(fd: c_int, flags: c_int, result: ssize_t) -> ssize_t {
 /// kernel has raised SIGPIPE already.
 #[inline]
 pub fn after_write(fd: c_int, result: ssize_t) -> ssize_t {
+    if result > 0 {
+        direct::note_sent(fd);
+    }
     if result == -1 && errno() == libc::EPIPE { broken(fd) } else { result }
 }
 

@@ -1,7 +1,7 @@
 //! Implements the socket calls on offloaded sockets: connect, listen, accept, addresses, options and
 //! shutdown.
 
-use crate::{control, datagram, errno, fail, real, set_errno};
+use crate::{control, datagram, direct, errno, fail, real, set_errno};
 use inlane_offload_protocol::address::{read_sockaddr, write_sockaddr};
 use inlane_offload_protocol::message::{Message, Operation, accept};
 use inlane_offload_protocol::name::{End, SocketName};
@@ -206,6 +206,7 @@ pub fn accept(
             _ => fail(libc::ECONNABORTED),
         };
     };
+    direct::forget(connection);
     if flags & libc::SOCK_NONBLOCK != 0 {
         // SAFETY: the descriptor was just received.
         unsafe { libc::fcntl(connection, libc::F_SETFL, libc::O_NONBLOCK) };
@@ -348,6 +349,9 @@ pub unsafe fn setsockopt(
         if name == libc::SO_PRIORITY {
             return 0;
         }
+        if name == libc::SO_RCVLOWAT {
+            direct::note_low_water(fd);
+        }
         if matches!(name, libc::SO_SNDBUF | libc::SO_RCVBUF) {
             // SAFETY: the caller promises `len` bytes at `value`.
             return unsafe { set_buffer(fd, name, value, len) };
@@ -439,6 +443,9 @@ pub fn shutdown(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     }
     if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
         Flags::set(fd, Flags::READ_SHUT);
+    }
+    if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
+        direct::shut(fd);
     }
     // SAFETY: has no preconditions.
     unsafe { real::shutdown(fd, how) }

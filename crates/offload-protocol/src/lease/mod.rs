@@ -37,7 +37,8 @@
 //!              post (program)               offer (engine)               take (program)
 //!       IDLE ------------------> POSTED ---------------------> OFFERED ------------------> TAKEN
 //!        ^                         |                              |                          |
-//!        +---- cancel (program) ---+------- withdraw (engine) ----+---- settle (engine) -----+
+//!        +---- cancel (program) ---+------- withdraw (engine), ---+---- settle (engine) -----+
+//!                                            decline (program)
 //! ```
 //!
 //! The engine offers bytes only if the pair is empty. It keeps them until they are taken. If the program is killed or stopped before it
@@ -246,6 +247,8 @@ pub enum Answer {
     Pending,
     /// The program has the bytes.
     Taken,
+    /// The program does not want the bytes. They go through the pair.
+    Declined,
     /// The program changed the word in a way that the protocol does not allow.
     Invalid,
 }
@@ -300,6 +303,12 @@ impl<W: Word> PostedReceive<'_, W> {
             .exchange(receive_word(OFFERED, sequence, len as u64), receive_word(TAKEN, sequence, len as u64))
     }
 
+    /// Declines an offer of `len` bytes, so that they come through the pair.
+    pub fn decline(&self, post: Post, len: usize) {
+        let sequence = sequence(post.word);
+        self.0.exchange(receive_word(OFFERED, sequence, len as u64), receive_word(IDLE, sequence, 0));
+    }
+
     /// Returns the word and the number of bytes of a posted receive, or `None` if none is posted.
     #[inline]
     pub fn posted(&self) -> Option<(Post, u64)> {
@@ -327,8 +336,20 @@ impl<W: Word> PostedReceive<'_, W> {
                     false => Answer::Invalid,
                 }
             }
+            _ if word == receive_word(IDLE, sequence(offer.word), 0)
+                || word >> KIND_SHIFT == POSTED
+                    && sequence(word) == ((sequence(offer.word) + 1) & SEQUENCE) =>
+            {
+                Answer::Declined
+            }
             _ => Answer::Invalid,
         }
+    }
+
+    /// Returns true if the program has not answered an offer.
+    #[inline]
+    pub fn is_pending(&self, offer: Offer) -> bool {
+        self.0.load() == offer.word
     }
 
     /// Withdraws an offer. Returns false if the program has taken it or has broken the protocol: call

@@ -34,6 +34,9 @@ pub struct Header {
     pub device: AtomicU64,
     /// 1 once the program has shut down its sending direction. Only the program writes it.
     pub shut: AtomicU64,
+    /// 1 if the program has set SO_RCVLOWAT, so that only the kernel knows when to return bytes. Only the
+    /// program writes it.
+    pub low_water: AtomicU64,
 }
 
 /// The offset of the send ring in a slot.

@@ -190,7 +190,12 @@ struct Receiving {
 
 #[test]
 fn model_a_byte_is_received_exactly_once() {
-    model(4, || {
+    receives_once(false);
+    receives_once(true);
+}
+
+fn receives_once(declines: bool) {
+    model(4, move || {
         let connection = Arc::new(Receiving {
             word: Modelled::new(0),
             offered: Modelled::new(0),
@@ -206,6 +211,10 @@ fn model_a_byte_is_received_exactly_once() {
                         return None;
                     }
                     if receive.state(post) == Posted::Offered(1) {
+                        if declines {
+                            receive.decline(post, 1);
+                            return None;
+                        }
                         let byte = connection.offered.load(Ordering::Relaxed);
                         return receive.take(post, 1).then_some(byte);
                     }
@@ -224,8 +233,7 @@ fn model_a_byte_is_received_exactly_once() {
             }
         }
         if let Some(offer) = offer {
-            delivered = !receive.withdraw(offer);
-            assert!(!delivered || receive.settle(offer) == Answer::Taken);
+            delivered = !receive.withdraw(offer) && receive.settle(offer) == Answer::Taken;
         }
         if !delivered {
             connection.pair.lock().unwrap().push(7);

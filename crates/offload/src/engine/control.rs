@@ -3,6 +3,7 @@
 
 use super::{CLIENT, Engine};
 use crate::arena::{Arena, Key};
+use crate::direct::SharedArea;
 use crate::error::{Error, Result, kind_of_no_socket};
 use crate::pair;
 use crate::settings::Settings;
@@ -14,6 +15,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What to do if the path of the control socket cannot be used.
 const OTHER_PATH: &str = "run as root, or choose another path with --socket";
@@ -31,6 +33,8 @@ pub(super) struct Client {
     pub process: i32,
     /// The client's user ID, from the kernel (SO_PEERCRED).
     pub user: u32,
+    /// The memory that the engine shares with the process, once the process has asked for it.
+    pub area: Option<Arc<SharedArea>>,
 }
 
 /// The control socket.
@@ -88,6 +92,11 @@ impl Control {
             sockets: HashMap::new(),
             limit: settings.sockets_per_program,
         })
+    }
+
+    /// Returns a client.
+    pub fn client(&mut self, key: Key) -> Option<&mut Client> {
+        self.clients.get_mut(key)
     }
 
     pub fn listener(&self) -> &OwnedFd {
@@ -179,6 +188,8 @@ pub(super) struct Request {
     pub attached: Option<OwnedFd>,
     pub process: i32,
     pub user: u32,
+    /// The client that sent the request.
+    pub client: Key,
 }
 
 impl Engine {
@@ -191,7 +202,8 @@ impl Engine {
                 continue;
             }
             let Ok(peer) = net::sockopt::socket_peercred(&fd) else { continue };
-            let client = Client { process: peer.pid.as_raw_nonzero().get(), user: peer.uid.as_raw(), fd };
+            let client =
+                Client { process: peer.pid.as_raw_nonzero().get(), user: peer.uid.as_raw(), area: None, fd };
             let key = self.control.clients.insert_with(|_| client);
             let Some(client) = self.control.clients.get(key) else { return };
             if self.watch(&client.fd, CLIENT | key.to_u64(), epoll::EventFlags::IN).is_err() {
@@ -214,6 +226,7 @@ impl Engine {
                     attached,
                     process: client.process,
                     user: client.user,
+                    client: key,
                 }),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,

@@ -14,6 +14,7 @@ mod control;
 mod datagram;
 mod datagram_request;
 mod input;
+mod lease;
 mod report;
 mod request;
 mod stepped;
@@ -93,6 +94,7 @@ pub struct Engine {
     /// The state of the pseudo-random generator for local ports.
     random: u64,
     totals: report::Totals,
+    leases: lease::Leases,
 }
 
 /// Returns random bytes of the system.
@@ -187,6 +189,7 @@ impl Engine {
             last_id: 0,
             random: u64::from_ne_bytes(random_bytes()?),
             totals: report::Totals::default(),
+            leases: lease::Leases::default(),
             clock,
             epoll,
             settings,
@@ -233,11 +236,10 @@ impl Engine {
             let mut now = self.clock.now_ns();
             let mut worked = self.receive(now, &mut packets)?;
             worked |= self.receive_own(now);
+            worked |= self.poll_leases(now, false);
             let idle = !worked && self.changed.is_empty();
-            let sleep = match idle && now >= last_work + spin_ns && self.network.flush() {
-                true => self.sleep_ns(now, pause),
-                false => 0,
-            };
+            let may_sleep = idle && now >= last_work + spin_ns && self.network.flush();
+            let sleep = if may_sleep && self.end_leases(now) { self.sleep_ns(now, pause) } else { 0 };
             // Serve received packets before a system call asks for events of pairs, because the call would delay
             // them. Ask after a few such rounds at the latest.
             rounds = if worked && rounds < MOST_ROUNDS { rounds + 1 } else { 0 };

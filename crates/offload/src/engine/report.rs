@@ -27,6 +27,10 @@ pub(super) struct Totals {
     pub accepted: u64,
     pub connected: u64,
     pub resets_sent: u64,
+    /// Connections that were reset because their program broke the protocol of shared memory.
+    pub hostile: u64,
+    /// Payload bytes that went through shared memory on connections that have ended.
+    direct_bytes: u64,
     kernel: u64,
     kernel_sockets: VecDeque<KernelSocket>,
     /// Payload bytes received on connections that have ended.
@@ -52,6 +56,7 @@ impl Totals {
     pub fn add(&mut self, socket: &Socket) {
         if let Some(stream) = socket.stream() {
             self.received_bytes += stream.delivered;
+            self.direct_bytes += stream.direct_bytes();
             self.sent_bytes += stream.connection.acknowledged();
             self.retransmitted_bytes += stream.connection.counters().retransmitted_bytes;
         }
@@ -155,7 +160,7 @@ impl Engine {
             received_bytes_per_second: rate(received),
             sent_bytes_per_second: rate(sent),
             retransmitted_bytes: connection.map_or(0, |connection| connection.counters().retransmitted_bytes),
-            placed_directly: 0.0,
+            direct_bytes: stream.map_or(0, Stream::direct_bytes),
             backlog,
             dropped_datagrams: counters.map(|counters| counters.dropped),
         }
@@ -187,6 +192,8 @@ impl Engine {
                 accepted: totals.accepted,
                 time_wait: self.time_waits.len() as u64,
                 resets_sent: totals.resets_sent,
+                hostile: totals.hostile,
+                direct_bytes: totals.direct_bytes + sum(|socket| socket.direct_bytes),
                 kernel: totals.kernel,
                 requests: totals.requests,
                 received_bytes: totals.received_bytes + sum(|socket| socket.received_bytes),

@@ -98,6 +98,7 @@ impl Engine {
             }
             Operation::Status => self.status_file(now),
             Operation::Start => self.start(&request),
+            Operation::Adopt => self.adopt(&request),
         };
         answer.unwrap_or_else(|refusal| {
             let mut reply = Message::new(operation);
@@ -378,6 +379,7 @@ impl Engine {
             held_until: None,
             filled: None,
             since: now,
+            direct: None,
         }
     }
 

@@ -2,10 +2,12 @@
 
 use super::Engine;
 use crate::arena::Key;
+use crate::direct::{Hostile, Turn};
 use crate::network::{Network, Payload};
 use crate::pair;
 use crate::ring::Ring;
 use crate::socket::{Options, Role, Socket, Stream};
+use inlane_offload_protocol::lease::RECEIVE;
 use inlane_offload_protocol::name::End;
 use inlane_tcp::{Events, Flow, Header, Reason, Segment, State};
 use inlane_wire::checksum::Sum;
@@ -144,14 +146,21 @@ impl Engine {
         if let Some(fd) = fd
             && stream.filled.is_none()
         {
-            again |= stream.deliver(fd);
-            again |= stream.collect(now, fd, &socket.options);
+            let moved = stream.deliver(now, fd).and_then(|more| {
+                again |= more;
+                stream.collect(now, fd, &socket.options)
+            });
+            match moved {
+                Ok(more) => again |= more,
+                Err(Hostile) => return self.refuse_hostile(now, key),
+            }
         } else if fd.is_none() {
             stream.discard();
         }
         if stream.held_until.is_none() {
             again |= stream.transmit(now, network);
         }
+        let lease = stream.lease();
         let state = stream.connection.state();
         let deadline = stream.connection.next_deadline();
         let (all_delivered, reason) =
@@ -184,8 +193,23 @@ impl Engine {
                 if again {
                     self.touch(key);
                 }
+                if let Some(grants) = lease {
+                    self.list_lease(now, key, grants);
+                }
             }
         }
+    }
+
+    /// Resets a connection whose program broke the protocol of shared memory.
+    fn refuse_hostile(&mut self, now: u64, key: Key) {
+        self.totals.hostile += 1;
+        let Self { sockets, network, .. } = self;
+        if let Some(Socket { role: Role::Stream(stream), .. }) = sockets.get_mut(key) {
+            stream.direct = None;
+            stream.connection.abort();
+            stream.transmit(now, network);
+        }
+        self.finish(key, End::Failed(libc::ECONNRESET));
     }
 
     fn enter_time_wait(&mut self, key: Key) {
@@ -223,12 +247,31 @@ impl Stream {
 
     /// Writes received data to the pair. Returns true if the next round must continue without waiting for an
     /// event.
-    fn deliver(&mut self, fd: RawFd) -> bool {
+    ///
+    /// # Errors
+    /// If the program broke the protocol of shared memory.
+    fn deliver(&mut self, now: u64, fd: RawFd) -> Result<bool, Hostile> {
+        if let Some(direct) = &mut self.direct {
+            match direct.settle(now)? {
+                Some(taken) => self.delivered += taken,
+                None if self.discards => {}
+                None => return Ok(false),
+            }
+        }
         let received = self.connection.received();
         let stop = received.min(self.delivered + TURN);
         if self.discards {
             self.discard();
-            return false;
+            return Ok(false);
+        }
+        if let Some(direct) = &mut self.direct
+            && received - self.delivered <= RECEIVE as u64
+        {
+            let (first, second) = self.receive.parts(self.delivered..received);
+            if direct.offer(now, fd, first, second) {
+                self.publish_consumed();
+                return Ok(false);
+            }
         }
         while self.writable && self.delivered < stop {
             let (first, second) = self.receive.parts(self.delivered..stop);
@@ -236,6 +279,9 @@ impl Stream {
             match pair::send(fd, first, second) {
                 Ok(sent) => {
                     self.delivered += sent as u64;
+                    if let Some(direct) = &mut self.direct {
+                        direct.note_pair_written();
+                    }
                     self.writable = sent == wanted;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
@@ -246,16 +292,19 @@ impl Stream {
                     self.readable = true;
                     self.discards = true;
                     self.discard();
-                    return true;
+                    return Ok(true);
                 }
             }
         }
         self.publish_consumed();
-        self.writable && self.delivered < received
+        Ok(self.writable && self.delivered < received)
     }
 
     /// Drops all received data, because the program does not read any more.
     fn discard(&mut self) {
+        if let Some(direct) = &mut self.direct {
+            direct.forget_offer();
+        }
         self.delivered = self.connection.received();
         self.publish_consumed();
     }
@@ -265,18 +314,61 @@ impl Stream {
         debug_assert!(outcome.is_ok(), "{outcome:?}");
     }
 
-    /// Reads the program's data from the pair into the send ring. Returns true if the next round must
-    /// continue without waiting for an event.
-    fn collect(&mut self, now: u64, fd: RawFd, options: &Options) -> bool {
+    /// Returns `None` unless the connection must be in the engine's list of leases. Otherwise returns true if
+    /// the program may send through shared memory now.
+    fn lease(&self) -> Option<bool> {
+        let direct = self.direct.as_ref()?;
+        let grants = !self.readable && !self.program_finished && !direct.is_stalled();
+        (grants || direct.has_offer()).then_some(grants)
+    }
+
+    /// Copies the program's data from shared memory into the send ring. Returns true if the pair may be read now. If `again` is set then,
+    /// the next round must try again without waiting for an event.
+    fn collect_direct(&mut self, now: u64, share: u64, again: &mut bool) -> Result<bool, Hostile> {
+        let Some(direct) = &mut self.direct else { return Ok(true) };
+        loop {
+            let room = share.saturating_sub(self.written - self.connection.acknowledged());
+            let len = direct.copy(now, &mut self.send, self.written, room)?;
+            if len > 0 {
+                self.written += len;
+                let outcome = self.connection.set_written(self.written);
+                debug_assert!(outcome.is_ok(), "{outcome:?}");
+            }
+            if !self.readable {
+                return Ok(true);
+            }
+            match direct.end_lease(now)? {
+                Turn::Pair => return Ok(true),
+                Turn::Behind if direct.is_stalled() => return Ok(false),
+                Turn::Behind => {}
+                Turn::Claimed => {
+                    *again = true;
+                    return Ok(false);
+                }
+            }
+        }
+    }
+
+    /// Moves the program's data from shared memory and the pair into the send ring. Returns true if the next
+    /// round must continue without waiting for an event.
+    ///
+    /// # Errors
+    /// If the program broke the protocol of shared memory.
+    fn collect(&mut self, now: u64, fd: RawFd, options: &Options) -> Result<bool, Hostile> {
+        let share = options.send_share(self.send.capacity()) as u64;
+        let mut again = false;
+        if !self.collect_direct(now, share, &mut again)? {
+            return Ok(again);
+        }
         let mut moved = 0;
         while self.readable && !self.program_finished {
             let used = self.written - self.connection.acknowledged();
-            let room = (options.send_share(self.send.capacity()) as u64).saturating_sub(used);
+            let room = share.saturating_sub(used);
             if room == 0 {
-                return false;
+                return Ok(false);
             }
             if moved >= TURN {
-                return true;
+                return Ok(true);
             }
             let (first, second) = self.send.parts_mut(self.written..self.written + room.min(TURN));
             let wanted = first.len() + second.len();
@@ -321,7 +413,7 @@ impl Stream {
                 false => self.close(now),
             }
         }
-        false
+        Ok(false)
     }
 
     fn close(&mut self, now: u64) {

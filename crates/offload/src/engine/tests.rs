@@ -94,7 +94,10 @@ impl Bench {
     }
 
     pub fn ask(&mut self, message: Message, attached: Option<OwnedFd>) -> (Message, Option<OwnedFd>) {
-        self.engine.process(self.now, Request { message, attached, process: 1, user: 1000 })
+        self.engine.process(
+            self.now,
+            Request { message, attached, process: 1, user: 1000, client: crate::arena::Key::from_u64(0) },
+        )
     }
 
     /// Runs 20 rounds of the engine's loop, 1 ms apart on its clock, without sleeping. Receives only packets

@@ -1,0 +1,419 @@
+"""An echo server, and clients that send by every way a program has. Each client checks that the echo is what it sent, in order.
+
+    peer.py serve PORT             prints "ready", then echoes each connection until its end
+    peer.py NAME PORT              runs the client NAME, and prints "all right"
+"""
+
+import array
+import ctypes
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ADDRESS = "127.0.0.1"
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def serve(port):
+    server = socket.create_server((ADDRESS, port))
+    print("ready", flush=True)
+    while True:
+        threading.Thread(target=echo, args=(server.accept()[0],), daemon=True).start()
+
+
+def echo(connection):
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            while data := connection.recv(100_000):
+                connection.sendall(data)
+        except OSError:
+            pass
+
+
+class Client:
+    """A connection to the server. Sends numbered bytes, and checks the echo."""
+
+    def __init__(self, port):
+        self.socket = socket.create_connection((ADDRESS, port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.random = random.Random(port)
+        self.sent = bytearray()
+        self.checked = 0
+        self.warm()
+
+    def next(self, count):
+        """Returns the next bytes to send."""
+        data = self.random.randbytes(count)
+        self.sent += data
+        return data
+
+    def check(self, count=None):
+        """Receives `count` bytes, or all that are missing, and checks them."""
+        count = len(self.sent) - self.checked if count is None else count
+        while count > 0:
+            data = self.socket.recv(count)
+            assert data, "the connection has ended early"
+            assert data == self.sent[self.checked:self.checked + len(data)], f"wrong bytes from {self.checked}"
+            self.checked += len(data)
+            count -= len(data)
+
+    def warm(self):
+        """Exchanges so many short messages that both programs use shared memory."""
+        for _ in range(60):
+            self.socket.sendall(self.next(50))
+            self.check()
+
+    def finish(self):
+        self.check()
+        self.socket.shutdown(socket.SHUT_WR)
+        assert self.socket.recv(1) == b"", "bytes that were not sent"
+        self.socket.close()
+
+
+def ways(client):
+    """Returns functions that send bytes on the client's connection, by all ways that the library sees or does not see."""
+    connection = client.socket
+    fd = connection.fileno()
+    duplicate = connection.dup()
+    file = tempfile.TemporaryFile()
+    reader, writer = os.pipe()
+
+    def from_file(data):
+        file.seek(0)
+        file.truncate()
+        file.write(data)
+        file.flush()
+        done = 0
+        while done < len(data):
+            done += os.sendfile(fd, file.fileno(), done, len(data) - done)
+
+    def from_pipe(data):
+        data = data[:60_000]
+        os.write(writer, data)
+        done = 0
+        while done < len(data):
+            done += os.splice(reader, fd, len(data) - done)
+        return len(data)
+
+    def parts(data):
+        middle = len(data) // 2
+        return [data[:middle], data[middle:]]
+
+    def with_stdio(data):
+        stream = libc_fdopen(os.dup(fd))
+        assert libc.fwrite(data, 1, len(data), stream) == len(data)
+        assert libc.fclose(stream) == 0
+
+    return [
+        connection.send,
+        connection.send,
+        connection.send,
+        lambda data: os.write(fd, data),
+        lambda data: os.writev(fd, parts(data)),
+        lambda data: connection.sendmsg(parts(data)),
+        duplicate.send,
+        connection.sendall,
+        from_file,
+        from_pipe,
+        with_stdio,
+    ]
+
+
+def libc_fdopen(fd):
+    libc.fdopen.restype = ctypes.c_void_p
+    libc.fwrite.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
+    libc.fclose.argtypes = [ctypes.c_void_p]
+    return libc.fdopen(fd, b"w")
+
+
+def mixed(port):
+    client = Client(port)
+    functions = ways(client)
+    choose = random.Random(1)
+    reader = threading.Thread(target=read_all, args=(client, done := threading.Event()))
+    reader.start()
+    for _ in range(400):
+        data = client.random.randbytes(choose.choice([1, 7, 100, 1000, 1000, 5000, 40_000]))
+        way = choose.choice(functions)
+        # The reader compares with `sent`, so it must hold the bytes before they are echoed.
+        start = len(client.sent)
+        client.sent += data
+        count = way(data)
+        while count is not None and count < len(data):
+            count += client.socket.send(data[count:])
+        assert len(client.sent) == start + len(data)
+    done.set()
+    reader.join()
+    client.finish()
+
+
+def read_all(client, done):
+    while not done.is_set() or client.checked < len(client.sent):
+        if select.select([client.socket], [], [], 0.1)[0]:
+            data = client.socket.recv(100_000)
+            assert data == client.sent[client.checked:client.checked + len(data)], f"wrong bytes from {client.checked}"
+            client.checked += len(data)
+
+
+def forked(port):
+    client = Client(port)
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        # Sends a byte string for each byte that the parent writes.
+        copies = 0
+        while theirs.recv(1) == b"x":
+            client.socket.sendall(client.next(300))
+            copies += 1
+            theirs.send(b"y")
+            client.next(300)
+            if copies == 60:
+                os._exit(0)
+    for _ in range(60):
+        client.next(300)
+        ours.send(b"x")
+        assert ours.recv(1) == b"y"
+        client.socket.sendall(client.next(300))
+        client.check()
+    assert os.waitpid(child, 0)[1] == 0
+    client.finish()
+
+
+def spawned(port):
+    client = Client(port)
+    fd = client.socket.fileno()
+    for _ in range(10):
+        client.socket.sendall(client.next(100))
+        text = client.next(20).hex()
+        del client.sent[-20:]
+        client.sent += text.encode()
+        subprocess.run(["/bin/sh", "-c", f"printf {text} >&{fd}"], pass_fds=[fd], check=True)
+        client.socket.sendall(client.next(100))
+        client.check()
+    client.finish()
+
+
+def passed(port):
+    client = Client(port)
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        client.socket.close()
+        _, control, _, _ = theirs.recvmsg(1, 100)
+        fds = array.array("i")
+        fds.frombytes(control[0][2][:4])
+        for _ in range(40):
+            data = theirs.recv(1000)
+            os.write(fds[0], data)
+            theirs.send(b"y")
+        os._exit(0)
+    fds = array.array("i", [client.socket.fileno()])
+    ours.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+    for _ in range(40):
+        client.socket.sendall(client.next(10))
+        ours.send(client.next(500))
+        assert ours.recv(1) == b"y"
+        client.socket.sendall(client.next(10))
+        client.check()
+    assert os.waitpid(child, 0)[1] == 0
+    client.finish()
+
+
+def reused(port):
+    for replaces in [False, True]:
+        client = Client(port)
+        fd = client.socket.detach()
+        observer = socket.socket(fileno=os.dup(fd)) if replaces else None
+        with tempfile.TemporaryFile() as file:
+            if replaces:
+                os.dup2(file.fileno(), fd)
+            else:
+                os.close(fd)
+                assert os.dup2(file.fileno(), fd) == fd
+            for _ in range(50):
+                assert os.write(fd, b"not for the connection") == 22
+            os.lseek(fd, 0, os.SEEK_SET)
+            assert os.read(fd, 2000) == b"not for the connection" * 50
+            os.close(fd)
+        if observer:
+            client.socket = observer
+            client.warm()
+            client.finish()
+
+
+def reads(port):
+    client = Client(port)
+    connection = client.socket
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    for count in range(60):
+        connection.sendall(client.next(100))
+        first = connection.recv(10)
+        assert first == client.sent[client.checked:client.checked + len(first)]
+        client.checked += len(first)
+        rest = len(client.sent) - client.checked
+        if count % 4 == 0:
+            assert connection.recv(rest, socket.MSG_PEEK)[:1] == client.sent[client.checked:client.checked + 1]
+        elif count % 4 == 1:
+            data = connection.recv(rest, socket.MSG_WAITALL)
+            assert data == client.sent[client.checked:]
+            client.checked += len(data)
+        elif count % 4 == 2:
+            assert select.select([connection], [], [], 0)[0], "the rest of a message is not readable"
+            assert poll.poll(0)
+        client.check()
+    for _ in range(10):
+        connection.settimeout(0.02)
+        try:
+            raise AssertionError(f"received {connection.recv(1)}, which was not sent")
+        except TimeoutError:
+            connection.settimeout(None)
+            client.socket.sendall(client.next(1))
+            client.check()
+    connection.setblocking(False)
+    try:
+        raise AssertionError(f"received {connection.recv(1)}, which was not sent")
+    except BlockingIOError:
+        pass
+    connection.setblocking(True)
+    client.finish()
+
+
+class Alarm(Exception):
+    pass
+
+
+def interrupted(port):
+    """Receives while a timer fires soon after the receive begins, often while the library waits actively."""
+    client = Client(port)
+
+    def handler(*_):
+        raise Alarm
+
+    signal.signal(signal.SIGALRM, handler)
+    for step in range(60):
+        try:
+            # The timer fires again and again, because a signal just before the call does not interrupt it.
+            signal.setitimer(signal.ITIMER_REAL, 0.00005 + step * 0.000006, 0.01)
+            raise AssertionError(f"step {step}: received {client.socket.recv(1)}, which was not sent")
+        except Alarm:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if step % 10 == 0:
+            client.socket.sendall(client.next(10))
+            client.check()
+    client.finish()
+
+
+def ended(port):
+    client = Client(port)
+    client.socket.shutdown(socket.SHUT_WR)
+    for send in [client.socket.send, lambda data: os.write(client.socket.fileno(), data)]:
+        try:
+            send(b"x")
+            raise AssertionError("a send after the end of sending")
+        except BrokenPipeError:
+            pass
+    assert client.socket.recv(1) == b""
+    client = Client(port)
+    client.socket.sendall(client.next(1000))
+    client.check()
+    client.finish()
+
+
+def threads(port):
+    """Threads that share a connection. Each sends records of its own letter."""
+    client = Client(port)
+    count, size, letters = 100, 1000, b"abcd"
+
+    def send(letter):
+        for _ in range(count):
+            assert client.socket.send(bytes([letter]) * size) == size
+
+    senders = [threading.Thread(target=send, args=(letter,)) for letter in letters]
+    for sender in senders:
+        sender.start()
+    received = bytearray()
+    while len(received) < count * size * len(letters):
+        received += client.socket.recv(100_000)
+    for sender in senders:
+        sender.join()
+    for letter in letters:
+        assert received.count(letter) == count * size
+    client.finish()
+
+
+def killed(port):
+    """Children that are killed while they send and receive: the parent, who has the same connection, finds no byte lost or doubled."""
+    for step in range(4):
+        client = Client(port)
+        child = os.fork()
+        if child == 0:
+            while True:
+                client.socket.sendall(b"z" * 100)
+        time.sleep(0.004 * step)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        client.socket.sendall(b"end")
+        received = bytearray()
+        while not received.endswith(b"end"):
+            data = client.socket.recv(100_000)
+            assert data
+            received += data
+        assert received.count(b"z") == len(received) - 3, "other bytes among those of the child"
+        client.warm()
+        client.finish()
+
+
+def hostile(port):
+    """Writes random bytes into the memory that is shared with the engine, while it is used."""
+    choose = random.Random(7)
+    for _ in range(8):
+        client = Client(port)
+        area = shared_memory()
+        assert area, "no memory is shared"
+        client.socket.settimeout(5)
+        try:
+            for _ in range(40):
+                for slot in range(8):
+                    at = area + slot * 53248 + 8 * choose.choice([0, 0, 8, 8, 16, 24, 25, 26])
+                    word = choose.choice([choose.getrandbits(64), choose.getrandbits(15) | choose.choice([1, 2]) << 62])
+                    ctypes.c_uint64.from_address(at).value = word
+                client.socket.send(client.next(50))
+                client.socket.recv(100)
+        except OSError:
+            pass
+        client.socket.close()
+
+
+def shared_memory():
+    for line in open("/proc/self/maps"):
+        if "memfd:inlane" in line:
+            return int(line.split("-")[0], 16)
+    return None
+
+
+def lasting(port):
+    """Sends until the connection fails, because the test kills the engine."""
+    client = Client(port)
+    print("sending", flush=True)
+    try:
+        while True:
+            client.socket.sendall(b"x" * 10)
+            client.socket.recv(10)
+    except ConnectionError:
+        pass
+
+
+if __name__ == "__main__":
+    role, port = sys.argv[1], int(sys.argv[2])
+    globals()[role](port)
+    if role != "serve":
+        print("all right", flush=True)

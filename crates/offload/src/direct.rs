@@ -1,0 +1,453 @@
+//! The engine's side of memory that it shares with programs ([`inlane_offload_protocol::lease`]).
+//!
+//! Programs may write anything into this memory at any time. So the engine keeps its own copy of every number
+//! that it relies on, and checks each number that it reads.
+
+use crate::ring::Ring;
+use inlane_offload_protocol::lease::{Answer, Area, Offer, RECEIVE, SEND, SLOTS, Slot};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How long a program may hold a claim or leave an offer unanswered before the engine ends it, in
+/// nanoseconds. Both take well below a microsecond unless the program is stopped, killed or descheduled.
+const CLAIM_LIMIT_NS: u64 = 100_000_000;
+const OFFER_LIMIT_NS: u64 = 500_000;
+/// How long a lease lasts without use, in nanoseconds.
+const IDLE_NS: u64 = 1_000_000;
+/// How often the engine writes the time into a slot while a lease is granted, in nanoseconds.
+const ALIVE_NS: u64 = 1_000_000;
+
+/// The memory that the engine shares with one process. It is unmapped when neither the process nor a
+/// connection uses it.
+#[derive(Debug)]
+pub struct SharedArea {
+    file: OwnedFd,
+    start: NonNull<u8>,
+    /// The process that asked for it.
+    pub process: i32,
+    /// One bit for each slot that a connection uses, or that an abandoned claim may still write.
+    used: AtomicU64,
+}
+
+// SAFETY: the mapping belongs to this value, and its memory is accessed only by atomics and copies.
+unsafe impl Send for SharedArea {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for SharedArea {}
+
+impl SharedArea {
+    /// Creates an area for a process. Seals forbid the process to change its size.
+    ///
+    /// # Errors
+    /// Errors of the system: too many descriptors, too little memory.
+    pub fn new(process: i32) -> io::Result<Self> {
+        let file = rustix::fs::memfd_create("inlane", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&file, Area::LEN as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        // SAFETY: a new mapping touches no memory of this process.
+        let start = unsafe {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            rustix::mm::mmap(std::ptr::null_mut(), Area::LEN, access, MapFlags::SHARED, &file, 0)?
+        };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { file, start, process, used: AtomicU64::new(0) })
+    }
+
+    /// Returns the memfd, for the process to map.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Reserves a slot, or returns `None` if all are used.
+    fn reserve(&self) -> Option<(usize, Slot)> {
+        let index = self.used.load(Ordering::Relaxed).trailing_ones() as usize;
+        // SAFETY: the area is mapped as long as this value lives, and `Direct` keeps a reference to it.
+        let slot = unsafe { Area::new(self.start) }.slot(index).filter(|_| index < SLOTS)?;
+        self.used.fetch_or(1 << index, Ordering::Relaxed);
+        Some((index, slot))
+    }
+
+    fn release(&self, index: usize) {
+        self.used.fetch_and(!(1 << index), Ordering::Relaxed);
+    }
+}
+
+impl Drop for SharedArea {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's, and nothing refers to it any more.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), Area::LEN) };
+    }
+}
+
+/// The program broke the protocol of the shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hostile;
+
+/// Whether the engine may read the pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Everything that was committed has been copied, and the program commits no more: read the pair.
+    Pair,
+    /// The program commits no more, and some committed bytes were not copied yet. They come before those of the pair.
+    Behind,
+    /// A thread of the program has claimed the send ring. Try again in the next round.
+    Claimed,
+}
+
+/// A connection's slot in shared memory.
+#[derive(Debug)]
+pub struct Direct {
+    area: Arc<SharedArea>,
+    index: usize,
+    slot: Slot,
+    /// The position up to which bytes were copied out of the send ring.
+    copied: u64,
+    /// When a claim first kept the engine from ending the lease.
+    claimed_since: Option<u64>,
+    /// The bytes that the program was offered, and when.
+    offer: Option<(Offer, u64)>,
+    /// True if the engine has written nothing to the pair since it found the pair empty.
+    pair_empty: bool,
+    /// When the lease was last used.
+    used_at: u64,
+    /// When the time was last written into the slot.
+    alive_at: u64,
+    /// True if committed bytes wait for room in the connection's ring. The peer's acknowledgement makes room.
+    stalled: bool,
+    /// True if a claim was ended by force. Its thread may still write into the ring.
+    abandoned: bool,
+    /// True if the engine's list of leases contains the connection.
+    pub listed: bool,
+    /// The bytes that the program sent through shared memory.
+    pub sent: u64,
+    /// The bytes that the program received through shared memory.
+    pub received: u64,
+}
+
+impl Direct {
+    /// Assigns a slot of `area` to the socket whose program's end has this inode. Returns `None` if the area
+    /// has no free slot.
+    pub fn new(area: &Arc<SharedArea>, inode: u64, device: u64) -> Option<Self> {
+        let (index, slot) = area.reserve()?;
+        let header = slot.header();
+        slot.send().reset(0);
+        slot.receive().reset();
+        header.copied.0.store(0, Ordering::Relaxed);
+        header.shut.store(0, Ordering::Relaxed);
+        header.low_water.store(0, Ordering::Relaxed);
+        header.device.store(device, Ordering::Relaxed);
+        header.inode.store(inode, Ordering::Release);
+        Some(Self {
+            area: area.clone(),
+            index,
+            slot,
+            copied: 0,
+            claimed_since: None,
+            offer: None,
+            pair_empty: false,
+            used_at: 0,
+            alive_at: 0,
+            stalled: false,
+            abandoned: false,
+            listed: false,
+            sent: 0,
+            received: 0,
+        })
+    }
+
+    /// Returns the area and the slot's index in it.
+    pub fn place(&self) -> (&Arc<SharedArea>, usize) {
+        (&self.area, self.index)
+    }
+
+    /// Returns the number of committed bytes that were not copied yet.
+    ///
+    /// # Errors
+    /// If the program claims to have committed more than the ring holds.
+    fn ahead(&self, committed: u64) -> Result<u64, Hostile> {
+        committed.checked_sub(self.copied).filter(|&ahead| ahead <= SEND as u64).ok_or(Hostile)
+    }
+
+    /// Returns true if the connection has work: the program has committed bytes for which there may be room, or
+    /// has answered an offer, or has left it unanswered for too long.
+    #[inline]
+    pub fn has_work(&self, now: u64) -> bool {
+        let answered = self.offer.is_some_and(|(offer, since)| {
+            now >= since + OFFER_LIMIT_NS || !self.slot.receive().is_pending(offer)
+        });
+        answered || !self.stalled && self.slot.send().committed() != self.copied
+    }
+
+    /// Returns true if committed bytes wait for room in the connection's ring.
+    pub fn is_stalled(&self) -> bool {
+        self.stalled
+    }
+
+    /// Copies committed bytes to `ring` at `written`, at most `room`. Returns their number.
+    ///
+    /// # Errors
+    /// If the program broke the protocol.
+    pub fn copy(&mut self, now: u64, ring: &mut Ring, written: u64, room: u64) -> Result<u64, Hostile> {
+        let ahead = self.ahead(self.slot.send().committed())?;
+        let len = ahead.min(room);
+        self.stalled = len < ahead;
+        if len > 0 {
+            let (first, second) = ring.parts_mut(written..written + len);
+            self.slot.read_send(self.copied, first);
+            self.slot.read_send(self.copied + first.len() as u64, second);
+            self.copied += len;
+            self.slot.header().copied.0.store(self.copied, Ordering::Release);
+            self.sent += len;
+            self.used_at = now;
+        }
+        Ok(len)
+    }
+
+    /// Ends the lease, so that the engine may read the pair. A claim that lasts too long is ended forever.
+    ///
+    /// # Errors
+    /// If the program broke the protocol.
+    pub fn end_lease(&mut self, now: u64) -> Result<Turn, Hostile> {
+        let send = self.slot.send();
+        let committed = match send.revoke() {
+            Ok(committed) => committed,
+            Err(_) => {
+                let since = *self.claimed_since.get_or_insert(now);
+                if now < since + CLAIM_LIMIT_NS {
+                    return Ok(Turn::Claimed);
+                }
+                self.abandoned = true;
+                send.abandon().map_err(|_| Hostile)?
+            }
+        };
+        self.claimed_since = None;
+        Ok(if self.ahead(committed)? == 0 { Turn::Pair } else { Turn::Behind })
+    }
+
+    /// Lets the program send through shared memory, until the engine ends the lease.
+    pub fn grant(&mut self, now: u64) {
+        self.used_at = now;
+        self.refresh(now);
+        self.slot.send().grant();
+    }
+
+    /// Writes the time into the slot if it is old. The program uses a lease only if the engine ran recently.
+    pub fn refresh(&mut self, now: u64) {
+        if now >= self.alive_at + ALIVE_NS || self.alive_at == 0 {
+            self.alive_at = now;
+            self.slot.header().alive_ns.store(monotonic_ns(), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns true if the lease was not used for a while.
+    pub fn is_idle(&self, now: u64) -> bool {
+        self.offer.is_none() && now >= self.used_at + IDLE_NS
+    }
+
+    /// Returns true if the program has received bytes that it has not taken yet. They stay in the connection's
+    /// ring, and nothing else may be delivered meanwhile.
+    pub fn has_offer(&self) -> bool {
+        self.offer.is_some()
+    }
+
+    /// Offers received bytes to a thread of the program that has posted a receive. Returns false if the bytes must go through the pair:
+    /// nothing is posted, they are too many, or the pair has earlier bytes.
+    pub fn offer(&mut self, now: u64, fd: RawFd, first: &[u8], second: &[u8]) -> bool {
+        let len = first.len() + second.len();
+        let Some((post, room)) = self.slot.receive().posted() else { return false };
+        if len == 0 || len > RECEIVE || len as u64 > room {
+            return false;
+        }
+        self.pair_empty = self.pair_empty || is_empty(fd);
+        if !self.pair_empty {
+            return false;
+        }
+        self.slot.write_received(first, second);
+        self.offer = self.slot.receive().offer(post, len as u64).map(|offer| (offer, now));
+        self.used_at = now;
+        self.offer.is_some()
+    }
+
+    /// Returns the number of offered bytes that the program has taken, or `None` if it has not answered. Withdraws an old offer and
+    /// returns 0: the bytes must go through the pair.
+    ///
+    /// # Errors
+    /// If the program broke the protocol.
+    pub fn settle(&mut self, now: u64) -> Result<Option<u64>, Hostile> {
+        let Some((offer, since)) = self.offer else { return Ok(Some(0)) };
+        let receive = self.slot.receive();
+        let answer = match receive.settle(offer) {
+            Answer::Pending if now < since + OFFER_LIMIT_NS => return Ok(None),
+            Answer::Pending if receive.withdraw(offer) => Answer::Pending,
+            Answer::Pending => receive.settle(offer),
+            answer => answer,
+        };
+        self.offer = None;
+        self.used_at = now;
+        match answer {
+            Answer::Pending | Answer::Declined => Ok(Some(0)),
+            Answer::Taken => {
+                self.received += offer.len;
+                Ok(Some(offer.len))
+            }
+            Answer::Invalid => Err(Hostile),
+        }
+    }
+
+    /// Forgets an offer whose bytes are discarded.
+    pub fn forget_offer(&mut self) {
+        if let Some((offer, _)) = self.offer.take()
+            && !self.slot.receive().withdraw(offer)
+        {
+            let _ = self.slot.receive().settle(offer);
+        }
+    }
+
+    /// Notes that the engine has written to the pair.
+    pub fn note_pair_written(&mut self) {
+        self.pair_empty = false;
+    }
+}
+
+impl Drop for Direct {
+    fn drop(&mut self) {
+        self.slot.header().inode.store(0, Ordering::Relaxed);
+        self.slot.receive().close();
+        // A slot whose claim is abandoned is not used again, because the thread may still write into it.
+        match self.slot.send().revoke() {
+            Ok(_) if !self.abandoned => self.area.release(self.index),
+            Ok(_) => {}
+            Err(_) => drop(self.slot.send().abandon()),
+        }
+    }
+}
+
+/// Returns the time of CLOCK_MONOTONIC, which all processes share, in nanoseconds.
+fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure lives through the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Returns true if the program has read all bytes that the engine has written to the pair.
+fn is_empty(fd: RawFd) -> bool {
+    let mut bytes: libc::c_int = 1;
+    // SAFETY: the number lives through the call.
+    unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) == 0 && bytes == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inlane_offload_protocol::lease::Posted;
+    use proptest::prelude::*;
+    use std::os::fd::AsRawFd;
+
+    const DEVICE: u64 = 8;
+
+    fn connection() -> Direct {
+        Direct::new(&Arc::new(SharedArea::new(1).unwrap()), 7, DEVICE).unwrap()
+    }
+
+    /// Commits bytes as the preloaded library does.
+    fn commit(direct: &Direct, bytes: &[u8]) {
+        let claim = direct.slot.send().claim().unwrap();
+        // SAFETY: the test has claimed the ring.
+        unsafe { direct.slot.write_send(claim.position, bytes.as_ptr(), bytes.len()) };
+        assert!(direct.slot.send().commit(claim, bytes.len() as u64));
+    }
+
+    #[test]
+    fn committed_bytes_are_copied_before_the_pair_is_read() {
+        let mut direct = connection();
+        let mut ring = Ring::new(4096);
+        assert!(direct.slot.send().claim().is_none(), "no lease was granted");
+        direct.grant(1);
+        commit(&direct, &[3; 5000]);
+        assert_eq!(direct.copy(1, &mut ring, 0, 4096), Ok(4096));
+        assert!(direct.is_stalled() && !direct.has_work(1));
+        assert_eq!(direct.end_lease(1), Ok(Turn::Behind));
+        assert_eq!(direct.copy(1, &mut ring, 4096, 4096), Ok(904));
+        assert_eq!(direct.end_lease(1), Ok(Turn::Pair));
+        assert!(!direct.is_stalled() && direct.slot.send().claim().is_none());
+        assert_eq!(ring.parts(0..4096).0[..904], [3; 904]);
+    }
+
+    #[test]
+    fn a_claim_that_lasts_too_long_is_ended_and_its_slot_is_not_used_again() {
+        let area = Arc::new(SharedArea::new(1).unwrap());
+        let mut direct = Direct::new(&area, 7, DEVICE).unwrap();
+        direct.grant(1);
+        let claim = direct.slot.send().claim().unwrap();
+        assert_eq!(direct.end_lease(1), Ok(Turn::Claimed));
+        assert_eq!(direct.end_lease(1 + CLAIM_LIMIT_NS), Ok(Turn::Pair));
+        assert!(!direct.slot.send().commit(claim, 5));
+        direct.grant(2);
+        assert!(direct.slot.send().claim().is_none());
+        drop(direct);
+        let next: Vec<_> = (0..SLOTS).map_while(|_| Direct::new(&area, 8, DEVICE)).collect();
+        assert_eq!(next.len(), SLOTS - 1);
+        assert!(next.iter().all(|direct| direct.index != 0));
+    }
+
+    #[test]
+    fn an_unanswered_offer_is_withdrawn() {
+        let (engine, program) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut direct = connection();
+        let post = direct.slot.receive().post(10).unwrap();
+        assert!(!direct.offer(1, engine.as_raw_fd(), &[1; 8], &[1; 8]), "too many bytes");
+        assert!(direct.offer(1, engine.as_raw_fd(), &[1; 4], &[2; 4]));
+        assert_eq!(direct.settle(2), Ok(None));
+        assert_eq!(direct.settle(1 + OFFER_LIMIT_NS), Ok(Some(0)));
+        assert_eq!(direct.slot.receive().state(post), Posted::Ended);
+        let post = direct.slot.receive().post(10).unwrap();
+        assert!(direct.offer(1, engine.as_raw_fd(), &[1; 4], &[2; 4]));
+        assert!(direct.slot.receive().take(post, 8));
+        assert!(direct.has_work(2));
+        assert_eq!(direct.settle(2), Ok(Some(8)));
+        std::io::Write::write_all(&mut &engine, b"earlier").unwrap();
+        direct.note_pair_written();
+        let _post = direct.slot.receive().post(10).unwrap();
+        assert!(!direct.offer(3, engine.as_raw_fd(), &[1], &[]), "the pair has earlier bytes");
+        drop(program);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn random_words_harm_nothing(words in proptest::collection::vec((0usize..4, any::<u64>(), any::<bool>()), 1..60)) {
+            let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
+            let mut direct = connection();
+            let mut ring = Ring::new(65536);
+            let (mut written, mut now) = (0, 0);
+            for (index, word, small) in words {
+                let header = direct.slot.header();
+                // Keep the state bits and a small position or length, so that many words are plausible.
+                let word = if small { word & (7 << 61 | 0xffff) } else { word };
+                let target = [&header.send.0, &header.receive.0, &header.copied.0, &header.inode][index];
+                target.store(word, Ordering::Relaxed);
+                now += CLAIM_LIMIT_NS / 3;
+                let Ok(len) = direct.copy(now, &mut ring, written, 65536) else { break };
+                prop_assert!(len <= SEND as u64);
+                written += len;
+                if direct.end_lease(now).is_err() {
+                    break;
+                }
+                direct.grant(now);
+                if !direct.has_offer() {
+                    direct.offer(now, engine.as_raw_fd(), &[1; 100], &[2; 100]);
+                }
+                match direct.settle(now) {
+                    Ok(taken) => prop_assert!(taken.is_none_or(|taken| taken == 0 || taken == 200)),
+                    Err(Hostile) => break,
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The engine's list of connections whose programs may use shared memory now, and the request for a slot.
+
+use super::Engine;
+use super::control::Request;
+use super::request::{Answer, Refusal};
+use crate::arena::Key;
+use crate::direct::{Direct, SharedArea, Turn};
+use crate::socket::{Role, Socket};
+use inlane_offload_protocol::message::{Message, Operation};
+use inlane_tcp::State;
+use std::sync::{Arc, Weak};
+
+/// The most areas of the engine, and of one process. Both bound the engine's memory.
+const MOST_AREAS: usize = 256;
+const MOST_AREAS_OF_PROCESS: usize = 2;
+/// The most leases at once. The engine looks at each in every round.
+const MOST_LEASES: usize = 128;
+
+/// The leases, and the areas that exist.
+#[derive(Default)]
+pub(super) struct Leases {
+    /// The connections whose programs may use shared memory now.
+    keys: Vec<Key>,
+    areas: Vec<Weak<SharedArea>>,
+}
+
+impl Engine {
+    /// Returns true if programs may use shared memory. An engine that sleeps as soon as it has no work would
+    /// end each lease at once.
+    fn leases(&self) -> bool {
+        !self.settings.spin.is_zero()
+    }
+
+    /// Gives a connection a slot in the memory that is shared with the program.
+    pub(super) fn adopt(&mut self, request: &Request) -> Answer {
+        if !self.leases() {
+            return Err(Refusal::Errno(libc::EOPNOTSUPP));
+        }
+        let key = self.attached(request)?;
+        let fd = request.attached.as_ref().ok_or(libc::EBADF)?;
+        let device = rustix::fs::fstat(fd).map_err(|error| error.raw_os_error())?.st_dev;
+        let (area, new) = self.area(request)?;
+        let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
+        // The buffer sizes that a program has set count for the pair and the ring, not for shared memory.
+        let limited = socket.options.send_buffer.is_some() || socket.options.receive_buffer.is_some();
+        let inode = socket.inode;
+        let Role::Stream(stream) = &mut socket.role else { return Err(Refusal::Errno(libc::EINVAL)) };
+        let open = matches!(stream.connection.state(), State::Established | State::CloseWait);
+        if limited || !open || stream.program_finished || stream.filled.is_some() {
+            return Err(Refusal::Errno(libc::EAGAIN));
+        }
+        if stream.direct.is_none() {
+            stream.direct = Direct::new(&area, inode, device).map(Box::new);
+        }
+        let direct = stream.direct.as_ref().ok_or(libc::ENOBUFS)?;
+        let (owner, index) = direct.place();
+        if !Arc::ptr_eq(owner, &area) {
+            return Err(Refusal::Errno(libc::EBUSY));
+        }
+        let mut reply = Message::new(Operation::Adopt);
+        reply.number = index as i32;
+        reply.name = self.settings.spin.as_micros().min(1000) as i32;
+        let file = if new { Some(area.file().try_clone_to_owned()?) } else { None };
+        self.touch(key);
+        Ok((reply, file))
+    }
+
+    /// Returns the area of the client that sent a request, and true if the client does not have it yet.
+    fn area(&mut self, request: &Request) -> Result<(Arc<SharedArea>, bool), Refusal> {
+        let client = self.control.client(request.client).ok_or(libc::EBADF)?;
+        match (&client.area, request.message.number) {
+            (Some(area), 1) => return Ok((area.clone(), false)),
+            (None, 0) => {}
+            _ => return Err(Refusal::Errno(libc::EINVAL)),
+        }
+        let areas = &mut self.leases.areas;
+        areas.retain(|area| area.strong_count() > 0);
+        let own = areas.iter().filter_map(Weak::upgrade).filter(|area| area.process == request.process);
+        if areas.len() >= MOST_AREAS || own.count() >= MOST_AREAS_OF_PROCESS {
+            return Err(Refusal::Errno(libc::ENOBUFS));
+        }
+        let area = Arc::new(SharedArea::new(request.process)?);
+        areas.push(Arc::downgrade(&area));
+        client.area = Some(area.clone());
+        Ok((area, true))
+    }
+
+    /// Adds a connection to the list of leases, and grants its program a lease if `grants` is set. Does nothing if there are too many
+    /// leases, unless an offer waits for the program's answer.
+    pub(super) fn list_lease(&mut self, now: u64, key: Key, grants: bool) {
+        let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
+        let Some(direct) = &mut stream.direct else { return };
+        if !direct.listed {
+            if self.leases.keys.len() >= MOST_LEASES && !direct.has_offer() {
+                return;
+            }
+            direct.listed = true;
+            self.leases.keys.push(key);
+        }
+        if grants {
+            direct.grant(now);
+        }
+    }
+
+    /// Looks at the shared memory of all leases. Ends those that were not used for a while, or all if the engine is about to sleep. Returns
+    /// true if there is work.
+    pub(super) fn poll_leases(&mut self, now: u64, sleeps: bool) -> bool {
+        let mut worked = false;
+        let mut index = 0;
+        while let Some(&key) = self.leases.keys.get(index) {
+            let direct = match self.sockets.get_mut(key) {
+                Some(Socket { role: Role::Stream(stream), .. }) => stream.direct.as_mut(),
+                _ => None,
+            };
+            let Some(direct) = direct else {
+                self.leases.keys.swap_remove(index);
+                continue;
+            };
+            direct.refresh(now);
+            let mut work = direct.has_work(now);
+            if !work && !direct.has_offer() && (sleeps || direct.is_idle(now)) {
+                match direct.end_lease(now) {
+                    Ok(turn) if turn == Turn::Pair || direct.is_stalled() && turn == Turn::Behind => {
+                        direct.listed = false;
+                        self.leases.keys.swap_remove(index);
+                        continue;
+                    }
+                    Ok(Turn::Claimed) => {}
+                    Ok(_) | Err(_) => work = true,
+                }
+            }
+            if work {
+                worked = true;
+                self.touch(key);
+            }
+            index += 1;
+        }
+        worked
+    }
+
+    /// Ends all leases before the engine sleeps. Returns false if it must not sleep yet, because a program has committed bytes, is about to
+    /// commit some, or has not answered an offer.
+    pub(super) fn end_leases(&mut self, now: u64) -> bool {
+        !self.poll_leases(now, true) && self.leases.keys.is_empty()
+    }
+}
