@@ -329,6 +329,11 @@ pub unsafe fn getsockopt(
     (message.level, message.name) = (level, name);
     match control::request(&mut message, fd) {
         Some((reply, _)) if reply.status == 0 => put(reply.value()),
+        // The connection was established meanwhile, so the program's end has its send buffer again.
+        // SAFETY: the program's arguments.
+        Some(_) if level == libc::SOL_SOCKET && name == libc::SO_SNDBUF => unsafe {
+            real::getsockopt(fd, level, name, value, len)
+        },
         Some((reply, _)) if reply.status > 0 => fail(reply.status),
         _ => fail(libc::ENOPROTOOPT),
     }
