@@ -118,9 +118,11 @@ int main(int argc, char **argv) {
     shmem_init();
     me = shmem_my_pe(), pes = shmem_n_pes(), other = (me + 1) % pes;
     for (int i = 0; i < SHMEM_REDUCE_SYNC_SIZE; i++) pSync[i] = SHMEM_SYNC_VALUE;
-    remote = shmem_malloc(2 * largest);
+    /* Both buffers begin at a page in every library. Otherwise the distance between them modulo 4096 would differ, and
+     * copies stall if a load follows a store to the same offset of another page. */
+    remote = shmem_align(4096, 2 * largest);
     work = shmem_malloc(largest + 8 * SHMEM_REDUCE_MIN_WRKDATA_SIZE);
-    local = malloc(largest);
+    local = aligned_alloc(4096, (largest + 4095) / 4096 * 4096);
     if (!remote || !work || !local) return fprintf(stderr, "no memory\n"), 2;
     memset(remote, 0, 2 * largest);
     memset(local, 1, largest);
