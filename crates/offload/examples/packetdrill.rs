@@ -45,6 +45,10 @@ struct World {
     calling: Vec<c_int>,
 }
 
+// SAFETY: the mutex gives the engine to one thread at a time. Its pointers refer to mappings of the process, which
+// every thread can use.
+unsafe impl Send for World {}
+
 static WORLD: OnceLock<Mutex<World>> = OnceLock::new();
 static PRELOAD: OnceLock<usize> = OnceLock::new();
 
