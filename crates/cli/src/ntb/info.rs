@@ -52,7 +52,7 @@ pub enum TransportInfo {
     /// For windows.
     Windows(Box<BridgeInfo>),
     /// For UCX.
-    Ucx(UcxInfo),
+    Ucx(Box<UcxInfo>),
 }
 
 impl Row for TransportInfo {
@@ -129,12 +129,14 @@ impl Info {
         let output = Output::open(self.json.as_deref(), None, None)?;
         let mut document = Document::new("ntb info");
         document.results = vec![match self.transport {
-            Some(select::Kind::Ucx) => TransportInfo::Ucx(UcxInfo::find("--transport asks for it")?),
+            Some(select::Kind::Ucx) => {
+                TransportInfo::Ucx(Box::new(UcxInfo::find("--transport asks for it")?))
+            }
             None if self.ivshmem.is_none()
                 && self.mover.is_none()
                 && variables::transport()? == Some(select::Kind::Ucx) =>
             {
-                TransportInfo::Ucx(UcxInfo::find("INLANE_NTB_TRANSPORT asks for it")?)
+                TransportInfo::Ucx(Box::new(UcxInfo::find("INLANE_NTB_TRANSPORT asks for it")?))
             }
             _ => {
                 let bridge = self.bridge()?;
