@@ -39,7 +39,7 @@ pub fn time_above_zero(text: &str) -> Result<Duration, Error> {
     }
 }
 
-/// Parses a time of at most an hour.
+/// Parses a time from zero to one hour.
 pub fn time_to_an_hour(text: &str) -> Result<Duration, Error> {
     match units::parse_time(text)? {
         time if time <= Duration::from_secs(3600) => Ok(time),

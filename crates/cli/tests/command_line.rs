@@ -165,7 +165,7 @@ fn mistakes_are_answered_with_a_remedy() {
         ("ntb bench --mover twin:fast", 2, "give twin, twin:RATE in bits per second"),
         ("forward --rx null --tx null --size 64K", 2, "--size 64K: give 14 B to 65535 B"),
         ("nvme read 127.0.0.1:99999 out", 2, "ADDRESS 127.0.0.1:99999: the port"),
-        // A directory or a file where something else is needed.
+        // Paths of the wrong kind, such as a directory where a file is needed.
         ("topo --json .", 2, "cannot write .: it is a directory; name a file in it"),
         ("forward --config .", 2, "settings file .: it is a directory; name a TOML file in it"),
         ("forward --rx null --tx pcap:.", 2, "port pcap:.: it is a directory; name a file in it"),
@@ -182,12 +182,12 @@ fn mistakes_are_answered_with_a_remedy() {
         ("offload run --rules map.toml true", 2, "'rule' is a list; begin each rule with the line [[rule]]"),
         ("offload run --rules key.toml true", 2, "rule 1: the key 'uze' is unknown; choose among run_by,"),
         ("offload run --rules text.txt true", 2, "rules in text.txt: line 1: key with no value"),
-        // Flags that need another flag or value.
+        // Flags that need another flag, and values that are incomplete or too large.
         ("ntb run --address 127.0.0.1 true", 2, "it applies to --transport ucx only; add --transport ucx,"),
         ("ntb bench --duration 2h", 2, "--duration 2h: give at most one hour"),
         ("nvme target --listen 127.0.0.1:99999 --namespace memory:1M", 2, "the port exceeds 65535; give"),
         ("nvme target --listen 127.0.0.1 --namespace memory:1M", 2, "the port is missing; give IP:PORT"),
-        // The system's error comes before the remedy.
+        // The cause, such as the system's error, comes before the remedy.
         (
             "nvme target --namespace file:nope",
             3,

@@ -288,8 +288,8 @@ fn over_packet_sockets() {
 fn over_tap_interfaces() {
     let Some(hosts) = Hosts::new("tap") else { return };
     hosts.through(["tap:ta", "tap:tb"], |inlane| {
-        // DPDK's driver takes an interface down and up after it was created. So wait until packets flow before
-        // moving the interfaces to the hosts.
+        // DPDK's driver sets a new interface down and up again. So wait until the forwarding thread runs
+        // before moving the interfaces to the hosts.
         until_thread_runs(inlane, "inlane-0", Duration::from_millis(1));
         for (tap, host) in [("ta", "a"), ("tb", "b")] {
             hosts.must("m", &format!("ip link set {tap} netns {}", hosts.name(host)));

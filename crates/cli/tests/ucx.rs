@@ -122,11 +122,13 @@ impl Machines {
         command.env("UCX_TLS", "tcp,self").env("INLANE", INLANE).output().unwrap()
     }
 
-    /// Runs a command by Open MPI's mpirun as two PEs, one on each machine. `folder` gets the program by which
-    /// mpirun reaches a machine. Returns `None` if mpirun is missing.
+    /// Runs a command by Open MPI's mpirun as two PEs, one on each machine. A machine is a network namespace.
+    /// mpirun starts processes there by a script that this function writes to `folder`. Returns `None` if
+    /// mpirun is missing.
     fn mpirun(&self, folder: &Path, command: &[&str]) -> Option<Output> {
         let agent = folder.join("agent");
-        // Give each machine a folder of its own, because the parts of mpirun would make the same folder at once.
+        // Give each machine a directory of its own for temporary files. Otherwise mpirun's processes on both
+        // machines would create the same directory at the same time.
         let script = "#!/bin/sh\nname=$1; shift; export TMPDIR=$TMPDIR/$name; mkdir -p $TMPDIR\n\
                       exec ip netns exec $name sh -c \"$*\"\n";
         std::fs::write(&agent, script).unwrap();
@@ -204,7 +206,8 @@ fn mpirun_on_two_machines_starts_one_job_over_ucx() {
             return;
         }
     }
-    // Open MPI logs its own failures in this form. They say nothing about inlane.
+    // Open MPI logs its own failures with `ORTE_ERROR_LOG`. Skip the test then, because inlane is not the
+    // cause.
     let failed = |output: &Output| {
         let fault = !output.status.success() && text(&output.stderr).contains("ORTE_ERROR_LOG");
         if fault {
@@ -212,7 +215,7 @@ fn mpirun_on_two_machines_starts_one_job_over_ucx() {
         }
         fault
     };
-    // The PEs run on several machines, so UCX is taken unasked.
+    // No transport is requested. inlane must choose UCX, because the PEs run on several machines.
     let output = run(&[INLANE, "ntb", "check", "--rounds", "2"]).unwrap();
     if failed(&output) {
         return;
@@ -261,7 +264,8 @@ fn bench_and_info_name_what_ucx_takes() {
         for operation in ["put", "get", "fetch_add", "one_way", "put_delivered", "exchange", "messages"] {
             assert!(operations.contains(&operation), "{operation} over {methods}: {operations:?}");
         }
-        // A plain copy reaches only memory that is mapped.
+        // The bench measures plain copies only if the peer's memory is mapped, because they reach no other
+        // memory.
         assert_eq!(operations.contains(&"plain_copy"), mapped, "{operations:?}");
         assert!(rows.iter().all(|row| row["verification"]["altered_bytes"] == 0));
         let reason = rows[0]["path"]["reason"].as_str().unwrap();

@@ -79,8 +79,8 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
     Ok(endpoints.iter().filter_map(find).collect())
 }
 
-/// Returns the error of a BAR that cannot be opened. Its text names the BAR once, although `error` may begin
-/// with the BAR's name, too.
+/// Returns the error of a BAR that cannot be opened. Removes the BAR's name from the start of `error`,
+/// because [`Error::Device`] already names the BAR.
 fn bar_error(endpoint: &Endpoint, error: &inlane_pci::Error) -> Error {
     let (device, text) = (endpoint.to_string(), error.to_string());
     let rest = text.strip_prefix(&device).map(|rest| rest.trim_start_matches(':').trim_start());

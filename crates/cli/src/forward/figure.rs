@@ -2,7 +2,8 @@
 //!
 //! Each line of a panel belongs to one method. If the method is not swept, each line belongs to one value of
 //! the first swept parameter that is not on the x axis. Each combination of values of the remaining swept
-//! parameters gets a panel of its own. If a panel would have more than six lines, each line gets a panel.
+//! parameters gets a panel of its own. If a panel would have more than six lines, each line gets a panel of
+//! its own.
 
 use inlane_core::result::Document;
 use inlane_forward::experiment::OFFERED;
@@ -105,9 +106,9 @@ fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
     words.join(", ")
 }
 
-/// Splits the swept parameters. The values of the first returned parameter name the lines of a panel. The
-/// values of the others name the panels. If the first would name more than [`MOST_LINES`] lines, it is
-/// `None`, and all parameters name panels.
+/// Splits `keys`, the swept parameters that are not on the x axis. Returns the parameter whose values name
+/// the lines of a panel, and the parameters whose values name the panels. If a panel would have more than
+/// [`MOST_LINES`] lines, returns `None` for the lines, and all parameters name panels.
 fn split_keys<'a>(keys: &[&'a str], results: &[PacketResult]) -> (Option<&'a str>, Vec<&'a str>) {
     let name = keys.iter().find(|key| **key == "method").or(keys.first()).copied();
     let values = results.iter().filter_map(|result| result.parameters.get(name?)).map(Quantity::to_string);

@@ -1,4 +1,4 @@
-//! `inlane ntb bench`: two PEs measure the windows or UCX's transports between them.
+//! `inlane ntb bench`: two PEs measure how fast they communicate, over windows or UCX.
 
 use super::info::{path, ucx_path};
 use super::sizes::Sizes;
@@ -275,7 +275,8 @@ impl Bench {
         Ok(serde_json::from_slice(&points.context("reading the points of the bench's processes")?)?)
     }
 
-    /// Creates the result document. `bridge` is the measured device, or `None` for the twin or UCX.
+    /// Creates the result document. `bridge` has the capabilities of the measured bridge. It is `None` for
+    /// the twin and for UCX.
     fn document(&self, measured: &Measurements, bridge: Option<&Capabilities>) -> Document<WindowResult> {
         let points = &measured.points;
         let mut document = Document::new("ntb bench");

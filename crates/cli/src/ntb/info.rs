@@ -1,6 +1,8 @@
-//! `inlane ntb info`: shows the back-end that jobs over windows would use (the twin or ivshmem), why it was
-//! chosen, its capabilities, and from which sizes the transport pushes gets and uses a mover. For jobs over UCX,
-//! shows what [`ucx`](super::info_ucx) finds.
+//! `inlane ntb info`: describes how the PEs of a job would communicate.
+//!
+//! For windows, shows the back-end (twin or ivshmem), why it was chosen, and its capabilities. Also shows
+//! from which size on the owner of the data carries out a get by a put, and from which size on a mover
+//! copies. For UCX, connects two PEs and shows the transports that UCX chose ([`info_ucx`](super::info_ucx)).
 
 use super::info_ucx::UcxInfo;
 use crate::output::Output;
@@ -109,7 +111,8 @@ pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> Path {
     Path { name: name.into(), hops: vec!["PE 0".into(), hop.into(), "PE 1".into()], reason, not_taken }
 }
 
-/// Describes how two PEs reach each other over UCX: by `carrier`, and why over UCX.
+/// Returns the description of the path between two PEs over UCX. `carrier` names UCX's transports. `reason`
+/// says why UCX is used.
 pub fn ucx_path(carrier: &str, reason: &str) -> Path {
     let why = "windows join the PEs of one machine only; for them, choose --transport windows";
     Path {
@@ -121,7 +124,8 @@ pub fn ucx_path(carrier: &str, reason: &str) -> Path {
 }
 
 impl Info {
-    /// Prints the back-end or the UCX transports that jobs would use, why, and their capabilities.
+    /// Prints what jobs would use to communicate: the back-end of windows or UCX's transports. Also prints
+    /// the reason and the capabilities.
     ///
     /// # Errors
     /// If the bridge or UCX cannot be used, or an output cannot be written.

@@ -34,7 +34,7 @@ pub struct InfoPe {
 }
 
 impl InfoPe {
-    /// Connects to the other PE. PE 0 writes the capabilities of the transport to a file.
+    /// Connects to the other PE. PE 0 writes the capabilities of the transport to the file `out`, as JSON.
     ///
     /// # Errors
     /// If the PEs cannot connect, or the file cannot be written.
@@ -47,7 +47,7 @@ impl InfoPe {
         // SAFETY: the call gets no static objects (`None`), so there is no memory that must stay mapped.
         let ucx = unsafe { Ucx::connect(client.clone(), bytes, None, session.settings)? };
         let world = World::new(ucx, 0, 0)?;
-        // UCX chooses its transports when a PE first reaches the other.
+        // Communicate with the other PE first, because UCX chooses its transports only then.
         world.barrier_all()?;
         if world.me() == 0 {
             let found = serde_json::to_vec(&world.transport().capabilities())?;
@@ -60,7 +60,7 @@ impl InfoPe {
 }
 
 impl UcxInfo {
-    /// Starts two PEs that connect over UCX, and returns what PE 0 found. `reason` says why over UCX.
+    /// Starts two PEs that connect over UCX, and returns what PE 0 found. `reason` says why UCX is used.
     ///
     /// # Errors
     /// If UCX is missing, or if it does not connect the PEs.
@@ -90,7 +90,7 @@ impl UcxInfo {
         Ok(Self { path: ucx_path(&carrier, reason), version, capabilities, variables })
     }
 
-    /// Returns the lines of the text.
+    /// Returns the lines to print. Each has a label and a value.
     pub fn lines(&self) -> Vec<Cell> {
         let Self { path, version, capabilities, variables } = self;
         let mapped = match capabilities.mapped_pes {

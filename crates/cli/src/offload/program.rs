@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(find(Path::new("no-such-program-anywhere")), None);
         let directory = tempfile::tempdir().unwrap();
         let mut bytes = std::fs::read(shell).unwrap();
-        // The name of the program's interpreter, which is longer than the name that replaces it below.
+        // The position of the path of the dynamic linker. The path that replaces it below is shorter.
         let at = bytes.windows(4).position(|window| window == b"/lib").unwrap();
         let mut check = |change: &mut dyn FnMut(&mut Vec<u8>), expected: Option<&str>| {
             change(&mut bytes);

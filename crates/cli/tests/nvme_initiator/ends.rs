@@ -1,4 +1,4 @@
-//! How targets and exports end.
+//! Tests of the end of `inlane nvme target` and `inlane nvme export`.
 
 use super::proxy::Proxy;
 use super::*;
@@ -8,12 +8,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// The first SIGTERM lets the target complete the commands in progress. The second ends it at once.
+/// Checks that a target completes its commands in progress after the first SIGTERM, and ends at once after
+/// the second.
 #[test]
 fn a_second_signal_ends_the_target_at_once() {
     use std::os::unix::process::ExitStatusExt;
-    // After the first SIGTERM, the target drains for 5 s at most, then ends with status 0. If this test is
-    // too slow to send the second signal before that, it tries again.
+    // After the first SIGTERM, the target drains for at most 5 s and then ends with status 0. The test tries
+    // again if it was too slow to send the second signal within this time.
     for _ in 0..5 {
         let (mut target, address) = target("memory:64M");
         let proxy = Proxy::start(&address);
@@ -38,8 +39,8 @@ fn a_second_signal_ends_the_target_at_once() {
             assert!(started.elapsed() < TIMEOUT, "the bench does not run");
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Stop the host while it has 64 MiB of reads in flight. Then wait until no more bytes pass the proxy,
-        // because the sockets' buffers are full then and the target still has data to send.
+        // Stop the bench while it has 64 MiB of reads in flight. Then wait until no more bytes pass the
+        // proxy. The sockets' buffers are then full, so the target still has data to send.
         signal(&bench.0, libc::SIGSTOP);
         let mut passed = usize::MAX;
         while passed != proxy.bytes.load(Ordering::SeqCst) {
@@ -72,8 +73,8 @@ fn an_export_that_ends_reports_what_it_served() {
     let (mut export, _) = start(&arguments, "is exported");
     let mut stream = UnixStream::connect(&socket).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-    // Negotiates structured replies and chooses the export. Then reads 512 bytes at the start, and 512 bytes
-    // beyond the end.
+    // Negotiate structured replies and choose the export. Then read 512 bytes at the start of the namespace,
+    // and 512 bytes beyond its end.
     stream.write_all(&[&3_u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 8, 0, 0, 0, 0]].concat()).unwrap();
     stream.write_all(&[&b"IHAVEOPT"[..], &[0, 0, 0, 1, 0, 0, 0, 0]].concat()).unwrap();
     let request = |offset: u64| {

@@ -1,4 +1,4 @@
-//! Wrong usage, peers that are no targets, targets that disappear, and full disks.
+//! Tests of failures: wrong usage, peers that are no targets, targets that disappear, and full disks.
 
 use super::*;
 use std::io::Read;
@@ -81,14 +81,15 @@ fn wrong_usage_has_status_2() {
     }
 }
 
-/// A namespace whose file system is full refuses writes with the NVMe status Capacity Exceeded. It can still
-/// be read, and other namespaces can still be written.
+/// Checks that writes fail with the NVMe status Capacity Exceeded if the namespace's file system is full. The
+/// namespace can still be read, and other namespaces can still be written.
 #[test]
 fn a_full_disk_is_reported_and_other_namespaces_still_work() {
     const TEST: &str = "a_full_disk_is_reported_and_other_namespaces_still_work";
     let folder = tempfile::tempdir().unwrap();
     let mount = format!("mount -t tmpfs -o size=1M none {}", folder.path().display());
-    // The file system is visible to the target only, and disappears with it.
+    // Runs a script in a mount namespace of its own. A file system that it mounts is visible to no other
+    // process, and is unmounted when the script ends.
     let inside = |script: &str| {
         let mut command = Command::new("unshare");
         command.args(["--map-root-user", "--mount", "sh", "-c", script]);
@@ -117,7 +118,7 @@ fn a_full_disk_is_reported_and_other_namespaces_still_work() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("Capacity Exceeded"), "{}", text(&output.stderr));
     assert!(write("2", "0", &small).status.success());
-    // Blocks that have space are still written and read.
+    // Blocks that already have disk space can still be written and read.
     assert!(write("1", "0", &small).status.success());
     for namespace in ["1", "2"] {
         let output = inlane(&["nvme", "read", &address, "--nsid", namespace, "--length", "64K", "-"]);
@@ -127,7 +128,7 @@ fn a_full_disk_is_reported_and_other_namespaces_still_work() {
 
 #[test]
 fn all_paths_that_cannot_be_reached_are_named() {
-    // Port 1 belongs to a service that no machine runs, so nothing listens there.
+    // Nothing listens at port 1. It belongs to tcpmux, which is no longer in use.
     for subsystem in [&[][..], &["--subsystem", "nqn.2026-11.inlane:x"]] {
         let output = inlane(&[&["nvme", "read", "127.0.78.1:1,127.0.78.2:1", "-"], subsystem].concat());
         let message = text(&output.stderr);

@@ -1,5 +1,6 @@
-//! Tests `inlane nvme` as a process: discover, read, write, bench and export, against inlane's target. Other
-//! programs use the NBD export. Without one of these programs, its test prints why and is skipped.
+//! Tests of `inlane nvme` as a process: discover, read, write, bench and export, against inlane's target.
+//! Other programs, such as QEMU and fio, use the NBD export. If such a program is missing, its test prints
+//! this and is skipped.
 
 mod ends;
 mod failures;
@@ -15,10 +16,10 @@ use std::time::Duration;
 
 const INLANE: &str = env!("CARGO_BIN_EXE_inlane");
 
-/// The time limit of a command. No command of these tests takes this long, even on a loaded machine.
+/// How long a test waits before it fails. This is far more than needed, even on a loaded machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A process that is killed at the end of the test.
+/// A process that is killed when the value is dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -28,7 +29,8 @@ impl Drop for Running {
     }
 }
 
-/// Starts a program that prints a line with `marker` to standard error when it is ready. Returns that line.
+/// Starts inlane and waits until it prints a line with `marker` to standard error. Returns the process and
+/// that line.
 fn start(arguments: &[&str], marker: &str) -> (Running, String) {
     start_command(Command::new(INLANE).args(arguments), marker)
 }
@@ -48,19 +50,19 @@ fn start_command(command: &mut Command, marker: &str) -> (Running, String) {
             break line;
         }
     };
-    // Reads the rest of the output. The program would block if it filled the pipe.
+    // Read the rest of the output, because the program would block if the pipe became full.
     std::thread::spawn(move || lines.for_each(drop));
     (running, line)
 }
 
-/// Starts a target with a namespace in memory. Returns its address.
+/// Starts a target with one namespace, for example `memory:1M`. Returns its process and its address.
 fn target(namespace: &str) -> (Running, String) {
     let arguments = ["nvme", "target", "--listen", "127.0.0.1:0", "--threads", "1", "--namespace", namespace];
     let (running, line) = start(&arguments, "listens on");
     (running, address_in(&line))
 }
 
-/// Returns the address in the target's first message.
+/// Returns the address in the line with which a target says where it listens.
 fn address_in(line: &str) -> String {
     let address = line.split("listens on ").nth(1).and_then(|rest| rest.split([' ', ',']).next());
     address.expect("an address").to_string()
@@ -78,7 +80,7 @@ fn inlane_with_input(arguments: &[&str], input: &[u8]) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .expect("inlane starts");
-    // Ignores an error of the write, because a program that fails early does not read its input.
+    // Ignore an error of the write, because a program that fails early does not read its input.
     let _ = child.stdin.take().expect("a pipe").write_all(input);
     child.wait_with_output().expect("inlane ends")
 }
@@ -97,7 +99,7 @@ fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|n| (n % 251) as u8 ^ (n >> 12) as u8).collect()
 }
 
-/// Starts a target and its NBD export at a Unix socket.
+/// Starts a target and exports its namespace over NBD at a Unix socket. Returns both processes.
 fn export(namespace: &str, socket: &Path) -> (Running, Running) {
     let (target, address) = target(namespace);
     let listen = format!("unix:{}", socket.display());
@@ -105,7 +107,7 @@ fn export(namespace: &str, socket: &Path) -> (Running, Running) {
     (target, export)
 }
 
-/// Returns true if a program can be run. Prints that the test is skipped otherwise.
+/// Returns true if a program can be run. Otherwise prints that the test is skipped, and returns false.
 fn has(test: &str, program: &str) -> bool {
     let found =
         Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();

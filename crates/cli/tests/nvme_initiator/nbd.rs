@@ -1,4 +1,4 @@
-//! The NBD export, used directly and by other programs.
+//! Tests of the NBD export, by requests of the test itself and by other programs.
 
 use super::*;
 use std::io::Read;
@@ -16,7 +16,7 @@ fn nbd_requests_are_answered_and_bad_ones_refused() {
         stream.read_exact(&mut buffer).unwrap();
         buffer
     };
-    // NBD's newstyle handshake: reads the greeting, then chooses the export with the empty name.
+    // NBD's newstyle handshake: read the greeting, then choose the export with the empty name.
     let greeting = take(&mut stream, 18);
     assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
     stream.write_all(&3_u32.to_be_bytes()).unwrap();
@@ -55,7 +55,7 @@ fn nbd_requests_are_answered_and_bad_ones_refused() {
     assert_eq!(request(1, 1 << 20, 512, &block[..512], 0).0, ENOSPC);
     assert_eq!(request(1, 7, 3, &[1, 2, 3], 0).0, EINVAL);
     assert_eq!(request(99, 0, 512, &[], 0).0, EINVAL);
-    // The connection is usable after each error, and the block is unchanged.
+    // After these errors, the connection can still be used and the block is unchanged.
     assert_eq!(request(0, 512, 1024, &[], 1024), (0, block));
 }
 

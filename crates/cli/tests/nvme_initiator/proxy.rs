@@ -1,11 +1,11 @@
-//! A connection to a target that a test can cut.
+//! A TCP proxy before a target, with which a test can cut the connections to the target.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Forwards connections to a target until [`Proxy::cut`] is called.
+/// A TCP proxy that forwards connections to a target until [`Proxy::cut`] is called.
 pub struct Proxy {
     pub address: String,
     cut: Arc<AtomicBool>,

@@ -1,4 +1,5 @@
-//! Reads and writes of ranges, with files and with the memory of devices.
+//! Tests of `inlane nvme read` and `write`: ranges that are copied to or from files and the memory of
+//! devices.
 
 use super::*;
 
@@ -50,8 +51,8 @@ fn a_file_that_does_not_fit_is_refused_before_the_first_write() {
         let read = inlane(&["nvme", "read", &address, "-"]);
         assert!(read.stdout.iter().all(|byte| *byte == 0), "{arguments:?} wrote something");
     }
-    // The length of standard input is unknown in advance, so `nvme write` finds a wrong length only after it
-    // has written a part. The message must say how many bytes were written.
+    // The length of standard input is unknown in advance. So `nvme write` detects a wrong length only after
+    // it has written a part. The message must say how many bytes were written.
     for (input, arguments, written) in [
         (pattern(9 << 20), &[][..], "8 MiB were written"),
         (pattern(4096), &["--length", "1M"], "4 KiB were written"),
@@ -84,7 +85,8 @@ fn a_file_that_does_not_end_at_a_block_is_refused_with_the_remedies() {
     );
 }
 
-/// Runs a command whose measured costs of paths are kept in `cache`, and returns its JSON document.
+/// Runs a command with the cache directory `cache`, in which it stores the measured costs of paths. Returns
+/// its JSON document.
 fn with_cache(cache: &Path, arguments: &[&str]) -> serde_json::Value {
     let output = Command::new(INLANE).args(arguments).env("XDG_CACHE_HOME", cache).output().unwrap();
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
@@ -128,13 +130,14 @@ fn a_range_is_read_into_a_device_and_written_from_it() {
         assert_eq!(row["verification"]["altered_bytes"], 0, "{row}");
         let hops = row["path"]["hops"].as_array().unwrap();
         assert!(hops.iter().any(|hop| *hop == address), "{row}");
-        // Which path costs least depends on the load of this machine, so both are accepted.
+        // Which path costs least depends on the load of this machine. So the test accepts both, `dma` and
+        // `bar`.
         let name = row["path"]["name"].as_str().unwrap();
         assert!(hops.len() == 3 && ["dma", "bar"].contains(&name), "{row}");
     }
     assert!(std::fs::read(back).unwrap() == data[1..9_437_184], "the bytes differ");
-    // An input shorter than --length is an error before the first write, because all of it is first copied to
-    // the device.
+    // `nvme write --from` copies the whole input to the device before it writes to the namespace. So if the
+    // input is shorter than --length, nothing is written.
     let arguments = ["nvme", "write", &address, "-", "--offset", "12M", "--length", "1M", "--from", "twin:0"];
     let mut child = Command::new(INLANE)
         .args(arguments)
@@ -181,11 +184,11 @@ fn a_block_device_is_served() {
     }
     let data = pattern(1 << 20);
     assert!(inlane_with_input(&["nvme", "write", &address, "--offset", "4M", "-"], &data).status.success());
-    // The device is in use by the target, so no second target may open it.
+    // A second target must not open the device, because the first target uses it.
     let second =
         inlane(&["nvme", "target", "--listen", "127.0.0.1:0", "--namespace", &format!("block:{}", device.0)]);
     assert_eq!(second.status.code(), Some(3), "{}", text(&second.stderr));
-    // `write` has flushed the namespace, so the data is in the file although the target is killed.
+    // `nvme write` has flushed the namespace, so the data is in the file although the target is killed.
     drop(target);
     assert!(std::fs::read(&file).unwrap()[4 << 20..5 << 20] == data, "the file lacks the data");
 }

@@ -1,4 +1,4 @@
-//! The bench, and failover between paths.
+//! Tests of `inlane nvme bench`, and of failover between paths.
 
 use super::proxy::Proxy;
 use super::*;
@@ -31,7 +31,7 @@ fn workloads_are_verified() {
             rows.iter().map(|row| row["verification"]["verified_bytes"].as_u64().unwrap()).sum();
         assert!(verified > 0, "{rw}");
     }
-    // Overwrites part of a block with contents that --verify does not expect. The bench must report that
+    // Overwrite part of a block with contents that --verify does not expect. The bench must report that
     // block.
     assert!(
         inlane_with_input(&["nvme", "write", &address, "--offset", "64K", "-"], &[7; 4096]).status.success()

@@ -433,8 +433,8 @@ impl Mover for Drops {
 fn a_transfer_dropped_after_its_slots_first_use_is_found() {
     let host = open(&["host".parse().unwrap()], &Default::default()).unwrap().remove(0);
     let mut buffers = Buffers::new(&host, &host, 4096, 64 * 4096).unwrap();
-    // Repeats with a longer duration until enough transfers were made, because a stopped thread may make only
-    // a few.
+    // Repeat with twice the duration until enough transfers were made. In a short time, a preempted thread
+    // may make only a few.
     const ENOUGH: u64 = 10_000;
     let found = |drops: fn(u64) -> bool, buffers: &mut Buffers| {
         [true, false].map(|streaming| {

@@ -1,4 +1,4 @@
-//! Answers requests with bytes of a file, read with O_DIRECT by an io_uring. The same ring receives and sends.
+//! Answers requests with bytes of a file. One io_uring reads the file with O_DIRECT, receives and sends.
 
 use super::HEADER;
 use io_uring::types::Fd;
@@ -12,15 +12,16 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The bytes of a response that precede the data.
+/// The number of bytes of a response before its data.
 const RESPONSE_HEADER: usize = 24;
-/// The alignment that O_DIRECT needs for memory and offsets.
+/// The alignment in bytes that O_DIRECT needs for memory and offsets.
 const ALIGNMENT: usize = 4096;
-/// The number of completions after which the server sends responses. The client then works on these while the
-/// server continues.
+/// The number of completions after which the server sends responses to small reads. The client then works on
+/// these while the server continues.
 const BATCH: usize = 8;
-/// Reads of at least this many bytes are answered one by one. Smaller reads are submitted one by one, so that the
-/// disk starts on the first while the server prepares the others.
+/// The size in bytes from which a read counts as large. Large reads are submitted together, and each is
+/// answered as soon as it completes. Small reads are submitted one by one, so that the disk starts on the
+/// first while the server prepares the others. They are answered in batches.
 const LARGE: usize = 64 << 10;
 
 const RECEIVE: u64 = u64::MAX;
@@ -31,10 +32,11 @@ pub fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)
 }
 
-/// A response: `RESPONSE_HEADER` bytes that end at a multiple of [`ALIGNMENT`], and the data.
+/// A buffer for one response: a header of `RESPONSE_HEADER` bytes, then the data. The data begins at an
+/// address that is a multiple of [`ALIGNMENT`].
 struct Slot {
     memory: Vec<u8>,
-    /// The index of the first byte of the data.
+    /// The index of the first data byte in `memory`.
     data: usize,
     length: usize,
 }
@@ -56,7 +58,8 @@ impl Slot {
     }
 }
 
-/// Answers the requests of a connection until its end. Polls for `spin` before it sleeps.
+/// Answers the requests of a connection until the connection ends. Each wait polls for up to `spin`, then
+/// sleeps.
 pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()> {
     let mut ring =
         IoUring::builder().setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().build(1024)?;
@@ -68,7 +71,7 @@ pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()>
     let mut ready: VecDeque<usize> = VecDeque::new();
     let mut sending: Vec<usize> = Vec::new();
     let mut vectors: Vec<libc::iovec> = Vec::new();
-    // SAFETY: a message header of zeros is valid.
+    // SAFETY: a `msghdr` of zeros is valid: null pointers and lengths of zero.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     let push = |ring: &mut IoUring, entry: io_uring::squeue::Entry| {
         // SAFETY: `answer` returns only after all requests have completed, and leaves their memory in place.
@@ -82,7 +85,7 @@ pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()>
     };
     push(&mut ring, receive(&mut buffer))?;
     let (mut in_flight, mut ended) = (1, false);
-    // The kernel uses the memory until the last request has completed.
+    // Go on until no request is in flight, because the kernel uses the buffers until then.
     while in_flight > 0 {
         wait(&mut ring, spin)?;
         let completed: Vec<_> = ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
@@ -150,7 +153,7 @@ pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()>
     Ok(())
 }
 
-/// Submits all requests, polls for `spin` and then sleeps until one completes.
+/// Submits all requests and waits for a completion: polls for up to `spin`, then sleeps.
 fn wait(ring: &mut IoUring, spin: Duration) -> io::Result<()> {
     if !spin.is_zero() {
         ring.submit()?;

@@ -1,13 +1,14 @@
-//! Measures plain request and response messages over TCP. No storage protocol with messages of the same sizes
-//! can be faster.
+//! Measures plain request and response messages over TCP. The result is an upper bound for a storage protocol
+//! whose messages have the same sizes.
 //!
 //!     plain-messages serve 127.0.0.1:7000
 //!     plain-messages serve-file 127.0.0.1:7000 FILE SPIN_US
 //!     plain-messages load 127.0.0.1:7000 DEPTH REQUEST_BYTES RESPONSE_BYTES SECONDS [SPIN_US]
 //!
-//! The server answers each request with bytes of a memory of 1 GiB, or of a file, at an offset that the request
-//! names. With each system call, both sides handle all messages that have arrived. `load` prints one line of
-//! JSON. SPIN_US is the time in microseconds for which a side polls before it sleeps.
+//! The server answers each request with bytes from 1 GiB of memory (`serve`) or from a file (`serve-file`).
+//! The request contains their offset. DEPTH is the number of requests in flight. After each receive, a side
+//! handles all messages that have arrived. SPIN_US is the time in microseconds for which a side polls before
+//! it sleeps. `load` prints one line of JSON.
 
 mod file;
 
@@ -48,7 +49,7 @@ fn serve(address: &str) -> Result<(), Box<dyn std::error::Error>> {
     for stream in listener.incoming() {
         let stream = stream?;
         stream.set_nodelay(true)?;
-        // Errors are ignored, because a client may close its connection while responses are in flight.
+        // Ignore errors, because a client may close its connection while responses are in flight.
         let _ = answer(stream, &memory);
     }
     Ok(())
@@ -164,7 +165,8 @@ fn load(
     Ok(())
 }
 
-/// Polls the socket for `spin`, then sleeps until bytes arrive. Returns their number.
+/// Receives bytes: polls the socket for up to `spin`, then sleeps until bytes arrive. Returns their number,
+/// or 0 at the end of the stream.
 fn receive(stream: &mut TcpStream, buffer: &mut [u8], spin: Duration) -> std::io::Result<usize> {
     let start = Instant::now();
     while !spin.is_zero() && start.elapsed() < spin {

@@ -301,8 +301,9 @@ impl Connection {
         }
     }
 
-    /// Returns the header of the PDU that was received last. After a fault, it is that of the faulty PDU, to be
-    /// sent back in a termination request. If its common header was invalid already, returns only those 8 bytes.
+    /// Returns the header of the last received PDU. After a fault, this is the faulty PDU, and a termination
+    /// request sends its header back. If the PDU's first 8 bytes (the common header) are invalid, returns
+    /// only these 8 bytes.
     pub fn faulty_pdu(&self) -> &[u8] {
         self.inbox.faulty_pdu()
     }

@@ -200,15 +200,16 @@ impl Queue {
         }
     }
 
-    /// Receives into the connection's memory. Returns the number of bytes; 0 at the end of the stream.
+    /// Receives bytes into the connection's memory. Returns their number, or 0 at the end of the stream.
     fn receive(&mut self, flags: RecvFlags) -> rustix::io::Result<usize> {
         let mut slices = self.connection.receive_slices();
-        // Leaves out an empty first slice, because a system call with one slice is a little cheaper.
+        // Leave out an empty first slice, because a system call with one slice is a little cheaper.
         let slices = if slices[0].is_empty() { &mut slices[1..] } else { &mut slices[..] };
         Ok(recvmsg(&self.socket, slices, &mut Default::default(), flags)?.bytes)
     }
 
-    /// Polls the socket until bytes arrive. After the time to poll, sleeps until bytes arrive, for up to 100 ms.
+    /// Receives bytes: polls the socket for up to `spin`, then sleeps for up to 100 ms. Returns when bytes
+    /// arrive.
     fn poll_then_sleep(&mut self) -> rustix::io::Result<usize> {
         let start = Instant::now();
         while start.elapsed() < self.spin {

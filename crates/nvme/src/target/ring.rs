@@ -137,7 +137,8 @@ impl Ring {
         self.push(&entry.user_data(tag));
     }
 
-    /// Submits all requests. Returns true if a request completes within `time`.
+    /// Submits all requests and polls for a completion. Returns true as soon as there is one, and false if
+    /// there is none after `time`.
     fn poll_for(&mut self, time: Duration) -> std::io::Result<bool> {
         self.enter(0)?;
         let start = Instant::now();
@@ -145,8 +146,7 @@ impl Ring {
             if !self.ring.completion().is_empty() {
                 return Ok(true);
             }
-            // The kernel sets this flag when it has work that ends requests and that only a system call of this
-            // thread carries out.
+            // The kernel sets this flag when it needs a system call of this thread to post completions.
             if self.ring.submission().taskrun() {
                 self.enter(0)?;
             } else if start.elapsed() >= time {
@@ -157,16 +157,18 @@ impl Ring {
         }
     }
 
-    /// Submits all requests. A failure is not returned here, because the next [`Ring::wait`] meets it, too.
+    /// Submits all requests. Ignores an error, because the next [`Ring::wait`] will fail with it, too.
     pub fn submit(&mut self) {
         let _ = self.enter(0);
     }
 
-    /// Submits all requests and sleeps until `want` completions wait to be taken.
+    /// Submits all requests and sleeps until the ring holds at least `want` completions. May return earlier,
+    /// for example because of a signal.
     fn enter(&mut self, want: usize) -> std::io::Result<()> {
         match self.ring.submit_and_wait(want) {
             Ok(_) => Ok(()),
-            // EINTR: a signal. EBUSY and EAGAIN: the kernel keeps completions that must be taken first.
+            // EINTR: a signal arrived. EBUSY and EAGAIN: the kernel accepts no more requests until
+            // completions were taken from the ring.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {
                 Ok(())
             }
@@ -184,11 +186,11 @@ impl Ring {
         self.push(&opcode::Timeout::new(time).build().user_data(tag));
     }
 
-    /// Submits all requests and waits for at least one completion: polls for `spin`, then sleeps. Moves the
-    /// completions into `completed`.
+    /// Submits all requests and waits for at least one completion: polls for up to `spin`, then sleeps.
+    /// Appends the completions to `completed`. A signal can end the wait early, without a completion.
     ///
     /// # Errors
-    /// Errors of the ring, which no later call can repair.
+    /// If the ring fails. Later calls would fail, too.
     pub fn wait(&mut self, completed: &mut Vec<Completed>, spin: Duration) -> std::io::Result<()> {
         if spin.is_zero() || !self.poll_for(spin)? {
             self.enter(1)?;

@@ -181,7 +181,8 @@ impl Target {
         self.workers.iter().map(|worker| worker.load.connections.load(Relaxed)).sum()
     }
 
-    /// Returns for each worker thread how many of its connections carry or may still become I/O queues.
+    /// Returns, for each worker thread, the number of its connections without an admin queue. These carry an
+    /// I/O queue, or may still get one.
     #[cfg(test)]
     pub(super) fn io_queues(&self) -> Vec<usize> {
         self.workers.iter().map(|worker| worker.load.rank().0).collect()
@@ -327,7 +328,8 @@ impl Acceptor {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Accepts the connections that wait at a listening socket and hands each to the worker with the fewest I/O queues.
+    /// Accepts all connections that are pending at a listening socket. Hands each to the worker thread with
+    /// the fewest I/O queues.
     fn accept(&self, listener: &TcpListener) {
         loop {
             match listener.accept() {

@@ -45,7 +45,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// Returns the number of bytes that the call reads or writes. 0 for other calls.
+    /// Returns the length of a read or write in bytes. Returns 0 for other calls.
     pub fn bytes(&self) -> u64 {
         match self {
             Call::Read { length, .. } | Call::Write { length, .. } => u64::from(*length),

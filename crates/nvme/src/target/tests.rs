@@ -19,7 +19,7 @@ fn start(namespace: &str, limits: Limits) -> Target {
     start_polling(namespace, limits, Duration::ZERO)
 }
 
-/// Starts a target whose threads poll for `spin` before they sleep.
+/// Starts a target whose worker threads poll for up to `spin` before they sleep.
 fn start_polling(namespace: &str, limits: Limits, spin: Duration) -> Target {
     let config = Config {
         listen: vec!["127.0.0.1:0".parse().unwrap()],
@@ -198,7 +198,8 @@ fn a_target_that_stops_closes_its_connections_and_reports_what_it_served() {
 #[test]
 fn io_queues_are_spread_over_the_threads() {
     let target = start("memory:1M", Limits::default());
-    // Each host opens an admin queue and then an I/O queue. Counting both alike would give all I/O queues to one thread.
+    // Each host opens an admin queue and then an I/O queue. If the target counted both kinds alike, one of
+    // its two threads would get all I/O queues.
     let _hosts: Vec<_> = (0..6).map(|_| attach(&target, 0)).collect();
     assert_eq!(target.io_queues(), [3, 3]);
 }
@@ -218,7 +219,7 @@ fn a_target_that_polls_serves_memory_and_files() {
     }
 }
 
-/// More operations than the worker processes between two sends are in flight, and all of them are answered.
+/// Checks that all reads are answered if more are in flight than the worker processes between two sends.
 #[test]
 fn many_file_reads_in_flight_are_all_answered() {
     let mut file = tempfile::NamedTempFile::new().unwrap();

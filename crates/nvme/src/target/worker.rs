@@ -6,13 +6,15 @@
 //!               -> for each connection concerned: start file operations, send the output, receive
 //! ```
 //!
-//! At queue depth 1 a round costs one system call: it submits the send of a response and the receive of the next command, and
-//! waits. With more commands in flight, several responses leave in one send. A disk often completes many operations at once.
-//! The worker then sends after every few completions, because host and target otherwise wait for each other.
+//! At queue depth 1 a round costs one system call: it submits the send of a response and the receive of the
+//! next command, and waits. With more commands in flight, several responses leave in one send. A disk often
+//! completes many operations at once. Then the worker sends responses after every few completions and not
+//! only at the end of the round. So the host works on the first responses while the worker processes the
+//! other completions.
 //!
-//! **Memory.** The kernel uses memory of a [`Link`] while one of its requests is in flight: the input and output of its connection,
-//! data buffers, and the message header. A link is therefore removed only when none is in flight. Its socket is shut down first,
-//! so that its requests end.
+//! **Memory.** The kernel uses memory of a [`Link`] while one of its requests is in flight: the input and
+//! output of its connection, data buffers, and the message header. A link is therefore removed only when none
+//! of its requests is in flight. The worker first shuts the socket down, so that the requests end.
 
 use super::buffer::Pool;
 use super::connection::{Connection, End, Setup};
@@ -39,8 +41,8 @@ const DRAIN_MS: u64 = 5000;
 /// Responses are sent after this many completions. Hosts then work on the first responses of a round while the
 /// worker processes further completions.
 const BATCH: usize = 8;
-/// Responses are also sent after this many bytes of file operations. A smaller file operation is submitted at
-/// once, so that the disk starts on the first one while the worker prepares the others.
+/// Responses are also sent after file operations of this many bytes in total. A read or write of fewer bytes
+/// is submitted at once, so that the disk starts on the first one while the worker prepares the others.
 const BATCH_BYTES: u64 = 64 << 10;
 
 /// The kinds of requests, in the upper byte of their tags. The connection's index is in bits 55:32, the command's number in 15:0.
@@ -89,7 +91,8 @@ struct Link {
     /// The time in milliseconds at which a timeout check first found that the target waits for the host.
     /// `None` if the last check found that the target does not wait.
     waiting_ms: Option<u64>,
-    /// True if the connection carries an admin queue and is counted as such.
+    /// True if the connection carries an admin queue and is counted in [`Load::admin_queues`]. False if it
+    /// carries an I/O queue or no queue yet.
     admin: bool,
     /// True if the connection is in the list of connections to serve in this round.
     due: bool,
@@ -99,18 +102,20 @@ struct Link {
     discard: Box<[u8]>,
 }
 
-/// The numbers of a worker's connections, by which new connections are distributed.
+/// How many connections a worker thread serves. A new connection goes to the worker with the lowest
+/// [`Load::rank`].
 #[derive(Debug, Default)]
 pub struct Load {
-    /// All connections.
+    /// The number of all connections.
     pub connections: AtomicUsize,
-    /// The connections that carry an admin queue, which causes little work.
+    /// The number of connections that carry an admin queue. An admin queue causes little work.
     pub admin_queues: AtomicUsize,
 }
 
 impl Load {
-    /// Returns a rank: the worker with the least rank gets the next connection. Connections that carry or may
-    /// still become I/O queues count first, then all connections.
+    /// Returns the rank of the worker. The worker with the lowest rank gets the next connection. The first
+    /// number counts connections without an admin queue: they carry an I/O queue, or may still get one. If
+    /// the first numbers are equal, the second number decides, which counts all connections.
     pub fn rank(&self) -> (usize, usize) {
         let connections = self.connections.load(Relaxed);
         (connections.saturating_sub(self.admin_queues.load(Relaxed)), connections)
@@ -128,8 +133,8 @@ pub struct Worker {
     #[allow(clippy::vec_box)]
     links: Vec<Option<Box<Link>>>,
     free: Vec<usize>,
-    /// The numbers of connections of this worker. The thread that accepts connections gives each new one to
-    /// the worker with the lowest rank.
+    /// How many connections this worker serves. The thread that accepts connections gives each new one to the
+    /// worker with the lowest rank.
     load: Arc<Load>,
     half_open: VecDeque<ConnectionId>,
     max_half_open: usize,
@@ -139,7 +144,7 @@ pub struct Worker {
     next_id: u64,
     now_ms: u64,
     draining_since: Option<u64>,
-    /// How long the thread polls for completions before it sleeps.
+    /// How long the thread polls for completions before it sleeps. If zero, it sleeps at once.
     spin: Duration,
 }
 
@@ -206,7 +211,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Serves the connections that the last completions concern, and those that waited for a buffer.
+    /// Serves the connections for which something has completed. If buffers became free, also serves the
+    /// connections that wait for buffers.
     fn serve_due(&mut self) {
         self.feed_starved();
         while let Some(index) = self.due.pop() {

@@ -1,7 +1,10 @@
-//! Memory that the engine shares with a process, and the protocol by which a connection's bytes go through it instead of the pair.
+//! Memory that the engine shares with a process, and the protocol by which bytes of a connection go through
+//! this memory. Otherwise they go through the pair, the two connected UNIX sockets that stand for an
+//! offloaded socket.
 //!
-//! A process has one area, a sealed memfd of [`SLOTS`] slots. The engine assigns slots to connections. The pair stays the main path. A slot
-//! is used only while both sides are awake, and every doubt sends the bytes through the pair:
+//! A process has one area, a sealed memfd of [`SLOTS`] slots. The engine assigns slots to connections. A slot
+//! is used only while neither side sleeps. In all other cases, and if a step fails, the bytes go through the
+//! pair.
 //!
 //! ```text
 //!                     program                                     engine
@@ -41,10 +44,12 @@
 //!                                            decline (program)
 //! ```
 //!
-//! The engine offers bytes only if the pair is empty. It keeps them until they are taken. If the program is killed or stopped before it
-//! takes them, the engine withdraws the offer and writes the same bytes to the pair. The sequence number in the word distinguishes the offer
-//! from every other, so a late take fails. A posted receive exists only during a call of the program. After the call, all the
-//! connection's unread bytes are in the pair or with the engine, where poll and other calls of the kernel expect them.
+//! The engine offers bytes only if the pair is empty. It keeps a copy until the program has taken them. If
+//! the program is killed or stopped before it takes them, the engine withdraws the offer and writes the same
+//! bytes to the pair. The word contains a sequence number that tells the offer from later ones, so a late
+//! take fails. A posted receive exists only during a receive call of the program. After the call, the
+//! connection's unread bytes are in the pair or still in the engine, so poll and other system calls on the
+//! socket work as usual.
 
 mod slot;
 #[cfg(test)]
@@ -54,20 +59,23 @@ pub use slot::{Area, Header, Slot};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of slots of an area.
+/// The number of slots in the memory that the engine shares with a process.
 pub const SLOTS: usize = 64;
-/// The length of a slot's send ring, in bytes: a power of two.
+/// The size of a slot's send ring in bytes, a power of two.
 pub const SEND: usize = 32768;
 /// The most bytes of a posted receive.
 pub const RECEIVE: usize = 16384;
 
-/// A 64-bit word that both sides change by compare-and-exchange. The model checker replaces it.
+/// A 64-bit word that engine and program share, and that both change by compare-and-exchange. This is a trait
+/// so that a model checker can use a word of its own.
 pub trait Word {
-    /// Loads the word. Everything that its writer wrote before storing it is then visible.
+    /// Loads the word with acquire ordering: everything that the other side wrote before it stored the word
+    /// is then visible.
     fn load(&self) -> u64;
     /// Stores the word.
     fn store(&self, value: u64);
-    /// Stores `new` if the word is `current`. Returns true if it was.
+    /// Stores `new` if the word is `current`. Returns true if it has stored it, and false if the word had
+    /// another value.
     fn exchange(&self, current: u64, new: u64) -> bool;
 }
 
@@ -88,7 +96,8 @@ impl Word for AtomicU64 {
     }
 }
 
-/// The states of a send word, in its two highest bits.
+/// The lowest bit of a send word's state. The state is in the two highest bits. The other bits hold the
+/// position in the byte stream.
 const STATE_SHIFT: u32 = 62;
 const PAIR: u64 = 0;
 const GRANTED: u64 = 1;
@@ -96,38 +105,42 @@ const CLAIMED: u64 = 2;
 const ENDED: u64 = 3;
 const POSITION: u64 = (1 << STATE_SHIFT) - 1;
 
-/// How often the engine tries to exchange a word. A program that keeps to the protocol makes it fail once or
-/// twice.
+/// How often the engine tries to change a word before it gives up. A program that follows the protocol
+/// changes the word meanwhile only once or twice.
 const ATTEMPTS: usize = 100;
 
 fn send_word(state: u64, position: u64) -> u64 {
     state << STATE_SHIFT | position & POSITION
 }
 
-/// Why the engine cannot revoke a lease now.
+/// The error of a lease that the engine cannot end now, because the program has claimed the ring or keeps
+/// changing the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claimed;
 
-/// The send lease of a slot, by its send word.
+/// The send lease of a slot: the program's permission to put bytes into the slot's send ring. Contains the
+/// slot's send word.
 pub struct SendLease<'a, W>(pub &'a W);
 
-/// The right of one thread to write bytes into the send ring, from `position` on. It ends by [`SendLease::commit`].
+/// The exclusive right of one thread to write bytes into the send ring, from `position` on.
+/// [`SendLease::commit`] ends it.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Claim {
-    /// The position of the first byte to write.
+    /// The position in the byte stream of the first byte to write.
     pub position: u64,
 }
 
 impl<W: Word> SendLease<'_, W> {
-    /// Makes all bytes go through the pair until the next grant. The engine calls this for a slot that nobody
-    /// uses. `position` is where the next bytes will begin.
+    /// Makes all bytes go through the pair until the next [`SendLease::grant`]. The engine calls this for a
+    /// slot that no connection uses. `position` is the position of the next byte that will be sent through
+    /// the slot.
     pub fn reset(&self, position: u64) {
         self.0.store(send_word(PAIR, position));
     }
 
-    /// Lets the program put its bytes into the send ring. The engine calls this when it has read everything
-    /// from the pair and found it empty. Does nothing if the lease is granted already or ended.
+    /// Lets the program put bytes into the send ring. The engine calls this when it has read all bytes from
+    /// the pair. Does nothing if the lease is already granted or has been abandoned.
     pub fn grant(&self) {
         let word = self.0.load();
         if word >> STATE_SHIFT == PAIR {
@@ -135,16 +148,18 @@ impl<W: Word> SendLease<'_, W> {
         }
     }
 
-    /// Returns the position up to which bytes are committed. The program may have written any value.
+    /// Returns the position up to which bytes are committed. Check it, because a hostile program can write
+    /// any value.
     pub fn committed(&self) -> u64 {
         self.0.load() & POSITION
     }
 
-    /// Ends the lease, and returns the position up to which bytes are committed. If the lease was not granted,
-    /// changes nothing.
+    /// Ends the lease until the next grant. Returns the position up to which bytes are committed. If no lease
+    /// was granted, changes nothing and returns the position.
     ///
     /// # Errors
     /// If a thread of the program has claimed the ring. It may commit more bytes, so call this again later.
+    /// Also if a hostile program changed the word during each of many attempts.
     pub fn revoke(&self) -> Result<u64, Claimed> {
         for _ in 0..ATTEMPTS {
             let word = self.0.load();
@@ -157,11 +172,11 @@ impl<W: Word> SendLease<'_, W> {
         Err(Claimed)
     }
 
-    /// Ends the lease forever, even if a thread has claimed the ring: its commit will fail. Returns the position up to which bytes are
-    /// committed, or an error if a hostile program changes the word without pause.
+    /// Ends the lease permanently, even if a thread has claimed the ring. That thread's commit will fail.
+    /// Returns the position up to which bytes are committed.
     ///
     /// # Errors
-    /// If the program changed the word during each of many attempts.
+    /// If a hostile program changed the word during each of many attempts.
     pub fn abandon(&self) -> Result<u64, Claimed> {
         for _ in 0..ATTEMPTS {
             let word = self.0.load();
@@ -172,8 +187,8 @@ impl<W: Word> SendLease<'_, W> {
         Err(Claimed)
     }
 
-    /// Claims the ring for the calling thread. Returns `None` if the lease is not granted, or another thread
-    /// has claimed the ring: the bytes must go through the pair.
+    /// Claims the send ring for the calling thread. Returns `None` if the lease is not granted, or if another
+    /// thread has claimed the ring. The bytes must then go through the pair.
     #[inline]
     pub fn claim(&self) -> Option<Claim> {
         let word = self.0.load();
@@ -181,8 +196,9 @@ impl<W: Word> SendLease<'_, W> {
             .then_some(Claim { position: word & POSITION })
     }
 
-    /// Ends a claim and commits the `len` bytes that the thread wrote into the ring. Returns false if the engine has ended the claim
-    /// meanwhile. The bytes must then go through the pair.
+    /// Ends a claim and commits the `len` bytes that the thread wrote into the ring. Returns true if they are
+    /// committed. Returns false if the engine has ended the claim meanwhile: the bytes must then go through
+    /// the pair.
     #[inline]
     pub fn commit(&self, claim: Claim, len: u64) -> bool {
         let next = claim.position.wrapping_add(len);
@@ -190,8 +206,8 @@ impl<W: Word> SendLease<'_, W> {
     }
 }
 
-/// The states of a receive word, in its three highest bits. Below are 29 bits of the sequence number and 32
-/// bits of the length.
+/// The lowest bit of a receive word's state. The state is in the three highest bits. The next 29 bits hold
+/// the sequence number, and the lowest 32 bits hold a length in bytes.
 const KIND_SHIFT: u32 = 61;
 const IDLE: u64 = 0;
 const POSTED: u64 = 1;
@@ -210,28 +226,30 @@ fn sequence(word: u64) -> u64 {
     word >> SEQUENCE_SHIFT & SEQUENCE
 }
 
-/// The posted receive of a slot, by its receive word.
+/// The receive that a program posts in a slot, so that the engine can put received bytes there. Contains the
+/// slot's receive word.
 pub struct PostedReceive<'a, W>(pub &'a W);
 
-/// A receive that the program has posted. It ends by [`PostedReceive::cancel`] or [`PostedReceive::take`].
+/// A receive that the program has posted. The program ends it by [`PostedReceive::cancel`],
+/// [`PostedReceive::take`] or [`PostedReceive::decline`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Post {
     word: u64,
 }
 
-/// What the program finds after it posted a receive.
+/// The state of a posted receive, as the program sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
     /// Nothing has arrived yet.
     Waiting,
-    /// This many bytes are in the slot. Copy them, then call [`PostedReceive::take`].
+    /// The engine has put this many bytes into the slot. Copy them, then call [`PostedReceive::take`].
     Offered(usize),
-    /// The receive is not posted any more. Bytes come through the pair.
+    /// The receive has ended without bytes in the slot. Read from the pair.
     Ended,
 }
 
-/// An offer of the engine that the program has not answered.
+/// Bytes that the engine has put into a slot for a posted receive. The program can take or decline them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Offer {
@@ -240,21 +258,21 @@ pub struct Offer {
     pub len: u64,
 }
 
-/// What became of an offer.
+/// What the program did with the bytes that the engine offered in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The program has not taken it yet.
+    /// The program has neither taken nor declined the bytes yet.
     Pending,
-    /// The program has the bytes.
+    /// The program has taken the bytes.
     Taken,
-    /// The program does not want the bytes. They go through the pair.
+    /// The program has declined the bytes. The engine must send them through the pair.
     Declined,
     /// The program changed the word in a way that the protocol does not allow.
     Invalid,
 }
 
 impl<W: Word> PostedReceive<'_, W> {
-    /// Makes the slot free for posts. The engine calls this for a slot that nobody uses.
+    /// Lets the program post receives. The engine calls this for a slot that no connection uses.
     pub fn reset(&self) {
         let word = self.0.load();
         self.0.store(receive_word(IDLE, sequence(word), 0));
@@ -266,8 +284,8 @@ impl<W: Word> PostedReceive<'_, W> {
         self.0.store(receive_word(CLOSED, sequence(word), 0));
     }
 
-    /// Posts a receive of at most `len` bytes. Returns `None` if another thread has posted one, or the engine has not seen yet that the
-    /// last offer was taken.
+    /// Posts a receive of at most `len` bytes. Returns `None` if a receive is already posted, if the engine
+    /// has not yet settled the last offer, or if the slot is closed.
     pub fn post(&self, len: usize) -> Option<Post> {
         let word = self.0.load();
         let next = receive_word(POSTED, sequence(word) + 1, len.min(RECEIVE) as u64);
@@ -287,15 +305,17 @@ impl<W: Word> PostedReceive<'_, W> {
         }
     }
 
-    /// Ends a posted receive. Returns false if it has an offer meanwhile.
+    /// Cancels a posted receive. Returns true if it has ended. Returns false if the engine has offered bytes
+    /// meanwhile: take or decline them.
     #[must_use]
     pub fn cancel(&self, post: Post) -> bool {
         self.0.exchange(post.word, receive_word(IDLE, sequence(post.word), 0))
             || self.state(post) == Posted::Ended
     }
 
-    /// Takes an offer of `len` bytes, which the program has copied. Returns false if the engine has withdrawn it: the copied bytes come
-    /// through the pair again.
+    /// Takes an offer of `len` bytes, which the program has copied. Returns true if the program keeps them.
+    /// Returns false if the engine has withdrawn the offer: discard the copy, because the bytes come through
+    /// the pair again.
     #[must_use]
     pub fn take(&self, post: Post, len: usize) -> bool {
         let sequence = sequence(post.word);

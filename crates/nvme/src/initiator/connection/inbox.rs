@@ -147,8 +147,8 @@ pub(super) struct Inbox {
     pub(super) payload: Option<Payload>,
     /// True if the last data had at least `LARGE` bytes. The next data is then expected to be large, too.
     pub(super) expect_large: bool,
-    /// The header of the PDU that was received last, for a termination request. Only its first `last_len`
-    /// bytes are in use.
+    /// The header of the last received PDU, in its first `last_len` bytes. A termination request sends it
+    /// back.
     last: [u8; MAX_HEADER],
     last_len: usize,
 }

@@ -90,7 +90,8 @@ fn expect_fault(connection: &mut Connection, bytes: &[u8], status: FatalStatus, 
     match feed(connection, bytes, usize::MAX) {
         Err(Failure::Fault(fault)) => {
             assert_eq!((fault.status, fault.field), (status, field), "{fault}");
-            // The termination request repeats the header of the PDU at fault.
+            // `faulty_pdu` must return the header of the faulty PDU, because the termination request sends it
+            // back.
             let header = connection.faulty_pdu();
             assert_eq!(header[0], fault.kind, "{fault}");
             assert!(bytes.windows(header.len()).any(|part| part == header), "{fault}: {header:?}");

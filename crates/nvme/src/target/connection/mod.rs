@@ -228,8 +228,9 @@ impl Connection {
         self.setup.subsystem.counters.violations.fetch_add(1, Relaxed);
         tracing::warn!("{}: {fault}; the connection is closed", self.setup.peer);
         let input = self.input.bytes();
-        // A termination request returns the header of the faulty PDU. If its common header is invalid, the length of the whole
-        // header is unknown.
+        // A termination request sends the header of the faulty PDU back. If the PDU's common header is
+        // invalid, the length of its whole header is unknown. Then only the 8 bytes of the common header are
+        // sent back.
         let layout = input.first_chunk().and_then(|common| Layout::decode(common, &self.rules).ok());
         let header = &input[..layout.map_or(8, |layout| layout.kind.header_len()).min(input.len())];
         self.output.append(152, |out| encode_termination(Sender::Controller, &fault, header, out));
@@ -253,7 +254,8 @@ impl Connection {
         self.queue.is_some()
     }
 
-    /// Returns true if the connection carries an admin queue.
+    /// Returns true if the connection carries an admin queue. Returns false if it carries an I/O queue or no
+    /// queue yet.
     pub fn is_admin(&self) -> bool {
         self.queue.as_ref().is_some_and(|queue| queue.id == 0)
     }

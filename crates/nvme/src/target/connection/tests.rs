@@ -50,7 +50,7 @@ enum Answer {
         offset: u32,
         length: u32,
     },
-    /// The status, and the header of the PDU at fault.
+    /// A termination request: its fatal error status, and the header of the faulty PDU.
     Terminated(u16, Vec<u8>),
 }
 

@@ -49,7 +49,8 @@ fn violations_end_the_connection_with_a_termination_request() {
         queue.send(&bytes);
         match queue.answer() {
             Some(Answer::Terminated(found, header)) => {
-                // If the common header is invalid, only its 8 bytes are repeated.
+                // The termination request contains the header of the faulty PDU. If its first 8 bytes (the
+                // common header) are invalid, it contains only these.
                 let length = if bytes[0] == Kind::H2cData as u8 { 24 } else { 8 };
                 assert_eq!((found, &header[..]), (status, &bytes[..length]), "{:x?}", &bytes[..8]);
             }
