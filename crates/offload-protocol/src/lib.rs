@@ -6,8 +6,8 @@
 //! * [`message`]: requests and replies on the engine's control socket.
 //! * [`rules`]: which sockets the engine runs and which stay with the kernel.
 //!
-//! The library runs inside other programs, also in their signal handlers. So nothing here allocates, locks or panics, except where
-//! a function says so.
+//! The library runs inside other programs, also in their signal handlers. So nothing in this crate allocates,
+//! locks or panics, unless the documentation of a function says that it does.
 
 pub mod address;
 pub mod datagram;

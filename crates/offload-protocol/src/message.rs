@@ -49,9 +49,10 @@ pub enum Operation {
     /// Asks whether the engine has a route from a UDP socket to [`Message::remote`]. The request carries the
     /// program's end. The status of the reply is an errno if there is no route.
     Route = 12,
-    /// Asks for a slot in shared memory ([`crate::lease`]) for a connection. The request carries the program's end. `number` is 1 if this
-    /// client has its area already. In the reply, `number` is the slot, and `name` is how many microseconds the program should wait
-    /// actively. The first reply to a client carries the area's memfd.
+    /// Asks for a connection's slot in shared memory ([`crate::lease`]). The request carries the program's
+    /// end. Its `number` is 1 if this client already has its shared memory, otherwise 0. In the reply,
+    /// `number` is the index of the slot. `name` is how many microseconds a receive should poll the slot
+    /// before it sleeps. The first reply to a client carries the memfd of the shared memory.
     Adopt = 13,
 }
 

@@ -1,16 +1,22 @@
-//! A shared library by which [packetdrill](https://github.com/google/packetdrill) drives the engine: `packetdrill --so_filename=FILE SCRIPT`.
+//! A shared library through which [packetdrill](https://github.com/google/packetdrill) drives the engine:
+//! `packetdrill --so_filename=FILE SCRIPT`.
 //!
 //! ```text
 //! packetdrill --- socket calls ---> preloaded library --- control socket, pairs ---> engine
 //!             --- netdev_send, netdev_receive: IP packets --------------------------> engine
 //! ```
 //!
-//! The calls of a script pass through the preloaded library, so a script tests the library, the engine and its TCP together. Time is
-//! virtual: it moves only while packetdrill waits, so the times in a script hold on a loaded machine too.
+//! The socket calls of a script pass through the preloaded library, so a script tests the library, the engine
+//! and its TCP together. Time is virtual: it moves only while packetdrill waits, so the times in a script
+//! hold on a loaded machine too.
 //!
-//! `--so_flags` takes settings separated by commas: `preload=FILE` (the preloaded library; by default in the folder above this file),
-//! `local=ADDRESS/LENGTH` and `gateway=ADDRESS` (the engine's address and its router, which packetdrill is told by `--local_ip` and
-//! `--gateway_ip`), `mtu=BYTES` and `buffer=BYTES` (the size of a connection's rings).
+//! `--so_flags` takes settings separated by commas:
+//!
+//! * `preload=FILE`: the preloaded library. By default, it is in the parent of this library's folder.
+//! * `local=ADDRESS/LENGTH`: the engine's address. Give packetdrill the same address with `--local_ip`.
+//! * `gateway=ADDRESS`: the engine's router. Give packetdrill the same address with `--gateway_ip`.
+//! * `mtu=BYTES`: the MTU of the engine's link.
+//! * `buffer=BYTES`: the size of each ring of a connection.
 
 use inlane_offload::Settings;
 use inlane_offload::stepped::Stepped;
@@ -30,18 +36,20 @@ use std::time::Duration;
 
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 0, 2]);
-/// The virtual time that each question for the time takes, in nanoseconds. packetdrill polls the clock while it waits.
+/// How far the virtual clock moves at each call of `gettimeofday`, in nanoseconds. packetdrill calls it
+/// repeatedly while it waits.
 const TICK_NS: u64 = 10_000;
 /// How long `netdev_receive` waits for a packet in virtual time before it gives up, in nanoseconds.
 const LONGEST_WAIT_NS: u64 = 30_000_000_000;
-/// The virtual time at which a script begins, in nanoseconds. packetdrill takes times near 0 for unset.
+/// The virtual time at which a script begins, in nanoseconds. It is not 0, because packetdrill treats times
+/// near 0 as unset.
 const START_NS: u64 = 1_000_000_000_000;
 
-/// The engine and the clock.
+/// The engine, the virtual clock, and the threads that are in a socket call.
 struct World {
     engine: Stepped,
     now: u64,
-    /// The threads that are in a socket call.
+    /// The IDs of the threads that are in a socket call.
     calling: Vec<c_int>,
 }
 
@@ -53,8 +61,9 @@ static WORLD: OnceLock<Mutex<World>> = OnceLock::new();
 static PRELOAD: OnceLock<usize> = OnceLock::new();
 
 thread_local! {
-    /// The time at which the thread's last socket call returned. The thread's next question for the time gets this time, because
-    /// another thread may have moved the clock meanwhile.
+    /// The virtual time at which this thread's last socket call returned, in nanoseconds. The thread's next
+    /// call of `gettimeofday` returns and clears it, because another thread may have moved the clock
+    /// meanwhile.
     static RETURNED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
@@ -66,14 +75,16 @@ fn world() -> MutexGuard<'static, World> {
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns true if the thread `thread` of this process sleeps.
+/// Returns true if the thread of this process with the ID `thread` sleeps. Returns false if it runs or has
+/// ended.
 fn sleeps(thread: c_int) -> bool {
     let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
-    // The state follows the name, which is in parentheses and may contain any character.
+    // In this file, the state follows the name of the thread. The name is in parentheses and may contain any
+    // character.
     text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
 }
 
-/// Returns true if the engine has events of programs to process.
+/// Returns true if the engine has events of programs that it has not processed yet.
 fn has_events(engine: &Stepped) -> bool {
     use std::os::fd::AsRawFd;
     let mut poll = pollfd { fd: engine.events().as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -81,7 +92,7 @@ fn has_events(engine: &Stepped) -> bool {
     unsafe { libc::poll(&mut poll, 1, 0) == 1 }
 }
 
-/// Lets the engine work until it and every socket call wait for something.
+/// Runs the engine until it is idle and every other thread that is in a socket call sleeps.
 fn settle() {
     let mut still = 0;
     while still < 2 {
@@ -103,7 +114,8 @@ fn this_thread() -> c_int {
     unsafe { libc::gettid() }
 }
 
-/// Moves the clock to `to`, and stops at each of the engine's deadlines. Stops early if `until` returns true.
+/// Moves the virtual clock to `to`, in nanoseconds, and runs the engine at each of its deadlines on the way.
+/// Ends early once `until` returns true.
 fn advance(to: u64, mut until: impl FnMut(&mut World) -> bool) {
     loop {
         settle();
@@ -116,12 +128,13 @@ fn advance(to: u64, mut until: impl FnMut(&mut World) -> bool) {
     }
 }
 
-/// Runs a socket call of the program. Lets the engine work before it and after it.
+/// Runs `function`, which is a socket call of packetdrill. Lets the engine work before and after it, and
+/// preserves errno.
 fn call<T>(function: impl FnOnce() -> T) -> T {
     settle();
     world().calling.push(this_thread());
     let result = function();
-    // SAFETY: the location belongs to this thread.
+    // SAFETY: every thread has its own errno, which is always valid.
     let errno = unsafe { *libc::__errno_location() };
     let mut world = world();
     world.calling.retain(|&thread| thread != this_thread());
@@ -133,7 +146,8 @@ fn call<T>(function: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Returns the preloaded library's function `name`, or the C library's if the preloaded library has none.
+/// Returns the address of the preloaded library's function `name`, or of the C library's if the preloaded
+/// library has none.
 fn symbol(name: &CStr) -> *mut c_void {
     let library = *PRELOAD.get().expect("packetdrill has initialised the library") as *mut c_void;
     // SAFETY: the library is never closed, and the name is terminated.
@@ -142,7 +156,8 @@ fn symbol(name: &CStr) -> *mut c_void {
     found
 }
 
-/// Defines functions of packetdrill's interface that pass their arguments on to the preloaded library's function of the same name.
+/// Defines functions of packetdrill's interface. Each passes its arguments on to the preloaded library's
+/// function of the same name.
 macro_rules! forward {
     ($($name:ident / $wanted:literal ($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
         extern "C" fn $name(_: *mut c_void, $($argument: $type),*) -> $result {
@@ -188,7 +203,7 @@ forward! {
     splice / c"splice"(from: c_int, from_offset: *mut off64_t, to: c_int, to_offset: *mut off64_t, len: size_t, flags: u32) -> ssize_t;
 }
 
-/// packetdrill's interface: `struct packetdrill_interface` of its packetdrill.h, field by field.
+/// The functions that packetdrill calls: `struct packetdrill_interface` of its packetdrill.h, field by field.
 #[repr(C)]
 pub struct Interface {
     userdata: *mut c_void,
@@ -226,7 +241,7 @@ pub struct Interface {
     sendmsg: extern "C" fn(*mut c_void, c_int, *const msghdr, c_int) -> ssize_t,
     /// The C declaration is variadic. On x86-64 and aarch64 Linux, an integer argument is passed in the same way.
     fcntl: extern "C" fn(*mut c_void, c_int, c_int, c_long) -> c_int,
-    /// The C declaration is variadic, as that of `fcntl`.
+    /// The C declaration is variadic, like that of `fcntl`.
     ioctl: extern "C" fn(*mut c_void, c_int, c_ulong, *mut c_void) -> c_int,
     close: extern "C" fn(*mut c_void, c_int) -> c_int,
     shutdown: extern "C" fn(*mut c_void, c_int, c_int) -> c_int,
@@ -246,7 +261,7 @@ pub struct Interface {
 
 /// Hands an IP packet of the script to the engine.
 extern "C" fn netdev_send(_: *mut c_void, bytes: *const c_void, len: size_t) -> c_int {
-    // SAFETY: packetdrill passes `len` bytes.
+    // SAFETY: packetdrill passes the address of `len` readable bytes.
     let packet = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), len) };
     let mut bytes = vec![0; ethernet::HEADER + len];
     bytes[ethernet::HEADER..].copy_from_slice(packet);
@@ -267,8 +282,8 @@ extern "C" fn netdev_send(_: *mut c_void, bytes: *const c_void, len: size_t) -> 
     0
 }
 
-/// Returns the next IP packet that the engine sends. Waits for it in virtual time. If there is none for long, ends the process,
-/// because packetdrill would wait for ever.
+/// Returns the next IP packet that the engine sends. Waits for it in virtual time. If none comes within 30 s
+/// of virtual time, ends the process, because otherwise packetdrill would wait forever.
 extern "C" fn netdev_receive(
     _: *mut c_void,
     bytes: *mut c_void,
@@ -293,7 +308,7 @@ extern "C" fn netdev_receive(
         std::process::exit(1);
     };
     let packet = &frame[ethernet::HEADER..];
-    // SAFETY: packetdrill passes `*len` writable bytes, and pointers to one number each.
+    // SAFETY: packetdrill passes `*len` writable bytes, and valid addresses of `len` and `time`.
     unsafe {
         let count = packet.len().min(*len);
         bytes.cast::<u8>().copy_from(packet.as_ptr(), count);
@@ -317,7 +332,7 @@ extern "C" fn gettimeofday(_: *mut c_void, time: *mut timeval, _zone: *mut c_voi
     });
     let seconds = (now / 1_000_000_000) as libc::time_t;
     let microseconds = (now % 1_000_000_000 / 1000) as libc::suseconds_t;
-    // SAFETY: packetdrill passes a structure.
+    // SAFETY: packetdrill passes the address of a `timeval`.
     unsafe { *time = timeval { tv_sec: seconds, tv_usec: microseconds } };
     0
 }
@@ -334,9 +349,9 @@ fn control_socket() -> PathBuf {
     std::env::temp_dir().join(format!("inlane-packetdrill-{}", std::process::id()))
 }
 
-/// Returns the folder above that of this library, where cargo places the preloaded library.
+/// Returns the parent of the folder that contains this library. cargo places the preloaded library there.
 fn folder() -> Option<PathBuf> {
-    // SAFETY: an all-zero structure is valid, and the function fills it.
+    // SAFETY: an all-zero `Dl_info` is valid. `dladdr` fills it with the address of a terminated path.
     let path = unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
         if libc::dladdr(packetdrill_interface_init as *const c_void, &mut info) == 0 {
@@ -348,7 +363,8 @@ fn folder() -> Option<PathBuf> {
     Some(path.canonicalize().ok()?.parent()?.parent()?.to_owned())
 }
 
-/// Starts the engine with the settings of `flags`, and writes this library's functions to `interface`. packetdrill calls it once.
+/// Starts the engine with the settings in `flags`, and writes the addresses of this library's functions to
+/// `interface`. packetdrill calls it once.
 ///
 /// # Panics
 /// If a setting is wrong, or the engine or the preloaded library cannot be loaded. packetdrill then ends.
@@ -383,7 +399,8 @@ pub unsafe extern "C" fn packetdrill_interface_init(flags: *const c_char, interf
     engine.set_neighbour(START_NS, gateway, GATEWAY_MAC);
     let known = WORLD.set(Mutex::new(World { engine, now: START_NS, calling: Vec::new() }));
     assert!(known.is_ok(), "packetdrill initialises the library once");
-    // The socket calls wait for the engine's replies to their requests, which this thread sends.
+    // Run the engine on a thread of its own whenever a program has sent it something. A socket call blocks
+    // until the engine has replied to its request.
     std::thread::spawn(|| {
         loop {
             use std::os::fd::{AsFd, AsRawFd};
@@ -401,7 +418,8 @@ pub unsafe extern "C" fn packetdrill_interface_init(flags: *const c_char, interf
     });
     let library = value("preload")
         .map_or_else(|| folder().unwrap_or_default().join("libinlane_preload.so"), PathBuf::from);
-    // SAFETY: this runs before packetdrill starts its threads, and the engine's thread reads no variables.
+    // SAFETY: this runs before packetdrill starts its threads, and the engine's thread reads no environment
+    // variables.
     unsafe { std::env::set_var(SOCKET_VARIABLE, control_socket()) };
     let name = CString::new(library.as_os_str().as_bytes()).expect("a path has no zero byte");
     // SAFETY: the library's initialisation has no preconditions.

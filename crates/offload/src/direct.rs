@@ -1,4 +1,4 @@
-//! The engine's side of memory that it shares with programs ([`inlane_offload_protocol::lease`]).
+//! The engine's side of the memory that it shares with programs ([`inlane_offload_protocol::lease`]).
 //!
 //! Programs may write anything into this memory at any time. So the engine keeps its own copy of every number
 //! that it relies on, and checks each number that it reads.
@@ -13,24 +13,27 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How long a program may hold a claim or leave an offer unanswered before the engine ends it, in
-/// nanoseconds. Both take well below a microsecond unless the program is stopped, killed or descheduled.
+/// How long a thread of a program may hold a claim of the send ring, in nanoseconds. Then the engine ends the
+/// claim. A claim takes less than a microsecond unless the thread is stopped, killed or descheduled.
 const CLAIM_LIMIT_NS: u64 = 100_000_000;
+/// How long a program may leave an offer unanswered, in nanoseconds. Then the engine withdraws the offer. An
+/// answer takes less than a microsecond unless the thread is stopped, killed or descheduled.
 const OFFER_LIMIT_NS: u64 = 500_000;
-/// How long a lease lasts without use, in nanoseconds.
+/// How long a lease lasts without use before the engine ends it, in nanoseconds.
 const IDLE_NS: u64 = 1_000_000;
-/// How often the engine writes the time into a slot while a lease is granted, in nanoseconds.
+/// The interval at which the engine writes the time into a slot while a lease is granted, in nanoseconds.
 const ALIVE_NS: u64 = 1_000_000;
 
-/// The memory that the engine shares with one process. It is unmapped when neither the process nor a
-/// connection uses it.
+/// The memory that the engine shares with one process. It is unmapped once neither the process nor any of its
+/// connections uses it.
 #[derive(Debug)]
 pub struct SharedArea {
     file: OwnedFd,
     start: NonNull<u8>,
-    /// The process that asked for it.
+    /// The ID of the process that shares the memory.
     pub process: i32,
-    /// One bit for each slot that a connection uses, or that an abandoned claim may still write.
+    /// Bit n is 1 while slot n is reserved: a connection uses it, or a thread may still write to it after the
+    /// engine ended that thread's claim.
     used: AtomicU64,
 }
 
@@ -40,7 +43,8 @@ unsafe impl Send for SharedArea {}
 unsafe impl Sync for SharedArea {}
 
 impl SharedArea {
-    /// Creates an area for a process. Seals forbid the process to change its size.
+    /// Creates an area for the process with the ID `process`. Seals prevent the process from changing the
+    /// area's size.
     ///
     /// # Errors
     /// Errors of the system: too many descriptors, too little memory.
@@ -57,15 +61,16 @@ impl SharedArea {
         Ok(Self { file, start, process, used: AtomicU64::new(0) })
     }
 
-    /// Returns the memfd, for the process to map.
+    /// Returns the area's memfd, which the process maps.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Reserves a slot, or returns `None` if all are used.
+    /// Reserves a slot, and returns its index with it. Returns `None` if all slots are reserved.
     fn reserve(&self) -> Option<(usize, Slot)> {
         let index = self.used.load(Ordering::Relaxed).trailing_ones() as usize;
-        // SAFETY: the area is mapped as long as this value lives, and `Direct` keeps a reference to it.
+        // SAFETY: the area is mapped as long as this value lives. The `Direct` that uses the slot keeps a
+        // reference to this value.
         let slot = unsafe { Area::new(self.start) }.slot(index).filter(|_| index < SLOTS)?;
         self.used.fetch_or(1 << index, Ordering::Relaxed);
         Some((index, slot))
@@ -78,7 +83,7 @@ impl SharedArea {
 
 impl Drop for SharedArea {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's, and nothing refers to it any more.
+        // SAFETY: the mapping belongs to this value, and nothing refers to it any more.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), Area::LEN) };
     }
 }
@@ -87,14 +92,15 @@ impl Drop for SharedArea {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hostile;
 
-/// Whether the engine may read the pair.
+/// The answer to whether the engine may read the pair now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// Everything that was committed has been copied, and the program commits no more: read the pair.
+    /// Yes: the program commits no more bytes, and all committed bytes were copied.
     Pair,
-    /// The program commits no more, and some committed bytes were not copied yet. They come before those of the pair.
+    /// No: the program commits no more bytes, but some committed bytes must be copied first. The program sent
+    /// them before those in the pair.
     Behind,
-    /// A thread of the program has claimed the send ring. Try again in the next round.
+    /// No: a thread of the program has claimed the send ring. Try again in the next round.
     Claimed,
 }
 
@@ -106,31 +112,32 @@ pub struct Direct {
     slot: Slot,
     /// The position up to which bytes were copied out of the send ring.
     copied: u64,
-    /// When a claim first kept the engine from ending the lease.
+    /// When a claim first kept the engine from ending the lease, in nanoseconds. `None` if no claim does.
     claimed_since: Option<u64>,
-    /// The bytes that the program was offered, and when.
+    /// The offer that the program has not answered yet, and when it was made, in nanoseconds.
     offer: Option<(Offer, u64)>,
-    /// True if the engine has written nothing to the pair since it found the pair empty.
+    /// True if the engine found the pair empty and has written nothing to it since. If false, the engine
+    /// checks the pair before it makes an offer.
     pair_empty: bool,
-    /// When the lease was last used.
+    /// When the slot was last used to send or receive, or the lease was granted, in nanoseconds.
     used_at: u64,
-    /// When the time was last written into the slot.
+    /// When the engine last wrote the time into the slot, in nanoseconds. 0 if it never did.
     alive_at: u64,
     /// True if committed bytes wait for room in the connection's ring. The peer's acknowledgement makes room.
     stalled: bool,
-    /// True if a claim was ended by force. Its thread may still write into the ring.
+    /// True if the engine has ended a claim by force. Its thread may still write into the send ring.
     abandoned: bool,
     /// True if the engine's list of leases contains the connection.
     pub listed: bool,
-    /// The bytes that the program sent through shared memory.
+    /// The number of bytes that the program has sent through shared memory.
     pub sent: u64,
-    /// The bytes that the program received through shared memory.
+    /// The number of bytes that the program has received through shared memory.
     pub received: u64,
 }
 
 impl Direct {
-    /// Assigns a slot of `area` to the socket whose program's end has this inode. Returns `None` if the area
-    /// has no free slot.
+    /// Assigns a slot of `area` to a connection. `inode` and `device` are those of the program's end. Returns
+    /// `None` if the area has no free slot.
     pub fn new(area: &Arc<SharedArea>, inode: u64, device: u64) -> Option<Self> {
         let (index, slot) = area.reserve()?;
         let header = slot.header();
@@ -159,15 +166,15 @@ impl Direct {
         })
     }
 
-    /// Returns the area and the slot's index in it.
+    /// Returns the area that contains the slot, and the index of the slot.
     pub fn place(&self) -> (&Arc<SharedArea>, usize) {
         (&self.area, self.index)
     }
 
-    /// Returns the number of committed bytes that were not copied yet.
+    /// Returns how many of the first `committed` bytes were not copied yet.
     ///
     /// # Errors
-    /// If the program claims to have committed more than the ring holds.
+    /// If `committed`, which the program wrote, is less than was copied, or more than the send ring can hold.
     fn ahead(&self, committed: u64) -> Result<u64, Hostile> {
         committed.checked_sub(self.copied).filter(|&ahead| ahead <= SEND as u64).ok_or(Hostile)
     }
@@ -182,12 +189,13 @@ impl Direct {
         answered || !self.stalled && self.slot.send().committed() != self.copied
     }
 
-    /// Returns true if committed bytes wait for room in the connection's ring.
+    /// Returns true if committed bytes wait for room in the connection's ring, as of the last call of `copy`.
     pub fn is_stalled(&self) -> bool {
         self.stalled
     }
 
-    /// Copies committed bytes to `ring` at `written`, at most `room`. Returns their number.
+    /// Copies at most `room` committed bytes from the slot to `ring`, beginning at index `written`. Returns
+    /// how many.
     ///
     /// # Errors
     /// If the program broke the protocol.
@@ -207,7 +215,8 @@ impl Direct {
         Ok(len)
     }
 
-    /// Ends the lease, so that the engine may read the pair. A claim that lasts too long is ended forever.
+    /// Ends the lease, so that the engine may read the pair. If a claim lasts too long, ends it by force. The
+    /// connection then never sends through the slot again.
     ///
     /// # Errors
     /// If the program broke the protocol.
@@ -235,7 +244,8 @@ impl Direct {
         self.slot.send().grant();
     }
 
-    /// Writes the time into the slot if it is old. The program uses a lease only if the engine ran recently.
+    /// Writes the time into the slot if the last one is at least 1 ms old. The program uses a lease only if
+    /// the time is recent.
     pub fn refresh(&mut self, now: u64) {
         if now >= self.alive_at + ALIVE_NS || self.alive_at == 0 {
             self.alive_at = now;
@@ -243,19 +253,20 @@ impl Direct {
         }
     }
 
-    /// Returns true if the lease was not used for a while.
+    /// Returns true if no offer waits for an answer and the slot was not used for at least 1 ms.
     pub fn is_idle(&self, now: u64) -> bool {
         self.offer.is_none() && now >= self.used_at + IDLE_NS
     }
 
-    /// Returns true if the program has received bytes that it has not taken yet. They stay in the connection's
-    /// ring, and nothing else may be delivered meanwhile.
+    /// Returns true if an offer waits for an answer of the program. The offered bytes then stay in the
+    /// connection's ring, and no other bytes may be delivered.
     pub fn has_offer(&self) -> bool {
         self.offer.is_some()
     }
 
-    /// Offers received bytes to a thread of the program that has posted a receive. Returns false if the bytes must go through the pair:
-    /// nothing is posted, they are too many, or the pair has earlier bytes.
+    /// Offers the received bytes `first` and `second` to the thread of the program that has posted a receive.
+    /// Returns false if the bytes must go through the pair: nothing is posted, the bytes are too many, or the
+    /// pair has earlier bytes.
     pub fn offer(&mut self, now: u64, fd: RawFd, first: &[u8], second: &[u8]) -> bool {
         let len = first.len() + second.len();
         let Some((post, room)) = self.slot.receive().posted() else { return false };
@@ -272,8 +283,9 @@ impl Direct {
         self.offer.is_some()
     }
 
-    /// Returns the number of offered bytes that the program has taken, or `None` if it has not answered. Withdraws an old offer and
-    /// returns 0: the bytes must go through the pair.
+    /// Returns how many of the offered bytes the program has taken, or `None` if it has not answered yet.
+    /// Withdraws an offer that is too old. Returns 0 if there is no offer, or if it was declined or
+    /// withdrawn. Such bytes must go through the pair.
     ///
     /// # Errors
     /// If the program broke the protocol.
@@ -298,7 +310,8 @@ impl Direct {
         }
     }
 
-    /// Forgets an offer whose bytes are discarded.
+    /// Ends the offer, if there is one, whatever the program answers. Call this when the received bytes are
+    /// discarded.
     pub fn forget_offer(&mut self) {
         if let Some((offer, _)) = self.offer.take()
             && !self.slot.receive().withdraw(offer)
@@ -307,7 +320,8 @@ impl Direct {
         }
     }
 
-    /// Notes that the engine has written to the pair.
+    /// Records that the engine has written to the pair, so that the next offer checks whether the pair is
+    /// empty.
     pub fn note_pair_written(&mut self) {
         self.pair_empty = false;
     }
@@ -317,7 +331,8 @@ impl Drop for Direct {
     fn drop(&mut self) {
         self.slot.header().inode.store(0, Ordering::Relaxed);
         self.slot.receive().close();
-        // A slot whose claim is abandoned is not used again, because the thread may still write into it.
+        // If a claim was ended by force, never use the slot again, because the claiming thread may still
+        // write to it.
         match self.slot.send().revoke() {
             Ok(_) if !self.abandoned => self.area.release(self.index),
             Ok(_) => {}
@@ -334,10 +349,11 @@ fn monotonic_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Returns true if the program has read all bytes that the engine has written to the pair.
+/// Returns true if the program has read all bytes that the engine has written to the pair. `fd` is the
+/// engine's end.
 fn is_empty(fd: RawFd) -> bool {
     let mut bytes: libc::c_int = 1;
-    // SAFETY: the number lives through the call.
+    // SAFETY: the kernel writes one number, which lives through the call.
     unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) == 0 && bytes == 0 }
 }
 
@@ -428,7 +444,8 @@ mod tests {
             let (mut written, mut now) = (0, 0);
             for (index, word, small) in words {
                 let header = direct.slot.header();
-                // Keep the state bits and a small position or length, so that many words are plausible.
+                // Keep only the state bits and a small position or length, so that many random words look
+                // valid.
                 let word = if small { word & (7 << 61 | 0xffff) } else { word };
                 let target = [&header.send.0, &header.receive.0, &header.copied.0, &header.inode][index];
                 target.store(word, Ordering::Relaxed);

@@ -12,8 +12,9 @@
 //! * [`rules`] reads which sockets stay with the kernel.
 //! * [`stepped`] is an engine for tests, with the caller's clock and frames in memory.
 //!
-//! Everything that a program sends is hostile: its requests are bounded before use, the memory for its sockets is limited, and the
-//! streams of its sockets are only bytes. The engine shares no memory with programs.
+//! Everything that a program sends is hostile. The engine checks requests before use and limits the memory
+//! for a program's sockets. The streams of the sockets are only bytes. Memory that the engine shares with a
+//! program holds only bytes of that program's connections, and words that the engine checks.
 
 mod arena;
 mod direct;

@@ -28,7 +28,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-/// The number of packet buffers of an engine with a port of its own.
+/// The number of packet buffers of an engine that runs on a real port.
 pub const BUFFERS: usize = 16384;
 /// The largest IP packet that the engine sends to itself, in bytes.
 pub const OWN_MTU: u16 = 65535;
@@ -109,7 +109,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Opens the port, with a pool of `buffers` packet buffers.
+    /// Opens the port of `settings`, with a pool of `buffers` packet buffers.
     ///
     /// # Errors
     /// Errors of the port and its pool.

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 /// The value of SO_PRIORITY of a program's end whose connection is being established (`inlane_preload::socket::Flags::CONNECTING`).
 const CONNECTING: i32 = 4;
 
-/// Creates a pair: the engine's end, and the program's end, which has a name.
+/// Creates a pair. Returns the engine's end and the program's end, which is bound to `name`.
 ///
 /// # Errors
 /// Errors of the system: too many descriptors, too little memory.
@@ -155,8 +155,8 @@ pub fn receive(fd: RawFd, first: &mut [u8], second: &mut [u8]) -> io::Result<usi
     receive_with_flags(fd, first, second).map(|(len, _)| len)
 }
 
-/// Like [`receive`]. Also returns true if a descriptor lay between the bytes, which is closed. The pair may
-/// then hold more bytes although there was room for them.
+/// Like [`receive`]. Also returns true if the program had sent descriptors with these bytes, which the kernel
+/// has closed. Such a read stops early, so the pair may hold more bytes although there was room for them.
 ///
 /// # Errors
 /// As [`receive`].

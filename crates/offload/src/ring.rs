@@ -9,7 +9,9 @@ use std::ptr::NonNull;
 /// A ring of bytes. Index i of the stream lies at i modulo the capacity.
 pub struct Ring {
     bytes: Pages,
-    /// The memory that the ring takes because its bytes were written, in bytes. [`Rings::put`] updates it.
+    /// How many bytes of memory the ring takes. The kernel allocates a page of the ring when it is first
+    /// written.
+    /// [`Rings::put`] updates this number.
     present: usize,
 }
 
@@ -159,7 +161,8 @@ impl Rings {
         }
     }
 
-    /// Takes a ring back. Its connection has written `written` bytes to it.
+    /// Takes back a ring to which its connection has written `written` bytes. Drops the ring if unused rings
+    /// take too much memory already.
     pub fn put(&mut self, mut ring: Ring, written: u64) {
         let written = (written.min(self.capacity as u64) as usize).next_multiple_of(Self::PAGE);
         ring.present = ring.present.max(written);
@@ -182,7 +185,8 @@ mod tests {
             rings.put(Ring::new(1 << 20), u64::MAX);
         }
         assert_eq!((rings.free.len(), rings.kept), (64, Rings::MOST_KEPT));
-        // A ring that was full once takes its memory until it is dropped, however little its next connection writes.
+        // A ring that was full once keeps its memory until it is dropped, however little its next connection
+        // writes.
         let ring = rings.take();
         assert_eq!(rings.kept, Rings::MOST_KEPT - (1 << 20));
         rings.put(ring, 1);

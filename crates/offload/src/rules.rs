@@ -17,7 +17,7 @@ use toml::{Table, Value};
 /// The size of the preloaded library's buffer for all rules, in bytes.
 const MOST: usize = 16384;
 
-/// The keys of a rule, and the values that each takes.
+/// The keys of a rule. The second text describes the values of the key, for error messages.
 const KEYS: [(&str, &str); 6] = [
     ("run_by", "\"engine\" or \"kernel\""),
     ("program", "the last part of a program's path, such as \"sshd\""),

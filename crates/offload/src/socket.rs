@@ -96,7 +96,8 @@ pub struct Listening {
     pub full: bool,
     /// True if epoll has reported that the program closed its end.
     pub hung_up: bool,
-    /// True if the program may have written to the pair. It has no reason to, so what it wrote is dropped.
+    /// True if the program may have written to the pair. The engine drops these bytes, because a program has
+    /// nothing to send on a listening socket.
     pub unread: bool,
 }
 
@@ -134,8 +135,8 @@ pub struct Stream {
     pub writable: bool,
     /// The number of reads from the pair that returned data.
     pub reads: u32,
-    /// True if a short read does not show that the pair is empty: epoll has reported the end of the program's
-    /// data, or urgent data, before which a read ends.
+    /// True if a read may stop before the pair is empty, or the pair may have ended: epoll has reported the
+    /// end of the program's data, or urgent data, before which a read stops.
     pub more: bool,
     /// True if epoll has reported that the program closed its end or shut down both directions.
     pub hung_up: bool,
@@ -153,8 +154,8 @@ pub struct Stream {
     pub filled: Option<Filled>,
     /// When the connection was established, in nanoseconds of the engine's clock.
     pub since: u64,
-    /// The memory that the engine shares with the program for this connection, once the program has asked for
-    /// it.
+    /// The connection's slot in the memory that the engine shares with the program. `None` until the program
+    /// asks for one.
     pub direct: Option<Box<Direct>>,
 }
 
@@ -287,19 +288,21 @@ impl Options {
         })
     }
 
-    /// Returns how many bytes of a ring of `capacity` bytes a connection may use at most. `option` is the
-    /// kernel's value of SO_SNDBUF or SO_RCVBUF, if the program has set it: twice the wanted bytes. The ring
-    /// gets half of it, and the pair gets the other half.
+    /// Returns how many bytes of a ring of `capacity` bytes a connection may use at most. `option` is
+    /// SO_SNDBUF or SO_RCVBUF as the kernel reports it, which is twice what the program asked for. `None` if
+    /// the program has not set it. The ring gets half of this value, and the pair gets the other half.
     fn share(option: Option<i32>, capacity: usize) -> usize {
         option.map_or(capacity, |bytes| (bytes.max(0) as usize / 2).clamp(Self::LEAST_BUFFER, capacity))
     }
 
-    /// Returns how many bytes of a send ring of `capacity` bytes the connection may use at most: all unless the program has set SO_SNDBUF.
+    /// Returns how many bytes of a send ring of `capacity` bytes the connection may use at most: all unless
+    /// the program has set SO_SNDBUF.
     pub fn send_share(&self, capacity: usize) -> usize {
         Self::share(self.send_buffer, capacity)
     }
 
-    /// Returns how many bytes of a receive ring of `capacity` bytes the connection may use at most: all unless the program has set SO_RCVBUF.
+    /// Returns how many bytes of a receive ring of `capacity` bytes the connection may use at most: all
+    /// unless the program has set SO_RCVBUF.
     pub fn receive_share(&self, capacity: usize) -> usize {
         Self::share(self.receive_buffer, capacity)
     }

@@ -1,4 +1,5 @@
-//! An engine that its caller drives step by step, with the caller's clock and with frames in memory instead of a port.
+//! An engine that its caller runs step by step. The caller supplies the time, and frames come from and go to
+//! memory instead of a port.
 //!
 //! Tests, the fuzzer and packetdrill use it: time is virtual, so a run does not depend on the machine's load.
 
@@ -13,16 +14,18 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The most frames that wait until [`Stepped::sent`] is called. Later frames are lost.
+/// The most frames that are kept until [`Stepped::sent`] is called. Later frames are dropped.
 const MOST_FRAMES: usize = 65536;
 
-/// The number of packet buffers. Fewer than for a real port, because sent packets free their buffers at once.
+/// The number of packet buffers. An engine on a real port needs more, because here sent packets free their
+/// buffers at once.
 const BUFFERS: usize = 1024;
 
 /// The frames that the engine has sent and the caller has not taken, the oldest first.
 type Frames = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
-/// An engine that its caller drives. All times are in nanoseconds and must not decrease from call to call.
+/// An engine that its caller runs step by step. All times are in nanoseconds and must not decrease from call
+/// to call.
 pub struct Stepped {
     engine: Engine,
     sent: Frames,
@@ -38,18 +41,18 @@ pub struct Held {
     pub flows: usize,
     /// Local TCP and UDP ports that sockets hold.
     pub ports: usize,
-    /// Program's ends that the engine can recognise.
+    /// Sockets that the engine can find by the inode of the program's end.
     pub ends: usize,
-    /// Processes for which the engine counts sockets.
+    /// Processes that have at least one socket.
     pub processes: usize,
     /// Connections in TIME-WAIT.
     pub time_waits: usize,
-    /// Packets that the engine has sent to itself and not processed.
+    /// Packets that the engine has sent to itself and not processed yet.
     pub own_packets: usize,
 }
 
 impl Stepped {
-    /// Opens the control socket of `settings`. The port that they name is not used.
+    /// Creates an engine with `settings` and opens its control socket. The port in `settings` is not used.
     ///
     /// # Errors
     /// If a setting is wrong, or the control socket cannot be created.
@@ -83,8 +86,8 @@ impl Stepped {
         self.engine.round(now)
     }
 
-    /// Runs rounds until the engine has nothing to do before its next timer or event, but at most `most` rounds. Returns true
-    /// if the engine is idle.
+    /// Runs rounds until the engine has nothing to do before its next timer or event, but at most `most`
+    /// rounds. Returns true if the engine is idle, and false if `most` rounds were not enough.
     ///
     /// # Errors
     /// As for [`Stepped::step`].
@@ -107,7 +110,7 @@ impl Stepped {
         self.engine.deadline()
     }
 
-    /// Returns a descriptor that is readable while the engine has events of its programs to process.
+    /// Returns a descriptor that is readable while events of programs wait for the engine.
     pub fn events(&self) -> BorrowedFd<'_> {
         self.engine.events()
     }
@@ -125,12 +128,12 @@ struct Recorder {
     counters: Counters,
 }
 
-// SAFETY: every packet of a call is freed to its pool once, and the call reports all of them as sent.
+// SAFETY: `send` frees every packet to its pool once, and reports all of them as sent.
 unsafe impl Tx for Recorder {
     unsafe fn send(&mut self, packets: &[Packet]) -> inlane_core::Result<usize> {
         let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
         for packet in packets {
-            // SAFETY: the caller holds the packet, and no other thread writes to it.
+            // SAFETY: the caller of `send` owns the packet, and no other thread writes to it.
             let bytes = unsafe { packet.bytes() };
             self.counters.packets += 1;
             self.counters.bytes += bytes.len() as u64;
@@ -138,7 +141,8 @@ unsafe impl Tx for Recorder {
                 sent.push_back(bytes.to_vec());
             }
         }
-        // SAFETY: the caller passes on the packets, which are of this pool, and uses them no more.
+        // SAFETY: the packets are of this pool. The caller of `send` hands them over and does not use them
+        // any more.
         unsafe { self.pool.free(packets) };
         Ok(packets.len())
     }

@@ -323,13 +323,14 @@ impl<W: Word> PostedReceive<'_, W> {
             .exchange(receive_word(OFFERED, sequence, len as u64), receive_word(TAKEN, sequence, len as u64))
     }
 
-    /// Declines an offer of `len` bytes, so that they come through the pair.
+    /// Declines an offer of `len` bytes. The engine then sends these bytes through the pair.
     pub fn decline(&self, post: Post, len: usize) {
         let sequence = sequence(post.word);
         self.0.exchange(receive_word(OFFERED, sequence, len as u64), receive_word(IDLE, sequence, 0));
     }
 
-    /// Returns the word and the number of bytes of a posted receive, or `None` if none is posted.
+    /// Returns the receive that the program has posted, and the most bytes that it accepts. Returns `None` if
+    /// none is posted, or if its length is invalid.
     #[inline]
     pub fn posted(&self) -> Option<(Post, u64)> {
         let word = self.0.load();
@@ -337,8 +338,8 @@ impl<W: Word> PostedReceive<'_, W> {
             .then_some((Post { word }, word & LENGTH))
     }
 
-    /// Offers `len` bytes, which the engine has copied into the slot. Returns `None` if the program has
-    /// cancelled the receive.
+    /// Offers the program `len` bytes, which the engine has already copied into the slot. Returns `None` if
+    /// the program has cancelled the receive.
     pub fn offer(&self, post: Post, len: u64) -> Option<Offer> {
         let word = receive_word(OFFERED, sequence(post.word), len);
         self.0.exchange(post.word, word).then_some(Offer { word, len })
@@ -366,14 +367,15 @@ impl<W: Word> PostedReceive<'_, W> {
         }
     }
 
-    /// Returns true if the program has not answered an offer.
+    /// Returns true if the program has not answered an offer yet. Returns false if it has answered, or has
+    /// broken the protocol.
     #[inline]
     pub fn is_pending(&self, offer: Offer) -> bool {
         self.0.load() == offer.word
     }
 
-    /// Withdraws an offer. Returns false if the program has taken it or has broken the protocol: call
-    /// [`PostedReceive::settle`].
+    /// Withdraws an offer. Returns false if the program has already answered it or has broken the protocol.
+    /// Then call [`PostedReceive::settle`] for the answer.
     #[must_use]
     pub fn withdraw(&self, offer: Offer) -> bool {
         self.0.exchange(offer.word, receive_word(IDLE, sequence(offer.word), 0))

@@ -9,13 +9,13 @@ use super::{PostedReceive, RECEIVE, SEND, SLOTS, SendLease};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-/// A word on a cache line of its own.
+/// A 64-bit word on a cache line of its own.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct Line(pub AtomicU64);
 
-/// The words of a slot. Both sides access them only as atomics. The engine reads back only those that the
-/// program writes too, and checks them.
+/// The header of a slot: the words that the engine and the program share. Both access them only as atomics.
+/// The engine reads only words that the program writes too, and checks every value that it reads.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Header {
@@ -25,23 +25,23 @@ pub struct Header {
     pub receive: Line,
     /// The position up to which the engine has copied bytes out of the send ring. Only the engine writes it.
     pub copied: Line,
-    /// A recent time of CLOCK_MONOTONIC at which the engine was running, in nanoseconds. Only the engine
-    /// writes it.
+    /// The last time at which the engine recorded that it was running, in nanoseconds of CLOCK_MONOTONIC.
+    /// Only the engine writes it.
     pub alive_ns: AtomicU64,
-    /// The inode of the program's end. Only the engine writes it.
+    /// The inode of the program's end, or 0 if no connection uses the slot. Only the engine writes it.
     pub inode: AtomicU64,
-    /// The device of that inode. Only the engine writes it.
+    /// The device number (`st_dev`) of the program's end. Only the engine writes it.
     pub device: AtomicU64,
     /// 1 once the program has shut down its sending direction. Only the program writes it.
     pub shut: AtomicU64,
-    /// 1 if the program has set SO_RCVLOWAT, so that only the kernel knows when to return bytes. Only the
-    /// program writes it.
+    /// 1 once the program has set SO_RCVLOWAT. All received bytes must then go through the pair, where the
+    /// kernel applies the option. Only the program writes it.
     pub low_water: AtomicU64,
 }
 
-/// The offset of the send ring in a slot.
+/// The offset of the send ring from the start of a slot, in bytes.
 const SEND_AT: usize = 4096;
-/// The offset of the received bytes in a slot.
+/// The offset of the received bytes from the start of a slot, in bytes.
 const RECEIVE_AT: usize = SEND_AT + SEND;
 /// The length of a slot, in bytes.
 const LEN: usize = RECEIVE_AT + RECEIVE;
@@ -56,7 +56,7 @@ impl Area {
     /// The length of an area, in bytes.
     pub const LEN: usize = LEN * SLOTS;
 
-    /// Describes the area that is mapped at `start`.
+    /// Makes a handle of the area that is mapped at `start`.
     ///
     /// # Safety
     /// [`Area::LEN`] bytes of shared memory are mapped there, readable and writable, and stay mapped as long
@@ -65,15 +65,15 @@ impl Area {
         Self(start)
     }
 
-    /// Returns a slot, or `None` if `index` is too large.
+    /// Returns the slot with this index, or `None` if `index` is not below [`SLOTS`].
     pub fn slot(self, index: usize) -> Option<Slot> {
-        // SAFETY: the slot lies within the area.
+        // SAFETY: `index` is below `SLOTS`, so the slot lies within the mapped area.
         (index < SLOTS).then(|| Slot(unsafe { self.0.add(index * LEN) }))
     }
 }
 
-/// A slot of an area. Other processes may write its memory at any time, so bytes are only copied, and words
-/// are atomics.
+/// A slot of an area. Other processes may write to its memory at any time. So no reference to its bytes is
+/// made: they are only copied. Its words are atomics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot(NonNull<u8>);
 
@@ -83,7 +83,7 @@ impl Slot {
         self.0.as_ptr()
     }
 
-    /// Describes the slot at `start`.
+    /// Makes a handle of the slot at the address `start`. Returns `None` if the address is null.
     ///
     /// # Safety
     /// `start` comes from [`Slot::as_ptr`] of a slot whose area is still mapped.
@@ -130,7 +130,7 @@ impl Slot {
         }
     }
 
-    /// Copies bytes out of the send ring, from `position` on, until `to` is full.
+    /// Copies bytes of the send ring to `to` until `to` is full. Begins at `position`.
     ///
     /// # Panics
     /// If `to` is longer than the ring.
@@ -138,8 +138,8 @@ impl Slot {
         assert!(to.len() <= SEND);
         let (from, room) = self.send_at(position);
         let (low, high) = to.split_at_mut(to.len().min(room));
-        // SAFETY: both parts lie within the ring. The program may write these bytes meanwhile. Then the copy has some mixture of them, which
-        // only that program's peer receives.
+        // SAFETY: both parts lie within the ring. If the program writes these bytes during the copy, the copy
+        // mixes old and new bytes. Only the peer of that connection receives them.
         unsafe {
             std::ptr::copy_nonoverlapping(from, low.as_mut_ptr(), low.len());
             std::ptr::copy_nonoverlapping(self.send_at(0).0, high.as_mut_ptr(), high.len());
@@ -149,7 +149,7 @@ impl Slot {
     /// Copies `first` and then `second` into the memory for received bytes.
     ///
     /// # Panics
-    /// If they are longer than [`RECEIVE`] together.
+    /// If `first` and `second` together are longer than [`RECEIVE`].
     pub fn write_received(self, first: &[u8], second: &[u8]) {
         assert!(first.len() + second.len() <= RECEIVE);
         // SAFETY: the bytes lie within the slot.
@@ -160,7 +160,7 @@ impl Slot {
         }
     }
 
-    /// Copies the first `len` received bytes to `to`, but at most [`RECEIVE`].
+    /// Copies the first `len` received bytes of the slot to `to`, but at most [`RECEIVE`] bytes.
     ///
     /// # Safety
     /// `to` has room for `len` bytes.

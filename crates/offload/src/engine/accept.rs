@@ -59,7 +59,8 @@ impl Engine {
         let config = options.config(self.settings.buffer, self.network.mss(route, flow.remote.is_ipv6()));
         let Ok(connection) = Connection::accept(now, &config, handshake) else { return };
         let mut stream = self.stream_of(now, *flow, route, connection);
-        // The program has not got its end yet. Epoll reports what it writes later.
+        // The pair is empty, because the program has not received its end yet. Epoll will report the first
+        // data.
         stream.readable = false;
         let owner = Owner { process, program: &program, v6 };
         let role = Role::Stream(Box::new(stream));

@@ -33,7 +33,7 @@ pub(super) struct Client {
     pub process: i32,
     /// The client's user ID, from the kernel (SO_PEERCRED).
     pub user: u32,
-    /// The memory that the engine shares with the process, once the process has asked for it.
+    /// The memory that the engine shares with the process. `None` until the process asks for it.
     pub area: Option<Arc<SharedArea>>,
 }
 
@@ -112,7 +112,7 @@ impl Control {
         admitted
     }
 
-    /// Returns the number of processes that have sockets.
+    /// Returns the number of processes that have at least one socket.
     pub fn processes(&self) -> usize {
         self.sockets.len()
     }
@@ -188,7 +188,7 @@ pub(super) struct Request {
     pub attached: Option<OwnedFd>,
     pub process: i32,
     pub user: u32,
-    /// The client that sent the request.
+    /// The key of the client that sent the request.
     pub client: Key,
 }
 

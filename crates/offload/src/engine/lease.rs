@@ -1,4 +1,5 @@
-//! The engine's list of connections whose programs may use shared memory now, and the request for a slot.
+//! The connections whose programs may use shared memory now, and the handling of a program's request for a
+//! slot.
 
 use super::Engine;
 use super::control::Request;
@@ -10,13 +11,14 @@ use inlane_offload_protocol::message::{Message, Operation};
 use inlane_tcp::State;
 use std::sync::{Arc, Weak};
 
-/// The most areas of the engine, and of one process. Both bound the engine's memory.
+/// The most areas that the engine shares with all processes together. This limits the engine's memory.
 const MOST_AREAS: usize = 256;
+/// The most shared areas of one process.
 const MOST_AREAS_OF_PROCESS: usize = 2;
-/// The most leases at once. The engine looks at each in every round.
+/// The most leases at once, because the engine checks each of them in every round.
 const MOST_LEASES: usize = 128;
 
-/// The leases, and the areas that exist.
+/// The leases, and the shared areas that exist.
 #[derive(Default)]
 pub(super) struct Leases {
     /// The connections whose programs may use shared memory now.
@@ -25,13 +27,15 @@ pub(super) struct Leases {
 }
 
 impl Engine {
-    /// Returns true if programs may use shared memory. An engine that sleeps as soon as it has no work would
-    /// end each lease at once.
+    /// Returns true if the engine polls for some time before it sleeps. Only then may programs use shared
+    /// memory. Otherwise, the engine would end each lease at once, because it sleeps as soon as it has no
+    /// work.
     fn leases(&self) -> bool {
         !self.settings.spin.is_zero()
     }
 
-    /// Gives a connection a slot in the memory that is shared with the program.
+    /// Processes a request for a slot: assigns one to the connection, in the memory that is shared with the
+    /// client.
     pub(super) fn adopt(&mut self, request: &Request) -> Answer {
         if !self.leases() {
             return Err(Refusal::Errno(libc::EOPNOTSUPP));
@@ -41,7 +45,8 @@ impl Engine {
         let device = rustix::fs::fstat(fd).map_err(|error| error.raw_os_error())?.st_dev;
         let (area, new) = self.area(request)?;
         let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
-        // The buffer sizes that a program has set count for the pair and the ring, not for shared memory.
+        // If the program has set SO_SNDBUF or SO_RCVBUF, refuse a slot, because shared memory ignores these
+        // limits.
         let limited = socket.options.send_buffer.is_some() || socket.options.receive_buffer.is_some();
         let inode = socket.inode;
         let Role::Stream(stream) = &mut socket.role else { return Err(Refusal::Errno(libc::EINVAL)) };
@@ -65,7 +70,8 @@ impl Engine {
         Ok((reply, file))
     }
 
-    /// Returns the area of the client that sent a request, and true if the client does not have it yet.
+    /// Returns the shared area of the client that sent `request`. The bool is true if the area is new, and
+    /// false if the client has it already.
     fn area(&mut self, request: &Request) -> Result<(Arc<SharedArea>, bool), Refusal> {
         let client = self.control.client(request.client).ok_or(libc::EBADF)?;
         match (&client.area, request.message.number) {
@@ -85,8 +91,9 @@ impl Engine {
         Ok((area, true))
     }
 
-    /// Adds a connection to the list of leases, and grants its program a lease if `grants` is set. Does nothing if there are too many
-    /// leases, unless an offer waits for the program's answer.
+    /// Adds a connection to the list of leases. If `grants` is true, also lets the program send through
+    /// shared memory. Does nothing if there are too many leases, unless an offer waits for the program's
+    /// answer.
     pub(super) fn list_lease(&mut self, now: u64, key: Key, grants: bool) {
         let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
         let Some(direct) = &mut stream.direct else { return };
@@ -102,8 +109,9 @@ impl Engine {
         }
     }
 
-    /// Looks at the shared memory of all leases. Ends those that were not used for a while, or all if the engine is about to sleep. Returns
-    /// true if there is work.
+    /// Checks the shared memory of all leases for work. Ends leases that were not used for 1 ms. If `sleeps`
+    /// is true, the engine is about to sleep, so this ends all leases without work. Returns true if there is
+    /// work.
     pub(super) fn poll_leases(&mut self, now: u64, sleeps: bool) -> bool {
         let mut worked = false;
         let mut index = 0;
@@ -138,8 +146,8 @@ impl Engine {
         worked
     }
 
-    /// Ends all leases before the engine sleeps. Returns false if it must not sleep yet, because a program has committed bytes, is about to
-    /// commit some, or has not answered an offer.
+    /// Ends all leases before the engine sleeps. Returns false if the engine must not sleep yet, because a
+    /// program has committed bytes, holds a claim, or has not answered an offer.
     pub(super) fn end_leases(&mut self, now: u64) -> bool {
         !self.poll_leases(now, true) && self.leases.keys.is_empty()
     }

@@ -46,12 +46,12 @@ const BURST: usize = 64;
 const MOST_TIME_WAITS: usize = 65536;
 /// The longest sleep, in nanoseconds: how late a stop request is seen at most.
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
-/// The first sleep, in nanoseconds, if epoll cannot watch the port. Packets then do not wake the engine. Each
-/// further sleep without work is twice as long as the one before.
+/// The length of the first sleep in nanoseconds, if epoll cannot watch the port and so packets do not wake
+/// the engine. Without work, each further sleep is twice as long as the one before.
 const FIRST_POLLED_SLEEP_NS: u64 = 10_000;
-/// The longest sleep if epoll cannot watch the port, in nanoseconds.
+/// The length of the longest sleep in nanoseconds, if epoll cannot watch the port.
 const LONGEST_POLLED_SLEEP_NS: u64 = 1_000_000;
-/// The most rounds in a row that receive packets and do not ask epoll for events.
+/// The most rounds in a row in which the engine works without asking epoll for events.
 const MOST_ROUNDS: u32 = 4;
 /// The most events that one call of epoll returns.
 const MOST_EVENTS: usize = 256;
@@ -123,14 +123,16 @@ fn wait_for_events(epoll: &OwnedFd, sleep: u64, events: &mut Vec<libc::epoll_eve
             tv_sec: (sleep / 1_000_000_000) as i64,
             tv_nsec: (sleep % 1_000_000_000) as i64,
         };
-        // SAFETY: as above; the timeout lives through the call, and no signal mask is passed.
+        // SAFETY: the kernel writes at most `room` events into the vector's memory. The timeout lives through
+        // the call, and the signal mask is null.
         let count = unsafe {
             let mask = std::ptr::null::<libc::sigset_t>();
             let events = events.as_mut_ptr();
             libc::syscall(libc::SYS_epoll_pwait2, fd, events, room, &raw const timeout, mask, 0)
         };
         match std::io::Error::last_os_error().raw_os_error() {
-            // Linux before 5.11 lacks the call, and some containers forbid it. Sleep for whole milliseconds instead.
+            // Linux before 5.11 lacks `epoll_pwait2`, and some containers forbid it. Use `epoll_wait`
+            // instead, which sleeps for whole milliseconds.
             Some(libc::ENOSYS | libc::EPERM) if count < 0 => {
                 let milliseconds = sleep.div_ceil(1_000_000) as i32;
                 // SAFETY: as above.
@@ -160,8 +162,8 @@ impl Engine {
         Self::open_on(settings, network::BUFFERS)
     }
 
-    /// Opens the port, of any kind, and the control socket. Tests use ports that `open` refuses because they
-    /// do not carry frames of a network. `buffers` is the number of packet buffers.
+    /// Opens a port of any kind, and the control socket. Tests call this with ports that [`Engine::open`]
+    /// refuses because they do not carry frames of a network. `buffers` is the number of packet buffers.
     pub(crate) fn open_on(settings: Settings, buffers: usize) -> Result<Self> {
         settings.check()?;
         let clock = Clock::new();
@@ -226,7 +228,8 @@ impl Engine {
         let mut pause = shortest;
         let spin_ns = self.settings.spin.as_nanos() as u64;
         let mut events = Vec::with_capacity(MOST_EVENTS);
-        // The default slack would prolong short sleeps by 50 us. If the call fails, they are that much longer.
+        // Reduce the timer slack to 1 ns. The default of 50 us would prolong short sleeps. Ignore an error,
+        // because sleeps are then only longer.
         // SAFETY: the call changes only the slack of this thread's timers.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
         let mut packets = [Packet::EMPTY; BURST];
@@ -240,8 +243,8 @@ impl Engine {
             let idle = !worked && self.changed.is_empty();
             let may_sleep = idle && now >= last_work + spin_ns && self.network.flush();
             let sleep = if may_sleep && self.end_leases(now) { self.sleep_ns(now, pause) } else { 0 };
-            // Serve received packets before a system call asks for events of pairs, because the call would delay
-            // them. Ask after a few such rounds at the latest.
+            // Serve several rounds of received packets before asking epoll for events of pairs, because that
+            // system call would delay the packets. Ask after `MOST_ROUNDS` such rounds at the latest.
             rounds = if worked && rounds < MOST_ROUNDS { rounds + 1 } else { 0 };
             if rounds == 0 {
                 worked |= self.wait(now, sleep, &mut events)?;
@@ -301,7 +304,7 @@ impl Engine {
         count > 0
     }
 
-    /// Returns how long the engine may sleep, in nanoseconds: at most `longest`.
+    /// Returns how long the engine may sleep, in nanoseconds: `longest`, or less if a timer is due earlier.
     fn sleep_ns(&self, now: u64, longest: u64) -> u64 {
         let mut sleep = longest;
         if self.network.has_timer() {

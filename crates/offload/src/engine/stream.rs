@@ -20,8 +20,9 @@ use std::os::fd::{OwnedFd, RawFd};
 /// The most bytes that one connection moves in each direction before others have their turn.
 const TURN: u64 = 256 << 10;
 
-/// After this many first reads of a pair, the engine checks whether the program has closed its end, because the
-/// FIN then travels with the data. Longer connections seldom end right after a given read.
+/// After each of the first 4 reads of a pair, the engine checks whether the program has closed its end. If
+/// so, the FIN travels with the data. Later reads are not checked, because a longer connection seldom ends
+/// right after a given read.
 const FIRST_READS: u32 = 4;
 
 /// A TCP segment to send.
@@ -245,8 +246,8 @@ impl Stream {
         }
     }
 
-    /// Writes received data to the pair. Returns true if the next round must continue without waiting for an
-    /// event.
+    /// Delivers received data to the program, through shared memory or the pair. Returns true if the next
+    /// round must continue without waiting for an event.
     ///
     /// # Errors
     /// If the program broke the protocol of shared memory.
@@ -314,16 +315,18 @@ impl Stream {
         debug_assert!(outcome.is_ok(), "{outcome:?}");
     }
 
-    /// Returns `None` unless the connection must be in the engine's list of leases. Otherwise returns true if
-    /// the program may send through shared memory now.
+    /// Returns `Some(true)` if the program may send through shared memory now. Returns `Some(false)` if it
+    /// may not, but an offer waits for its answer. Otherwise returns `None`: the list of leases need not
+    /// contain the connection.
     fn lease(&self) -> Option<bool> {
         let direct = self.direct.as_ref()?;
         let grants = !self.readable && !self.program_finished && !direct.is_stalled();
         (grants || direct.has_offer()).then_some(grants)
     }
 
-    /// Copies the program's data from shared memory into the send ring. Returns true if the pair may be read now. If `again` is set then,
-    /// the next round must try again without waiting for an event.
+    /// Copies the program's data from shared memory into the send ring, which may then hold at most `share`
+    /// bytes. Returns true if the pair may be read now. Returns false if data in shared memory must be copied
+    /// first. In that case, sets `again` if the next round must try again without waiting for an event.
     fn collect_direct(&mut self, now: u64, share: u64, again: &mut bool) -> Result<bool, Hostile> {
         let Some(direct) = &mut self.direct else { return Ok(true) };
         loop {

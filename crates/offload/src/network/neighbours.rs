@@ -135,8 +135,8 @@ impl Neighbours {
         (ask, silent)
     }
 
-    /// Returns the time at which a neighbour must be asked again or given up, or `None` if no answer is
-    /// awaited.
+    /// Returns the time, in nanoseconds, at which a neighbour must be asked again or given up. Returns `None`
+    /// if no answer is awaited.
     pub fn next_timer(&self) -> Option<u64> {
         let asked = self.by_address.values().filter(|neighbour| !neighbour.pending.is_empty());
         asked.map(|neighbour| neighbour.asked + RETRY_NS).min()

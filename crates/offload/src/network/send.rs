@@ -279,7 +279,8 @@ impl Network {
             .collect()
     }
 
-    /// Returns the time at which [`Network::on_timer`] should be called, if a neighbour's answer is awaited.
+    /// Returns the time, in nanoseconds, at which [`Network::on_timer`] should be called. Returns `None` if
+    /// no neighbour's answer is awaited.
     pub fn next_timer(&self) -> Option<u64> {
         self.neighbours.next_timer()
     }

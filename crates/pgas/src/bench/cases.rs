@@ -131,7 +131,7 @@ impl<T: Measured> Bench<T> {
         Ok(vec![series.point(Operation::Get, &self.gets_by, size, CompletionMode::Poll, size as u64)])
     }
 
-    /// Measures fetching additions to a word of PE 1.
+    /// Measures atomic additions to a word of PE 1 that return the old value.
     pub(super) fn fetch_add(&self) -> Result<Vec<Point>> {
         let mut series = Series::default();
         // Read the word before the barrier, because PE 0 adds to it from then on.

@@ -12,10 +12,10 @@ use crate::transport::windows::Windows;
 use inlane_core::completion::CompletionMode;
 use std::time::Duration;
 
-/// How long a wait of the bench may last.
+/// How long a wait of the bench may last before it fails.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// A transport that the bench measures.
+/// A transport that the bench can measure.
 pub(super) trait Measured: Transport + Sized {
     /// True if puts and atomics of the other PE arrive only while a thread of this PE makes progress.
     const NEEDS_PROGRESS: bool;
