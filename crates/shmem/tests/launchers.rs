@@ -25,6 +25,9 @@ fn launch(
     environment: &[(&str, &str)],
 ) -> Option<Output> {
     let mut command = Command::new("timeout");
+    // Launchers keep files in a common folder and remove it, so a launcher that starts meanwhile would fail.
+    let folder = tempfile::tempdir().unwrap();
+    command.env("TMPDIR", folder.path());
     command.args(["-k", "1", "100", launcher]).args(options).args(program).envs(environment.iter().copied());
     command.output().ok()
 }
