@@ -1,4 +1,4 @@
-//! Starts DPDK's environment (EAL), once per process, with the first port or pool.
+//! Starts DPDK's environment (EAL) once per process, when the first port or pool needs it.
 //!
 //! inlane starts the environment with arguments that keep it from creating files, and from sharing anything
 //! with other DPDK processes. The environment probes no PCI device by itself, opens no telemetry socket, and

@@ -1,8 +1,9 @@
 //! `inlane ntb info`: describes how the PEs of a job would communicate.
 //!
-//! For windows, shows the back-end (twin or ivshmem), why it was chosen, and its capabilities. Also shows
-//! from which size on the owner of the data carries out a get by a put, and from which size on a mover
-//! copies. For UCX, connects two PEs and shows the transports that UCX chose ([`info_ucx`](super::info_ucx)).
+//! For windows, shows the back-end (twin or ivshmem), why it was chosen, and its capabilities. Also shows two
+//! sizes. For gets of at least the first size, the owner of the data puts it. For puts of at least the second
+//! size, a mover copies the data. For UCX, connects two PEs and shows the transports that UCX chose
+//! ([`info_ucx`](super::info_ucx)).
 
 use super::info_ucx::UcxInfo;
 use crate::output::Output;

@@ -1,4 +1,4 @@
-//! A TCP proxy before a target, with which a test can cut the connections to the target.
+//! A TCP proxy in front of a target. A test uses it to cut the connections to the target.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

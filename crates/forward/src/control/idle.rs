@@ -264,8 +264,8 @@ mod tests {
             let mut idle = Idle::default();
             for _ in 0..2 {
                 wait(&mut idle, 11, 20);
-                // An idle period ends with its last round without work. So the 400 ticks until `found_work` count as
-                // work.
+                // An idle period ends at its last round without work. So the 400 ticks from that round to
+                // `found_work` count as work.
                 pass(400);
                 idle.found_work();
             }

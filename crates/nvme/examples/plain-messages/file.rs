@@ -74,7 +74,8 @@ pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()>
     // SAFETY: a `msghdr` of zeros is valid: null pointers and lengths of zero.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     let push = |ring: &mut IoUring, entry: io_uring::squeue::Entry| {
-        // SAFETY: `answer` returns only after all requests have completed, and leaves their memory in place.
+        // SAFETY: `answer` keeps the memory of a request in place and returns only after all requests have
+        // completed. It returns earlier only if the ring fails.
         while unsafe { ring.submission().push(&entry) }.is_err() {
             ring.submit()?;
         }

@@ -2,9 +2,9 @@
 //! this memory. Otherwise they go through the pair, the two connected UNIX sockets that stand for an
 //! offloaded socket.
 //!
-//! A process has one area, a sealed memfd of [`SLOTS`] slots. The engine assigns slots to connections. A slot
-//! is used only while neither side sleeps. In all other cases, and if a step fails, the bytes go through the
-//! pair.
+//! A process has one area, a sealed memfd of [`SLOTS`] slots. The engine assigns slots to connections. A
+//! program sends through a slot only if the engine was running recently, and receives through it only while
+//! it polls the slot. In all other cases, and if a step fails, the bytes go through the pair.
 //!
 //! ```text
 //!                     program                                     engine
@@ -97,7 +97,7 @@ impl Word for AtomicU64 {
 }
 
 /// The lowest bit of a send word's state. The state is in the two highest bits. The other bits hold the
-/// position in the byte stream.
+/// position up to which bytes are committed.
 const STATE_SHIFT: u32 = 62;
 const PAIR: u64 = 0;
 const GRANTED: u64 = 1;
@@ -127,7 +127,7 @@ pub struct SendLease<'a, W>(pub &'a W);
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Claim {
-    /// The position in the byte stream of the first byte to write.
+    /// The position of the first byte to write. Positions count the bytes that go through the slot.
     pub position: u64,
 }
 
