@@ -1,10 +1,7 @@
 //! The protocol between the offload engine and the preloaded library.
 //!
-//! * [`name`]: the names of the UNIX sockets that stand for offloaded sockets. A name describes its socket, so the library needs no table.
-//! * [`datagram`]: the header of each datagram in the pair of a UDP socket.
-//! * [`lease`]: memory that the engine shares with a process, and how a connection's bytes go through it.
-//! * [`message`]: requests and replies on the engine's control socket.
-//! * [`rules`]: which sockets the engine runs and which stay with the kernel.
+//! * [`name`]: the names of the UNIX sockets that stand for offloaded sockets. The library needs no table,
+//!   because a name describes its socket.
 //!
 //! The library runs inside other programs, also in their signal handlers. So nothing in this crate allocates,
 //! locks or panics, unless the documentation of a function says that it does.

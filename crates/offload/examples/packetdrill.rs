@@ -36,8 +36,8 @@ use std::time::Duration;
 
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 0, 2]);
-/// How far the virtual clock moves at each call of `gettimeofday`, in nanoseconds. packetdrill calls it
-/// repeatedly while it waits.
+/// How far a call of `gettimeofday` moves the virtual clock, in nanoseconds. packetdrill calls it repeatedly
+/// while it waits. The first call after a socket call does not move the clock.
 const TICK_NS: u64 = 10_000;
 /// How long `netdev_receive` waits for a packet in virtual time before it gives up, in nanoseconds.
 const LONGEST_WAIT_NS: u64 = 30_000_000_000;
@@ -79,8 +79,8 @@ fn world() -> MutexGuard<'static, World> {
 /// ended.
 fn sleeps(thread: c_int) -> bool {
     let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
-    // In this file, the state follows the name of the thread. The name is in parentheses and may contain any
-    // character.
+    // In the `stat` file of a thread, its state follows its name. The name is in parentheses and may contain
+    // any character.
     text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
 }
 

@@ -88,11 +88,11 @@ impl Drop for SharedArea {
     }
 }
 
-/// The program broke the protocol of the shared memory.
+/// The error that the program broke the protocol of the shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hostile;
 
-/// The answer to whether the engine may read the pair now.
+/// The result of [`Direct::end_lease`]: whether the engine may read the pair now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// Yes: the program commits no more bytes, and all committed bytes were copied.
@@ -265,8 +265,8 @@ impl Direct {
     }
 
     /// Offers the received bytes `first` and `second` to the thread of the program that has posted a receive.
-    /// Returns false if the bytes must go through the pair: nothing is posted, the bytes are too many, or the
-    /// pair has earlier bytes.
+    /// Returns false if the bytes must go through the pair: no receive is posted, the bytes are too many for
+    /// it, or the pair has earlier bytes.
     pub fn offer(&mut self, now: u64, fd: RawFd, first: &[u8], second: &[u8]) -> bool {
         let len = first.len() + second.len();
         let Some((post, room)) = self.slot.receive().posted() else { return false };

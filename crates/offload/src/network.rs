@@ -169,7 +169,7 @@ impl Network {
         })
     }
 
-    /// Replaces the transmit queue. Packets sent to the former one stay with its port.
+    /// Replaces the transmit queue. Packets that the former queue has accepted stay with its port.
     pub fn set_tx(&mut self, tx: Box<dyn Tx>) {
         self.tx = tx;
     }

@@ -9,9 +9,8 @@ use std::ptr::NonNull;
 /// A ring of bytes. Index i of the stream lies at i modulo the capacity.
 pub struct Ring {
     bytes: Pages,
-    /// How many bytes of memory the ring takes. The kernel allocates a page of the ring when it is first
-    /// written.
-    /// [`Rings::put`] updates this number.
+    /// How much memory the pages of the ring take that were ever written, in bytes. [`Rings::put`] updates
+    /// it.
     present: usize,
 }
 

@@ -17,7 +17,7 @@ use toml::{Table, Value};
 /// The size of the preloaded library's buffer for all rules, in bytes.
 const MOST: usize = 16384;
 
-/// The keys of a rule. The second text describes the values of the key, for error messages.
+/// The keys of a rule, each with a description of its values for error messages.
 const KEYS: [(&str, &str); 6] = [
     ("run_by", "\"engine\" or \"kernel\""),
     ("program", "the last part of a program's path, such as \"sshd\""),
@@ -54,7 +54,7 @@ pub fn read(name: &str, toml: &str) -> Result<String> {
     }
 }
 
-/// Returns why a text is not TOML, with the number of the line.
+/// Returns a message that says why `text` is not TOML, with the number of the line.
 fn syntax(error: &toml::de::Error, text: &str) -> String {
     let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
     let why = error.message().replace('\n', ", ");

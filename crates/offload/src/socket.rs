@@ -135,8 +135,8 @@ pub struct Stream {
     pub writable: bool,
     /// The number of reads from the pair that returned data.
     pub reads: u32,
-    /// True if a read may stop before the pair is empty, or the pair may have ended: epoll has reported the
-    /// end of the program's data, or urgent data, before which a read stops.
+    /// True if the engine must read again even after a short read, because epoll has reported urgent data or
+    /// the end of the program's data. A read stops before urgent data.
     pub more: bool,
     /// True if epoll has reported that the program closed its end or shut down both directions.
     pub hung_up: bool,

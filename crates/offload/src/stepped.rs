@@ -78,7 +78,8 @@ impl Stepped {
         self.engine.network_mut().learn(now, address, mac, true);
     }
 
-    /// Runs one round of the engine's loop without sleeping. Returns true if there may be more to do at once.
+    /// Runs one round of the engine's loop without sleeping. Returns true if the next round may have work,
+    /// and false if the engine waits for a timer or an event.
     ///
     /// # Errors
     /// If the system's epoll fails.
@@ -105,7 +106,7 @@ impl Stepped {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// Returns the time at which a timer may be due, or `None` if the engine waits for no timer.
+    /// Returns the time at which the next timer may be due, or `None` if the engine waits for no timer.
     pub fn deadline(&self) -> Option<u64> {
         self.engine.deadline()
     }

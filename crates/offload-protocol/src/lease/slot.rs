@@ -56,7 +56,7 @@ impl Area {
     /// The length of an area, in bytes.
     pub const LEN: usize = LEN * SLOTS;
 
-    /// Makes a handle of the area that is mapped at `start`.
+    /// Creates a handle of the area that is mapped at `start`.
     ///
     /// # Safety
     /// [`Area::LEN`] bytes of shared memory are mapped there, readable and writable, and stay mapped as long
@@ -83,7 +83,7 @@ impl Slot {
         self.0.as_ptr()
     }
 
-    /// Makes a handle of the slot at the address `start`. Returns `None` if the address is null.
+    /// Creates a handle of the slot at the address `start`. Returns `None` if the address is null.
     ///
     /// # Safety
     /// `start` comes from [`Slot::as_ptr`] of a slot whose area is still mapped.

@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 const MOST_AREAS: usize = 256;
 /// The most shared areas of one process.
 const MOST_AREAS_OF_PROCESS: usize = 2;
-/// The most leases at once, because the engine checks each of them in every round.
+/// The most leases at once. They are limited because the engine checks each of them in every round.
 const MOST_LEASES: usize = 128;
 
 /// The leases, and the shared areas that exist.

@@ -308,8 +308,8 @@ fn a_listener_accepts_during_a_flood_of_syns() {
     drop(client);
 }
 
-/// A program sends the descriptor of its end through the pair itself, and closes the descriptor. The kernel
-/// then keeps the end open until the engine has read the message.
+/// A program sends the descriptor of its own end of a pair through that pair, and then closes the descriptor.
+/// The kernel keeps the end open until the engine has read the message.
 #[test]
 fn a_descriptor_in_its_own_pair_keeps_no_socket_alive() {
     let mut bench = Bench::new(100);

@@ -1,5 +1,5 @@
-//! Bench cases in which no thread sleeps: puts (compared with a plain copy and with UCX's put), gets, fetching
-//! additions, a word that two PEs pass back and forth, and doorbells.
+//! Bench cases in which no thread sleeps: puts (compared with a plain copy and with UCX's put), gets, atomic
+//! fetch-and-add, a word that two PEs pass back and forth, and doorbells.
 
 use super::measured::Measured;
 use super::series::{SAMPLES, Series};
@@ -131,7 +131,7 @@ impl<T: Measured> Bench<T> {
         Ok(vec![series.point(Operation::Get, &self.gets_by, size, CompletionMode::Poll, size as u64)])
     }
 
-    /// Measures atomic additions to a word of PE 1 that return the old value.
+    /// Measures atomic fetch-and-add operations on a word of PE 1.
     pub(super) fn fetch_add(&self) -> Result<Vec<Point>> {
         let mut series = Series::default();
         // Read the word before the barrier, because PE 0 adds to it from then on.
