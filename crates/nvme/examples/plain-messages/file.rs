@@ -168,5 +168,10 @@ fn wait(ring: &mut IoUring, spin: Duration) -> io::Result<()> {
             }
         }
     }
-    ring.submit_and_wait(1).map(|_| ())
+    loop {
+        match ring.submit_and_wait(1) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result.map(|_| ()),
+        }
+    }
 }
