@@ -1,9 +1,10 @@
-//! Drives a whole offload engine from both sides: hostile frames of every kind on its port, and a hostile program on its control
-//! socket and its pairs. Nothing may panic or loop. An honest connection that was opened before must keep its data, an honest program
-//! must still be served afterwards, and nothing may be left once every program has closed its sockets.
+//! Drives a whole offload engine from both sides: hostile frames of every kind on its port, and a hostile
+//! program on its control socket and its pairs. The engine must not panic or loop. An honest connection that
+//! was opened before must still carry data, and an honest program must still be served afterwards. The engine
+//! must hold no state once every program has closed its sockets.
 //!
-//! The input is a list of operations. They aim frames at the flows that the engine runs, with valid checksums and with numbers near
-//! those of the engine's last segments, because other frames are dropped early.
+//! The input is a list of operations. Their frames go to existing flows of the engine, with valid checksums
+//! and with numbers near those of the engine's last segments, because the engine drops other frames early.
 
 #![no_main]
 
@@ -32,19 +33,21 @@ const OURS: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1))];
 const PEER: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2))];
-/// The most sockets of a process. The fuzzer's hostile and honest programs are one process for the engine.
+/// The most sockets that the engine allows a process. To the engine, the hostile and the honest program are
+/// one process, because the fuzzer opens both control connections.
 const SOCKETS: usize = 256;
-/// The most descriptors that the hostile program keeps.
+/// The most descriptors of sockets that the hostile program keeps open.
 const MOST_ENDS: usize = 24;
-/// The most operations of an input. Longer inputs would take too long on a loaded machine.
+/// The most operations that are carried out for one input. More would take too long on a loaded machine.
 const MOST_OPERATIONS: usize = 200;
-/// The most deadlines of the engine at which one operation stops.
+/// The most deadlines of the engine at which one step of the clock stops. Then the clock moves on to the
+/// step's end.
 const MOST_DEADLINES: usize = 200;
 const MILLISECOND: u64 = 1_000_000;
-/// The data of the honest connections.
+/// The bytes that honest programs send.
 const HONEST: &[u8] = b"data of an honest program";
 
-/// The rest of the fuzzer's input. After its end, all numbers are 0.
+/// The part of the fuzzer's input that was not used yet. Once it is empty, all further numbers are 0.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -69,12 +72,14 @@ impl<'a> Input<'a> {
         bytes
     }
 
-    /// Returns one of `choices`, most often the first.
+    /// Returns one of `choices`, selected by the next byte of the input. Returns the first one if the input
+    /// has ended.
     fn choose<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[usize::from(self.byte()) % choices.len()]
     }
 
-    /// Returns a number that is near `base` for most inputs, and arbitrary for others.
+    /// Returns a number near `base` for most values of the next byte of the input, and an arbitrary number
+    /// for one value.
     fn near(&mut self, base: u32) -> u32 {
         match self.byte() {
             255 => self.number(),
@@ -86,7 +91,8 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A TCP flow of the engine with the peer: its ports, and the numbers that the peer's next segment should have.
+/// A TCP flow between the engine and the simulated peer: the ports, and the numbers for the peer's next
+/// segment.
 #[derive(Clone, Copy, Default)]
 struct Flow {
     v6: bool,
@@ -97,7 +103,7 @@ struct Flow {
     timestamp: u32,
 }
 
-/// A client of the control socket.
+/// A simulated program: its connection to the engine's control socket, and its offloaded sockets.
 struct Program {
     control: OwnedFd,
     ends: Vec<OwnedFd>,
@@ -113,7 +119,7 @@ impl Program {
     }
 }
 
-/// Sends bytes, and a descriptor with them.
+/// Sends bytes, with a descriptor if one is given. Returns true if they were sent, and false on any error.
 fn send(to: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> bool {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -125,7 +131,8 @@ fn send(to: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) ->
     rustix::net::sendmsg(to, &[IoSlice::new(bytes)], &mut control, flags).is_ok()
 }
 
-/// Receives bytes and the descriptor that came with them.
+/// Receives bytes, and the descriptor that came with them, if any. Returns `None` on an error, or if nothing
+/// has arrived.
 fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> Option<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -138,12 +145,12 @@ fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> Option<(usize, Option<Owne
     Some((received.bytes, descriptor))
 }
 
-/// The engine, its peer on the link, and its programs.
+/// The engine, its simulated peer on the link, and its two programs.
 struct World {
     engine: Stepped,
     now: u64,
     flows: Vec<Flow>,
-    /// The start of the engine's last IP packet, which ICMP errors quote.
+    /// The first bytes of the last IP packet that the engine sent. ICMP errors to the engine quote them.
     quoted: Vec<u8>,
     hostile: Program,
     honest: Program,
@@ -183,7 +190,7 @@ impl World {
         world
     }
 
-    /// Lets the engine work until it is idle, and reads the frames that it has sent.
+    /// Runs the engine until it is idle, and reads the frames that it has sent.
     fn settle(&mut self) {
         assert!(
             self.engine.settle(self.now, 20_000).unwrap(),
@@ -195,7 +202,8 @@ impl World {
         }
     }
 
-    /// Moves the clock, and stops at the first of the engine's deadlines.
+    /// Moves the clock forward by `time` nanoseconds. On the way, stops at the engine's deadlines and runs
+    /// the engine.
     fn advance(&mut self, time: u64) {
         let end = self.now + time;
         for _ in 0..MOST_DEADLINES {
@@ -210,7 +218,7 @@ impl World {
         self.settle();
     }
 
-    /// Reads a frame of the engine: checks it, and records the flow's numbers.
+    /// Checks a frame that the engine has sent, and records the numbers of its TCP flow.
     fn learn(&mut self, frame: &[u8]) {
         let frame = Frame::new(frame).expect("the engine sends whole frames");
         let packet = frame.payload();
@@ -263,7 +271,8 @@ impl World {
         }
     }
 
-    /// Sends a request of the program `program` and lets the engine process it. Returns the reply.
+    /// Sends a request of the honest program, or of the hostile one if `honest` is false. Runs the engine.
+    /// Returns the reply, if any. `attached` is the index of the socket to send with the request.
     fn ask(&mut self, honest: bool, message: &Message, attached: Option<usize>) -> Option<Message> {
         let program = if honest { &self.honest } else { &self.hostile };
         let attached = attached.and_then(|index| program.ends.get(index)).map(AsFd::as_fd);
@@ -273,7 +282,7 @@ impl World {
         let mut bytes = [0; message::LEN];
         let (len, descriptor) = receive(program.control.as_fd(), &mut bytes)?;
         if len == 0 {
-            // The engine has disconnected the program. Its sockets stay.
+            // The engine has closed the program's control connection. Connect again, and keep the sockets.
             let ends = std::mem::take(&mut program.ends);
             *program = Program { ends, ..Program::new(&path()) };
             return None;
@@ -287,7 +296,8 @@ impl World {
         Message::decode(&bytes[..len])
     }
 
-    /// Hands a frame to the engine, with the IP header and the checksums that belong to `payload`.
+    /// Hands an IP packet with `payload` and correct checksums to the engine. The input may choose other
+    /// addresses, change a byte, cut the packet short or fragment it.
     fn deliver(&mut self, input: &mut Input<'_>, v6: bool, protocol: u8, payload: Vec<u8>) {
         let source = if input.byte() == 1 { random_address(input, v6) } else { PEER[usize::from(v6)] };
         let destination = if input.byte() == 1 { random_address(input, v6) } else { OURS[usize::from(v6)] };
@@ -305,7 +315,8 @@ impl World {
         }
     }
 
-    /// Cuts an IP packet into fragments, and hands them to the engine in an order of the input's choice.
+    /// Cuts an IP packet into fragments, and hands them to the engine. The input chooses their size and
+    /// order, and may leave out, repeat or shift fragments.
     fn fragments(&mut self, input: &mut Input<'_>, v6: bool, frame: &[u8]) {
         let header = ethernet::HEADER + if v6 { ipv6::HEADER } else { ipv4::HEADER };
         if frame.len() <= header {
@@ -350,7 +361,8 @@ impl World {
         }
     }
 
-    /// Sends a TCP segment to a flow of the engine, or from a new port to one of its listeners.
+    /// Hands the engine a TCP segment of a flow that exists, or from a new peer port to a port that may have
+    /// a listener.
     fn segment(&mut self, input: &mut Input<'_>) {
         let choice = usize::from(input.byte());
         let mut flow = match self.flows.len() {
@@ -407,7 +419,7 @@ impl World {
         };
         let mut bytes = vec![0; header.wire_len() + payload.len()];
         let at = header.write(flow.remote, flow.local, &mut bytes).unwrap();
-        // Options that do not fit into the header are left out.
+        // Leave out the options that do not fit into the header.
         bytes.truncate(at);
         bytes.extend_from_slice(&payload);
         self.deliver(input, flow.v6, ipv4::TCP, bytes);
@@ -483,7 +495,7 @@ impl World {
         self.engine.receive(self.now, &frame);
     }
 
-    /// Sends a request of the hostile program.
+    /// Sends the engine a request of the hostile program with arbitrary fields.
     fn request(&mut self, input: &mut Input<'_>) {
         let mut bytes = Message::new(Operation::Bind).encode();
         bytes[1] = 1 + input.byte() % 12;
@@ -520,7 +532,7 @@ impl World {
         self.ask(false, &message, attached);
     }
 
-    /// Lets the hostile program use one of its descriptors, in ways that the preloaded library never does.
+    /// Lets the hostile program use one of its sockets, partly in ways that the preloaded library never does.
     fn use_end(&mut self, input: &mut Input<'_>) {
         if self.hostile.ends.is_empty() {
             return;
@@ -552,7 +564,8 @@ impl World {
                 let other = self.hostile.ends[usize::from(input.byte()) % self.hostile.ends.len()].as_fd();
                 send(end, b"z", Some(other));
             }
-            // A datagram with a header of the program's making. The first message of the pair tells the engine's number.
+            // Send a datagram whose header the program has made up. Its first 8 bytes are taken from a
+            // received message, because they must be the engine's number.
             _ => {
                 let mut bytes = vec![0; 2048];
                 if let Some((len, _)) = receive(end, &mut bytes)
@@ -569,7 +582,8 @@ impl World {
         self.settle();
     }
 
-    /// Opens a connection between two sockets of the honest program. Its ends are the last two descriptors.
+    /// Opens a connection between two sockets of the honest program. Returns the indices of both in the
+    /// program's `ends`.
     fn connect_honest(&mut self) -> [usize; 2] {
         let mut message = Message::new(Operation::Bind);
         message.local = Some("127.0.0.1:0".parse().unwrap());
@@ -595,7 +609,7 @@ impl World {
         [client, self.honest.ends.len() - 1]
     }
 
-    /// Sends data through an honest connection in both directions, and checks what arrives.
+    /// Sends data through an honest connection in both directions, and checks that it arrives unchanged.
     fn exchange(&mut self, [a, b]: [usize; 2]) {
         for (from, to) in [(a, b), (b, a)] {
             assert!(send(self.honest.ends[from].as_fd(), HONEST, None), "an honest program can send");
@@ -612,7 +626,8 @@ fn path() -> PathBuf {
     std::env::temp_dir().join(format!("inlane-fuzz-engine-{}", std::process::id()))
 }
 
-/// Returns an address of each kind that the engine treats in its own way.
+/// Returns an address that the input chooses. Each of the possible addresses is of a kind that the engine
+/// treats differently.
 fn address(input: &mut Input<'_>) -> IpAddr {
     let texts = [
         "10.0.0.1",
@@ -639,9 +654,11 @@ fn random_address(input: &mut Input<'_>, v6: bool) -> IpAddr {
     }
 }
 
-/// Returns the level and the name of a socket option: one that the engine implements, or an arbitrary one.
+/// Returns the level and the name of a socket option: usually one that the engine implements, sometimes an
+/// arbitrary one.
 fn option(input: &mut Input<'_>) -> (i32, i32) {
-    // SOL_SOCKET: SO_REUSEADDR, SO_SNDBUF, SO_RCVBUF, SO_KEEPALIVE, SO_LINGER, SO_REUSEPORT; then TCP, UDP, IPv4 and IPv6.
+    // First SO_REUSEADDR, SO_SNDBUF, SO_RCVBUF, SO_KEEPALIVE, SO_LINGER and SO_REUSEPORT of SOL_SOCKET (1).
+    // Then options of TCP (6), UDP (17), IPv4 (0) and IPv6 (41).
     let known = [
         (1, 2),
         (1, 7),
@@ -672,7 +689,7 @@ fn option(input: &mut Input<'_>) -> (i32, i32) {
     }
 }
 
-/// Returns a frame with an IP packet for the engine. Its checksums are right.
+/// Returns an Ethernet frame to the engine that contains an IP packet. All checksums are correct.
 fn ip(source: IpAddr, destination: IpAddr, protocol: u8, payload: Vec<u8>) -> Vec<u8> {
     let header = if source.is_ipv4() { ipv4::HEADER } else { ipv6::HEADER };
     let mut bytes = vec![0; ethernet::HEADER + header + payload.len()];
@@ -701,7 +718,7 @@ fn ip(source: IpAddr, destination: IpAddr, protocol: u8, payload: Vec<u8>) -> Ve
     bytes
 }
 
-/// Corrects the checksums of a frame.
+/// Corrects the IP checksum and the TCP, UDP or ICMP checksum of a frame.
 fn repair(frame: &mut [u8]) {
     let Some(bytes) = frame.get_mut(ethernet::HEADER..) else { return };
     let (protocol, pseudo, range) = if bytes.first().map_or(0, |byte| byte >> 4) == 4 {
@@ -735,7 +752,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut world = World::new(choices);
     let connection = world.connect_honest();
     world.exchange(connection);
-    // A listener and a UDP socket of the hostile program, of both families.
+    // Open a listener and a UDP socket of the hostile program for IPv4, and both for IPv6.
     for (text, datagrams) in
         [("0.0.0.0:8080", false), ("[fd00::1]:8080", false), ("0.0.0.0:9000", true), ("[fd00::1]:9000", true)]
     {
@@ -784,7 +801,8 @@ fuzz_target!(|bytes: &[u8]| {
     let other = world.connect_honest();
     world.exchange(other);
     world.honest.ends.clear();
-    // Connections end at the latest when their retransmissions have been given up, and TIME-WAIT after a minute.
+    // Move the clock forward by 40 minutes. Every connection ends within this time: it gives up its
+    // retransmissions, and TIME-WAIT lasts a minute.
     for _ in 0..40 {
         world.advance(60_000 * MILLISECOND);
     }

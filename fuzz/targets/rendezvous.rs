@@ -1,5 +1,6 @@
-//! Decodes arbitrary bytes as what PEs and the launcher send each other when they meet over UCX: frames, cards of
-//! PEs, and addresses. Each decoder must return a value or refuse, and a value must encode to the same bytes.
+//! Decodes arbitrary bytes as the data by which PEs and the launcher connect over UCX: frames, cards of PEs,
+//! and addresses. Each decoder must return a value or refuse the bytes. Encoding a decoded frame or card must
+//! return the same bytes. An address must not change if it is encoded and decoded again.
 
 #![no_main]
 

@@ -51,8 +51,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use supervise::{JobEvent, Running, end_all, supervise};
 
-/// Returns why the system does not start `program`, and what to do. Returns `None` if the file of this name is
-/// executable. A name without a slash is searched in PATH only.
+/// Explains why starting `program` failed and what to do, as text for an error message. Returns `None` if
+/// `program` exists and is executable. A file in the working directory does not count if `program` has no
+/// slash, because the system then searches only PATH.
 pub fn why_not_started(program: &Path) -> Option<String> {
     let shown = program.display();
     let is_name = program.components().count() == 1;

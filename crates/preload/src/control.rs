@@ -155,16 +155,18 @@ fn kept() -> Option<(RawFd, bool)> {
     Some((fd, true))
 }
 
-/// The area that the engine shares with this process.
+/// The start of the memory that the engine shares with this process. Null if there is none yet.
 static AREA: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
-/// The inode of the connection on which the engine shared `AREA`. Another connection gets another area.
+/// The inode of the control connection over which the engine shared `AREA`. A new control connection gets a
+/// new area.
 static AREA_INODE: AtomicU64 = AtomicU64::new(0);
 
-/// Asks the engine for a slot in shared memory for the connection `fd`. Returns the slot, and for how many microseconds a receive should
-/// wait actively. Leaves errno unchanged.
+/// Asks the engine for a slot in shared memory for the offloaded connection `fd`. Returns the slot, and how
+/// many microseconds a receive should poll before it sleeps. Leaves errno unchanged.
 ///
 /// # Errors
-/// An errno: EOPNOTSUPP if the engine shares no memory with any program, others if this connection gets no slot now.
+/// An errno: EOPNOTSUPP if the engine never shares memory with programs. Any other errno if only this
+/// connection gets no slot now.
 pub fn adopt(fd: RawFd) -> Result<(Slot, u32), c_int> {
     let before = crate::errno();
     let adopted = adopt_kept(fd);
@@ -176,7 +178,8 @@ fn adopt_kept(fd: RawFd) -> Result<(Slot, u32), c_int> {
     // SAFETY: has no preconditions.
     let process = unsafe { libc::getpid() };
     let owner = OWNER.load(Ordering::Relaxed);
-    // The area belongs to the kept connection, so other connections cannot ask for it.
+    // Give up if the kept control connection is in use or belongs to another process, such as the parent
+    // after a fork. Slots of the shared memory can be requested only over this connection.
     if (owner != 0 && owner != process) || IN_USE.swap(true, Ordering::Acquire) {
         return Err(libc::EBUSY);
     }
@@ -194,7 +197,8 @@ fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, u32), c_int> {
     message.number = i32::from(AREA_INODE.load(Ordering::Relaxed) == inode);
     let (reply, passed) = exchange(control, &message, fd).ok_or(libc::ENOTCONN)?;
     if let Some(passed) = passed {
-        // SAFETY: a new mapping touches no memory of this process. The descriptor was just received.
+        // SAFETY: the system chooses a free address, so the mapping replaces no memory of this process.
+        // `passed` was just received, and is closed once.
         let start = unsafe {
             let access = libc::PROT_READ | libc::PROT_WRITE;
             let start = libc::mmap(std::ptr::null_mut(), Area::LEN, access, libc::MAP_SHARED, passed, 0);

@@ -1,8 +1,10 @@
-//! Sends and receives through memory that the process shares with the engine ([`inlane_offload_protocol::lease`]), instead of the pair.
+//! Sends and receives the bytes of offloaded connections through memory that the process shares with the
+//! engine ([`inlane_offload_protocol::lease`]), instead of through the pair of UNIX sockets.
 //!
-//! A socket that is used often gets a slot. The table from descriptors to slots may be outdated by any call that the library does not see,
-//! so it is only a hint: before each use, the library compares the descriptor's inode with the slot's. A slot is never unmapped. So
-//! a thread, a forked child or a signal handler may use an outdated entry at any time, and finds that the inode differs.
+//! A connection that sends often gets a slot of the shared memory. A table maps descriptors to slots. Calls
+//! that the library does not intercept can make the table outdated. Before each use, the library therefore
+//! compares the descriptor's inode with the slot's. A slot is never unmapped. So a thread, a forked child or
+//! a signal handler can safely use an outdated entry, and finds that the inode differs.
 
 use crate::signals::Held;
 use crate::{control, errno, fail, real, set_errno, socket};
@@ -12,23 +14,24 @@ use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// The number of descriptors in the table. Higher descriptors use the pair.
+/// The number of descriptors in the table. Sockets with higher descriptors always use the pair.
 const MOST: usize = 1024;
-/// The number of sends after which a socket gets a slot, so that short connections do not pay for one.
+/// The number of sends through the kernel after which the library asks for a slot. Short connections then do
+/// not pay for the request.
 const ENOUGH: u32 = 16;
-/// The count from which the library asks again about a descriptor that got no slot.
+/// The number of sends through the kernel after which the library asks again if a connection got no slot.
 const AGAIN: u32 = 1024;
-/// A lease is used only if the engine has written the time within this many nanoseconds. The engine of an
-/// unused lease may have been killed.
+/// The longest time in nanoseconds since the engine's last heartbeat. After a longer time, the library does
+/// not use the lease, because the engine may have been killed.
 const ALIVE_NS: u64 = 20_000_000;
 
 struct Entry {
     slot: AtomicPtr<u8>,
-    /// The number of sends through the kernel, counted roughly.
+    /// The approximate number of sends through the kernel. Concurrent threads may miss some.
     sends: AtomicU32,
-    /// How many active waits in sequence were in vain.
+    /// The number of consecutive active waits in which nothing arrived, at most `MOST_SKIPPED`.
     vain: AtomicU32,
-    /// How many receives to leave to the kernel before the next active wait.
+    /// The number of receives that go straight to the kernel before the next active wait.
     skip: AtomicU32,
 }
 
@@ -41,21 +44,24 @@ static ENTRIES: [Entry; MOST] = [const {
     }
 }; MOST];
 
-/// How long a receive waits actively before it sleeps, in nanoseconds: as long as the engine does.
+/// How long a receive polls before it leaves the wait to the kernel, in nanoseconds. The engine chooses this
+/// time. If it is 0, receives do not poll.
 static WAIT_NS: AtomicU64 = AtomicU64::new(0);
-/// The most receives that are left to the kernel after active waits in vain, as an exponent of 2.
+/// Limits how many receives go straight to the kernel after active waits in which nothing arrived: at most
+/// 63, which is 2 to this power, minus 1.
 const MOST_SKIPPED: u32 = 6;
-/// How often an active wait looks whether the pair has bytes, in nanoseconds.
+/// The time in nanoseconds after which an active wait checks again whether the pair has bytes.
 const LOOK_NS: u64 = 1000;
 
-/// True if the engine shares no memory.
+/// True if the engine has answered that it shares no memory with programs. False if it does, or was not asked
+/// yet.
 static UNAVAILABLE: AtomicBool = AtomicBool::new(false);
 
 fn entry(fd: RawFd) -> Option<&'static Entry> {
     usize::try_from(fd).ok().and_then(|fd| ENTRIES.get(fd))
 }
 
-/// Forgets what the table has about a descriptor. Call this when a descriptor gets a new socket.
+/// Removes a descriptor's slot from the table. Call this when the descriptor gets a new socket.
 pub fn forget(fd: RawFd) {
     if let Some(entry) = entry(fd) {
         entry.slot.store(std::ptr::null_mut(), Ordering::Relaxed);
@@ -63,14 +69,15 @@ pub fn forget(fd: RawFd) {
     }
 }
 
-/// Returns the slot that the table has for a descriptor.
+/// Returns the slot of a descriptor in the table, or `None` if there is none. The slot may be outdated, so
+/// check it with `is_same`.
 fn slot(fd: RawFd) -> Option<Slot> {
-    // SAFETY: the table contains only slots of areas that stay mapped.
+    // SAFETY: all slots in the table lie in shared memory that stays mapped.
     unsafe { Slot::from_ptr(entry(fd)?.slot.load(Ordering::Acquire)) }
 }
 
-/// Call this after bytes were sent on a descriptor through the kernel. Asks the engine for a slot if the descriptor is an offloaded
-/// connection that is used often.
+/// Counts a send through the kernel. Asks the engine for a slot if the descriptor is an offloaded connection
+/// that sends often. Call this after each such send.
 #[inline]
 pub fn note_sent(fd: RawFd) {
     let Some(entry) = entry(fd) else { return };
@@ -103,7 +110,8 @@ fn adopt(fd: RawFd, entry: &Entry) {
     }
 }
 
-/// Returns true if `fd` is the socket to which the engine has assigned the slot.
+/// Returns true if the engine has assigned the slot to the socket `fd`. Returns false if the table is
+/// outdated.
 fn is_same(fd: RawFd, slot: Slot) -> bool {
     let mut status = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the structure is written if the call succeeds, and read only then.
@@ -118,10 +126,11 @@ fn is_same(fd: RawFd, slot: Slot) -> bool {
         && status.st_dev == header.device.load(Ordering::Relaxed)
 }
 
-/// Returns true if the pair has no bytes that the engine has not read.
+/// Returns true if the engine has read all bytes that the program has sent through the pair. Returns false if
+/// it has not, or if the kernel gives no answer.
 fn pair_is_empty(fd: RawFd) -> bool {
     let mut bytes: c_int = 1;
-    // SAFETY: the number lives through the call.
+    // SAFETY: the kernel writes one c_int to `bytes`, which lives through the call.
     unsafe { real::ioctl(fd, libc::TIOCOUTQ, (&raw mut bytes).cast()) == 0 && bytes == 0 }
 }
 
@@ -133,16 +142,17 @@ fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Returns true if the engine ran a short time ago.
+/// Returns true if the engine's last heartbeat is less than `ALIVE_NS` ago. Returns false if the engine may
+/// have ended.
 fn is_alive(slot: Slot) -> bool {
     now_ns() < slot.header().alive_ns.load(Ordering::Relaxed).wrapping_add(ALIVE_NS)
 }
 
-/// Sends the bytes of `parts` through shared memory. Returns their number, or `None` if they must go through the kernel. Leaves errno
-/// unchanged.
+/// Sends the bytes of `parts` through shared memory. Returns their number, or `None` if the caller must send
+/// them through the kernel. Leaves errno unchanged.
 ///
 /// # Safety
-/// `parts` are the program's arguments.
+/// Each element of `parts` points to as many readable bytes as its length says.
 #[inline]
 pub unsafe fn send(fd: RawFd, parts: &[iovec]) -> Option<ssize_t> {
     let slot = slot(fd)?;
@@ -170,32 +180,35 @@ unsafe fn send_to(fd: RawFd, slot: Slot, parts: &[iovec]) -> Option<ssize_t> {
     }
     let mut at = position;
     for part in parts {
-        // SAFETY: the program's arguments. The thread has claimed the ring, and the bytes fit.
+        // SAFETY: the caller guarantees that the bytes are readable. This thread has claimed the ring, and
+        // the bytes fit.
         unsafe { slot.write_send(at, part.iov_base.cast(), part.iov_len) };
         at += part.iov_len as u64;
     }
     slot.send().commit(claim, len as u64).then_some(len as ssize_t)
 }
 
-/// Call this before the program shuts down the sending direction of `fd`: later sends must go to the kernel, which refuses them.
+/// Makes later sends on `fd` go to the kernel, which refuses them. Call this before the program shuts down
+/// the sending direction.
 pub fn shut(fd: RawFd) {
     if let Some(slot) = slot(fd).filter(|&slot| is_same(fd, slot)) {
         slot.header().shut.store(1, Ordering::Relaxed);
     }
 }
 
-/// Call this when the program sets SO_RCVLOWAT.
+/// Makes later receives on `fd` go to the kernel, because polling ignores SO_RCVLOWAT. Call this when the
+/// program sets this option.
 pub fn note_low_water(fd: RawFd) {
     if let Some(slot) = slot(fd).filter(|&slot| is_same(fd, slot)) {
         slot.header().low_water.store(1, Ordering::Relaxed);
     }
 }
 
-/// Receives bytes as recv(2) without flags does. First waits actively for a short time, because a sleep costs more. Returns the result of
-/// the program's call, or `None` if the kernel must receive.
+/// Implements recv(2) without flags. Polls for a short time, because sleeping and waking up costs more.
+/// Returns the result of the program's call, or `None` if the caller must receive through the kernel.
 ///
 /// # Safety
-/// `buffer` and `len` are the program's arguments.
+/// `buffer` points to `len` writable bytes.
 #[inline]
 pub unsafe fn receive(fd: RawFd, buffer: *mut c_void, len: usize) -> Option<ssize_t> {
     let slot = slot(fd)?;
@@ -255,11 +268,12 @@ unsafe fn receive_from(
             if result != -1 || errno() != libc::EAGAIN {
                 break Some(result);
             }
-            // The bytes may come from a thread that waits for this processor.
+            // Yield, because the thread that sends the bytes may be waiting for this processor.
             // SAFETY: has no preconditions.
             unsafe { libc::sched_yield() };
         }
-        // The engine may have given the slot to another connection before this post.
+        // Post a receive only while the slot belongs to this connection. Check again afterwards, because the
+        // engine may have given the slot to another connection in between.
         if post.is_none() && slot.header().inode.load(Ordering::Relaxed) == inode {
             post = slot.receive().post(len);
             if slot.header().inode.load(Ordering::Acquire) != inode {
@@ -287,8 +301,9 @@ unsafe fn receive_from(
     }
 }
 
-/// Copies and takes the bytes that the engine has offered for `post`. Returns their number, or `None` if there are none. Clears `post`
-/// if it has ended.
+/// Copies the bytes that the engine offers for the posted receive `post` to `buffer`, and tells the engine
+/// that they were taken. Returns their number, or `None` if there are none or the engine has withdrawn them.
+/// Sets `post` to `None` unless it still waits.
 unsafe fn poll_post(slot: Slot, post: &mut Option<Post>, buffer: *mut c_void, len: usize) -> Option<usize> {
     let current = (*post)?;
     match slot.receive().state(current) {
@@ -300,14 +315,16 @@ unsafe fn poll_post(slot: Slot, post: &mut Option<Post>, buffer: *mut c_void, le
         Posted::Offered(bytes) => {
             *post = None;
             let bytes = bytes.min(len);
-            // SAFETY: the program's arguments: the buffer has room for `len` bytes.
+            // SAFETY: the caller guarantees that the buffer has room for `len` bytes, and `bytes` is at most
+            // `len`.
             unsafe { slot.read_received(buffer.cast(), bytes) };
             slot.receive().take(current, bytes).then_some(bytes)
         }
     }
 }
 
-/// Ends a posted receive. If the engine has made an offer meanwhile, takes it, unless the program's call has a result already.
+/// Cancels a posted receive. If the engine has already offered bytes for it, takes them if `received` is
+/// `None`, and otherwise declines them. Returns the result of the program's call, or `None` if there is none.
 unsafe fn end_post(
     slot: Slot,
     post: Post,

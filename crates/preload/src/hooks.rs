@@ -16,7 +16,7 @@ use libc::{
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ptr::{null, null_mut};
 
-/// The most buffers of a message that is sent through shared memory.
+/// The most buffers that one call sends through shared memory. Calls with more buffers use the kernel.
 const MOST_PARTS: usize = 64;
 
 macro_rules! hooks {
@@ -389,8 +389,8 @@ hooks! {
     }
 }
 
-/// Accepts a connection from the engine if `fd` was a listener of the engine when the library last saw it, and
-/// still is. Returns `None` otherwise. This saves the kernel's accept, which would fail.
+/// Accepts a connection from the engine if `fd` is a listener of the engine that the library has seen before.
+/// This saves the kernel's accept, which would fail. Returns `None` for other descriptors.
 unsafe fn accept_from_engine(
     fd: c_int,
     address: *mut sockaddr,
@@ -401,8 +401,8 @@ unsafe fn accept_from_engine(
     name.map(|name| socket::accept(fd, &name, address, len, flags))
 }
 
-/// Sends `count` buffers through memory shared with the engine, if that is possible for this socket and these flags. Returns `None` if the
-/// kernel must send them.
+/// Sends `count` buffers through memory shared with the engine. Returns the number of bytes, or `None` if the
+/// kernel must send them because the socket or the flags do not allow shared memory.
 unsafe fn send_directly(fd: c_int, parts: *const iovec, count: usize, flags: c_int) -> Option<ssize_t> {
     if flags & !(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) != 0 || parts.is_null() || count > MOST_PARTS {
         return None;

@@ -13,12 +13,14 @@
 //! program:  write(5) ----------------- pair ---------> engine ---> TCP segments
 //! ```
 //!
-//! The library relies on no table of sockets. What it must know about a socket is in the names of the pair's ends
-//! ([`inlane_offload_protocol::name`]) and in the `socket::Flags` that the kernel keeps with the program's end. So nothing can become out of
-//! date by a call that the library does not see. The table of slots in shared memory (`direct`) is only a hint that is checked at each use.
+//! The library does not depend on a table of sockets. What it must know about a socket is in the names of the
+//! pair's ends ([`inlane_offload_protocol::name`]) and in the `socket::Flags` that the kernel keeps with the
+//! program's end. So calls that the library does not intercept make nothing outdated. The table of slots in
+//! shared memory (`direct`) is only a hint that is checked at each use.
 //!
-//! Limits: it does not allocate, and it takes no lock that it would wait for, because programs call these functions in signal handlers and
-//! after vfork. Whatever fails here leaves the socket with the kernel. The library never ends the program.
+//! The library does not allocate, and never blocks on a lock, because programs call its functions in signal
+//! handlers and after vfork. If anything fails while a socket is handed over, the kernel keeps the socket.
+//! The library never ends the program.
 
 mod control;
 mod convert;

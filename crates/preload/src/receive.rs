@@ -48,7 +48,8 @@ pub unsafe fn hide_name(fd: c_int, result: ssize_t, address: *const sockaddr, le
     }
 }
 
-/// Looks for UDP sockets of the engine among the descriptors that came with a received message.
+/// Checks whether a received message passed UDP sockets of the engine to this process. If so, later calls
+/// look for offloaded UDP sockets. Call this after each receive that may bring descriptors.
 ///
 /// # Safety
 /// The kernel has filled `message` in a receive, and its control messages are still in place.

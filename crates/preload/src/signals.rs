@@ -1,27 +1,30 @@
-//! Holds signals back while a call waits actively.
+//! Blocks a thread's signals while a call polls.
 //!
-//! A signal that arrives while a thread sleeps in recv or poll interrupts the call. During an active wait no such call exists, so the
-//! interruption would be lost, and the thread would sleep although the program's handler has run. So signals are blocked
-//! during the wait. Afterwards, the caller learns whether a held signal interrupts the call.
+//! A signal that arrives while a thread sleeps in recv or poll interrupts the call. While the library polls
+//! instead, the thread is in no such call. The program's handler would run, and then the thread would go to
+//! sleep all the same. So signals are blocked while the library polls. Afterwards, [`Held::release`] returns
+//! whether a blocked signal interrupts the call.
 
 use std::mem::MaybeUninit;
 
-/// Signals of errors in the thread itself. They cannot wait.
+/// Signals that report an error of the thread itself. They are never blocked, because the thread cannot
+/// continue before they are handled.
 const ERRORS: [libc::c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
-/// The calling thread's signals are blocked until [`Held::release`].
+/// A guard: the calling thread's signals are blocked until [`Held::release`].
 #[must_use]
 pub struct Held {
     before: libc::sigset_t,
 }
 
 impl Held {
-    /// Blocks the calling thread's signals.
+    /// Blocks all signals of the calling thread except those that report its own errors.
     pub fn new() -> Self {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: `all` is initialised first. An all-zero set is valid, if the second call should fail.
+        // SAFETY: `sigfillset` initialises `all`. `before` is all zero, which is a valid set even if the last
+        // call fails.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             for signal in ERRORS {
@@ -32,11 +35,12 @@ impl Held {
         }
     }
 
-    /// Unblocks the signals, so that handlers of held signals run now. If `asks` is set, returns true if one of them interrupts the
-    /// program's call: it has a handler without SA_RESTART.
+    /// Unblocks the signals, so that the handlers of blocked signals run now. Returns true if `asks` is true
+    /// and one of these signals interrupts the program's call, because its handler is installed without
+    /// SA_RESTART. Returns false otherwise.
     pub fn release(self, asks: bool) -> bool {
         let interrupts = asks && self.interrupts();
-        // SAFETY: the set was initialised.
+        // SAFETY: `new` has initialised `before`.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
         interrupts
     }
@@ -64,7 +68,8 @@ impl Held {
     }
 }
 
-/// Returns true if a signal with this action makes a receive fail with EINTR.
+/// Returns true if a signal with this action makes a receive fail with EINTR. Returns false if it is ignored,
+/// restarts the call, or has the default action.
 fn interrupts(action: &libc::sigaction) -> bool {
     !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) && action.sa_flags & libc::SA_RESTART == 0
 }

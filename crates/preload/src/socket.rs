@@ -93,7 +93,8 @@ pub fn wait_connected(fd: RawFd) -> c_int {
     }
 }
 
-/// Connects a socket that the engine already runs.
+/// Implements connect(2) for a socket that is already offloaded. Blocks until the connection is established,
+/// unless the descriptor is non-blocking. Returns 0, or -1 with errno set.
 ///
 /// # Safety
 /// `address` points to `len` readable bytes.
@@ -130,24 +131,27 @@ pub fn blocks(fd: RawFd) -> bool {
     unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK == 0 }
 }
 
-/// The descriptors up to 1023 that were listeners of the engine when the library last saw them, one bit each.
-/// Only a hint: the program may have closed a descriptor since, and may have got its number for another socket.
+/// The descriptors from 0 to 1023 that were listeners of the engine when the library last used them, one bit
+/// each. This is only a hint: the program may have closed a descriptor since, and its number may belong to
+/// another socket.
 static LISTENERS: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
-/// Returns the word and the bit of `LISTENERS` for `fd`.
+/// Returns the word of `LISTENERS` for `fd`, and a mask with the bit of `fd`. Returns `None` for a descriptor
+/// above 1023.
 fn listener_bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let fd = usize::try_from(fd).ok()?;
     Some((LISTENERS.get(fd / 64)?, 1 << (fd % 64)))
 }
 
-/// Notes that `fd` is a listener of the engine.
+/// Records that `fd` is a listener of the engine.
 pub fn note_listener(fd: RawFd) {
     if let Some((word, bit)) = listener_bit(fd) {
         word.fetch_or(bit, Ordering::Relaxed);
     }
 }
 
-/// Returns true if `fd` was noted as a listener of the engine. The caller must check that it still is.
+/// Returns true if `fd` was recorded as a listener of the engine. The caller must check that it still is one.
+/// Returns false if it was not recorded.
 pub fn may_listen(fd: RawFd) -> bool {
     listener_bit(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
 }
@@ -225,7 +229,7 @@ fn addresses(fd: RawFd) -> Option<Message> {
     (reply.status == 0).then_some(reply)
 }
 
-/// Writes the local address.
+/// Implements getsockname(2) for an offloaded socket: stores its local address at `address`. Returns 0.
 ///
 /// # Safety
 /// `len` points to the number of writable bytes at `address`. Either pointer may be null.
@@ -246,7 +250,8 @@ pub unsafe fn getsockname(
     0
 }
 
-/// Writes the remote address.
+/// Implements getpeername(2) for an offloaded socket: stores its remote address at `address`. Returns 0, or
+/// -1 with errno ENOTCONN if the socket is not connected.
 ///
 /// # Safety
 /// `len` points to the number of writable bytes at `address`. Either pointer may be null.
@@ -291,7 +296,8 @@ pub unsafe fn put_option(value: *mut c_void, len: *mut socklen_t, bytes: &[u8]) 
     0
 }
 
-/// Returns an option's value.
+/// Implements getsockopt(2) for an offloaded TCP socket. Stores the option's value at `value`. Returns 0, or
+/// -1 with errno set.
 ///
 /// # Safety
 /// `len` points to the number of writable bytes at `value`. Either pointer may be null.
@@ -329,7 +335,8 @@ pub unsafe fn getsockopt(
     (message.level, message.name) = (level, name);
     match control::request(&mut message, fd) {
         Some((reply, _)) if reply.status == 0 => put(reply.value()),
-        // The connection was established meanwhile, so the program's end has its send buffer again.
+        // Ask the kernel after all if the connection has been established meanwhile: the program's end then
+        // has its full send buffer.
         // SAFETY: the program's arguments.
         Some(_) if level == libc::SOL_SOCKET && name == libc::SO_SNDBUF => unsafe {
             real::getsockopt(fd, level, name, value, len)
@@ -339,7 +346,7 @@ pub unsafe fn getsockopt(
     }
 }
 
-/// Sets an option.
+/// Implements setsockopt(2) for an offloaded TCP socket. Returns 0, or -1 with errno set.
 ///
 /// # Safety
 /// `value` is null or points to `len` readable bytes.
@@ -358,7 +365,7 @@ pub unsafe fn setsockopt(
             direct::note_low_water(fd);
         }
         if matches!(name, libc::SO_SNDBUF | libc::SO_RCVBUF) {
-            // SAFETY: the caller promises `len` bytes at `value`.
+            // SAFETY: the caller promises that `value` is null or points to `len` readable bytes.
             return unsafe { set_buffer(fd, name, value, len) };
         }
         // SAFETY: the program's arguments.
@@ -384,8 +391,8 @@ pub unsafe fn setsockopt(
     0
 }
 
-/// Sets SO_SNDBUF or SO_RCVBUF. The kernel doubles and bounds the value for the program's end, and the engine gets the
-/// result for its rings.
+/// Sets SO_SNDBUF or SO_RCVBUF. The kernel doubles and limits the value, and the engine uses the resulting
+/// size for its rings. Returns 0, or -1 with errno set.
 ///
 /// # Safety
 /// `value` is null or points to `len` readable bytes.

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 /// An error of writing a result.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A directory has the name that was given for a file.
+    /// The path that was given for a file is a directory.
     #[error("cannot write {0}: it is a directory; name a file in it")]
     Directory(PathBuf),
     /// The file cannot be opened or created.

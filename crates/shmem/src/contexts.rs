@@ -100,10 +100,10 @@ pub struct SessionConfig {
     _total_ops: usize,
 }
 
-/// Accepts the program's hints about the context's next operations. They have no effect.
+/// Accepts the program's hints about the context's next operations. The hints have no effect.
 pub fn start_session(_context: Context, _options: i64, _config: *const SessionConfig, _mask: i64) {}
 
-/// Ends the hints of [`start_session`].
+/// Ends the effect of the hints given to [`start_session`]. Does nothing, because they have none.
 pub fn stop_session(_context: Context) {}
 
 /// Orders the context's operations. Does nothing for SHMEM_CTX_INVALID.

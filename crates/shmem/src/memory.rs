@@ -24,8 +24,9 @@ pub fn allocate(size: usize) -> *mut c_void {
     made(world().allocate_for_copies(size))
 }
 
-/// Allocates aligned memory. Returns null if the size is 0, the heap is full, or the alignment is 0 or too large.
-/// Rounds an alignment up to a power of two, as other OpenSHMEM libraries do.
+/// Allocates `size` bytes of symmetric memory at an aligned address. Returns null if the size is 0, the heap
+/// is full, or the alignment is 0 or too large. Rounds the alignment up to a power of two, as other OpenSHMEM
+/// libraries do.
 pub fn allocate_aligned(alignment: usize, size: usize) -> *mut c_void {
     if size == 0 {
         check(world().barrier_all());

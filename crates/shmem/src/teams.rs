@@ -1,9 +1,9 @@
 //! Teams: regular sets of PEs (OpenSHMEM 1.5, section 9.4).
 //!
-//! Every PE of the parent computes the same set. The PEs of the new team then open a channel, so that threads of one
-//! PE may run collectives of different teams at the same time. A handle is a small number for a predefined team,
-//! and otherwise the address of the team's state. Destroyed states are reused
-//! and never freed, so a destroyed handle does not lead outside valid memory.
+//! Every PE of the parent team computes the same set. The PEs of the new team then open a channel, so that
+//! threads of one PE can run collectives of different teams at the same time. A predefined team's handle is a
+//! small number. Any other handle is the address of the team's state. The state's memory is reused after the
+//! team is destroyed, but never freed, so an outdated handle still points to valid memory.
 
 use crate::setup;
 use crate::world::{check, world};
@@ -34,17 +34,18 @@ pub struct TeamConfig {
 
 const NUM_CONTEXTS: i64 = 1;
 
-/// A team as this PE uses it.
+/// This PE's view of a team: its PEs, its configuration and its channel.
 #[derive(Clone)]
 pub struct State {
     set: Set,
     config: TeamConfig,
-    /// `None` for the team of all PEs, and for a team for which a PE had no free place.
+    /// The channel of the team's collectives. `None` for the team of all PEs, and if a PE had no free place
+    /// for a channel.
     channel: Option<Arc<Channel>>,
 }
 
 impl State {
-    /// Returns what the team's collectives are called with.
+    /// Returns what to pass to the team's collectives: its channel, or its set of PEs if it has no channel.
     pub fn group(&self) -> Group<'_> {
         self.channel.as_deref().map_or(self.set.into(), Group::from)
     }
@@ -81,7 +82,7 @@ fn slot(team: Team) -> Option<&'static Slot> {
     (team.0 > Team::SHARED.0).then(|| unsafe { &*(team.0 as *const Slot) })
 }
 
-/// Returns the team's state. `None` if the team is invalid.
+/// Returns this PE's view of `team`. Returns `None` if `team` is invalid or was destroyed.
 pub fn state(team: Team) -> Option<State> {
     match team {
         Team::INVALID => None,

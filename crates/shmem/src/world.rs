@@ -26,7 +26,7 @@ struct Process {
     world: World<AnyTransport>,
     control: Arc<dyn JobControl>,
     member: Option<Arc<Member>>,
-    /// Why the transport was chosen.
+    /// Why this job uses its transport, as text for the user.
     reason: &'static str,
     _hub: Option<Hub>,
     _server: Option<Server>,

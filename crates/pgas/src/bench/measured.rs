@@ -17,14 +17,16 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// A transport that the bench can measure.
 pub(super) trait Measured: Transport + Sized {
-    /// True if puts and atomics of the other PE arrive only while a thread of this PE makes progress.
+    /// True if puts and atomics of the other PE may arrive only while a thread of this PE calls UCX. False if
+    /// they arrive without calls at this PE.
     const NEEDS_PROGRESS: bool;
 
-    /// Returns what carries the bytes of puts and of gets to `other`, such as `stores` and `loads`.
+    /// Returns the names of what copies the bytes of puts to `other`, and of what copies those of gets from
+    /// it. Examples are `stores` and `loads`.
     fn carriers(&self, other: u32) -> [String; 2];
 
-    /// Blocks until `done` returns true. `done` reads this PE's word at symmetric `offset`, which `other`
-    /// stores after it has put `bytes` bytes.
+    /// Blocks until `done` returns true, in completion mode `mode`. `done` must check the word at `offset` of
+    /// this PE's symmetric memory. `other` first puts `bytes` bytes and then stores this word.
     ///
     /// # Errors
     /// If `other` has ended, or after 30 s.
@@ -37,7 +39,8 @@ pub(super) trait Measured: Transport + Sized {
         done: impl FnMut() -> bool,
     ) -> Result<()>;
 
-    /// Measures what only this transport has, apart from transfers of bytes.
+    /// Measures the cases that only this transport has and that do not depend on a size, such as doorbells.
+    /// By default, there are none.
     ///
     /// # Errors
     /// Errors of the transport.
@@ -45,7 +48,8 @@ pub(super) trait Measured: Transport + Sized {
         Ok(Vec::new())
     }
 
-    /// Measures the transfers of `size` bytes that only this transport has.
+    /// Measures the transfers of `size` bytes that only this transport has, such as pushed gets. By default,
+    /// there are none.
     ///
     /// # Errors
     /// Errors of the transport, and wrong bytes.

@@ -102,9 +102,10 @@ pub struct Plan {
     pub batch_us: u64,
     /// Number of batches of each case. Results show their median.
     pub repeats: u32,
-    /// The settings of ucx_perftest, which is measured in turn with inlane's puts. `None` leaves it out.
+    /// How to run ucx_perftest, UCX's own benchmark, for comparison with inlane's puts. If `None`, it is not
+    /// run.
     pub ucx: Option<Ucx>,
-    /// The transport to measure. `None` leaves the choice to the environment.
+    /// The transport to measure. If `None`, environment variables and the launcher decide.
     pub transport: Option<Kind>,
     /// The only part to measure. `None` measures all parts.
     pub only: Option<Part>,
@@ -130,8 +131,8 @@ pub struct Ucx {
     pub program: PathBuf,
     /// Number of repeats in which ucx_perftest is measured. Each repeat starts two processes.
     pub repeats: u32,
-    /// If true, ucx_perftest uses the transports of UCX that the environment names, as a job over UCX does.
-    /// If false, it uses shared memory.
+    /// If true, ucx_perftest uses the transports that UCX's environment variables select, as a job over UCX
+    /// does. If false, it uses shared memory.
     pub by_environment: bool,
 }
 
@@ -175,21 +176,21 @@ pub struct Point {
     pub verified_bytes: u64,
 }
 
-/// What one PE of the bench has measured.
+/// The results of one PE of the bench.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Measurements {
-    /// The points at PE 0, and an empty list at PE 1.
+    /// All measurements at PE 0. Empty at PE 1.
     pub points: Vec<Point>,
     /// Why the PEs communicate over UCX. `None` if they communicate over windows.
     pub ucx: Option<String>,
 }
 
-/// Takes part in the bench as one PE. Uses `bridge` if given, else the job that the environment describes.
-/// `start` starts the mover at PE 0. A job over UCX has no mover.
+/// Runs this process as one of the two PEs of the bench. Uses `bridge` if given. Otherwise joins the job that
+/// environment variables describe. At PE 0, calls `start` to start the mover. A job over UCX has no mover.
 ///
 /// # Errors
-/// Errors of the session and the transport; [`Error::Invalid`] unless there are two PEs, and if bytes arrive
-/// altered.
+/// [`Error::Invalid`] if the job does not have exactly two PEs, or if bytes arrive altered. Errors of joining
+/// the job and of the transport.
 pub fn pe(
     plan: &Plan,
     bridge: Option<Arc<dyn Ntb>>,
@@ -238,13 +239,15 @@ pub fn pe(
     Ok(Measurements { points: if bench.driver { points } else { Vec::new() }, ucx: None })
 }
 
-/// Returns an error if the PEs of the bench share a processor.
+/// Returns an error if `yields` is true, because the two PEs may then share a processor. The bench needs one
+/// for each.
 fn needs_processors(yields: bool) -> Result<()> {
     let why = "it needs a processor for each of its two PEs; run it on a machine with more";
     if yields { Err(Error::invalid("the bench", why)) } else { Ok(()) }
 }
 
-/// Takes part in the bench as one PE of a job over UCX.
+/// Runs this process as one of the two PEs of a bench over UCX. `heap` is the size of the symmetric heap in
+/// bytes.
 fn over_ucx(plan: &Plan, session: UcxSession, heap: usize, processors: &[usize]) -> Result<Measurements> {
     if plan.only == Some(Part::Mover) {
         return Err(Error::invalid("--only mover", "UCX has no mover; leave it out, or measure windows"));
@@ -278,7 +281,7 @@ const ANSWER: usize = 32;
 const NANOSECONDS: usize = 48;
 /// Index of the word that carries the result of PE 1's comparison of bytes: 1 if they are wrong.
 const WRONG: usize = 64;
-/// Index of the word to which PE 0's fetching additions add.
+/// Index of the word of PE 1 that PE 0's fetching additions increment.
 const COUNTER: usize = 96;
 /// Index of the word by which PE 0 signals PE 1 that a batch of pushed gets has ended.
 const DONE: usize = 80;
@@ -293,7 +296,7 @@ struct Bench<T: Measured> {
     other: u32,
     /// The processors of the two PEs' measuring threads. ucx_perftest's two processes run on them too.
     pair: Vec<usize>,
-    /// What carries the bytes of puts and of gets.
+    /// What copies the bytes of puts, and of gets, such as `stores` and `loads`. Results show these names.
     puts_by: String,
     gets_by: String,
 }
@@ -310,14 +313,15 @@ impl<T: Measured> Bench<T> {
         let inbox = world.array(largest)?;
         let words = world.array(128)?;
         let (driver, other) = (world.me() == 0, 1 - world.me());
-        // UCX tells the carriers only of PEs that it has reached.
+        // Exchange messages with the other PE first, because UCX names its transports only for PEs that were
+        // reached.
         world.barrier_all()?;
         let [puts_by, gets_by] = world.transport().carriers(other);
         let pair = processors[..2.min(processors.len())].to_vec();
         Ok(Self { world, plan, source, inbox, words, driver, other, pair, puts_by, gets_by })
     }
 
-    /// Measures all cases but those of a mover.
+    /// Measures all cases of the plan except those of a mover.
     fn run(&self) -> Result<Vec<Point>> {
         let mut points = Vec::new();
         let all = self.plan.only.is_none();
@@ -349,7 +353,7 @@ impl<T: Measured> Bench<T> {
 }
 
 impl Bench<Windows> {
-    /// Measures the cases of PE 0's mover.
+    /// Measures puts by PE 0's `mover`. At PE 1, `mover` is `None`.
     fn moved(&self, mover: Option<Started>) -> Result<Vec<Point>> {
         let mut points = Vec::new();
         // A mover reaches only windows that the processor can use as memory. Both sides have the same kind of

@@ -141,8 +141,8 @@ impl<T: Measured> Bench<T> {
         })
     }
 
-    /// Measures the processor time of a wait while nothing arrives. PE 1 waits. PE 0 sleeps and then ends PE
-    /// 1's wait.
+    /// Measures the processor time that a wait takes while nothing arrives. PE 1 waits while PE 0 sleeps.
+    /// Then PE 0 ends the wait of PE 1.
     pub(super) fn idle(&self) -> Result<Vec<Point>> {
         let mut points = Vec::new();
         self.reset_words()?;

@@ -1,5 +1,6 @@
-//! The connection of the launcher, or of PE 0 without a launcher of inlane, to the PEs of a job. If the PEs communicate over windows, it is the hub of a
-//! twin NTB bridge. If they communicate over UCX, it is a TCP server.
+//! The connections between a job's PEs and the process that supervises the job: inlane's launcher, or PE 0 if
+//! another launcher started the job. If the PEs communicate over windows, this is the hub of a twin NTB
+//! bridge. If they communicate over UCX, it is a TCP server.
 
 use super::{Job, STATICS};
 use crate::error::{Error, Result};

@@ -17,8 +17,9 @@ pub trait ProcessManager: Send {
     fn rank(&self) -> u32;
     /// Returns the number of processes.
     fn size(&self) -> u32;
-    /// Returns the number of processes on one of the job's machines, or `None` if the manager does not tell
-    /// it. The number equals [`ProcessManager::size`] only if all processes run on one machine.
+    /// Returns how many of the job's processes run on one of its machines, which may be another machine than
+    /// this one. Returns `None` if the manager does not report it. The number equals [`ProcessManager::size`]
+    /// only if all processes run on one machine.
     fn local_size(&self) -> Option<u32> {
         LOCAL.into_iter().find_map(value)
     }
@@ -56,13 +57,13 @@ const ANNOUNCED: [&str; 7] = [
     "PALS_LOCAL_SIZE",
 ];
 
-/// The environment variables in which launchers announce the number of processes on a machine.
+/// The environment variables in which launchers announce how many of the job's processes run on one machine.
 ///
-/// Slurm announces a list of all machines such as `2(x3),1`. Its first number equals the number of all
-/// processes only if there is one machine.
+/// Slurm announces a list for all machines: `2(x3),1` means three machines with 2 processes each and one with
+/// 1. The first number equals the number of all processes only if there is one machine.
 const LOCAL: [&str; 3] = ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"];
 
-/// Returns the number with which an environment variable begins.
+/// Returns the number at the start of an environment variable's value. Returns `None` if there is none.
 fn value(name: &str) -> Option<u32> {
     let text = std::env::var(name).ok()?;
     text.trim().split(['(', ',']).next()?.parse().ok()
@@ -74,7 +75,8 @@ fn announced() -> Option<(&'static str, u32)> {
     ANNOUNCED.into_iter().find_map(|name| value(name).filter(|size| *size > 1).map(|size| (name, size)))
 }
 
-/// Returns true if inlane's launcher started this process, or if another launcher started more than one.
+/// Returns true if inlane's launcher started this process, or if another launcher announces more than one
+/// process. Returns false otherwise, as for a process that was started alone.
 pub fn is_in_job() -> bool {
     let set = |name: &str| std::env::var_os(name).is_some();
     set("INLANE_NTB_FD") || set(super::hub::MEETING) || announced().is_some()

@@ -1,10 +1,11 @@
-//! A process's part in a job that a process manager started. Over windows, PE 0 owns the twin's hub, and the
-//! others connect to its socket. Over UCX, PE 0 owns the TCP server at which the PEs meet.
+//! How a process joins and leaves a job that a process manager such as `mpirun` started. If the PEs
+//! communicate over windows, PE 0 runs the hub of a twin NTB bridge, and the other PEs connect to the hub's
+//! socket. If they communicate over UCX, PE 0 runs a TCP server, to which all PEs connect.
 //!
 //! ```text
-//! PE 0      makes the hub or the server and listens; gives the manager its card with the socket's name or the
-//!           TCP addresses, and the heap size
-//! all       fence of the manager
+//! PE 0      makes the hub or the server and listens; stores a text at the manager, its card: the heap size,
+//!           and the socket's name or the server's TCP addresses
+//! all PEs   wait in the manager's fence
 //! PE n      reads the card, connects, sends its number
 //! ```
 
@@ -72,7 +73,8 @@ impl Ends {
 /// This process's membership in a job that a process manager started.
 pub struct Member {
     manager: Mutex<Box<dyn ProcessManager>>,
-    /// At PE 0, the hub or the server, and which PEs have finished or ended. `None` at the other PEs.
+    /// The hub or the TCP server of the job, and the record of the PEs that have finished or ended. `None`
+    /// except at PE 0.
     hub: Option<(Arc<JobHub>, Arc<Ends>)>,
 }
 
@@ -87,12 +89,12 @@ pub(super) fn machine() -> Result<String> {
     Ok(text.trim().into())
 }
 
-/// Joins the job over windows of all processes that the manager started. `heap_bytes` is the size of the symmetric heap
-/// that this process asks for. Returns the membership, the socket to the hub, and PE 0's heap size, which all
-/// PEs use.
+/// Joins the job that `manager` started, over windows. `heap_bytes` is the size of the symmetric heap that
+/// this process asks for, but all PEs use PE 0's size. Returns the membership, the socket to the hub, and PE
+/// 0's heap size in bytes.
 ///
 /// # Errors
-/// If the processes run on several machines or are too many, or if the manager or the system refuses.
+/// If the processes run on several machines, if there are too many, or if the manager or the system refuses.
 pub(super) fn join(mut manager: Box<dyn ProcessManager>, heap_bytes: u64) -> Result<(Member, OwnedFd, u64)> {
     let (rank, size) = (manager.rank(), manager.size());
     if rank == 0 {
@@ -132,10 +134,10 @@ pub(super) fn join(mut manager: Box<dyn ProcessManager>, heap_bytes: u64) -> Res
     Ok((Member { manager: Mutex::new(manager), hub: None }, socket, card.heap_bytes))
 }
 
-/// Joins the job over UCX of all processes that the manager started. `heap_bytes` is the size of the symmetric
-/// heap that this process asks for. PE 0's server listens at `address`. If `address` is `None`, it listens at
-/// all addresses of the machine, or at the loopback address if all processes run on this machine. Returns the
-/// membership, the connection to PE 0's server, and PE 0's heap size, which all PEs use.
+/// Joins the job that `manager` started, over UCX. `heap_bytes` is the size of the symmetric heap that this
+/// process asks for, but all PEs use PE 0's size. PE 0's server listens at `address`. If `address` is `None`,
+/// it listens at the loopback address if all processes run on this machine, and at all addresses otherwise.
+/// Returns the membership, the connection to PE 0's server, and PE 0's heap size in bytes.
 ///
 /// # Errors
 /// If PE 0 cannot be reached, if there are too many processes, or if the manager or the system refuses.
@@ -161,8 +163,8 @@ pub(super) fn join_over_ucx(
     Ok((Member { manager: Mutex::new(manager), hub: None }, client, card.heap_bytes))
 }
 
-/// Starts a thread that handles the events of the hub or the server. Returns `hub`, and which of the `size` PEs
-/// have finished or ended.
+/// Starts a thread that handles the events of `hub`. Returns `hub`, and the record of which of the `size` PEs
+/// have finished or ended. The thread keeps this record up to date.
 fn watched(hub: JobHub, size: u32) -> (Arc<JobHub>, Arc<Ends>) {
     let (hub, ends) = (Arc::new(hub), Arc::new(Ends::default()));
     *ends.lock() = vec![false; size as usize];

@@ -1,5 +1,5 @@
-//! How the PEs of a process manager's job meet over UCX: PE 0 publishes the TCP addresses of its server, and
-//! each other PE tries them in turn.
+//! How the PEs of a job over UCX find each other if a process manager such as `mpirun` started them. PE 0
+//! publishes the TCP addresses of its server, and each other PE tries them in turn.
 
 use super::member::machine;
 use crate::error::{Error, Result};
@@ -11,22 +11,23 @@ use std::str::FromStr;
 /// The longest text that process managers exchange, in bytes.
 const LONGEST_TEXT: usize = 250;
 
-/// Where the PEs of a job meet, as PE 0 tells the others: `HEAP/PLACE/PORT/TOKEN/ADDRESS,ADDRESS...`.
+/// The addresses of PE 0's server, to which all PEs of a job connect, and the heap size. PE 0 publishes them
+/// as the text `HEAP/PLACE/PORT/TOKEN/ADDRESS,ADDRESS...`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meetings {
     /// Size of each PE's symmetric heap in bytes.
     pub heap_bytes: u64,
-    /// PE 0's kernel and network namespace, as [`place`] returns them.
+    /// A text that identifies PE 0's kernel and network namespace, from [`place`].
     place: String,
     port: u16,
     token: [u8; 16],
-    /// Addresses of PE 0's machine. PEs in PE 0's network namespace use the first address, which is one of
-    /// this machine in any case.
+    /// The IP addresses of PE 0's server, in the order in which PEs try them. PEs outside PE 0's network
+    /// namespace skip loopback addresses.
     addresses: Vec<IpAddr>,
 }
 
-/// Returns the address at which PE 0's server listens: `given`, or the loopback address if all PEs run on this
-/// machine, or else all addresses.
+/// Returns the address at which PE 0's server listens: `given` if it is set. Otherwise it is 127.0.0.1 if all
+/// PEs run on one machine, and 0.0.0.0 (all addresses) if not.
 pub(super) fn listening_address(given: Option<IpAddr>, on_one_machine: bool) -> IpAddr {
     let loopback = || IpAddr::from(Ipv4Addr::LOCALHOST);
     let all = || IpAddr::from(Ipv4Addr::UNSPECIFIED);
@@ -34,8 +35,9 @@ pub(super) fn listening_address(given: Option<IpAddr>, on_one_machine: bool) -> 
 }
 
 impl Meetings {
-    /// Returns the addresses of PE 0's server, which is this process's. `meeting` has the address at which it
-    /// listens.
+    /// Returns what PE 0 publishes about its server, whose address and token are in `meeting`. If the server
+    /// listens at 0.0.0.0, the result has the IPv4 addresses of this machine, or as many as fit into a text
+    /// of the process manager.
     ///
     /// # Errors
     /// Errors of the system.
@@ -54,10 +56,10 @@ impl Meetings {
         Ok(card)
     }
 
-    /// Joins the job as PE `me`: tries the addresses in turn.
+    /// Joins the job as PE `me`. Tries the addresses of PE 0's server in turn.
     ///
     /// # Errors
-    /// The error of the last address if none leads to PE 0's server.
+    /// If no address leads to PE 0's server: the error of the last attempt.
     pub fn join(&self, me: u32) -> Result<Client> {
         let here = self.place == place()?;
         let reachable = |address: &&IpAddr| here || !address.is_loopback();
@@ -114,15 +116,16 @@ impl FromStr for Meetings {
     }
 }
 
-/// Returns a text that is the same for all processes of one kernel and one network namespace.
+/// Returns a text that identifies the running kernel and the network namespace of this process. Processes
+/// with the same text reach each other's loopback addresses.
 fn place() -> Result<String> {
     let path = "/proc/self/ns/net";
     let namespace = std::fs::read_link(path).map_err(|error| Error::os(format!("reading {path}"), error))?;
     Ok(format!("{} {}", machine()?, namespace.display()).replace([' ', '/'], "."))
 }
 
-/// Returns the addresses of this machine's network interfaces that are up, without loopback and link-local
-/// addresses.
+/// Returns the addresses of all network interfaces of this machine that are up, except loopback and
+/// link-local addresses.
 fn own_addresses() -> Result<Vec<IpAddr>> {
     let mut first = std::ptr::null_mut();
     // SAFETY: the call sets `first` to a list, which is freed below.
@@ -130,13 +133,14 @@ fn own_addresses() -> Result<Vec<IpAddr>> {
         return Err(Error::os("this machine's addresses", std::io::Error::last_os_error()));
     }
     let (mut addresses, mut next) = (Vec::new(), first);
-    // SAFETY: each element of the list is valid until it is freed, and the last one has a null pointer.
+    // SAFETY: each element of the list is valid until the list is freed. In the last one, the pointer to the
+    // next is null.
     while let Some(interface) = unsafe { next.as_ref() } {
         next = interface.ifa_next;
         if interface.ifa_flags & libc::IFF_UP as u32 == 0 || interface.ifa_addr.is_null() {
             continue;
         }
-        // SAFETY: the family says which type the address has.
+        // SAFETY: the address family determines the type of the address.
         let address = unsafe {
             match i32::from((*interface.ifa_addr).sa_family) {
                 libc::AF_INET => {
@@ -158,7 +162,7 @@ fn own_addresses() -> Result<Vec<IpAddr>> {
             addresses.push(address);
         }
     }
-    // SAFETY: the list was made above, and is freed once.
+    // SAFETY: `getifaddrs` made the list above, and it is freed only here.
     unsafe { libc::freeifaddrs(first) };
     Ok(addresses)
 }

@@ -46,17 +46,17 @@ pub struct UcxSession {
     pub heap_bytes: usize,
     /// The settings of the transport.
     pub settings: ucx::Settings,
-    /// The server, if this process was started alone and is a job of one PE.
+    /// The job's TCP server, if this process was started alone and is a job of one PE. `None` otherwise.
     pub server: Option<Server>,
-    /// The membership in a job that a process manager such as `mpirun` started. Finish it after the last
-    /// communication.
+    /// The membership in a job that a process manager such as `mpirun` started, else `None`. Call
+    /// `finish` on it after the last communication.
     pub member: Option<Member>,
-    /// Why the PEs communicate over UCX.
+    /// Why the PEs communicate over UCX, as text for the user.
     pub reason: &'static str,
 }
 
-/// A process's membership in a job over either transport.
-// A process makes one value, so the size of the larger variant does not matter.
+/// A process's membership in a job over windows or over UCX.
+// A process makes only one value, so it does not matter that one variant is larger than the other.
 #[allow(clippy::large_enum_variant)]
 pub enum AnySession {
     /// Over windows.
@@ -66,9 +66,10 @@ pub enum AnySession {
 }
 
 impl AnySession {
-    /// Joins the job that the environment describes. Without a description, the process is a job of one PE. A
-    /// process manager's job uses the transport that [`variables::TRANSPORT`] names, else windows if all PEs
-    /// run on one machine, else UCX. `additional` is as for [`Session::from_environment`].
+    /// Joins the job that environment variables describe. If there are none, the process is a job of one PE.
+    /// inlane's launcher has already chosen the transport of its jobs. Other jobs use the transport that
+    /// [`variables::TRANSPORT`] names. Without this variable, they use UCX if the PEs run on several
+    /// machines, and windows otherwise. `additional` is as for [`Session::from_environment`].
     ///
     /// # Errors
     /// As for [`Session::from_environment`] and [`Client::join`].
@@ -76,8 +77,8 @@ impl AnySession {
         Self::over(None, additional)
     }
 
-    /// Joins the job as [`AnySession::from_environment`] does. `asked` is the transport that the program's user
-    /// asks for. It has priority over [`variables::TRANSPORT`].
+    /// Joins the job as [`AnySession::from_environment`] does. `asked` is the transport that the user has
+    /// chosen for this program, or `None`. It has priority over [`variables::TRANSPORT`].
     ///
     /// # Errors
     /// As for [`AnySession::from_environment`]; [`Error::Invalid`] if inlane's launcher has chosen the other
@@ -114,13 +115,14 @@ impl AnySession {
     }
 }
 
-/// Why the PEs communicate over UCX: the user asked for it by the environment.
+/// The value of [`UcxSession::reason`] if the user chose UCX by the environment variable.
 const ASKED: &str = "INLANE_NTB_TRANSPORT asks for it";
-/// Why the PEs communicate over UCX: windows do not reach other machines.
+/// The value of [`UcxSession::reason`] if the PEs run on several machines, which windows cannot connect.
 const SEVERAL: &str = "the PEs run on several machines";
 
 impl UcxSession {
-    /// Joins the job of inlane's launcher, whose server is at `meeting`.
+    /// Joins the job over UCX that inlane's launcher started. `meeting` is the address of the launcher's
+    /// server.
     fn of_launcher(meeting: &Meeting) -> Result<Self> {
         let Some(pe) = variable::<u32>(PE)? else {
             return Err(Error::invalid(MEETING, format!("{PE} is missing; pass both to each PE")));
@@ -136,11 +138,12 @@ impl UcxSession {
         })
     }
 
-    /// Joins the job of all processes that the manager started. Without a manager, the process is a job of one
-    /// PE.
+    /// Joins the job over UCX that `manager` started. If `manager` is `None`, the process is a job of one PE.
+    /// `reason` says why the PEs communicate over UCX.
     fn of_manager(manager: Option<Box<dyn ProcessManager>>, reason: &'static str) -> Result<Self> {
         let local = manager.as_ref().map(|manager| manager.local_size().unwrap_or(manager.size()));
-        // Assume that a process manager has distributed its PEs over all processors of the machine.
+        // Compare the number of PEs with that of all online processors, because a process manager is assumed
+        // to have distributed the PEs over them.
         let settings = Self::settings(local.is_some_and(|pes| pes as usize > online_processors()))?;
         let (heap_bytes, address) = (heap_bytes()?, variables::address()?);
         let (client, heap_bytes, server, member) = match manager {
@@ -157,8 +160,8 @@ impl UcxSession {
         Ok(Self { client: Arc::new(client), heap_bytes, settings, server, member, reason })
     }
 
-    /// Returns the settings of the transport from the environment. `crowded` is true if there are more PEs
-    /// than processors.
+    /// Returns the transport's settings from environment variables. `crowded` is true if there are more PEs
+    /// than processors: waiting PEs then yield their processor, unless INLANE_NTB_YIELD is set to 0.
     fn settings(crowded: bool) -> Result<ucx::Settings> {
         // Look for UCX first, because its absence is the most frequent error.
         ucx::Ucx::version()?;
@@ -190,9 +193,9 @@ where
 }
 
 impl Session {
-    /// Joins the job over windows that the environment describes. Without a description, the process is a job
-    /// of one PE. `additional` is the number of symmetric bytes that the caller needs beside the heap, such as
-    /// the size of the program's static objects.
+    /// Joins the job over windows that environment variables describe. If there are none, the process is a
+    /// job of one PE. `additional` is the number of bytes of symmetric memory that the caller needs beside
+    /// the heap, such as the size of the program's static objects.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an invalid variable; errors of [`Twin::attach`].
@@ -243,9 +246,9 @@ struct Place {
 }
 
 impl Place {
-    /// Connects to the hub of the job in which inlane's launcher or the process manager `manager` started this
-    /// process. If neither started it, makes a hub for a job of one PE. `heap_bytes` is the size of the symmetric
-    /// heap that this process requests.
+    /// Connects to the hub of the job that inlane's launcher or `manager` started. If neither started this
+    /// process, makes a hub for a job of one PE. `heap_bytes` is the size of the symmetric heap that this
+    /// process asks for.
     fn find(heap_bytes: u64, manager: Option<Box<dyn ProcessManager>>) -> Result<Self> {
         if let Some(fd) = variable::<RawFd>("INLANE_NTB_FD")? {
             return Ok(Self { socket: inherited(fd)?, heap_bytes, hub: None, member: None });

@@ -15,9 +15,11 @@ pub const VERSION: &str = "SHMEM_VERSION";
 pub const INFO: &str = "SHMEM_INFO";
 /// Prints which path each PE takes, and why.
 pub const DEBUG: &str = "SHMEM_DEBUG";
-/// How the PEs communicate, if the `--transport` of inlane's launcher does not say.
+/// Chooses how the PEs communicate: `windows` or `ucx`. The option `--transport` of inlane's launcher has
+/// priority.
 pub const TRANSPORT: &str = "INLANE_NTB_TRANSPORT";
-/// Address of PE 0's machine at which PEs meet over UCX, if a process manager started them.
+/// The IP address of PE 0's machine at which the PEs of a job over UCX connect to PE 0. It applies if a
+/// process manager such as `mpirun` started them.
 pub const ADDRESS: &str = "INLANE_NTB_ADDRESS";
 /// How long to wait for the other PEs to start.
 pub const CONNECT_TIMEOUT: &str = "INLANE_SHMEM_CONNECT_TIMEOUT";
@@ -111,7 +113,7 @@ pub fn transport() -> Result<Option<Kind>> {
     parsed(TRANSPORT, "")
 }
 
-/// Returns the address that the user asks for by [`ADDRESS`].
+/// Returns the IP address in the variable [`ADDRESS`], or `None` if the variable is not set.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a value that is no IP address.

@@ -616,7 +616,8 @@ fn a_row_is_ready_only_after_its_translation_is_set() {
                     break (hostile.peer_window(0, 0), row.epoch);
                 }
             };
-            // Another version ends the handshake at once.
+            // Send a row with another version, so that the other side ends its handshake at once with an
+            // error.
             write_row(&hostile, &Row { version: VERSION + 1, epoch: 9, seen, ..Row::default() }.encode());
             assert!(ready.is_ok(), "ready without a translation: {ready:?}");
             let error = honest.join().unwrap();

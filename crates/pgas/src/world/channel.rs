@@ -1,15 +1,15 @@
-//! Channels: each team's own notifications, workspace and lock. Threads of one PE can therefore run collectives
-//! of different teams at the same time.
+//! Channels, with which threads of one PE can run collectives of different teams at the same time. Each
+//! channel has its own notifications, its own part of the workspace, and its own lock.
 //!
 //! ```text
 //! a PE's workspace, at the start of its symmetric memory
-//! basic        for each PE a word, then for each PE a chunk: collectives of all PEs, and of sets without a
-//!              channel
-//! place 0..31  for each PE a line: +0 its notifications, +64 a length; then a chunk for each level of a tree
+//! basic part   a word for each PE, then a chunk for each PE. Collectives without a channel use it.
+//! place 0..31  each place serves one channel. It has 128 bytes for each PE: at +0 how many notifications the
+//!              PE has sent, at +64 a number that it sends. A chunk for each level of a binomial tree follows.
 //! ```
 //!
-//! Each PE chooses a free place of its own workspace for a new channel and tells the other members. If one of
-//! them has no free place, the team uses the basic workspace.
+//! Each PE chooses a free place in its own workspace for a new channel, and sends the place's number to the
+//! other members of the team. If one of them has no free place, the team uses the basic part.
 
 use super::{CHUNK, Set, WORD, World};
 use crate::error::{Error, Result};
@@ -17,16 +17,17 @@ use crate::transport::Transport;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Number of places for channels in a PE's workspace.
+/// Number of places in a PE's workspace. Each place serves one channel.
 pub(super) const PLACES: usize = 32;
 /// The place of [`World::fixed_channel`].
 const FIXED: usize = 0;
-/// Size in bytes of a chunk in a place.
+/// Size in bytes of a channel's chunk. A reduction over a channel combines at most this much in one step.
 const PLACE_CHUNK: usize = 8 << 10;
-/// Distance in bytes between the two words of a line.
+/// Offset in bytes of the number that a PE sends, after the start of the PE's 128 bytes in a place. At the
+/// start is its count of notifications.
 const LENGTH: usize = 64;
 
-/// Returns the size of the workspace in bytes.
+/// Returns the size in bytes of the collectives' workspace in a job of `pes` PEs.
 pub(super) fn workspace_bytes(pes: u32) -> usize {
     place_offset(pes, PLACES)
 }
@@ -36,7 +37,7 @@ fn place_offset(pes: u32, place: usize) -> usize {
     pes as usize * (WORD + CHUNK) + place * (pes as usize * WORD + levels * PLACE_CHUNK)
 }
 
-/// The free places of this PE: bit n is set if place n is free.
+/// The free places in this PE's workspace: bit n is set if place n is free.
 pub(super) struct Places(Arc<Mutex<u32>>);
 
 impl Places {
@@ -52,7 +53,8 @@ impl Places {
     }
 }
 
-/// A place that a channel uses. It becomes free when this value is dropped.
+/// A place in the workspace that one channel uses. Dropping this value frees the place, unless it is reserved
+/// for [`World::fixed_channel`].
 struct Place {
     number: usize,
     free: Arc<Mutex<u32>>,
@@ -66,18 +68,20 @@ impl Drop for Place {
     }
 }
 
-/// A team's channel at this PE. Dropping it frees its place.
+/// A team's channel at this PE. Pass it to the team's collectives, which may then run at the same time as
+/// those of other teams. Dropping it frees its place in the workspace.
 pub struct Channel {
     set: Set,
     place: Place,
     collective: Mutex<()>,
-    /// One link for each PE of the set, in the set's order.
+    /// One element for each PE of the set, in the set's order.
     links: Vec<Link>,
 }
 
-/// What this PE needs to notify another member, and to count the notifications of that member.
+/// How this PE exchanges notifications with another member of the team: that member's place, and the counts
+/// of notifications in both directions.
 struct Link {
-    /// The number of the place at the other member.
+    /// The number of the place that the other member has chosen for this channel.
     place: usize,
     sent: AtomicU64,
     taken: AtomicU64,
@@ -95,7 +99,7 @@ impl Channel {
     }
 }
 
-/// The PEs of a collective: a set, or the set of a channel.
+/// The PEs that take part in a collective, and the channel that it uses, if any.
 #[derive(Clone, Copy)]
 pub struct Group<'a> {
     set: Set,
@@ -121,8 +125,8 @@ impl<'a> From<&'a Channel> for Group<'a> {
     }
 }
 
-/// A collective that this PE has begun. It holds the lock that admits one collective of the channel, or of
-/// all sets without a channel, at a time.
+/// A collective in progress at this PE. It holds a lock, because each channel runs one collective at a time,
+/// and so do all sets without a channel together.
 pub(super) struct Entered<'a> {
     pub(super) set: Set,
     /// This PE's position in the set.
@@ -140,8 +144,9 @@ impl<T: Transport> World<T> {
         Ok(Entered { set, index, channel, _one })
     }
 
-    /// Opens a channel for `set`, a subset of `parent`. All PEs of `set` call this function. Returns `None` at
-    /// all of them if one has no free place: then pass the set itself to collectives.
+    /// Opens a channel for `set`, a subset of `parent`. All PEs of `set` must call this function. Returns
+    /// `None` at every PE if one of them has no free place in its workspace. In that case, pass `set` itself
+    /// to collectives.
     ///
     /// # Errors
     /// As for [`World::sync`].
@@ -151,12 +156,12 @@ impl<T: Transport> World<T> {
         let within = Entered { set, index, ..parent };
         let place = self.places.take();
         if let Some(place) = &place {
-            // Clear the counts of the place's previous channel. Their notifications were all taken, so none
-            // is still on its way.
+            // Clear the counts of notifications of the place's previous channel. All its notifications were
+            // received, so none can arrive later.
             (0..set.size)
                 .for_each(|other| self.count(place.number, set.pe(other)).store(0, Ordering::Release));
         }
-        // Send 0 for "no free place".
+        // Send the place's number plus 1, or 0 if there is no free place.
         let own = place.as_ref().map_or(0, |place| place.number as u64 + 1);
         let numbers = self.tell_all(&within, own)?;
         let Some(place) = place.filter(|_| !numbers.contains(&0)) else { return Ok(None) };
@@ -167,14 +172,14 @@ impl<T: Transport> World<T> {
         Ok(Some(Channel::new(set, place, numbers.iter().map(|number| *number as usize - 1))))
     }
 
-    /// Makes the one channel whose place is the same on all PEs, so no PE needs to be told. Call it at most
-    /// once on each PE.
+    /// Makes the one channel whose place is the same on all PEs, so the PEs need not exchange the place's
+    /// number. Call it at most once on each PE.
     pub fn fixed_channel(&self, set: Set) -> Channel {
         let place = Place { number: FIXED, free: self.places.0.clone() };
         Channel::new(set, place, (0..set.size).map(|_| FIXED))
     }
 
-    /// Sends `own` to every PE of the set, and returns the numbers that all of them sent, in the set's order.
+    /// Sends `own` to every PE of the set. Returns the numbers that all PEs sent, in the set's order.
     fn tell_all(&self, entered: &Entered<'_>, own: u64) -> Result<Vec<u64>> {
         self.send_length(entered, own)?;
         self.exchange(entered)?;
@@ -185,7 +190,8 @@ impl<T: Transport> World<T> {
         Ok(numbers)
     }
 
-    /// Sends a number to every PE of the set, which reads it by [`World::length`] after a notification.
+    /// Sends a number to every PE of the set. A receiver reads it by [`World::length`] after it has received
+    /// a notification.
     pub(super) fn send_length(&self, entered: &Entered<'_>, length: u64) -> Result<()> {
         (0..entered.set.size).map(|other| entered.set.pe(other)).try_for_each(|pe| {
             let to = match entered.channel {
@@ -197,7 +203,8 @@ impl<T: Transport> World<T> {
         })
     }
 
-    /// Returns the number that PE `pe` sent.
+    /// Returns the number that PE `pe` sent by `send_length`. Call it after a notification from
+    /// `pe`.
     pub(super) fn length(&self, entered: &Entered<'_>, pe: u32) -> u64 {
         let at = match entered.channel {
             None => pe as usize * WORD,
@@ -206,13 +213,13 @@ impl<T: Transport> World<T> {
         self.word(at).load(Ordering::Acquire)
     }
 
-    /// Returns the size of a chunk: the most that a reduction combines in one step.
+    /// Returns the size of a chunk in bytes, which is the most that a reduction combines in one step.
     pub(super) fn chunk_bytes(&self, entered: &Entered<'_>) -> usize {
         if entered.channel.is_some() { PLACE_CHUNK } else { CHUNK }
     }
 
-    /// Returns the offset, in the workspace of PE `parent`, of the chunk for its child `child` of a binomial
-    /// tree. The positions of the two in the set differ by `distance`, a power of two.
+    /// Returns the offset of the chunk of PE `parent` into which its child `child` in a binomial tree puts
+    /// data. The positions of the two PEs in the set differ by `distance`, a power of two.
     pub(super) fn chunk(
         &self,
         entered: &Entered<'_>,
@@ -222,7 +229,8 @@ impl<T: Transport> World<T> {
     ) -> Result<usize> {
         let pes = self.pes();
         Ok(match entered.channel {
-            // Different sets have different trees, so each child has a chunk.
+            // Use a chunk for each child, not for each level: sets without a channel share the chunks, and a
+            // child has different levels in different sets.
             None => pes as usize * WORD + child as usize * CHUNK,
             Some(channel) => {
                 let level = distance.trailing_zeros() as usize;
@@ -231,7 +239,7 @@ impl<T: Transport> World<T> {
         })
     }
 
-    /// Notifies `pe`. The notification arrives after all earlier puts to `pe`.
+    /// Sends a notification to `pe`. It arrives after all earlier puts to `pe`.
     pub(super) fn notify(&self, entered: &Entered<'_>, pe: u32) -> Result<()> {
         let Some(channel) = entered.channel else { return self.transport.notify(pe) };
         let link = channel.link(pe)?;
@@ -241,7 +249,7 @@ impl<T: Transport> World<T> {
         unsafe { self.transport.put(pe, self.line(link.place, self.me()), (&raw const count).cast(), 8) }
     }
 
-    /// Consumes one notification of `pe`. Blocks until one has arrived.
+    /// Blocks until a notification from `pe` has arrived, and consumes it.
     pub(super) fn take_notification(&self, entered: &Entered<'_>, pe: u32) -> Result<()> {
         let Some(channel) = entered.channel else { return self.transport.take_notification(pe) };
         let expected = channel.link(pe)?.taken.fetch_add(1, Ordering::Relaxed) + 1;
@@ -250,13 +258,14 @@ impl<T: Transport> World<T> {
         self.transport.wait(Some(word), &mut || count.load(Ordering::Acquire) >= expected)
     }
 
-    /// Returns the offset of a PE's line in a place. The line of the PE after the last is where the chunks
-    /// begin.
+    /// Returns the offset of PE `pe`'s 128 bytes in place `place`. If `pe` is the number of PEs, returns the
+    /// offset of the place's chunks, which follow.
     fn line(&self, place: usize, pe: u32) -> usize {
         place_offset(self.pes(), place) + pe as usize * WORD
     }
 
-    /// Returns the word in which PE `pe` counts its notifications.
+    /// Returns the word of place `place` in which PE `pe` stores how many notifications it has sent to this
+    /// PE.
     fn count(&self, place: usize, pe: u32) -> &AtomicU64 {
         self.word(self.line(place, pe))
     }

@@ -1,8 +1,8 @@
 //! Collectives over regular subsets of the PEs, made of puts and pairwise notifications.
 //!
-//! Each pair of PEs counts its notifications, separately for each [`Channel`](super::Channel). Every PE of a set
-//! calls the same collectives in the same order, so the counts match without flags in symmetric memory. The `pSync` arrays of OpenSHMEM are accepted and
-//! not used.
+//! Two PEs count the notifications between them, separately for each [`Channel`](super::Channel). Every PE of
+//! a set calls the same collectives in the same order, so the counts match without flags in symmetric memory.
+//! The `pSync` arrays of OpenSHMEM are accepted but not used.
 
 use super::channel::{Entered, Group};
 use super::{CHUNK, World};

@@ -8,8 +8,8 @@
 //! heap         allocations
 //! ```
 //!
-//! Any thread may use a [`World`]. A lock admits one collective of a [`Channel`] at a time, and one collective of
-//! all sets without a channel.
+//! Any thread may use a [`World`]. Each [`Channel`] runs one collective at a time. All sets without a channel
+//! together also run one collective at a time.
 
 mod channel;
 mod collective;
@@ -82,8 +82,8 @@ pub struct World<T: Transport> {
     places: channel::Places,
 }
 
-/// Size in bytes of each PE's chunk in the basic workspace. A reduction without a channel combines at most this
-/// much in one step.
+/// Size in bytes of a chunk for collectives without a channel. A reduction combines at most this much in one
+/// step.
 const CHUNK: usize = 32 << 10;
 /// Distance in bytes between two words of the workspace. Each word has a cache line of its own.
 const WORD: usize = 128;

@@ -51,7 +51,8 @@ fn is_known(level: c_int, name: c_int) -> bool {
     }
 }
 
-/// Returns an option's value.
+/// Implements getsockopt(2) for an offloaded UDP socket. Stores the option's value at `value`. Returns 0, or
+/// -1 with errno set.
 ///
 /// # Safety
 /// `len` points to the number of writable bytes at `value`. Either pointer may be null.
@@ -93,7 +94,7 @@ pub unsafe fn getsockopt(
     }
 }
 
-/// Sets an option.
+/// Implements setsockopt(2) for an offloaded UDP socket. Returns 0, or -1 with errno set.
 ///
 /// # Safety
 /// `value` is null or points to `len` readable bytes.

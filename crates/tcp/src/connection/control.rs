@@ -140,8 +140,8 @@ impl Connection {
     pub fn set_receive_capacity(&mut self, capacity: u32) {
         let before = self.rcv.capacity;
         self.rcv.capacity = capacity.clamp(1, self.config.receive_capacity);
-        // Announce nothing if the limit stays or shrinks. A new connection would otherwise send an ACK only to
-        // announce its window, because the SYN's field cannot hold a window of more than 65535 bytes.
+        // Announce the window only if the limit grows. Otherwise a new connection would send an extra ACK if
+        // its window is larger than the 65535 bytes that a SYN can announce.
         if self.rcv.capacity > before {
             self.update_window();
         }

@@ -1,26 +1,28 @@
 //! The card of a PE: what the other PEs need to access its memory through UCX.
 
-/// What each PE sends to all PEs when it connects: sizes, addresses and keys.
+/// What each PE sends to all PEs when it connects: the sizes, addresses and UCX keys of its memory, and the
+/// address of its UCX worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
-    /// Length of symmetric memory in bytes.
+    /// Length of the PE's symmetric memory in bytes.
     pub symmetric_bytes: u64,
-    /// Length of the static objects in bytes, or 0.
+    /// Length of the PE's static objects in bytes, or 0.
     pub statics_bytes: u64,
-    /// Address of the memory that UCX allocated, in the PE.
+    /// Address of the memory that UCX allocated, in the PE's address space.
     pub memory: u64,
-    /// Address of the static objects in the PE.
+    /// Address of the static objects, in the PE's address space.
     pub statics: u64,
-    /// The address of the PE's worker, for UCX.
+    /// The address of the PE's UCX worker, to which the other PEs make their UCX endpoints.
     pub address: Vec<u8>,
-    /// The key of the memory, for UCX.
+    /// The packed UCX key with which the other PEs access the memory.
     pub key: Vec<u8>,
-    /// The key of the static objects, for UCX. It is empty if there are none.
+    /// The packed UCX key with which the other PEs access the static objects. Empty if there are none.
     pub statics_key: Vec<u8>,
 }
 
 impl Card {
-    /// Returns the card's bytes: four numbers, then each part after its length. All are little-endian.
+    /// Returns the card as bytes: the four numbers, each in 8 bytes, then the three byte strings, each after
+    /// its length in 4 bytes. All numbers are little-endian.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for number in [self.symmetric_bytes, self.statics_bytes, self.memory, self.statics] {

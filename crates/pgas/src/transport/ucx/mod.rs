@@ -111,7 +111,7 @@ struct Handles {
     memory: MemoryHandle,
     statics: Option<MemoryHandle>,
     endpoints: Vec<Option<Endpoint>>,
-    /// The number of operations that were started. It wraps.
+    /// The number of operations that were started so far. It wraps around at 2^32.
     started: u32,
 }
 
@@ -258,8 +258,8 @@ impl Ucx {
         self.shared.methods()
     }
 
-    /// Blocks until `done` returns true, in a completion mode of the caller's choice. `limit` is the longest
-    /// time and the name of what is awaited, for the error message.
+    /// Blocks until `done` returns true, in completion mode `mode`. `limit` is the longest time to wait, and
+    /// a name of what is awaited. Error messages show this name and `peer`, the PE that is awaited.
     ///
     /// # Errors
     /// [`Error::LinkLost`] if a PE has ended, [`Error::Timeout`] after the limit.

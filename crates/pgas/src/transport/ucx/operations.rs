@@ -28,9 +28,9 @@ unsafe fn copy(destination: *mut u8, source: *const u8, length: usize) {
     }
 }
 
-/// The number of operations after which an operation also calls UCX's progress function.
+/// UCX's progress function is called once in this many operations.
 const PROGRESS_EVERY: u32 = 16;
-/// What error messages call an atomic.
+/// The name of an atomic operation in error messages.
 const ATOMIC: &str = "an atomic";
 
 /// Frees the request of a put or get that nobody waits for. UCX calls it when the operation is complete.
@@ -101,7 +101,8 @@ impl Shared {
         self.record_activity();
         let mut handles = self.handles();
         let endpoint = self.endpoint(&mut handles, pe)?;
-        // Receive the peers' answers now and then, because a long series of operations would fill the buffers.
+        // Call the progress function regularly to receive the peers' answers. Otherwise they would fill UCX's
+        // buffers during a long series of operations.
         handles.started = handles.started.wrapping_add(1);
         if handles.started.is_multiple_of(PROGRESS_EVERY) {
             self.progress_with(&mut handles);
@@ -134,7 +135,8 @@ impl Shared {
         Ok((!base.is_null()).then(|| base.wrapping_add(offset)))
     }
 
-    /// Returns the request that `pointer` stands for, or `None` if the operation is complete.
+    /// Decodes the value that UCX returned when it started an operation. Returns the request if the operation
+    /// is in flight, and `None` if it is already complete. `what` names the operation in error messages.
     fn started(&self, pointer: RequestPointer, pe: u32, what: &str) -> Result<Option<RequestPointer>> {
         self.library.request(pointer, what).map_err(|_| self.failed(pe, pointer as isize as Status))
     }

@@ -11,9 +11,9 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often a thread polls a request before it waits as [`Wait`] does.
+/// How many times a thread polls a request at first, before it waits by [`Wait::run`].
 const FIRST_POLLS: u32 = 32;
-/// How many rounds of polls after UCX's last event an adaptive wait makes before it sleeps.
+/// An adaptive wait sleeps after this many rounds of polls without an event from UCX.
 const AWAKE_ROUNDS: u32 = 4;
 /// How long a wait polls before it sleeps. It is about twice the cost of a wake-up.
 const POLL_FOR: Duration = Duration::from_micros(50);
@@ -34,20 +34,24 @@ impl Shared {
         !self.broken.load(Ordering::Acquire) && unsafe { (self.library.worker_progress)(handles.worker) } != 0
     }
 
-    /// Progresses UCX unless another thread does. Returns true if UCX progressed any communication.
+    /// Calls UCX's progress function, unless another thread is using UCX at the moment. Returns true if any
+    /// communication progressed. Returns false if none did, or if the function was not called.
     pub(super) fn progress_once(&self) -> bool {
         self.handles.try_lock().is_ok_and(|mut handles| self.progress_with(&mut handles))
     }
 
-    /// Records that this thread calls UCX, so the service thread need not.
+    /// Records that this thread calls UCX, so that the service thread sleeps and leaves UCX's progress to
+    /// this thread.
     pub(super) fn record_activity(&self) {
-        // Count without an atomic addition. If two threads count at once, the counter still changes.
+        // Avoid an atomic addition, because it is slow. If two threads count at once, one count is lost, but
+        // the counter still changes, which is enough.
         self.activity.store(self.activity.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Returns the status of the operation of `request`, which is in progress or complete and was not freed.
+    /// Returns the status of `request`: in progress, complete, or failed. The caller must not have freed the
+    /// request.
     fn status(&self, _handles: &mut Handles, request: RequestPointer) -> Status {
-        // SAFETY: the caller holds the lock of the handles.
+        // SAFETY: the caller holds the lock of the handles and has not freed the request.
         unsafe { (self.library.request_check_status)(request) }
     }
 
