@@ -21,8 +21,8 @@ const MOST: usize = 1024;
 const ENOUGH: u32 = 16;
 /// The number of sends through the kernel after which the library asks again if a connection got no slot.
 const AGAIN: u32 = 1024;
-/// The longest time in nanoseconds since the engine's last heartbeat. After a longer time, the library does
-/// not use the lease, because the engine may have been killed.
+/// The library uses a lease for this many nanoseconds after the engine's last heartbeat. After that, the
+/// engine may have been killed.
 const ALIVE_NS: u64 = 20_000_000;
 
 struct Entry {
@@ -50,7 +50,7 @@ static WAIT_NS: AtomicU64 = AtomicU64::new(0);
 /// Limits how many receives go straight to the kernel after active waits in which nothing arrived: at most
 /// 63, which is 2 to this power, minus 1.
 const MOST_SKIPPED: u32 = 6;
-/// The time in nanoseconds after which an active wait checks again whether the pair has bytes.
+/// During an active wait, the time in nanoseconds between two checks whether the pair has bytes.
 const LOOK_NS: u64 = 1000;
 
 /// True if the engine has answered that it shares no memory with programs. False if it does, or was not asked
@@ -114,7 +114,7 @@ fn adopt(fd: RawFd, entry: &Entry) {
 /// outdated.
 fn is_same(fd: RawFd, slot: Slot) -> bool {
     let mut status = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the structure is written if the call succeeds, and read only then.
+    // SAFETY: fstat(2) fills the structure if it succeeds. The structure is read only in that case.
     let status = unsafe {
         if libc::fstat(fd, status.as_mut_ptr()) != 0 {
             return false;
@@ -137,7 +137,7 @@ fn pair_is_empty(fd: RawFd) -> bool {
 /// Returns the time of CLOCK_MONOTONIC in nanoseconds.
 fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure lives through the call.
+    // SAFETY: `time` lives through the call, which writes it.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
@@ -156,7 +156,7 @@ fn is_alive(slot: Slot) -> bool {
 #[inline]
 pub unsafe fn send(fd: RawFd, parts: &[iovec]) -> Option<ssize_t> {
     let slot = slot(fd)?;
-    // SAFETY: as for this function.
+    // SAFETY: the caller guarantees that the buffers in `parts` are readable.
     unsafe { send_to(fd, slot, parts) }
 }
 
@@ -212,7 +212,7 @@ pub fn note_low_water(fd: RawFd) {
 #[inline]
 pub unsafe fn receive(fd: RawFd, buffer: *mut c_void, len: usize) -> Option<ssize_t> {
     let slot = slot(fd)?;
-    // SAFETY: as for this function.
+    // SAFETY: the caller guarantees that `buffer` points to `len` writable bytes.
     unsafe { receive_from(fd, entry(fd)?, slot, buffer, len) }
 }
 
@@ -338,7 +338,7 @@ unsafe fn end_post(
     match (received, slot.receive().state(post)) {
         (Some(_), Posted::Offered(bytes)) => slot.receive().decline(post, bytes),
         (None, _) => {
-            // SAFETY: as for this function.
+            // SAFETY: the caller gives the same guarantees for `buffer` and `len`.
             return unsafe { poll_post(slot, &mut Some(post), buffer, len) }.map(|bytes| bytes as ssize_t);
         }
         _ => {}

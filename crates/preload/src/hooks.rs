@@ -389,8 +389,8 @@ hooks! {
     }
 }
 
-/// Accepts a connection from the engine if `fd` is a listener of the engine that the library has seen before.
-/// This saves the kernel's accept, which would fail. Returns `None` for other descriptors.
+/// Accepts a connection from the engine if the library has already used `fd` as a listener of the engine.
+/// This saves the kernel's accept, which would fail. Otherwise returns `None`.
 unsafe fn accept_from_engine(
     fd: c_int,
     address: *mut sockaddr,

@@ -31,8 +31,9 @@ fn at_end(fd: c_int, result: ssize_t) -> ssize_t {
     }
 }
 
-/// Call this after a receive that stored a sender's address. If the socket `fd` is offloaded, sets `len` to
-/// 0, because TCP gives no sender's address, and the kernel has stored the UNIX name of the engine's end.
+/// Hides the sender's address that a receive has stored: sets `len` to 0 if the socket `fd` is offloaded. TCP
+/// gives no sender's address, and the kernel has stored the UNIX name of the engine's end. Call this after
+/// such a receive.
 ///
 /// # Safety
 /// `address` and `len` are null, or the kernel has stored an address and its length there.

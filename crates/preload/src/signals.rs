@@ -47,7 +47,7 @@ impl Held {
 
     fn interrupts(&self) -> bool {
         let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: the set is written if the call succeeds, and read only then.
+        // SAFETY: sigpending(2) fills the set if it succeeds. The set is read only in that case.
         let pending = unsafe {
             if libc::sigpending(pending.as_mut_ptr()) != 0 {
                 return false;
@@ -56,8 +56,8 @@ impl Held {
         };
         (1..libc::SIGRTMAX()).any(|signal| {
             let mut action = MaybeUninit::<libc::sigaction>::uninit();
-            // SAFETY: the sets are initialised. The structure is written if the call succeeds, and read only
-            // then.
+            // SAFETY: both sets are initialised. sigaction(2) fills the structure if it succeeds, and the
+            // structure is read only in that case.
             unsafe {
                 libc::sigismember(&pending, signal) == 1
                     && libc::sigismember(&self.before, signal) == 0

@@ -8,7 +8,7 @@ use std::fmt::{Display, Formatter};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
-/// The longest text that process managers exchange, in bytes.
+/// The longest text in bytes that a process can publish through the process manager.
 const LONGEST_TEXT: usize = 250;
 
 /// The addresses of PE 0's server, to which all PEs of a job connect, and the heap size. PE 0 publishes them
@@ -128,7 +128,7 @@ fn place() -> Result<String> {
 /// link-local addresses.
 fn own_addresses() -> Result<Vec<IpAddr>> {
     let mut first = std::ptr::null_mut();
-    // SAFETY: the call sets `first` to a list, which is freed below.
+    // SAFETY: the call stores a pointer to a new list in `first`. The list is freed below.
     if unsafe { libc::getifaddrs(&mut first) } != 0 {
         return Err(Error::os("this machine's addresses", std::io::Error::last_os_error()));
     }

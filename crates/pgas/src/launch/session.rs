@@ -30,17 +30,17 @@ pub struct Session {
     pub bytes: usize,
     /// The settings of the transport.
     pub settings: Settings,
-    /// The hub, if this process was started alone and is a job of one PE.
+    /// The job's hub, if this process was started alone and is a job of one PE. `None` otherwise.
     pub hub: Option<Hub>,
-    /// The membership in a job that a process manager such as `mpirun` started. Finish it after the last
-    /// communication.
+    /// The membership in a job that a process manager such as `mpirun` started, else `None`. Call `finish` on
+    /// it after the last communication.
     pub member: Option<Member>,
 }
 
 /// A process's membership in a job over UCX: its connection to the launcher or to PE 0, the heap size, and the
 /// settings of the transport.
 pub struct UcxSession {
-    /// The connection to the launcher, or to PE 0 in a job that a process manager started.
+    /// The connection to inlane's launcher. In a job that a process manager started, the connection to PE 0.
     pub client: Arc<Client>,
     /// Size of the symmetric heap in bytes.
     pub heap_bytes: usize,

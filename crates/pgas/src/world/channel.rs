@@ -5,7 +5,8 @@
 //! a PE's workspace, at the start of its symmetric memory
 //! basic part   a word for each PE, then a chunk for each PE. Collectives without a channel use it.
 //! place 0..31  each place serves one channel. It has 128 bytes for each PE: at +0 how many notifications the
-//!              PE has sent, at +64 a number that it sends. A chunk for each level of a binomial tree follows.
+//!              PE has sent, at +64 a number that it sends. Then come chunks, one for each level of a
+//!              binomial tree.
 //! ```
 //!
 //! Each PE chooses a free place in its own workspace for a new channel, and sends the place's number to the
@@ -129,7 +130,7 @@ impl<'a> From<&'a Channel> for Group<'a> {
 /// and so do all sets without a channel together.
 pub(super) struct Entered<'a> {
     pub(super) set: Set,
-    /// This PE's position in the set.
+    /// This PE's position in the set, counted from 0.
     pub(super) index: u32,
     channel: Option<&'a Channel>,
     _one: MutexGuard<'a, ()>,

@@ -224,9 +224,9 @@ impl Shared {
         self.finish(pointer, pe, wait, "a get")
     }
 
-    /// Starts an atomic. UCX reads `operand` and reads and writes `result` until the operation is complete.
-    /// `result` is null for an operation without a result. Returns the request of an operation that is still in
-    /// flight, or `None` if it is complete.
+    /// Starts an atomic operation. UCX reads `operand`, and reads and writes `result`, until the operation is
+    /// complete. `result` is null for an operation without a result. Returns the request of an operation that
+    /// is still in flight, or `None` if it is complete.
     ///
     /// # Errors
     /// If the atomic is refused or cannot be started. UCX then does not access the words.

@@ -11,7 +11,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How many times a thread polls a request at first, before it waits by [`Wait::run`].
+/// How many times a thread polls a request before it waits by [`Wait::run`], which can also sleep.
 const FIRST_POLLS: u32 = 32;
 /// An adaptive wait sleeps after this many rounds of polls without an event from UCX.
 const AWAKE_ROUNDS: u32 = 4;
@@ -179,7 +179,8 @@ struct OneWait<'a, F> {
     peer: Option<u32>,
     limit: Option<(Duration, &'static str)>,
     done: F,
-    /// Number of rounds of polls since UCX last had an event.
+    /// The number of rounds of polls since UCX last had an event. The wait sleeps after `AWAKE_ROUNDS` of
+    /// them.
     quiet_rounds: u32,
 }
 
@@ -227,8 +228,8 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     }
 
     fn block(&mut self) -> Result<()> {
-        // Poll for some more rounds after an event, because the next one often follows sooner than a sleeping
-        // thread wakes up.
+        // After an event, poll for some more rounds instead of sleeping. The next event often arrives sooner
+        // than a sleeping thread could wake up.
         if self.mode == CompletionMode::Adaptive && !self.shared.settings.yields {
             self.quiet_rounds += 1;
             if self.quiet_rounds <= AWAKE_ROUNDS {
