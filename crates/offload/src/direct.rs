@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// How long a thread of a program may hold a claim of the send ring, in nanoseconds. Then the engine ends the
 /// claim. A claim takes less than a microsecond unless the thread is stopped, killed or descheduled.
@@ -330,6 +330,9 @@ impl Direct {
 impl Drop for Direct {
     fn drop(&mut self) {
         self.slot.header().inode.store(0, Ordering::Relaxed);
+        // A thread of the program posts a receive, and then reads the inode. The fence here and the thread's
+        // fence ensure that the thread sees 0, or that `close` sees the post and keeps its sequence number.
+        fence(Ordering::SeqCst);
         self.slot.receive().close();
         // If a claim was ended by force, never use the slot again, because the claiming thread may still
         // write to it.

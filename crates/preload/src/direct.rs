@@ -12,7 +12,7 @@ use inlane_offload_protocol::lease::{Post, Posted, SEND, Slot};
 use libc::{c_int, c_void, iovec, ssize_t};
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 /// The number of descriptors in the table. Sockets with higher descriptors always use the pair.
 const MOST: usize = 1024;
@@ -273,10 +273,17 @@ unsafe fn receive_from(
             unsafe { libc::sched_yield() };
         }
         // Post a receive only while the slot belongs to this connection. Check again afterwards, because the
-        // engine may have given the slot to another connection in between.
+        // engine may have given the slot to another connection in between. Do not take an offer then: the
+        // bytes are the other connection's.
         if post.is_none() && slot.header().inode.load(Ordering::Relaxed) == inode {
             post = slot.receive().post(len);
+            // The engine clears the inode before it closes the slot, with a fence in between. So this thread
+            // sees the cleared inode, or the engine sees the post.
+            fence(Ordering::SeqCst);
             if slot.header().inode.load(Ordering::Acquire) != inode {
+                if let Some(post) = post.take() {
+                    slot.receive().give_up(post);
+                }
                 break None;
             }
         }
@@ -332,16 +339,13 @@ unsafe fn end_post(
     buffer: *mut c_void,
     len: usize,
 ) -> Option<ssize_t> {
-    if slot.receive().cancel(post) {
+    if received.is_some() {
+        slot.receive().give_up(post);
         return received;
     }
-    match (received, slot.receive().state(post)) {
-        (Some(_), Posted::Offered(bytes)) => slot.receive().decline(post, bytes),
-        (None, _) => {
-            // SAFETY: the caller gives the same guarantees for `buffer` and `len`.
-            return unsafe { poll_post(slot, &mut Some(post), buffer, len) }.map(|bytes| bytes as ssize_t);
-        }
-        _ => {}
+    if slot.receive().cancel(post) {
+        return None;
     }
-    received
+    // SAFETY: the caller gives the same guarantees for `buffer` and `len`.
+    unsafe { poll_post(slot, &mut Some(post), buffer, len) }.map(|bytes| bytes as ssize_t)
 }

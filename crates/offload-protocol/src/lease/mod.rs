@@ -329,6 +329,15 @@ impl<W: Word> PostedReceive<'_, W> {
         self.0.exchange(receive_word(OFFERED, sequence, len as u64), receive_word(IDLE, sequence, 0));
     }
 
+    /// Ends a posted receive without its bytes: cancels it, or declines the offer that it has meanwhile.
+    pub fn give_up(&self, post: Post) {
+        if !self.cancel(post)
+            && let Posted::Offered(len) = self.state(post)
+        {
+            self.decline(post, len);
+        }
+    }
+
     /// Returns the receive that the program has posted, and the most bytes that it accepts. Returns `None` if
     /// none is posted, or if its length is invalid.
     #[inline]
@@ -357,12 +366,8 @@ impl<W: Word> PostedReceive<'_, W> {
                     false => Answer::Invalid,
                 }
             }
-            _ if word == receive_word(IDLE, sequence(offer.word), 0)
-                || word >> KIND_SHIFT == POSTED
-                    && sequence(word) == ((sequence(offer.word) + 1) & SEQUENCE) =>
-            {
-                Answer::Declined
-            }
+            // The program may have posted and cancelled any number of receives after it declined.
+            _ if matches!(word >> KIND_SHIFT, IDLE | POSTED) => Answer::Declined,
             _ => Answer::Invalid,
         }
     }

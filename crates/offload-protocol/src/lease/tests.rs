@@ -268,6 +268,26 @@ fn a_late_take_fails() {
     assert!(receive.post(1).is_none());
 }
 
+#[test]
+fn a_program_may_post_and_cancel_again_before_the_engine_sees_that_it_declined() {
+    let word = AtomicU64::new(0);
+    let receive = PostedReceive(&word);
+    for posts in 0..3 {
+        let post = receive.post(10).unwrap();
+        let offer = receive.offer(post, 4).unwrap();
+        receive.give_up(post);
+        for _ in 0..posts {
+            let later = receive.post(10).unwrap();
+            assert!(receive.cancel(later));
+        }
+        assert_eq!(receive.settle(offer), Answer::Declined, "{posts} later posts");
+        let waiting = receive.post(10).unwrap();
+        assert_eq!(receive.settle(offer), Answer::Declined, "a later post waits");
+        receive.give_up(waiting);
+        assert_eq!(receive.posted(), None);
+    }
+}
+
 proptest! {
     #[test]
     fn any_words_are_refused_or_bounded(send: u64, receive: u64, next: u64) {
