@@ -54,7 +54,7 @@ fn the_initiator_uses_the_target_of_linux() {
         assert!(out.contains(&format!("{digests}: read back")), "{out}\n{errors}");
     }
     assert!(
-        out.contains("status 1") && format!("{out}{errors}").contains("no such subsystem"),
+        out.contains("status 2") && format!("{out}{errors}").contains("does not have it"),
         "{out}\n{errors}"
     );
 }
