@@ -7,7 +7,9 @@ use crate::command::{
     Cap, Command, ConnectData, DISCOVERY_NQN, Status, admin, async_event, cc, connect, csts, feature, log,
     property,
 };
-use crate::identify::{self, Controller as IdentifyController, Namespace, cns, controller_type, oncs};
+use crate::identify::{
+    self, Controller as IdentifyController, Namespace, NamespaceDescriptor, cns, controller_type, oncs,
+};
 use crate::{Error, Result};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -53,6 +55,9 @@ pub struct NamespaceInfo {
     pub volatile_cache: bool,
     /// The most data of one command, in bytes. A multiple of the block size.
     pub max_transfer: u32,
+    /// The UUID, else the NGUID, else the EUI64 followed by zeros. `None` if the namespace has none of them. Two
+    /// namespaces with different identities have different contents.
+    pub identity: Option<[u8; 16]>,
 }
 
 impl NamespaceInfo {
@@ -375,6 +380,7 @@ impl Controller {
         // A command has at most 65,536 blocks.
         let limit = limit.min(UNLIMITED_TRANSFER).min(u64::from(block_bytes) << 16) as u32;
         let optional = self.identify.oncs.get();
+        let identity = self.identity(nsid, namespace)?;
         Ok(NamespaceInfo {
             nsid,
             blocks,
@@ -384,7 +390,25 @@ impl Controller {
             deallocate: optional & oncs::DATASET_MANAGEMENT != 0,
             volatile_cache: self.identify.vwc & 1 != 0,
             max_transfer: (limit / block_bytes).max(1) * block_bytes,
+            identity,
         })
+    }
+
+    /// Returns what [`NamespaceInfo::identity`] describes.
+    fn identity(&mut self, nsid: u32, namespace: &Namespace) -> Result<Option<[u8; 16]>> {
+        let descriptors = match self.identify_page(cns::NAMESPACE_DESCRIPTORS, nsid) {
+            Ok(page) => NamespaceDescriptor::decode_all(page.bytes()),
+            // Controllers of NVMe 1.2 and older do not have the list.
+            Err(Error::Status { .. }) => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        let uuid = descriptors.iter().find_map(|descriptor| match descriptor {
+            NamespaceDescriptor::Uuid(id) => Some(*id),
+            _ => None,
+        });
+        let mut eui64 = [0; 16];
+        eui64[..8].copy_from_slice(&namespace.eui64);
+        Ok([uuid, Some(namespace.nguid), Some(eui64)].into_iter().flatten().find(|id| *id != [0; 16]))
     }
 
     /// Reads a part of a log page. `offset` and the buffer's length are multiples of 4.

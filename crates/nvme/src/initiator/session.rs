@@ -221,7 +221,8 @@ impl Session {
     ///
     /// # Errors
     /// If a path failed and no command has succeeded for [`SessionOptions::reconnect`] since then, or if the
-    /// namespace has another block size on the new path. The session cannot be used any more.
+    /// target has another namespace under the same number, or with another block size. The session cannot be
+    /// used any more.
     pub fn progress(&mut self, wait: bool) -> Result<()> {
         let Some(live) = &mut self.live else { return self.reconnect(wait) };
         while let Some(request) = self.pending.pop_front() {
@@ -246,7 +247,9 @@ impl Session {
         while let Some(event) = live.controller.next_event() {
             if event & 0xFF_FF07 == async_event::NAMESPACE_CHANGED {
                 live.controller.clear_changed_namespaces()?;
-                self.namespace = live.controller.namespace(self.namespace.nsid)?;
+                let namespace = live.controller.namespace(self.namespace.nsid)?;
+                check_is_same(&self.options.paths[self.path], &self.namespace, &namespace)?;
+                self.namespace = namespace;
             }
         }
         Ok(())
@@ -335,18 +338,14 @@ impl Session {
 
     fn reconnected(&mut self, result: Reconnected) -> Result<()> {
         match result {
-            Ok((path, live, namespace)) if namespace.block_bytes == self.namespace.block_bytes => {
+            Ok((path, live, namespace)) => {
                 self.path = path;
+                check_is_same(self.path(), &self.namespace, &namespace)?;
                 self.namespace = namespace;
                 self.live = Some(live);
                 self.failed_at = None;
                 self.failovers += 1;
                 Ok(())
-            }
-            Ok((path, ..)) => {
-                self.path = path;
-                let why = "the namespace has another block size than before".into();
-                Err(Error::Disconnected { peer: self.path().to_string(), why })
             }
             Err(failure) => {
                 if self.lost_since.is_some_and(|since| since.elapsed() >= self.options.reconnect) {
@@ -367,6 +366,22 @@ impl Session {
             live.controller.shut_down();
         }
     }
+}
+
+/// Returns an error if the namespace `now`, which the target at `path` has, is another one than `before`.
+fn check_is_same(path: &Address, before: &NamespaceInfo, now: &NamespaceInfo) -> Result<()> {
+    let id = now.nsid;
+    let why = if now.identity != before.identity {
+        format!(
+            "namespace {id} is another one than before: its UUID has changed. A target with a namespace in memory \
+             loses its data when it restarts"
+        )
+    } else if now.block_bytes != before.block_bytes {
+        format!("namespace {id} has another block size than before")
+    } else {
+        return Ok(());
+    };
+    Err(Error::Disconnected { peer: path.to_string(), why })
 }
 
 /// Returns the request of a command, to send it again.

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use std::io::{self, Read, Write};
 
 const NAMESPACE: NamespaceInfo = NamespaceInfo {
+    identity: None,
     nsid: 1,
     blocks: 2048,
     block_bytes: 4096,

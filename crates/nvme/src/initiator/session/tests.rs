@@ -2,7 +2,7 @@ use super::*;
 use crate::initiator::{HostIdentity, QueueOptions};
 use crate::target::subsystem::Limits;
 use crate::target::{Config, Hosts, Target};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,10 +10,11 @@ const NQN: &str = "nqn.2026-11.inlane:session-test";
 /// How long a test waits before it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn target(listen: &str) -> Target {
+/// Starts a target with one namespace, such as `memory:1M`.
+fn target(listen: &str, namespace: &str) -> Target {
     let config = Config {
         listen: vec![listen.parse().unwrap()],
-        namespaces: vec!["memory:1M".parse().unwrap()],
+        namespaces: vec![namespace.parse().unwrap()],
         nqn: Some(NQN.into()),
         hosts: Hosts::Any,
         cores: Vec::new(),
@@ -24,14 +25,8 @@ fn target(listen: &str) -> Target {
     Target::start(config).unwrap()
 }
 
-/// While a target accepts the connection and then stays silent, the session must not block its thread. After the
-/// silent target is gone, the session reconnects.
-#[test]
-fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
-    // No other program listens at this address, so the port stays free while the test changes targets.
-    let first = target("127.0.77.1:0");
-    let address = first.subsystem().listeners()[0];
-    let options = SessionOptions {
+fn options(address: SocketAddr) -> SessionOptions {
+    SessionOptions {
         paths: vec![address.to_string().parse().unwrap()],
         connect: ConnectOptions {
             subsystem: NQN.into(),
@@ -41,8 +36,19 @@ fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
         },
         nsid: None,
         reconnect: PATIENCE,
-    };
-    let mut session = Session::open(&options).unwrap();
+    }
+}
+
+/// While a target accepts the connection and then stays silent, the session must not block its thread. After the
+/// silent target is gone, the session reconnects.
+#[test]
+fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
+    // No other program listens at this address, so the port stays free while the test changes targets.
+    let folder = tempfile::tempdir().unwrap();
+    let namespace = format!("file:{},size=1M", folder.path().join("disk").display());
+    let first = target("127.0.77.1:0", &namespace);
+    let address = first.subsystem().listeners()[0];
+    let mut session = Session::open(&options(address)).unwrap();
     first.stop().unwrap();
     let silent = TcpListener::bind(address).unwrap();
     let accepted = Arc::new(AtomicBool::new(false));
@@ -67,12 +73,34 @@ fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
     // Close the silent target's connection, which ends the attempt to connect. Its listener is already
     // closed, so the second target can bind the address.
     drop(holder.join().unwrap());
-    let second = target(&address.to_string());
+    let second = target(&address.to_string(), &namespace);
     while session.available() == 0 {
         session.progress(true).unwrap();
         assert!(start.elapsed() < PATIENCE, "the session did not reconnect");
     }
     assert_eq!(session.failovers(), 1);
     session.close();
+    second.stop().unwrap();
+}
+
+/// The second target's memory does not have what was written to the first one's. So the session must end with an error, instead of
+/// reading zeros.
+#[test]
+fn a_session_ends_if_the_target_has_another_namespace_after_a_restart() {
+    // No other program listens at this address, so the port stays free while the test changes targets.
+    let first = target("127.0.77.2:0", "memory:1M");
+    let address = first.subsystem().listeners()[0];
+    let mut session = Session::open(&options(address)).unwrap();
+    first.stop().unwrap();
+    let second = target(&address.to_string(), "memory:1M");
+    let start = Instant::now();
+    let error = loop {
+        if let Err(error) = session.progress(true) {
+            break error;
+        }
+        assert_eq!(session.failovers(), 0, "the session uses the other namespace");
+        assert!(start.elapsed() < PATIENCE, "the session did not reconnect");
+    };
+    assert!(error.to_string().contains("is another one than before"), "{error}");
     second.stop().unwrap();
 }
