@@ -58,18 +58,10 @@ fn read(bytes: &[u8]) {
                 && layers.end <= bytes.len()
         );
     }
-    if let Ok(Some(tuple)) = FiveTuple::of(bytes) {
-        assert_eq!(tuple.reversed().reversed(), tuple);
-    }
+    let _ = FiveTuple::of(bytes);
 }
 
 fn write(bytes: &mut [u8]) {
-    let before = bytes.to_vec();
-    if let Ok(mut frame) = ethernet::Frame::new(&mut *bytes) {
-        frame.swap_addresses();
-        frame.swap_addresses();
-    }
-    assert_eq!(bytes, before, "swapping twice restores the frame");
     if let Ok(mut packet) = ipv4::Packet::new(&mut *bytes) {
         packet.fill_checksum();
         assert!(packet.checksum_ok());

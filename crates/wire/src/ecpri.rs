@@ -43,21 +43,6 @@ fn check(bytes: &[u8]) -> Result<()> {
 }
 
 impl<T: AsRef<[u8]>> Message<T> {
-    /// Returns true if another eCPRI message follows in the same frame.
-    pub fn concatenated(&self) -> bool {
-        self.bytes()[0] & 1 != 0
-    }
-
-    /// Returns true if this is a message that is not split, or the last part of a split message (the E bit).
-    pub fn is_last(&self) -> bool {
-        self.bytes()[7] & 0x80 != 0
-    }
-
-    /// Returns the index of this part of a split message, 0 to 127.
-    pub fn subsequence(&self) -> u8 {
-        self.bytes()[7] & 0x7f
-    }
-
     /// Returns the offset at which the message ends according to its size field, or the buffer's end if that
     /// comes first.
     pub fn end(&self) -> usize {
@@ -109,7 +94,7 @@ mod tests {
         let bytes = message.into_inner();
         let message = Message::new(&bytes).unwrap();
         assert_eq!((message.pc_id(), message.sequence(), message.payload_size()), (0x1234, 200, 16));
-        assert!(message.is_last() && !message.concatenated() && message.subsequence() == 0);
+        assert_eq!((bytes[0] & 1, bytes[7]), (0, 0x80), "neither concatenated nor split");
         assert_eq!(message.payload().len(), 12);
     }
 

@@ -128,14 +128,6 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Frame<T> {
         let at = self.payload_offset();
         &mut self.0.as_mut()[at..]
     }
-
-    /// Swaps source and destination address.
-    #[inline]
-    pub fn swap_addresses(&mut self) {
-        let (destination, source) = (self.destination(), self.source());
-        self.set_destination(source);
-        self.set_source(destination);
-    }
 }
 
 fn is_tag(ethertype: u16) -> bool {
@@ -165,11 +157,6 @@ impl Tag {
     pub fn priority(self) -> u8 {
         (self.control >> 13) as u8
     }
-
-    /// Returns true if the frame may be dropped first under congestion.
-    pub fn drop_eligible(self) -> bool {
-        self.control & 0x1000 != 0
-    }
 }
 
 #[cfg(test)]
@@ -184,7 +171,7 @@ mod tests {
         let tags: Vec<_> = frame.tags().collect();
         assert_eq!(tags.len(), 2);
         assert_eq!((tags[0].kind, tags[0].vlan(), tags[0].priority()), (QINQ, 100, 1));
-        assert_eq!((tags[1].vlan(), tags[1].drop_eligible()), (7, true));
+        assert_eq!((tags[1].vlan(), tags[1].priority()), (7, 0), "neither contains the drop eligible bit");
         assert_eq!(frame.payload_ethertype(), IPV4);
         assert_eq!(frame.payload(), [0xaa, 0xbb]);
     }

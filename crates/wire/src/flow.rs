@@ -107,17 +107,6 @@ impl FiveTuple {
         }
         Ok(Some(tuple))
     }
-
-    /// Returns the 5-tuple of the opposite direction.
-    pub fn reversed(self) -> Self {
-        Self {
-            source: self.destination,
-            destination: self.source,
-            source_port: self.destination_port,
-            destination_port: self.source_port,
-            ..self
-        }
-    }
 }
 
 #[cfg(test)]
@@ -162,7 +151,6 @@ mod tests {
             let tuple = FiveTuple::of(&frame).unwrap().unwrap();
             prop_assert_eq!((tuple.source_port, tuple.destination_port), ports);
             prop_assert_eq!(tuple.source.is_ipv6(), v6);
-            prop_assert_eq!(tuple.reversed().reversed(), tuple);
         }
 
         #[test]

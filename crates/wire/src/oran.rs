@@ -29,11 +29,6 @@ view! {
 }
 
 impl<T: AsRef<[u8]>> Message<T> {
-    /// Returns true if the message goes towards the antenna.
-    pub fn is_downlink(&self) -> bool {
-        self.bytes()[0] & 0x80 != 0
-    }
-
     /// Returns the subframe within the frame, 0 to 9.
     pub fn subframe(&self) -> u8 {
         self.bytes()[2] >> 4
@@ -138,7 +133,7 @@ mod tests {
         fn times_are_read_as_written(downlink: bool, frame: u8, subframe in 0u8..10, slot in 0u8..64, symbol in 0u8..14) {
             let mut message = Message::new([0u8; 4]).unwrap();
             message.set_time(downlink, frame, subframe, slot, symbol);
-            prop_assert_eq!(message.is_downlink(), downlink);
+            prop_assert_eq!(message.bytes()[0] & 0x80 != 0, downlink);
             prop_assert_eq!((message.frame(), message.subframe(), message.slot(), message.symbol()),
                             (frame, subframe, slot, symbol));
         }
