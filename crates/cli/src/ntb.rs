@@ -79,7 +79,7 @@ struct Run {
     /// Number of processing elements (PEs), 1 to 64
     #[arg(short = 'n', long = "pes", value_name = "N", default_value_t = 2, value_parser = count::<u32>(1, 64))]
     pes: u32,
-    /// Symmetric heap of each PE, up to 1T; untouched pages take no memory [default: SHMEM_SYMMETRIC_SIZE, else 1G]
+    /// Symmetric heap of each PE, up to 1020G; untouched pages take no memory [default: SHMEM_SYMMETRIC_SIZE, else 1G]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     heap: Option<u64>,
     /// How the PEs communicate: windows (on one machine) or ucx (UCX: shared memory, TCP or RDMA between any

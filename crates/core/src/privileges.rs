@@ -3,9 +3,9 @@
 //! | port | needs to open | needs afterwards |
 //! | --- | --- | --- |
 //! | net_null, ring, memif | nothing; memif: write access to its socket's directory | nothing |
-//! | af_packet | CAP_NET_RAW | nothing |
+//! | af_packet | CAP_NET_ADMIN, CAP_NET_RAW | nothing |
 //! | tap | CAP_NET_ADMIN, /dev/net/tun | nothing: closing its descriptor removes the interface |
-//! | af_xdp | CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF | nothing: closing the link's descriptor detaches the XDP program |
+//! | af_xdp | CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF; CAP_IPC_LOCK if little memory may be locked | nothing: closing the link's descriptor detaches the XDP program |
 //! | pci | root, or access to /dev/vfio and locked memory | nothing: mappings and interrupts are set up when the port starts |
 //!
 //! Open, configure and start all ports first. Then call [`drop_privileges`]. Compile and load the user's code
@@ -17,6 +17,7 @@ mod capability;
 use crate::error::{Error, Result};
 pub use capability::Capability;
 use std::io;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The user and group of the process after it gave up its privileges.
@@ -26,6 +27,16 @@ pub struct Dropped {
     pub user: u32,
     /// The group id of the process.
     pub group: u32,
+}
+
+/// The capabilities that the ports on network interfaces need, as `setcap` takes them.
+const OF_PORTS: &str = "cap_net_admin,cap_net_raw,cap_bpf,cap_ipc_lock+ep";
+
+/// Returns the `setcap` command that gives the file of a program all capabilities that ports on network
+/// interfaces need. A user's packet function does not get them: a run drops its capabilities before it loads
+/// the function.
+pub fn setcap(program: &Path) -> String {
+    format!("sudo setcap {OF_PORTS} {}", program.display())
 }
 
 /// The number of the user `nobody` and of its group, the same in every distribution.

@@ -250,6 +250,14 @@ pub(crate) fn failed(spec: &EthSpec, doing: &str, code: i32, mark: &log::Mark) -
             remedy: "stop the program that uses it".into(),
         },
         (_, 0) => Error::Device { port, doing: doing.into(), why: mark.explain("the driver refused") },
-        _ => Error::Device { port, doing: doing.into(), why: mark.explain(sys::error_text(code)) },
+        (kind, _) => {
+            let mut why = mark.explain(sys::error_text(code));
+            // The driver prints this text if the kernel refuses the packet memory of an AF_XDP socket. The
+            // driver does not pass the kernel's error number on.
+            if matches!(kind, Kind::AfXdp { .. }) && why.contains("Failed to create umem") {
+                why.extend(kernel::advice_on_locked_memory());
+            }
+            Error::Device { port, doing: doing.into(), why }
+        }
     }
 }

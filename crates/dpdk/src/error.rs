@@ -52,16 +52,14 @@ pub enum Error {
     },
     /// This process lacks the privilege to open the port.
     #[error(
-        "port {port}: no permission to {doing}; run as root, or give the program {capabilities}: {command}"
+        "port {port}: no permission to {doing}; run as root, or give the program the capabilities that ports need: {command}"
     )]
     Permission {
         /// The port's name, as the user wrote it.
         port: String,
         /// The action that was refused.
         doing: String,
-        /// The capabilities that allow the action.
-        capabilities: &'static str,
-        /// The shell command (`setcap`) that gives the missing capabilities to the program's file.
+        /// The shell command (`setcap`) that gives the capabilities that ports need to the program's file.
         command: String,
     },
     /// A pool of packet buffers could not be created.

@@ -150,7 +150,7 @@ impl Job {
             let what = format!("--heap {}", inlane_core::units::bytes(self.heap_bytes));
             return Err(Error::invalid(
                 what,
-                "a window has at most 1 TiB; give a smaller heap, such as 512G",
+                "a window has at most 1 TiB, of which 4 GiB are for static objects; give 1020G or less",
             ));
         }
         let hub = JobHub::new(self)?;

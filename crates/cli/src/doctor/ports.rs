@@ -51,7 +51,15 @@ fn kernel_before(machine: &Machine, version: (u32, u32)) -> Option<String> {
 pub fn af_packet(machine: &Machine) -> Check {
     let matters = "af_packet ports work on every network interface, through the kernel's stack";
     match machine.trials.af_packet {
-        Ok(()) => Check::ok(Name::AfPacket, matters, "packet sockets open"),
+        Ok(()) if rights::has(machine, rights::NET_ADMIN) => {
+            Check::ok(Name::AfPacket, matters, "packet sockets open")
+        }
+        Ok(()) => Check::ok(
+            Name::AfPacket,
+            matters,
+            "packet sockets open, but this process may not change network interfaces",
+        )
+        .degraded(rights::setcap(machine)),
         Err(Errno::PERM | Errno::ACCESS) => {
             Check::ok(Name::AfPacket, matters, "this process may not open packet sockets")
                 .missing(rights::setcap(machine))

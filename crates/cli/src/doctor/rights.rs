@@ -32,11 +32,9 @@ pub fn can_load_bpf(machine: &Machine) -> bool {
     has(machine, NET_ADMIN) && (has(machine, BPF) || has(machine, SYS_ADMIN))
 }
 
-/// Returns the `setcap` command that gives this program's file the capabilities that ports need. A user's
-/// packet function does not get them: a run drops its capabilities before it loads the function.
+/// Returns the `setcap` command that gives this program's file the capabilities that ports need.
 pub fn setcap(machine: &Machine) -> String {
-    let program = machine.trials.program.display();
-    format!("sudo setcap cap_net_admin,cap_net_raw,cap_bpf,cap_ipc_lock+ep {program}")
+    inlane_core::privileges::setcap(&machine.trials.program)
 }
 
 pub fn privileges(machine: &Machine) -> Check {
@@ -44,7 +42,7 @@ pub fn privileges(machine: &Machine) -> Check {
         "ports on network interfaces need capabilities to open; a run drops them before it loads user code";
     let wanted = [
         (NET_RAW, "CAP_NET_RAW (af_packet, af_xdp)"),
-        (NET_ADMIN, "CAP_NET_ADMIN (tap, af_xdp)"),
+        (NET_ADMIN, "CAP_NET_ADMIN (tap, af_packet, af_xdp)"),
         (BPF, "CAP_BPF (af_xdp)"),
         (IPC_LOCK, "CAP_IPC_LOCK (locked memory)"),
     ];

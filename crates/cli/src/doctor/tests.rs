@@ -162,6 +162,19 @@ fn privileges_are_those_of_the_process() {
 }
 
 #[test]
+fn af_packet_needs_the_socket_and_the_right_to_change_interfaces() {
+    let with = |set: &str| {
+        let mut fake = Fake::new(&[("proc/self/status", &status(set))]);
+        fake.trials.af_packet = Ok(());
+        fake.check(ports::af_packet)
+    };
+    assert_eq!(with("0000000000003000").state, State::Ok, "NET_ADMIN and NET_RAW");
+    let raw = with("0000000000002000");
+    assert_eq!(raw.state, State::Degraded, "NET_RAW alone");
+    assert!(raw.fixes[0].contains("cap_net_admin,cap_net_raw"), "{raw:?}");
+}
+
+#[test]
 fn af_xdp_needs_the_socket_and_the_program() {
     let with = |set: &str, socket| {
         let mut fake = Fake::new(&[("proc/self/status", &status(set))]);

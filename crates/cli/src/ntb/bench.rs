@@ -55,11 +55,12 @@ pub struct Bench {
     /// Repeats of each case, 1 to 1000; the median is shown
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = count::<u32>(1, 1000))]
     repeats: u32,
-    /// How the PEs communicate: windows, or ucx [default: INLANE_NTB_TRANSPORT, else windows]
+    /// How the PEs communicate: windows, or ucx [default: INLANE_NTB_TRANSPORT, else windows; ucx in a job on
+    /// several machines]
     #[arg(long, value_name = "TRANSPORT", conflicts_with = "ivshmem")]
     transport: Option<Kind>,
-    /// Also measure the put of this ucx_perftest in turns with inlane's: by shared memory, or over ucx as
-    /// UCX_TLS says. Both of its processes run on this machine
+    /// Also measure the put of this ucx_perftest in turns with inlane's: by shared memory, or with
+    /// --transport ucx as UCX_TLS says. Both of its processes run on this machine
     #[arg(long, value_name = "PROGRAM")]
     ucx: Option<PathBuf>,
     /// Repeats in which ucx_perftest takes part, 1 to 1000; each starts two processes

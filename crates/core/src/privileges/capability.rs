@@ -7,6 +7,8 @@ pub enum Capability {
     NetAdmin = 12,
     /// Permits opening raw sockets and packet sockets.
     NetRaw = 13,
+    /// Permits locking memory without a limit.
+    IpcLock = 14,
     /// Permits most of what root may do.
     SysAdmin = 21,
     /// Permits loading BPF programs.

@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use crate::interface::{self, Interface};
 use crate::spec::EthSpec;
 use crate::xdp::{Program, Refusal};
-use inlane_core::privileges::Capability;
-use std::path::Path;
+use inlane_core::privileges::{self, Capability};
+use std::path::{Path, PathBuf};
 
 /// The alignment of slots in a packet socket's ring: the kernel's `TPACKET_ALIGNMENT`.
 const SLOT_ALIGNMENT: u32 = 16;
@@ -76,7 +76,9 @@ pub(super) fn af_packet(
     bypass: bool,
 ) -> Result<Plan> {
     let found = find(spec, interface)?;
-    need(spec, &[Capability::NetRaw], "open packet sockets", "cap_net_raw+ep")?;
+    need(spec, &[Capability::NetRaw], "open packet sockets")?;
+    // DPDK's driver sets the interface's address and promiscuous mode when the port starts.
+    need(spec, &[Capability::NetAdmin], "change network interfaces")?;
     let slots = match frame {
         Some(bytes) => Slots::of(bytes),
         None => Slots::for_mtu(spec.mtu.map_or(found.mtu(), u32::from)),
@@ -92,11 +94,10 @@ pub(super) fn af_packet(
 }
 
 pub(super) fn af_xdp(spec: &EthSpec, interface: &str, queue: u16, busy: u32, copy: bool) -> Result<Plan> {
-    const CAPABILITIES: &str = "cap_net_admin,cap_net_raw,cap_bpf+ep";
     let found = find(spec, interface)?;
-    need(spec, &[Capability::NetAdmin, Capability::NetRaw], "open AF_XDP sockets", CAPABILITIES)?;
+    need(spec, &[Capability::NetAdmin, Capability::NetRaw], "open AF_XDP sockets")?;
     if !Capability::Bpf.is_held() && !Capability::SysAdmin.is_held() {
-        return Err(refused(spec, "load an XDP program", CAPABILITIES));
+        return Err(refused(spec, "load an XDP program"));
     }
     let existing = found.queues();
     if queue >= existing.receive {
@@ -170,7 +171,7 @@ pub(super) fn tap(spec: &EthSpec, interface: &str, fixed_mac: bool) -> Result<Pl
             },
         });
     }
-    need(spec, &[Capability::NetAdmin], "make a network interface", "cap_net_admin+ep")?;
+    need(spec, &[Capability::NetAdmin], "make a network interface")?;
     if let Err(error) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun") {
         return Err(Error::Unavailable {
             port: spec.text.clone(),
@@ -193,20 +194,40 @@ fn find(spec: &EthSpec, name: &str) -> Result<Interface> {
     })
 }
 
-fn need(spec: &EthSpec, capabilities: &[Capability], doing: &str, list: &'static str) -> Result<()> {
+fn need(spec: &EthSpec, capabilities: &[Capability], doing: &str) -> Result<()> {
     if capabilities.iter().all(|capability| capability.is_held()) {
         return Ok(());
     }
-    Err(refused(spec, doing, list))
+    Err(refused(spec, doing))
 }
 
-fn refused(spec: &EthSpec, doing: &str, capabilities: &'static str) -> Error {
-    let program = std::env::current_exe().map(|path| path.display().to_string()).unwrap_or("inlane".into());
+/// Returns what to do if the kernel refused an AF_XDP socket's packet memory. Returns `None` if no limit on
+/// locked memory applies to this process.
+pub(super) fn advice_on_locked_memory() -> Option<String> {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the structure is written during the call.
+    unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
+    if limit.rlim_cur == libc::RLIM_INFINITY || Capability::IpcLock.is_held() {
+        return None;
+    }
+    let bytes = inlane_core::units::bytes(limit.rlim_cur);
+    let command = privileges::setcap(&program());
+    Some(format!(
+        "; the packet buffers may exceed the limit on locked memory, {bytes}: raise it (ulimit -l), or give the program \
+         the capabilities that ports need: {command}"
+    ))
+}
+
+/// Returns the path of this program's file.
+fn program() -> PathBuf {
+    std::env::current_exe().unwrap_or("inlane".into())
+}
+
+fn refused(spec: &EthSpec, doing: &str) -> Error {
     Error::Permission {
         port: spec.text.clone(),
         doing: doing.into(),
-        capabilities,
-        command: format!("sudo setcap {capabilities} {program}"),
+        command: privileges::setcap(&program()),
     }
 }
 

@@ -119,8 +119,9 @@ impl Workload {
         let multiple = |flag: &str, value: u64| match value.is_multiple_of(unit) {
             true => Ok(()),
             false => {
-                let why = format!("{value} bytes are no multiple of the namespace's blocks of {unit} bytes");
-                Err(invalid(flag, why))
+                let near = value.div_ceil(unit).saturating_mul(unit);
+                let why = format!("give a multiple of {unit}, the namespace's block size, such as {near}");
+                Err(invalid(format!("{flag} {value}"), why))
             }
         };
         multiple("--bs", self.block_bytes)?;

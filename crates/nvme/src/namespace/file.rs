@@ -163,7 +163,10 @@ fn cannot_open(path: &Path, writable: bool, block_device: bool, source: std::io:
             let why = "it is a directory; name a file in it".into();
             return Error::Invalid { what: path.display().to_string(), why };
         }
-        Some(libc::EACCES | libc::EPERM | libc::EROFS) if writable => "add ,ro to serve it read-only",
+        Some(libc::EACCES | libc::EPERM | libc::EROFS) if writable && File::open(path).is_ok() => {
+            "add ,ro to serve it read-only"
+        }
+        Some(libc::EACCES | libc::EPERM) => "run as a user who may read it, or name another file",
         Some(libc::EBUSY) => "it is mounted or in use; unmount it",
         _ => "",
     };

@@ -239,6 +239,10 @@ impl Hosts {
             Hosts::Listed(hosts) => Ok(Some(hosts.clone())),
             Hosts::File(path, others) => {
                 let text = std::fs::read_to_string(path).map_err(|source| {
+                    if source.kind() == std::io::ErrorKind::IsADirectory {
+                        let why = "it is a directory; name a file in it".into();
+                        return Error::Invalid { what: format!("--hosts-file {}", path.display()), why };
+                    }
                     let what = format!("--hosts-file {}: it cannot be read", path.display());
                     Error::with_remedy(what, source, "name a text file that you may read")
                 })?;
