@@ -39,14 +39,8 @@ impl Unfinished {
         // environment.
         let status = unsafe { (library.init_version)(major, minor, &parameters, null_mut(), &mut context) };
         library.check(status, "starting UCX; `ucx_info -d` shows what it found")?;
-        let handles = Handles {
-            context,
-            worker: null_mut(),
-            memory: null_mut(),
-            statics: None,
-            endpoints: Vec::new(),
-            started: 0,
-        };
+        let handles =
+            Handles { context, worker: null_mut(), memory: null_mut(), statics: None, endpoints: Vec::new() };
         let mut unfinished = Self { library, handles };
         let parameters = library::WorkerParameters {
             fields: library::WORKER_FIELDS,
@@ -205,7 +199,6 @@ impl Ucx {
                 memory: null_mut(),
                 statics: None,
                 endpoints: Vec::new(),
-                started: 0,
             },
         );
         handles.endpoints = vec![None; pes as usize];
@@ -225,7 +218,8 @@ impl Ucx {
             stop_fd,
             stop: AtomicBool::new(false),
             activity: AtomicU32::new(0),
-            in_flight: AtomicBool::new(false),
+            started: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
             broken: AtomicBool::new(false),
         });
         stop_at_exit(&shared);
@@ -260,7 +254,7 @@ fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
         statics: card.statics,
         statics_key: card.statics_key,
         direct: AtomicPtr::new(null_mut()),
-        overtakable: AtomicBool::new(false),
+        overtakable: AtomicU64::new(0),
         failed: AtomicI32::new(0),
         notified: AtomicU32::new(0),
         taken: AtomicU32::new(0),

@@ -90,9 +90,13 @@ struct Shared {
     /// A counter that waiting threads increment. While it grows, the service thread does not progress UCX,
     /// because the waiting threads do.
     activity: AtomicU32,
-    /// True if an operation of UCX was started since the last quiet. If false, fence and quiet need not call
-    /// UCX.
-    in_flight: AtomicBool,
+    /// How many operations of UCX were started so far. It changes only under the lock of the handles, because a
+    /// flush includes the operations that were started before it took that lock.
+    started: AtomicU64,
+    /// How many of the started operations a flush has completed. If it equals `started`, fence and quiet need
+    /// not call UCX. A flag that a flush clears would not do: another thread may have started operations
+    /// during the flush.
+    flushed: AtomicU64,
     /// True after an error. UCX is not called any more, because it could still access the buffers of
     /// unfinished operations, which the program may reuse after the error.
     broken: AtomicBool,
@@ -111,8 +115,6 @@ struct Handles {
     memory: MemoryHandle,
     statics: Option<MemoryHandle>,
     endpoints: Vec<Option<Endpoint>>,
-    /// The number of operations that were started so far. It wraps around at 2^32.
-    started: u32,
 }
 
 /// A connection to a peer, with the keys of its memory.
@@ -135,9 +137,9 @@ struct Peer {
     statics_key: Vec<u8>,
     /// Address at which this process has mapped the PE's symmetric memory, or null.
     direct: AtomicPtr<u8>,
-    /// True if the PE's memory is mapped and UCX operations to it were also started since the last flush.
-    /// Later plain copies could overtake these operations, so a fence must flush.
-    overtakable: AtomicBool,
+    /// The value of `Shared::started` at the last UCX operation to this PE, if the PE's memory is mapped. Later
+    /// plain copies could overtake this operation, so a fence must flush until `Shared::flushed` reaches it.
+    overtakable: AtomicU64,
     /// The first error of a non-blocking operation on this PE, as UCX's status code, or 0.
     failed: AtomicI32,
     notified: AtomicU32,
@@ -226,7 +228,7 @@ impl Shared {
         }
         for (pe, peer) in (0..).zip(&self.peers) {
             let status = peer.failed.load(Ordering::Relaxed);
-            if status != i32::from(OK) && (pe == self.me || self.in_flight.load(Ordering::Relaxed)) {
+            if status != i32::from(OK) && (pe == self.me || self.is_in_flight()) {
                 return Err(self.failed(pe, status as Status));
             }
         }

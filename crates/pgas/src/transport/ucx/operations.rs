@@ -29,7 +29,7 @@ unsafe fn copy(destination: *mut u8, source: *const u8, length: usize) {
 }
 
 /// UCX's progress function is called once in this many operations.
-const PROGRESS_EVERY: u32 = 16;
+const PROGRESS_EVERY: u64 = 16;
 /// The name of an atomic operation in error messages.
 const ATOMIC: &str = "an atomic";
 
@@ -103,14 +103,14 @@ impl Shared {
         let endpoint = self.endpoint(&mut handles, pe)?;
         // Call the progress function regularly to receive the peers' answers. Otherwise they would fill UCX's
         // buffers during a long series of operations.
-        handles.started = handles.started.wrapping_add(1);
-        if handles.started.is_multiple_of(PROGRESS_EVERY) {
+        let started = self.started.load(Ordering::Relaxed) + 1;
+        self.started.store(started, Ordering::Relaxed);
+        if started.is_multiple_of(PROGRESS_EVERY) {
             self.progress_with(&mut handles);
         }
         let (address, key) = self.remote(peer, &endpoint, place, offset);
-        self.in_flight.store(true, Ordering::Relaxed);
         if !peer.direct.load(Ordering::Relaxed).is_null() {
-            peer.overtakable.store(true, Ordering::Relaxed);
+            peer.overtakable.store(started, Ordering::Relaxed);
         }
         Ok((handles, endpoint, address, key))
     }
@@ -291,6 +291,7 @@ impl Shared {
             return Err(self.lost(self.me));
         }
         let handles = self.handles();
+        let started = self.started.load(Ordering::Relaxed);
         let mut requests = Vec::new();
         // Flush each endpoint. One flush of the worker would suffice, but in UCX 1.13 it does not wait for
         // operations that the peer's processor carries out.
@@ -304,9 +305,13 @@ impl Shared {
         }
         drop(handles);
         requests.into_iter().try_for_each(|(pe, pointer)| self.finish(pointer, pe, true, "a quiet"))?;
-        self.check()?;
-        self.peers.iter().for_each(|peer| peer.overtakable.store(false, Ordering::Relaxed));
-        Ok(())
+        self.flushed.fetch_max(started, Ordering::AcqRel);
+        self.check()
+    }
+
+    /// Returns true if an operation was started that no flush has completed.
+    pub(super) fn is_in_flight(&self) -> bool {
+        self.started.load(Ordering::Relaxed) != self.flushed.load(Ordering::Acquire)
     }
 
     /// Makes `pe` carry out an atomic, and returns the previous value.
@@ -461,10 +466,11 @@ impl Transport for Ucx {
     fn order(&self) -> Result<()> {
         let shared = &*self.shared;
         fence(Ordering::SeqCst);
-        if !shared.in_flight.load(Ordering::Relaxed) {
+        if !shared.is_in_flight() {
             return Ok(());
         }
-        if shared.peers.iter().any(|peer| peer.overtakable.load(Ordering::Relaxed)) {
+        let flushed = shared.flushed.load(Ordering::Acquire);
+        if shared.peers.iter().any(|peer| peer.overtakable.load(Ordering::Relaxed) > flushed) {
             return shared.flush();
         }
         let handles = shared.handles();
@@ -480,8 +486,7 @@ impl Transport for Ucx {
     fn quiet(&self) -> Result<()> {
         let shared = &*self.shared;
         fence(Ordering::SeqCst);
-        // Clear the flag first, because another thread may start an operation during the flush.
-        if shared.in_flight.swap(false, Ordering::Relaxed) {
+        if shared.is_in_flight() {
             shared.flush()?;
         }
         for peer in &shared.peers {
