@@ -178,7 +178,7 @@ fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
         (None, None) => {
             print(&format!("PE {pe}: its launcher has ended, so it ends too"));
             if let Ok(job) = std::env::var(leftovers::JOB) {
-                leftovers::end(&job);
+                leftovers::end_by_one(&job);
             }
             1
         }

@@ -6,6 +6,8 @@
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
 /// The environment variable with the job's name, which every process of a job inherits.
@@ -30,6 +32,15 @@ pub fn end(job: &str) {
             let _ = pidfd_send_signal(process, signal);
         }
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Calls [`end`], unless another process of the job does so at this moment. PEs that notice the end of their
+/// launcher call this: with `end` they could end each other before their children were asked to end.
+pub fn end_by_one(job: &str) {
+    let address = SocketAddr::from_abstract_name(format!("inlane-leftovers-{job}"));
+    if let Ok(_held) = address.and_then(|address| UnixDatagram::bind_addr(&address)) {
+        end(job);
     }
 }
 
@@ -66,5 +77,19 @@ mod tests {
         assert!(other.try_wait().unwrap().is_none());
         other.kill().unwrap();
         other.wait().unwrap();
+    }
+
+    #[test]
+    fn one_process_ends_the_others() {
+        let job = "leftovers-test-2";
+        let address = SocketAddr::from_abstract_name(format!("inlane-leftovers-{job}")).unwrap();
+        let held = UnixDatagram::bind_addr(&address).unwrap();
+        let mut sleep = Command::new("sleep").arg("1000").env(JOB, job).spawn().unwrap();
+        while processes(job).len() != 1 {}
+        end_by_one(job);
+        assert!(sleep.try_wait().unwrap().is_none(), "another process does it");
+        drop(held);
+        end_by_one(job);
+        assert_eq!(sleep.wait().unwrap().signal(), Some(15));
     }
 }
