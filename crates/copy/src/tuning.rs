@@ -99,8 +99,8 @@ impl Default for SmTuning {
 }
 
 impl SmTuning {
-    /// Returns the bytes of data that each channel sends as lines for a transfer of `bytes` bytes, rounded up
-    /// to whole rows of 32 lines.
+    /// Returns how many bytes of a transfer of `bytes` bytes each channel carries if the transfer is sent as
+    /// lines (see [`SmTuning`]), without the laps. Rounded up to a multiple of [`ROW`].
     fn share(&self, bytes: usize) -> usize {
         bytes.div_ceil(self.channels as usize).next_multiple_of(ROW)
     }

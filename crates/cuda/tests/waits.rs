@@ -132,7 +132,8 @@ fn slow() {
         engine.wait(ticket, ALL[round as usize % 3]).unwrap();
         assert!(began.elapsed() + Duration::from_millis(1) >= late.min(Duration::from_millis(400)));
         assert_eq!(engine.done().unwrap(), ticket);
-        // Give the thread that `later` started time to allow the copy, before the next round begins.
+        // `later` starts a thread that calls `allow`. In a round without delay, that call may come after the
+        // wait. Let it happen now, because in the next round it could take back a copy that is already allowed.
         std::thread::sleep(Duration::from_millis(5));
     }
     // The whole wait takes longer than the timeout. It must still succeed, because a copy completes every

@@ -19,7 +19,8 @@ const VALUE: usize = 96;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Operation {
-    /// Creates a socket bound to [`Message::local`]. The value holds options. The reply carries the program's end and the local address.
+    /// Creates a socket bound to [`Message::local`]. The request's value, written by [`write_options`], contains
+    /// the socket's options. The reply carries the program's end and the local address.
     Bind = 1,
     /// Connects a socket to [`Message::remote`]. The request carries the program's end. If it carries none, the
     /// engine creates a socket, and the reply carries the program's end. The program's end becomes writable

@@ -191,8 +191,9 @@ pub enum End {
     Finished,
     /// The connection failed with this errno.
     Failed(i32),
-    /// The engine's end has no name, so the engine has given no reason. If the stream has ended, the engine
-    /// has died.
+    /// The engine has not reported an end: its end of the pair has no name. Normally the connection has not
+    /// ended yet. But if the program reads the end of the stream, and has not shut down reading itself, the
+    /// engine has died.
     Unnamed,
 }
 

@@ -9,8 +9,8 @@ use std::ptr::NonNull;
 /// A ring of bytes. Index i of the stream lies at i modulo the capacity.
 pub struct Ring {
     bytes: Pages,
-    /// How much memory the pages of the ring take that were ever written, in bytes. [`Rings::put`] updates
-    /// it.
+    /// The size in bytes of those pages of the ring that were ever written. Only they take memory.
+    /// [`Rings::put`] updates it.
     present: usize,
 }
 

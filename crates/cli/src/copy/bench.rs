@@ -157,9 +157,10 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Returns the stored costs of the paths. If there are none, or `--calibrate` is set, calibrates the
-    /// paths if the path is chosen by cost, and otherwise returns `None`. Call this before the buffers are
-    /// allocated: on a BAR, calibration needs the memory that the buffers will occupy.
+    /// Returns the costs of the paths. Takes the stored costs, unless there are none or `--calibrate` is set. In
+    /// these two cases, calibrates the paths; but if the path is not chosen by cost, returns `None` instead.
+    /// Call this before the buffers are allocated: on a BAR, calibration needs the memory that the buffers will
+    /// occupy.
     fn costs(&mut self, way: Way) -> Result<Option<Costs>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         let kept = self.cache.get(way.from, way.to, way.options).filter(|_| !self.args.calibrate).cloned();

@@ -389,7 +389,8 @@ mod tests {
         CommandRing::new(Region::host(layout.bytes()).unwrap(), layout, "test".into())
     }
 
-    /// Writes the words that kernels write after they have read and ended all commands.
+    /// Simulates kernels that have read and ended all commands: writes the words `seen` and `ended` of each
+    /// channel, as the kernels would.
     fn end_all(ring: &CommandRing) {
         for channel in 0..2 {
             let seen = ring.layout.channel_words() + channel * CHANNEL_BYTES + SEEN;
@@ -447,7 +448,7 @@ mod tests {
         ring.running = true;
         ring.publish([1, 2, 3, 4]).unwrap();
         end_all(&ring);
-        // Writes the words that a kernel writes when it gives up.
+        // Simulate a kernel that gives up.
         word(&ring.memory, FAILED).store(NO_COMMAND, Ordering::Release);
         ring.release_waits();
         assert!(ring.kernels_timed_out() && check_failed(&ring.memory, &String::new).is_err());

@@ -344,8 +344,9 @@ impl Ring {
     fn descriptor_words(&self, slot: u32, i: usize) -> [&AtomicU64; 2] {
         debug_assert!(i < self.burst);
         let first = self.descriptors(slot).wrapping_add(i).cast::<u64>();
-        // SAFETY: `i` is below `burst`, so both words are inside the region, and 8-aligned. While the
-        // dispatcher fills the slot, only device code may read them.
+        // SAFETY: `i` is below `burst`, so both words are inside the region. They are 8-aligned. No other host
+        // thread accesses them while the dispatcher fills the slot: a worker on the CPU reads descriptors only
+        // after it has seen the item's word. Device code can read them at that time, and then checks the lap.
         unsafe { [AtomicU64::from_ptr(first), AtomicU64::from_ptr(first.add(1))] }
     }
 }

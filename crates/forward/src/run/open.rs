@@ -75,8 +75,8 @@ pub(super) fn pools(
                 // Let the GPU's driver allocate the memory, because its pages are larger than those of memory
                 // that is only registered with the driver.
                 (_, false) => return Ok(Arc::new(HeapPool::over(gpu.pinned(bytes()?)?, room)?)),
-                // Allocate mbufs below as for the CPU, because they lie in DPDK's memory. `Lane::new`
-                // registers the memory with the GPU's driver.
+                // Do nothing here: the pool of mbufs is created below, as if the CPU ran the packet function.
+                // DPDK allocates its memory, and `Lane::new` registers that memory with the GPU's driver.
                 (_, true) => {}
             }
         }

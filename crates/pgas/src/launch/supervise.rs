@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 /// Time between asking processes to end and killing them.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long to wait for the hub's last events of a process that has ended. If the process ended because it
-/// lost the link to another PE, the end of that PE is also expected within this time.
+/// How long the launcher waits, after a process has ended, for the last messages on its connection and for
+/// the connection to close. If the process ended because it lost the link to another PE, that PE's end is also
+/// expected within this time.
 const SETTLE_TIME: Duration = Duration::from_secs(2);
 
 pub(super) enum JobEvent {

@@ -335,8 +335,8 @@ __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot
 
 } // namespace
 
-// The block's shared memory. It holds an item's descriptors. If packets are pulled, the descriptors of the
-// copies and the verdicts follow.
+// The block's shared memory. First come the descriptors of the item's packets. If the packets are copied
+// into GPU memory before they are processed, the descriptors of these copies come next, and then the verdicts.
 extern __shared__ uint4 inlane_shared[];
 
 // The kernel of method persistent: takes items from the ring, processes them and completes them. Runs until

@@ -368,7 +368,8 @@ fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 2);
-    // Report the socket's port again, with an MTU of 68 bytes. The engine raises that to the least path MTU.
+    // Quote the socket's own port again, and report an MTU of 68 bytes. The engine records 552 bytes instead,
+    // the least that it accepts for IPv4, so the datagram still takes two fragments.
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 2);

@@ -1,11 +1,15 @@
 //! The transport over UCX, for PEs on several machines: shared memory, TCP or RDMA, as UCX chooses.
 //!
-//! UCX allocates symmetric memory, so that PEs of one machine can map each other's. The program's static
-//! objects stay in place and are registered as a second segment.
+//! UCX allocates symmetric memory, so that PEs of one machine can map each other's. Before it lie the words by
+//! which PEs notify each other. It begins with the workspace of the collectives and ends with the heap. The
+//! program's static objects have symmetric offsets between the two, but they stay where the program has them,
+//! and are registered as a second segment:
 //!
 //! ```text
-//! memory   | notifications | symmetric memory                                |
-//! offsets                  0 ... workspace ... | statics: elsewhere | ... heap
+//! allocated by UCX    | notification words | workspace | unused |  heap  |
+//! symmetric offset                         0             |
+//!                                                        v
+//! the program's own memory                       | static objects |
 //! ```
 //!
 //! * **Puts and gets** between PEs of one machine are plain copies if UCX can map the peer's memory. All
