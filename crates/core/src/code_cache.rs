@@ -167,8 +167,9 @@ pub fn key<'a>(parts: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
     key
 }
 
-/// Returns the directory that contains all caches of the current user. `None` if there is none: INLANE_CACHE
-/// is set but empty, or neither XDG_CACHE_HOME nor HOME gives a directory.
+/// Returns the directory that contains all caches of the current user: INLANE_CACHE, else `inlane` in
+/// XDG_CACHE_HOME if that is an absolute path, else `.cache/inlane` in HOME. Returns `None` if INLANE_CACHE is
+/// empty, or if none of the three is usable.
 fn user_directory() -> Option<PathBuf> {
     if let Some(set) = std::env::var_os("INLANE_CACHE") {
         return (!set.is_empty()).then(|| PathBuf::from(set));

@@ -85,7 +85,8 @@ impl Load {
         out.truncate(start + length);
     }
 
-    /// Keeps `depth` requests in flight for the duration [`TURN`], and returns what it measured.
+    /// Keeps `depth` requests in flight for the time [`TURN`]. Returns the rate, the
+    /// latencies, and the processor time of the server's thread.
     fn run(&mut self) -> Figures {
         let size = self.response_bytes();
         let (mut out, mut input) = (Vec::new(), vec![0_u8; 1 << 20]);

@@ -59,7 +59,7 @@ impl Socket {
 
 /// What a socket does.
 pub enum Role {
-    /// The TCP socket is bound to a local address, and neither listens nor is connected.
+    /// The TCP socket is bound to a local address. It does not listen, and is not connected.
     Bound,
     /// The TCP socket listens for connections.
     Listening(Box<Listening>),

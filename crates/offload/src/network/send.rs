@@ -17,9 +17,9 @@ pub trait Payload {
     /// Returns the length of the payload in bytes.
     fn len(&self) -> usize;
 
-    /// Writes the payload to `buffer`, which has [`Payload::len`] bytes. `pseudo` is the sum of the pseudo
-    /// header, for the payload's checksum. `None` if the checksum may be left out, because the receiver does
-    /// not check it.
+    /// Writes the payload to `buffer`, which has [`Payload::len`] bytes. Computes the payload's checksum from
+    /// `pseudo`, the sum of the pseudo header. If `pseudo` is `None`, leaves the checksum out: the receiver
+    /// does not check it.
     fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>);
 }
 

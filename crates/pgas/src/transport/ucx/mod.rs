@@ -264,8 +264,8 @@ impl Ucx {
         self.shared.methods()
     }
 
-    /// Blocks until `done` returns true, in completion mode `mode`. `limit` is the longest time to wait, and
-    /// a name of what is awaited. Error messages show this name and `peer`, the PE that is awaited.
+    /// Blocks until `done` returns true, in completion mode `mode`. `limit` has the longest time to wait, and the
+    /// name of the awaited event, such as "a put". Errors show this name and `peer`, the PE that causes the event.
     ///
     /// # Errors
     /// [`Error::LinkLost`] if a PE has ended, [`Error::Timeout`] after the limit.
