@@ -1,5 +1,4 @@
-//! `inlane copy`: measures transfers between devices. This module defines and parses the flags; its
-//! submodules run the measurements and list the paths.
+//! `inlane copy`: measures transfers between devices. Defines and parses the flags.
 
 mod bench;
 mod list;
@@ -307,7 +306,7 @@ fn parse_choice(text: &str) -> Result<PathChoice, Error> {
 /// Parses `1M`, `4K,1M` and `4K..256M`.
 fn parse_sizes(text: &str) -> Result<Sizes, Error> {
     let sizes = crate::sizes::parse(text, LARGEST)?;
-    // The cast loses nothing: no size exceeds LARGEST (1 TiB), and usize has 64 bits.
+    // The cast is lossless: no size exceeds 1 TiB (LARGEST).
     Ok(Sizes(sizes.into_iter().map(|size| size as usize).collect()))
 }
 

@@ -1,5 +1,4 @@
-//! `inlane ntb`: starts jobs of processing elements (PEs) that communicate over PCIe windows or UCX, and measures
-//! and checks both.
+//! `inlane ntb`: starts jobs of processing elements (PEs), and measures and checks windows and UCX.
 
 mod bench;
 mod check;
@@ -161,7 +160,7 @@ impl Run {
         if let Some(why) = why {
             crate::print_to_stderr(format_args!("inlane: {why}"));
         }
-        // The command exits with the status of the program that it started.
+        // The command's status is that of the program.
         std::process::exit(status)
     }
 }

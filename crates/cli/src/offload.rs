@@ -1,5 +1,4 @@
-//! `inlane offload`: runs the engine, which has its own network stack. Starts programs whose sockets the
-//! engine runs, and shows the engine's state.
+//! `inlane offload`: runs the engine, starts programs on it, and shows its state.
 
 mod program;
 mod run;

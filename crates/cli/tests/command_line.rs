@@ -1,5 +1,5 @@
-//! Runs the command line as users see it. Each file in `cmd/` is a session with its output and exit statuses.
-//! To accept an intended change: `TRYCMD=overwrite cargo test -p inlane --test command_line`.
+//! Runs the command line as users see it. Each file in `cmd/` is a session with its output and exit
+//! statuses. To accept an intended change: `TRYCMD=overwrite cargo test -p inlane --test command_line`.
 
 use std::process::{Command, Stdio};
 
@@ -8,7 +8,6 @@ fn sessions() {
     trycmd::TestCases::new().case("tests/cmd/*.trycmd");
 }
 
-/// A closed pipe ends a command with status 0. A full disk ends it with an error. Neither causes a panic.
 #[test]
 fn a_closed_pipe_is_no_error_and_a_full_disk_is_one() {
     let run = |arguments: &str, stdout: Stdio, stderr: Stdio| {
@@ -38,7 +37,6 @@ fn a_closed_pipe_is_no_error_and_a_full_disk_is_one() {
     }
 }
 
-/// An output file that cannot be opened ends the command before the first measurement.
 #[test]
 fn outputs_are_opened_before_the_run() {
     for arguments in ["topo --json", "doctor --json", "ntb bench --json", "ntb bench --svg"] {
@@ -51,8 +49,6 @@ fn outputs_are_opened_before_the_run() {
     }
 }
 
-/// The message for a wrong command line must name the flag or argument, the value that was found, and the
-/// values that are accepted. The exit status must match the mistake.
 #[test]
 fn mistakes_are_answered_with_a_remedy() {
     let directory = tempfile::tempdir().unwrap();
@@ -61,12 +57,10 @@ fn mistakes_are_answered_with_a_remedy() {
     std::fs::write(directory.path().join("map.toml"), "[rule]\nrun_by = \"kernel\"\n").unwrap();
     std::fs::write(directory.path().join("key.toml"), "[[rule]]\nuze = \"connect\"\n").unwrap();
     let cases = [
-        // Ports without a kind, or of a misspelt kind.
         ("forward --rx eth9 --tx null", 2, "did you mean af_xdp:eth9 or af_packet:eth9?"),
         ("forward --rx 0000:3b:00.0 --tx null", 2, "did you mean pci:0000:3b:00.0?"),
         ("forward --rx nul:64 --tx null", 2, "did you mean null:64?"),
         ("forward --rx= --tx null", 2, "--rx '': the port is missing"),
-        // Wrong numbers: the message shows the value and the accepted range.
         ("forward --rx null --tx null --burst 64K", 2, "--burst 64K: give a whole number from 1 to 1024"),
         ("forward --rx null --tx null --burst=", 2, "--burst '': give a whole number from 1 to 1024"),
         ("forward --rx null --tx null --slots 1e3", 2, "--slots 1e3: give a power of two from 2 to 65536"),
@@ -98,7 +92,6 @@ fn mistakes_are_answered_with_a_remedy() {
             "--in-flight 1K: give a whole number from 1 to 4096",
         ),
         ("copy --from host --to twin:0 --sm-threads 33", 2, "give a multiple of 32 from 32 to 1024"),
-        // Wrong sizes and times: the message shows the accepted forms.
         (
             "copy --from host --to host --sizes 4KB-1MB",
             2,
@@ -115,7 +108,6 @@ fn mistakes_are_answered_with_a_remedy() {
             "it has no unit; give for example 200ns, 50us, 5s or 2m",
         ),
         ("copy --from host --to twin:0 --duration -5s", 2, "'-5s' is not a time: it is negative"),
-        // Unknown words: the message lists the choices, and suggests the most similar one.
         ("report --schema copy", 2, "did you mean transfers or paths? choose one of packets, transfers,"),
         ("report --schema packet", 2, "did you mean packets? choose one of"),
         ("copy --from host --to twin:0 --path nvlink", 2, "--path nvlink: choose one of bar, dma, sm,"),
@@ -147,7 +139,6 @@ fn mistakes_are_answered_with_a_remedy() {
         ("forward --burst 1 --burst 2", 2, "--burst: it is given twice; give it once"),
         // Settings.
         ("forward --config misspelt.toml", 2, "[forward] has the unknown key 'brust'; did you mean burst?"),
-        // Files and programs that do not exist.
         ("forward --config nope.toml", 3, "settings file nope.toml: cannot be read"),
         ("forward --rx pcap:nope.pcap --tx null", 3, "name a capture that you may read"),
         ("man --directory text.txt", 2, "--directory text.txt: it is a file; name a directory"),
@@ -165,7 +156,6 @@ fn mistakes_are_answered_with_a_remedy() {
         ("ntb bench --mover twin:fast", 2, "give twin, twin:RATE in bits per second"),
         ("forward --rx null --tx null --size 64K", 2, "--size 64K: give 14 B to 65535 B"),
         ("nvme read 127.0.0.1:99999 out", 2, "ADDRESS 127.0.0.1:99999: the port"),
-        // Paths of the wrong kind, such as a directory where a file is needed.
         ("topo --json .", 2, "cannot write .: it is a directory; name a file in it"),
         ("forward --config .", 2, "settings file .: it is a directory; name a TOML file in it"),
         ("forward --rx null --tx pcap:.", 2, "port pcap:.: it is a directory; name a file in it"),
@@ -182,12 +172,10 @@ fn mistakes_are_answered_with_a_remedy() {
         ("offload run --rules map.toml true", 2, "'rule' is a list; begin each rule with the line [[rule]]"),
         ("offload run --rules key.toml true", 2, "rule 1: the key 'uze' is unknown; choose among run_by,"),
         ("offload run --rules text.txt true", 2, "rules in text.txt: line 1: key with no value"),
-        // Flags that need another flag, and values that are incomplete or too large.
         ("ntb run --address 127.0.0.1 true", 2, "it applies to --transport ucx only; add --transport ucx,"),
         ("ntb bench --duration 2h", 2, "--duration 2h: give at most one hour"),
         ("nvme target --listen 127.0.0.1:99999 --namespace memory:1M", 2, "the port exceeds 65535; give"),
         ("nvme target --listen 127.0.0.1 --namespace memory:1M", 2, "the port is missing; give IP:PORT"),
-        // The cause, such as the system's error, comes before the remedy.
         (
             "nvme target --namespace file:nope",
             3,
@@ -213,8 +201,6 @@ fn mistakes_are_answered_with_a_remedy() {
     }
 }
 
-/// Command lines that clap would refuse must work: a help flag behind `help`, and names of checks joined by
-/// commas.
 #[test]
 fn requests_that_clap_refuses_are_understood() {
     for (line, text) in [
@@ -228,7 +214,6 @@ fn requests_that_clap_refuses_are_understood() {
     }
 }
 
-/// A program behind `ntb run` gets its own arguments, with and without `--` before its name.
 #[test]
 fn a_started_program_gets_its_own_flags() {
     for line in ["ntb run -n 1 echo --heap -n 9 --config x", "ntb run -n 1 -- echo --heap -n 9 --config x"] {

@@ -1,5 +1,5 @@
-//! Tests `inlane copy` as a process: stored calibration, interrupted and failed runs, and the rows of the
-//! result.
+//! Tests `inlane copy` as a process: stored calibration, interrupted and failed runs, and the result's
+//! rows.
 
 mod support;
 
@@ -23,15 +23,13 @@ fn document(path: &Path) -> serde_json::Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// Fails unless the document matches the published schema `name`.
 fn validate(name: &str, document: &serde_json::Value) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/schema").join(name);
     let schema = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     jsonschema::validate(&schema, document).unwrap();
 }
 
-/// Returns the calibrated time in milliseconds from a text that contains "least calibrated time for 16 MiB,
-/// 8.44 ms".
+/// Returns the milliseconds in a text such as "least calibrated time for 16 MiB, 8.44 ms".
 fn calibrated_ms(text: &str) -> f64 {
     let (_, rest) = text.split_once("least calibrated time for 16 MiB, ").expect(text);
     let (number, unit) = rest.split_once(' ').expect(text);
@@ -50,8 +48,7 @@ fn calibration_is_kept_for_each_pair_and_covers_larger_sizes() {
     let (forward, backward) = ("--from twin:0 --to twin:1", "--from twin:1 --to twin:0");
     run(forward, "--sizes 4K");
     let kept = calibrated_ms(&run(forward, "--sizes 64K,16M"));
-    // The slower link of the twin's model takes at least 6.5 ms for 16 MiB, so a calibrated time below 6 ms
-    // is wrong.
+    // 16 MiB take at least 6.5 ms over the slower link of the twin's model.
     assert!(kept >= 6.0, "{kept} ms");
     run(backward, "--sizes 4K");
     run(forward, "--sizes 4K --access 4");
@@ -63,16 +60,13 @@ fn calibration_is_kept_for_each_pair_and_covers_larger_sizes() {
         let points = entry["costs"]["paths"]["staged"]["points"].as_array().unwrap();
         assert!(points.last().unwrap()[0].as_u64().unwrap() > 4096, "{key}: {points:?}");
     }
-    // The next run must use the stored calibration, so the time is the same and the file is not written
-    // again.
+    // The next run must use the stored calibration: the same time, and an unchanged file.
     let before = std::fs::metadata(&file).unwrap().modified().unwrap();
     assert_eq!(calibrated_ms(&run(forward, "--sizes 16M")), kept);
     assert_eq!(std::fs::metadata(&file).unwrap().modified().unwrap(), before);
 }
 
-/// Interrupts runs during calibration, preparation, transfers by CPU and DMA, and verification. A run without
-/// a finished measurement must write no result. The test prints how long each run took to end, and fails if a
-/// run does not end.
+/// Interrupts runs in each of their phases. A run without a finished measurement must write no result.
 #[test]
 fn an_interrupted_run_ends_and_reports_nothing_unfinished() {
     let runs = [
@@ -91,8 +85,7 @@ fn an_interrupted_run_ends_and_reports_nothing_unfinished() {
             let mut child = copy(cache.path(), arguments).arg("--json").arg(&result).spawn().unwrap();
             until_thread_runs(&child, "inlane-signals", Duration::ZERO);
             std::thread::sleep(Duration::from_millis(wait));
-            // SAFETY: this sends a signal to a child that was not yet waited for, so the id still belongs to
-            // the child.
+            // SAFETY: the child was not yet waited for, so the id is still its own.
             assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
             let interrupted = Instant::now();
             while child.try_wait().unwrap().is_none() {
@@ -110,7 +103,7 @@ fn an_interrupted_run_ends_and_reports_nothing_unfinished() {
     }
 }
 
-/// A second signal ends the process at once. The empty result files that the process created must be gone.
+/// A second signal ends the process at once and removes its empty result files.
 #[test]
 fn a_second_signal_leaves_no_empty_files() {
     let cache = tempfile::tempdir().unwrap();
@@ -125,8 +118,7 @@ fn a_second_signal_leaves_no_empty_files() {
     }
     until_thread_runs(&child, "inlane-signals", Duration::ZERO);
     while child.try_wait().unwrap().is_none() {
-        // SAFETY: this sends a signal to a child that was not yet waited for, so the id still belongs to the
-        // child.
+        // SAFETY: the child was not yet waited for, so the id is still its own.
         unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -137,8 +129,7 @@ fn a_second_signal_leaves_no_empty_files() {
 fn measurements_before_an_interruption_are_kept() {
     let cache = tempfile::tempdir().unwrap();
     let result = cache.path().join("result.json");
-    // Measure 4 KiB, then 64 MiB, and interrupt the run during 64 MiB. The option `--path p2p` makes the run
-    // print, before its first transfer, that p2p is not available. The test waits for that line.
+    // Interrupt the run during 64 MiB. Because of `--path p2p`, it prints a line before its first transfer.
     let arguments = "--from host --to twin:0 --path p2p --sizes 4K,64M --without dma --repeats 1 --duration 1ms \
                      --warm-up 1ms --no-ceiling";
     let mut child = copy(cache.path(), arguments).arg("--json").arg(&result).spawn().unwrap();
@@ -146,11 +137,9 @@ fn measurements_before_an_interruption_are_kept() {
     let mut line = String::new();
     std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
     assert!(line.contains("continuing with bar"), "{line}");
-    // Wait 3 s, because the measurement of 4 KiB then is complete and that of 64 MiB is not: a transfer of 4
-    // KiB takes less than 1 ms, and one of 64 MiB takes 9 s.
+    // 4 KiB take less than 1 ms, and 64 MiB take 9 s.
     std::thread::sleep(Duration::from_secs(3));
-    // SAFETY: this sends a signal to a child that was not yet waited for, so the id still belongs to the
-    // child.
+    // SAFETY: the child was not yet waited for, so the id is still its own.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGTERM) }, 0);
     let output = child.wait_with_output().unwrap();
     let mut errors = String::new();
@@ -188,8 +177,7 @@ fn a_failed_measurement_is_a_row_and_the_next_one_follows() {
         assert_eq!(row["latency_percentiles"]["p999_ns"].is_number(), !failed, "{row}");
     }
     assert!(figure.exists());
-    // If every measurement fails, the exit status is that of the first error, and the output files must be
-    // removed.
+    // If every measurement fails, the first error gives the exit status and no output file remains.
     std::fs::remove_file(&result).unwrap();
     std::fs::remove_file(&figure).unwrap();
     let output = run("interrupt");
@@ -201,8 +189,7 @@ fn a_failed_measurement_is_a_row_and_the_next_one_follows() {
 fn outputs_are_opened_before_anything_is_measured() {
     let cache = tempfile::tempdir().unwrap();
     for flag in ["--json", "--svg"] {
-        // An output file that cannot be created must be refused before the measurement, which would take an
-        // hour.
+        // The file must be refused before the measurement, which would take an hour.
         let arguments = format!("--from host --to twin:0 --duration 3600s {flag} /nonexistent/file");
         let output = copy(cache.path(), &arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(3), "{}", text(&output));

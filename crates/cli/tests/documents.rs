@@ -1,24 +1,20 @@
-//! Runs every command that README.md and docs/ show, so that no page shows a command that fails.
+//! Runs every command that README.md and docs/ show.
 //!
-//! A command is a line of a ```` ```console ```` block that starts with `$ `. A comment `# needs ...` behind a
-//! command names what the machine may lack. An `inlane` command with this comment may also end with status 3.
-//! Any other command with this comment is not run. If a page tells the reader to save a file ("Save this as
-//! `NAME`:" and a code block), the test saves the file first.
-//!
-//! If a command of a block ends with `&`, the block is run as one shell script in a network namespace of its
-//! own, so that the ports of the examples are free.
+//! A command is a line of a ```` ```console ```` block that starts with `$ `. `# needs ...` behind a
+//! command names what the machine may lack: an `inlane` command may then end with status 3, and other
+//! commands are not run. The test saves a file if the page says so ("Save this as `NAME`:" and a code
+//! block). A block with a command that ends with `&` runs as one shell script in its own network namespace.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The time limit of a command. The pages show short runs only.
+/// The time limit of a command.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 struct Shown {
     page: String,
     line: usize,
-    /// The number of the command's code block, counted in the page.
     block: usize,
     text: String,
     needs: Option<String>,
@@ -42,7 +38,6 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// Returns the commands of a page, and the files that the page tells the reader to save.
 fn read(page: &Path) -> (Vec<Shown>, Vec<(String, String)>) {
     let text = std::fs::read_to_string(page).unwrap();
     let (mut commands, mut files) = (Vec::new(), Vec::new());
@@ -81,8 +76,8 @@ fn read(page: &Path) -> (Vec<Shown>, Vec<(String, String)>) {
     (commands, files)
 }
 
-/// Returns the start of a command line that runs a program in new network and PID namespaces. Without root,
-/// the program also gets a new user namespace. Returns `None` if the system does not allow this.
+/// Returns the start of a command line that runs a program in new network and PID namespaces, and without
+/// root in a new user namespace. Returns `None` if the system does not allow this.
 fn isolated() -> Option<Vec<&'static str>> {
     let plain = ["unshare", "--net", "--pid", "--fork", "--kill-child"];
     let user = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child"];
@@ -94,8 +89,8 @@ fn isolated() -> Option<Vec<&'static str>> {
     [plain.to_vec(), user.to_vec()].into_iter().find(|line| works(line))
 }
 
-/// Returns a script that runs the commands of a block. A background command (`&`) may need time to get ready.
-/// So the script repeats the command after it until that succeeds, for about a minute.
+/// Returns a script of a block's commands. It repeats the command behind a background command for about a
+/// minute.
 fn script(commands: &[&Shown]) -> String {
     let mut script = String::from("ip link set lo up; pids=; trap 'kill $pids; wait' EXIT\n");
     let mut may_be_early = false;
@@ -110,13 +105,12 @@ fn script(commands: &[&Shown]) -> String {
             script += &format!("{text} || exit 1\n");
         }
     }
-    // Check that each background command (`&`) still runs, because a background command that ended by itself
-    // has failed.
+    // A background command (`&`) that ended by itself has failed.
     script + "for pid in $pids; do kill -0 $pid || exit 1; done\n"
 }
 
-/// Runs a shell script with `inlane` in PATH. `before` is empty, or a program with its arguments that starts
-/// the shell, such as unshare. Returns the script's exit status and its output.
+/// Runs a shell script with `inlane` in PATH, started by the command line `before`. Returns status and
+/// output.
 fn run(before: &[&str], line: &str, folder: &Path) -> (Option<i32>, String) {
     let binary = Path::new(env!("CARGO_BIN_EXE_inlane")).parent().unwrap();
     let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());

@@ -24,8 +24,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Writes a classic capture with nanosecond timestamps and `count` frames. The payload of a frame contains
-/// the frame's number.
+/// Writes a classic capture with nanosecond timestamps. Each of the `count` frames contains its number.
 fn capture(path: &Path, count: u32) {
     let mut bytes = Vec::new();
     for word in [0xa1b2_3c4du32, 4 << 16 | 2, 0, 0, 65535, 1] {
@@ -81,8 +80,7 @@ fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
         let path = &document["results"][0]["path"];
         assert_eq!(path["name"], method);
         assert!(path["reason"].as_str().unwrap().contains(method), "{path}");
-        // Compares the file header and the first packet without inlane's own reader, so an error of the
-        // reader cannot hide a difference.
+        // Compare without inlane's reader, whose error could hide a difference.
         let before = std::fs::read(&files.input).unwrap();
         let after = std::fs::read(files.tx.trim_start_matches("pcap:")).unwrap();
         assert_eq!(before.len(), after.len());
@@ -94,8 +92,8 @@ fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
     }
 }
 
-/// Returns a classic capture with frames of extreme lengths, in the given byte order and with the given magic
-/// number. `fraction` is the first frame's time within its second, in the unit that the magic number means.
+/// Returns a classic capture with frames of extreme lengths. `fraction` is the first frame's time within
+/// its second, in the unit that the magic number means.
 fn awkward(big_endian: bool, magic: u32, fraction: u32) -> Vec<u8> {
     let word = |value: u32| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
     let versions = if big_endian { 2 << 16 | 4 } else { 4 << 16 | 2 };
@@ -103,8 +101,7 @@ fn awkward(big_endian: bool, magic: u32, fraction: u32) -> Vec<u8> {
     for (number, length) in [0u32, 1, 12, 13, 14, 60, 1514, 9014, 65_535, 65_549, 60].into_iter().enumerate()
     {
         let number = number as u32;
-        // Every third frame is as long in the capture as on the wire. The other frames were longer on the
-        // wire.
+        // Two of three frames were longer on the wire than in the capture.
         let wire = length + number % 3 * 100;
         bytes.extend([1_700_000_000 + number, fraction - number, length, wire].into_iter().flat_map(word));
         bytes.extend((0..length).map(|at| (at * 7 + number) as u8));
@@ -112,8 +109,7 @@ fn awkward(big_endian: bool, magic: u32, fraction: u32) -> Vec<u8> {
     bytes
 }
 
-/// Returns a pcapng file with a little-endian and a big-endian section, each with interfaces of three time
-/// resolutions.
+/// Returns a pcapng file with a little-endian and a big-endian section, each with three time resolutions.
 fn pcapng() -> Vec<u8> {
     fn block(big_endian: bool, kind: u32, body: &[u8]) -> Vec<u8> {
         let word = |value: u32| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
@@ -127,8 +123,7 @@ fn pcapng() -> Vec<u8> {
         let half = |value: u16| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
         let header = [&word(0x1a2b_3c4d)[..], &half(1), &half(0), &[0xff; 8]].concat();
         file.extend(block(big_endian, 0x0a0d_0d0a, &header));
-        // The interfaces have the time resolutions microseconds (the default, without an option), nanoseconds
-        // and 2^-20 s.
+        // Microseconds (the default), nanoseconds, and 2^-20 s.
         for resolution in [None, Some(9u8), Some(0x80 | 20)] {
             let option = |value| [&half(9)[..], &half(1), &[value, 0, 0, 0], &[0; 4]].concat();
             let options = resolution.map(option).unwrap_or_default();
@@ -145,15 +140,14 @@ fn pcapng() -> Vec<u8> {
                 6,
                 &[&word(number % 3)[..], &high, &low, &length, &length, &data].concat(),
             ));
-            // A block of an unknown type, which the reader must skip.
+            // A block of an unknown type.
             file.extend(block(big_endian, 0x8000_0bad, &[number as u8; 13]));
         }
     }
     file
 }
 
-/// packaging/check-macswap has its own capture reader and shares no code with inlane, so it can confirm
-/// inlane's copies.
+/// packaging/check-macswap has its own capture reader and shares no code with inlane.
 #[test]
 fn an_independent_reader_confirms_copies_of_every_kind_of_capture() {
     if Command::new("python3").arg("--version").output().is_err() {
@@ -179,7 +173,6 @@ fn an_independent_reader_confirms_copies_of_every_kind_of_capture() {
         let check = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/check-macswap");
         let output = Command::new("python3").args([check, &files.input, out]).output().unwrap();
         assert!(output.status.success(), "{kind}: {}", stderr(&output));
-        // After one byte is changed, the independent reader must report a difference.
         let mut changed = std::fs::read(out).unwrap();
         let last = changed.len() - 1;
         changed[last] ^= 1;
@@ -245,8 +238,7 @@ fn the_checker_finds_injected_faults_and_a_capture_has_every_packet() {
     assert_eq!(result(&again)["results"][0]["rx"]["packets"], 20_000);
 }
 
-/// A check that received no packet must fail, with and without injected faults. A run of 1 ns usually ends
-/// before the first packet.
+/// A check that received no packet must fail. A run of 1 ns usually ends before the first packet.
 #[test]
 fn a_check_without_packets_fails() {
     let directory = tempfile::tempdir().unwrap();
@@ -273,8 +265,7 @@ fn a_rate_is_kept() {
             continue;
         }
         let rate = result(&json)["results"][0]["tx"]["packets_per_second"].as_f64().unwrap();
-        // Packets are never sent faster than the requested rate. They may be sent slower if other jobs use
-        // the machine, so the lower limit is low.
+        // Other jobs on the machine may lower the rate, so the lower limit is low.
         assert!((1_000.0..51_000.0).contains(&rate), "{source}: {rate}");
     }
 }
@@ -353,7 +344,6 @@ fn foreign_and_truncated_captures_fail_with_the_offset() {
     let output = run(&arguments);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("offset") || stderr(&output).contains("byte"), "{}", stderr(&output));
-    // The packets before the damaged one must be sent and counted.
     assert_eq!(result(&files.json)["results"][0]["tx"]["packets"], 49);
 }
 
@@ -365,20 +355,18 @@ fn a_full_disk_is_an_error() {
     assert!(stderr(&output).contains("/dev/full"), "{}", stderr(&output));
 }
 
-/// The prefix of the names of threads that move packets. These threads exist while a run receives, and also
-/// during the trials of a search.
+/// The prefix of the names of threads that move packets, also in the trials of a search.
 const MOVING: &str = "inlane-0";
-/// The name of the thread that handles signals.
 const SIGNALS: &str = "inlane-signals";
 
-/// Starts inlane, and sends a signal once the thread `thread` has run. Returns the output, and the time from
-/// the signal to the end. A run that ignores the signal lasts 60 s, so tests accept any time below [`SOON`].
+/// Starts inlane, and signals it once the thread `thread` has run. Returns the output, and the time from
+/// the signal to the end. A run that ignores the signal lasts 60 s.
 fn signalled(thread: &str, signal: i32, arguments: &[&str]) -> (Output, Duration) {
     let child = inlane(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let least = if thread == MOVING { Duration::from_millis(5) } else { Duration::ZERO };
     until_thread_runs(&child, thread, least);
     let start = Instant::now();
-    // SAFETY: the child was started here and not yet waited for, so the id still belongs to the child.
+    // SAFETY: the child was not yet waited for, so the id is still its own.
     unsafe { libc::kill(child.id() as i32, signal) };
     (child.wait_with_output().unwrap(), start.elapsed())
 }
@@ -404,9 +392,8 @@ fn a_signal_ends_every_kind_of_wait() {
     let folder = tempfile::tempdir().unwrap();
     let lonely = format!("memif:{},role=server,wait=60", folder.path().join("memif.sock").display());
     let cases: [(&str, &[&str]); 3] = [
-        // A run that waits for a peer that does not connect.
         (SIGNALS, &["--rx", &lonely, "--tx", "null"]),
-        // A run that waits for space in a ring that no process empties.
+        // The ring is full, and no process empties it.
         (
             MOVING,
             &[
@@ -422,7 +409,6 @@ fn a_signal_ends_every_kind_of_wait() {
                 "60s",
             ],
         ),
-        // A run that searches for the highest rate without loss.
         (MOVING, &["--rx", "gen:64", "--tx", "check", "--zero-loss", "--duration", "20s"]),
     ];
     for (thread, arguments) in cases {
@@ -443,16 +429,14 @@ fn a_capture_that_is_still_being_written_does_not_block_the_run() {
             inlane(&["--rx", "pcap:-", "--tx", "null", "--no-baseline", "--duration", duration]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // The test keeps the pipe open. After the complete packets it writes half a packet, so inlane waits
-        // for the rest.
+        // inlane waits for the rest of the last packet.
         let mut input = child.stdin.take().unwrap();
         input.write_all(&capture).unwrap();
         input.write_all(&capture[24..50]).unwrap();
         if signal != 0 {
             until_thread_runs(&child, MOVING, Duration::from_millis(5));
         }
-        // SAFETY: this signals the child, which was started here and not yet waited for. Signal 0 sends
-        // nothing.
+        // SAFETY: the child was not yet waited for, so the id is still its own. Signal 0 sends nothing.
         unsafe { libc::kill(child.id() as i32, signal) };
         let began = Instant::now();
         let output = child.wait_with_output().unwrap();
@@ -470,14 +454,14 @@ fn a_third_signal_kills_the_process() {
     let pipe = files.input.replace("in.pcap", "pipe");
     let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());
-    // No process reads the named pipe, so writing the result to it blocks.
+    // No process reads the named pipe, so writing the result blocks.
     let arguments = ["--rx", "null", "--tx", "null", "--no-baseline", "--duration", "10ms", "--json", &pipe];
     let mut child = inlane(&arguments).spawn().unwrap();
     until_thread_runs(&child, SIGNALS, Duration::ZERO);
     for _ in 0..3 {
         std::thread::sleep(Duration::from_millis(700));
         assert!(child.try_wait().unwrap().is_none());
-        // SAFETY: the child was started here and not yet waited for, so the id still belongs to the child.
+        // SAFETY: the child was not yet waited for, so the id is still its own.
         unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     }
     use std::os::unix::process::ExitStatusExt;
@@ -500,8 +484,8 @@ fn a_pipe_without_a_peer_obeys_duration_and_signals() {
     assert!(stderr(&output).contains("its reader stopped reading"), "no reader: {}", stderr(&output));
 }
 
-/// A run writes to a named pipe whose reader has paused. After the first signal, the run receives no more
-/// packets but still waits for the reader. A second signal gives up the packets that the reader did not read.
+/// The reader of a named pipe pauses. After the first signal, the run still waits for the reader. A second
+/// signal gives up the unread packets.
 #[test]
 fn a_paused_reader_does_not_hold_up_signals() {
     use std::os::fd::AsRawFd;
@@ -515,8 +499,7 @@ fn a_paused_reader_does_not_hold_up_signals() {
             std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
         let arguments = ["--rx", "gen:1000", "--tx", &port, "--duration", "60s", "--no-baseline"];
         let mut child = inlane(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Waits until the pipe is full. From then on, the packets in flight can be written only if the reader
-        // reads.
+        // Once the pipe is full, the packets in flight wait for the reader.
         support::until("the pipe is full", || {
             let mut bytes = 0i32;
             // SAFETY: FIONREAD writes one i32, to `bytes`.
@@ -524,10 +507,9 @@ fn a_paused_reader_does_not_hold_up_signals() {
             bytes > 60_000
         });
         std::thread::sleep(Duration::from_millis(100));
-        // SAFETY: the child was started here and not yet waited for, so the id still belongs to the child.
+        // SAFETY: the child was not yet waited for, so the id is still its own.
         let interrupt = || unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
         interrupt();
-        // After the first signal, the run must still wait for the reader.
         std::thread::sleep(Duration::from_millis(500));
         assert!(child.try_wait().unwrap().is_none(), "packets were given up although the reader may go on");
         if resumes {
@@ -550,8 +532,7 @@ fn a_paused_reader_does_not_hold_up_signals() {
 fn a_signal_during_method_auto_gives_no_result() {
     let arguments =
         ["--rx", "null", "--tx", "null", "--method", "auto", "--max-latency", "1s", "--duration", "60s"];
-    // The search for a method takes more than 20 trials of 0.15 s each, so a signal in the first trial
-    // arrives during the search.
+    // The search takes more than 20 trials of 0.15 s, so the signal arrives during it.
     let (output, took) = signalled(MOVING, libc::SIGINT, &arguments);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("interrupted while choosing"), "{}", stderr(&output));
@@ -580,7 +561,6 @@ fn a_file_and_the_environment_provide_settings() {
     assert!(stderr(&output).contains("burts"), "{}", stderr(&output));
 }
 
-/// The error must name the packet function, so that the user does not look for the defect in inlane.
 #[test]
 fn a_function_that_crashes_is_named() {
     use std::os::unix::process::ExitStatusExt;
@@ -633,7 +613,7 @@ fn a_missing_file_is_status_3_and_a_wrong_value_status_2() {
     assert_eq!(man.status.code(), Some(3), "{}", stderr(&man));
 }
 
-/// In `inlane forward --tx pcap:- | head`, the reader closes standard output early. That is not a failure.
+/// The reader of `inlane forward --tx pcap:- | head` closes standard output early.
 #[test]
 fn a_closed_standard_output_ends_the_run_in_order() {
     let arguments = ["--rx", "gen:64", "--tx", "pcap:-", "--duration", "60s", "--no-baseline"];
@@ -647,7 +627,6 @@ fn a_closed_standard_output_ends_the_run_in_order() {
     assert!(!stderr(&output).contains("inlane: error: "), "{}", stderr(&output));
 }
 
-/// A capture on standard output is not mixed with the result.
 #[test]
 fn a_capture_on_standard_output_is_a_capture() {
     let output =
@@ -657,7 +636,7 @@ fn a_capture_on_standard_output_is_a_capture() {
     assert!(stderr(&output).contains("rx        3 packets"), "{}", stderr(&output));
 }
 
-/// The compiler of a user's packet function must run without privileges, even if no port needed privileges.
+/// The compiler of a user's packet function must run without privileges.
 #[test]
 fn user_code_runs_without_privileges() {
     use std::os::unix::fs::PermissionsExt;

@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Compiles `programs/driver.c` to `libcuda.so.1` in a temporary directory. Returns `None` without a C
-/// compiler.
+/// Compiles `programs/driver.c` to `libcuda.so.1`. Returns `None` without a C compiler.
 fn stub() -> Option<(tempfile::TempDir, PathBuf)> {
     let folder = tempfile::tempdir().unwrap();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/driver.c");
@@ -33,7 +32,7 @@ fn an_unusable_driver_is_explained() {
             .unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    // A case: the stub's settings, and two parts of the expected message (what was found, and what to do).
+    // The stub's settings, and two parts of the expected message: what was found, and what to do.
     type Case = (&'static [(&'static str, &'static str)], [&'static str; 2]);
     let cases: [Case; 4] = [
         (&[("STUB_VERSION", "12040")], ["it supports CUDA 12.4", "install a newer NVIDIA driver"]),
@@ -78,7 +77,6 @@ fn a_matrix_uses_models_only_without_a_gpu() {
     }
 }
 
-/// Runs `bench/gpu/check.py`, which runs packet functions on a GPU and checks the results.
 #[test]
 fn packet_functions_on_a_gpu_are_verified() {
     if let Err(why) = inlane_cuda::driver_version() {

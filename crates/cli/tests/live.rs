@@ -1,5 +1,4 @@
-//! inlane between two hosts: ping, iperf3, and curl with nginx communicate through inlane in both directions.
-//! The hosts are network namespaces.
+//! inlane between two hosts, which are network namespaces: ping, iperf3, and curl with nginx.
 //!
 //! ```text
 //!   namespace A                 namespace M                      namespace B
@@ -7,8 +6,7 @@
 //!   10.77.0.1  ta ---------------- inlane forward ------------------ tb  10.77.0.2      (tap interfaces, moved to A and B)
 //! ```
 //!
-//! Each test creates its own namespaces. Without root, or without one of the programs, a test prints why and
-//! is skipped.
+//! Without root, or without one of the programs, a test prints why and is skipped.
 
 mod support;
 
@@ -26,7 +24,6 @@ struct Hosts {
 }
 
 impl Hosts {
-    /// Creates the namespaces. If this machine does not allow that, prints why and returns `None`.
     fn new(test: &str) -> Option<Self> {
         // SAFETY: geteuid has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
@@ -67,7 +64,6 @@ impl Hosts {
         format!("{}-{host}", self.prefix)
     }
 
-    /// Returns a command that runs a program on the host `host`.
     fn on(&self, host: &str, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name(host), program]);
@@ -80,7 +76,7 @@ impl Hosts {
         self.on(host, words.next().unwrap()).args(words).output().unwrap()
     }
 
-    /// Runs a command line on a host. Fails the test if the command fails. Returns the command's output.
+    /// Runs a command line on a host. Fails the test if the command fails. Returns the output.
     fn must(&self, host: &str, line: &str) -> String {
         let output = self.run(host, line);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -88,8 +84,8 @@ impl Hosts {
         text
     }
 
-    /// Connects A and B to M by veth pairs. Disables their offloads, because inlane forwards frames unchanged
-    /// and no network card follows that could complete checksums or segment large frames.
+    /// Connects A and B to M by veth pairs without offloads: inlane completes no checksums and splits no
+    /// frames.
     fn cables(&self) {
         for (host, near, far) in [("a", "a0", "am"), ("b", "b0", "bm")] {
             let (there, middle) = (self.name(host), self.name("m"));
@@ -115,7 +111,6 @@ impl Hosts {
         }
     }
 
-    /// Runs ping, TCP, UDP and HTTP through inlane.
     fn traffic(&self, folder: &Path) {
         let start = Instant::now();
         while !self.run("a", &format!("ping -c 1 -W 1 {ADDRESS_B}")).status.success() {
@@ -134,8 +129,7 @@ impl Hosts {
             let report = self.iperf(&format!("-u -b 20M -l 1200 -t 2 {way}"));
             let sum = &report["end"]["sum"];
             let (lost, all) = (sum["lost_packets"].as_f64().unwrap(), sum["packets"].as_f64().unwrap());
-            // On a busy machine, a queue may overflow while inlane is not scheduled, so half of the packets
-            // may be lost. If inlane corrupted packets, nearly all of them would be lost.
+            // A busy machine may lose half of the packets. Corruption would lose nearly all.
             assert!(all > 100.0 && lost / all < 0.5, "UDP {way}: {lost} of {all} lost");
         }
 
@@ -166,7 +160,6 @@ impl Hosts {
         assert!(std::fs::read(&fetched).unwrap() == page, "the page was altered on its way");
     }
 
-    /// Runs iperf3 on A and returns its report.
     fn iperf(&self, arguments: &str) -> serde_json::Value {
         let line = format!("iperf3 -c {ADDRESS_B} -J --connect-timeout 5000 {arguments}");
         let start = Instant::now();
@@ -179,17 +172,17 @@ impl Hosts {
                 assert!(sum["bytes"].as_f64().unwrap() > 1e5, "{line}: {report}");
                 return report;
             }
-            // Try the client again, because the server may still be starting, or ending the previous test.
+            // The server may still be starting, or ending the previous test.
             assert!(start.elapsed() < Duration::from_secs(60), "{line}: {report}");
             std::thread::sleep(Duration::from_millis(200));
         }
     }
 
-    /// Starts inlane between two ports, calls `ready` with its process to complete the set-up, and runs the
-    /// traffic. Then interrupts inlane and checks its result.
+    /// Starts inlane between two ports, calls `ready`, runs the traffic, interrupts inlane and checks its
+    /// result.
     fn through(&self, ports: [&str; 2], ready: impl FnOnce(&Child)) {
         let folder = tempfile::tempdir().unwrap();
-        // nginx's worker does not run as root, so the directory must be readable for all users.
+        // nginx's worker does not run as root.
         shell(&format!("chmod 755 {}", folder.path().display())).unwrap();
         let json = folder.path().join("result.json");
         let mut inlane = self.start(
@@ -213,7 +206,7 @@ impl Hosts {
         assert!(output.status.success(), "{}: {said}", output.status);
         let document: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
         let result = &document["results"][0];
-        // The traffic above consists of more than 5000 frames, so inlane must have counted more.
+        // The traffic has more than 5000 frames.
         assert!(result["tx"]["packets"].as_u64().unwrap() > 5000, "{result}");
         assert_eq!(result["rx"]["errors"], 0, "{result}");
         assert_eq!(result["leaked_buffers"], 0, "{result}");
@@ -235,16 +228,15 @@ struct Running {
 }
 
 impl Running {
-    /// Sends SIGINT and waits until the program has ended. Returns the program's output.
     fn interrupt(&mut self) -> Output {
         let child = self.child.take().unwrap();
         let status = Path::new("/proc").join(child.id().to_string());
-        // SAFETY: the child was started here and not yet waited for, so the id still belongs to the child.
+        // SAFETY: the child was not yet waited for, so the id is still its own.
         unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
         let start = Instant::now();
         while std::fs::read_to_string(status.join("stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
             if start.elapsed() > Duration::from_secs(60) {
-                // SAFETY: the child has not been waited for, so the id still belongs to the child.
+                // SAFETY: the child was not yet waited for, so the id is still its own.
                 unsafe { libc::kill(child.id() as i32, libc::SIGKILL) };
                 panic!("{} did not end on SIGINT", self.name);
             }
@@ -288,8 +280,7 @@ fn over_packet_sockets() {
 fn over_tap_interfaces() {
     let Some(hosts) = Hosts::new("tap") else { return };
     hosts.through(["tap:ta", "tap:tb"], |inlane| {
-        // DPDK's driver sets a new interface down and up again. So wait until the forwarding thread runs
-        // before moving the interfaces to the hosts.
+        // DPDK's driver sets a new interface down and up again.
         until_thread_runs(inlane, "inlane-0", Duration::from_millis(1));
         for (tap, host) in [("ta", "a"), ("tb", "b")] {
             hosts.must("m", &format!("ip link set {tap} netns {}", hosts.name(host)));

@@ -1,21 +1,18 @@
-//! Tests `inlane forward --load`, which measures the latency at shares of the highest rate without loss.
-//!
-//! This test has its own file: its trials need two idle processors, and cargo runs test files one after the
-//! other.
+//! Tests `inlane forward --load`. It has its own file, because its trials need two idle processors and
+//! cargo runs test files one after the other.
 
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The number of threads of a trial that need a free processor: one forwards packets, the other ends the
-/// trial on time.
+/// The threads of a trial: one forwards packets, the other ends the trial on time.
 const THREADS: usize = 2;
 
-/// Keeps [`THREADS`] threads busy for a second. Returns the smallest share of a processor that one thread
-/// got: 1 on an idle machine.
+/// Keeps [`THREADS`] threads busy for a second. Returns a thread's smallest share of a processor, 1 if
+/// idle.
 fn share_of_a_processor() -> f64 {
     let spin = || {
         let used = || {
-            // SAFETY: the clock exists for every thread, and `time` has the type that the call writes.
+            // SAFETY: every thread has this clock, and `time` has the type that the call writes.
             let time = unsafe {
                 let mut time: libc::timespec = std::mem::zeroed();
                 libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time);
@@ -67,8 +64,7 @@ fn latency_is_measured_and_drawn_against_load() {
                 "it needs {THREADS} processors, and others are busy on them: a thread got {of}"
             ));
         }
-        // Processors are idle now, so the jobs that disturbed the first attempt may have ended. Try once
-        // more.
+        // Processors are idle now. The jobs that disturbed the first attempt may have ended.
         output = run();
     }
     let said = said(&output);

@@ -6,9 +6,8 @@
 //!   engine 10.79.0.1, fd79::1 on e0 ====veth==== k0  10.79.0.2, fd79::2: the kernel's stack
 //! ```
 //!
-//! Programs whose sockets the engine runs are started outside both namespaces. They can reach the engine only
-//! through its control socket, and a socket that stayed with the kernel would find no peer. Without root, or
-//! without one of the programs, a test prints why and is skipped.
+//! Offloaded programs run outside both namespaces, so a socket that stayed with the kernel would find no
+//! peer. Without root, or without one of the programs, a test prints why and is skipped.
 
 mod datagrams;
 mod direct;
@@ -21,11 +20,11 @@ use std::time::{Duration, Instant};
 const ENGINE: &str = "10.79.0.1";
 const KERNEL: &str = "10.79.0.2";
 
-/// How long a program may run, in seconds. Then `timeout` ends it.
+/// The time limit of a program, in seconds.
 const LIMIT: &str = "60";
 
-/// An engine, and a peer that uses the kernel's stack, each in a network namespace. Dropping the value ends
-/// the engine and removes the namespaces.
+/// An engine, and a peer on the kernel's stack, each in a network namespace. Dropping the value removes
+/// both.
 struct Lab {
     prefix: String,
     folder: tempfile::TempDir,
@@ -33,8 +32,7 @@ struct Lab {
 }
 
 impl Lab {
-    /// Creates the namespaces. If this machine does not allow that, or lacks a program, prints why and
-    /// returns `None`.
+    /// Creates the namespaces. If that is impossible or a program is missing, prints why and returns `None`.
     fn new(test: &str, programs: &[(&str, &str)]) -> Option<Self> {
         // SAFETY: geteuid has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
@@ -87,7 +85,6 @@ impl Lab {
         self.folder.path().join("control")
     }
 
-    /// Starts the engine and waits until it is ready.
     fn serve(&mut self, more: &[&str]) {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name("e"), env!("CARGO_BIN_EXE_inlane"), "offload", "serve"]);
@@ -98,7 +95,6 @@ impl Lab {
         let mut line = String::new();
         std::io::BufRead::read_line(&mut errors, &mut line).unwrap();
         assert!(line.contains("engine ready"), "{line}");
-        // Prints the rest of the output, so that it is shown if a test fails.
         std::thread::spawn(move || {
             let mut rest = String::new();
             let _ = errors.read_to_string(&mut rest);
@@ -107,7 +103,6 @@ impl Lab {
         self.engine = Some(child);
     }
 
-    /// Returns a command that runs a program with its sockets on the engine.
     fn offloaded(&self, program: &str) -> Command {
         let mut command = Command::new("timeout");
         command.args([
@@ -123,7 +118,6 @@ impl Lab {
         command
     }
 
-    /// Returns a command that runs a program on the kernel's stack.
     fn on_kernel(&self, program: &str) -> Command {
         let mut command = Command::new("timeout");
         command.args(["--kill-after", "5", LIMIT, "ip", "netns", "exec", &self.name("k"), program]);
@@ -142,12 +136,11 @@ impl Lab {
         document["results"][0].clone()
     }
 
-    /// Returns the value that `inlane offload status` shows for the counter `name` of all connections.
+    /// Returns the counter `name` of all connections from `inlane offload status`.
     fn count(&self, name: &str) -> u64 {
         self.status()["connections"][name].as_u64().unwrap()
     }
 
-    /// Waits until the engine runs a listener of this port.
     fn wait_for_listener(&self, port: u16) {
         let local = format!(":{port}");
         self.wait(&format!("no listener at {local}"), || {
@@ -191,14 +184,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // `timeout` passes SIGTERM on to the program.
-        // SAFETY: the child has not been waited for, so the id is still its own.
+        // SAFETY: the child was not yet waited for, so the id is still its own.
         unsafe { libc::kill(self.0.id() as i32, libc::SIGTERM) };
         let _ = self.0.wait();
     }
 }
 
-/// Builds the preloaded library. Cargo puts it beside the command, where `inlane offload run` finds it.
+/// Builds the preloaded library beside the command, where `inlane offload run` finds it.
 fn build_library() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -231,8 +223,7 @@ fn page(len: u32) -> Vec<u8> {
     (0..len).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()[3..].to_vec()).collect()
 }
 
-/// Starts Python's HTTP server on the kernel's stack, and waits until it listens. It serves the lab's
-/// directory.
+/// Starts Python's HTTP server on the kernel's stack, with the lab's directory.
 fn kernel_web_server(lab: &Lab) -> Running {
     let server = Running::start(
         lab.on_kernel("python3").args(["-m", "http.server", "--bind", "::", "8000"]).stderr(Stdio::null()),
@@ -250,8 +241,7 @@ fn kernel_web_server(lab: &Lab) -> Running {
 fn curl_fetches_from_a_kernel_server_over_ipv4_and_ipv6_with_faults() {
     let programs = [("curl", "curl"), ("python3", "python3"), ("ethtool", "ethtool")];
     let Some(mut lab) = Lab::new("curl", &programs) else { return };
-    // Turn off checksum offload, because the kernel would otherwise send frames over the veth without
-    // complete checksums, and the receiver could not detect a corrupted frame.
+    // Otherwise the kernel would send incomplete checksums over the veth, which hide corrupted frames.
     shell(&format!("ip netns exec {} ethtool -K k0 tx off", lab.name("k"))).unwrap();
     lab.serve(&["--faults", "drop=0.5%,duplicate=1%,reorder=1%:3,corrupt=0.5%,seed=3"]);
     let page = page(1_000_000);
@@ -262,7 +252,6 @@ fn curl_fetches_from_a_kernel_server_over_ipv4_and_ipv6_with_faults() {
             must(lab.offloaded("curl").args(["-sS", "--fail", &format!("http://{host}:8000/page")]));
         assert!(fetched == page, "{host}: the page was altered on its way");
     }
-    // A program that is started without the environment variables of its parent uses the engine, too.
     let script = format!(
         "import subprocess; subprocess.run(['/usr/bin/env', 'curl', '-sS', '--fail', 'http://{KERNEL}:8000/page'], env={{'PATH': '/usr/bin'}}, check=True)"
     );
@@ -293,7 +282,6 @@ fn redis_serves_kernel_clients_and_its_memory_returns_when_it_is_killed() {
     assert!(report.contains("\"GET\""), "{report}");
     assert!(lab.count("accepted") >= 60 && lab.count("received_bytes") > 200_000, "{}", lab.status());
 
-    // Kill the server while a client is connected. The client must end, and the engine must keep no socket.
     let mut client = lab.on_kernel("redis-cli");
     let mut client = client.args(["-h", ENGINE, "subscribe", "x"]).stdout(Stdio::piped()).spawn().unwrap();
     lab.wait("no client", || lab.status()["sockets"].as_array().unwrap().len() == 2);
@@ -323,9 +311,7 @@ fn nginx_serves_files_with_forked_workers() {
     let mut nginx = lab.offloaded("nginx");
     let _nginx = Running::start(nginx.arg("-c").arg(&configuration).arg("-p").arg(folder));
     lab.wait_for_listener(81);
-    // Fetch the page from nginx directly (port 80) and through a proxy (port 81), because only the proxy's
-    // sockets are registered with epoll before they are connected. The proxy is nginx, which connects to
-    // itself through the engine.
+    // Port 80 is nginx itself. Port 81 is nginx as a proxy, whose sockets join epoll before they connect.
     for port in [80, 81] {
         for _ in 0..5 {
             let address = format!("http://{ENGINE}:{port}/page");
@@ -346,12 +332,11 @@ fn iperf_moves_bulk_data_in_both_directions() {
         let mut client = lab.on_kernel("iperf3");
         must(client.args(["-c", ENGINE, "-p", port]).args(more).arg("20M"));
     }
-    // Require only half of the 20 MiB, because the client ends a test by a reset. Its last segments may then
-    // never be acknowledged, and the counters may stay below 20 MiB.
+    // The client ends a test by a reset, so its last segments may not count.
     assert!(lab.count("received_bytes") > 10_000_000 && lab.count("sent_bytes") > 10_000_000);
 }
 
-/// Runs a Python script of this project, which tests the built `inlane`. Prints what the script has skipped.
+/// Runs a Python script of this project and prints what it has skipped.
 fn project_script(test: &str, script: &str, arguments: &[&str]) {
     build_library();
     let folder = Path::new(env!("CARGO_BIN_EXE_inlane")).parent().unwrap();
@@ -363,12 +348,11 @@ fn project_script(test: &str, script: &str, arguments: &[&str]) {
     for line in text(&output.stderr).lines().filter(|line| line.starts_with("SKIPPED")) {
         eprintln!("{}", line.replace(script.rsplit('/').next().unwrap(), test));
     }
-    // Status 3 says that this machine has no network namespaces.
+    // Status 3: this machine has no network namespaces.
     let done = matches!(output.status.code(), Some(0 | 3));
     assert!(done, "{}\n{}\n{}", output.status, text(&output.stdout), text(&output.stderr));
 }
 
-/// Runs the quick form of `make test-programs`: servers and clients that no other test of this file runs.
 #[test]
 fn other_unmodified_programs_give_right_results() {
     let test = "other_unmodified_programs_give_right_results";
@@ -376,15 +360,13 @@ fn other_unmodified_programs_give_right_results() {
     project_script(test, "packaging/test-programs", &programs);
 }
 
-/// Runs the load test in its quick form: many connections and listeners, a flood of SYNs, and an engine that
-/// is killed.
+/// Runs the quick load test: many connections and listeners, a flood of SYNs, a killed engine.
 #[test]
 fn an_engine_under_load_keeps_its_promises() {
     project_script("an_engine_under_load_keeps_its_promises", "bench/offload/load", &["--quick"]);
 }
 
-/// Kills the engine while a program receives. The program must get an error, not the end of the stream. A new
-/// engine must serve the program's next sockets.
+/// Kills the engine while a program receives. The program must get an error, not the end of the stream.
 #[test]
 fn a_killed_engine_resets_connections_and_a_new_one_serves_the_same_program() {
     let Some(mut lab) = Lab::new("killed", &[("python3", "python3")]) else { return };
@@ -428,7 +410,6 @@ print(s.recv(8).decode(), flush=True)
     assert_eq!(lab.count("connected"), 1);
 }
 
-/// Runs Python's own tests of blocking sockets, non-blocking sockets and timeouts over the engine's loopback.
 #[test]
 fn pythons_own_socket_tests_pass() {
     let test = "pythons_own_socket_tests_pass";
@@ -473,7 +454,6 @@ fn pythons_own_socket_tests_pass() {
     assert!(lab.count("received_bytes") > 1_000_000 && lab.count("accepted") > 50, "{}", lab.status());
 }
 
-/// Returns the first value of each named line of /proc/PID/status.
 fn process_status(id: u32, names: &[&str]) -> Vec<String> {
     let text = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
     let value = |name: &&str| {
@@ -493,13 +473,13 @@ fn an_engine_gives_up_its_privileges_and_can_become_another_user() {
         let id = lab.engine.as_ref().unwrap().id();
         let names = ["Uid", "Gid", "CapEff", "CapPrm", "CapInh", "NoNewPrivs"];
         let none = "0000000000000000";
-        // `ip netns exec` replaces itself by the engine (exec), so the child's id is the engine's.
+        // `ip netns exec` replaces itself by the engine, so the child's id is the engine's.
         assert_eq!(process_status(id, &names), [user, user, none, none, none, "1"]);
         let fetched = must(lab.offloaded("curl").args(["-sS", &format!("http://{KERNEL}:8000/page")]));
         assert_eq!(fetched, b"text");
         assert_eq!(lab.count("connected"), 1);
         let mut engine = lab.engine.take().unwrap();
-        // SAFETY: the child has not been waited for, so the id is still its own.
+        // SAFETY: the child was not yet waited for, so the id is still its own.
         unsafe { libc::kill(id as i32, libc::SIGTERM) };
         assert!(engine.wait().unwrap().success());
     }
@@ -520,8 +500,7 @@ fn an_engine_gives_up_its_privileges_and_can_become_another_user() {
     assert!(said.contains("--user no-such-user") && said.contains("no such user"), "{said}");
 }
 
-/// Runs the checks of sockets in `programs/sockets.py` on the engine. The kernel's sockets pass the same
-/// checks.
+/// Runs `programs/sockets.py`, whose checks the kernel's sockets pass, too.
 #[test]
 fn sockets_behave_as_programs_expect() {
     let Some(mut lab) = Lab::new("sockets", &[("python3", "python3")]) else { return };
@@ -546,8 +525,7 @@ fn rules_and_requirements_decide_who_runs_a_socket() {
         command.args([LIMIT, env!("CARGO_BIN_EXE_inlane"), "offload", "run", "--socket"]);
         command.arg(lab.socket()).args(flags).arg("--").args(program).output().unwrap()
     };
-    // The exit status of curl is ignored: whether the kernel can connect depends on the machine that runs
-    // this test.
+    // Whether the kernel can connect depends on the machine, so ignore curl's status.
     run(&["--rules", rules.to_str().unwrap()], &["curl", "-sS", "-m", "2", &address]);
     assert_eq!(lab.count("connected"), 0);
     let kernel = &lab.status()["kernel"][0];
@@ -561,9 +539,8 @@ fn rules_and_requirements_decide_who_runs_a_socket() {
     assert!(lab.count("connected") == 1);
 }
 
-/// `inlane nvme` works over the engine, although io_uring bypasses the preloaded library. It connects and
-/// accepts through the C library, where the preloaded library replaces the socket by the program's end of a
-/// pair. io_uring then works on that end.
+/// io_uring bypasses the preloaded library. `inlane nvme` connects and accepts through the C library, so
+/// io_uring then works on the program's end of a pair.
 #[test]
 fn nvme_target_and_initiator_run_over_the_engine() {
     let Some(mut lab) = Lab::new("nvme", &[]) else { return };
@@ -572,7 +549,7 @@ fn nvme_target_and_initiator_run_over_the_engine() {
     let data = page(3_000_000 / 512 * 512);
     std::fs::write(lab.folder.path().join("data"), &data).unwrap();
     let bench = ["--rw", "randrw", "--bs", "16K", "--iodepth", "8", "--size", "4M", "--verify", "crc32c"];
-    // Two rounds: the target over the engine and the initiator over the kernel, then the other way round.
+    // Offload the target first, then the initiator.
     for target_is_offloaded in [true, false] {
         let side = |offloaded: bool| if offloaded { lab.offloaded(inlane) } else { lab.on_kernel(inlane) };
         let address = if target_is_offloaded { ENGINE } else { KERNEL };
@@ -582,7 +559,7 @@ fn nvme_target_and_initiator_run_over_the_engine() {
         let mut line = String::new();
         let mut errors = std::io::BufReader::new(target.stderr.take().unwrap());
         std::io::BufRead::read_line(&mut errors, &mut line).unwrap();
-        // Read the rest of the target's standard error, because the target would block if the pipe were full.
+        // The target would block on a full pipe.
         std::thread::spawn(move || errors.read_to_end(&mut Vec::new()));
         let _target = Running(target);
         assert!(line.contains("listens on"), "{line}");
@@ -594,8 +571,8 @@ fn nvme_target_and_initiator_run_over_the_engine() {
             must(initiator().args(["nvme", "read", address, "--digests", "both", "--length", &length, "-"]));
         assert!(read == data, "the data was altered on its way");
         must(initiator().args(["nvme", "bench", address, "--numjobs", "2"]).args(bench));
-        // At least 10 connections: discovery, an admin queue and an I/O queue for write and for read each,
-        // and an admin queue and an I/O queue for each of the two jobs of bench.
+        // Three connections each for write and read (discovery, admin, I/O), and two for each of bench's two
+        // jobs.
         assert!(lab.count("accepted") + lab.count("connected") >= before + 10, "{}", lab.status());
     }
 }

@@ -1,5 +1,5 @@
-//! Tests the outputs of `inlane forward`: an input is never overwritten, a refused run leaves files
-//! unchanged, and a run that is ended by a signal leaves no empty file.
+//! Tests the files of `inlane forward`: inputs are not overwritten, and no empty file remains after a
+//! signal.
 
 mod support;
 
@@ -22,7 +22,6 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Writes a capture with 20 packets.
 fn capture(path: &Path) -> Vec<u8> {
     let port = format!("pcap:{}", path.display());
     let output = run(&["--rx", "gen:64", "--tx", &port, "--packets", "20", "--no-baseline"]);
@@ -131,8 +130,8 @@ fn a_setting_that_is_out_of_range_is_traced_to_its_variable() {
     }
 }
 
-/// Reads three progress lines of a long run. The display rounds times to seconds and may be up to 100 ms
-/// early. So lines of a 2 s interval are at least a second apart, even on a busy machine.
+/// The display rounds times to seconds and may be 100 ms early. So lines of a 2 s interval are 1 s apart or
+/// more.
 #[test]
 fn progress_lines_come_at_the_interval() {
     let mut child = inlane(&[
@@ -155,7 +154,7 @@ fn progress_lines_come_at_the_interval() {
         .map_while(Result::ok)
         .filter_map(|line| line.split_once(" s  rx ")?.0.trim().parse::<u64>().ok());
     let seconds: Vec<u64> = seconds.take(3).collect();
-    // SAFETY: the child was not yet waited for, so the id still belongs to the child.
+    // SAFETY: the child was not yet waited for, so the id is still its own.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert_eq!(seconds.len(), 3);
@@ -175,7 +174,7 @@ fn a_hang_up_ends_a_run_in_order() {
             .unwrap();
     until_thread_runs(&child, "inlane-0", Duration::from_millis(5));
     assert!(json.exists());
-    // SAFETY: the child was not yet waited for, so the id still belongs to the child.
+    // SAFETY: the child was not yet waited for, so the id is still its own.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGHUP) }, 0);
     assert_eq!(child.wait().unwrap().code(), Some(0));
     let document: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();

@@ -1,6 +1,5 @@
-//! Tests several pipelines, each with its own receive queue. A generator in one process sends to a checker in
-//! another, over ports that spread flows over queues. Every packet must be verified or counted as missed, and
-//! the packets of a flow must arrive in order.
+//! Tests several pipelines, each with its own receive queue. A generator sends to a checker over ports that
+//! spread flows over queues. Every packet must be verified or counted as missed, in order within its flow.
 //!
 //! ```text
 //!   namespace A   gen -> af_packet:v0 ===veth=== v1 (two queues) -> inlane, two pipelines -> check     namespace B
@@ -12,7 +11,6 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use support::until_thread_runs;
 
-/// The settings of the generator and of the checker: packets of 200 bytes in 64 flows.
 const TRAFFIC: &str = "200,flows=64";
 const PACKETS: u64 = 40_000;
 
@@ -31,8 +29,7 @@ impl Namespace {
             eprintln!("SKIPPED {test}: no network namespace (ip netns add; apt-get install iproute2)");
             return None;
         }
-        // Disable IPv6, because the kernel would otherwise send packets of its own on a new link, which would
-        // disturb the counts.
+        // The kernel's own IPv6 packets on a new link would disturb the counts.
         let quiet = ["sysctl", "-q", "-w", "net.ipv6.conf.default.disable_ipv6=1"];
         let status = Command::new("ip").args(["netns", "exec", &name]).args(quiet).status();
         assert!(status.is_ok_and(|status| status.success()), "sysctl");
@@ -55,7 +52,6 @@ fn ip(line: &str) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// Starts `inlane forward` in a namespace, or in the current one.
 fn inlane(namespace: Option<&Namespace>, arguments: &[&str]) -> Child {
     let program = env!("CARGO_BIN_EXE_inlane");
     let mut command = match namespace {
@@ -75,18 +71,14 @@ fn document(output: &Output) -> serde_json::Value {
         .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// Returns the number of packets that each pipeline received, from the result's notes.
 fn by_pipeline(document: &serde_json::Value) -> Vec<u64> {
     let notes = document["notes"].as_array().unwrap().iter().filter_map(|note| note.as_str());
     let list = notes.filter_map(|note| note.strip_prefix("packets received by each pipeline: ")).next();
     list.unwrap_or_default().split(", ").filter_map(|count| count.parse().ok()).collect()
 }
 
-/// Sends packets through the port `sender` to a checker, which receives them on the port `receiver` with two
-/// pipelines. `ready` waits until the receiver is up.
-///
-/// Pauses the receiving process for half a second, so that the kernel drops packets. Each packet must be
-/// verified or counted as missed.
+/// Sends packets through the port `sender` to a checker with two pipelines on the port `receiver`. Pauses
+/// the checker for half a second, so that the kernel drops packets.
 fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, ready: impl FnOnce(&Child)) {
     let check = format!("check:{TRAFFIC}");
     let mut to =
@@ -96,18 +88,16 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
     let from = inlane(sides[0], &[&["--rx", source.as_str(), "--rate", "20kpps"], sender].concat());
     until_thread_runs(&from, "inlane-0", Duration::from_millis(5));
     for signal in [libc::SIGSTOP, libc::SIGCONT] {
-        // SAFETY: the child was started here and not yet waited for. `ip netns exec` has replaced itself by
-        // inlane.
+        // SAFETY: the child was not yet waited for. `ip netns exec` has replaced itself by inlane.
         unsafe { libc::kill(to.id() as i32, signal) };
         std::thread::sleep(Duration::from_millis(500));
     }
     let sent = from.wait_with_output().unwrap();
     assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
     assert_eq!(document(&sent)["results"][0]["tx"]["packets"], PACKETS);
-    // Waits before the interrupt, because a busy receiver needs time for the packets that the kernel still
-    // holds.
+    // A busy receiver needs time for the packets that the kernel still holds.
     std::thread::sleep(Duration::from_millis(1500));
-    // SAFETY: the child has not been waited for, so the id still belongs to the child.
+    // SAFETY: the child was not yet waited for, so the id is still its own.
     unsafe { libc::kill(to.id() as i32, libc::SIGINT) };
     let begun = Instant::now();
     while to.try_wait().unwrap().is_none() {
@@ -122,7 +112,7 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
         assert_eq!(verification[wrong], 0, "{wrong}, {said}");
     }
     let missed = result["rx"]["missed"].as_u64().unwrap();
-    // An AF_XDP sender waits for free buffers, so the kernel may drop nothing and `missed` may be 0.
+    // An AF_XDP sender waits for free buffers, so the kernel may drop nothing.
     assert!(missed > 0 || sender.contains(&"af_xdp:v0"), "{said}");
     assert_eq!(verification["verified_packets"].as_u64().unwrap() + missed, PACKETS, "{said}");
     assert_eq!(result["leaked_buffers"], 0, "{said}");
@@ -130,7 +120,6 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
     assert!(each.len() == 2 && each.iter().all(|&count| count > PACKETS / 10), "{each:?}, {said}");
 }
 
-/// Creates two namespaces connected by a veth pair with two queues.
 fn joined(test: &str) -> Option<[Namespace; 2]> {
     let (a, b) = (Namespace::new(test, "a")?, Namespace::new(test, "b")?);
     let two = "numrxqueues 2 numtxqueues 2";
@@ -141,7 +130,7 @@ fn joined(test: &str) -> Option<[Namespace; 2]> {
     Some([a, b])
 }
 
-/// Waits until the first pipeline of `receiver` runs, and then 2.5 s until the veth link carries frames.
+/// Waits until the first pipeline of `receiver` runs, and then 2.5 s for the veth link.
 fn wait_until_up(receiver: &Child) {
     until_thread_runs(receiver, "inlane-0", Duration::from_millis(1));
     std::thread::sleep(Duration::from_millis(2500));
@@ -149,8 +138,8 @@ fn wait_until_up(receiver: &Child) {
 
 fn over_veth(test: &str, receiver: &str) {
     let Some([a, b]) = joined(test) else { return };
-    // A packet that is sent on one transmit queue of a veth arrives on one receive queue of its peer. AF_XDP
-    // reads each receive queue separately, so its sender below uses two pipelines and thus two queues.
+    // One transmit queue of a veth feeds one receive queue of its peer. So AF_XDP below sends with two
+    // pipelines.
     let sender = ["--tx", "af_packet:v0", "--packets", "40000"];
     if receiver.starts_with("af_packet") {
         return accounted([Some(&a), Some(&b)], &sender, receiver, wait_until_up);
@@ -178,7 +167,6 @@ fn an_interface_with_an_unread_queue_is_refused() {
         assert_eq!(output.status.code(), Some(2), "{port}: {said}");
         assert!(said.contains("--pipelines 2") && said.contains(remedy), "{said}");
     }
-    // A port name with `queue=1` selects one queue, so the run receives from that queue only.
     let output = inlane(Some(&b), &["--rx", "af_xdp:v1,queue=1", "--tx", "null", "--duration", "200ms"]);
     let output = output.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -264,8 +252,7 @@ fn software_ports_have_several_queues() {
     }
 }
 
-/// Kernel interfaces accept no frame without a whole Ethernet header. Such frames are dropped and counted,
-/// and the frames behind them are sent.
+/// Kernel interfaces refuse frames shorter than an Ethernet header. They are dropped and counted.
 #[test]
 fn frames_without_an_ethernet_header_hold_up_no_port() {
     let Some([a, _b]) = joined("short-frames") else { return };
@@ -292,8 +279,7 @@ fn frames_without_an_ethernet_header_hold_up_no_port() {
     }
 }
 
-/// SIGHUP ends a run on AF_XDP cleanly: the XDP program is removed from the interface, and the result is
-/// complete.
+/// SIGHUP ends a run on AF_XDP cleanly: its XDP program is removed, and the result is complete.
 #[test]
 fn a_hang_up_removes_the_xdp_program() {
     let Some([a, _b]) = joined("hang-up") else { return };
@@ -318,8 +304,7 @@ fn a_hang_up_removes_the_xdp_program() {
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     until_thread_runs(&child, "inlane-0", Duration::from_millis(1));
     assert!(program());
-    // SAFETY: the child was started here and not yet waited for. `ip netns exec` has replaced itself by
-    // inlane.
+    // SAFETY: the child was not yet waited for. `ip netns exec` has replaced itself by inlane.
     unsafe { libc::kill(child.id() as i32, libc::SIGHUP) };
     assert_eq!(child.wait().unwrap().code(), Some(0));
     support::until("the program leaves", || !program());

@@ -179,14 +179,13 @@ fn a_signal_keeps_the_points_that_are_done() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // Waits for the line that reports the first point as done, so that the signal below interrupts the second
-    // point.
+    // The signal below must interrupt the second point.
     let mut said = std::io::BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
     std::io::BufRead::read_line(&mut said, &mut line).unwrap();
     assert!(line.starts_with("[1/11] burst=1:"), "{line}");
     std::thread::sleep(Duration::from_millis(300));
-    // SAFETY: the child was started here and not yet waited for, so the id still belongs to the child.
+    // SAFETY: the child was not yet waited for, so the id is still its own.
     unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     drop(said);
     assert_eq!(child.wait().unwrap().code(), Some(0));
@@ -222,8 +221,7 @@ fn a_competing_job_is_measured() {
     let ratio =
         competitor["beside_per_second"].as_f64().unwrap() / competitor["alone_per_second"].as_f64().unwrap();
     assert!((kept - ratio).abs() < 1e-9);
-    // The two jobs share the core. On a busy machine the scheduler may divide it unequally, so only
-    // implausible shares fail.
+    // A busy scheduler may divide the core unequally, so only implausible shares fail.
     assert!(kept > 0.0 && kept < 3.0, "{kept}");
     assert!(std::fs::read_to_string(&files.svg).unwrap().contains("competing job"));
 }

@@ -1,5 +1,4 @@
-//! Tests jobs over UCX as users start them: the choice of the transport, its errors, and PEs on two machines.
-//! A network namespace stands for each machine.
+//! Tests jobs over UCX as users start them. A network namespace stands for each machine.
 
 mod support;
 
@@ -23,7 +22,6 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs the check of the transport with `pes` PEs. `options` are those of `ntb run`.
 fn check(pes: &str, options: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(INLANE);
     command
@@ -100,8 +98,7 @@ impl Machines {
             assert!(ip(&format!("-n {name} link set v{number} up")), "link");
             assert!(ip(&format!("-n {name} link set lo up")), "loopback");
         }
-        // Wait until both interfaces are in state UP, because UCX ignores other interfaces. The kernel sets
-        // this state shortly after both ends of the pair are up.
+        // UCX ignores interfaces that are not UP. The kernel sets this state with a delay.
         for (number, name) in machines.0.iter().enumerate() {
             let show = format!("-n {name} link show v{number}");
             support::until("the link", || {
@@ -112,7 +109,6 @@ impl Machines {
         Some(machines)
     }
 
-    /// Runs a script as four PEs, two on each machine, over TCP.
     fn run(&self, script: &str) -> Output {
         let [first, second] = &self.0;
         let place = format!("name={first}; [ $((INLANE_NTB_PE % 2)) = 0 ] || name={second}; ");
@@ -122,13 +118,11 @@ impl Machines {
         command.env("UCX_TLS", "tcp,self").env("INLANE", INLANE).output().unwrap()
     }
 
-    /// Runs a command by Open MPI's mpirun as two PEs, one on each machine. A machine is a network namespace.
-    /// mpirun starts processes there by a script that this function writes to `folder`. Returns `None` if
-    /// mpirun is missing.
+    /// Runs a command by Open MPI's mpirun as two PEs, one in each namespace. Writes mpirun's start script to
+    /// `folder`. Returns `None` if mpirun is missing.
     fn mpirun(&self, folder: &Path, command: &[&str]) -> Option<Output> {
         let agent = folder.join("agent");
-        // Give each machine a directory of its own for temporary files. Otherwise mpirun's processes on both
-        // machines would create the same directory at the same time.
+        // With one temporary directory, both machines' processes would create the same subdirectory at once.
         let script = "#!/bin/sh\nname=$1; shift; export TMPDIR=$TMPDIR/$name; mkdir -p $TMPDIR\n\
                       exec ip netns exec $name sh -c \"$*\"\n";
         std::fs::write(&agent, script).unwrap();
@@ -178,7 +172,6 @@ fn pes_on_two_machines_form_a_job() {
     let found = text(&output.stdout);
     assert_eq!(found.lines().filter(|line| line.ends_with(", ok")).count(), 4, "{found}");
 
-    // A PE that is killed on the other machine ends the job.
     let killed = "[ $INLANE_NTB_PE != 3 ] || kill -9 $$; exec ip netns exec $name $INLANE ntb check";
     let output = machines.run(killed);
     assert_eq!(output.status.code(), Some(128 + 9), "{}", text(&output.stderr));
@@ -206,8 +199,7 @@ fn mpirun_on_two_machines_starts_one_job_over_ucx() {
             return;
         }
     }
-    // Open MPI logs its own failures with `ORTE_ERROR_LOG`. Skip the test then, because inlane is not the
-    // cause.
+    // `ORTE_ERROR_LOG` marks Open MPI's own failures, so skip the test.
     let failed = |output: &Output| {
         let fault = !output.status.success() && text(&output.stderr).contains("ORTE_ERROR_LOG");
         if fault {
@@ -215,7 +207,6 @@ fn mpirun_on_two_machines_starts_one_job_over_ucx() {
         }
         fault
     };
-    // No transport is requested. inlane must choose UCX, because the PEs run on several machines.
     let output = run(&[INLANE, "ntb", "check", "--rounds", "2"]).unwrap();
     if failed(&output) {
         return;
@@ -264,8 +255,7 @@ fn bench_and_info_name_what_ucx_takes() {
         for operation in ["put", "get", "fetch_add", "one_way", "put_delivered", "exchange", "messages"] {
             assert!(operations.contains(&operation), "{operation} over {methods}: {operations:?}");
         }
-        // The bench measures plain copies only if the peer's memory is mapped, because they reach no other
-        // memory.
+        // Plain copies need the peer's memory mapped.
         assert_eq!(operations.contains(&"plain_copy"), mapped, "{operations:?}");
         assert!(rows.iter().all(|row| row["verification"]["altered_bytes"] == 0));
         let reason = rows[0]["path"]["reason"].as_str().unwrap();

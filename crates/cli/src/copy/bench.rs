@@ -1,5 +1,4 @@
-//! Measures pairs of devices and adds the rows to the result document. A measurement that fails becomes a row
-//! with its error, and the run continues with the next measurement.
+//! Measures pairs of devices. A failed measurement becomes a row with its error, and the run continues.
 
 use super::{Copy, Direction, Measured};
 use inlane_copy::cost::{Cache, Costs};
@@ -26,8 +25,7 @@ pub struct Failures {
     pub first: Option<Error>,
 }
 
-/// Measures pairs of devices as the command's flags ask. Adds rows and notes to the report, and failed
-/// measurements to `failures`.
+/// Measures pairs of devices. Adds rows and notes to the report, and failed measurements to `failures`.
 pub struct Bench<'a> {
     args: &'a Copy,
     plan: &'a Plan,
@@ -71,8 +69,7 @@ impl Way<'_> {
         TransferResult { both_directions: self.options.both_ways, store_end: self.store_end, ..row }
     }
 
-    /// Creates a row for a measurement that failed before a path was open. The row names the requested path,
-    /// because no path was taken.
+    /// Creates a row for a measurement that failed before a path was open. It names the requested path.
     fn row_without_path(&self, size: usize, completion: CompletionMode) -> TransferResult {
         let name = match self.choice {
             PathChoice::Auto => "auto".into(),
@@ -95,9 +92,11 @@ impl<'a> Bench<'a> {
         Self { args, plan, report, failures, host, cache, ceilings }
     }
 
-    /// Returns the events that end the timing of a transfer. Each event gets its own rows in the result. A
-    /// store from the host to a BAR is timed until it is issued and, if the BAR may be read, also until it is
-    /// delivered. For other transfers, returns a single `None`.
+    /// Returns the events that end the timing of a transfer. Each gets its own rows:
+    ///
+    /// * A store from the host to a BAR ends when it is issued. If the BAR may be read, delivery is a second
+    ///   end.
+    /// * For other transfers, returns a single `None`.
     pub fn store_ends(&self, from: &Device, to: &Device) -> Vec<Option<StoreEnd>> {
         match (from.endpoint(), to.endpoint()) {
             (Endpoint::Host, Endpoint::Bar(_)) if to.is_verifiable() => {
@@ -108,8 +107,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Measures transfers between two devices, in the directions that `--direction` selects. Returns `Break`
-    /// if the run was interrupted or a GPU was given up.
+    /// Measures transfers between two devices. Returns `Break` if the run was interrupted or a GPU was given
+    /// up.
     pub fn compare(
         &mut self,
         from: &Arc<Device>,
@@ -135,8 +134,8 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Adds a row with an error. If the run was interrupted, adds no row and returns `Break`. Also returns
-    /// `Break` if a GPU was given up, because calls to that GPU may block.
+    /// Adds a row with an error. If the run was interrupted, adds no row and returns `Break`. If a GPU was
+    /// given up, also returns `Break`, because calls to that GPU may block.
     fn failed(&mut self, mut row: TransferResult, error: Error) -> ControlFlow<()> {
         progress("");
         if self.plan.stop.load(Ordering::Relaxed) {
@@ -157,10 +156,13 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Returns the costs of the paths. Takes the stored costs, unless there are none or `--calibrate` is set. In
-    /// these two cases, calibrates the paths; but if the path is not chosen by cost, returns `None` instead.
-    /// Call this before the buffers are allocated: on a BAR, calibration needs the memory that the buffers will
-    /// occupy.
+    /// Returns the costs of the paths. The first that applies:
+    ///
+    /// 1. stored costs, unless `--calibrate` is set
+    /// 2. newly calibrated costs, if the path is chosen by cost
+    /// 3. `None`
+    ///
+    /// Call this before buffers are allocated, because calibration on a BAR needs their memory.
     fn costs(&mut self, way: Way) -> Result<Option<Costs>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         let kept = self.cache.get(way.from, way.to, way.options).filter(|_| !self.args.calibrate).cloned();
@@ -178,9 +180,9 @@ impl<'a> Bench<'a> {
         Ok(Some(costs))
     }
 
-    /// Opens the paths of one direction. Prints a message if the requested path is not available and another
-    /// one is taken. Call this after all buffers are allocated: opening a path may start a resident kernel,
-    /// and a later allocation would wait until that kernel ends.
+    /// Opens the paths of one direction. Prints a message if another path than the requested one is taken.
+    /// Call this after all buffers are allocated, because an allocation would wait for a resident kernel to
+    /// end.
     fn selector(&mut self, way: Way, costs: Option<Costs>) -> Result<PathSelector> {
         let selector = PathSelector::open(way.from, way.to, way.choice, way.options, costs)?;
         if let Some(fallback) = selector.fallback() {
@@ -193,13 +195,11 @@ impl<'a> Bench<'a> {
         Ok(selector)
     }
 
-    /// Allocates buffers for each direction. If the memory is too small, leaves out the largest size and
-    /// tries again.
+    /// Allocates buffers for each direction. While memory is too small, leaves out the largest size.
     fn memory(&self, ways: &[Way]) -> Result<Memory> {
         let (mut sizes, mut refused) = (self.args.sizes.0.clone(), Vec::new());
         loop {
-            // Check before each attempt whether the run was interrupted. An attempt takes long, because it
-            // zeroes hundreds of megabytes.
+            // Check before each attempt, because an attempt zeroes hundreds of megabytes.
             check_stop(&self.plan.stop)?;
             let largest = sizes.iter().copied().max().unwrap_or(1);
             let buffers = |way: &Way| Buffers::new(way.from, way.to, largest, self.args.rotate);
@@ -214,8 +214,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Measures the ceiling of each direction between two devices. Returns `None` with `--no-ceiling`, or if
-    /// there is no ceiling for the required path or for these devices.
+    /// Measures the ceiling of each direction. Returns `None` with `--no-ceiling`, or if no ceiling applies.
     fn ceilings(&mut self, way: Way) -> Result<Option<[ceiling::Ceiling; 2]>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         let crosses_none =
@@ -227,8 +226,7 @@ impl<'a> Bench<'a> {
         self.ceilings.measure(way.from, way.to, self.host, way.options.both_ways, self.plan)
     }
 
-    /// Returns `measured` as the ceiling of one path. If the path has no ceiling, returns `None` and adds a
-    /// note with the reason.
+    /// Returns `measured` as the ceiling of one path. If the path has none, adds a note and returns `None`.
     fn ceiling_of(&mut self, way: Way, path: Path, measured: Option<&ceiling::Ceiling>) -> Option<Ceiling> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         if let Some(why) = ceiling::none_for(path, a, b) {
@@ -304,8 +302,7 @@ impl<'a> Bench<'a> {
                     }
                     Err(error) => {
                         self.failed(rows.swap_remove(0), error)?;
-                        // After an error the movers may be unusable, so the next lines drop the movers and
-                        // open new ones.
+                        // After an error the movers may be unusable, so drop them and open new ones.
                         drop(selectors);
                         selectors = match self.selectors(ways, costs.clone()) {
                             Ok(selectors) => selectors,
@@ -335,8 +332,7 @@ impl<'a> Bench<'a> {
         let what = self.args.measure;
         let single =
             if what == Measured::Stream { None } else { Some(latency(selector, buffers, size, &plan)?) };
-        // Skip the stream with `--measure latency`. Also skip it if only one transfer is in flight at a time,
-        // because it would repeat the latency measurement.
+        // With one transfer in flight, the stream would repeat the latency measurement.
         let one_in_flight = what == Measured::Latency
             || self.args.in_flight == Some(1)
             || selector.is_synchronous_for(size as u64);
@@ -355,8 +351,8 @@ impl<'a> Bench<'a> {
         }])
     }
 
-    /// Opens the paths of each direction. Call this before any kernel is resident. A second direction uses
-    /// the costs of the first, so that both directions take the same path.
+    /// Opens the paths of each direction. Call this before any kernel is resident. Both directions use the
+    /// first one's costs, and therefore the same path.
     fn selectors(&mut self, ways: &[Way], costs: Option<Costs>) -> Result<Vec<PathSelector>> {
         let mut selectors = vec![self.selector(ways[0], costs)?];
         for back in &ways[1..] {

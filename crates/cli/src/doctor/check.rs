@@ -1,5 +1,4 @@
-//! The outcome of one check of `inlane doctor`: the part that was checked, its state, what was found, and
-//! what fixes it.
+//! The outcome of one check of `inlane doctor`.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -52,7 +51,7 @@ impl Name {
     /// Returns the name as the user types it.
     pub fn text(self) -> String {
         use clap::ValueEnum;
-        // clap returns `None` only for a name that is hidden from the command line, and none is hidden.
+        // clap returns `None` only for hidden names, and no name is hidden.
         self.to_possible_value().map(|value| value.get_name().to_string()).unwrap_or_default()
     }
 }

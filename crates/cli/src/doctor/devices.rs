@@ -1,5 +1,4 @@
-//! Checks whether inlane can use the machine's devices: GPUs with their driver and libraries, the IOMMU and
-//! VFIO for other PCI devices, and PCIe links that are slower than they could be.
+//! Checks GPUs with their driver and libraries, the IOMMU and VFIO, and the speed of PCIe links.
 
 use super::Machine;
 use super::check::{Check, Name};
@@ -32,8 +31,8 @@ pub fn gpu(machine: &Machine) -> Check {
         "packet functions run on it (--on gpu:N), and inlane copy moves data from and to its memory";
     let check = |evidence: String| Check::ok(Name::Gpu, purpose, evidence);
     let driver = machine.files.text("/proc/driver/nvidia/version").and_then(|text| {
-        // Take the first word of digits and dots as the driver's release, because the file has a line such as
-        // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build ...".
+        // The file's line is "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build ...".
+        // The release is its first word of digits and dots.
         let is_release =
             |word: &&str| word.contains('.') && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
         text.split_whitespace().find(is_release).map(String::from)
@@ -140,7 +139,7 @@ pub fn pcie_links(machine: &Machine) -> Check {
     let purpose = "a link with half the lanes or half the speed has half the bandwidth";
     let check = |evidence: String| Check::ok(Name::PcieLinks, purpose, evidence);
     let topology = Topology::read(&Sysfs::at(machine.files.root().join("sys")));
-    // Leaves out bridges: a bridge and the device below it share a link, which would be counted twice.
+    // Leave out bridges, because a bridge shares its link with the device below it.
     let ends = topology.devices().filter(|device| device.class >> 16 != BRIDGE);
     let (mut whole, mut short, mut idle) = (0, Vec::new(), Vec::new());
     for device in ends {
@@ -150,8 +149,7 @@ pub fn pcie_links(machine: &Machine) -> Check {
         let (payload, best) = (256, link.max.bits_per_second());
         if let Some(shortfall) = topology.shortfall(device) {
             let line = format!("{}{name}: {shortfall}", device.address);
-            // A GPU lowers its link's speed while it is idle, to save power. So a GPU's link that is slow but
-            // has all its lanes is listed separately.
+            // An idle GPU slows its link down to save power. List it apart if it has all lanes.
             let idles = device.class >> 16 == DISPLAY && !shortfall.narrow();
             if idles { idle.push(line) } else { short.push(line) }
         } else if let Some((above, rate)) = narrowest.filter(|(_, rate)| rate.bits_per_second() < best) {

@@ -1,5 +1,4 @@
-//! Checks whether this machine has what the lab needs: QEMU, a kernel, and tools. The lab consists of virtual
-//! machines, in which tests with PCI devices run.
+//! Checks for QEMU, a kernel and the tools of the lab, whose virtual machines run tests with PCI devices.
 
 use super::Machine;
 use super::check::{Check, Name};

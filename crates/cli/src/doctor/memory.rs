@@ -1,5 +1,4 @@
-//! Checks the memory: whether hugepages are reserved, free and mounted, and whether the kernel moves pages
-//! between NUMA nodes.
+//! Checks the hugepages, and whether the kernel moves pages between NUMA nodes.
 
 use super::Machine;
 use super::check::{Check, Name};

@@ -1,5 +1,4 @@
-//! Finds properties of the machine that only a system call shows. Each call is tried once. Files and sockets
-//! that a call opened are closed again.
+//! Finds properties of the machine that only a system call shows.
 
 use crate::devices;
 use rustix::io::Errno;
@@ -24,11 +23,9 @@ pub struct Trials {
     pub program: PathBuf,
     /// The directories in `PATH`.
     pub programs: Vec<PathBuf>,
-    /// Returns the GPUs that the CUDA driver reports. This is a function, because starting the driver takes
-    /// long and only one check calls it.
+    /// Returns the GPUs that the CUDA driver reports. A function, because starting the driver takes long.
     pub gpus: fn() -> Result<Vec<String>, String>,
-    /// Returns the version and the file of NVRTC. Searches for it in the same places as a run that compiles
-    /// packet functions.
+    /// Returns the version and the file of NVRTC, found as by a run that compiles packet functions.
     pub nvrtc: fn() -> Result<(String, PathBuf), String>,
 }
 

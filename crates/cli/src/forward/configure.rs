@@ -52,8 +52,7 @@ impl Forward {
         }
         let method = match self.function.method {
             Choice::Method(method) => method,
-            // The search of --method auto begins with this method. --workers selects method split, because no
-            // other method has workers.
+            // --workers needs method split. The search of --method auto begins with it.
             Choice::Auto if self.function.workers > 0 => Method::Split,
             Choice::Auto => Method::Single,
         };
@@ -117,10 +116,10 @@ impl Forward {
                 other => other,
             })?),
         };
-        // If true, a run without --duration and --packets ends after 5 s. It is false for a capture that is
-        // played once, which ends the run itself, and for --between, which lasts until a signal.
+        // Without --duration and --packets, an endless run ends after 5 s. A capture that is played once ends
+        // the run itself, and --between lasts until a signal.
         let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.ports.repeat);
-        // A source that never ends has no last packet, so --packets all needs --duration.
+        // A source that never ends has no last packet.
         if let (true, None, Route::OneWay { rx, .. }) = (whole_capture, self.run.duration, &config.route)
             && self.never_ends(rx)
         {

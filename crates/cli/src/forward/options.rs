@@ -1,4 +1,4 @@
-//! The types and parsers of values that only flags of `inlane forward` take, such as the value of `--method`.
+//! The values of flags that only `inlane forward` has, and their parsers.
 
 use clap::ValueEnum;
 use inlane_core::ring::layout::MAX_SLOTS;

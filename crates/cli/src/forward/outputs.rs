@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// Checks the files of a run before any of them is opened.
 ///
 /// # Errors
-/// If an output is the same file as an input or another output, even under another name or through a link.
+/// If an output is the same file as an input or another output, also under another name or through a link.
 pub(super) fn check(forward: &Forward, route: &Route, arguments: &[OsString]) -> Result<(), Error> {
     let capture = |port: &String| file_of(port).map(PathBuf::from);
     let (rx, tx): (Vec<&String>, Vec<&String>) = match route {
@@ -19,7 +19,7 @@ pub(super) fn check(forward: &Forward, route: &Route, arguments: &[OsString]) ->
     };
     let mut inputs: Vec<(&str, PathBuf)> =
         rx.into_iter().filter_map(capture).map(|file| ("--rx", file)).collect();
-    // Count the source file of a user's function (FILE.cu:NAME) as an input, because the run reads it.
+    // The source file of a user's function (FILE.cu:NAME) is an input, too.
     let source = forward.function.function.rsplit_once(':').map(|(file, _)| file);
     inputs.extend(source.filter(|file| file.ends_with(".cu")).map(|file| ("--function", file.into())));
     inputs.extend(settings_file(arguments).map(|file| ("--config", file)));

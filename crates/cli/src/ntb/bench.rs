@@ -107,8 +107,8 @@ fn part(text: &str) -> Result<Part, &'static str> {
     }
 }
 
-/// Starts the mover. Unlike `inlane ntb run`, the bench can use a GPU, because it allocates the windows'
-/// memory itself and can register that memory with the GPU.
+/// Starts the mover. A GPU is possible, because the bench allocates the windows' memory and can register
+/// it.
 fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<Started> {
     match *mover {
         MoverChoice::Gpu(number) => through_gpu(number),
@@ -116,8 +116,7 @@ fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<Started> {
     }
 }
 
-/// Opens the mover's GPU once before the PEs start, to report a missing GPU or driver. Otherwise the PE that
-/// opens it would fail, and the other PE might report its lost link first, which hides the cause.
+/// Opens the mover's GPU before the PEs start. Otherwise the other PE's lost link might hide the cause.
 ///
 /// # Errors
 /// If the GPU cannot be opened.
@@ -142,8 +141,7 @@ fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
     let gpu = Gpu::open(number).map_err(core)?;
     let mover = Box::new(GpuStagedCopy::new(&gpu).map_err(core)?);
     let reach = move |memory: Region| {
-        // SAFETY: a window of the twin is ordinary host memory. `memory.clone()` keeps it mapped while `host`
-        // exists.
+        // SAFETY: a twin's window is ordinary host memory, and `memory.clone()` keeps it mapped.
         let host = unsafe {
             Region::from_raw(memory.address(), memory.len(), Location::Host, Arc::new(memory.clone()))
         };
@@ -152,7 +150,7 @@ fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
     Ok(Started { mover, reach: Box::new(reach) })
 }
 
-/// Checks that a program exists: at its path, or in a folder of PATH if its name has no slash.
+/// Checks that a program exists: at its path, or in a folder of PATH.
 fn check_program(program: &std::path::Path) -> anyhow::Result<()> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let found = match program.components().count() {
@@ -265,7 +263,7 @@ impl Bench {
         let (status, why) = job.run(&this.into_os_string(), &arguments)?;
         let points = std::fs::read(&out);
         let _ = std::fs::remove_file(&out);
-        // Each process has already printed its error, so this error only adds the exit status.
+        // Each process has already printed its error.
         let why = || format!("the bench's processes failed: {}", why.unwrap_or_default());
         match status {
             0 => {}
@@ -276,8 +274,7 @@ impl Bench {
         Ok(serde_json::from_slice(&points.context("reading the points of the bench's processes")?)?)
     }
 
-    /// Creates the result document. `bridge` has the capabilities of the measured bridge. It is `None` for
-    /// the twin and for UCX.
+    /// Creates the result document. `bridge` is `None` for the twin and for UCX.
     fn document(&self, measured: &Measurements, bridge: Option<&Capabilities>) -> Document<WindowResult> {
         let points = &measured.points;
         let mut document = Document::new("ntb bench");

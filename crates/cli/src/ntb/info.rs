@@ -1,8 +1,8 @@
 //! `inlane ntb info`: describes how the PEs of a job would communicate.
 //!
-//! For windows, shows the back-end (twin or ivshmem), why it was chosen, and its capabilities. Also shows two
-//! sizes. For gets of at least the first size, the owner of the data puts it. For puts of at least the second
-//! size, a mover copies the data. For UCX, connects two PEs and shows the transports that UCX chose
+//! For windows, shows the back-end (twin or ivshmem), why it was chosen, its capabilities and two sizes.
+//! Gets of at least the first size are put by the data's owner. Puts of at least the second size are copied
+//! by a mover. For UCX, connects two PEs and shows the transports that UCX chose
 //! ([`info_ucx`](super::info_ucx)).
 
 use super::info_ucx::UcxInfo;
@@ -92,8 +92,8 @@ pub struct BridgeInfo {
     pub thresholds: Option<Thresholds>,
 }
 
-/// Describes how two PEs reach each other: through the twin, or through the ivshmem device if one is given.
-/// Also says why each other bridge of the machine is not used.
+/// Describes how two PEs reach each other: by the twin, or by the given ivshmem device. Also says why the
+/// machine's other bridges are not used.
 pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> Path {
     let (name, hop, reason) = match ivshmem {
         None => ("twin", "twin window (coherent shared memory)", why_twin(bridges)),
@@ -112,8 +112,8 @@ pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> Path {
     Path { name: name.into(), hops: vec!["PE 0".into(), hop.into(), "PE 1".into()], reason, not_taken }
 }
 
-/// Returns the description of the path between two PEs over UCX. `carrier` names UCX's transports. `reason`
-/// says why UCX is used.
+/// Describes the path between two PEs over UCX. `carrier` names UCX's transports, `reason` says why UCX is
+/// used.
 pub fn ucx_path(carrier: &str, reason: &str) -> Path {
     let why = "windows join the PEs of one machine only; for them, choose --transport windows";
     Path {
@@ -125,8 +125,7 @@ pub fn ucx_path(carrier: &str, reason: &str) -> Path {
 }
 
 impl Info {
-    /// Prints what jobs would use to communicate: the back-end of windows or UCX's transports. Also prints
-    /// the reason and the capabilities.
+    /// Prints the back-end of windows or UCX's transports, with the reason and the capabilities.
     ///
     /// # Errors
     /// If the bridge or UCX cannot be used, or an output cannot be written.
@@ -169,8 +168,7 @@ impl Info {
     }
 }
 
-/// Connects two NTB ports of a twin bridge within this process. Returns the capabilities of the twin and the
-/// thresholds of the transport.
+/// Connects two ports of a twin bridge. Returns the twin's capabilities and the transport's thresholds.
 fn twin(mover: Option<&MoverChoice>) -> anyhow::Result<(Capabilities, Thresholds)> {
     let mover = mover.map(MoverChoice::start_twin).transpose()?.map(|mover| (mover, None));
     let bytes = Layout::overhead(2) + (1 << 20);

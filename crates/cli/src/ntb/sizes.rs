@@ -1,4 +1,4 @@
-//! The value of `--sizes` of `inlane ntb bench`: one size, a list, or a range with a step.
+//! The value of `--sizes` of `inlane ntb bench`.
 
 use inlane_core::Error;
 
@@ -12,12 +12,10 @@ const LARGEST: u64 = 4 << 30;
 impl std::str::FromStr for Sizes {
     type Err = Error;
 
-    /// Parses sizes as [`crate::sizes::parse`] does. A range that starts below and ends above 8 bytes also
-    /// gets the size 8.
+    /// Parses sizes as [`crate::sizes::parse`] does. A range across 8 bytes also gets the size 8.
     fn from_str(text: &str) -> Result<Self, Error> {
         let mut sizes = crate::sizes::parse(text, LARGEST)?;
-        // Message rates of different libraries are compared at 8 bytes, so a range includes this size even if
-        // its steps do not.
+        // Message rates of different libraries are compared at 8 bytes.
         if text.contains("..") && sizes.iter().any(|size| *size < 8) && sizes.iter().any(|size| *size > 8) {
             sizes.push(8);
         }

@@ -1,5 +1,4 @@
-//! The flags that the initiator's commands share: which target and namespace to use, as which host, and how
-//! to connect.
+//! The flags that the initiator's commands share: target, namespace, host identity and connection.
 
 use crate::values::{count, time_above_zero};
 use clap::{Args, ValueEnum};
@@ -113,7 +112,7 @@ pub struct Connect {
 }
 
 impl Connect {
-    /// Returns the options of sessions that keep up to `depth` commands in flight. Asks the target for its
+    /// Returns the options of sessions with up to `depth` commands in flight. Asks the target for its
     /// subsystem if none is given.
     ///
     /// # Errors
@@ -133,7 +132,7 @@ impl Connect {
         })
     }
 
-    /// Asks the target for the NQN of its subsystem, over one address after the other until one answers.
+    /// Asks the target for the NQN of its subsystem. Tries each address until one answers.
     fn resolve(&self, host: &HostIdentity, queue: &QueueOptions) -> Result<String> {
         let mut failure = None;
         for address in &self.addresses.0 {
@@ -155,7 +154,7 @@ pub fn parse_nqn(text: &str) -> inlane_core::Result<String> {
     }
 }
 
-/// Returns a flag that the first SIGINT, SIGTERM or SIGHUP sets. The second signal ends the process.
+/// Returns a flag that the first SIGINT, SIGTERM or SIGHUP sets. The second ends the process.
 ///
 /// # Errors
 /// If the handlers cannot be installed.

@@ -5,8 +5,7 @@
 //!   write:  device -> mover -> buffer in host memory -> TCP
 //! ```
 //!
-//! Commands and copies overlap: while the mover copies some buffers, further commands use the others. The buffers are
-//! pinned if the device is a GPU. The bytes are checked by a digest of each MiB.
+//! Commands and copies overlap. A GPU's buffers are pinned. A digest of each MiB checks the bytes.
 
 use inlane_copy::cost::{Cache, Costs};
 use inlane_copy::{Device, Endpoint, PathChoice, PathOptions, PathSelector};
@@ -50,8 +49,8 @@ impl Digests {
         }
     }
 
-    /// Compares the digests of the pieces of 1 MiB with those of `other`. Counts all bytes of a piece as
-    /// altered if its digest differs. Both must cover equally many bytes.
+    /// Compares digests. Counts a whole piece of 1 MiB as altered if its digest differs. Both must have equal
+    /// lengths.
     fn check(&self, other: &Self, method: &str) -> ByteVerification {
         let wrong = self.whole.iter().zip(&other.whole).filter(|(a, b)| a != b).count();
         let last_is_wrong = self.last != other.last || self.last_bytes != other.last_bytes;
@@ -71,8 +70,7 @@ struct Stage {
     selector: PathSelector,
     /// The memory of the device.
     memory: Region,
-    /// The offset in the device's memory at which the next copy starts: the bytes before it were copied, or
-    /// their copies are in flight.
+    /// The offset of the next copy in the device's memory.
     copied: usize,
     free: Vec<Region>,
     allocated: usize,
@@ -81,7 +79,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// Returns an unused buffer. Allocates one if none is free. Returns `None` if all `BUFFERS` are in use.
+    /// Returns an unused buffer, newly allocated if needed. Returns `None` if all `BUFFERS` are in use.
     fn free_buffer(&mut self, bytes: usize) -> Result<Option<Region>> {
         if let Some(region) = self.free.pop() {
             return Ok(Some(region));
@@ -93,7 +91,7 @@ impl Stage {
         Ok(Some(self.host.allocate(bytes)?))
     }
 
-    /// Waits for the oldest copy. Returns its buffer and the bytes in use, or `None` without copies in flight.
+    /// Waits for the oldest copy. Returns its buffer and length, or `None` without copies in flight.
     fn oldest(&mut self) -> Result<Option<(Region, usize)>> {
         let Some((ticket, region, bytes)) = self.in_flight.pop_front() else { return Ok(None) };
         self.selector.wait(ticket, CompletionMode::Adaptive)?;
@@ -115,7 +113,8 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Allocates `bytes` bytes of the device's memory. If `stop` is set, the calibration of paths ends with an error.
+    /// Allocates `bytes` bytes of the device's memory. Setting `stop` ends the calibration of paths with an
+    /// error.
     ///
     /// # Errors
     /// If the device does not exist or has too little free memory.
@@ -127,8 +126,8 @@ impl DeviceMemory {
         Ok(Self { host, device, memory, options })
     }
 
-    /// Opens the cheapest path from host memory to the device if `into` is true, else from the device to host
-    /// memory. Calibrates the paths if no costs of them are in this machine's cache.
+    /// Opens the cheapest path from host memory to the device if `into` is set, else the reverse. Calibrates
+    /// the paths without cached costs.
     fn selector(&self, into: bool) -> Result<PathSelector> {
         let (from, to) = if into { (&self.host, &self.device) } else { (&self.device, &self.host) };
         let mut cache = Cache::load();
@@ -155,7 +154,7 @@ impl DeviceMemory {
         })
     }
 
-    /// Returns a destination that stores the data of read commands in the device's memory.
+    /// Returns a destination that stores read data in the device's memory.
     ///
     /// # Errors
     /// If no path leads to the device.
@@ -163,8 +162,7 @@ impl DeviceMemory {
         Ok(DeviceSink { device: self, stage: self.stage(true)?, received: Digests::default(), largest: 0 })
     }
 
-    /// Copies `input` to the device's memory. Returns a source that supplies write commands with data from
-    /// there.
+    /// Copies `input` to the device's memory. Returns a source that supplies write commands from there.
     ///
     /// # Errors
     /// If no path leads to or from the device, or a copy or `input` fails.
@@ -197,8 +195,8 @@ impl DeviceMemory {
     }
 }
 
-/// Returns the whole path of the data, from target to device if `into` is set, otherwise from device to
-/// target: the hops over TCP, and the hops by which `selector` copies `bytes` bytes.
+/// Returns the whole path of the data: TCP's hops, and the hops by which `selector` copies `bytes` bytes.
+/// It leads from target to device if `into` is set, else the reverse.
 fn path(selector: &PathSelector, bytes: usize, tcp_hops: [String; 2], into: bool) -> Path {
     let explained = selector.explain(bytes as u64);
     let tcp = tcp_hops.to_vec();
@@ -231,8 +229,8 @@ impl DeviceSink<'_> {
         path(&self.stage.selector, self.largest, [peer.into(), "kernel TCP sockets".into()], true)
     }
 
-    /// Copies the device's memory back to the host. Compares these bytes with the received ones, and passes
-    /// them to `out`. Call it after [`DeviceSink::finish`].
+    /// Copies the device's memory to the host, compares it with the received bytes, and passes it to `out`.
+    /// Call it after [`DeviceSink::finish`].
     ///
     /// # Errors
     /// If a copy or `out` fails.
@@ -258,11 +256,10 @@ impl Sink for DeviceSink<'_> {
     fn buffer(&mut self, bytes: usize) -> Result<Buffer> {
         let region = match self.stage.free_buffer(bytes)? {
             Some(region) => region,
-            // Wait for the oldest copy, which frees its buffer. A copy is in flight, because all buffers are
-            // in use and the commands in flight use fewer than all buffers.
+            // All buffers are in use, and commands hold fewer than all, so a copy is in flight.
             None => self.stage.oldest()?.expect("a copy in flight").0,
         };
-        // SAFETY: one user at a time has the region: first the returned buffer, then the copy to the device.
+        // SAFETY: the region has one user at a time: the returned buffer, then the copy.
         Ok(unsafe { Buffer::from_region(region) }?)
     }
 
@@ -294,8 +291,7 @@ impl DeviceSource {
         path(&self.stage.selector, self.chunk, ["kernel TCP sockets".into(), peer.into()], false)
     }
 
-    /// Compares the digests of the bytes that were sent with those of the bytes that were copied to the
-    /// device.
+    /// Compares the digests of the sent bytes with those of the bytes on the device.
     pub fn verification(&self) -> ByteVerification {
         self.loaded.check(&self.sent, "CRC-32C of each MiB, copied to the device and sent from there")
     }
@@ -305,8 +301,7 @@ impl Source for DeviceSource {
     fn next(&mut self, most: usize) -> Result<Option<Buffer>> {
         self.chunk = self.chunk.max(most);
         let total = self.stage.memory.len();
-        // Starts copies ahead of the write commands that will send their bytes. At most half of the buffers
-        // are used for that: the commands in flight hold the others.
+        // Starts copies ahead of the write commands. At most half of the buffers are used for that.
         while self.stage.copied < total && self.stage.in_flight.len() < BUFFERS / 2 {
             let Some(region) = self.stage.free_buffer(self.chunk)? else { break };
             let bytes = self.chunk.min(total - self.stage.copied);

@@ -70,8 +70,7 @@ impl NvmeTransfer {
         }
     }
 
-    /// Adds the device whose memory was one end, the path through it, and the check of its bytes. Sets the
-    /// error if bytes were wrong.
+    /// Adds the device, the path through it and the check of its bytes. Sets the error if bytes were wrong.
     #[must_use]
     pub fn on_device(mut self, device: &Endpoint, path: Path, twin: bool, checked: ByteVerification) -> Self {
         if checked.altered_bytes > 0 {

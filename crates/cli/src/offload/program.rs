@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The number of bytes that are read from the beginning of a program's file, to find its interpreter.
+/// The bytes that are read from the beginning of a program's file, to find its interpreter.
 const HEAD: usize = 4096;
 
 /// Returns the file that the system would start for `program`, or `None` if there is none.
@@ -25,8 +25,7 @@ pub fn find(program: &Path) -> Option<PathBuf> {
 pub struct Obstacle {
     /// The reason, for messages.
     pub why: String,
-    /// True if the program would not start with the library in its environment. False if it starts, and only
-    /// the library is ignored.
+    /// True if the program would not start with the library preloaded. False if only the library is ignored.
     pub fatal: bool,
 }
 
@@ -36,8 +35,7 @@ impl Obstacle {
     }
 }
 
-/// Returns why a library cannot be preloaded into the program at `path`. Returns `None` if it can be
-/// preloaded, or if that is unknown.
+/// Returns why the program at `path` cannot preload a library. Returns `None` if it can, or if unknown.
 pub fn obstacle(path: &Path) -> Option<Obstacle> {
     obstacle_within(path, 4)
 }
@@ -89,13 +87,12 @@ enum Kind {
     Other,
 }
 
-/// Returns how a program is linked. `head` is the beginning of the program's file. Returns `None` if the file
-/// is not ELF, or if its program headers lie beyond `head`.
+/// Returns how a program is linked. `head` is the beginning of its file. Returns `None` if the file is not
+/// ELF, or if its program headers lie beyond `head`.
 fn kind(head: &[u8]) -> Option<Kind> {
     const PT_INTERP: u32 = 3;
     let rest = head.strip_prefix(b"\x7fELF")?;
-    // Examine only 64-bit little-endian files (EI_CLASS 2, EI_DATA 1), because the offsets below are those of
-    // such files.
+    // Only 64-bit little-endian files (EI_CLASS 2, EI_DATA 1) have the offsets below.
     if rest.get(..2)? != [2, 1] {
         return Some(Kind::Other);
     }
@@ -127,7 +124,7 @@ mod tests {
         assert_eq!(find(Path::new("no-such-program-anywhere")), None);
         let directory = tempfile::tempdir().unwrap();
         let mut bytes = std::fs::read(shell).unwrap();
-        // The position of the path of the dynamic linker. The path that replaces it below is shorter.
+        // The path of the dynamic linker. Its replacement is shorter.
         let at = bytes.windows(4).position(|window| window == b"/lib").unwrap();
         let mut check = |change: &mut dyn FnMut(&mut Vec<u8>), expected: Option<&str>| {
             change(&mut bytes);
@@ -144,7 +141,7 @@ mod tests {
         };
         check(&mut |bytes| bytes[at..at + 23].copy_from_slice(b"/lib/ld-musl-x86.so.1\0\0"), Some("musl"));
         assert!(obstacle(&directory.path().join("program")).is_some_and(|found| found.fatal));
-        // A program without program headers names no interpreter, so it counts as statically linked.
+        // Without program headers there is no interpreter, so the program counts as statically linked.
         check(&mut |bytes| bytes[56..58].fill(0), Some("statically linked"));
         check(&mut |bytes| bytes[4] = 1, Some("not a 64-bit program"));
         check(&mut |bytes| bytes.truncate(20), Some("not a 64-bit program"));

@@ -1,5 +1,4 @@
-//! Tests of connections whose bytes go through memory that the engine shares with the programs. Client and
-//! server run `peer.py`, with their sockets on the engine. The client checks every byte.
+//! Tests connections through memory that the engine shares with the programs. The client checks every byte.
 
 use super::{Lab, Running, must};
 use std::io::{BufRead, BufReader};
@@ -8,14 +7,12 @@ use std::process::Stdio;
 const PEER: &str = include_str!("peer.py");
 const PYTHON: &str = "/usr/bin/python3";
 
-/// Starts an engine that shares memory with programs. Returns `None` if the test cannot run on this machine.
 fn start(test: &str) -> Option<Lab> {
     let mut lab = Lab::new(test, &[("python3", "python3")])?;
     lab.serve(&["--loopback", "--spin", "300us"]);
     Some(lab)
 }
 
-/// Starts the server `peer.py serve` and waits until it listens at `port`.
 fn serve(lab: &Lab, port: &str) -> Running {
     let mut command = lab.offloaded(PYTHON);
     command.args(["-c", PEER, "serve", port]).stdout(Stdio::piped());
@@ -26,7 +23,7 @@ fn serve(lab: &Lab, port: &str) -> Running {
     Running(server)
 }
 
-/// Runs the clients of `peer.py` one after another, each with a server of its own. All must succeed.
+/// Runs the clients of `peer.py` one after another, each with its own server.
 fn check(lab: &Lab, clients: &[&str]) {
     for (index, client) in clients.iter().enumerate() {
         let port = (5000 + index).to_string();

@@ -37,7 +37,6 @@ fn a_peer_that_is_no_target_is_refused() {
     assert!(message.contains("violates the NVMe/TCP protocol") && message.contains("PDU-Type"), "{message}");
     server.join().unwrap();
 
-    // A listener that never answers, so the command must give up after its --timeout.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let output = inlane(&["nvme", "discover", &address, "--timeout", "300ms"]);
@@ -81,15 +80,13 @@ fn wrong_usage_has_status_2() {
     }
 }
 
-/// Checks that writes fail with the NVMe status Capacity Exceeded if the namespace's file system is full. The
-/// namespace can still be read, and other namespaces can still be written.
+/// Writes to a full file system fail with Capacity Exceeded. Reads and other namespaces still work.
 #[test]
 fn a_full_disk_is_reported_and_other_namespaces_still_work() {
     const TEST: &str = "a_full_disk_is_reported_and_other_namespaces_still_work";
     let folder = tempfile::tempdir().unwrap();
     let mount = format!("mount -t tmpfs -o size=1M none {}", folder.path().display());
-    // Runs a script in a mount namespace of its own. A file system that it mounts is visible to no other
-    // process, and is unmounted when the script ends.
+    // Runs a script in its own mount namespace, which ends with the script.
     let inside = |script: &str| {
         let mut command = Command::new("unshare");
         command.args(["--map-root-user", "--mount", "sh", "-c", script]);
@@ -118,7 +115,6 @@ fn a_full_disk_is_reported_and_other_namespaces_still_work() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("Capacity Exceeded"), "{}", text(&output.stderr));
     assert!(write("2", "0", &small).status.success());
-    // Blocks that already have disk space can still be written and read.
     assert!(write("1", "0", &small).status.success());
     for namespace in ["1", "2"] {
         let output = inlane(&["nvme", "read", &address, "--nsid", namespace, "--length", "64K", "-"]);
@@ -128,7 +124,7 @@ fn a_full_disk_is_reported_and_other_namespaces_still_work() {
 
 #[test]
 fn all_paths_that_cannot_be_reached_are_named() {
-    // Nothing listens at port 1. It belongs to tcpmux, which is no longer in use.
+    // Nothing listens at port 1 (tcpmux).
     for subsystem in [&[][..], &["--subsystem", "nqn.2026-11.inlane:x"]] {
         let output = inlane(&[&["nvme", "read", "127.0.78.1:1,127.0.78.2:1", "-"], subsystem].concat());
         let message = text(&output.stderr);

@@ -1,6 +1,5 @@
-//! Tests of `inlane nvme` as a process: discover, read, write, bench and export, against inlane's target.
-//! Other programs, such as QEMU and fio, use the NBD export. If such a program is missing, its test prints
-//! this and is skipped.
+//! Tests `inlane nvme` as a process, against inlane's target. If another program such as QEMU or fio is
+//! missing, its test is skipped.
 
 mod ends;
 mod failures;
@@ -16,7 +15,7 @@ use std::time::Duration;
 
 const INLANE: &str = env!("CARGO_BIN_EXE_inlane");
 
-/// How long a test waits before it fails. This is far more than needed, even on a loaded machine.
+/// How long a test waits before it fails.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A process that is killed when the value is dropped.
@@ -29,8 +28,7 @@ impl Drop for Running {
     }
 }
 
-/// Starts inlane and waits until it prints a line with `marker` to standard error. Returns the process and
-/// that line.
+/// Starts inlane. Returns the process and the first line of standard error with `marker`.
 fn start(arguments: &[&str], marker: &str) -> (Running, String) {
     start_command(Command::new(INLANE).args(arguments), marker)
 }
@@ -50,19 +48,17 @@ fn start_command(command: &mut Command, marker: &str) -> (Running, String) {
             break line;
         }
     };
-    // Read the rest of the output, because the program would block if the pipe became full.
+    // Read the rest, because the program would block on a full pipe.
     std::thread::spawn(move || lines.for_each(drop));
     (running, line)
 }
 
-/// Starts a target with one namespace, for example `memory:1M`. Returns its process and its address.
 fn target(namespace: &str) -> (Running, String) {
     let arguments = ["nvme", "target", "--listen", "127.0.0.1:0", "--threads", "1", "--namespace", namespace];
     let (running, line) = start(&arguments, "listens on");
     (running, address_in(&line))
 }
 
-/// Returns the address in the line with which a target says where it listens.
 fn address_in(line: &str) -> String {
     let address = line.split("listens on ").nth(1).and_then(|rest| rest.split([' ', ',']).next());
     address.expect("an address").to_string()
@@ -80,7 +76,7 @@ fn inlane_with_input(arguments: &[&str], input: &[u8]) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .expect("inlane starts");
-    // Ignore an error of the write, because a program that fails early does not read its input.
+    // A program that fails early does not read its input.
     let _ = child.stdin.take().expect("a pipe").write_all(input);
     child.wait_with_output().expect("inlane ends")
 }
@@ -99,7 +95,7 @@ fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|n| (n % 251) as u8 ^ (n >> 12) as u8).collect()
 }
 
-/// Starts a target and exports its namespace over NBD at a Unix socket. Returns both processes.
+/// Starts a target and exports its namespace at a Unix socket. Returns both processes.
 fn export(namespace: &str, socket: &Path) -> (Running, Running) {
     let (target, address) = target(namespace);
     let listen = format!("unix:{}", socket.display());
@@ -107,7 +103,7 @@ fn export(namespace: &str, socket: &Path) -> (Running, Running) {
     (target, export)
 }
 
-/// Returns true if a program can be run. Otherwise prints that the test is skipped, and returns false.
+/// Returns true if a program can be run. Otherwise prints that the test is skipped.
 fn has(test: &str, program: &str) -> bool {
     let found =
         Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
@@ -117,8 +113,7 @@ fn has(test: &str, program: &str) -> bool {
     found
 }
 
-/// Sends a signal to a child that has not been waited for.
 fn signal(child: &Child, signal: i32) {
-    // SAFETY: the id is still the child's own, because nobody has waited for it.
+    // SAFETY: the child was not yet waited for, so the id is still its own.
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }

@@ -16,7 +16,7 @@ fn nbd_requests_are_answered_and_bad_ones_refused() {
         stream.read_exact(&mut buffer).unwrap();
         buffer
     };
-    // NBD's newstyle handshake: read the greeting, then choose the export with the empty name.
+    // NBD's newstyle handshake: read the greeting, then choose the export without a name.
     let greeting = take(&mut stream, 18);
     assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
     stream.write_all(&3_u32.to_be_bytes()).unwrap();
@@ -55,7 +55,6 @@ fn nbd_requests_are_answered_and_bad_ones_refused() {
     assert_eq!(request(1, 1 << 20, 512, &block[..512], 0).0, ENOSPC);
     assert_eq!(request(1, 7, 3, &[1, 2, 3], 0).0, EINVAL);
     assert_eq!(request(99, 0, 512, &[], 0).0, EINVAL);
-    // After these errors, the connection can still be used and the block is unchanged.
     assert_eq!(request(0, 512, 1024, &[], 1024), (0, block));
 }
 
@@ -78,8 +77,7 @@ fn qemu_copies_a_file_system_through_nbd() {
     run("mkfs.ext4", &["-q", "-F", image]);
     run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", image, &uri]);
     run("qemu-img", &["compare", "-f", "raw", "-F", "raw", image, &uri]);
-    // Expect a map in which all blocks are data, because the namespace does not report which blocks are
-    // allocated.
+    // All blocks are data, because the namespace does not report which are allocated.
     let map = Command::new("qemu-img").args(["map", "-f", "raw", "--output=json", &uri]).output().unwrap();
     assert!(text(&map.stdout).contains("\"data\": true"), "{}{}", text(&map.stdout), text(&map.stderr));
     run("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, back.to_str().unwrap()]);

@@ -5,7 +5,6 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A TCP proxy that forwards connections to a target until [`Proxy::cut`] is called.
 pub struct Proxy {
     pub address: String,
     cut: Arc<AtomicBool>,
@@ -53,13 +52,12 @@ impl Proxy {
         proxy
     }
 
-    /// Closes all connections, and refuses new ones.
     pub fn cut(&self) {
         self.cut.store(true, Ordering::SeqCst);
         for stream in self.streams.lock().unwrap().iter() {
             let _ = stream.shutdown(Shutdown::Both);
         }
-        // Wakes the listening thread with one more connection, so that the thread sees the flag and ends.
+        // Wakes the listening thread, which then sees the flag and ends.
         let _ = TcpStream::connect(&self.address);
     }
 }

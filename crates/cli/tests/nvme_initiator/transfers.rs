@@ -1,5 +1,4 @@
-//! Tests of `inlane nvme read` and `write`: ranges that are copied to or from files and the memory of
-//! devices.
+//! Tests `inlane nvme read` and `write`, with files and with memory of devices.
 
 use super::*;
 
@@ -18,7 +17,6 @@ fn a_drive_is_discovered_written_and_read() {
         let write = ["nvme", "write", &address, "--digests", digests, "--offset", "1M", "-"];
         let output = inlane_with_input(&write, &data);
         assert!(output.status.success(), "{}", text(&output.stderr));
-        // The range of a read need not be aligned to blocks.
         let read = [
             "nvme",
             "read",
@@ -51,8 +49,7 @@ fn a_file_that_does_not_fit_is_refused_before_the_first_write() {
         let read = inlane(&["nvme", "read", &address, "-"]);
         assert!(read.stdout.iter().all(|byte| *byte == 0), "{arguments:?} wrote something");
     }
-    // The length of standard input is unknown in advance. So `nvme write` detects a wrong length only after
-    // it has written a part. The message must say how many bytes were written.
+    // The length of standard input is unknown, so a wrong length is detected after a part was written.
     for (input, arguments, written) in [
         (pattern(9 << 20), &[][..], "8 MiB were written"),
         (pattern(4096), &["--length", "1M"], "4 KiB were written"),
@@ -85,8 +82,7 @@ fn a_file_that_does_not_end_at_a_block_is_refused_with_the_remedies() {
     );
 }
 
-/// Runs a command with the cache directory `cache`, in which it stores the measured costs of paths. Returns
-/// its JSON document.
+/// Runs a command with the cache directory `cache` for measured costs of paths. Returns its JSON document.
 fn with_cache(cache: &Path, arguments: &[&str]) -> serde_json::Value {
     let output = Command::new(INLANE).args(arguments).env("XDG_CACHE_HOME", cache).output().unwrap();
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
@@ -98,8 +94,7 @@ fn a_range_is_read_into_a_device_and_written_from_it() {
     let (_target, address) = target("memory:16M");
     let folder = tempfile::tempdir().unwrap();
     let (file, back) = (folder.path().join("file"), folder.path().join("back"));
-    // Transfer more bytes than all buffers hold together, because the test must reuse buffers. The size is no
-    // multiple of 1 MiB, because the last digest must cover less than 1 MiB.
+    // Exceed the sum of all buffers, so that buffers are reused. The last digest covers less than 1 MiB.
     let data = pattern((9 << 20) + 512);
     std::fs::write(&file, &data).unwrap();
     let [file, back] = [&file, &back].map(|path| path.to_str().unwrap());
@@ -130,14 +125,12 @@ fn a_range_is_read_into_a_device_and_written_from_it() {
         assert_eq!(row["verification"]["altered_bytes"], 0, "{row}");
         let hops = row["path"]["hops"].as_array().unwrap();
         assert!(hops.iter().any(|hop| *hop == address), "{row}");
-        // Which path costs least depends on the load of this machine. So the test accepts both, `dma` and
-        // `bar`.
+        // The machine's load decides which path costs least.
         let name = row["path"]["name"].as_str().unwrap();
         assert!(hops.len() == 3 && ["dma", "bar"].contains(&name), "{row}");
     }
     assert!(std::fs::read(back).unwrap() == data[1..9_437_184], "the bytes differ");
-    // `nvme write --from` copies the whole input to the device before it writes to the namespace. So if the
-    // input is shorter than --length, nothing is written.
+    // `--from` copies the whole input to the device first, so a short input writes nothing.
     let arguments = ["nvme", "write", &address, "-", "--offset", "12M", "--length", "1M", "--from", "twin:0"];
     let mut child = Command::new(INLANE)
         .args(arguments)
@@ -154,7 +147,6 @@ fn a_range_is_read_into_a_device_and_written_from_it() {
     assert!(read.status.success() && read.stdout.iter().all(|byte| *byte == 0));
 }
 
-/// A loop device, detached when the value is dropped.
 struct LoopDevice(String);
 
 impl Drop for LoopDevice {
@@ -184,11 +176,10 @@ fn a_block_device_is_served() {
     }
     let data = pattern(1 << 20);
     assert!(inlane_with_input(&["nvme", "write", &address, "--offset", "4M", "-"], &data).status.success());
-    // A second target must not open the device, because the first target uses it.
     let second =
         inlane(&["nvme", "target", "--listen", "127.0.0.1:0", "--namespace", &format!("block:{}", device.0)]);
     assert_eq!(second.status.code(), Some(3), "{}", text(&second.stderr));
-    // `nvme write` has flushed the namespace, so the data is in the file although the target is killed.
+    // `nvme write` has flushed the namespace.
     drop(target);
     assert!(std::fs::read(&file).unwrap()[4 << 20..5 << 20] == data, "the file lacks the data");
 }

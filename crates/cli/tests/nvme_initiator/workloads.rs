@@ -31,8 +31,6 @@ fn workloads_are_verified() {
             rows.iter().map(|row| row["verification"]["verified_bytes"].as_u64().unwrap()).sum();
         assert!(verified > 0, "{rw}");
     }
-    // Overwrite part of a block with contents that --verify does not expect. The bench must report that
-    // block.
     assert!(
         inlane_with_input(&["nvme", "write", &address, "--offset", "64K", "-"], &[7; 4096]).status.success()
     );

@@ -1,5 +1,4 @@
-//! Helpers that wait for an event in another process. Tests wait for events instead of fixed times, because
-//! other jobs may delay a process for long.
+//! Helpers that wait for an event in another process.
 
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -20,8 +19,7 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 /// Waits until a thread of `child` whose name begins with `name` has used the processor for `least`.
-///
-/// The thread `inlane-signals` exists once signals are handled. Threads `inlane-0` move packets.
+/// `inlane-signals` handles signals, and threads `inlane-0` move packets.
 #[allow(dead_code, reason = "each test program uses a part of this module")]
 pub fn until_thread_runs(child: &Child, name: &str, least: Duration) {
     let tasks = format!("/proc/{}/task", child.id());
