@@ -1,5 +1,5 @@
-//! The configuration of a run: its ports, packet function, executor and pipelines. [`Config::check`] refuses
-//! settings that are out of range or contradict each other.
+//! The configuration of a run: its ports, packet function, executor and pipelines. [`Config::check`]
+//! validates it.
 
 mod executor;
 
@@ -15,11 +15,10 @@ use std::time::Duration;
 
 pub use executor::{CpuMethod, Device, Executor, Method};
 
-/// The largest data room. It holds an Ethernet frame with two VLAN tags and 64 KiB of IP.
+/// The largest data room: an Ethernet frame with two VLAN tags and 64 KiB of IP.
 const MAX_ROOM: usize = 128 << 10;
 
-/// The largest value of `--work`, the extra time to spend on each packet. It is limited because a signal ends
-/// a run only after the current burst, which may have 1024 packets.
+/// The largest value of `--work`. A signal ends a run only after the current burst of up to 1024 packets.
 const MAX_WORK: Duration = Duration::from_millis(1);
 
 /// The ports that packets come from and go to.
@@ -29,8 +28,7 @@ pub enum Route {
     OneWay {
         /// The port to receive from.
         rx: String,
-        /// The ports to send to. A verdict for port n selects element n. All other forwarded packets go to
-        /// element 0.
+        /// The ports to send to. Packets go to element 0, unless their verdict selects port n.
         tx: Vec<String>,
     },
     /// Packets flow between two ports, in both directions.
@@ -61,10 +59,9 @@ pub enum Compete {
     /// No job.
     #[default]
     None,
-    /// A job that does arithmetic on every multiprocessor of the GPU, or on the cores of the pipelines.
+    /// Arithmetic on every multiprocessor of the GPU, or on the cores of the pipelines.
     Compute,
-    /// GPU only: a job that does arithmetic in blocks that each occupy a whole multiprocessor, as matrix
-    /// products do.
+    /// GPU only: arithmetic in blocks that each occupy a whole multiprocessor, as matrix products do.
     Large,
 }
 
@@ -92,20 +89,17 @@ pub struct Config {
     /// The settings of each pipeline.
     pub per_pipeline: PipelineSettings,
     /// The rate at which packets are offered; `None` for as fast as possible. If the pipeline is too slow, a
-    /// generator delivers packets late and does not change their due times. Other sources lose packets then.
+    /// generator delivers packets late, and other sources lose packets.
     pub rate: Option<Rate>,
-    /// If true, the run drops privileges once the ports are open, but only if a port needed privileges or if
-    /// user code is to be loaded. If false, it keeps them.
+    /// Drop privileges once the ports are open, if a port needed them or if user code is to be loaded.
     pub drop_privileges: bool,
-    /// How the packets of a capture file are played: at which pace, and once or again and again.
+    /// The pace at which the packets of a capture file are played, and whether they repeat.
     pub playback: Playback,
     /// The time after which the run ends; `None` for no limit.
     pub duration: Option<Duration>,
-    /// The cores that threads are bound to. With `None`, inlane chooses among the allowed cores. With an
-    /// empty list, threads are not bound.
+    /// The cores that threads are bound to. `None`: inlane chooses. Empty: threads are not bound.
     pub cores: Option<Vec<usize>>,
-    /// The number of buffers of each pipeline's pool. 0 stands for a number that is enough for the burst ring
-    /// and the port.
+    /// The number of buffers of each pipeline's pool. 0: enough for the burst ring and the port.
     pub buffers: usize,
     /// The data room: how many bytes a packet buffer can hold, from 64 B to 128 KiB.
     pub room: usize,
@@ -141,10 +135,8 @@ impl Config {
 
     /// Returns the number of buffers of each pipeline's pool.
     ///
-    /// The default exceeds the number of packets that the burst ring can hold, unless that takes more than
-    /// 131,072 buffers. So under load, the ring is usually full before the pool is empty. That is cheaper:
-    /// the dispatching thread detects a full ring by reading one word, but an empty pool only by searching
-    /// it.
+    /// The default is more than the burst ring holds, up to 131,072. So under load, the ring is full before
+    /// the pool is empty. A full ring is cheaper to detect than an empty pool.
     pub fn buffers(&self) -> usize {
         if self.buffers != 0 {
             return self.buffers;
@@ -154,7 +146,7 @@ impl Config {
         (slots * burst + 4 * burst + 64).clamp(4096, 1 << 17)
     }
 
-    /// Returns the same settings, but with a source that makes packets of `size` bytes.
+    /// Returns these settings with a source that makes packets of `size` bytes.
     ///
     /// # Errors
     /// [`Error::Config`] if the source does not make packets of a chosen size.
@@ -175,8 +167,8 @@ impl Config {
         Ok(self)
     }
 
-    /// Returns true if a port needs privileges and the run drops them once the ports are open. Such a run
-    /// cannot be repeated in the same process.
+    /// Returns true if the run drops privileges that a port needs. Such a run cannot be repeated in one
+    /// process.
     pub fn drops_needed_privileges(&self) -> bool {
         self.drop_privileges && self.route.ports().into_iter().any(|name| takes_privileges(name))
     }
@@ -184,7 +176,7 @@ impl Config {
     /// Checks that several runs with these settings are possible in one process.
     ///
     /// # Errors
-    /// [`Error::Config`] if the first run drops privileges that later runs need to open their ports.
+    /// [`Error::Config`] if the first run drops privileges that later runs need.
     pub fn check_repeatable(&self) -> Result<()> {
         match self.drops_needed_privileges() {
             false => Ok(()),
@@ -226,8 +218,8 @@ impl Config {
         if !(64..=MAX_ROOM).contains(&self.room) {
             return range("--room", self.room, "give 64 to 128K".into());
         }
-        // Require buffers for four bursts, because four can be in use at once: one each in the pipeline, the
-        // ring, the receive queue and the transmit queue.
+        // Four bursts can be in use at once: in the pipeline, the ring, the receive queue and the transmit
+        // queue.
         let least = burst * 4;
         if self.buffers != 0 && !(least..=1 << 22).contains(&self.buffers) {
             return range("--buffers", self.buffers, format!("give {least} (four bursts) to 4M"));
@@ -277,10 +269,8 @@ impl Config {
         }
     }
 
-    /// Returns the cores to bind `threads` threads to: the cores that the user gave, or else the highest
-    /// allowed cores, from the highest down. The lowest core, which usually serves interrupts, is used last.
-    /// Returns an empty list if fewer cores are allowed than there are threads. The threads are then not
-    /// bound.
+    /// Returns the cores to bind `threads` threads to: the user's, or else the allowed cores from the highest
+    /// down. Returns an empty list, for no binding, if fewer cores are allowed than there are threads.
     pub fn cores_for(&self, threads: usize) -> Vec<usize> {
         match &self.cores {
             Some(cores) => cores.clone(),
@@ -294,13 +284,12 @@ impl Config {
     }
 }
 
-/// Returns the cores that the calling thread may run on, in ascending order. The result is empty if the
-/// kernel does not report them.
+/// Returns the cores that the calling thread may run on, in ascending order. Empty if the kernel does not
+/// report them.
 pub fn allowed_cores() -> Vec<usize> {
     // SAFETY: an all-zero cpu_set_t is a valid, empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes at most the given size, which is the size of `set`. The number 0 stands for
-    // the calling thread.
+    // SAFETY: `set` is valid for the given size and outlives the call. 0 is the calling thread.
     let outcome = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) };
     if outcome != 0 {
         return Vec::new();

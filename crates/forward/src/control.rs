@@ -1,5 +1,4 @@
-//! Flags that end a run, and counters that show its progress. The threads of a run share the flags and the
-//! counters.
+//! Flags that end a run, and counters of its progress. The threads of a run share them.
 
 mod idle;
 
@@ -10,8 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// The flags that end a run. All threads of the run and its caller share this value, so each of them can stop
-/// or abort the run.
+/// The flags that end a run. Its threads and its caller share them.
 #[derive(Debug, Default)]
 pub struct Control {
     stop: AtomicBool,
@@ -27,7 +25,7 @@ impl Control {
     }
 
     /// Stops or aborts this run if the parent was stopped or aborted. The thread that waits for the run's end
-    /// calls it several times a second, because the run's other threads read only this value's own flags.
+    /// calls it several times a second.
     pub fn follow_parent(&self) {
         let Some(parent) = &self.parent else { return };
         parent.follow_parent();
@@ -63,8 +61,8 @@ impl Control {
     }
 }
 
-/// The counters of one pipeline. Other threads may read the counters while the pipeline runs. Each counter
-/// has only one writer, so the writer needs no atomic addition.
+/// The counters of one pipeline. Any thread may read them. Each has one writer, so writes need no atomic
+/// addition.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Progress {
@@ -79,20 +77,18 @@ pub struct Progress {
     begun: OnceLock<Instant>,
 }
 
-/// How the threads of a pipeline spent a run, as shares of the run's duration. In the rest of the time the
-/// threads polled and found no work.
+/// How the threads of a pipeline spent a run, as shares of its duration. The rest is polling without work.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TimeShares {
     /// The share of the time in which the dispatching thread had work.
     pub busy: f64,
-    /// The share of the time in which the dispatching thread waited for a sending port that accepted nothing.
+    /// The share of the time in which the dispatching thread waited for a full sending port.
     pub refused: f64,
     /// The share of the time in which the feeder had work; 0 without a feeder.
     pub feeding: f64,
 }
 
-/// A copy of the packet counters of [`Progress`]. While the pipeline runs, the counters may be from slightly
-/// different moments.
+/// A copy of the packet counters of [`Progress`]. During a run, the counters may be from different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProgressSnapshot {
     /// Packets received.
@@ -118,7 +114,7 @@ impl std::ops::AddAssign for ProgressSnapshot {
 }
 
 impl Progress {
-    /// Records the time at which packets begin to flow: the time of the first call. Returns this time.
+    /// Returns the time of the first call, at which packets begin to flow.
     pub fn begin(&self) -> Instant {
         *self.begun.get_or_init(Instant::now)
     }
@@ -128,8 +124,8 @@ impl Progress {
         self.begun.get().copied()
     }
 
-    /// Publishes the counts of received packets, and how the calling thread spent its time. Only the
-    /// dispatching thread calls it.
+    /// Publishes the counts of received packets and the calling thread's times. Only the dispatching thread
+    /// calls it.
     #[inline]
     pub fn set_received(&self, packets: u64, bytes: u64) {
         self.rx_packets.store(packets, Relaxed);
@@ -173,22 +169,20 @@ impl Progress {
     }
 }
 
-/// How long threads ran on a processor, and how long they waited for one in a run queue. In the remaining
-/// time, threads slept or were blocked in a system call.
+/// How long threads ran, and how long they waited for a processor. In the remaining time, they slept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadTime {
     /// Nanoseconds on a processor.
     pub cpu_ns: u64,
     /// Nanoseconds in which a thread was ready to run but other threads had the processor. 0 if the kernel
-    /// does not report this time.
+    /// does not report it.
     pub queued_ns: u64,
 }
 
 impl ThreadTime {
     /// Returns the times of the calling thread since it started.
     pub fn of_this_thread() -> Self {
-        // The file has three numbers: the nanoseconds on a processor, the nanoseconds in a run queue, and the
-        // number of time slices.
+        // The file has three numbers: nanoseconds on a processor, nanoseconds in a run queue, time slices.
         let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
         let queued = text.split_ascii_whitespace().nth(1).and_then(|number| number.parse().ok());
         Self { cpu_ns: thread_cpu_ns(), queued_ns: queued.unwrap_or(0) }

@@ -1,4 +1,4 @@
-//! Experiments explain the result of a run, by further runs or by a job that runs at the same time.
+//! Experiments explain the result of a run, by further runs or by a competing job.
 //!
 //! | item | answers |
 //! | --- | --- |

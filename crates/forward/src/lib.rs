@@ -1,13 +1,12 @@
-//! Inline packet processing: packets arrive at a port, a packet function processes the packets, and they
-//! leave by a port.
+//! Inline packet processing: packets arrive at a port, a packet function processes them, and they leave by a
+//! port.
 //!
 //! ```text
 //! port.rx -> [burst] -> packet function -> port.tx                   method single
 //! port.rx -> item of the burst ring -> packet function -> port.tx    all other methods
 //! ```
 //!
-//! [`config::Config`] describes a run, and [`run::run`] executes it. [`experiment`] explains the result by
-//! further runs.
+//! [`config::Config`] describes a run, [`run::run`] executes it, and [`experiment`] explains the result.
 
 pub mod config;
 pub mod control;

@@ -1,5 +1,4 @@
-//! A run: opens ports, connects the ports by pipelines, starts the ports, runs the pipelines until the end,
-//! and reports what became of every packet.
+//! A run of pipelines between ports, in five steps:
 //!
 //! ```text
 //! open      opens the ports and allocates the buffers
@@ -9,8 +8,7 @@
 //! stop      stops the ports and adds up the results
 //! ```
 //!
-//! Each step consumes the value that the previous step returned, so no step can be repeated or left out.
-//! [`run`] does all steps.
+//! Each step consumes the value that the previous step returned. [`run`] does all steps.
 
 mod open;
 mod outcome;
@@ -47,7 +45,7 @@ const NOTICE_WITHIN: Duration = Duration::from_millis(100);
 /// Executes a run. It ends when the source is exhausted, when the requested number of packets or time is
 /// reached, or when `control` is stopped or aborted.
 ///
-/// Calls `watch` about once a second with the time since the start and the packets counted so far.
+/// Calls `watch` about once a second with the time since the start and the packets so far.
 ///
 /// # Errors
 /// When the run cannot start because of its settings, a port, a device or memory. Later errors are in
@@ -62,8 +60,8 @@ pub fn run(
 
 /// A run whose ports are open.
 pub struct Run<'a> {
-    // Keep the order of these fields, because Rust drops them in this order: the pools must go before the GPU
-    // that may hold their memory, and both before the ports.
+    // Rust drops fields in this order: the pools must go before the GPU that may hold their memory, and both
+    // before the ports.
     pools: Vec<Vec<Arc<dyn Pool>>>,
     gpu: Option<Arc<Gpu>>,
     ports: Vec<Box<dyn Port>>,
@@ -92,8 +90,7 @@ pub struct Started<'a> {
 
 /// A run whose pipelines have ended.
 pub struct Joined<'a> {
-    /// The tally of each pipeline. Also the report of the pipeline's lane, if the pipeline ran on a GPU
-    /// without errors.
+    /// The tally of each pipeline, and its lane's report if it ran on a GPU without errors.
     tallies: Vec<(Tally, Option<gpu::LaneReport>)>,
     /// How long packets flowed.
     elapsed: Duration,
@@ -149,7 +146,7 @@ impl<'a> Run<'a> {
 
 impl<'a> Connected<'a> {
     /// Starts the ports and prepares the executors. Drops privileges in between if the settings ask for it,
-    /// and if a port needed privileges or user code will be loaded.
+    /// and if a port needed them or user code will be loaded.
     ///
     /// # Errors
     /// When a port does not start, the packet function does not load, or the GPU lacks room for it.
@@ -163,8 +160,7 @@ impl<'a> Connected<'a> {
             run.start_ports()?;
             open::drop_privileges()?;
         }
-        // Create the competing job before the ports start, because that takes time: kernels are compiled for
-        // a GPU, and the job is measured alone. The queues of started ports would overflow meanwhile. If
+        // Creating the competing job takes time, in which the queues of started ports would overflow. If
         // privileges were dropped, the ports had to start earlier.
         let competing = CompetingJob::new(config, run.gpu.as_ref(), pipelines.len(), &cores)?;
         let pipelines = ready(config, &run.function, pipelines, run.gpu.as_ref())?;
@@ -176,8 +172,8 @@ impl<'a> Connected<'a> {
 }
 
 impl<'a> Started<'a> {
-    /// Runs the pipelines on threads of their own, and waits until all have ended. Stops the pipelines when
-    /// the run's duration is over.
+    /// Runs the pipelines on their own threads until all have ended. Stops them when the run's duration is
+    /// over.
     pub fn join(self, control: &Control, watch: &mut dyn FnMut(Duration, ProgressSnapshot)) -> Joined<'a> {
         let Started { pipelines, competing, cores, faults, run } = self;
         let progress: Vec<_> = pipelines.iter().map(|_| Progress::default()).collect();
@@ -277,8 +273,7 @@ impl ReadyPipeline {
     }
 }
 
-/// A guard that stops the run if its thread panics. Otherwise the other pipelines would go on receiving, and
-/// the thread that joins all pipelines would wait for them.
+/// Stops the run if its thread panics, because the other pipelines would go on receiving.
 struct StopOnPanic<'a>(&'a Control);
 
 impl Drop for StopOnPanic<'_> {
@@ -289,8 +284,7 @@ impl Drop for StopOnPanic<'_> {
     }
 }
 
-/// Runs the pipelines until all have ended. Stops all pipelines when the run's duration is over or one
-/// pipeline has failed.
+/// Runs the pipelines until all have ended. Stops all when the run's duration is over or one has failed.
 fn run_threads(
     run: &Run<'_>,
     control: &Control,
@@ -302,8 +296,8 @@ fn run_threads(
 ) -> Vec<(Tally, Option<gpu::LaneReport>)> {
     let Run { config, clock, .. } = run;
     let threads = config.executor.threads();
-    // Returns the time since packets began to flow. The run's duration counts from that moment, because
-    // threads may start late, and lanes on a GPU need time to prepare.
+    // Returns the time since packets began to flow. The duration counts from then, because threads and lanes
+    // take time to start.
     let flowing =
         || progress.iter().filter_map(Progress::begun).min().map_or(Duration::ZERO, |begun| begun.elapsed());
     let mut tallies: Vec<Option<_>> = pipelines.iter().map(|_| None).collect();
@@ -316,15 +310,15 @@ fn run_threads(
             scope.spawn(move || {
                 let _stop = StopOnPanic(control);
                 let ended = pipeline.run(config, &context);
-                // If this pipeline failed, the other pipelines must end too. They drain before they end.
+                // If this pipeline failed, the others must drain and end too.
                 if !ended.0.errors.is_empty() {
                     control.stop();
                 }
                 let _ = finished.send((index, ended));
             });
         }
-        // Drop this sender, because each pipeline's thread has a sender of its own. The channel then closes
-        // when all these threads have ended, even by a panic.
+        // Each pipeline's thread has a sender of its own. The channel closes when all have ended, even by a
+        // panic.
         drop(finished);
         let mut next_watch = WATCH_EVERY;
         while tallies.iter().any(Option::is_none) {

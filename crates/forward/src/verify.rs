@@ -7,11 +7,14 @@ use inlane_core::result::Verification;
 use inlane_ports::check::{captures, reference};
 use std::path::PathBuf;
 
-/// Compares the written capture with the expected packets, which the packet function's reference
-/// implementation makes from the capture that was read. Compares every packet and its timestamp.
+/// Compares packets and timestamps of the written capture with those that the packet function's reference
+/// implementation makes from the capture that was read.
 ///
-/// Returns `None` if the run was not from one capture file to another, if it did not cover the whole capture,
-/// if it had several pipelines or injected faults, or if the function has no reference.
+/// Returns `None` in these cases:
+///
+/// - The run was not from one capture file to another, or did not cover the whole capture.
+/// - It had several pipelines or injected faults.
+/// - The function has no reference.
 ///
 /// # Errors
 /// When one of the files cannot be read again.
@@ -23,7 +26,7 @@ pub fn captures(config: &Config) -> Result<Option<Verification>> {
     if kind(rx) != "pcap" || kind(tx) != "pcap" || !whole || config.pipelines > 1 || config.faults.is_some() {
         return Ok(None);
     }
-    // Compare regular files only, because a pipe cannot be read twice.
+    // A pipe cannot be read twice.
     let file =
         |name: &str| name.split_once(':').map(|(_, path)| PathBuf::from(path)).filter(|path| path.is_file());
     let (Some(read), Some(written)) = (file(rx), file(tx)) else { return Ok(None) };

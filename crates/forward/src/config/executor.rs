@@ -1,5 +1,4 @@
-//! Executors, which run the packet function: threads of the CPU, or a GPU. Each executor has its own
-//! settings.
+//! Executors, which run the packet function on threads of the CPU or on a GPU.
 
 use crate::error::{Error, Result};
 use crate::gpu::{self, Memory};
@@ -9,12 +8,12 @@ use std::str::FromStr;
 /// How control flows between the threads of a pipeline and the device that runs its packet function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
-    /// One thread receives, runs the packet function, and sends. On a GPU the thread launches a kernel for
-    /// each burst and waits for the kernel.
+    /// One thread receives, runs the packet function, and sends. On a GPU, it launches a kernel for each
+    /// burst and waits for it.
     #[default]
     Single,
-    /// One thread receives and sends. Workers run the packet function; on a GPU a feeder launches a kernel
-    /// for each burst.
+    /// One thread receives and sends. Workers run the packet function, or a feeder launches a kernel for each
+    /// burst.
     Split,
     /// GPU only: a resident kernel polls the burst ring for items.
     Persistent,
@@ -35,8 +34,7 @@ impl Method {
         matches!(self, Method::Single | Method::Split)
     }
 
-    /// Returns true if a pipeline with this method on a GPU has a feeder thread in addition to the
-    /// dispatching thread.
+    /// Returns true if a GPU pipeline with this method has a feeder thread.
     pub(crate) fn has_feeder(&self) -> bool {
         matches!(self, Method::Split | Method::Stream | Method::Graph)
     }
@@ -134,12 +132,11 @@ impl Default for Executor {
 }
 
 impl Executor {
-    /// Creates the executor that a user's flags describe. 0 `workers` stands for one. The value of
-    /// `gpu.method` is ignored; `method` is used instead.
+    /// Creates the executor that a user's flags describe. 0 `workers` stands for one. `method` replaces
+    /// `gpu.method`.
     ///
     /// # Errors
-    /// [`Error::Config`] if the device lacks the method, or if a setting is given that only another device
-    /// has.
+    /// [`Error::Config`] if the device lacks the method or one of the settings.
     pub fn new(device: Device, method: Method, workers: usize, gpu: gpu::Settings) -> Result<Self> {
         if workers > 64 {
             return Err(Error::config(format!("--workers {workers}"), "give 0 to 64"));
@@ -166,8 +163,7 @@ impl Executor {
         }
     }
 
-    /// Returns the same executor with another method, or `None` if the device lacks it. Keeps the number of
-    /// workers.
+    /// Returns the same executor with another method, or `None` if the device lacks it.
     pub fn with_method(&self, method: Method) -> Option<Self> {
         Some(match (self, method) {
             (Executor::Gpu { index, settings }, _) => {
@@ -196,7 +192,7 @@ impl Executor {
         }
     }
 
-    /// Returns the memory that packets for the GPU lie in, or `None` for an executor on the CPU.
+    /// Returns the memory that packets for the GPU lie in. `None` for the CPU.
     pub fn gpu_memory(&self) -> Option<Memory> {
         match self {
             Executor::Cpu(_) => None,
@@ -204,8 +200,8 @@ impl Executor {
         }
     }
 
-    /// Returns the number of threads of one pipeline that run the packet function. It is 1 for method
-    /// `single` and for a GPU.
+    /// Returns the number of threads of one pipeline that run the packet function. 1 for method `single` and
+    /// for a GPU.
     pub fn workers(&self) -> usize {
         match self {
             Executor::Cpu(CpuMethod::Split { workers }) => *workers,
@@ -222,9 +218,8 @@ impl Executor {
         }
     }
 
-    /// Returns the number of slots of each pipeline's burst ring; 0 if the method has no ring. `asked` is the
-    /// number in the settings. A GPU executor may change it, because the number of slots must suit its blocks
-    /// or streams.
+    /// Returns the number of slots of each pipeline's burst ring; 0 without a ring. A GPU may change the
+    /// `asked` number to suit its blocks or streams.
     pub(crate) fn slots(&self, asked: usize, burst: usize) -> usize {
         match self {
             Executor::Cpu(CpuMethod::Single) => 0,
@@ -234,7 +229,7 @@ impl Executor {
     }
 }
 
-/// Returns the first flag of a GPU whose value is not the default, or `None` if all have their defaults.
+/// Returns the first GPU flag whose value is not the default.
 fn gpu_flag(set: &gpu::Settings) -> Option<String> {
     let default = gpu::Settings::default();
     let memory = match set.memory {

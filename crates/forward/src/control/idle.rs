@@ -1,28 +1,24 @@
 //! Waits in polling loops, and measures how long a thread had no work.
 //!
-//! A loop calls [`Idle::wait`] in each round that finds no work, and [`Idle::found_work`] in each other
-//! round. Consecutive rounds without work form an idle period. The time from a period's first round to its
-//! last round counts as idle. All other time counts as work.
+//! A loop calls [`Idle::wait`] in each round without work, and [`Idle::found_work`] in each other round.
+//! Consecutive rounds without work form an idle period. It lasts from its first round to its last round. All
+//! other time counts as work.
 //!
-//! Reading the clock in each round would increase latencies. So all rounds are counted, but only every 64th
-//! idle period is timed.
+//! Reading the clock in each round would increase latencies. So only every 64th idle period is timed.
 
 use inlane_core::clock::Clock;
 use std::cell::Cell;
 use std::sync::LazyLock;
 
-/// How one thread spent its time, in ticks of the raw clock. The clocks of different cores may differ by a
-/// few ticks, so differences saturate at 0.
+/// How one thread spent its time, in ticks of the raw clock.
 struct Times {
     /// The clock's reading when the thread's polling loop began; 0 if the thread has no polling loop.
     begun: Cell<u64>,
     /// Rounds without work.
     idle: Rounds,
-    /// Rounds in which the thread waits for a port that accepts no packets. These waits lie inside the
-    /// polling loop.
+    /// Rounds, inside the polling loop, of waits for a port that accepts no packets.
     refused: Rounds,
-    /// The number of [`Idle`] values that exist on this thread. The first is that of the thread's polling
-    /// loop. Each further one is for a wait inside that loop, and counts in `refused`.
+    /// The number of [`Idle`] values on this thread. The first counts in `idle`, all others in `refused`.
     loops: Cell<u32>,
 }
 
@@ -31,12 +27,11 @@ struct Rounds {
     untimed: Cell<u64>,
     timed: Cell<u64>,
     timed_ticks: Cell<u64>,
-    /// The time, in clock ticks, of rounds in which this thread yielded the processor or lost it to others.
+    /// The clock ticks of rounds in which this thread yielded the processor or lost it to others.
     yielded_ticks: Cell<u64>,
 }
 
-/// The clock. It is created once, because creating a clock examines the processor's counter, which takes long
-/// in a virtual machine.
+/// Created once, because this takes long in a virtual machine.
 static CLOCK: LazyLock<Clock> = LazyLock::new(Clock::new);
 
 thread_local! {
@@ -75,8 +70,7 @@ impl Rounds {
         to.set(to.get() + more);
     }
 
-    /// Returns the time of all rounds, in clock ticks. An untimed round counts as the mean of the timed
-    /// rounds.
+    /// Returns the clock ticks of all rounds. An untimed round counts as the mean of the timed rounds.
     fn ticks(&self) -> u64 {
         let mean = self.timed_ticks.get() as f64 / self.timed.get().max(1) as f64;
         self.yielded_ticks.get() + self.timed_ticks.get() + (self.untimed.get() as f64 * mean) as u64
@@ -99,29 +93,26 @@ impl Times {
     }
 }
 
-/// Returns how long the calling thread had work, and how long it waited for a port that accepted no packets.
-/// Both times are in ticks of the raw clock.
+/// Returns how long the calling thread had work, and how long it waited for a full port, in ticks of the raw
+/// clock.
 pub(super) fn spent() -> (u64, u64) {
     TIMES.with(|times| (times.busy(), times.refused.ticks()))
 }
 
-/// Waits in a polling loop, and measures the time without work. Of consecutive rounds without work, the first
-/// 512 spin. Later rounds yield the processor, so that other threads can run on a machine with fewer cores
-/// than threads.
+/// Waits in a polling loop, and measures the time without work. The first 512 rounds without work spin. Later
+/// ones yield the processor to other threads.
 pub struct Idle {
     /// The number of rounds without work since the last round with work, at most [`Idle::SPINS`].
     rounds: u32,
-    /// True if [`Idle::wait`] reads the clock in the current idle period or, after a round with work, in the
-    /// next one. Set until a first period was timed, and then for one idle period in 64, because reading the
-    /// clock in each round would increase latencies.
+    /// True if [`Idle::wait`] reads the clock in this idle period. True until a period was timed, and then in
+    /// one period of 64.
     timed: bool,
     /// True if this thread has yielded the processor since the last round with work.
     yielded: bool,
     /// The clock reading at the last round that was timed or yielded the processor, in ticks.
     last: u64,
     stretches: u32,
-    /// True if this `Idle` measures a wait for a port, inside the thread's polling loop. False if it measures
-    /// the polling loop itself.
+    /// True for a wait for a port inside the thread's polling loop. False for the polling loop itself.
     within: bool,
 }
 
@@ -163,8 +154,7 @@ impl Idle {
         }
     }
 
-    /// Spins once, or yields the processor after 512 idle rounds. Counts the round as idle. Call it in each
-    /// round that found no work.
+    /// Spins once, or yields the processor after 512 idle rounds. Call it in each round that found no work.
     #[inline]
     pub fn wait(&mut self) {
         if self.rounds < Self::SPINS {
@@ -186,8 +176,8 @@ impl Idle {
             rounds.timed.get() > 0
         });
         self.stretches = self.stretches.wrapping_add(1);
-        // Time every idle period until one has had two rounds, because only the time between two rounds can
-        // be measured. From then on, time one period in [`Idle::TIMED`].
+        // Only the time between two rounds can be measured. So time every idle period until one has had two
+        // rounds, and then one in [`Idle::TIMED`].
         self.timed = !known || self.stretches.is_multiple_of(Self::TIMED);
         (self.rounds, self.yielded) = (0, false);
     }
@@ -221,8 +211,7 @@ impl Idle {
         TIMES.with(|times| change(if self.within { &times.refused } else { &times.idle }))
     }
 
-    /// Returns true after the first round without work that follows a round with work. Call it to flush
-    /// buffers once when the loop becomes idle.
+    /// Returns true in the first round without work after a round with work. Use it to flush buffers once.
     #[inline]
     pub fn is_first_round(&self) -> bool {
         self.rounds == 1
@@ -234,8 +223,7 @@ mod tests {
     use super::super::{Progress, TimeShares};
     use super::*;
 
-    /// Runs `thread` on a new thread, because times are measured per thread. The test clock begins at 1000
-    /// ticks.
+    /// Runs `thread` on a new thread, because times are per thread. The test clock begins at 1000 ticks.
     fn on_a_thread(thread: impl FnOnce() + Send) {
         let thread = || {
             TEST_NOW.set(1000);
@@ -264,8 +252,7 @@ mod tests {
             let mut idle = Idle::default();
             for _ in 0..2 {
                 wait(&mut idle, 11, 20);
-                // An idle period ends at its last round without work. So the 400 ticks from that round to
-                // `found_work` count as work.
+                // These 400 ticks follow the idle period's last round, so they count as work.
                 pass(400);
                 idle.found_work();
             }
@@ -310,7 +297,7 @@ mod tests {
             assert_eq!(spent().0, 0, "everything was idle time");
             let mean = TIMES.with(|times| times.idle.timed_ticks.get() / times.idle.timed.get());
             assert_eq!(mean, 10, "the interruption is not part of the mean");
-            // Rounds after the 512th yield the processor. Their time must count as idle, too.
+            // Rounds after the 512th yield the processor. They must count as idle, too.
             wait(&mut idle, 600, 10);
             idle.found_work();
             assert!(spent().0 <= 10, "{:?}: at most the round before the first yield is missing", spent());
@@ -333,8 +320,7 @@ mod tests {
         on_a_thread(|| {
             let mut idle = Idle::default();
             pass(second / 2);
-            // A wait of a quarter of a second in one long round. Such a round counts as interrupted by other
-            // threads, and therefore as idle.
+            // One long round of a quarter of a second counts as interrupted, and therefore as idle.
             wait(&mut idle, 2, second / 4);
             idle.found_work();
             progress.set_received(1, 64);

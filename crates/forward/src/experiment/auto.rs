@@ -1,16 +1,18 @@
-//! `--method auto`: tries methods, burst sizes and flush times in short runs, and chooses what meets the goal
-//! best.
+//! `--method auto`: tries methods, burst sizes and flush times in short runs, and chooses the best for the
+//! goal.
 //!
-//! Each combination of method and burst size first runs with packets offered as fast as possible, which gives
-//! its highest rate. For the goal throughput, the combination with the highest rate wins.
+//! Each combination of method and burst size first runs at full speed. For the goal throughput, the highest
+//! rate wins.
 //!
-//! For the goal latency, each combination also runs with each flush time at the offered rate: the one that
-//! the user gave, or a fifth of the highest rate. These trials measure the latency. A trial whose 99th
-//! percentile exceeds the limit is left out. Trials in which the offered rate arrived are preferred to the
-//! others. Among equally preferred trials, the combination with the highest rate wins, and at equal rates the
-//! one with the lowest latency.
+//! For the goal latency, each combination also runs with each flush time at the offered rate. By default,
+//! that is a fifth of the highest rate. Trials whose 99th percentile exceeds the limit are left out. The
+//! others are ordered:
 //!
-//! For both goals, a method without a resident kernel is preferred if its rate is within 3 % of the winner's.
+//! 1. Trials in which the offered rate arrived come first.
+//! 2. Then the highest rate wins.
+//! 3. At equal rates, the lowest latency wins.
+//!
+//! A method without a resident kernel is preferred if its rate is within 3 % of the winner's.
 
 use super::baseline::shortened;
 use crate::config::{Config, Method, Route};
@@ -20,12 +22,12 @@ use crate::run::{RunOutcome, kind, run};
 use inlane_core::units::{self, Rate};
 use std::time::{Duration, Instant};
 
-/// How long packets flow in a trial. On a GPU, starting and ending a trial take another 0.3 s.
+/// How long packets flow in a trial. On a GPU, its start and end take another 0.3 s.
 const TRIAL: Duration = Duration::from_millis(150);
 /// The time since the start of the search after which no further candidate is tried.
 const LAST_START: Duration = Duration::from_secs(25);
-/// A method carries the offered rate if at least this share of the rate arrives. The share is below 1 because
-/// the start and end of a short run cost some packets.
+/// A method carries the offered rate if this share of it arrives. The start and end of a run cost some
+/// packets.
 const CARRIED: f64 = 0.95;
 /// A rate that is at least this share of the highest rate counts as equal to it.
 const EQUAL: f64 = 0.97;
@@ -35,8 +37,7 @@ const EQUAL: f64 = 0.97;
 pub enum Goal {
     /// The most packets per second.
     Throughput,
-    /// The most packets per second among the trials in which 99 % of packets take at most this time from
-    /// receiving to sending.
+    /// The most packets per second among the trials in which 99 % of packets take at most this time.
     Latency(Duration),
 }
 
@@ -45,8 +46,8 @@ pub enum Goal {
 struct Trial {
     method: Method,
     burst: usize,
-    /// The flush time: the longest time that a partial burst waits for more packets. `None` for bursts of one
-    /// packet, and if packets were offered as fast as possible.
+    /// The flush time: how long a partial burst waits for more packets. `None` for bursts of one packet and
+    /// at full speed.
     flush: Option<Duration>,
     /// The rate when packets were offered as fast as possible.
     packets_per_second: f64,
@@ -67,8 +68,9 @@ struct Trials {
 /// Chooses method, burst size and flush time for `goal`. Returns the settings and the reason in one sentence.
 ///
 /// # Errors
-/// If the source cannot be run repeatedly, if every method fails, if no candidate stays within the latency
-/// limit, or if `control` is stopped.
+/// - The source cannot be run repeatedly.
+/// - Every method fails, or no candidate stays within the latency limit.
+/// - `control` is stopped.
 pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config, String)> {
     let repeatable = match &config.route {
         Route::OneWay { rx, .. } => ["null", "gen", "net_null"].contains(&kind(rx)),
@@ -93,8 +95,7 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
     };
     let (mut trials, mut refused) = (Trials::default(), None);
     let begun = Instant::now();
-    // Loop over burst sizes outside and over methods inside, because every method has then been tried with
-    // the first sizes if time runs out.
+    // Try every method with the first burst sizes, in case time runs out.
     for &burst in bursts {
         for executor in Method::ALL.into_iter().filter_map(|method| config.executor.with_method(method)) {
             interrupted(trials.runs)?;
@@ -111,8 +112,7 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
     }
     interrupted(trials.runs)?;
     trials.took = begun.elapsed();
-    // If no candidate ran, return the first one's error, because it names what is wrong with the machine or
-    // the settings.
+    // If no candidate ran, return the first error, which names what is wrong.
     if let (true, Some(error)) = (trials.done.is_empty(), refused) {
         return Err(error);
     }
@@ -133,8 +133,7 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
 }
 
 impl Trials {
-    /// Runs a candidate as fast as possible. For a latency goal, also runs it at the offered rate with each
-    /// flush time.
+    /// Runs a candidate at full speed and, for a latency goal, at the offered rate with each flush time.
     fn attempt(&mut self, candidate: &Config, goal: Goal) -> Result<()> {
         let (method, burst) = (candidate.executor.method(), candidate.per_pipeline.burst);
         let mut trial = shortened(candidate, TRIAL);
@@ -170,7 +169,7 @@ impl Trials {
     }
 }
 
-/// Runs `config`. Returns an error if the run cannot start, or if an error occurred during the run.
+/// Runs `config`. Returns an error if the run cannot start or an error occurs in it.
 fn run_to_the_end(config: &Config) -> Result<RunOutcome> {
     let mut outcome = run(config, &Control::default(), &mut |_, _| ())?;
     match outcome.errors.is_empty() {
@@ -190,8 +189,7 @@ fn pick(trials: &[Trial], goal: Goal) -> Option<&Trial> {
         a.carried.cmp(&b.carried).then(rate).then(b.p99.cmp(&a.p99))
     };
     let best = trials.iter().filter(meets).max_by(better)?;
-    // A resident kernel occupies multiprocessors even if no packets arrive. So among equally fast methods,
-    // one without a resident kernel is preferred.
+    // A resident kernel occupies multiprocessors even if no packets arrive, so another method is preferred.
     let not_resident = |trial: &&Trial| trial.method != Method::Persistent;
     let equal = |trial: &&Trial| {
         trial.carried == best.carried && trial.packets_per_second >= best.packets_per_second * EQUAL
@@ -300,7 +298,7 @@ mod tests {
         config.cores = Some(Vec::new());
         let (taken, why) = choose(&config, Goal::Throughput, &Control::default()).unwrap();
         assert!(taken.executor.method().is_cpu() && why.starts_with("auto: "), "{why}");
-        // Accept a search that ran out of time, because a busy machine may not try all 10 candidates.
+        // A busy machine may not have time for all 10 candidates.
         let tried = why.contains("of 10 short trials") || why.contains("were not tried");
         assert!(tried, "two methods, five bursts: {why}");
         config.route = Route::OneWay { rx: "pcap:x".into(), tx: vec!["null".into()] };

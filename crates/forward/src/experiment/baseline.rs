@@ -11,8 +11,8 @@ use std::time::Duration;
 /// How long a baseline runs.
 const BASELINE: Duration = Duration::from_millis(300);
 
-/// Returns the settings for a run of `duration` that writes no capture, measures neither stages nor PCIe
-/// traffic, and has no faults, no pacing, no limit of packets and no competing job.
+/// Returns settings for a run of `duration` without capture, measurements, faults, pacing, packet limit and
+/// competing job.
 pub(super) fn shortened(config: &Config, duration: Duration) -> Config {
     let mut short = config.clone();
     short.per_pipeline.stages = false;
@@ -28,12 +28,15 @@ pub(super) fn shortened(config: &Config, duration: Duration) -> Config {
     short
 }
 
-/// Measures the baseline of a run. The baseline is a 300 ms run with the same source and executor, packet
-/// function `io`, no `--work`, and port `null` to send to. A capture is played again and again at full speed.
+/// Measures the baseline: a 300 ms run with the same source and executor, packet function `io`, no `--work`,
+/// and port `null` to send to. A capture is played in a loop at full speed.
 ///
-/// Returns `None` if packets flow in both directions, if the source cannot be read a second time, if
-/// `control` was stopped, or if the baseline fails. Also returns `None` on a GPU if the run itself needs
-/// privileges later: the run-time compiler is loaded only after privileges are dropped.
+/// Returns `None` in these cases:
+///
+/// - Packets flow in both directions, or the source cannot be read twice.
+/// - `control` was stopped, or the baseline fails.
+/// - On a GPU, the run needs privileges later. The baseline would drop them before it loads the run-time
+///   compiler.
 pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     let Route::OneWay { rx, tx } = &config.route else { return None };
     let needs_privileges = config.executor.device() != Device::Cpu && config.drops_needed_privileges();
@@ -47,7 +50,7 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     }
     plain.function = "io".into();
     plain.per_pipeline.work = Duration::ZERO;
-    // The capture is looped, because a short capture would end before its rate is meaningful.
+    // A short capture would end before its rate is meaningful.
     plain.playback = Playback { pace: Pace::Full, repeat: true };
     let outcome = run(&plain, &Control::default(), &mut |_, _| ()).ok();
     let flow = outcome.filter(|outcome| outcome.errors.is_empty())?.result.tx;
@@ -63,8 +66,8 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     })
 }
 
-/// Returns true if the source can be opened a second time and then gives the same packets. True for null
-/// ports, generators and files, false for pipes and DPDK's ports.
+/// Returns true if the source gives the same packets when it is opened again: null ports, generators and
+/// files.
 pub(super) fn is_repeatable(rx: &str) -> bool {
     match kind(rx) {
         "null" | "gen" => true,

@@ -25,13 +25,12 @@ use std::time::{Duration, Instant};
 
 /// The duration for which the packet function is timed.
 const CALIBRATION: Duration = Duration::from_millis(30);
-/// The number of packets on which the packet function is timed. So few packets stay in the L1 cache.
+/// The number of packets on which the packet function is timed. They fit the L1 cache.
 const SAMPLE: usize = 64;
 /// How often the packet function processes the sample packets before their original bytes are restored.
 const ROUNDS: u64 = 32;
 
-/// Measures the ceilings of runs and keeps the results. Runs whose settings and packet size give the same
-/// ceiling share one measurement.
+/// Measures the ceilings of runs. Runs with the same ceiling share one measurement.
 #[derive(Default)]
 pub struct Ceilings {
     known: HashMap<String, Option<Ceiling>>,
@@ -39,12 +38,12 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
-    /// Returns the ceiling of a run of `config` that had `result`. `link_bits_per_second` is the rate of the
-    /// slowest link in one direction.
+    /// Returns the ceiling of a run of `config` that had `result`. `link_bits_per_second` is the slowest
+    /// link's rate in one direction.
     ///
-    /// On the CPU, the ceiling includes the packet function's own time. It is measured on 64 packets of the
-    /// source, or on UDP packets of the mean size if the source cannot be read a second time. Returns `None`
-    /// if the measurement fails.
+    /// On the CPU, the ceiling includes the time of the packet function, measured on 64 packets of the
+    /// source. If the source cannot be read twice, they are UDP packets of the mean size. Returns `None` if
+    /// the measurement fails.
     pub fn of(
         &mut self,
         config: &Config,
@@ -59,8 +58,8 @@ impl Ceilings {
         self.known.entry(key).or_insert_with(|| ceiling(config, link_bits_per_second, result)).clone()
     }
 
-    /// Returns a note for the result: the round-trip time of a bare kernel that makes the same dependent
-    /// reads as the executor. Returns `None` unless the run is on a GPU and measures its stages.
+    /// Returns a note for the result: the round-trip time of a bare kernel with the executor's dependent
+    /// reads. `None` unless the run is on a GPU and measures its stages.
     pub fn round_trip_note(&mut self, config: &Config) -> Option<String> {
         let Device::Gpu(index) = config.executor.device() else { return None };
         if !config.per_pipeline.stages {
@@ -77,11 +76,11 @@ fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketRe
     }
 }
 
-/// Returns the ceiling of a run on the CPU, for all its directions together: the rate of the slowest link, if
-/// that is known. Otherwise the rate at which the workers can run the packet function and do nothing else.
+/// Returns the ceiling of a run on the CPU, for all directions together: the slowest link's rate, or else the
+/// rate at which the workers can run the packet function.
 fn cpu_ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
     let directions = config.route.directions();
-    // Leave out function `io`, because it does nothing, and timing it would measure only the call.
+    // Function `io` does nothing, so timing it would measure only the call.
     let idle = config.function == "io";
     let function_ns = if idle { 0.0 } else { function_ns(config, result).ok()? };
     let workers = directions * config.pipelines as usize * config.executor.workers();
@@ -153,8 +152,7 @@ fn mean_size(result: &PacketResult) -> u64 {
     result.rx.bytes.checked_div(result.rx.packets).unwrap_or(64)
 }
 
-/// Times the packet function on the calling thread, with packets like those of `result`. Returns nanoseconds
-/// per packet.
+/// Times the packet function on packets like those of `result`. Returns nanoseconds per packet.
 fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
     let (pool, packets) = sample(config, result)?;
     let contents: Vec<Vec<u8>> = packets
@@ -168,11 +166,10 @@ fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
     let begun = Instant::now();
     let (mut spent, mut done) = (Duration::ZERO, 0u64);
     while begun.elapsed() < CALIBRATION {
-        // Restores the packets' original bytes. Otherwise a function that decrements hop limits would soon
-        // get only expired packets.
+        // Restore the packets' bytes, because a function that decrements hop limits would soon drop them as
+        // expired.
         for (packet, content) in packets.iter().zip(&contents) {
-            // SAFETY: this thread owns the packet, in host memory. Its buffer had room for these bytes when
-            // they were received.
+            // SAFETY: this thread owns the packet, in host memory. Its buffer has room for its former bytes.
             unsafe { std::slice::from_raw_parts_mut(packet.address as *mut u8, content.len()) }
                 .copy_from_slice(content);
         }
@@ -189,7 +186,7 @@ fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
     Ok(spent.as_secs_f64() * 1e9 / done as f64)
 }
 
-/// Receives up to 64 packets like those of the run. Returns the packets and the new pool that holds them.
+/// Receives up to 64 packets like those of the run. Returns the packets and their pool.
 fn sample(config: &Config, result: &PacketResult) -> Result<(Arc<dyn Pool>, Vec<Packet>)> {
     let source = match &config.route {
         Route::OneWay { rx, .. } if is_repeatable(rx) => rx.clone(),
@@ -242,8 +239,8 @@ mod tests {
     #[test]
     fn ceilings_are_measured_on_the_packets_of_the_run() {
         let rate = |rx, function| ceiling_of(rx, function, Duration::ZERO).packets_per_second.unwrap();
-        // The function sums each byte, so long packets take longer. The rates really differ by a factor above
-        // ten. The test requires only two, because other jobs may use the machine.
+        // Summing the longer packets takes over ten times as long. Require a factor of two, because other
+        // jobs may run.
         let (short, long) = (rate("gen:64", "checksum"), rate("gen:1500", "checksum"));
         assert!(short > 2.0 * long, "{short} {long}");
     }

@@ -3,7 +3,7 @@
 //! | device | job |
 //! | --- | --- |
 //! | GPU | arithmetic on every multiprocessor, in moderate blocks, or in blocks that each occupy a whole multiprocessor |
-//! | CPU | a busy thread on each core of the pipelines; the kernel's scheduler divides the core |
+//! | CPU | a busy thread on each core of the pipelines |
 
 use crate::config::{Compete, Config};
 use crate::error::{Error, Result};
@@ -26,17 +26,16 @@ pub(crate) struct CompetingJob {
 
 enum Kind {
     Gpu(CompetingKernel),
-    /// Each entry is one thread: the core that it is bound to, or `None` if it is not bound.
+    /// The core of each thread, or `None` if the thread is not bound.
     Cpu(Vec<Option<usize>>),
 }
 
 impl CompetingJob {
-    /// Prepares the job that the settings ask for and measures it alone, which takes 300 ms. `cores` are the
-    /// cores of the threads of all `pipelines`; empty if these threads are not bound. Returns `None` if the
-    /// settings ask for no job.
+    /// Prepares the job that the settings ask for and measures it alone for 300 ms. `cores` are the cores of
+    /// the threads of all `pipelines`; empty if not bound. Returns `None` if the settings ask for no job.
     ///
     /// # Errors
-    /// When the GPU refuses the job.
+    /// If the GPU refuses the job.
     pub(crate) fn new(
         config: &Config,
         gpu: Option<&Arc<Gpu>>,
@@ -58,8 +57,7 @@ impl CompetingJob {
         Ok(Some(job))
     }
 
-    /// Runs the job while `work` runs. Returns the result of `work`, and the job's rounds of arithmetic per
-    /// second during `work`.
+    /// Runs the job while `work` runs. Returns the result of `work`, and the job's rounds per second.
     fn rounds_during<T>(&self, work: impl FnOnce() -> T) -> (T, Result<f64>) {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -67,7 +65,7 @@ impl CompetingJob {
                 Kind::Gpu(job) => job.run(&stop),
                 Kind::Cpu(threads) => Ok(compute_on_cores(threads, &stop)),
             });
-            // Stop the job by a guard, because the scope waits for the job to end, even if `work` panics.
+            // The guard stops the job even if `work` panics. The scope waits for the job to end.
             let guard = StopOnDrop(&stop);
             let done = work();
             drop(guard);
@@ -79,8 +77,8 @@ impl CompetingJob {
         })
     }
 
-    /// Runs the job while `work` runs. Returns the result of `work`, and the job's speed during `work`
-    /// compared with its speed alone.
+    /// Runs the job while `work` runs. Returns the result of `work`, and the job's speed compared with its
+    /// speed alone.
     pub(crate) fn run_beside<T>(&self, work: impl FnOnce() -> T) -> (T, Result<Competitor>) {
         let (done, rounds) = self.rounds_during(work);
         let found = rounds.map(|beside| Competitor {
@@ -106,8 +104,8 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Computes on one thread per entry of `threads` until `stop` is set. Returns the rounds per second of all
-/// threads together. A round has 4096 operations.
+/// Computes on one thread per entry of `threads` until `stop` is set. Returns the rounds, of 4096 operations
+/// each, per second of all threads.
 fn compute_on_cores(threads: &[Option<usize>], stop: &AtomicBool) -> f64 {
     std::thread::scope(|scope| {
         let compute = |core: &Option<usize>| {

@@ -1,17 +1,17 @@
-//! Names what limited a run, and gives the numbers that show it.
+//! Names what limited a run, with the numbers that show it.
 //!
-//! Threads that poll are always running, so their processor time says little. So the dispatching thread
-//! measures how long it had work ([`crate::control::Idle`]). If it nearly always had work, this thread is the
-//! limit. Otherwise it waited, and other evidence shows for what:
+//! The processor time of polling threads says little, because they always run. So the dispatching thread
+//! measures how long it had work ([`crate::control::Idle`]). If it had work nearly all the time, it is the
+//! limit. If it mostly waited, other evidence shows for what:
 //!
 //! | limit | evidence |
 //! | --- | --- |
 //! | offered rate | the packets that were asked for arrived |
 //! | link | frames fill the link |
 //! | PCIe, GPU memory | the rate of a bare kernel that moves the same bytes |
-//! | sending port | the port took nothing for most of the time, or refused packets that were then dropped |
+//! | sending port | the port took nothing for most of the time, or refused packets |
 //! | processors | threads waited for a processor |
-//! | system calls | threads slept: they were neither on a processor nor waiting for one |
+//! | system calls | threads slept |
 //! | thread | the dispatching thread was busy |
 //! | launches, posting | the feeder was busy |
 //! | source | the source offered no more packets, and nothing was lost |
@@ -31,17 +31,15 @@ use std::time::Duration;
 
 /// A thread that is busy for at least this share of the run has no time left.
 const BUSY: f64 = 0.9;
-/// If at least this share of the offered packets arrived, all count as arrived, because a few packets are
-/// always missing at the start and end of a run.
+/// If this share of the offered packets arrived, all count as arrived. The start and end of a run lose a few
+/// packets.
 const ALL: f64 = 0.99;
-/// The share of the offered packets that must have arrived if the run's threads were not busy. It is less
-/// than [`ALL`], because threads that were not busy could have handled more packets: the offered rate was the
-/// limit.
+/// Below [`ALL`], for runs whose threads were not busy: they could have handled more packets than were
+/// offered.
 const NEARLY_ALL: f64 = 0.95;
 /// A run that reaches at least this share of a ceiling is limited by that ceiling.
 const CEILING: f64 = 0.9;
-/// If threads wait for a processor, or sleep in system calls, for at least this share of the run, the waiting
-/// is the limit.
+/// If threads wait for a processor, or sleep in system calls, for this share of the run, that is the limit.
 const NOT_RUNNING: f64 = 0.2;
 /// A port that accepts nothing for at least this share of the run is the limit.
 const BLOCKED: f64 = 0.5;
@@ -50,8 +48,8 @@ const REFUSED: f64 = 0.05;
 /// The shortest run whose limit is named. In shorter runs, start and end matter too much.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// Names what limited the run of `config`: a word or two, a colon, and the evidence. The result must already
-/// contain the ceiling. Returns `None` for a run without packets, or shorter than 10 ms.
+/// Names what limited the run of `config`: a word or two, a colon, and the evidence. The result must contain
+/// the ceiling. Returns `None` for a run without packets or shorter than 10 ms.
 pub fn limit(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let result = &outcome.result;
     if result.rx.packets == 0 || Duration::from_nanos(result.duration_ns) < SHORTEST {
@@ -72,14 +70,14 @@ fn lost(result: &PacketResult) -> u64 {
     result.rx.missed + result.dropped_overload
 }
 
-/// Names the offered rate as the limit, if at least `share` of the offered packets arrived and none was lost.
+/// Names the offered rate as the limit, if at least `share` of it arrived and nothing was lost.
 fn offered(config: &Config, result: &PacketResult, share: f64) -> Option<String> {
     let (arrived, said) = arrived(config, result)?;
     (arrived >= share && lost(result) == 0).then(|| format!("offered rate: {said}; nothing was lost"))
 }
 
-/// Returns a note if the run received less than 95 % of the rate that `--rate` asked for. `result.limit`
-/// names the cause. Returns `None` otherwise, without `--rate`, and for a run shorter than 10 ms.
+/// Returns a note if the run received less than 95 % of `--rate`. `None` without `--rate` and for a run
+/// shorter than 10 ms.
 pub fn missed_rate(config: &Config, result: &PacketResult) -> Option<String> {
     let (share, text) = arrived(config, result)?;
     let long_enough = Duration::from_nanos(result.duration_ns) >= SHORTEST;
@@ -96,7 +94,7 @@ fn arrived(config: &Config, result: &PacketResult) -> Option<(f64, String)> {
     Some((arrived / asked, format!("{} of {} arrived", text(arrived), text(asked))))
 }
 
-/// Names the slowest link as the limit, if frames fill it. Each direction of a run has the link's rate.
+/// Names the slowest link as the limit, if frames fill it.
 fn link(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let bits = outcome.link_bits_per_second?;
     let [rx, tx] = [outcome.result.rx, outcome.result.tx].map(|flow| flow.line_bits_per_second());
@@ -106,8 +104,8 @@ fn link(config: &Config, outcome: &RunOutcome) -> Option<String> {
         .then(|| format!("link: frames with preamble and gap used {} of {link}", percent(share)))
 }
 
-/// Names PCIe or GPU memory as the limit, if a bare kernel that moves the same bytes is hardly faster than
-/// the run. Names GPU memory if packets are in it from the start, else PCIe.
+/// Names PCIe or GPU memory as the limit, if a bare kernel that moves the same bytes is hardly faster. Names
+/// GPU memory if packets are in it from the start.
 fn bare_kernel(config: &Config, result: &PacketResult) -> Option<String> {
     let share = share_of_bare_kernel(config, result).filter(|&share| share >= CEILING)?;
     let counted =
@@ -142,15 +140,13 @@ fn sending_port(config: &Config, outcome: &RunOutcome) -> Option<String> {
     })
 }
 
-/// Names processors or system calls as the limit, if the run's threads waited for processors that other
-/// threads used, or slept in system calls.
+/// Names processors or system calls as the limit, if threads waited for processors or slept in system calls.
 fn not_running(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let result = &outcome.result;
     let threads = config.executor.threads() * config.pipelines as usize * config.route.directions();
     let all = result.duration_ns as f64 * threads as f64;
     let running = result.cpu_ns as f64 / all;
-    // Limit the share to the time in which the threads were not on a processor, because the kernel's count of
-    // time in run queues includes time before the measurement.
+    // The kernel's count of time in run queues includes time before the measurement, so limit it.
     let queued = (outcome.queued_ns as f64 / all).min((1.0 - running).max(0.0));
     let (thread, noun, they) = match threads {
         1 => ("the thread", "the thread was", "it"),
@@ -168,7 +164,7 @@ fn not_running(config: &Config, outcome: &RunOutcome) -> Option<String> {
     }
     let slept = percent(slept);
     Some(match outcome.queued_ns {
-        // Name both possible causes, because the kernel does not count the time in run queues.
+        // The kernel does not count the time in run queues, so name both causes.
         0 => format!("processors or system calls: {noun} not running for {slept} of the time"),
         _ => {
             format!("system calls: {noun} blocked for {slept} of the time while {they} read and wrote ports")
@@ -220,9 +216,9 @@ fn threads(config: &Config, outcome: &RunOutcome) -> String {
     format!("{what}: {feeding}{busy}; {more}{share}")
 }
 
-/// Describes how busy one kind of thread was in the pipelines, for example the feeders. `share` reads the
-/// thread's share of time with work. `one` completes the text "the thread that ...", and `several` the text
-/// "the threads that ...". Returns the text, and the largest share of any pipeline.
+/// Describes how busy one kind of thread was in the pipelines. `share` reads its share of time with work.
+/// `one` completes "the thread that ...", and `several` "the threads that ...". Returns the text and the
+/// largest share.
 fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]: [&str; 2]) -> (String, f64) {
     let shares = || outcome.time_shares.iter().map(share);
     let (least, most) = (shares().fold(1.0, f64::min), shares().fold(0.0, f64::max));
@@ -235,8 +231,7 @@ fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]:
     (said, most)
 }
 
-/// Returns true if the source always has more packets. False for a pipe, which has only what its writer has
-/// written.
+/// Returns true if the source always has more packets. A pipe does not.
 fn is_endless(config: &Config) -> bool {
     let Route::OneWay { rx, .. } = &config.route else { return false };
     match kind(rx) {

@@ -19,23 +19,20 @@ pub const OFFERED: &str = "offered";
 const TRIAL: Duration = Duration::from_secs(2);
 /// The shortest trial that RFC 2544 (section 24) accepts for measuring the throughput.
 const RFC_2544_TRIAL: Duration = Duration::from_secs(60);
-/// The resolution of the search, as a share of the fastest rate that it tries. The search ends when the
-/// highest rate that passed and the lowest that failed differ by at most this share.
+/// The resolution of the search, as a share of the fastest rate that it tries.
 const RESOLUTION: f64 = 0.005;
 /// The search gives up when a rate below this share of the fastest rate has failed.
 const LOWEST: f64 = 0.01;
-/// The share of the due packets that may be unprocessed at the end of a trial, unless [`TAIL`] allows more. A
-/// pipeline that is too slow exceeds both limits.
+/// The share of the due packets that may be unprocessed at the end of a trial, unless [`TAIL`] allows more.
 const TOLERANCE: f64 = 0.002;
-/// Packets that became due less than this time before the end of a trial may be unprocessed, because they may
-/// still be in flight.
+/// Packets that become due within this time before a trial's end may still be in flight.
 const TAIL: Duration = Duration::from_millis(1);
 
-/// Returns why a trial at `offered` packets per second failed, or `None` if it passed: nothing was lost,
-/// missed or altered, and every due packet was processed.
+/// Returns why a trial at `offered` packets per second failed. `None` if nothing was lost, missed or altered,
+/// and every due packet was processed.
 ///
-/// Packets that the packet function dropped count as processed. A generator that falls behind loses no
-/// packets but sends them late, so fewer packets than due are processed.
+/// A packet dropped by the packet function counts as processed. A slow generator sends packets late, so too
+/// few are processed.
 fn failure(outcome: &RunOutcome, burst: usize, offered: f64) -> Option<String> {
     let result = &outcome.result;
     if let Some(error) = outcome.errors.first() {
@@ -75,8 +72,8 @@ impl Search {
         Self { fastest, passed: 0.0, failed: f64::INFINITY }
     }
 
-    /// Returns the next rate to try: first the fastest rate, then the middle between the highest rate that
-    /// passed and the lowest rate that failed. Returns `None` when the search is over.
+    /// Returns the next rate to try: first the fastest, then the middle of the highest passed rate and the
+    /// lowest failed rate. Returns `None` when the search is over.
     fn next(&self) -> Option<f64> {
         if self.failed.is_infinite() {
             return (self.passed == 0.0).then_some(self.fastest);
@@ -90,15 +87,14 @@ impl Search {
     }
 }
 
-/// Searches for the highest rate without loss by bisection, to 0.5 %. Then measures the latency at each of
-/// `loads`, which are percentages of that rate.
+/// Searches for the highest rate without loss by bisection, to 0.5 %, as RFC 2544, section 26.1, does. Then
+/// measures the latency at each of `loads`, which are percentages of that rate.
 ///
-/// The method is that of RFC 2544, section 26.1. With trials of at least 60 s, the rate is the throughput as
-/// the RFC defines it. Each trial lasts `config.duration`. Returns the document, and an error if no rate
-/// passed.
+/// Each trial lasts `config.duration`. With at least 60 s, the rate is the throughput that the RFC defines.
+/// Returns the document, and an error if no rate passed.
 ///
 /// # Errors
-/// When the source cannot be paced, several runs are impossible, or a trial cannot start.
+/// The source cannot be paced, several runs are impossible, or a trial cannot start.
 pub fn against_load(
     config: &Config,
     loads: &[f64],
@@ -211,8 +207,7 @@ mod tests {
         assert_eq!(trial(50_000), None);
         assert_eq!(trial(49_000), None, "a burst and 1 ms are not yet sent");
         assert!(trial(48_900).unwrap().contains("2.2 % of the due packets were late"));
-        // In a 10 s trial, [`TOLERANCE`] allows 20,000 missing packets. [`TAIL`] allows fewer, so
-        // [`TOLERANCE`] decides.
+        // In 10 s, [`TOLERANCE`] allows 20,000 missing packets, and [`TAIL`] fewer.
         let long = |processed| failure(&outcome(Duration::from_secs(10), processed), 64, 1e6);
         assert_eq!(long(9_980_000), None);
         assert!(long(9_979_000).is_some());
@@ -252,7 +247,7 @@ mod tests {
         config.function = "drop-rule:all".into();
         config.duration = Some(Duration::from_millis(20));
         config.cores = Some(Vec::new());
-        // The extra work per packet lowers the rate, so the generator keeps up even on a busy machine.
+        // Extra work lowers the rate, so the generator keeps up even on a busy machine.
         config.per_pipeline.work = Duration::from_micros(20);
         let mut ceilings = Ceilings::default();
         let (document, error) =

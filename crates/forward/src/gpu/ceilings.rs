@@ -1,6 +1,5 @@
 //! Measures the ceilings of GPU runs: the rate of bare kernels that move the same bytes, the rate of the copy
-//! engine, and the latency of a bare kernel with the same dependent reads. Call the functions of this module
-//! while no other kernel runs.
+//! engine, and the round trip of a bare kernel. Call these functions while no other kernel runs.
 
 use super::Memory;
 use crate::error::{Error, Result};
@@ -30,8 +29,7 @@ pub(super) fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
 pub struct Ceilings {
     /// The rate of a large copy from pinned memory by the copy engine. `None` if packets are in GPU memory.
     pub copy_engine_bytes_per_second: Option<f64>,
-    /// For each burst size: the rate of a bare kernel that copies packets into the GPU (pulls them) and
-    /// writes 16 bytes of each packet back.
+    /// For each burst size: the rate of a bare kernel that pulls packets and writes 16 bytes of each back.
     pub pull: Vec<Pull>,
 }
 
@@ -48,26 +46,25 @@ pub struct Pull {
     pub blocks: u32,
     /// The number of threads per block of the fastest launch that was tried.
     pub threads: u32,
-    /// The rate in bytes per second. A packet counts with its full size, even if only part of it was pulled.
+    /// The rate in bytes per second. A packet counts with its full size, even if it was pulled in part.
     pub bytes_per_second: f64,
     /// The rate in packets per second.
     pub packets_per_second: f64,
 }
 
-/// Measures the ceilings for packets of `size` bytes in `memory`. The first `moved` bytes of each packet are
-/// pulled. Makes one measurement for each entry of `bursts`, which is the number of packets per item.
+/// Measures the ceilings for packets of `size` bytes in `memory`, of which the first `moved` bytes are
+/// pulled. `bursts` are the numbers of packets per item.
 ///
 /// # Errors
 /// If a driver call fails, or memory is short.
 pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &[u32]) -> Result<Ceilings> {
     const BUFFER: usize = 64 << 20;
-    // The bytes of memory that the kernel reads again and again: as many as a default pool has. Fewer bytes
-    // would stay in caches, and the packets of a run do not.
+    // As many bytes as a default pool has. Fewer would stay in caches.
     const FOOTPRINT: usize = 32 << 20;
     let module = load(gpu)?;
     let kernel = module.kernel("bare_pull")?;
     let stream = gpu.stream()?;
-    // The distance between buffers in a pool: 128 bytes of headroom, and the packet rounded up to 128 bytes.
+    // As in a pool: 128 bytes of headroom, and the packet rounded up to 128 bytes.
     let stride = size.next_multiple_of(128) + 128;
     let largest = bursts.iter().max().map_or(0, |&burst| burst as usize * stride as usize);
     let buffer = BUFFER.max(largest);
@@ -92,8 +89,7 @@ pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &
         for (blocks, threads) in
             [(32, 512), (64, 512), (128, 512), (256, 512), (64, 256), (128, 256), (132, 1024)]
         {
-            // With so many items, a launch runs for some milliseconds, and the cost of launching hardly
-            // matters.
+            // Enough items for some milliseconds, which make the cost of a launch negligible.
             let items = ((1u64 << 28) / (burst as u64 * moved.max(64) as u64))
                 .min((1 << 21) / burst as u64)
                 .max(4096);
@@ -133,8 +129,8 @@ pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &
     Ok(found)
 }
 
-/// Returns the time in seconds that the GPU takes for the work that `queue` puts on `stream`: the median of
-/// `repeats` rounds.
+/// Returns the seconds that the GPU takes for the work that `queue` puts on `stream`: the median of
+/// `repeats`.
 fn timed(
     gpu: &Arc<Gpu>,
     stream: &Stream,
@@ -149,7 +145,7 @@ fn timed(
         queue()?;
         stream.record(&end)?;
         end.synchronize()?;
-        // Skip the first round, because it only warms up the GPU.
+        // The first round only warms up the GPU.
         if round > 0 {
             times.push(end.since_ns(&start)? / 1e9);
         }
@@ -161,13 +157,12 @@ fn timed(
 /// The latency of a bare kernel that processes items of one packet.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct RoundTrip {
-    /// The time from the host's write of the flag until the host sees the answer. In between, the GPU reads
-    /// the flag, the descriptor and the packet, changes the packet, and writes the answer. `None` if nothing
-    /// was measured.
+    /// The time from the host's write of the flag until it sees the answer. The GPU reads flag, descriptor
+    /// and packet, changes the packet, and answers. `None` if nothing was measured.
     pub nanoseconds: Option<Percentiles>,
 }
 
-/// Measures the round trip `rounds` times, one after the other. Leaves out the first tenth of the rounds.
+/// Measures the round trip `rounds` times. Leaves out the first tenth.
 ///
 /// # Errors
 /// [`Error::Stuck`] if the kernel does not answer within 2 s, or if a driver call fails.
@@ -178,14 +173,14 @@ pub fn round_trip(gpu: &Arc<Gpu>, rounds: u64) -> Result<RoundTrip> {
     let memory = gpu.pinned(4096)?;
     let (line, answer, packet) = (memory.slice(0, 128)?, memory.slice(512, 128)?, memory.slice(1024, 2048)?);
     let word = |region: &Region, index: usize| {
-        // SAFETY: the word is inside the region, aligned, and the CPU accesses it only as an atomic.
+        // SAFETY: the word is inside the region and aligned. The CPU accesses it only as an atomic.
         unsafe { AtomicU64::from_ptr(region.as_ptr().cast::<u64>().add(index)) }
     };
     word(&line, 2).store(packet.address(), Ordering::Relaxed);
     word(&line, 3).store(1024, Ordering::Relaxed);
     let shape = LaunchConfig { blocks: 1, threads: 1, shared_bytes: 0, cooperative: false };
     let (from, to) = (line.address(), answer.address());
-    // SAFETY: the arguments are the kernel's parameters. The memory lives until the stream was waited for,
+    // SAFETY: the arguments are the kernel's parameters. The memory lives until the wait for the stream
     // below.
     unsafe { kernel.launch(&stream, shape, [argument(&from), argument(&to), argument(&rounds)])? };
     let clock = Clock::new();

@@ -1,9 +1,8 @@
 //! The competing job: a kernel that computes on every multiprocessor while an executor runs.
 //!
-//! Like most kernels, the competing job consists of many short blocks. Each block runs for 0.2 ms. A launch
-//! has eight times as many blocks as the GPU holds at once, and two launches are in flight. The job's rate of
-//! work shows how much of the GPU the executor leaves free. New kernels of the executor wait until some
-//! blocks of the job end.
+//! The job consists of short blocks of 0.2 ms. A launch has eight times as many blocks as the GPU holds at
+//! once, and two launches are in flight. The executor's new kernels wait until some blocks end. The job's
+//! speed shows how much of the GPU the executor leaves free.
 
 use super::ceilings::load;
 use crate::error::{Error, Result};
@@ -16,20 +15,18 @@ use std::time::{Duration, Instant};
 
 /// The time for which a block computes.
 const SLICE: Duration = Duration::from_micros(200);
-/// The number of blocks per launch, divided by the number of blocks that the GPU holds at once.
+/// The number of blocks per launch, divided by the number that the GPU holds at once.
 const WAVES: u32 = 8;
-/// The time between two checks whether a launch has ended. Two launches are in flight at a time, so the GPU
-/// is busy with the other one even if a check is late.
+/// The time between two checks whether a launch has ended. The other launch keeps the GPU busy meanwhile.
 const CHECK_EVERY: Duration = Duration::from_micros(100);
-/// The most time that a launch may still take after `stop` was set. A launch exceeds it only if another
-/// kernel occupies the GPU.
+/// The longest that a launch may take after `stop`. Only another kernel that occupies the GPU delays it so
+/// long.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The competing job on one GPU.
 pub(crate) struct CompetingKernel {
     kernel: Kernel,
-    /// For each of the two launches in flight: its stream, and pinned memory in which each block stores how
-    /// many rounds of arithmetic it completed.
+    /// The stream of each of the two launches in flight, and pinned memory for its blocks' counts of rounds.
     launches: [(Stream, Region); 2],
     shape: LaunchConfig,
     large: bool,
@@ -37,8 +34,7 @@ pub(crate) struct CompetingKernel {
 
 impl CompetingKernel {
     /// Compiles and loads the kernel. Call it before a persistent kernel runs. If `large` is set, each block
-    /// uses the most shared memory that a block can have, as the blocks of matrix products do. Such a block
-    /// cannot run on a multiprocessor that runs a block of the executor.
+    /// uses all shared memory, so it cannot share a multiprocessor with a block of the executor.
     ///
     /// # Errors
     /// If the kernel does not compile, or a driver call fails.
@@ -47,8 +43,7 @@ impl CompetingKernel {
         let (threads, shared_bytes) =
             if large { (1024, gpu.max_shared_bytes_per_block()?) } else { (256, 0) };
         if large {
-            // The kernel declares no shared memory of its own, so its launches may use all that a block can
-            // have.
+            // The kernel declares no shared memory of its own, so a launch may use all of a block's.
             kernel.set_max_dynamic_shared_bytes(shared_bytes)?;
         }
         let blocks = kernel.max_resident_blocks(threads, shared_bytes)? * WAVES;
@@ -57,8 +52,7 @@ impl CompetingKernel {
         Ok(Self { launches: [launch()?, launch()?], kernel, shape, large })
     }
 
-    /// Runs the competing job until `stop` is set. Returns its rate of work: the rounds of arithmetic per
-    /// second of all blocks together.
+    /// Runs the competing job until `stop` is set. Returns the rounds of arithmetic per second of all blocks.
     ///
     /// # Errors
     /// If a driver call fails, the GPU was abandoned, or a launch does not end.
@@ -84,13 +78,13 @@ impl CompetingKernel {
     fn launch(&self, (stream, counts): &(Stream, Region)) -> Result<()> {
         let (words, slice) = (counts.address(), SLICE.as_nanos() as u64);
         // SAFETY: the arguments are the kernel's parameters, with a word per block. `run` waits for every
-        // launch, or the GPU is abandoned and its memory is never freed.
+        // launch, or else the GPU is abandoned and its memory never freed.
         unsafe { self.kernel.launch(stream, self.shape, [argument(&words), argument(&slice)])? };
         Ok(())
     }
 
-    /// Waits until a launch has ended. Returns the rounds of arithmetic that its blocks completed. If the
-    /// launch has not ended within `LIMIT` after `stop` was set, abandons the GPU and returns an error.
+    /// Waits until a launch has ended. Returns its rounds of arithmetic. If it has not ended within `LIMIT`
+    /// after `stop` was set, abandons the GPU and returns an error.
     fn wait(&self, (stream, counts): &(Stream, Region), stop: &AtomicBool) -> Result<u64> {
         let gpu = stream.gpu();
         let why = match wait_for_end(|| Ok(stream.is_idle()?), || gpu.is_abandoned(), stop, LIMIT)? {
@@ -109,7 +103,7 @@ impl CompetingKernel {
             return Err(Error::Competitor(why));
         }
         let word = |index: usize| {
-            // SAFETY: the word is inside the region, aligned, and the CPU accesses it only as an atomic.
+            // SAFETY: the word is inside the region and aligned. The CPU accesses it only as an atomic.
             unsafe { AtomicU64::from_ptr(counts.as_ptr().cast::<u64>().add(index)) }
         };
         Ok((0..self.shape.blocks as usize).map(|block| word(block).load(Ordering::Relaxed)).sum())
@@ -127,8 +121,8 @@ pub(super) enum End {
     Late,
 }
 
-/// Waits until a launch is `done`, the GPU is `abandoned`, or `stop` has been set for longer than `limit`.
-/// While packets flow there is no limit, because the executor's kernel may leave the launch no room.
+/// Waits until a launch is `done`, the GPU is `abandoned`, or `stop` has been set for `limit`. Before `stop`
+/// there is no limit, because the executor's kernel may leave the launch no room.
 pub(super) fn wait_for_end(
     mut done: impl FnMut() -> Result<bool>,
     abandoned: impl Fn() -> bool,
@@ -137,8 +131,7 @@ pub(super) fn wait_for_end(
 ) -> Result<End> {
     let mut stopped = None;
     loop {
-        // Check for an abandoned GPU first, because `done` calls the driver, which may no longer answer for
-        // such a GPU.
+        // Check this first, because `done` calls the driver, which may block on an abandoned GPU.
         if abandoned() {
             return Ok(End::Abandoned);
         }

@@ -1,5 +1,5 @@
-//! The feeder: the thread that launches kernels for a lane's items, or queues them on the GPU before the
-//! items are submitted (posting). It also calls the packet function's `tick`.
+//! The feeder: the thread that launches kernels for a lane's items, or posts them (queues them before the
+//! items are submitted). It also calls the packet function's `tick`.
 
 use super::lane::Lane;
 use super::launch::{Launcher, launch_nothing};
@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 /// The shortest time between two calls of a function's `tick`.
 const TICK_EVERY: Duration = Duration::from_millis(1);
 
-/// Launches or posts the kernels of a lane, as its method requires. With `persistent`, it launches one kernel
-/// at the start; with `single`, it launches none.
+/// Launches or posts the kernels of a lane. With `persistent`, it launches one kernel; with `single`, none.
 pub(super) struct Feeder<'a> {
     lane: &'a Lane,
     streams: &'a [Stream],
@@ -24,8 +23,7 @@ pub(super) struct Feeder<'a> {
 
 /// What the feeder does for each item.
 enum Posting<'a> {
-    /// The feeder posts nothing. With `single`, the dispatching thread launches the kernels; with
-    /// `persistent`, one kernel processes all items.
+    /// Nothing. With `single`, the dispatching thread launches kernels. With `persistent`, one kernel runs.
     None,
     Launch(Launcher<'a>),
     Stream(StreamPoster<'a>),
@@ -34,7 +32,7 @@ enum Posting<'a> {
 
 impl<'a> Feeder<'a> {
     /// Allocates what the method needs and uses each stream once. No kernel is running when this returns.
-    /// `tick_stream` is the stream that launches the function's `tick`; `None` if the function has no `tick`.
+    /// `tick_stream` is the stream for the function's `tick`, if it has one.
     ///
     /// # Errors
     /// If a driver call fails.
@@ -64,22 +62,20 @@ impl<'a> Feeder<'a> {
             // SAFETY: the argument is the kernel's parameter, and the lane outlives its streams.
             unsafe { lane.loaded.persistent.launch(&self.streams[0], lane.shape, arguments)? };
         }
-        // Posts until nothing more can be posted. After an error, nothing satisfies the waits that were
-        // already posted, and freeing memory would block on these waits. So the GPU is abandoned.
+        // After an error, nothing satisfies the posted waits, and freeing memory would block on them. So
+        // abandon the GPU.
         while self.advance().inspect_err(|_| lane.loaded.gpu.abandon())? {}
         Ok(())
     }
 
-    /// Feeds the GPU until the ring is closed and something was launched or posted for every item, or the run
-    /// is aborted.
+    /// Feeds the GPU until the ring is closed and every item has its kernel, or the run is aborted.
     ///
     /// # Errors
     /// If a driver call fails, or an earlier kernel failed.
     pub(super) fn run(&mut self, mut ticks: Option<Ticks<'_>>, control: &Control) -> Result<()> {
         let mut idle = Idle::default();
         while !control.aborting() {
-            // Read this before `advance` looks for items. If the ring is already closed and `advance` then
-            // finds nothing, no further item can come.
+            // Read this before `advance` looks for items: no further item can come after the ring was closed.
             let closed_at = self.lane.closed_at();
             if self.advance()? {
                 idle.found_work();
@@ -97,10 +93,9 @@ impl<'a> Feeder<'a> {
         Ok(())
     }
 
-    /// Ends the lane's work. Call it after the dispatcher has ended. Waits until the lane's streams are idle,
-    /// and abandons the GPU if that takes longer than the watchdog's limit. Set `clean` if the run ended
-    /// normally. Otherwise kernels are ordered to stop. Set `stuck` if the watchdog found a stuck item: the
-    /// GPU is then abandoned without a wait.
+    /// Waits, after the dispatcher has ended, until the lane's streams are idle. Abandons the GPU if that
+    /// takes longer than the watchdog's limit. `clean`: the run ended normally. If not, kernels are ordered
+    /// to stop. `stuck`: the watchdog found a stuck item. The GPU is then abandoned without a wait.
     ///
     /// # Errors
     /// If a kernel failed, or did not end in time.
@@ -116,7 +111,7 @@ impl<'a> Feeder<'a> {
         wait_until_idle(self.lane, self.streams)
     }
 
-    /// Launches or posts the next kernels, if any are due. Returns true if it launched or posted something.
+    /// Launches or posts the next kernels, if any are due. Returns true if there were any.
     #[inline]
     fn advance(&mut self) -> Result<bool> {
         match &mut self.posting {
@@ -127,8 +122,7 @@ impl<'a> Feeder<'a> {
         }
     }
 
-    /// Ends the waits that are queued on the GPU for items that will never be submitted. Calling it again
-    /// changes nothing.
+    /// Ends the waits on the GPU for items that will never be submitted. A second call changes nothing.
     fn release(&mut self) {
         self.lane.ring.release_waits(self.posted());
     }
@@ -144,13 +138,13 @@ impl<'a> Feeder<'a> {
     }
 }
 
-/// Uses each stream once, because the driver sets a stream up at its first use. The set-up allocates memory.
-/// During the run it would delay the first packets, and block on the kernels of other lanes.
+/// Uses each stream once, because the driver sets a stream up at its first use. During the run, that would
+/// delay packets and block on other lanes' kernels.
 fn warm_up<'a>(lane: &Lane, streams: impl Iterator<Item = &'a Stream>) -> Result<()> {
     let streams: Vec<_> = streams.collect();
     for stream in &streams {
         if lane.settings.method == Method::Stream {
-            // SAFETY: the word lies in the lane's ring and already has the value that the wait is for.
+            // SAFETY: the word lies in the lane's ring and already has the expected value.
             unsafe { stream.memory_operations(&[unused_word(lane)])? };
         }
         // SAFETY: the lane outlives its streams. Nothing was submitted, so the kernel changes nothing.
@@ -167,8 +161,8 @@ pub(super) struct Ticks<'a> {
 }
 
 impl<'a> Ticks<'a> {
-    /// Creates the caller of the packet function's `tick` for one lane. Launch nothing else on `stream`
-    /// during the run, because an idle `stream` means that the last `tick` has ended.
+    /// Creates the caller of `tick` for one lane. Launch nothing else on `stream`: an idle `stream` means
+    /// that the last `tick` has ended.
     pub(super) fn new(lane: &'a Lane, stream: &'a Stream) -> Self {
         Self { lane, stream, last: Instant::now() }
     }
@@ -186,8 +180,8 @@ impl<'a> Ticks<'a> {
         Ok(())
     }
 
-    /// Launches the last `tick` of a run. It passes the largest possible time, so that every timeout of the
-    /// packet function expires.
+    /// Launches the last `tick` of a run, with the largest time, so that all of the function's timeouts
+    /// expire.
     ///
     /// # Errors
     /// As for [`Ticks::due`].
@@ -209,8 +203,7 @@ impl<'a> Ticks<'a> {
     }
 }
 
-/// Waits until the streams are idle. Abandons the GPU if that takes longer than the watchdog's limit, or if a
-/// kernel failed.
+/// Waits until the streams are idle. Abandons the GPU after the watchdog's limit or a kernel's failure.
 ///
 /// # Errors
 /// [`crate::Error::Stuck`], or the error of a failed kernel.
@@ -230,8 +223,7 @@ pub(super) fn wait_until_idle(lane: &Lane, streams: &[Stream]) -> Result<()> {
                 }
                 Ok(false) => std::thread::yield_now(),
                 Err(error) => {
-                    // Abandon the GPU, because after a failed kernel every driver call fails, so nothing can
-                    // be freed.
+                    // After a failed kernel every driver call fails, so nothing can be freed.
                     lane.loaded.gpu.abandon();
                     return Err(error.into());
                 }

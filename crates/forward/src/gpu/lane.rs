@@ -1,5 +1,4 @@
-//! One pipeline's resources on a GPU: the ring in pinned memory, the function's state and output region, and
-//! buffers for packets.
+//! One pipeline's resources on a GPU: the ring, the function's state and output region, and packet buffers.
 
 use super::lane_report::LaneReport;
 use super::loaded_function::LoadedFunction;
@@ -54,12 +53,11 @@ impl Parameters {
     }
 }
 
-/// After this time without a heartbeat, a persistent kernel ends by itself, because the host process must be
-/// dead.
+/// A persistent kernel without a heartbeat for this time ends, because the host process must be dead.
 const ORPHAN_AFTER: Duration = Duration::from_secs(10);
 
-/// Returns the number of bytes per packet in `stage` and in `shadow`. Each number is enough for the aligned
-/// 16-byte chunks of a packet at any address. 0 means that the lane has no such buffer.
+/// Returns the bytes per packet of `stage` and of `shadow`: enough for a packet's 16-byte chunks at any
+/// address. 0 stands for no buffer.
 pub(super) fn strides(pull: u32, room: u32, writes: u32) -> [u32; 2] {
     let chunks = |bytes: u32| (bytes + 15).next_multiple_of(16);
     match (pull, writes) {
@@ -81,8 +79,8 @@ pub struct Lane {
     control: Region,
     state: Region,
     output: Option<Region>,
-    /// Regions that only need to stay allocated: the registered packet memory, the words that block 0 relays
-    /// to the other blocks, and the buffers that packets are pulled into.
+    /// Regions that must stay allocated: the registered packet memory, the words that block 0 relays, and the
+    /// buffers that packets are pulled into.
     _memory: Vec<Region>,
     location: Location,
     /// The address of the pool's memory.
@@ -94,18 +92,19 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// Allocates a lane. Call it before any kernel runs. `pool` provides the pipeline's packets, and `lanes`
-    /// is the number of lanes that share the GPU.
+    /// Allocates a lane. Call it before any kernel runs. `pool` provides the pipeline's packets; `lanes`
+    /// lanes share the GPU.
     ///
-    /// Run all lanes of a loaded function at the same time, each on a thread of its own, or drop all. No lane
-    /// starts before all lanes are ready, and no lane frees memory while another lane runs.
+    /// Run all lanes of a loaded function at the same time, each on its own thread, or drop all. They wait
+    /// for each other at the start and before they free memory.
     ///
     /// # Panics
     /// If packets are to be pulled, but the function was loaded for packets that are processed in place.
     ///
     /// # Errors
-    /// If the GPU cannot access the pool's memory, the settings do not fit the GPU or the packet function, or
-    /// memory is short.
+    /// - The GPU cannot access the pool's memory.
+    /// - The settings do not fit the GPU or the packet function.
+    /// - Memory is short.
     pub fn new(
         loaded: &Arc<LoadedFunction>,
         settings: &Settings,
@@ -128,8 +127,7 @@ impl Lane {
         let packets_address = packets.address();
         let burst = pipeline.burst;
         let slots = settings.slots_for(pipeline.slots, burst);
-        // Allocate the ring's two halves separately, because only the host writes the submission half and
-        // only the GPU writes the completion half.
+        // Only the host writes the submission half, and only the GPU writes the completion half.
         let submit = gpu.pinned(layout::submit_bytes(slots, burst))?;
         let complete = gpu.pinned(layout::complete_bytes(slots, burst))?;
         let control = gpu.pinned(2 * layout::LINE)?;
@@ -221,22 +219,20 @@ impl Lane {
         })
     }
 
-    /// Blocks until every lane has allocated its GPU memory. An allocation holds the driver's lock until all
-    /// kernels and posted waits of the GPU have ended. So if another lane was already running, both would
-    /// wait for each other forever.
+    /// Blocks until every lane has allocated its GPU memory. An allocation waits for all kernels and posted
+    /// waits of the GPU, so lanes that already run would deadlock with it.
     pub(super) fn start_together(&self) {
         self.barrier(&self.starting, &self.loaded.starting);
     }
 
     /// Blocks until every lane has finished or the GPU was abandoned. Call it before freeing GPU memory,
-    /// because freeing blocks while kernels of other lanes run.
+    /// because freeing waits for the kernels of other lanes.
     pub(super) fn leave_together(&self) {
         leave_barrier(&self.starting, &self.loaded.starting);
         self.barrier(&self.uses, &self.loaded.users);
     }
 
-    /// Waits at a barrier: subtracts this lane from `count`, then blocks until `count` is 0 or the GPU was
-    /// abandoned.
+    /// Subtracts this lane from `count`, then blocks until `count` is 0 or the GPU was abandoned.
     fn barrier(&self, counted: &AtomicBool, count: &AtomicU32) {
         leave_barrier(counted, count);
         while count.load(Ordering::Acquire) > 0 && !self.loaded.gpu.is_abandoned() {
@@ -274,16 +270,14 @@ impl Lane {
         1 << self.parameters.slot_shift
     }
 
-    /// Returns the function's output region in GPU memory, for kernels that use it. `None` if the function
-    /// has none.
+    /// Returns the function's output region in GPU memory, if it has one.
     pub fn output(&self) -> Option<&Region> {
         self.output.as_ref()
     }
 
-    /// Returns the word `index` of the memory by which the host controls running kernels: 0 is the order to
-    /// stop, 16 the heartbeat.
+    /// Returns a word by which the host controls running kernels: 0 is the order to stop, 16 the heartbeat.
     fn control_word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: the word is inside the region of two lines, aligned, and the CPU accesses it only as an
+        // SAFETY: the word is inside the region of two lines and aligned. The CPU accesses it only as an
         // atomic.
         unsafe { AtomicU64::from_ptr(self.control.as_ptr().cast::<u64>().add(index)) }
     }
@@ -298,22 +292,21 @@ impl Lane {
         self.control_word(16).store(count, Ordering::Relaxed);
     }
 
-    /// Returns the number of items that were submitted in the whole run. `None` until the dispatcher has
-    /// closed the ring.
+    /// Returns the number of items of the whole run, or `None` until the ring is closed.
     #[inline]
     pub(super) fn closed_at(&self) -> Option<u64> {
         self.ring.closed_at()
     }
 
-    /// Returns the number of packets of the item at `position`. `None` if it was not submitted yet, or its
-    /// slot was reused.
+    /// Returns the number of packets of the item at `position`. `None` if it was not submitted, or its slot
+    /// was reused.
     #[inline]
     pub(super) fn submitted(&self, position: u64) -> Option<u32> {
         self.ring.submitted(position)
     }
 
-    /// Computes how many bytes cross PCIe, both directions together, for `items` items with `packets` packets
-    /// of `bytes` bytes in total. Packet reads are rounded up to sectors of 32 bytes. Polling is left out.
+    /// Estimates the bytes over PCIe, in both directions together, for `items` items with `packets` packets
+    /// of `bytes` bytes in total. Reads are whole sectors of 32 bytes. Polling is left out.
     fn pcie_bytes(&self, items: u64, packets: u64, bytes: u64) -> u64 {
         let info = &self.loaded.info;
         let mean = bytes.checked_div(packets).unwrap_or(0);
@@ -327,7 +320,7 @@ impl Lane {
         items * (32 + 8) + packets * (16 + read + written)
     }
 
-    /// Returns the lane's report for a run of `items` items with `packets` packets of `bytes` bytes in total.
+    /// Returns the lane's report for `items` items with `packets` packets of `bytes` bytes in total.
     ///
     /// # Errors
     /// If the state cannot be read from the GPU.
@@ -376,8 +369,7 @@ impl Drop for Lane {
     }
 }
 
-/// Subtracts a lane from `count`, the number of lanes that a barrier waits for. `counted` is true if `count`
-/// still includes the lane. Clears `counted`, so a second call does nothing.
+/// Subtracts a lane from a barrier's `count`, if `counted` is set. Clears `counted`.
 fn leave_barrier(counted: &AtomicBool, count: &AtomicU32) {
     if counted.swap(false, Ordering::Relaxed) {
         count.fetch_sub(1, Ordering::Release);

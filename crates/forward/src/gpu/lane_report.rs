@@ -1,5 +1,4 @@
-//! The report of a lane at the end of its pipeline: where its words and packets lay, the size of its kernels,
-//! the bytes over PCIe, and the state of the packet function.
+//! The report of a lane at the end of its pipeline.
 
 /// The text in results that says how [`LaneReport::pcie_bytes`] is computed.
 pub const PCIE_MODEL: &str = "per item: 32 B of words read, 8 B written; per packet: its descriptor of 16 B, what is read of it in sectors of \
@@ -8,11 +7,9 @@ pub const PCIE_MODEL: &str = "per item: 32 B of words read, 8 B written; per pac
 /// The report of a lane, made when its pipeline has ended.
 #[derive(Clone, Debug)]
 pub struct LaneReport {
-    /// The memory that holds the burst ring's words, as text for the result. A word tells whether its item
-    /// was submitted or completed.
+    /// The memory that holds the burst ring's words, as text for the result.
     pub flags: String,
-    /// The memory that holds the packets, and the part of each packet that crosses PCIe, as text for the
-    /// result.
+    /// The memory of the packets, and the part of each that crosses PCIe, as text for the result.
     pub memory: String,
     /// The numbers of blocks, threads and streams of the lane's kernels, as text for the result.
     pub shape: String,

@@ -1,5 +1,5 @@
-//! Launching kernels for submitted items. Methods `single` and `split` always do this. Method `stream` does
-//! it if items arrive faster than waits can be posted.
+//! Launching kernels for submitted items: in methods `single` and `split`, and in `stream` if items arrive
+//! faster than waits can be posted.
 
 use super::lane::Lane;
 use crate::error::{Error, Result};
@@ -18,8 +18,7 @@ impl<'a> Launcher<'a> {
         Self { lane, streams, position: 0 }
     }
 
-    /// Launches the kernel of the next item if that item was submitted. Returns true if a kernel was
-    /// launched.
+    /// Launches the kernel of the next item if it was submitted. Returns true if so.
     ///
     /// # Errors
     /// As for [`Launcher::launch`].
@@ -49,8 +48,8 @@ impl<'a> Launcher<'a> {
     }
 }
 
-/// Launches one kernel for `items` items from `position` on, with a block per item. None of these items has
-/// more than `most` packets.
+/// Launches one kernel for `items` items from `position` on, a block per item. No item has more than `most`
+/// packets.
 ///
 /// # Safety
 /// The lane lives until the kernel has run.
@@ -68,12 +67,12 @@ pub(super) unsafe fn launch_items(
     unsafe { lane.loaded.items.launch(stream, shape, arguments) }.map_err(Error::from)
 }
 
-/// Launches the kernel of item 0 before item 0 is submitted. The kernel finds no packets and ends. Call it to
-/// make the driver set up the stream.
+/// Launches a kernel that finds no packets and ends. Call it before item 0, to make the driver set up the
+/// stream.
 ///
 /// # Safety
 /// The lane lives until the kernel has run.
 pub(super) unsafe fn launch_nothing(lane: &Lane, stream: &Stream) -> Result<()> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises it.
     unsafe { launch_items(lane, stream, 0, 1, 0) }
 }

@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicU32;
 /// The source of the executor's kernels.
 pub(super) const EXECUTOR: &str = include_str!("kernels/executor.cu");
 
-/// The number of threads of the kernel that calls a function's `tick`. A multiple of 32, because functions
-/// rely on whole warps.
+/// The threads of the kernel that calls a function's `tick`. A multiple of 32, because functions rely on
+/// whole warps.
 pub(super) const TICK_THREADS: u32 = 128;
 
 /// The kernels of one packet function, loaded on one GPU. All pipelines of a run share them.
@@ -34,12 +34,11 @@ pub struct LoadedFunction {
 }
 
 impl LoadedFunction {
-    /// Compiles `function` for `gpu` and for packets in `memory`, and loads the code. Uses code from the
-    /// cache if there is some.
+    /// Compiles `function` for `gpu` and for packets in `memory`, or takes it from the cache, and loads the
+    /// code.
     ///
     /// # Errors
-    /// If the function does not compile, or the code cannot be loaded. For a compile error, the error
-    /// contains the compiler's messages.
+    /// If the function does not compile (with the compiler's messages), or the code cannot be loaded.
     pub fn new(gpu: &Arc<Gpu>, function: &PacketFunction, memory: Memory) -> Result<Arc<Self>> {
         let pulls = memory.pull() != 0;
         let compiled = compile(function, pulls, &gpu.info().arch(), &[])?;
@@ -74,8 +73,8 @@ impl LoadedFunction {
         &self.gpu
     }
 
-    /// Returns how many blocks of persistent kernels the GPU can run at the same time. If the function has a
-    /// `tick`, the number is smaller, so that the tick kernel has room too.
+    /// Returns how many blocks of persistent kernels the GPU can run at once, besides the function's `tick`
+    /// kernel.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -85,8 +84,7 @@ impl LoadedFunction {
         Ok(blocks.saturating_sub(kept))
     }
 
-    /// Permits launches with the shared memory that items of `burst` packets need. Returns this memory's
-    /// bytes per block.
+    /// Permits launches with the shared memory for items of `burst` packets. Returns its bytes per block.
     ///
     /// # Errors
     /// If a block of this GPU cannot have that much shared memory.
@@ -122,17 +120,16 @@ impl LoadedFunction {
 pub(super) enum SharedMemory {
     /// The launches use no more shared memory than the usual limit allows, so the kernel's limit stays.
     Usual,
-    /// The launches use more shared memory than the usual limit allows, but a block of this GPU can have it.
-    /// Raise the kernel's limit before the launches.
+    /// The launches use more shared memory than the usual limit. Raise the kernel's limit before the
+    /// launches.
     Allowed,
 }
 
-/// The usual limit on shared memory: the most bytes per block that a launch may use unless the limit is
-/// raised.
+/// The most bytes of shared memory per block that a launch may use unless the kernel's limit is raised.
 const USUAL_SHARED: u32 = 48 << 10;
 
-/// Returns how many bytes of shared memory a block needs for each packet of an item. They hold the packet's
-/// descriptor. If packets are pulled, they also hold the descriptor of the copy and a verdict.
+/// Returns the bytes of shared memory per packet: the packet's descriptor and, if packets are pulled, the
+/// descriptor of the copy and a verdict.
 const fn shared_per_packet(pulled: bool) -> u32 {
     if pulled { 16 + 16 + 8 } else { 16 }
 }
@@ -142,12 +139,11 @@ pub(super) const fn shared_bytes(burst: usize, pulled: bool) -> u32 {
     burst as u32 * shared_per_packet(pulled)
 }
 
-/// Checks that the shared memory of a launch fits into the `most` bytes that a block can have. A launch needs
-/// the bytes for `burst` packets, and the `fixed` bytes that the packet function declares.
+/// Checks that the shared memory of a launch fits into a block's `most` bytes. A launch needs the bytes for
+/// `burst` packets and the packet function's `fixed` bytes.
 pub(super) fn fit_shared(burst: usize, pulled: bool, fixed: u32, most: u32) -> Result<SharedMemory, String> {
     let bytes = shared_bytes(burst, pulled);
-    // Round the declared bytes up to a multiple of 16, because the bytes for packets follow at such an
-    // offset.
+    // The bytes for packets begin at a multiple of 16.
     match fixed.next_multiple_of(16) + bytes {
         all if all <= USUAL_SHARED => Ok(SharedMemory::Usual),
         all if all <= most => Ok(SharedMemory::Allowed),
@@ -167,8 +163,8 @@ pub(super) fn fit_shared(burst: usize, pulled: bool, fixed: u32, most: u32) -> R
 }
 
 /// Compiles a function with the executor's kernels for one architecture. Needs no GPU. If `pulls` is set, the
-/// kernels can pull packets into GPU memory. Without that code the kernels need fewer registers and are
-/// faster. `more` are additional compiler options.
+/// kernels can pull packets into GPU memory, but need more registers and are slower. `more` are additional
+/// compiler options.
 pub(super) fn compile(
     function: &PacketFunction,
     pulls: bool,
@@ -178,14 +174,12 @@ pub(super) fn compile(
     let source = function.gpu_source() + EXECUTOR + &Parameters::layout_assertions();
     let threads = format!("-DINLANE_MOST_THREADS={MOST_THREADS}");
     let pulls = format!("-DINLANE_PULLS={}", pulls as u32);
-    // -lineinfo gives line numbers to compute-sanitizer and profilers. -default-device compiles unannotated
-    // functions for the GPU.
+    // -lineinfo gives profilers line numbers. -default-device compiles unannotated functions for the GPU.
     let options = [&["-lineinfo", "-default-device", &threads, &pulls], more].concat();
     let headers = [&HEADERS[..], &[cuda::SYSTEM_HEADER]].concat();
     let program = cuda::Source { name: "executor.cu", source: &source, headers: &headers, options: &options };
     match cuda::compile(&program, arch) {
-        // Name the packet function in the message instead of executor.cu, because the user does not know that
-        // file.
+        // Name the packet function in the message, because the user does not know executor.cu.
         Err(cuda::Error::DoesNotCompile { arch, log, .. }) => Err(cuda::Error::DoesNotCompile {
             name: format!("packet function {}", function.name()),
             arch,

@@ -14,11 +14,10 @@
 //!            pinned memory            or pulled into GPU memory       pinned memory
 //! ```
 //!
-//! At the end of a run the dispatcher closes the ring and the kernels drain it. Some waits may have been
-//! posted for items that are never submitted. The host satisfies these waits by submitting words with a
-//! packet count of 0. If a packet function never returns, the watchdog reports it, and the GPU is
-//! abandoned: the run no longer waits for it, and its memory is never freed. The process must then end
-//! without exit handlers (`inlane_cuda::any_abandoned`).
+//! At the end of a run the dispatcher closes the ring and the kernels drain it. The host satisfies waits for
+//! items that never come by words with a packet count of 0. If a packet function never returns, the watchdog
+//! reports it, and the GPU is abandoned: its memory is never freed. The process must then end without exit
+//! handlers (`inlane_cuda::any_abandoned`).
 
 #[cfg(not(feature = "cuda"))]
 mod absent;
@@ -65,8 +64,8 @@ pub use loaded_function::LoadedFunction;
 pub use run::run;
 pub use settings::{Memory, Settings};
 
-/// Opens the GPU with this CUDA index. Also locates the run-time compiler (NVRTC) now, while its directory is
-/// readable. The compiler is loaded only after privileges are dropped.
+/// Opens the GPU with this CUDA index. Locates the run-time compiler (NVRTC) while its directory is readable;
+/// it is loaded only after privileges are dropped.
 ///
 /// # Errors
 /// If the driver or the GPU is missing.
@@ -78,17 +77,19 @@ pub(crate) fn open(index: u32) -> crate::error::Result<std::sync::Arc<Gpu>> {
 }
 
 /// Returns true if privileges must be dropped before `function` is loaded, because loading runs code that the
-/// user chose. Such code is a packet function from the user's file, or the run-time compiler that
-/// `INLANE_NVRTC` names. If the process does not run as root, any run-time compiler counts as such code: the
-/// process may have capabilities, and the environment decides which compiler is found.
+/// user chose:
 ///
-/// If root runs the process without `INLANE_NVRTC`, the installed compiler is trusted, so privileges are
-/// kept. Without privileges the process could not use root's cache of compiled kernels.
+/// - a packet function from the user's file
+/// - the run-time compiler that `INLANE_NVRTC` names
+/// - any run-time compiler, unless root runs the process: the process may have capabilities, and the
+///   environment decides which compiler is found
+///
+/// Root keeps its privileges with the installed compiler, because it needs them for root's cache of kernels.
 pub(crate) fn runs_user_code(
     executor: &crate::config::Executor,
     function: &inlane_function::PacketFunction,
 ) -> bool {
-    // SAFETY: geteuid reads a number and cannot fail.
+    // SAFETY: geteuid only reads a number and cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
     let gpu = executor.device() != crate::config::Device::Cpu;
     let chosen = std::env::var_os("INLANE_NVRTC").is_some();

@@ -6,14 +6,13 @@
 //! graph    chain 0: wait bit(slot) | kernel(slot) | ...      two graphs for each stretch: for even and odd laps
 //! ```
 //!
-//! Posting takes microseconds per item. If items arrive faster than that, they are submitted before their
-//! waits are posted, and need none. One kernel then processes all submitted items, with a block per item. So
-//! waits are posted only while packets are few, and the cost of posting does not limit the packet rate.
+//! Posting takes microseconds per item. If items arrive faster, they are submitted before their waits are
+//! posted. One kernel, with a block per item, then processes all of them without waits. So posting does not
+//! limit the packet rate.
 //!
-//! A graph's nodes have fixed parameters, so a node cannot wait for a certain lap. It waits for the lowest
-//! bit of the lap instead. This bit is enough: a graph is launched for lap L only after every item of lap L-1
-//! in the graph's slots is complete. So the slots' words hold L-1 or L, which differ in the lowest bit. The
-//! kernel takes the lap from the word.
+//! A graph's nodes have fixed parameters, so a node waits for the lowest bit of the lap. This bit is enough:
+//! a graph is launched for lap L only after every item of lap L-1 in its slots is complete. So the slots'
+//! words hold L-1 or L. The kernel takes the lap from the word.
 //!
 //! The kernel stores the completed word itself, because only the kernel knows whether it wrote verdicts.
 
@@ -29,8 +28,8 @@ fn word_address(lane: &Lane, slot: u64) -> u64 {
     lane.ring.submit_region().address() + (layout::LINE + slot as usize * layout::submit_stride(burst)) as u64
 }
 
-/// Returns a wait for the initial value of slot 0's word. The wait is satisfied at once if nothing was
-/// submitted yet. Use it to make the driver set up a stream.
+/// Returns a wait for the initial value of slot 0's word, which is satisfied at once if nothing was submitted
+/// yet. Use it to make the driver set up a stream.
 pub(super) fn unused_word(lane: &Lane) -> MemoryOperation {
     MemoryOperation::Wait { address: word_address(lane, 0), value: 0, until: WaitUntil::Equal }
 }
@@ -61,8 +60,7 @@ impl RingView for Lane {
     }
 }
 
-/// Decides what to post next, from two counts: the items that were submitted, and the items for which kernels
-/// were posted.
+/// Decides what to post next, from the number of submitted items and the number of posted items.
 #[derive(Debug, Default)]
 pub(super) struct PostingCursor {
     /// The number of items for which kernels were posted.
@@ -78,20 +76,20 @@ pub(super) enum NextPost {
     Nothing,
     /// Post kernels for this many submitted items.
     Kernels(u64),
-    /// Post waits and kernels for the next stretch of consecutive items, because not all of them are
-    /// submitted yet.
+    /// Post waits and kernels for the next stretch of consecutive items, because some are not submitted yet.
     Waits,
 }
 
 impl PostingCursor {
-    /// Decides what to post next. A stretch is `stretch` consecutive items, which are posted together. If a
-    /// whole stretch is submitted, posts kernels for all submitted stretches, but for at most `most` items.
-    /// Otherwise posts waits and kernels for the next stretch, unless it ends more than `ahead` stretches
-    /// beyond the submitted items, or an older item is in flight in one of its slots.
+    /// Decides what to post next. A stretch is `stretch` consecutive items, which are posted together.
+    ///
+    /// - If a whole stretch is submitted, posts kernels for all submitted stretches, but for at most `most`
+    ///   items.
+    /// - If not, posts waits and kernels for the next stretch. Posts nothing if it ends more than `ahead`
+    ///   stretches beyond the submitted items, or if an older item is in flight in one of its slots.
     #[inline]
     pub(super) fn next(&mut self, ring: &impl RingView, stretch: u64, ahead: u64, most: u64) -> NextPost {
-        // Count all freed items as submitted. Do not read the words of their slots, because the slots may
-        // already be reused.
+        // Freed items count as submitted. Their slots may already be reused, so do not read the words.
         let freed = ring.freed();
         self.submitted = self.submitted.max(freed);
         while self.submitted < self.posted + most && ring.is_submitted(self.submitted) {
@@ -124,7 +122,7 @@ impl<'a> StreamPoster<'a> {
     }
 
     /// Launches one kernel for all submitted items. If there are none, posts a wait and a kernel for the next
-    /// item, unless each stream already has a wait. Returns false if it launched and posted nothing.
+    /// item, unless each stream has a wait. Returns false if it launched and posted nothing.
     ///
     /// # Errors
     /// If a driver call fails, or an earlier kernel failed.
@@ -169,14 +167,11 @@ pub(super) struct GraphPoster<'a> {
     cursor: PostingCursor,
 }
 
-/// The graphs for a stretch: consecutive slots whose kernels one graph launches. Element 0 of each array is
-/// for even laps, element 1 for odd laps.
+/// The graphs for a stretch of consecutive slots. Element 0 is for even laps, element 1 for odd laps.
 struct Stretch {
-    /// The graphs with a wait and a kernel for each slot: one for even laps and one for odd laps. The lap's
-    /// graph is launched if at least one of the slots has no submitted item yet.
+    /// The graphs with a wait and a kernel for each slot. Launched if an item is not submitted yet.
     waiting: [GraphExec; 2],
-    /// The graphs without waits, with one kernel and a block per item: one for even laps and one for odd
-    /// laps. The lap's graph is launched if all slots of the stretch hold submitted items.
+    /// The graphs without waits: one kernel with a block per item. Launched if all items are submitted.
     ready: [GraphExec; 2],
 }
 
@@ -202,9 +197,9 @@ impl<'a> GraphPoster<'a> {
         Ok(Self { lane, streams, stretches, items: items as u64, cursor: PostingCursor::default() })
     }
 
-    /// Launches a graph for the next group of `items` slots. If all items of the group were submitted, the
-    /// graph has no waits. Otherwise the graph has waits, and is launched only if a stream has no waiting
-    /// graph. Returns false if no graph was launched.
+    /// Launches a graph for the next group of `items` slots: the one without waits if all its items were
+    /// submitted, or else the one with waits, if a stream has no waiting graph. Returns false if it launched
+    /// none.
     ///
     /// # Errors
     /// If a driver call fails, or an earlier kernel failed.
@@ -220,8 +215,8 @@ impl<'a> GraphPoster<'a> {
         };
         let odd = lap_of(cursor.posted, lane.slots() as u32) as usize & 1;
         // SAFETY: the nodes' addresses lie in the lane, which outlives the streams. The dispatcher or
-        // `release_waits` satisfies the waits. Every item of the previous lap in these slots is complete,
-        // because `next` posts for a slot only after its previous item was freed.
+        // `release_waits` satisfies the waits. `next` posts for a slot only after its previous item was
+        // freed.
         unsafe { graphs[odd].launch(&streams[number % streams.len()])? };
         cursor.posted += *items;
         Ok(true)
@@ -233,16 +228,16 @@ impl<'a> GraphPoster<'a> {
     }
 }
 
-/// Builds the graph of the `items` slots from `first` on, with a wait before each kernel. The graph is for
-/// odd laps if `odd` is 1, for even laps if it is 0.
+/// Builds the graph of the `items` slots from `first` on, with a wait before each kernel. For odd laps if
+/// `odd` is 1, for even laps if it is 0.
 fn waiting(lane: &Lane, first: usize, items: usize, odd: u32) -> Result<GraphExec> {
     let branches = lane.settings.graph_branches_for();
     let mut graph = Graph::new(lane.loaded.gpu())?;
     for branch in 0..branches {
         let mut last = None;
         for slot in (first + branch..first + items).step_by(branches) {
-            // For an odd lap, waits until the word's lowest bit is set. For an even lap, waits until that bit
-            // is clear. `AnyBitClear` ignores the bits that are set in `value`: here all bits but the lowest.
+            // For an odd lap, wait until the word's lowest bit is set; for an even lap, until it is clear.
+            // `AnyBitClear` ignores the bits that are set in `value`.
             let (value, until) = if odd == 1 { (1, WaitUntil::AnyBit) } else { (!1, WaitUntil::AnyBitClear) };
             let wait = MemoryOperation::Wait { address: word_address(lane, slot as u64), value, until };
             let index = slot as u32;
@@ -258,8 +253,8 @@ fn waiting(lane: &Lane, first: usize, items: usize, odd: u32) -> Result<GraphExe
     Ok(graph.instantiate()?)
 }
 
-/// Builds the graph of the `items` slots from `first` on, without waits. The graph is for odd laps if `odd`
-/// is 1, for even laps if it is 0.
+/// Builds the graph of the `items` slots from `first` on, without waits. For odd laps if `odd` is 1, for even
+/// laps if it is 0.
 fn ready(lane: &Lane, first: usize, items: usize, odd: u32) -> Result<GraphExec> {
     let mut graph = Graph::new(lane.loaded.gpu())?;
     let index = first as u32;

@@ -6,8 +6,8 @@
 //! split, stream, graph   [ receive -> submit ... take back -> send ]   [ launch, or post ahead ]
 //! ```
 //!
-//! The thread that starts these threads owns the packets, the ring and the streams. So if one of the started
-//! threads panics, the ring can still be drained and the GPU released.
+//! The thread that starts these threads owns the packets, the ring and the streams. So they survive a panic
+//! of these threads.
 
 use super::feeder::{Feeder, Ticks, wait_until_idle};
 use super::lane::Lane;
@@ -22,14 +22,13 @@ use crate::pipeline::{AbortOnPanic, Pipeline, PipelineContext, PipelineSettings,
 use std::sync::mpsc;
 use std::time::Instant;
 
-/// Runs `pipeline` on `lane` until the pipeline ends. Afterwards the lane's streams are idle, or the GPU was
+/// Runs `pipeline` on `lane` until the pipeline ends. Then the lane's streams are idle, or the GPU was
 /// abandoned.
 ///
-/// Returns what the pipeline counted. Also returns the lane's report, unless there was an error or the GPU
-/// was abandoned.
+/// Returns the pipeline's counts and the lane's report. No report after an error or if the GPU was abandoned.
 ///
 /// # Panics
-/// If the lane was created for another pool. The GPU could not access this pool's packets.
+/// If the lane was created for another pool.
 pub fn run(
     pipeline: Pipeline,
     mut lane: Lane,
@@ -39,15 +38,13 @@ pub fn run(
     assert_eq!(pipeline.pool.region().address(), lane.packets, "the lane was created for another pool");
     let dispatcher = lane.dispatcher.take().expect("a lane runs once");
     let Pipeline { rx, txs, pool, .. } = pipeline;
-    // Keep the items until this function returns, because dropping them frees their packets. By then, the GPU
-    // can no longer write to the packets.
+    // Dropping the items frees their packets. Keep them until the GPU can no longer write to the packets.
     let mut items = Items::new(&pool, lane.slots(), settings.burst);
     let circulation =
         Circulation::new(rx, txs, pool, dispatcher, lane.settings.limits(settings.burst), settings);
     let mut tally = Tally::default();
     if let Err(error) = on_streams(&lane, circulation, &mut items, &mut tally, settings, context) {
-        // Add this error only if no thread has reported one, because it usually is a consequence of the
-        // reported error.
+        // If a thread has reported an error, this error usually is its consequence.
         if tally.errors.is_empty() {
             tally.errors.push(error);
         }
@@ -55,8 +52,8 @@ pub fn run(
     }
     lane.leave_together();
 
-    // Make no report after an error, or if the GPU was abandoned: reading the state from an abandoned GPU
-    // could block forever. Check the GPU as well as the errors, because another lane may have abandoned it.
+    // Make no report after an error. Also make none if another lane has abandoned the GPU, because reading
+    // the state could then block forever.
     let report = match tally.errors.is_empty() && !lane.loaded.gpu().is_abandoned() {
         true => lane
             .report(lane.closed_at().unwrap_or(0), tally.rx.packets, tally.rx.bytes)
@@ -89,8 +86,7 @@ fn on_streams(
     feeder.begin()?;
     let begun = context.progress.begin();
     let has_feeder = lane.settings.method.has_feeder();
-    // The feeder's thread calls the function's `tick`. If the method has no feeder, the dispatching thread
-    // calls it.
+    // The feeder's thread calls the function's `tick`. Without a feeder, the dispatching thread calls it.
     let (dispatcher_ticks, feeder_ticks) = if has_feeder { (None, ticks) } else { (ticks, None) };
     let launcher = (lane.settings.method == Method::Single).then(|| Launcher::new(lane, &streams));
     let mut hooks = GpuHooks { launcher, ticks: dispatcher_ticks };
@@ -102,7 +98,7 @@ fn on_streams(
     let clean = !context.control.aborting() && tally.errors.is_empty();
     let stuck = tally.errors.iter().any(|error| matches!(error, Error::Stuck { .. }));
     let ended = feeder.finish(clean, stuck).and_then(|()| match &tick_stream {
-        // Call `tick` a last time, because a packet function may hold back unfinished output until then.
+        // A packet function may hold back output until its last `tick`.
         Some(stream) if !stuck => {
             Ticks::new(lane, stream).last()?;
             wait_until_idle(lane, std::slice::from_ref(stream))
@@ -110,21 +106,20 @@ fn on_streams(
         _ => Ok(()),
     });
     if ended.is_err() || !clean {
-        // If this pipeline failed, the other pipelines must end too. They drain before they end.
+        // If this pipeline failed, the others must drain and end too.
         context.control.stop();
     }
-    // Wait until all lanes of the GPU have finished. Returning destroys streams and graphs, which must not
-    // happen while other lanes run.
+    // Returning destroys streams and graphs, which must not happen while other lanes run.
     lane.leave_together();
     ended
 }
 
 /// Runs `moving` and `feeding` on two new threads, and `watching` on the calling thread. Returns when all
-/// three have ended.
+/// have ended.
 ///
-/// `moving` moves packets, `feeding` launches or posts kernels, and `watching` is the watchdog. The watchdog
-/// has a thread of its own because `moving` may block in a port. `watching` gets the receiver of a channel,
-/// which is disconnected when `moving` ends. `watching` must then return.
+/// `moving` moves packets, `feeding` launches or posts kernels, `watching` is the watchdog. `moving` may
+/// block in a port. When it ends, the channel that `watching` receives from is disconnected. `watching` must
+/// then return.
 pub(super) fn on_threads(
     moving: impl FnOnce() -> Tally + Send,
     feeding: Option<impl FnOnce() -> Result<()> + Send>,
@@ -146,7 +141,7 @@ pub(super) fn on_threads(
         let moving = named("io").spawn_scoped(scope, move || {
             let _moves = moves;
             pin(context.cores, 0);
-            // If this thread panics, the guard aborts the run. Otherwise the feeder would wait forever for
+            // If this thread panics, the guard aborts the run, because the feeder would wait forever for
             // packets.
             let guard = AbortOnPanic(context.control);
             let tally = moving();
@@ -185,8 +180,8 @@ pub(super) fn on_threads(
     })
 }
 
-/// What the dispatching thread does for a GPU besides moving packets. For method `single`, it launches the
-/// kernels. If the method has no feeder, it also calls the packet function's `tick`.
+/// The dispatching thread's work for a GPU. For method `single`, it launches the kernels. Without a feeder,
+/// it also calls the packet function's `tick`.
 struct GpuHooks<'a> {
     /// Launches a kernel for each submitted item. `None` unless the method is `single`.
     launcher: Option<Launcher<'a>>,

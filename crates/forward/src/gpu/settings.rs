@@ -1,5 +1,5 @@
-//! The settings of a GPU executor, and the numbers of blocks, threads, streams and slots that follow from the
-//! settings.
+//! The settings of a GPU executor, and the numbers of blocks, threads, streams and slots that follow from
+//! them.
 
 use crate::config::Method;
 use crate::error::{Error, Result};
@@ -9,18 +9,17 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Where packets lie, and whether the GPU processes them in place or pulls them into its own memory.
+/// Where packets lie, and whether the GPU processes them in place or pulls them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Memory {
     /// Packets lie in pinned host memory. The GPU processes them in place, over PCIe.
     #[default]
     Pinned,
-    /// Packets lie in pinned host memory. The kernel pulls them into GPU memory and writes back what the
-    /// function changed.
+    /// Packets lie in pinned host memory. The kernel pulls them into GPU memory and writes changes back.
     Gpu,
     /// Like [`Memory::Gpu`], but the kernel pulls only this many bytes from the front of each packet.
     Split(u32),
-    /// Packets lie in GPU memory from the start. Only for ports that never access packet bytes with the CPU.
+    /// Packets lie in GPU memory from the start. Only for ports whose CPU code never accesses packet bytes.
     Pool,
 }
 
@@ -63,8 +62,7 @@ impl FromStr for Memory {
     }
 }
 
-/// The settings of a GPU executor. For a number that is 0, inlane chooses a value that suits the burst and
-/// the method.
+/// The settings of a GPU executor. For a number that is 0, inlane chooses a suitable value.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The method.
@@ -85,8 +83,8 @@ pub struct Settings {
     pub pause: Duration,
     /// The watchdog's time limit. If one item takes longer, the run is aborted.
     pub watchdog: Duration,
-    /// If true, streams have high priority: the GPU starts their blocks before waiting blocks of other jobs.
-    /// If false, they have CUDA's normal priority.
+    /// If true, the GPU starts the streams' blocks before waiting blocks of other jobs. If false, streams
+    /// have CUDA's normal priority.
     pub high_priority: bool,
     /// True if the GPU's own counters of its PCIe link are sampled during the run.
     pub measure_pcie: bool,
@@ -113,19 +111,18 @@ impl Default for Settings {
 /// The most threads per block. The kernels are compiled with this limit.
 pub(super) const MOST_THREADS: u32 = 512;
 
-/// The limit on the requested number of ring slots if each item may need a launch. The driver's queue is
-/// reported to hold about a thousand launches; this is neither documented nor measured here. A launch into a
-/// full queue blocks, and blocks forever if a packet function never returns.
+/// The limit on the requested ring slots if each item may need a launch. The driver's queue is reported to
+/// hold about a thousand launches (not measured here). A launch into a full queue blocks.
 const MOST_LAUNCHES: usize = 512;
 
-/// The number of a GPU's hardware queues that inlane requests from the driver. If there are more streams than
-/// queues, several streams share a queue. A wait in one of these streams then blocks the others.
+/// The number of hardware queues that inlane requests from the driver. If several streams share a queue, a
+/// wait in one blocks the others.
 const QUEUES: usize = 32;
 
 impl Settings {
-    /// Returns the settings for each of `lanes` pipelines that share a GPU. Chooses streams and chains so
-    /// that each wait for packets has a hardware queue of its own. Set `ticks` if the function has a `tick`,
-    /// which needs one more stream per lane.
+    /// Returns the settings for each of `lanes` pipelines that share a GPU. Each stream with waits gets a
+    /// hardware queue of its own. Set `ticks` if the function has a `tick`, which needs one more stream per
+    /// lane.
     ///
     /// # Errors
     /// If the settings need more queues than the GPU has.
@@ -164,15 +161,14 @@ impl Settings {
         Ok(own)
     }
 
-    /// Returns the threads per block for items of `burst` packets. A packet gets one thread if it is
-    /// processed in place, and a warp if it is pulled or the function is called per burst.
+    /// Returns the threads per block for items of `burst` packets: a thread per packet, or a warp per packet
+    /// if packets are pulled or the function is called per burst.
     pub(super) fn threads_for(&self, burst: usize, kind: CallKind) -> u32 {
         let burst = burst as u32;
         let warps = self.memory.pull() != 0 || kind == CallKind::Burst;
         let wanted = match (self.threads, warps) {
             (0, false) => burst.clamp(32, 256),
-            // Items of few packets get small blocks, because many small blocks are then faster than few large
-            // ones.
+            // For items of few packets, many small blocks are faster than few large ones.
             (0, true) if burst < 64 => (burst * 32).clamp(128, 256),
             (0, true) => MOST_THREADS,
             (threads, _) => threads,
@@ -181,10 +177,8 @@ impl Settings {
     }
 
     /// Returns the number of blocks of a persistent kernel: the number in the settings, or one that suits the
-    /// burst if that is 0. Waiting blocks poll over PCIe all the time, and this traffic delays packets. Users
-    /// choose small bursts for low latency, so these get few blocks. Larger bursts get more blocks, because
-    /// several items must be processed at once for a high rate. For 64 packets or more, the number is half as
-    /// large, because each item has more work.
+    /// burst. Waiting blocks poll over PCIe, which delays packets. So small bursts get few blocks, for low
+    /// latency. Larger bursts get more blocks, for a high rate. From 64 packets on, half as many are enough.
     pub(super) fn blocks_for(&self, burst: usize) -> u32 {
         match (self.blocks, self.memory.pull()) {
             (0, _) if burst <= 2 => 4,
@@ -211,11 +205,10 @@ impl Settings {
     pub(super) fn limits(&self, burst: usize) -> Limits {
         let partial = match self.method {
             Method::Single => return Limits { all: 1, ..Limits::NONE },
-            // Allow one partial burst in flight per block to keep the blocks busy, but at most 16, because
-            // the dispatching thread cannot keep up with more small items.
+            // One partial burst per block keeps the blocks busy. The dispatching thread can keep up with at
+            // most 16.
             Method::Persistent => self.blocks_for(burst).min(16) as u64,
-            // Allow four items in flight, because launching takes about a third of an item's time, so four
-            // keep the GPU busy.
+            // Launching takes about a third of an item's time, so four items keep the GPU busy.
             Method::Split => 4,
             Method::Stream => self.streams_for() as u64,
             Method::Graph => (self.streams_for() * self.graph_branches_for()) as u64,
@@ -223,9 +216,8 @@ impl Settings {
         Limits { partial, ..Limits::NONE }
     }
 
-    /// Returns the number of the ring's slots, a power of two: at least `asked`, and enough to keep every
-    /// block or stream busy, but at most `MAX_SLOTS`. If the method has a feeder, an `asked` above
-    /// [`MOST_LAUNCHES`] counts as [`MOST_LAUNCHES`].
+    /// Returns the number of the ring's slots, a power of two: at least `asked`, enough to keep every block
+    /// or stream busy, and at most `MAX_SLOTS`. With a feeder, `asked` is limited to [`MOST_LAUNCHES`].
     pub(crate) fn slots_for(&self, asked: usize, burst: usize) -> usize {
         let needed = match self.method {
             Method::Single => 2,
@@ -238,8 +230,7 @@ impl Settings {
         asked.max(needed).next_power_of_two().min(inlane_core::ring::layout::MAX_SLOTS)
     }
 
-    /// Returns the number of items of a graph. The number is a power of two, so the ring's slots divide
-    /// evenly into graphs.
+    /// Returns the number of items of a graph: a power of two, so that graphs divide the ring evenly.
     pub(super) fn graph_items_for(&self) -> usize {
         match self.graph_items {
             0 => 16,
@@ -247,8 +238,7 @@ impl Settings {
         }
     }
 
-    /// Returns the number of chains of a graph. The number is a power of two that divides the number of
-    /// items, so all chains have the same length.
+    /// Returns the number of chains of a graph: a power of two, so that all chains have the same length.
     pub(super) fn graph_branches_for(&self) -> usize {
         let branches = if self.graph_branches == 0 { 4 } else { self.graph_branches as usize };
         branches.next_power_of_two().min(self.graph_items_for())

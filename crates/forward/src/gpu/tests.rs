@@ -1,5 +1,4 @@
-//! Tests that need no GPU. They check that kernels compile for every architecture, that numbers of blocks and
-//! threads follow from the settings, and how the watchdog and posting work.
+//! Tests that need no GPU: compilation for every architecture, launch shapes, the watchdog and posting.
 
 use super::posters::{NextPost, PostingCursor, RingView};
 use super::settings::MOST_THREADS;
@@ -8,7 +7,7 @@ use crate::config::Method;
 use crate::error::Error;
 use inlane_function::{CallKind, PacketFunction};
 
-/// Returns true if the run-time compiler is installed. Otherwise prints that the test is skipped.
+/// Returns true if the run-time compiler is installed. If not, prints that the test is skipped.
 fn compiler_is_installed(test: &str) -> bool {
     match inlane_cuda::compiler_version() {
         Ok(_) => true,
@@ -36,8 +35,7 @@ fn every_function_compiles_with_the_executor_for_every_architecture() {
     }
 }
 
-/// Checks by the compiler's report that no register is spilled. A spilled register would be reloaded from
-/// memory after each acquire.
+/// Checks by the compiler's report. A spilled register would be reloaded from memory after each acquire.
 #[test]
 fn the_persistent_kernel_spills_no_registers() {
     if !compiler_is_installed("the_persistent_kernel_spills_no_registers") {
@@ -168,8 +166,7 @@ fn released_waits_are_not_reported_as_stuck_items() {
         item.complete(0);
         dispatcher.poll().expect("the item is complete").free();
     }
-    // Release four waits, because waits and kernels were posted for 10 items, but the source has ended after
-    // 6.
+    // Waits were posted for 10 items, but the source has ended after 6.
     dispatcher.close();
     ring.release_waits(10);
     assert_eq!(ring.submitted(6), Some(0));
@@ -184,8 +181,8 @@ fn released_waits_are_not_reported_as_stuck_items() {
 fn large_bursts_need_permission_for_shared_memory() {
     use loaded_function::{SharedMemory, fit_shared, shared_bytes};
     const KIB: u32 = 1 << 10;
-    // Bytes of shared memory. `most` is the smallest limit for a block of any supported GPU. `declared` is
-    // the most that a packet function can declare.
+    // `most` is the smallest limit for a block of any supported GPU. `declared` is the most that a packet
+    // function can declare.
     let (most, declared) = (99 * KIB, 48 * KIB);
     assert_eq!(shared_bytes(1024, false), 16 * KIB);
     assert_eq!(shared_bytes(1024, true), 40 * KIB);
@@ -261,15 +258,16 @@ impl RingView for FakeRing {
     }
 
     fn is_submitted(&self, position: u64) -> bool {
-        // As in a real ring: an item counts as submitted until its slot is reused, SLOTS items later, because
-        // the slot's word keeps the item's lap until then.
+        // As in a real ring, a slot's word keeps the item's lap until the slot is reused.
         position < self.submitted && position + SLOTS >= self.submitted
     }
 }
 
-/// Submits, frees and posts for items in random order. Checks that each item gets exactly one kernel, and
-/// that no wait is posted for a slot whose previous item is in flight. Also checks that at the end few waits
-/// are left for `release_waits`.
+/// Submits, frees and posts for items in random order. Checks these properties:
+///
+/// - Each item gets exactly one kernel.
+/// - No wait is posted for a slot whose previous item is in flight.
+/// - At the end, few waits are left for `release_waits`.
 #[test]
 fn every_item_is_posted_for_once() {
     let mut dice = 0x2545_f491_4f6c_dd1du64;
@@ -279,8 +277,7 @@ fn every_item_is_posted_for_once() {
         dice ^= dice << 17;
         dice % sides
     };
-    // Values of `PostingCursor::next`'s parameters. Method `stream` posts kernels for single items, and
-    // method `graph` for groups of `stretch` items.
+    // Method `stream` posts kernels for single items, method `graph` for groups of `stretch` items.
     for (stretch, ahead, most) in [(1, 8, SLOTS), (1, 1, SLOTS), (16, 2, 16), (16, 1, 16), (64, 1, 64)] {
         for published in 0..600 {
             // The average number of submissions and frees between two calls of `PostingCursor::next`.
@@ -292,8 +289,7 @@ fn every_item_is_posted_for_once() {
             while ring.freed < published || cursor.posted < published {
                 match roll(2 * others + 2) / others.max(1) {
                     0 => ring.submitted = (ring.submitted + roll(9)).min(ring.freed + SLOTS).min(published),
-                    // An item is freed only after it was submitted and its kernel was posted, so both counts
-                    // limit `freed`.
+                    // An item is freed only after it was submitted and its kernel was posted.
                     1 => ring.freed = (ring.freed + roll(9)).min(ring.submitted.min(cursor.posted)),
                     _ => match cursor.next(&ring, stretch, ahead, most) {
                         NextPost::Nothing => {}
@@ -330,8 +326,7 @@ fn waiting_for_the_competing_job_ends() {
     use std::time::{Duration, Instant};
     let (stop, running) = (AtomicBool::new(true), AtomicBool::new(false));
     let (long, short) = (Duration::from_secs(3600), Duration::from_millis(20));
-    // Wait for a launch that never ends. Each wait must end because the GPU was abandoned before or during
-    // the wait, or because the time limit passed.
+    // A launch that never ends. The wait ends when the GPU is abandoned or the time limit passes.
     let asked = AtomicBool::new(false);
     let never = || {
         asked.store(true, Ordering::Relaxed);
@@ -345,8 +340,7 @@ fn waiting_for_the_competing_job_ends() {
     let begun = Instant::now();
     assert_eq!(wait_for_end(never, || false, &stop, short).unwrap(), End::Late);
     assert!(begun.elapsed() >= short);
-    // Wait with `running` for a launch that takes three times the limit. It is not late, because packets
-    // still flow and the limit applies only after a stop was ordered.
+    // This launch takes three times the limit. It is not late, because no stop was ordered.
     let begun = Instant::now();
     let slow = || Ok(begun.elapsed() > 3 * short);
     assert_eq!(wait_for_end(slow, || false, &running, short).unwrap(), End::Done);

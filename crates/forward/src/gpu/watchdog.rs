@@ -1,6 +1,5 @@
-//! The watchdog: detects that a GPU makes no progress, and sends the host's heartbeat to the GPU.
-//!
-//! The watchdog has a thread of its own, because the thread that moves packets may block in a port.
+//! The watchdog: detects that a GPU makes no progress, and sends the host's heartbeat. It has its own thread,
+//! because the thread that moves packets may block in a port.
 
 use super::lane::Lane;
 use crate::control::Control;
@@ -10,12 +9,10 @@ use inlane_cuda::Stream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// The time between two checks. Each check also changes the heartbeat, which a persistent kernel reads every
-/// 200 ms. So the kernel finds a new heartbeat each time.
+/// The time between two checks. Each changes the heartbeat, which a persistent kernel reads every 200 ms.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
-/// Checks the lane every 20 ms until the sender of `ended` is dropped. Aborts the run if the GPU is stuck or
-/// a kernel failed.
+/// Checks the lane every 20 ms until the sender of `ended` is dropped. Aborts the run after an error.
 ///
 /// # Errors
 /// [`Error::Stuck`] if one item takes longer than the watchdog's limit, or the error of a failed kernel.
@@ -37,22 +34,19 @@ pub(super) fn watch_until(
     Ok(())
 }
 
-/// Returns the position of the oldest item in flight. Returns `None` if there is none, or if a completed item
-/// before it has not been freed yet: the GPU has made progress then.
+/// Returns the position of the oldest item in flight. `None` if there is none, or if the oldest item that is
+/// not freed is complete.
 pub(super) fn oldest_in_flight(ring: &Ring) -> Option<u64> {
     let position = ring.freed();
-    // At the end of a run, `release_waits` writes words with a packet count of 0. No kernel completes them,
-    // so they do not count as items in flight.
+    // A word with a packet count of 0 comes from `release_waits`, and no kernel completes it.
     let submitted = ring.submitted(position).is_some_and(|packets| packets > 0);
     (submitted && !ring.is_completed(position)).then_some(position)
 }
 
-/// Measures how long the same item has been the oldest in flight, and reports the item as stuck after a time
-/// limit.
+/// Measures how long the same item has been the oldest in flight. Reports it as stuck after a time limit.
 pub(super) struct Watchdog {
     limit: Duration,
-    /// The oldest item in flight at the last check, and the time of the check that first found it the oldest.
-    /// `None` if no item was in flight.
+    /// The oldest item in flight at the last check, and when it was first found to be the oldest.
     oldest: Option<(u64, Instant)>,
 }
 
@@ -62,7 +56,7 @@ impl Watchdog {
         Self { limit, oldest: None }
     }
 
-    /// Records the oldest item in flight. If it is the same as last time, also queries `streams` for failed
+    /// Records the oldest item in flight. If it is the same as last time, also checks `streams` for failed
     /// kernels.
     ///
     /// # Errors

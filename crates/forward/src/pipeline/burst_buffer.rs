@@ -1,5 +1,4 @@
-//! An array of packets that its holder owns. Dropping the array returns the packets to their pool, even
-//! during a panic.
+//! An array of packets that returns them to their pool when it is dropped, even during a panic.
 
 use super::Tally;
 use inlane_core::ring::apply_verdicts;
@@ -7,8 +6,8 @@ use inlane_core::ring::layout::PacketVerdict;
 use inlane_core::{Packet, Pool};
 use std::sync::Arc;
 
-/// An array of packets with a fixed number of places. Only the first [`BurstBuffer::len`] places hold
-/// packets. This value owns these packets and frees them when it is dropped.
+/// An array with a fixed number of places for packets. Owns the packets in its first [`BurstBuffer::len`]
+/// places, and frees them when it is dropped.
 pub struct BurstBuffer {
     packets: Box<[Packet]>,
     start: usize,
@@ -46,8 +45,8 @@ impl BurstBuffer {
         &mut self.packets[self.start..self.end]
     }
 
-    /// Returns the free places after the packets, limited so that the buffer holds at most `limit` packets.
-    /// Write packets to the places from the front, then call [`BurstBuffer::extend`].
+    /// Returns the free places, limited so that the buffer holds at most `limit` packets. Write packets from
+    /// the front, then call [`BurstBuffer::extend`].
     #[inline]
     pub fn free_places(&mut self, limit: usize) -> &mut [Packet] {
         if self.start == self.end {
@@ -57,8 +56,7 @@ impl BurstBuffer {
         &mut self.packets[self.end..end]
     }
 
-    /// Adds the `count` packets that the caller has written to the first free places. They must be of this
-    /// pool. See [`BurstBuffer::free_places`].
+    /// Adds the `count` packets, of this pool, that the caller has written to [`BurstBuffer::free_places`].
     #[inline]
     pub fn extend(&mut self, count: usize) {
         self.end += count;
@@ -75,15 +73,15 @@ impl BurstBuffer {
         self.end += 1;
     }
 
-    /// Removes the first `count` packets without freeing them. Call it after the packets got another owner,
-    /// such as a port.
+    /// Removes the first `count` packets without freeing them. Call it after they got another owner, such as
+    /// a port.
     #[inline]
     pub fn release_front(&mut self, count: usize) {
         self.start += count;
         debug_assert!(self.start <= self.end);
     }
 
-    /// Removes all packets without freeing them. Call it after the packets got another owner, such as a port.
+    /// Removes all packets without freeing them. Call it after they got another owner, such as a port.
     #[inline]
     pub fn release_all(&mut self) {
         (self.start, self.end) = (0, 0);
@@ -95,8 +93,7 @@ impl BurstBuffer {
         let from = self.start + keep;
         let count = self.end - from;
         if count > 0 {
-            // SAFETY: this buffer owns these packets, which are of this pool. They are removed from the
-            // buffer below.
+            // SAFETY: this buffer owns these packets, which are of this pool, and removes them below.
             unsafe { self.pool.free(&self.packets[from..self.end]) };
             self.end = from;
         }
@@ -109,9 +106,8 @@ impl BurstBuffer {
         self.free_from(0)
     }
 
-    /// Applies verdict i to packet i. Forwarded packets stay in the buffer, in order, and get the length and
-    /// port of their verdicts. All other packets are freed and added to the tally as dropped. `room` is the
-    /// greatest length that a verdict may give a packet.
+    /// Applies verdict i to packet i. Forwarded packets stay in the buffer, in order, with the verdict's
+    /// length and port. All others are freed and counted as dropped. `room` limits a verdict's length.
     #[inline]
     pub(super) fn apply_verdicts(
         &mut self,

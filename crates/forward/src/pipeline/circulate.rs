@@ -1,10 +1,9 @@
 //! The dispatching thread of a pipeline: it receives packets, submits them as items, takes completed items
 //! back, and sends them.
 //!
-//! The dispatching thread owns the packets all the time. So a pool's metadata about a buffer, such as an
-//! mbuf's cache lines, stays in the cache of one core from allocation to free. Only a descriptor of 16 bytes
-//! per packet and the bytes that a worker accesses move to the worker's core. Items are taken back and sent
-//! in the order in which they were submitted.
+//! This thread allocates and frees all buffers. So a pool's metadata, such as an mbuf's cache lines, stays in
+//! the cache of one core. Only descriptors and the accessed packet bytes move to a worker's core. Items are
+//! taken back and sent in the order of submission.
 
 use super::burst_buffer::BurstBuffer;
 use super::rx_stage::{Received, RxStage};
@@ -21,18 +20,17 @@ use std::time::Instant;
 
 /// The packets of the items in flight, oldest first, and buffers for further items.
 ///
-/// The thread that starts the workers owns this value, so a panic of the dispatching thread does not drop it.
-/// Workers may still write the packets then. The packets are freed only when the workers have ended.
+/// The thread that starts the workers owns this value. So if the dispatching thread panics, packets are freed
+/// only after the workers, which may still write them, have ended.
 pub(crate) struct Items {
     in_flight: VecDeque<Item>,
-    /// Empty buffers for further items. The buffer that was added last is taken first, because it is still in
-    /// the cache.
+    /// Empty buffers for further items. The last one added is taken first, because it is still in the cache.
     #[expect(clippy::vec_box, reason = "only the pointer moves: see Item")]
     spare: Vec<Box<BurstBuffer>>,
 }
 
 struct Item {
-    /// Boxed so that only a pointer moves. Moving the value right after publishing would stall on store
+    /// Boxed so that only a pointer moves. Moving the packets right after publishing would stall on store
     /// forwarding.
     packets: Box<BurstBuffer>,
     received: u64,
@@ -46,8 +44,8 @@ impl Items {
         Self { in_flight: VecDeque::with_capacity(slots), spare }
     }
 
-    /// Moves the burst of `rx_stage`, which was just submitted, to the items in flight. Gives the stage a
-    /// spare buffer instead. `queued` is the raw clock reading at the submission.
+    /// Moves the submitted burst of `rx_stage` to the items in flight, and gives the stage a spare buffer.
+    /// `queued` is the raw clock reading at the submission.
     #[inline]
     fn push(&mut self, rx_stage: &mut RxStage, queued: u64) {
         let spare = self.spare.pop().expect("one buffer per slot");
@@ -66,8 +64,8 @@ impl Items {
 pub(crate) struct Limits {
     /// While this many items are in flight, the dispatching thread does not receive.
     pub all: u64,
-    /// While this many items are in flight, a partial burst is not submitted, but waits and grows. Submitting
-    /// it earlier would not help, because it would queue behind the other items.
+    /// While this many items are in flight, a partial burst waits and grows, because it would only queue
+    /// behind them.
     pub partial: u64,
 }
 
@@ -87,7 +85,7 @@ pub(crate) trait CirculationHooks {
         Ok(())
     }
 
-    /// Called in each round of the dispatching thread in which the oldest item in flight was not complete.
+    /// Called in each round in which the oldest item in flight was not complete.
     ///
     /// # Errors
     /// When the executor has failed and no item will complete any more.
@@ -111,8 +109,8 @@ pub(crate) struct Circulation {
 }
 
 impl Circulation {
-    /// Creates the dispatching thread's part of a pipeline. Packets from `rx` will pass through
-    /// `dispatcher`'s ring and leave by `txs`.
+    /// Creates the dispatching thread's part of a pipeline: from `rx`, through the ring of `dispatcher`, to
+    /// `txs`.
     pub(crate) fn new(
         rx: Box<dyn Rx>,
         txs: Vec<Box<dyn Tx>>,
@@ -127,8 +125,8 @@ impl Circulation {
         Self { rx_stage, tx_stage, dispatcher, room, limits, tally: Tally::default() }
     }
 
-    /// Runs on the calling thread until nothing more will be received and no item is in flight. Ends at once
-    /// if the run is aborted or a hook fails; then packets may remain in `items`.
+    /// Runs on the calling thread until nothing more will be received and no item is in flight. If the run is
+    /// aborted or a hook fails, ends at once and may leave packets in `items`.
     pub(crate) fn run(
         mut self,
         items: &mut Items,
@@ -144,8 +142,7 @@ impl Circulation {
             self.tally.errors.push(error);
         }
         let Self { mut rx_stage, tx_stage, mut tally, .. } = self;
-        // Count packets that are left in the receiving stage as unsent. There are some only if the run was
-        // aborted.
+        // Packets are left in the receiving stage only if the run was aborted.
         tally.dropped_unsent += rx_stage.burst.free_all() as u64;
         rx_stage.publish(context.progress);
         tx_stage.publish(context.progress, tally.dropped());
@@ -172,8 +169,7 @@ impl Circulation {
         let mut receiving = true;
         while receiving || dispatcher.in_flight() > 0 {
             let mut busy = false;
-            // Sends completed items before receiving, because sending frees buffers that the next packets
-            // need.
+            // Send before receiving, because sending frees buffers for the next packets.
             if let Some(completed) = dispatcher.poll() {
                 busy = true;
                 let mut item = items.in_flight.pop_front().expect("a completed item was in flight");
@@ -213,8 +209,7 @@ impl Circulation {
                 rx_stage.shrink_bursts();
             } else if receiving && in_flight < limits.all {
                 match rx_stage.receive(control, clock, in_flight >= limits.partial) {
-                    // Submit nothing more in an aborted run. The packets stay in the receiving stage and
-                    // count as unsent.
+                    // Submit nothing more in an aborted run. The packets count as unsent.
                     Received::Burst if control.aborting() => {}
                     Received::Burst if full => {
                         busy = true;

@@ -1,5 +1,4 @@
-//! One pipeline: a receive queue, a packet function, transmit queues, and the threads that connect them on
-//! the CPU.
+//! One pipeline on the CPU: a receive queue, a packet function, transmit queues, and their threads.
 //!
 //! ```text
 //! single   [ receive -> function -> send ]                                     one thread
@@ -38,8 +37,7 @@ pub enum Overload {
     Wait,
     /// Drop the newest packets and count them.
     Drop,
-    /// Wait, and halve the size of the next bursts, down to one packet. Once there is room again, the size
-    /// doubles up to its full value.
+    /// Wait, and halve the size of the next bursts, down to one packet. It doubles again once there is room.
     Shrink,
 }
 
@@ -67,7 +65,7 @@ pub struct PipelineSettings {
     pub slots: usize,
     /// What happens when the burst ring or the sending port is full.
     pub overload: Overload,
-    /// The time that a worker spins for each packet, in addition to the packet function, to simulate work.
+    /// The time that a worker spins for each packet, to simulate work.
     pub work: Duration,
     /// True if each burst is timed at every stage. Otherwise the stage histograms stay empty.
     pub stages: bool,
@@ -93,17 +91,15 @@ impl Default for PipelineSettings {
 pub struct Pipeline {
     /// The receive queue.
     pub rx: Box<dyn Rx>,
-    /// The transmit queues. A verdict for port n selects element n. All other forwarded packets go to element
-    /// 0.
+    /// The transmit queues. Packets go to element 0, unless their verdict selects port n.
     pub txs: Vec<Box<dyn Tx>>,
     /// The pool that buffers come from and return to.
     pub pool: Arc<dyn Pool>,
-    /// The packet function with its state: one instance per worker. Instances share nothing. Empty if a GPU
-    /// runs the function.
+    /// The packet function with its state: one instance per worker. Empty if a GPU runs the function.
     pub instances: Vec<Instance>,
 }
 
-/// The flags, counters and clock that the threads of one pipeline share with the rest of the run.
+/// The flags, counters and clock that a pipeline's threads share with the rest of the run.
 pub struct PipelineContext<'a> {
     /// The flags that end the run.
     pub control: &'a Control,
@@ -113,8 +109,8 @@ pub struct PipelineContext<'a> {
     pub clock: &'a Clock,
     /// The pipeline's number.
     pub index: usize,
-    /// The cores to bind threads to: first the dispatching thread's, then those of the workers or the feeder.
-    /// Empty if threads are not bound.
+    /// The cores to bind threads to: the dispatching thread's, then those of workers or the feeder. Empty:
+    /// not bound.
     pub cores: &'a [usize],
 }
 
@@ -127,16 +123,13 @@ pub struct Tally {
     pub tx: Counters,
     /// Packets dropped because the burst ring or the sending port was full.
     pub dropped_overload: u64,
-    /// The part of `dropped_overload` that the sending port refused. The other part was dropped because the
-    /// ring was full.
+    /// The part of `dropped_overload` that the sending port refused. The rest found the ring full.
     pub refused_packets: u64,
     /// Packets dropped by verdict.
     pub dropped_verdict: u64,
-    /// Packets dropped because the verdict or the length was invalid, or the verdict named a port that does
-    /// not exist.
+    /// Packets dropped because the verdict, the length or the verdict's port was invalid.
     pub dropped_invalid: u64,
-    /// Packets dropped because the sending port failed or accepted no more packets at the end, or because the
-    /// run was aborted.
+    /// Packets dropped because the sending port failed, it took no more at the end, or the run was aborted.
     pub dropped_unsent: u64,
     /// The processor time of the pipeline's threads.
     pub time: ThreadTime,
@@ -146,8 +139,7 @@ pub struct Tally {
     pub functions: Vec<Instance>,
     /// The errors of the pipeline's threads, in the order in which they occurred.
     pub errors: Vec<Error>,
-    /// The times at which packets began to flow and at which the last was sent. `None` if the pipeline failed
-    /// early.
+    /// When packets began to flow, and when the last was sent. `None` if the pipeline failed early.
     pub flowed: Option<(Instant, Instant)>,
 }
 
@@ -179,8 +171,7 @@ impl Tally {
     }
 }
 
-/// The time that packets spent in each stage, in nanoseconds. All packets of a burst have the times of the
-/// burst.
+/// The nanoseconds that packets spent in each stage. All packets of a burst have the same times.
 #[derive(Default)]
 pub struct StageHistograms {
     /// The time from receiving packets to submitting them.
@@ -194,8 +185,7 @@ pub struct StageHistograms {
 }
 
 impl StageHistograms {
-    /// Records a burst of `count` packets. The array holds the raw clock readings at which the burst was
-    /// received, queued, processed and sent.
+    /// Records a burst of `count` packets. The array holds the raw clock readings at the end of each stage.
     pub(crate) fn record(
         &mut self,
         clock: &Clock,
@@ -217,8 +207,8 @@ impl StageHistograms {
     }
 }
 
-/// Aborts the run when dropped, so that other threads do not wait for a thread that has panicked. A thread
-/// that ends normally calls `forget` on this guard instead.
+/// Aborts the run when dropped, because other threads would wait for a thread that has panicked. Call
+/// `forget` on it at a normal end.
 pub(crate) struct AbortOnPanic<'a>(pub(crate) &'a Control);
 
 impl Drop for AbortOnPanic<'_> {
@@ -239,15 +229,15 @@ fn spin_per_packet(clock: &Clock, each: Duration, packets: usize) {
     }
 }
 
-/// Binds the calling thread to the core `cores[index]`, if `cores` has that entry. Logs a warning if the
-/// kernel refuses.
+/// Binds the calling thread to the core `cores[index]`, if there is one. Logs a warning if the kernel
+/// refuses.
 pub(crate) fn pin(cores: &[usize], index: usize) {
     let Some(&core) = cores.get(index) else { return };
     // SAFETY: an all-zero cpu_set_t is a valid, empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: CPU_SET ignores cores beyond the set.
     unsafe { libc::CPU_SET(core, &mut set) };
-    // SAFETY: passes a valid set with its size. The number 0 stands for the calling thread.
+    // SAFETY: `set` is valid for its size and outlives the call. 0 is the calling thread.
     let outcome = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) };
     if outcome != 0 {
         tracing::warn!("cannot bind a thread to core {core}: {}", std::io::Error::last_os_error());

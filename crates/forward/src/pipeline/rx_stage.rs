@@ -25,12 +25,11 @@ pub struct RxStage {
     rx: Box<dyn Rx>,
     /// The packets gathered so far.
     pub burst: Box<BurstBuffer>,
-    /// The raw clock reading at which the burst's oldest packet was received. Only set if stages are timed or
-    /// the settings have a flush time.
+    /// The raw clock reading when the burst's oldest packet was received. Only set with timed stages or a
+    /// flush time.
     pub received: u64,
     largest: usize,
-    /// The number of packets at which the next burst is complete. It shrinks under [`Overload::Shrink`] and
-    /// grows again later.
+    /// The size of the next burst. It shrinks under [`Overload::Shrink`] and grows again later.
     current: usize,
     flush_ns: u64,
     overload: Overload,
@@ -57,8 +56,7 @@ impl RxStage {
     }
 
     /// Receives once, and adds the packets to the burst. The burst is complete if it is full, if no more
-    /// packets will be received, or if its oldest packet has waited for the flush time. If `grow` is set, the
-    /// burst keeps growing after the flush time.
+    /// packets will be received, or after the flush time. With `grow`, it keeps growing after the flush time.
     // Always inlined, because a call would save and restore registers in each burst.
     #[inline(always)]
     pub fn receive(&mut self, control: &Control, clock: &Clock, grow: bool) -> Received {
@@ -89,8 +87,8 @@ impl RxStage {
         if complete { Received::Burst } else { Received::Incomplete }
     }
 
-    /// Halves the size of the next bursts under [`Overload::Shrink`], and otherwise does nothing. Call it
-    /// when the ring or the sending port is full.
+    /// Halves the size of the next bursts under [`Overload::Shrink`]. Call it when the ring or the sending
+    /// port is full.
     #[inline]
     pub fn shrink_bursts(&mut self) {
         if self.overload == Overload::Shrink {

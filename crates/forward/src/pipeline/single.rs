@@ -1,5 +1,4 @@
-//! Method `single`: one thread receives, runs the packet function, and sends, burst by burst. There is no
-//! ring.
+//! Method `single`: one thread receives, runs the packet function, and sends, burst by burst, without a ring.
 
 use super::burst_buffer::BurstBuffer;
 use super::rx_stage::{Received, RxStage};
@@ -15,8 +14,8 @@ use std::time::Instant;
 /// The number of bursts between two publications of the counters.
 pub(super) const PUBLISH_EVERY: u32 = 64;
 
-/// Runs `pipeline` on a new thread. Blocks until the pipeline ends, and returns its counts. A panic stops the
-/// run and returns a failed tally.
+/// Runs `pipeline` on a new thread until it ends. Returns its counts. A panic stops the run and gives a
+/// failed tally.
 pub fn run(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineContext<'_>) -> Tally {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
@@ -57,8 +56,8 @@ fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineC
                 let queued = if settings.stages { clock.raw() } else { 0 };
                 spin_per_packet(clock, settings.work, count);
                 let now = if needs_time { clock.now_ns() } else { 0 };
-                // SAFETY: this thread owns the packets, and their buffers have the pool's room. They lie in
-                // memory that the CPU can access, which was checked when the run was set up.
+                // SAFETY: this thread owns the packets, and their buffers have the pool's room. Their memory
+                // was checked to be accessible to the CPU.
                 let info = unsafe { instance.run_packets(burst.as_slice(), &mut verdicts, now) };
                 let changed = info != UNCHANGED;
                 if changed {

@@ -1,7 +1,5 @@
-//! Method `split` on the CPU: one thread receives and sends, workers run the packet function.
-//!
-//! The thread that receives and sends owns the packets ([`super::circulate`]). Of n workers, worker w takes
-//! items w, w + n, w + 2n, ...
+//! Method `split` on the CPU: one thread receives and sends ([`super::circulate`]), workers run the packet
+//! function. Of n workers, worker w takes items w, w + n, w + 2n, ...
 
 use super::circulate::{Circulation, Items, Limits};
 use super::{
@@ -13,8 +11,8 @@ use crate::error::Error;
 use inlane_core::ring::{Consumer, Next, Ring};
 use inlane_function::Instance;
 
-/// Runs `pipeline` until it ends. One thread receives and sends. The pipeline has several instances of the
-/// packet function, and each is run by a worker thread of its own.
+/// Runs `pipeline` until it ends. One thread receives and sends, and a worker thread runs each instance of
+/// the packet function.
 ///
 /// # Errors
 /// When the burst ring cannot be created. No packet was received then.
@@ -35,8 +33,8 @@ pub fn run(
             let mut workers = Vec::new();
             for (index, (consumer, instance)) in consumers.into_iter().zip(instances).enumerate() {
                 workers.push(named("work").spawn_scoped(scope, move || {
-                    // Aborts the run if this worker panics. Otherwise the dispatching thread would wait
-                    // forever for the worker's items.
+                    // Abort the run if this worker panics, because the dispatching thread would wait for its
+                    // items.
                     let guard = AbortOnPanic(context.control);
                     let outcome = run_worker(consumer, instance, settings, context, index);
                     std::mem::forget(guard);
@@ -94,9 +92,8 @@ fn run_worker(
                 let (descriptors, verdicts) = item.parts();
                 spin_per_packet(context.clock, settings.work, descriptors.len());
                 let now = if needs_time { context.clock.now_ns() } else { 0 };
-                // SAFETY: the dispatching thread submitted the packets, so only this worker accesses their
-                // bytes until it completes the item. The bytes lie in memory that the CPU can access, which
-                // was checked when the run was set up.
+                // SAFETY: the packets are submitted, so only this worker accesses their bytes until it
+                // completes the item. Their memory was checked to be accessible to the CPU.
                 let info = unsafe { instance.run_descriptors(descriptors, verdicts, now) };
                 item.complete(info);
             }

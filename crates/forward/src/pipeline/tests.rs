@@ -1,5 +1,5 @@
-//! Tests of pipelines between ports in memory. They check that every packet is sent or counted as dropped,
-//! even if a port fails, panics or is full.
+//! Tests of pipelines between ports in memory: every packet is sent or counted as dropped, even if a port
+//! fails, panics or is full.
 
 use super::burst_buffer::BurstBuffer;
 use super::tx_stage::TxStage;
@@ -11,13 +11,13 @@ use proptest::prelude::*;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A port that generates `left` packets, 1 to 7 per call. Each packet has its number in the payload.
+/// A port that generates `left` packets, 1 to 7 per call. Each has its number in the payload.
 struct Source {
     pool: Arc<dyn Pool>,
     left: u64,
     next: u64,
     counters: Counters,
-    /// The number of packets generated so far. Shared, because the test reads it on another thread.
+    /// The number of packets generated so far. The test reads it on another thread.
     given: Arc<AtomicU64>,
     end: End,
 }
@@ -32,7 +32,7 @@ enum End {
     Panic,
 }
 
-// SAFETY: the packets have just been allocated, and are shorter than the data room.
+// SAFETY: the packets were just allocated, and are shorter than the data room.
 unsafe impl Rx for Source {
     fn receive(&mut self, packets: &mut [Packet]) -> inlane_core::Result<usize> {
         if self.left == 0 {
@@ -69,8 +69,8 @@ unsafe impl Rx for Source {
     }
 }
 
-/// A port that accepts at most `most` packets per call, and none in every third call. `fail_after` is the
-/// number of calls after which the port fails or panics; `None` if it never does.
+/// A port that accepts at most `most` packets per call, and none in every third call. Fails or panics after
+/// the `fail_after`-th call.
 struct Sink {
     pool: Arc<dyn Pool>,
     seen: Arc<Mutex<Vec<u64>>>,
@@ -112,7 +112,7 @@ unsafe impl Tx for Sink {
 
 struct Case {
     packets: u64,
-    /// The number of workers for method split. `None` for method single.
+    /// The number of workers for method split; `None` for method single.
     workers: Option<usize>,
     overload: Overload,
     flush: Duration,
@@ -140,8 +140,8 @@ impl Default for Case {
     }
 }
 
-/// Runs a pipeline with the settings of `case`. Checks that no buffer is lost and that packets arrive in
-/// order, each once. Returns the tally, and the numbers of the packets that the sink accepted.
+/// Runs a pipeline. Checks that no buffer is lost and that packets arrive once and in order. Returns the
+/// tally, and the numbers of the packets that the sink accepted.
 fn run_case(case: &Case) -> (Tally, Vec<u64>) {
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(256, 256).unwrap());
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -288,8 +288,8 @@ fn packets_a_full_port_refuses_are_told_from_those_that_found_the_ring_full() {
     assert_eq!(tally.refused_packets, tally.dropped_overload, "method single has no ring");
 }
 
-/// Sends one burst by a sending stage with two sinks. Packet i of the burst names port `ports[i]`. Returns
-/// the numbers of the packets that each sink accepted, and the tally.
+/// Sends one burst to two sinks; packet i names port `ports[i]`. Returns the numbers of the packets that each
+/// sink accepted, and the tally.
 fn send_to_two_ports(ports: &[u32]) -> ([Vec<u64>; 2], Tally) {
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, 256).unwrap());
     let settings = PipelineSettings { burst: 16, ..Default::default() };

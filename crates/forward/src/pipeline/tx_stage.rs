@@ -15,8 +15,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Sends packets to the transmit queues of a pipeline.
 pub struct TxStage {
     txs: Vec<Box<dyn Tx>>,
-    /// One buffer for each transmit port. A burst with packets for several ports is sorted into these buffers
-    /// before it is sent.
+    /// One buffer per transmit port, into which bursts with packets for several ports are sorted.
     by_port: Vec<BurstBuffer>,
     /// Collects packets for ports that do not exist, until the packets are freed.
     invalid: BurstBuffer,
@@ -25,8 +24,8 @@ pub struct TxStage {
     refused: u64,
     dropped_invalid: u64,
     dropped_unsent: u64,
-    /// True once a port accepted no packets for [`STOP_TIMEOUT`] while the run was stopping. From then on,
-    /// packets that a port does not take at once are dropped.
+    /// True once a port accepted no packets for [`STOP_TIMEOUT`] while the run was stopping. Then, packets
+    /// that a port does not take at once are dropped.
     timed_out: bool,
     error: Option<inlane_core::Error>,
 }
@@ -48,19 +47,17 @@ impl TxStage {
         }
     }
 
-    /// Sends a burst to the first port, with fewer checks than [`TxStage::send`]. Call it only if the
-    /// packets' addresses and lengths are as they were received.
+    /// Sends a burst to the first port, with fewer checks than [`TxStage::send`]. Call it only if no address
+    /// or length was changed since the burst was received.
     // Always inlined, because a call would save and restore registers in each burst.
     #[inline(always)]
     pub fn send_as_received(&mut self, burst: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
         self.send_to(0, true, burst, control, clock)
     }
 
-    /// Sends a burst, each packet to the port that it names. Drops and counts packets for a port that does
-    /// not exist.
-    ///
-    /// If a port is full, waits or drops, as [`Overload`] says. Returns true if every port took all of its
-    /// packets in one call.
+    /// Sends a burst, each packet to the port that it names. Drops and counts packets for missing ports. If a
+    /// port is full, waits or drops, as [`Overload`] says. Returns true if every port took its packets in one
+    /// call.
     #[inline]
     pub fn send(&mut self, burst: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
         let Some(first) = burst.as_slice().first() else { return true };
@@ -89,8 +86,8 @@ impl TxStage {
         }
     }
 
-    /// Offers the burst to the port in one call. Removes the packets that the port accepts from the burst,
-    /// and returns their number. The port may accept fewer than offered.
+    /// Offers the burst to the port in one call. Removes the accepted packets from the burst, and returns
+    /// their number.
     #[inline(always)]
     fn send_once(
         &mut self,
@@ -100,14 +97,14 @@ impl TxStage {
     ) -> inlane_core::Result<usize> {
         let (tx, packets) = (&mut self.txs[port], burst.as_slice());
         // SAFETY: the buffer owns these packets, which are of this queue's pool. The sent packets are removed
-        // from the buffer below.
+        // from it below.
         let sent = unsafe { if as_received { tx.send_as_received(packets) } else { tx.send(packets) } }?;
         burst.release_front(sent);
         Ok(sent)
     }
 
-    /// Handles the packets that the port did not take in the first call: offers them again, waits, or drops
-    /// them. `outcome` is the result of the first call.
+    /// Handles the packets that the port did not take in the first call, whose result is `outcome`: offers
+    /// them again, waits, or drops them.
     #[cold]
     fn send_rest(
         &mut self,
@@ -158,8 +155,8 @@ impl TxStage {
         at_once
     }
 
-    /// Sends a burst whose packets name several ports, and drops packets whose port does not exist. Returns
-    /// true if every port took all of its packets in the first call. Allocates nothing.
+    /// Sends a burst to several ports, and drops packets for missing ports. Returns true if every port took
+    /// its packets in the first call. Allocates nothing.
     #[inline(never)]
     fn send_by_port(&mut self, burst: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
         for packet in burst.as_slice() {
@@ -186,8 +183,8 @@ impl TxStage {
         }
     }
 
-    /// Finishes the ports at the end of the pipeline: waits until each port has sent the packets that it
-    /// buffers. Once the run is stopped, waits at most [`STOP_TIMEOUT`].
+    /// Waits until each port has sent the packets that it buffers. Once the run is stopped, waits at most
+    /// [`STOP_TIMEOUT`].
     fn finish_ports(&mut self, control: &Control) {
         let mut stopped: Option<Instant> = None;
         let timed_out = self.timed_out;
@@ -214,8 +211,7 @@ impl TxStage {
         sum
     }
 
-    /// Publishes the counts of the packets sent and dropped so far. `dropped` is the number that other stages
-    /// dropped.
+    /// Publishes the counts of sent and dropped packets. `dropped` is the number that other stages dropped.
     pub fn publish(&self, progress: &Progress, dropped: u64) {
         let counters = self.counters();
         let own = self.refused + self.dropped_invalid + self.dropped_unsent;

@@ -158,28 +158,25 @@ pub struct Repeats {
 }
 
 impl PacketResult {
-    /// Returns the transmit rate in packets per second. If the run was repeated, this is the median over the
-    /// repeats.
+    /// Returns the transmit rate in packets per second: the median over the repeats, if any.
     pub fn rate(&self) -> f64 {
         self.repeats.map_or(self.tx.packets_per_second, |repeats| repeats.packets_per_second.median)
     }
 
-    /// Returns the median latency in nanoseconds. If the run was repeated, this is the median over the
-    /// repeats.
+    /// Returns the median latency in nanoseconds: the median over the repeats, if any.
     pub fn p50_ns(&self) -> Option<f64> {
         let median = self.repeats.and_then(|repeats| repeats.p50_ns).map(|summary| summary.median);
         median.or(self.total_latency().map(|p| p.p50_ns))
     }
 
-    /// Returns the 99th percentile of the latency in nanoseconds. If the run was repeated, this is the median
-    /// over the repeats.
+    /// Returns the 99th percentile of the latency in nanoseconds: the median over the repeats, if any.
     pub fn p99_ns(&self) -> Option<f64> {
         let median = self.repeats.and_then(|repeats| repeats.p99_ns).map(|summary| summary.median);
         median.or(self.total_latency().map(|p| p.p99_ns))
     }
 
     /// Returns the latency from the time a packet was due to its arrival at the checker. If that was not
-    /// measured, returns the latency from receive to transmit that `--stages` measures.
+    /// measured, returns the latency from receive to transmit.
     pub fn total_latency(&self) -> Option<&Percentiles> {
         self.latency.as_ref().or(self.stages.as_ref().and_then(|stages| stages.total.as_ref()))
     }

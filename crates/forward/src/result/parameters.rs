@@ -1,5 +1,4 @@
-//! The parameters that distinguish a run from the other runs in the same result, such as burst and size, with
-//! their units.
+//! The parameters, with units, that distinguish the runs of one result, such as burst and size.
 
 use inlane_core::units::{self, Rate};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -25,7 +24,7 @@ pub enum Quantity {
 
 impl Quantity {
     /// Parses a flag's value. `kind` is the placeholder in the flag's help (`TIME`, `SIZE`, `RATE` and the
-    /// like), which tells the unit. A text that is no such quantity becomes [`Quantity::Text`].
+    /// like). Other text becomes [`Quantity::Text`].
     pub fn of_flag(kind: &str, text: &str) -> Self {
         let parsed = match kind {
             "TIME" => units::parse_time(text).ok().map(|time| Self::Time(time.as_nanos() as f64)),
@@ -37,8 +36,8 @@ impl Quantity {
         parsed.unwrap_or_else(|| Self::Text(text.into()))
     }
 
-    /// Returns the value in the unit that figures (SVG) use: microseconds, bytes, Gb/s, Mpps or per cent.
-    /// Returns `None` for a text.
+    /// Returns the value in the unit of figures (SVG): microseconds, bytes, Gb/s, Mpps or per cent. `None`
+    /// for a text.
     pub fn drawn(&self) -> Option<f64> {
         match *self {
             Self::Number(number) | Self::Percent(number) => Some(number),
@@ -104,10 +103,8 @@ impl From<String> for Quantity {
     }
 }
 
-/// The parameters that distinguish a run from its neighbours: burst, method, size and the like.
-///
-/// In JSON they are one object. Each key is the parameter's name and its unit, for example `flush_ns` and
-/// `size_bytes`.
+/// The parameters that distinguish a run from its neighbours, such as burst and method. In JSON they are one
+/// object, with the unit in each key: `flush_ns`, `size_bytes`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Parameters(Vec<(String, Quantity)>);
 

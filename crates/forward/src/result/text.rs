@@ -1,4 +1,4 @@
-//! Formats a packet result for people: as columns of a table, or as lines of text if it is the only result.
+//! Formats a packet result as columns of a table, or as lines of text if it is the only result.
 
 use super::{Competitor, Flow, PacketResult, Pcie, Repeats};
 use inlane_core::result::{Baseline, Ceiling, Cell, Row};
@@ -38,8 +38,7 @@ impl Row for PacketResult {
                 self.competitor.as_ref().map(|other| format!("{:.1}%", other.kept * 100.0)),
             ),
             Cell::optional("verified", self.verification.as_ref().map(|found| found.verdict())),
-            // Show only the name of the limit in the table. The evidence after the colon is in the result
-            // document.
+            // The table shows only the name of the limit. The evidence after the colon is in the document.
             Cell::optional("limit", self.limit.as_ref().and_then(|limit| limit.split(':').next())),
         ]
     }
@@ -109,7 +108,7 @@ impl Row for PacketResult {
     }
 
     fn details(&self) -> Vec<Cell> {
-        // The path has one entry per direction, so the entries are separated by semicolons.
+        // The path has one entry per direction.
         let mut details = self.path.cells_with("; ");
         details.extend(self.ceiling.as_ref().map(Ceiling::cell));
         details.extend(self.baseline.as_ref().map(Baseline::cell));
@@ -151,8 +150,7 @@ fn microseconds(nanoseconds: Option<f64>) -> String {
     nanoseconds.map_or(String::new(), |ns| format!("{:.1}", ns / 1e3))
 }
 
-/// Returns the counters that a function reports (`{"counters": [{"name": ..., "value": ...}]}`). Its tables
-/// are in the JSON only.
+/// Returns the counters that a function reports: `{"counters": [{"name": ..., "value": ...}]}`.
 fn counters(function: &serde_json::Value) -> Vec<Cell> {
     let list = function["counters"].as_array().map(Vec::as_slice).unwrap_or(&[]);
     let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);

@@ -36,8 +36,7 @@ pub struct RunOutcome {
     pub refused_packets: u64,
     /// Remarks that a reader needs to interpret the result, such as the number of injected faults.
     pub notes: Vec<String>,
-    /// Errors during the run, in the order in which they occurred. After an error, the result covers the time
-    /// up to the failure.
+    /// Errors during the run, in order. After an error, the result covers the time up to the failure.
     pub errors: Vec<Error>,
 }
 
@@ -60,8 +59,8 @@ impl RunOutcome {
 }
 
 impl RunOutcome {
-    /// Adds up the results of a run's pipelines. `device` counts the packets that devices lost or refused and
-    /// that no queue's counters include.
+    /// Adds up the results of a run's pipelines. `device` counts lost and refused packets that are in no
+    /// queue's counters.
     pub(super) fn new(joined: Joined<'_>, device: Counters) -> Self {
         let Joined { tallies, elapsed, progress, competitor, link, faults, run } = joined;
         let Run { config, ref function, ref ports, ref directions, ref clock, ref pools, ref gpu, .. } = run;
@@ -196,7 +195,7 @@ fn stages(histograms: &StageHistograms) -> Stages {
 }
 
 /// Returns the parameters that distinguish this run from others. Always includes function, device, method and
-/// burst, and on a GPU the memory. Includes other parameters only if they differ from their defaults.
+/// burst, and on a GPU the memory. Includes others only if they differ from their defaults.
 fn parameters(config: &Config) -> Parameters {
     let (settings, executor) = (&config.per_pipeline, &config.executor);
     let nanoseconds = |time: Duration| Quantity::Time(time.as_nanos() as f64);

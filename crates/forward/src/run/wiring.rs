@@ -9,22 +9,20 @@ use inlane_core::{Pool, Port, units};
 use inlane_ports::wrap::fault;
 use std::sync::Arc;
 
-/// One direction of a run: the index of the port that packets are received from, and the indices of the ports
-/// that packets are sent to.
+/// One direction of a run: the indices of the port to receive from and of the ports to send to.
 pub(super) struct Direction {
     pub(super) rx: usize,
     pub(super) tx: Vec<usize>,
 }
 
-/// Lists the ports of a route, and the route's directions. A port that a route names twice is listed once if
-/// one open port can serve both directions.
+/// Lists the ports of a route, and its directions. A port named twice is listed once if one open port can
+/// serve both.
 ///
 /// # Errors
 /// [`Error::Config`] for two names of one ring with different options.
 pub(super) fn directions(route: &Route) -> Result<(Vec<String>, Vec<Direction>)> {
     let mut names: Vec<String> = Vec::new();
-    // A run may receive from a ring and send to it, and options may be given with either name. So names of
-    // rings are compared without options.
+    // Options may be given with either name of a ring, so compare such names without options.
     let is_ring = |name: &str| open::kind(name) == "ring";
     let bare = |name: &str| name.split(',').next().unwrap_or_default().to_string();
     let same = |a: &str, b: &str| a == b || (is_ring(a) && bare(a) == bare(b));
@@ -58,7 +56,7 @@ pub(super) fn directions(route: &Route) -> Result<(Vec<String>, Vec<Direction>)>
     Ok((names, directions))
 }
 
-/// Configures every port with the queues that its directions need, and creates the pipelines, direction by
+/// Configures every port with the queues that its directions need, and creates the pipelines of each
 /// direction.
 ///
 /// # Errors

@@ -1,5 +1,5 @@
-//! The wrappers that a run puts around its queues: they limit the rate, inject faults, and write sent packets
-//! to a capture.
+//! The wrappers around a run's queues: they limit the rate, inject faults, and write sent packets to a
+//! capture.
 
 use super::open;
 use crate::config::Config;
@@ -13,8 +13,7 @@ use inlane_ports::wrap::fault::{self, Faults};
 use inlane_ports::wrap::pace::PacedRx;
 use std::sync::Arc;
 
-/// The settings of the wrappers that a run puts around its queues. A queue that needs no wrapper stays
-/// unwrapped, so it costs nothing.
+/// The settings of the wrappers around a run's queues. A queue that needs none stays unwrapped.
 pub(super) struct Wrappers {
     rate: Option<Rate>,
     faults: Option<Faults>,
@@ -23,8 +22,7 @@ pub(super) struct Wrappers {
 }
 
 impl Wrappers {
-    /// Prepares the wrappers of a run. `names` are the run's ports; the first is the port that packets are
-    /// received from.
+    /// Prepares the wrappers of a run. `names` are the run's ports; the first is the one to receive from.
     ///
     /// # Errors
     /// When the fault specification is wrong, or the capture file cannot be created.
@@ -36,8 +34,7 @@ impl Wrappers {
         };
         let capture = config.capture.as_ref().map(|path| Capture::open(path, timestamps, names));
         Ok(Self {
-            // Put no pacing wrapper around a generator, because it paces itself: it records when each packet
-            // was due.
+            // A generator paces itself, because it records when each packet was due.
             rate: config.rate.filter(|_| !receives_from("gen")),
             faults: config.faults.as_deref().map(Faults::parse).transpose()?,
             capture: capture.transpose()?,
@@ -45,7 +42,7 @@ impl Wrappers {
         })
     }
 
-    /// Wraps a receive queue. `share` is its part of the run's rate, as a fraction. Appends the queue's fault
+    /// Wraps a receive queue, whose part of the run's rate is the fraction `share`. Appends the queue's fault
     /// counters to `faults` if faults are injected.
     ///
     /// # Errors
@@ -61,7 +58,7 @@ impl Wrappers {
             rx = Box::new(PacedRx::new(rx, rate, share, &self.clock));
         }
         if let Some(settings) = &self.faults {
-            // Give each queue a different seed, so that different packets of each queue get faults.
+            // With different seeds, different packets of each queue get faults.
             let seed = settings.seed.wrapping_add(faults.len() as u64);
             let faulty = Faults { seed, ..*settings }.rx(rx, pool, &self.clock)?;
             faults.push(faulty.fault_counts());

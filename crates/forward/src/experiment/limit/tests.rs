@@ -19,8 +19,8 @@ fn on_gpu(method: Method, memory: Memory) -> Config {
     Config { executor: Executor::Gpu { index: 0, settings }, ..config("null:1024") }
 }
 
-/// Returns the outcome of a run of one second at 1 Mpps with packets of 1000 bytes. Its threads had a
-/// processor all the time. `busy` has the share of time in which each pipeline's dispatching thread had work.
+/// Returns the outcome of a 1 s run at 1 Mpps with packets of 1000 bytes. `busy` is each dispatching thread's
+/// share of time with work.
 fn outcome(config: &Config, busy: &[f64]) -> RunOutcome {
     let flow = Flow {
         packets: 1_000_000,
@@ -42,8 +42,7 @@ fn with_ceiling(mut outcome: RunOutcome, packets_per_second: f64) -> RunOutcome 
     outcome
 }
 
-/// Asserts that the text that names the run's bottleneck begins with the first of `words` and contains the
-/// others.
+/// Asserts that the text begins with the first of `words` and contains the others.
 fn assert_limit(config: &Config, outcome: &RunOutcome, words: &[&str]) {
     let said = limit(config, outcome).unwrap();
     assert!(said.starts_with(words[0]), "{said}");
@@ -69,9 +68,8 @@ fn a_busy_thread_is_the_limit() {
 fn a_thread_that_waits_is_limited_by_what_it_waits_for() {
     let mut split = with_method("gen:64", Method::Split);
     assert_limit(&split, &outcome(&split, &[0.4]), &["workers: ", "busy 40 %", "always more"]);
-    // Unlike a generator, an AF_XDP port can run out of packets. If the port lost no packets, it had no more
-    // to deliver, so the source is the limit. If the port lost packets, it had more than the workers took, so
-    // the workers are the limit.
+    // Unlike a generator, an AF_XDP port can run out of packets. If it lost none, the source is the limit. If
+    // it lost some, the workers are the limit.
     split.route = config("af_xdp:eth0").route;
     assert_limit(&split, &outcome(&split, &[0.4]), &["source: ", "nothing was lost", "busy 40 %"]);
     let mut missed = outcome(&split, &[0.4]);
@@ -82,23 +80,21 @@ fn a_thread_that_waits_is_limited_by_what_it_waits_for() {
 #[test]
 fn a_stalled_sink_is_the_limit_however_it_stalls() {
     let mut config = with_method("gen:64", Method::Split);
-    // Simulates a sending port that accepts nothing for most of the time. The dispatching thread spins and
-    // yields meanwhile, and other jobs keep the machine busy.
+    // A sending port that accepts nothing for most of the time, on a busy machine.
     let mut waiting = outcome(&config, &[0.1]);
     waiting.time_shares[0].refused = 0.8;
     (waiting.result.cpu_ns, waiting.queued_ns) = (500_000_000, 1_400_000_000);
     assert_limit(&config, &waiting, &["sending port: ", "took nothing for 80 %"]);
-    // Simulates a sending port that sleeps in its system call, so the thread seems busy but does not run.
+    // A sending port that sleeps in its system call. The thread seems busy but does not run.
     let mut sleeping = outcome(&config, &[0.99]);
     sleeping.result.cpu_ns = 100_000_000;
     assert_limit(&config, &sleeping, &["system calls: ", "blocked for 95 %"]);
-    // Simulates a full sending port. The thread is busy dropping packets.
+    // A full sending port. The thread is busy dropping packets.
     config.per_pipeline.overload = Overload::Drop;
     let mut dropping = outcome(&config, &[0.99]);
     (dropping.refused_packets, dropping.result.dropped_overload) = (600_000, 600_000);
     assert_limit(&config, &dropping, &["sending port: ", "full for 60 % of the packets"]);
-    // Simulates a full ring: packets were dropped, but the sending port refused none of them. So the
-    // dispatching thread is the limit, not the port.
+    // A full ring: the sending port refused no packets, so the dispatching thread is the limit.
     dropping.refused_packets = 0;
     assert_limit(&config, &dropping, &["thread: "]);
 }
@@ -109,7 +105,7 @@ fn threads_that_others_keep_from_running_are_limited_by_processors() {
     let mut crowded = outcome(&split, &[0.95]);
     (crowded.result.cpu_ns, crowded.queued_ns) = (500_000_000, 500_000_000);
     assert_limit(&split, &crowded, &["processors: ", "waited 50 % of the time"]);
-    // Simulates a kernel that does not count the time in run queues.
+    // A kernel that does not count the time in run queues.
     crowded.queued_ns = 0;
     assert_limit(&split, &crowded, &["processors or system calls: ", "not running for 50 %"]);
     crowded.result.duration_ns = 1_000_000;
@@ -185,8 +181,7 @@ fn a_real_run_names_its_limit() {
     slow.duration = Some(Duration::from_millis(200));
     let outcome = crate::run::run(&slow, &Default::default(), &mut |_, _| ()).unwrap();
     assert!(outcome.time_shares[0].busy < 0.5, "{:?}", outcome.time_shares);
-    // Accept the processors as the limit too, because other jobs may use this machine. On an idle machine the
-    // workers are the limit.
+    // Other jobs on this machine can make the processors the limit.
     let said = limit(&slow, &outcome).unwrap();
     assert!(said.starts_with("workers: ") || said.starts_with("processors: "), "{said}");
 }

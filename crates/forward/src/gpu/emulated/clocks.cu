@@ -1,5 +1,5 @@
-// A packet function for tests. It checks that all threads of a block get the same time. Drops the packets of
-// a burst in which the times differ, and counts the calls of `tick` in which they differ.
+// A packet function for tests: drops bursts in which the threads of a block get different times, and counts
+// such calls of `tick`.
 #include <inlane.h>
 
 struct clocks {

@@ -1,5 +1,5 @@
-// Emulates the parts of CUDA that the executor's kernels use and that emulated/cuda.h lacks. The functions
-// that call turn() may switch to another emulated thread.
+// Emulates parts of CUDA that the executor's kernels use and emulated/cuda.h lacks. A call of turn() may
+// switch to another emulated thread.
 #include <time.h>
 
 #define __global__

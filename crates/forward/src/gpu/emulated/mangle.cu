@@ -1,5 +1,4 @@
-// Changes packets in every way that a function can: writes bytes anywhere, grows, shrinks, drops, and sends
-// to other ports.
+// A packet function for tests that writes bytes anywhere, grows, shrinks, drops, and sends to other ports.
 #include <inlane.h>
 
 struct mangle {

@@ -1,6 +1,5 @@
 //! Tests of the executor's kernels without a GPU. Each block of GPU threads is emulated on a CPU thread
-//! (`crates/function/tests/emulated`). The blocks take items from a ring. Their results must equal those of
-//! the function's CPU build, for items of any size and packets at any address.
+//! (`crates/function/tests/emulated`). Its results must equal those of the function's CPU build.
 
 use super::lane::{Parameters, strides};
 use super::loaded_function::EXECUTOR;
@@ -14,9 +13,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The type of `emulated_launch` in `launch.h`. Its arguments are kernel, threads, seed, block, blocks, lane,
-/// and `place` and `more`: the kernel's parameters after the lane. A kernel with fewer parameters ignores the
-/// rest.
+/// The type of `emulated_launch` in `launch.h`: kernel, threads, seed, block, blocks, lane, and the kernel's
+/// two parameters after the lane. A kernel ignores those that it lacks.
 type LaunchBlock = unsafe extern "C" fn(u32, u32, u64, u32, u32, *const Parameters, u64, u32);
 
 /// A kernel of `executor.cu`. The variants have the numbers by which `launch.h` selects kernels.
@@ -28,7 +26,7 @@ enum Kernel {
     Tick,
 }
 
-/// A block of GPU threads that is emulated on a CPU thread. It has its own copy of the compiled kernels.
+/// A block of GPU threads that is emulated on a CPU thread, with its own copy of the kernels.
 struct Block {
     launch: LaunchBlock,
     _library: libloading::Library,
@@ -46,14 +44,12 @@ impl Block {
         place: u64,
         more: u32,
     ) {
-        // SAFETY: the arguments have the types that the function declares, and the lane's memory outlives the
-        // call.
+        // SAFETY: the arguments have the declared types, and the lane's memory outlives the call.
         unsafe { (self.launch)(kernel as u32, shape.threads, seed, block, shape.blocks, lane, place, more) }
     }
 }
 
-/// Compiles the kernels with a packet function to a shared object, and loads a copy of the object for each of
-/// `count` emulated blocks.
+/// Compiles the kernels with a packet function, and loads a copy of them for each of `count` emulated blocks.
 fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
@@ -87,16 +83,15 @@ fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
             .output()
             .expect("the compiler that built this crate")
     };
-    // Each block loads its own copy of the object, to have its own static variables. GCC would make the
-    // copies share some variables, unless this option is given. A compiler that lacks the option compiles
-    // without it.
+    // Each block needs its own static variables. GCC would let the copies share some, unless this option is
+    // given.
     let output = Some(compile(&["-fno-gnu-unique"])).filter(|output| output.status.success());
     let output = output.unwrap_or_else(|| compile(&[]));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let load = |index: u32| {
         let copy = folder.path().join(format!("block{index}.so"));
         std::fs::copy(&object, &copy).expect("copied");
-        // SAFETY: the library was compiled above from launch.h, which declares the symbol with this type.
+        // SAFETY: launch.h, from which the library was compiled, declares the symbol with this type.
         unsafe {
             let library = libloading::Library::new(&copy).expect("loads");
             let launch =
@@ -107,14 +102,11 @@ fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
     (0..count).map(load).collect()
 }
 
-/// The size of a buffer. It is odd, so that packets begin at any address and share 16-byte chunks with their
-/// neighbours.
+/// The size of a buffer. It is odd, so that packets begin at any address and share 16-byte chunks.
 const ROOM: usize = 331;
-/// The number of bytes before the first buffer, and after the last one, that must keep their fill. A changed
-/// byte shows a write outside the buffers.
+/// The number of bytes before and after all buffers. They must stay unchanged.
 const EDGE: usize = 32;
-/// The number of bytes after the memory that packets are pulled into. They must keep their fill: a changed
-/// byte shows a write beyond that memory.
+/// The number of bytes after the memory that packets are pulled into. They must stay unchanged.
 const GUARD: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
@@ -124,14 +116,13 @@ struct Shape {
     slots: usize,
     threads: u32,
     blocks: u32,
-    /// The number of bytes at the front of each packet that the kernel copies into GPU memory (pulls)
-    /// before it processes the packet. 0: packets are processed in place.
+    /// The number of bytes of each packet that the kernel pulls. 0: packets are processed in place.
     pull: u32,
     /// The length of the longest packet in bytes.
     longest: usize,
 }
 
-/// A lane in host memory, and an instance of the packet function on the CPU that gives the expected results.
+/// A lane in host memory, and an instance of the function on the CPU that gives the expected results.
 struct TestLane {
     shape: Shape,
     lane: Parameters,
@@ -140,11 +131,10 @@ struct TestLane {
     dispatcher: Option<Dispatcher>,
     packets: Region,
     state: Region,
-    /// The memory behind the lane's fields `stage` and `shadow`, each with the number of bytes that blocks
-    /// may write. The bytes after them must stay unchanged.
+    /// The memory behind the lane's `stage` and `shadow`, each with the number of bytes that blocks may
+    /// write.
     pulled: [(Region, usize); 2],
-    /// The words by which the host controls running blocks, and the words by which block 0 passes them on to
-    /// the other blocks.
+    /// The words by which the host controls blocks, and the words by which block 0 passes them on.
     words: [Region; 2],
     instance: Instance,
     random: RandomNumbers,
@@ -167,7 +157,7 @@ impl RandomNumbers {
 /// # Safety
 /// The bytes are valid, and nothing writes them while the result is used.
 unsafe fn bytes<'a>(address: u64, count: usize) -> &'a [u8] {
-    // SAFETY: the caller promises that the `count` bytes are valid and that nothing writes them.
+    // SAFETY: the caller promises it.
     unsafe { std::slice::from_raw_parts(address as *const u8, count) }
 }
 
@@ -180,7 +170,7 @@ impl TestLane {
         let info = function.info().expect("the function compiles for the CPU");
         let region = |bytes: usize, fill: u8| {
             let region = Region::host(bytes).expect("memory");
-            // SAFETY: this is a new region of this length.
+            // SAFETY: the region is new and has this length.
             unsafe { region.as_ptr().write_bytes(fill, bytes) };
             region
         };
@@ -248,8 +238,8 @@ impl TestLane {
         (Packet { address, length, port: 0, cookie }, buffer.to_vec())
     }
 
-    /// Runs the function's CPU build on copies of an item's packets. Checks that the blocks gave the same
-    /// verdicts and packet bytes.
+    /// Runs the function's CPU build on copies of an item's packets. Checks that verdicts and packet bytes
+    /// are equal.
     fn compare(&mut self, item: &[SubmittedPacket], found: &[PacketVerdict]) {
         let shape = self.shape;
         let mut copies: Vec<Vec<u8>> = item.iter().map(|(_, before)| before.clone()).collect();
@@ -264,7 +254,7 @@ impl TestLane {
         unsafe { self.instance.run_packets(&packets, &mut expected, 0) };
         assert_eq!(found, expected, "{shape:?}");
         for (((packet, before), copy), outcome) in item.iter().zip(&copies).zip(expected) {
-            // SAFETY: the item is complete and was taken back, so no block uses the packet.
+            // SAFETY: the item is complete, so no block uses the packet.
             let after = unsafe { bytes(packet.address, ROOM) };
             let (new, end) = (outcome.length as usize, outcome.length.max(packet.length) as usize);
             assert!(
@@ -281,8 +271,8 @@ impl TestLane {
         let (kernel, slots) = (shape.kernel, shape.slots as u64);
         let seed = self.random.0;
         std::thread::scope(|scope| {
-            // Keep the dispatcher in a local variable, so that a failed assertion drops it. Dropping it
-            // closes the ring, which ends the blocks. Otherwise the scope would wait for the blocks forever.
+            // If an assertion fails, the drop of this variable closes the ring, which ends the blocks. The
+            // scope waits for them.
             let mut dispatcher = self.dispatcher.take().expect("a stage is driven once");
             for (index, block) in blocks.iter().enumerate().filter(|_| kernel == Kernel::Persistent) {
                 let index = index as u32;

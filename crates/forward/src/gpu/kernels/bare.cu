@@ -1,5 +1,5 @@
-// Bare kernels. `bare_pull` and `bare_round_trip` cause the same memory traffic as an executor, but need no
-// ring, host threads or ports. Their rates are the ceilings in results. `bare_compete` is the competing job.
+// Bare kernels: `bare_pull` and `bare_round_trip` cause an executor's memory traffic without ring, host
+// threads and ports. Their rates are the ceilings in results. `bare_compete` is the competing job.
 #include "system.cuh"
 
 typedef unsigned char uint8_t;
@@ -8,10 +8,9 @@ typedef unsigned long uint64_t;
 
 using namespace inlane_system;
 
-// Pulls `items` items of `count` packets from pinned or GPU memory to `stage`. Writes each packet's first
-// sixteen bytes back. Stores a word per item with release semantics. A packet has `chunks` chunks of sixteen
-// bytes; packets are `stride` bytes apart. Memory holds the packets of `period` items, so item i uses the
-// memory of item i % period.
+// Pulls `items` items of `count` packets from pinned or GPU memory to `stage`, writes each packet's first 16
+// bytes back, and stores a word per item with release semantics. A packet has `chunks` chunks of 16 bytes.
+// Packets are `stride` bytes apart. Item i uses the memory of item i % period.
 extern "C" __global__ void bare_pull(const uint8_t *packets, uint8_t *stage, uint64_t *done, uint64_t items,
                                      uint32_t period, uint32_t count, uint32_t chunks, uint32_t stride) {
     uint32_t warps = blockDim.x / 32, lane = threadIdx.x % 32;
@@ -45,10 +44,10 @@ extern "C" __global__ void bare_pull(const uint8_t *packets, uint8_t *stage, uin
     }
 }
 
-// Does only what every executor must do for an item of one packet: reads the flag, then the descriptor, then
-// the packet, changes the packet, and stores the answer. Repeats this for items 1 to `last`. Ends early if an
-// item does not arrive within 50 million polls. `line[0]` is the flag from the host and `line[2]`, `line[3]`
-// the descriptor; `answer` is the flag to the host.
+// Does what every executor must do for an item of one packet: reads the flag, the descriptor and the packet,
+// changes the packet, and stores the answer. Repeats this for items 1 to `last`. Ends early if an item does
+// not arrive within 50 million polls. `line[0]` is the host's flag, `line[2]` and `line[3]` the descriptor,
+// `answer` the flag to the host.
 extern "C" __global__ void bare_round_trip(const uint64_t *line, uint64_t *answer, uint64_t last) {
     for (uint64_t item = 1; item <= last; item++) {
         for (uint32_t polls = 0; load_acquire(line) != item; polls++)
@@ -64,8 +63,7 @@ extern "C" __global__ void bare_round_trip(const uint64_t *line, uint64_t *answe
     }
 }
 
-// The competing job: each block computes for `nanoseconds` and stores how many rounds of arithmetic it
-// completed.
+// The competing job: each block computes for `nanoseconds` and stores its rounds of arithmetic.
 extern "C" __global__ void bare_compete(uint64_t *rounds, uint64_t nanoseconds) {
     uint64_t start = now_ns(), now;
     float x = threadIdx.x * 1e-3f + 1.0f;

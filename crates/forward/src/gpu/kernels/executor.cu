@@ -1,24 +1,24 @@
-// The GPU executors' kernels. They take items from the burst ring, run the packet function on them, and
-// complete them.
+// The GPU executors' kernels: they take items from the burst ring, run the packet function, and complete the
+// items.
 //
-// gpu/loaded_function.rs puts PacketFunction::gpu_source before this text and compiles both. That source
-// contains inlane.h and defines inlane_run_item. INLANE_PULLS is 1 if the kernels can pull packets into GPU
-// memory before they process them.
+// gpu/loaded_function.rs compiles this text after PacketFunction::gpu_source, which contains inlane.h and
+// defines inlane_run_item. To pull packets is to copy them into GPU memory before they are processed. If
+// INLANE_PULLS is 1, the kernels can.
 //
 //   inlane_persistent   method persistent: block b takes items b, b+n, ... until the ring ends
 //   inlane_items        methods single, split and stream: one block per item, launched for given positions
 //   inlane_slots        method graph: one block per item, launched for given slots
 //   inlane_tick         calls the function's `tick`
 //
-// Memory order: one thread acquires the item's word at system scope, a barrier follows, then all threads read
-// the item. All threads write their results, a barrier follows, then one thread releases the completed word
-// at system scope. Descriptors of small bursts are read together with the word. Each descriptor contains the
-// lap of its item. If that lap differs from the word's, the descriptor is stale (core's ring/protocol.rs).
+// Memory order: one thread acquires the item's word at system scope. After a barrier, all threads read the
+// item and write their results. After a second barrier, one thread releases the completed word at system
+// scope. Descriptors of small bursts are read together with the word. A descriptor whose lap differs from the
+// word's is stale (core's ring/protocol.rs).
 
 #include "system.cuh"
 
-// One pipeline's ring, buffers and settings. lane.rs has the same struct. Assertions appended to this text
-// make compilation fail if the layouts differ.
+// One pipeline's ring, buffers and settings. lane.rs has the same struct, and appends assertions of the
+// layout.
 struct inlane_lane {
     const uint8_t *submit;         // the ring's submission half, in pinned memory; the host writes it
     uint8_t *complete;             // the ring's completion half, in pinned memory; kernels write it
@@ -75,8 +75,8 @@ __device__ __forceinline__ slot slot_of(const inlane_lane &lane, uint64_t positi
             static_cast<uint64_t>(index) * lane.burst, static_cast<uint32_t>(position >> lane.slot_shift) + 1};
 }
 
-// The first bytes of a packet, which are pulled: they are copied from host memory into GPU memory before the
-// packet is processed. Packets are copied as aligned chunks of sixteen bytes:
+// The first bytes of a packet, which are pulled: copied from host into GPU memory. They are copied as aligned
+// chunks of 16 bytes:
 //
 //   host   ..|skew| packet bytes ...        the first chunk begins `skew` bytes before the packet
 //   stage    |skew| packet bytes ...        a copy of the same chunks
@@ -92,7 +92,7 @@ __device__ __forceinline__ pulled pulled_of(const inlane_lane &lane, uint4 descr
 }
 
 // Pulls an item's packets into `stage` and writes the descriptors of the copies to `now`. A warp pulls four
-// packets at a time; each thread has up to eight loads in flight.
+// packets at a time. Each thread has up to eight loads in flight.
 __device__ void pull(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given, uint4 *now) {
     constexpr uint32_t packets = 4, chunks = 2;
     uint32_t warps = blockDim.x / 32, lane_id = threadIdx.x % 32;
@@ -143,8 +143,8 @@ __device__ void pull(const inlane_lane &lane, const slot &at, uint32_t count, co
     }
 }
 
-// Copies the chunks that the function changed from `stage` back to the packets in host memory. `verdicts` is
-// null if the function wrote no verdicts; the packets' lengths are then unchanged.
+// Copies the chunks that the function changed from `stage` back to host memory. `verdicts` is null if no
+// length changed.
 __device__ void write_back(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given,
                            const inlane_packet_verdict *verdicts) {
     uint32_t chunks = lane.shadow_stride / 16;
@@ -164,14 +164,14 @@ __device__ void write_back(const inlane_lane &lane, const slot &at, uint32_t cou
         if (begin == chunk * 16 && stop == chunk * 16 + 16) {
             *reinterpret_cast<uint4 *>(from.host + chunk * 16) = value;
         } else {
-            // Other bytes of this chunk may belong to other packets, so only this packet's bytes are written.
+            // Other bytes of this chunk may belong to other packets.
             for (uint32_t byte = begin; byte < stop; byte++) from.host[byte] = stage[byte];
         }
     }
 }
 
-// Returns the current time, the same value for all threads of a block. Otherwise a function whose barriers
-// depend on the time could deadlock.
+// Returns the current time, the same for all threads of a block: else a function whose barriers depend on the
+// time could deadlock.
 __device__ __forceinline__ uint64_t time_of_block() {
     __shared__ uint64_t time;
     if (threadIdx.x == 0) time = now_ns();
@@ -179,15 +179,14 @@ __device__ __forceinline__ uint64_t time_of_block() {
     return time;
 }
 
-// Returns the time at which an item's processing begins, or 0 if neither the function nor the added work
-// needs the time.
+// Returns the time at which an item's processing begins; 0 if nothing needs the time.
 __device__ __forceinline__ uint64_t time_of_item(const inlane_lane &lane) {
     if constexpr (inlane_needs_time) return time_of_block();
     return lane.work_ns ? now_ns() : 0;
 }
 
-// Completes an item: stores its completed word. All threads of the block call it. Afterwards the slot may be
-// reused, so no thread may access the item or its packets.
+// Completes an item: stores its completed word. All threads of the block call it. Then the slot may be
+// reused, so no thread may access the item.
 __device__ __forceinline__ void complete(const inlane_lane &lane, const slot &at, uint32_t count, uint64_t begun_ns, uint32_t info) {
     if (lane.work_ns) {
         uint64_t until = begun_ns + static_cast<uint64_t>(lane.work_ns) * ((count + blockDim.x - 1) / blockDim.x);
@@ -198,8 +197,8 @@ __device__ __forceinline__ void complete(const inlane_lane &lane, const slot &at
     if (threadIdx.x == 0) store_release(at.complete, at.lap | static_cast<uint64_t>(info) << 32);
 }
 
-// Processes an item without copying its packets. `given` points to the descriptors in shared memory. All
-// threads of a block call it.
+// Processes an item's packets in place. `given` are the descriptors in shared memory. All threads of a block
+// call it.
 __device__ __forceinline__ void process_in_place(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given) {
     inlane_context call = {lane.state, lane.output, lane.output_bytes, time_of_item(lane), lane.room, 0};
     inlane_packet_verdict *verdicts = reinterpret_cast<inlane_packet_verdict *>(at.complete + INLANE_RING_ENTRIES);
@@ -207,8 +206,8 @@ __device__ __forceinline__ void process_in_place(const inlane_lane &lane, const 
     complete(lane, at, count, call.now_ns, info);
 }
 
-// Pulls an item's packets into GPU memory and processes the copies. `given` points to the descriptors in
-// shared memory. Behind them is room for the copies' descriptors and for verdicts.
+// Pulls an item's packets and processes the copies. `given` are the descriptors in shared memory. Behind them
+// is room for the copies' descriptors and for verdicts.
 __device__ __forceinline__ void process_pulled(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
     inlane_context call = {lane.state, lane.output, lane.output_bytes, time_of_item(lane), lane.room, 0};
     inlane_packet_verdict *verdicts = reinterpret_cast<inlane_packet_verdict *>(at.complete + INLANE_RING_ENTRIES);
@@ -224,7 +223,7 @@ __device__ __forceinline__ void process_pulled(const inlane_lane &lane, const sl
     complete(lane, at, count, call.now_ns, info);
 }
 
-// Processes an item: pulls its packets if the lane has memory for that, otherwise works on them in place.
+// Processes an item: pulls its packets if the lane has memory for that, else works in place.
 __device__ __forceinline__ void process(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
     if constexpr (INLANE_PULLS) {
         if (lane.stage != nullptr) return process_pulled(lane, at, count, given);
@@ -233,9 +232,8 @@ __device__ __forceinline__ void process(const inlane_lane &lane, const slot &at,
 }
 
 // The variables that a persistent block keeps in shared memory, if its kernel can pull packets. Such a kernel
-// processes each item in process_out_of_line, because inlining would make the loops spill registers. It
-// passes a copy of the lane, because the kernel's own parameter would be reread from memory after each
-// acquire.
+// calls process_out_of_line, because inlining would make the loops spill registers. It passes a copy of the
+// lane, because the parameter would be reread from memory after each acquire.
 struct block_variables {
     inlane_lane lane;
     uint64_t position;
@@ -248,9 +246,8 @@ __device__ __noinline__ void process_out_of_line(const block_variables &own, uin
 
 // ---- Waiting, in the persistent kernel. ---------------------------------------------------------------------------------
 
-// The threads of a block's first warp poll different words with one load instruction. So a poll takes the
-// time of one read over PCIe. The hardware coalesces the loads of a quarter of a warp, so threads 0 to 7 read
-// the item's line with one request.
+// The threads of a block's first warp poll different words with one load instruction, so a poll takes one
+// read over PCIe. Threads 0 to 7 read the item's line: the hardware coalesces the loads of a quarter warp.
 constexpr uint32_t ITEM = 0;       // this thread polls the item's word; see comes_with_word for threads 1 to 7
 constexpr uint32_t RELAY = 8;      // polls what block 0 found
 constexpr uint32_t END = 9;        // in block 0, in some polls: the ring's end
@@ -260,24 +257,22 @@ constexpr uint32_t CHECK_EVERY_POLLS = 32;
 constexpr uint64_t CHECK_HEARTBEAT_EVERY_NS = 200000000;
 constexpr uint32_t ALL = 0xffffffffu;
 
-// Returns true if all descriptors of an item fit into the cache line of its word. Threads 1 to 7 then poll
-// the descriptors together with the word.
+// Returns true if an item's descriptors fit into the cache line of its word. Threads 1 to 7 then poll them
+// with the word.
 
 __device__ __forceinline__ bool comes_with_word(const inlane_lane &lane) { return lane.burst <= INLANE_RING_DESCRIPTORS_WITH_WORD; }
 
 // Waits for the item at `position`. All threads of a block's first warp call it. Returns the item's word, or
 // 0 if the block must end. If comes_with_word, also writes the item's descriptors to `given`. In block 0,
-// `polls` counts the polls, because only every 32nd poll also reads the words that concern all blocks.
+// `polls` counts the polls: only every 32nd also reads the words that concern all blocks.
 //
-// The polled words are in host memory, so every poll is a read over PCIe. If several blocks read the same
-// line, their reads queue up, which costs microseconds per block. So each block polls only the word of the
-// item that it waits for. Block 0 also polls the words that concern all blocks, and copies them to GPU
-// memory, where the other blocks poll them.
+// Every poll is a read over PCIe. If several blocks read one line, their reads queue up, which costs
+// microseconds per block. So a block polls only its item's word. Block 0 also polls the words that concern
+// all blocks, and copies them to GPU memory, where the other blocks poll them.
 //
-// If the host orders a stop, the block ends even if the item was submitted, because processing a full ring
-// could take long. The host then frees the packets of the unprocessed items. The word for the ring's end is 0
-// while the ring is open, then the number of items plus one. A block ends only if `position` is beyond the
-// last item, because all items before the end still arrive.
+// If the host orders a stop, the block ends even if the item was submitted. The host then frees the packets.
+// The word for the ring's end is 0 while the ring is open, then the number of items plus one. A block ends
+// only if `position` is beyond the last item.
 __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t position, uint32_t &polls,
                                              uint4 *given) {
     static_assert(INLANE_RING_DESCRIPTORS_WITH_WORD < RELAY && INLANE_RING_ENTRIES == 16, "thread n reads the line's bytes from 16 n on");
@@ -321,8 +316,7 @@ __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot
             uint64_t word = __shfl_sync(ALL, found.low, ITEM);
             if (comes_with_word(lane) && me - 1 < min(static_cast<uint32_t>(word >> 32), lane.burst)) {
                 uint4 descriptor = make_uint4(found.low, found.low >> 32, found.high, found.high >> 32);
-                // Read the descriptor again if its lap differs from the word's, because it is then older than
-                // the word.
+                // A descriptor whose lap differs from the word's is older than the word.
                 if (descriptor.w != at.lap || at.lap == 0) descriptor = load16(place);
                 given[me - 1] = descriptor;
             }
@@ -335,12 +329,12 @@ __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot
 
 } // namespace
 
-// The block's shared memory. First come the descriptors of the item's packets. If the packets are copied
-// into GPU memory before they are processed, the descriptors of these copies come next, and then the verdicts.
+// The block's shared memory: the descriptors of the item's packets. If packets are pulled (copied into GPU
+// memory), the descriptors of the copies follow, and then verdicts.
 extern __shared__ uint4 inlane_shared[];
 
-// The kernel of method persistent: takes items from the ring, processes them and completes them. Runs until
-// the ring ends, the host orders a stop, or the host's heartbeat stops. All blocks must be resident at once.
+// The kernel of method persistent: processes items from the ring until the ring ends, the host orders a stop,
+// or the host's heartbeat stops. All blocks must be resident at once.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_persistent(const __grid_constant__ inlane_lane lane) {
     __shared__ uint64_t shared_word;
     uint32_t polls = 0;
@@ -378,27 +372,25 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_pers
     }
 }
 
-// Processes the items from `position` on, one per block. Each item was submitted before the kernel runs. A
-// block ends at once if its slot has no packets. That happens if the kernel is launched before the first item
-// to set up a stream, or after the host released the waits.
+// Processes the items from `position` on, one per block. They were submitted before the kernel runs. A block
+// whose slot has no packets ends: such a launch only sets up a stream, or the host released the waits.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_items(const __grid_constant__ inlane_lane lane, uint64_t position, uint32_t most) {
     slot at = slot_of(lane, position + blockIdx.x);
-    // Load the descriptors without waiting for the word, because both were written before the kernel began.
-    // `most` descriptors are enough, because no item has more packets.
+    // Both were written before the kernel began, so load the descriptors without waiting for the word. No
+    // item has more than `most` packets.
     uint64_t word = inlane_system::load_acquire(at.submit);
     const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
     for (uint32_t i = threadIdx.x; i < most; i += blockDim.x) inlane_shared[i] = inlane_system::load16(entries + i * 16);
-    // End the block if the word is of another lap, because it then belongs to another item. Also end it if
-    // the packet count is 0, because such a word only releases the wait for an item that is never submitted.
+    // A word of another lap belongs to another item. A word with 0 packets only releases a wait for an item
+    // that is never submitted.
     if (static_cast<uint32_t>(word) != at.lap || word >> 32 == 0) return;
     __syncthreads();
     process(lane, at, min(static_cast<uint32_t>(word >> 32), most), inlane_shared);
 }
 
-// Does in graphs what inlane_items does in single launches. A graph is launched again with the same
-// parameters, so it passes slots instead of positions, and the kernel takes the lap from the word. `odd` is
-// the lowest bit of the lap for which the graph was launched. A block ends at once if its word's lap has
-// another lowest bit.
+// Does for graphs what inlane_items does for single launches. A graph is relaunched with the same parameters,
+// so it passes slots, and the kernel takes the lap from the word. A block ends at once if the lowest bit of
+// that lap is not `odd`.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slots(const __grid_constant__ inlane_lane lane, uint32_t index, uint32_t odd) {
     slot at = slot_of(lane, index + blockIdx.x);
     uint64_t word = inlane_system::load_acquire(at.submit);
@@ -410,7 +402,7 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slot
     process(lane, at, min(static_cast<uint32_t>(word >> 32), lane.burst), inlane_shared);
 }
 
-// Calls the function's `tick` with the time `end`, or with the current time if `end` is 0.
+// Calls the function's `tick` with the time `end`; 0 stands for the current time.
 extern "C" __global__ void inlane_tick(const __grid_constant__ inlane_lane lane, uint64_t end) {
     inlane_run_tick({lane.state, lane.output, lane.output_bytes, end ? end : time_of_block(), lane.room, 0});
 }
