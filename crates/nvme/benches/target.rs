@@ -1,5 +1,4 @@
-//! Compares inlane's NVMe target with plain request-response servers over TCP. The servers are measured in
-//! turns.
+//! Compares inlane's NVMe target with plain request-response servers over TCP. The servers take turns.
 //!
 //! One client thread keeps requests of 72 bytes in flight and counts the bytes of the responses. The servers
 //! are
@@ -48,8 +47,8 @@ fn processor_time(name: &str) -> Duration {
         let Some(id) = entry.file_name().to_str().and_then(|id| id.parse::<i32>().ok()) else { continue };
         if comm.trim() == name {
             let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            // Pass the clock number by which the kernel encodes the processor time of thread `id`.
-            // SAFETY: the call writes to the structure only.
+            // SAFETY: the call writes only to the structure. The clock number is the kernel's code for the
+            // processor time of thread `id`.
             unsafe { libc::clock_gettime(!id << 3 | 6, &mut time) };
             total += Duration::new(time.tv_sec as u64, time.tv_nsec as u32);
         }
@@ -85,8 +84,8 @@ impl Load {
         out.truncate(start + length);
     }
 
-    /// Keeps `depth` requests in flight for the time [`TURN`]. Returns the rate, the
-    /// latencies, and the processor time of the server's thread.
+    /// Keeps `depth` requests in flight for [`TURN`]. Returns the rate, the latencies and the processor time
+    /// of the server's thread.
     fn run(&mut self) -> Figures {
         let size = self.response_bytes();
         let (mut out, mut input) = (Vec::new(), vec![0_u8; 1 << 20]);
@@ -142,15 +141,14 @@ impl Load {
     }
 }
 
-/// What a plain server sends: always the same bytes, or the bytes of a large memory that the request names.
+/// What a plain server sends.
 #[derive(Clone, Copy)]
 enum Source {
     Buffer,
     Memory(&'static [u8]),
 }
 
-/// Starts a server that answers requests of fixed lengths without the NVMe protocol. Returns a connection to
-/// it.
+/// Starts a server that answers requests of fixed lengths, without NVMe. Returns a connection to it.
 fn plain(core: usize, source: Source, request: usize, response: usize, block: usize) -> TcpStream {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listens");
     let address = listener.local_addr().expect("an address");
@@ -173,7 +171,7 @@ fn plain(core: usize, source: Source, request: usize, response: usize, block: us
                 Source::Buffer => parts.resize(complete, IoSlice::new(&output[..response])),
                 Source::Memory(memory) => {
                     for request in input[..complete * request].chunks_exact(request) {
-                        // Bytes 48 to 55 of a command capsule hold the number of the first block to read.
+                        // Bytes 48 to 55 of a command capsule are the first block to read.
                         let lba = u64::from_le_bytes(request[48..56].try_into().expect("8 bytes")) as usize;
                         parts.push(IoSlice::new(&memory[lba * 512..][..block]));
                         parts.push(IoSlice::new(&output[..response - block]));
@@ -197,8 +195,7 @@ fn plain(core: usize, source: Source, request: usize, response: usize, block: us
     stream
 }
 
-/// Sends a command on a connection without commands in flight, and waits for the completion. Returns dword 0
-/// of the completion.
+/// Sends a command while none is in flight, and waits. Returns dword 0 of the completion.
 fn call(stream: &mut TcpStream, digests: Digests, mut command: Command, data: &[u8]) -> u32 {
     command.cid = 1.into();
     let mut bytes = vec![0; MAX_HEADER];
@@ -243,7 +240,7 @@ fn attach(target: &Target, digests: Digests) -> (TcpStream, TcpStream) {
 }
 
 fn bind(core: usize) {
-    // SAFETY: the set is on this stack, and the system call only reads it.
+    // SAFETY: the system call only reads the set, which is on this stack.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(core, &mut set);
@@ -272,13 +269,14 @@ fn main() {
     };
     let target = Target::start(config).expect("the target starts");
     bind(numbers.1);
-    // Write the memory once. Reads of memory that was never written would all return the kernel's one page of
-    // zeros, which stays in the cache. The plain server reads the same memory.
+    // Write the memory once. Otherwise all reads would return the kernel's one page of zeros, which stays in
+    // the cache.
     let Storage::Memory(storage) = &target.subsystem().namespaces[0].storage else { unreachable!("memory") };
     let data = vec![7; 1 << 20];
     (0..NAMESPACE_BYTES >> 20).for_each(|n| storage.write(n << 20, &data));
     let address = storage.address(0, NAMESPACE_BYTES as usize);
-    // SAFETY: the memory lives until the process ends, because the target is not stopped. Nothing writes it any more.
+    // SAFETY: the target is never stopped, so the memory lives until the process ends. Nothing writes to it
+    // any more.
     let memory: &'static [u8] = unsafe { std::slice::from_raw_parts(address, NAMESPACE_BYTES as usize) };
     println!("medians of {TURNS} turns of {} ms each", TURN.as_millis());
     for (block, depth, digests) in [
@@ -328,6 +326,6 @@ fn main() {
             println!();
         }
     }
-    // Leak the target, because the plain servers still use its memory.
+    // The plain servers still use the target's memory.
     std::mem::forget(target);
 }

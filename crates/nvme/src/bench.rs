@@ -1,8 +1,8 @@
 //! Measures a namespace with fio's workloads.
 //!
-//! Each job is a thread with a [`Session`] of its own. It works on its own part of the range, and keeps a set
-//! number of commands in flight. With verification, each written block carries its offset, a sequence number
-//! and a checksum. Blocks are checked when they are read, and all written blocks are read back at the end.
+//! Each job is a thread with its own [`Session`] and its own part of the range. With verification, each
+//! written block carries its offset, a sequence number and a checksum. Reads check them. At the end, all
+//! written blocks are read back.
 
 mod block;
 mod job;
@@ -29,8 +29,8 @@ pub struct Counters {
     checking: AtomicBool,
 }
 
-/// The numbers of reads and writes that a running bench has completed so far, and whether a job has begun to
-/// read back the blocks that it wrote.
+/// The progress of a running bench: completed reads and writes, and whether a job has begun to read back its
+/// blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Completed reads.
@@ -51,8 +51,8 @@ impl Counters {
     }
 }
 
-/// Runs a workload. Returns a row for its reads and a row for its writes, or only one if the workload does
-/// not have both. Calls `progress` about ten times a second. Ends early if `stop` is set.
+/// Runs a workload. Returns a row for its reads, a row for its writes, or both. Calls `progress` about ten
+/// times a second. Ends early if `stop` is set.
 ///
 /// # Errors
 /// Invalid workloads, and failures to connect. An error after the jobs have started is in the rows.

@@ -5,7 +5,7 @@ use crate::pdu::{Fault, Termination};
 use inlane_core::error::Class;
 use std::io::ErrorKind;
 
-/// An error of a connection, a command or a namespace. Its message names the object, what was found and what to do.
+/// An error of a connection, a command or a namespace.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -100,9 +100,8 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Combines the error of one more path, `second`, with that of the paths tried before, `first`. If no
-    /// path can be reached, the result names all of them. Otherwise returns `first`, or `second` if `first`
-    /// is `None`.
+    /// Combines the errors of two paths. If neither path can be reached, the result names both. In all other
+    /// cases, returns `first` if it is given, else `second`.
     pub fn of_paths(first: Option<Self>, second: Self) -> Self {
         match (first, second) {
             (None, error) => error,
@@ -127,8 +126,7 @@ impl Error {
             Error::Core(error) => error.class(),
             Error::Invalid { .. } => Class::Usage,
             Error::Environment { .. } | Error::Unreachable { .. } => Class::Environment,
-            // The machine is not ready: a file, a device or a right is missing, or an address or device is in
-            // use.
+            // A file, device or right is missing, or an address or device is in use.
             Error::Os { source, .. } | Error::Remediable { source, .. }
                 if matches!(
                     source.kind(),

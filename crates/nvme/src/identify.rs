@@ -25,7 +25,7 @@ pub mod cns {
 /// The length of the data of Identify, in bytes.
 pub const IDENTIFY_BYTES: usize = 4096;
 
-/// Copies `text` into a field of ASCII bytes and fills the rest with spaces. Cuts the text if it is too long.
+/// Copies `text` into an ASCII field. Pads it with spaces, or truncates it.
 pub fn padded<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     let len = text.len().min(N);
@@ -41,8 +41,8 @@ pub fn terminated<const N: usize>(text: &str) -> [u8; N] {
     field
 }
 
-/// Returns the text of a field from the wire, without the zero bytes and spaces that fill it. Replaces bytes that cannot be
-/// printed, so that a hostile peer cannot send control sequences to a terminal.
+/// Returns the text of a field without trailing zeros and spaces. Replaces unprintable bytes, because a
+/// hostile peer could send control sequences to a terminal.
 pub fn text(field: &[u8]) -> String {
     let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
     let printable =

@@ -7,10 +7,9 @@
 //!       Connection   the protocol as a state machine without I/O: commands to bytes, bytes to completions
 //! ```
 //!
-//! No layer starts threads, except that a session starts one to reconnect. A caller submits any number of
-//! requests, and collects their completions in any order. A request moves its [`Buffer`] into the connection,
-//! and the completion gives it back, so nothing else can access the memory while received data may still be
-//! written to it. Data goes from the socket directly into the buffer.
+//! Only a session starts a thread, to reconnect. Requests may complete in any order. A request moves its
+//! [`Buffer`] into the connection. The completion returns it, so nothing else can access the memory while
+//! data is received into it.
 
 mod address;
 mod buffer;

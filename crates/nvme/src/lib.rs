@@ -6,14 +6,12 @@
 //!             <-- completions <--                                              <--
 //! ```
 //!
-//! [`pdu`] encodes and decodes the protocol data units of the TCP transport. [`command`] defines the commands, completions and
-//! statuses that they carry. [`identify`] defines the data structures that commands transfer. Both sides share these modules;
-//! they contain no unsafe code.
+//! Both sides share [`pdu`], the protocol data units of the TCP transport; [`command`], their commands,
+//! completions and statuses; and [`identify`], the data structures that commands transfer. [`target`] serves
+//! the drives that [`namespace`] opens.
 //!
-//! [`target`] serves the drives that [`namespace`] opens.
-//!
-//! Sources: NVM Express TCP Transport Specification 1.0 ("TCP"), NVM Express Base Specification 2.0 ("Base") and NVM Command Set
-//! Specification 1.0 ("NVM").
+//! Sources: NVM Express TCP Transport Specification 1.0 ("TCP"), NVM Express Base Specification 2.0 ("Base")
+//! and NVM Command Set Specification 1.0 ("NVM").
 
 #[macro_use]
 mod wire;

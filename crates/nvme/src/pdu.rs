@@ -9,13 +9,13 @@
 //!   <------ common header: 8 ------>                          if negotiated        <-- if there is data -->
 //! ```
 //!
-//! A receiver reads 8 bytes and gets their [`Layout`], which says how many bytes follow and where the data lies. It then reads the
-//! header into a small buffer and the data directly into its destination. [`Layout::check_digest`] and [`Header::decode`] validate
-//! the header. All numbers are little-endian. Each invalid field is reported as a [`Fault`], which names the field and its offset
-//! and can be sent to the peer as a termination request.
+//! All numbers are little-endian. A receiver decodes the first 8 bytes into a [`Layout`], which says how
+//! many bytes follow and where the data lies. [`Layout::check_digest`] and [`Header::decode`] validate the
+//! header. An invalid field is reported as a [`Fault`], which can be sent to the peer as a termination
+//! request.
 //!
-//! A sender fills in a header and calls [`encode`], which writes it with its digest and padding into the caller's buffer. The
-//! caller sends that, then the data, then [`digest`] of the data. No function of this module allocates.
+//! A sender calls [`encode`], which writes a header with its digest and padding. It sends these bytes, then
+//! the data, then [`digest`] of the data.
 
 mod digest;
 mod fault;

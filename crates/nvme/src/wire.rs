@@ -1,5 +1,4 @@
-//! The macro that declares data structures of the specification as Rust types with the same bytes as on the
-//! wire.
+//! The macro that declares data structures of the specification as Rust types with the wire's layout.
 
 /// Declares structs whose memory layout is the wire format.
 macro_rules! wire {

@@ -16,12 +16,10 @@ use std::time::{Duration, Instant};
 const RESPONSE_HEADER: usize = 24;
 /// The alignment in bytes that O_DIRECT needs for memory and offsets.
 const ALIGNMENT: usize = 4096;
-/// The number of completions after which the server sends responses to small reads. The client then works on
-/// these while the server continues.
+/// The number of completions after which the server sends the responses to small reads.
 const BATCH: usize = 8;
-/// The size in bytes from which a read counts as large. Large reads are submitted together, and each is
-/// answered as soon as it completes. Small reads are submitted one by one, so that the disk starts on the
-/// first while the server prepares the others. They are answered in batches.
+/// The size in bytes from which a read counts as large. A large read is answered as soon as it completes.
+/// Small reads are answered in batches.
 const LARGE: usize = 64 << 10;
 
 const RECEIVE: u64 = u64::MAX;
@@ -32,8 +30,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)
 }
 
-/// A buffer for one response: a header of `RESPONSE_HEADER` bytes, then the data. The data begins at an
-/// address that is a multiple of [`ALIGNMENT`].
+/// A buffer for one response: a header of `RESPONSE_HEADER` bytes, then the data, aligned to [`ALIGNMENT`].
 struct Slot {
     memory: Vec<u8>,
     /// The index of the first data byte in `memory`.
@@ -58,8 +55,7 @@ impl Slot {
     }
 }
 
-/// Answers the requests of a connection until the connection ends. Each wait polls for up to `spin`, then
-/// sleeps.
+/// Answers requests until the connection ends. Each wait polls for up to `spin`, then sleeps.
 pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()> {
     let mut ring =
         IoUring::builder().setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().build(1024)?;
@@ -71,11 +67,10 @@ pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()>
     let mut ready: VecDeque<usize> = VecDeque::new();
     let mut sending: Vec<usize> = Vec::new();
     let mut vectors: Vec<libc::iovec> = Vec::new();
-    // SAFETY: a `msghdr` of zeros is valid: null pointers and lengths of zero.
+    // SAFETY: a `msghdr` of zeros is valid.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     let push = |ring: &mut IoUring, entry: io_uring::squeue::Entry| {
-        // SAFETY: `answer` keeps the memory of a request in place and returns only after all requests have
-        // completed. It returns earlier only if the ring fails.
+        // SAFETY: `answer` keeps the memory of a request until the request has completed or the ring fails.
         while unsafe { ring.submission().push(&entry) }.is_err() {
             ring.submit()?;
         }
@@ -86,7 +81,7 @@ pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()>
     };
     push(&mut ring, receive(&mut buffer))?;
     let (mut in_flight, mut ended) = (1, false);
-    // Go on until no request is in flight, because the kernel uses the buffers until then.
+    // The kernel uses the buffers until no request is in flight.
     while in_flight > 0 {
         wait(&mut ring, spin)?;
         let completed: Vec<_> = ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();

@@ -1,5 +1,5 @@
-//! Measures plain request and response messages over TCP. The result is an upper bound for a storage protocol
-//! whose messages have the same sizes.
+//! Measures plain request and response messages over TCP. This bounds the throughput of storage protocols
+//! with messages of these sizes.
 //!
 //!     plain-messages serve 127.0.0.1:7000
 //!     plain-messages serve-file 127.0.0.1:7000 FILE SPIN_US
@@ -22,8 +22,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const MEMORY: usize = 1 << 30;
-/// The length of a request's header in bytes. The header holds the request's length, the length of the
-/// response and the offset of the data.
+/// The bytes of a request's header: the request's length, the response's length and the offset of the data.
 const HEADER: usize = 16;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -49,7 +48,7 @@ fn serve(address: &str) -> Result<(), Box<dyn std::error::Error>> {
     for stream in listener.incoming() {
         let stream = stream?;
         stream.set_nodelay(true)?;
-        // Ignore errors, because a client may close its connection while responses are in flight.
+        // A client may close its connection while responses are in flight.
         let _ = answer(stream, &memory);
     }
     Ok(())
@@ -165,7 +164,7 @@ fn load(
     Ok(())
 }
 
-/// Receives bytes: polls the socket for up to `spin`, then sleeps until bytes arrive. Returns their number,
+/// Polls the socket for up to `spin`, then sleeps until bytes arrive. Returns the number of bytes received,
 /// or 0 at the end of the stream.
 fn receive(stream: &mut TcpStream, buffer: &mut [u8], spin: Duration) -> std::io::Result<usize> {
     let start = Instant::now();

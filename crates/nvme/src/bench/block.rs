@@ -1,4 +1,4 @@
-//! The contents of the blocks that a bench with verification writes, and their check when they are read.
+//! Blocks with contents that can be verified.
 //!
 //! ```text
 //!   0        8        16         24         28      32
@@ -17,12 +17,11 @@ const MAGIC: u64 = u64::from_le_bytes(*b"inlane\x00\x01");
 pub(super) enum Wrong {
     /// The block was not written by a bench with verification.
     Foreign,
-    /// The block was written for another offset in the namespace: the offset that it holds is the value.
+    /// The block holds another offset, which is the value.
     Misplaced(u64),
     /// The checksum differs.
     Altered,
-    /// The block has the sequence number `found`, which belongs to an earlier write, or to a write that was
-    /// not acknowledged.
+    /// The block holds the sequence number `found`. Its last acknowledged write had `expected`.
     Stale { expected: u64, found: u64 },
 }
 
@@ -77,7 +76,7 @@ pub(super) fn write(block: &mut [u8], offset: u64, sequence: u64) {
     block[24..28].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// Checks the block at `offset`. `sequence` is the number of its last write, if this run wrote it.
+/// Checks the block at `offset`. `sequence` is the number of this run's last write to it, if any.
 pub(super) fn check(block: &[u8], offset: u64, sequence: Option<u64>) -> Result<(), Wrong> {
     if word(block, 0) != MAGIC {
         return Err(Wrong::Foreign);

@@ -1,4 +1,4 @@
-//! A job of a bench: a thread that keeps a set number of commands in flight, and measures and verifies them.
+//! A job of a bench: a thread that keeps commands in flight, measures and verifies them.
 
 use super::workload::Workload;
 use super::{Counters, block};
@@ -52,16 +52,16 @@ pub(super) struct Job<'a> {
     session: Session,
     workload: &'a Workload,
     part: Range<u64>,
-    /// The buffers that are not in flight. Each has a token, the index in `operations` of the operation that
-    /// uses it.
+    /// The buffers that are not in flight. The number is the index in `operations` that the buffer belongs
+    /// to.
     buffers: Vec<(u64, Buffer)>,
     /// The operations by token.
     operations: Vec<Operation>,
     random: u64,
-    /// The index of the next block of a sequential workload, counted from the start of this job's part.
+    /// The index of the next block of a sequential workload, within this job's part.
     next: u64,
-    /// For each block, the number of its writes, plus [`BUSY`] while an operation on it is in flight. Empty
-    /// without verification of writes.
+    /// The number of writes to each block, plus [`BUSY`] while an operation on it is in flight. Empty if
+    /// writes are not verified.
     written: Vec<u32>,
     submitted: u64,
     reads: Tally,
@@ -70,8 +70,8 @@ pub(super) struct Job<'a> {
     wrong: Option<String>,
 }
 
-/// Marks a block that has an operation in flight. No second operation on it is submitted meanwhile, because
-/// the target may execute the two in any order.
+/// Marks a block with an operation in flight. A second one must wait, because the target may execute the two
+/// in any order.
 const BUSY: u32 = 1 << 31;
 
 impl<'a> Job<'a> {
@@ -130,7 +130,7 @@ impl<'a> Job<'a> {
         };
         match outcome.error {
             None => self.session.close(),
-            // Stop the other jobs, because this one has failed.
+            // Stop the other jobs.
             Some(_) => stop.store(true, Ordering::Relaxed),
         }
         outcome
@@ -172,15 +172,14 @@ impl<'a> Job<'a> {
             (_, writes) => writes,
         };
         let mut index = if workload.pattern.is_random() {
-            // Choose a block at random: multiply-shift maps 64 random bits to a nearly uniform index in
-            // 0..blocks without a division.
+            // Multiply-shift maps 64 random bits to a nearly uniform index in 0..blocks without a division.
             ((u128::from(block::random(&mut self.random)) * u128::from(blocks)) >> 64) as u64
         } else {
             self.next
         };
         if !self.written.is_empty() {
-            // Take the next block that has no operation in flight. If all have one, the caller tries again
-            // after a completion.
+            // Take the next block that is not busy. If all are busy, the caller tries again after a
+            // completion.
             let free = (0..blocks)
                 .map(|n| (index + n) % blocks)
                 .find(|index| self.written[*index as usize] & BUSY == 0);

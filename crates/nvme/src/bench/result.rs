@@ -1,4 +1,4 @@
-//! The rows of a bench's result document: one for the reads of a workload and one for its writes.
+//! The rows of a bench's result document.
 
 use super::job::{Outcome, Tally};
 use super::workload::{Pattern, Workload};
@@ -47,7 +47,7 @@ pub struct IoResult {
     pub latency: Option<Percentiles>,
     /// The latency at the percentiles that fio prints.
     pub latency_percentiles: Vec<LatencyPercentile>,
-    /// The processor time of all jobs as a share of their elapsed time. 1 means that no job ever slept.
+    /// The processor time of all jobs divided by their elapsed time. 1 means that no job slept.
     pub cpu_share: f64,
     /// How often a job switched to another path, or reconnected on the same path.
     pub failovers: u64,
@@ -66,8 +66,7 @@ pub struct LatencyPercentile {
     pub latency_ns: f64,
 }
 
-/// Adds up the jobs' results. Returns a row for the reads and a row for the writes, as far as the workload
-/// has them.
+/// Adds up the jobs' results. Returns a row for the workload's reads, a row for its writes, or both.
 pub(super) fn rows(
     workload: &Workload,
     namespace: &NamespaceInfo,

@@ -76,7 +76,7 @@ impl FromStr for Pattern {
             Pattern::RandWrite,
             Pattern::RandRw,
         ];
-        // Accept `readwrite`, because fio has it as another name of `rw`.
+        // fio also accepts `readwrite` for `rw`.
         let text = if text == "readwrite" { "rw" } else { text };
         all.into_iter()
             .find(|pattern| pattern.name() == text)
@@ -97,22 +97,22 @@ pub struct Workload {
     pub jobs: u32,
     /// The share of reads in mixed workloads, in percent.
     pub read_percent: u32,
-    /// How long the jobs run. `None`: each job submits one operation for each `block_bytes` bytes of
-    /// its part of the range.
+    /// How long the jobs run. `None`: each job submits one operation for each `block_bytes` bytes of its
+    /// part.
     pub duration: Option<Duration>,
     /// The offset in the namespace at which the range of the workload starts, in bytes.
     pub offset: u64,
-    /// The length of the range of the workload, in bytes. `None`: up to the end of the namespace.
+    /// The length of the workload's range in bytes. `None`: up to the end of the namespace.
     pub size: Option<u64>,
-    /// True if writes store contents that can be checked and reads check them. False if nothing is checked.
+    /// True if reads check what writes have stored.
     pub verify: bool,
     /// The seed of the random numbers.
     pub seed: u64,
 }
 
 impl Workload {
-    /// Checks the workload, and divides its range among the jobs. Returns one part per job: its first byte
-    /// and its end in the namespace. The parts' lengths are multiples of the block size.
+    /// Checks the workload and divides its range among the jobs. Returns each job's part of the namespace,
+    /// in bytes. The parts are whole blocks.
     pub(super) fn parts(&self, namespace: &NamespaceInfo) -> Result<Vec<Range<u64>>> {
         let unit = u64::from(namespace.block_bytes);
         let shown = units::bytes;

@@ -8,8 +8,8 @@ wire! {
     pub struct Command {
         /// OPC: the opcode. Its meaning depends on the queue: see [`admin`] and [`io`].
         pub opcode: u8,
-        /// FUSE and PSDT: whether the command is fused, and how its data is described. 0x40 in commands over
-        /// fabrics, because SGLs describe their data.
+        /// FUSE and PSDT: whether the command is fused, and how its data is described. 0x40 (SGLs) in
+        /// commands over fabrics.
         pub flags: u8,
         /// CID: the identifier that the completion repeats.
         pub cid: U16,
@@ -135,12 +135,12 @@ impl Command {
         (self.cdw12.get() & 0xFFFF) + 1
     }
 
-    /// Returns true if the host may transfer data to the controller with this command: bit 0 of the opcode, or of FCTYPE.
+    /// Returns true if the command may transfer data to the controller: bit 0 of the opcode, or of FCTYPE.
     pub fn sends_data(&self) -> bool {
         self.direction() & 1 != 0
     }
 
-    /// Returns true if the controller may transfer data to the host with this command: bit 1 of the opcode, or of FCTYPE.
+    /// Returns true if the command may transfer data to the host: bit 1 of the opcode, or of FCTYPE.
     pub fn receives_data(&self) -> bool {
         self.direction() & 2 != 0
     }
@@ -228,7 +228,8 @@ pub mod io_flags {
     pub const DEALLOCATE: u32 = 1 << 25;
 }
 
-/// Dataset Management (NVM section 3.2.3). The data is a list of ranges, 16 bytes each; dword 10 holds their number less one.
+/// Dataset Management (NVM section 3.2.3). The data is a list of 16-byte ranges. Dword 10 holds their number
+/// less one.
 pub mod dsm {
     use zerocopy::little_endian::{U32, U64};
 
@@ -242,8 +243,7 @@ pub mod dsm {
         pub struct Range {
             /// Context attributes.
             pub attributes: U32,
-            /// The number of blocks. Unlike most counts in commands, it is the count itself, not the count
-            /// less one.
+            /// The number of blocks, not less one.
             pub blocks: U32,
             /// The first block.
             pub lba: U64,
@@ -263,7 +263,8 @@ pub mod feature {
     pub const ERROR_RECOVERY: u8 = 0x05;
     /// Volatile Write Cache.
     pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
-    /// Number of Queues. Dword 11 and the result hold both counts, less one: submission in bits 15:0, completion in 31:16.
+    /// Number of Queues. Dword 11 and the result hold the submission queues in bits 15:0 and the completion
+    /// queues in bits 31:16, each less one.
     pub const NUMBER_OF_QUEUES: u8 = 0x07;
     /// Write Atomicity Normal.
     pub const WRITE_ATOMICITY: u8 = 0x0A;
@@ -295,10 +296,15 @@ pub mod log {
     pub const DISCOVERY: u8 = 0x70;
 }
 
-/// Asynchronous events (Base section 5.2.1). Dword 0 of the completion holds the type in bits 2:0, the information in bits 15:8
-/// and the log page in bits 23:16.
+/// Asynchronous events (Base section 5.2.1). Dword 0 of the completion:
+///
+/// | bits | contents |
+/// | --- | --- |
+/// | 2:0 | type |
+/// | 15:8 | information |
+/// | 23:16 | log page |
 pub mod async_event {
-    /// Dword 0 of the completion that reports "Namespace Attribute Changed". The log page is the Changed Namespace List.
+    /// Dword 0 of the event "Namespace Attribute Changed". Its log page is the Changed Namespace List.
     pub const NAMESPACE_CHANGED: u32 = 0x02 | (super::log::CHANGED_NAMESPACES as u32) << 16;
     /// Dword 0 of the completion that reports "Discovery Log Page Change".
     pub const DISCOVERY_CHANGED: u32 = 0x02 | 0xF0 << 8 | (super::log::DISCOVERY as u32) << 16;

@@ -47,7 +47,7 @@ pub mod cc {
     pub const SHUTDOWN_MASK: u32 = 3 << 14;
     /// SHN: normal shutdown.
     pub const SHUTDOWN_NORMAL: u32 = 1 << 14;
-    /// The entry sizes that NVMe requires, as powers of two: IOSQES 6 (64 bytes) and IOCQES 4 (16 bytes).
+    /// The required entry sizes as powers of two: IOSQES 6 (64 bytes) and IOCQES 4 (16 bytes).
     pub const ENTRY_SIZES: u32 = 6 << 16 | 4 << 20;
 }
 
@@ -68,8 +68,9 @@ pub mod csts {
 pub struct Cap(pub u64);
 
 impl Cap {
-    /// Creates the capabilities of a controller for the NVM command set with contiguous queues, whose queues have at most
-    /// `max_entries` entries (2 to 65,536) and which becomes ready within `timeout_500ms` units of 500 ms.
+    /// Creates the capabilities of a controller for the NVM command set with contiguous queues. A queue has
+    /// at most `max_entries` entries (2 to 65,536). The controller becomes ready within `timeout_500ms`
+    /// units of 500 ms.
     pub fn new(max_entries: u32, timeout_500ms: u8) -> Self {
         Self(u64::from(max_entries - 1) & 0xFFFF | 1 << 16 | u64::from(timeout_500ms) << 24 | 1 << 37)
     }
@@ -93,8 +94,8 @@ pub mod connect {
     pub const ANY_CONTROLLER: u16 = 0xFFFF;
 }
 
-/// Returns dword 0 of the completion of a refused Connect (Base section 6.3): the offset of the invalid
-/// parameter, in the Connect's data if `in_data` is set, and otherwise in the command.
+/// Returns dword 0 of the completion of a refused Connect (Base section 6.3). It names the invalid parameter
+/// by its offset: in the Connect's data if `in_data` is set, else in the command.
 pub fn connect_error(in_data: bool, offset: u16) -> u32 {
     u32::from(offset) | u32::from(in_data) << 16
 }
@@ -144,8 +145,8 @@ impl Command {
         Self { sgl, ..Self::new(FABRICS, fctype.into()) }
     }
 
-    /// Creates a Connect for queue `qid` with `entries` entries. The keep-alive timeout is in milliseconds; 0 turns it off. The
-    /// [`ConnectData`] is in the capsule.
+    /// Creates a Connect for queue `qid` with `entries` entries. A keep-alive timeout of 0 turns keep-alive
+    /// off. The capsule must hold the [`ConnectData`].
     ///
     /// # Panics
     /// If `entries` is not 2 to 65,536.
@@ -159,8 +160,7 @@ impl Command {
         command
     }
 
-    /// Creates a Property Get for the property at `offset`, which has 8 bytes if `wide` is set and otherwise
-    /// 4.
+    /// Creates a Property Get for the property at `offset`. It has 8 bytes if `wide` is set, else 4.
     pub fn property_get(offset: u32, wide: bool) -> Self {
         let mut command = Self::fabrics(fabrics::PROPERTY_GET, Sgl::NONE);
         command.cdw10 = u32::from(wide).into();

@@ -2,7 +2,15 @@
 
 use std::fmt;
 
-/// A status: the code in bits 7:0, its type in bits 10:8, CRD in bits 12:11, More in bit 13 and Do Not Retry in bit 14.
+/// The status of a completion.
+///
+/// | bits | contents |
+/// | --- | --- |
+/// | 7:0 | code |
+/// | 10:8 | type |
+/// | 12:11 | CRD |
+/// | 13 | More |
+/// | 14 | Do Not Retry |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Status(pub u16);
 
@@ -152,7 +160,7 @@ impl Status {
     }
 
     /// Returns true if another path or a later attempt may succeed: Do Not Retry is not set, and the status
-    /// is an error of the path (type 3) or one of the temporary errors below.
+    /// is a path error (type 3) or one of the temporary errors below.
     pub fn is_retryable(self) -> bool {
         let code = Status(self.0 & 0x7FF);
         self.0 & Self::DO_NOT_RETRY == 0

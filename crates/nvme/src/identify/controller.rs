@@ -3,8 +3,7 @@
 use zerocopy::little_endian::{U16, U32};
 
 wire! {
-    /// Identify Controller, 4096 bytes. Fields that matter only to drives with firmware, power states or
-    /// sanitize have no names here.
+    /// Identify Controller, 4096 bytes. Fields about firmware, power states and sanitize have no names here.
     pub struct Controller {
         /// VID: the PCI vendor.
         pub vid: U16,
@@ -20,11 +19,9 @@ wire! {
         pub rab: u8,
         /// IEEE: the vendor's OUI.
         pub ieee: [u8; 3],
-        /// CMIC: what the subsystem can have. Bit 0: several ports. Bit 1: several controllers. Bit 3:
-        /// asymmetric namespace access.
+        /// CMIC. Bit 0: several ports. Bit 1: several controllers. Bit 3: asymmetric namespace access.
         pub cmic: u8,
-        /// MDTS: limits the data of a command to 4096 bytes times 2 to the power of this number; 0 means no
-        /// limit.
+        /// MDTS: the most data of a command is 4096 bytes times 2 to the power of this number. 0: no limit.
         pub mdts: u8,
         /// CNTLID: the controller's identifier.
         pub cntlid: U16,
@@ -52,7 +49,7 @@ wire! {
         pub acl: u8,
         /// AERL: the Asynchronous Event Requests that may be in flight, less one.
         pub aerl: u8,
-        /// FRMW: firmware slots; bit 0 is set if slot 1 is read-only, bits 3:1 are the number of slots.
+        /// FRMW. Bit 0: slot 1 is read-only. Bits 3:1: the number of firmware slots.
         pub frmw: u8,
         /// LPA: log page attributes; bit 2 is set for extended data (offsets and lengths beyond 12 bits).
         pub lpa: u8,
@@ -82,11 +79,11 @@ wire! {
         pub nanagrpid: U32,
         /// PELS and reserved bytes.
         pub reserved6: [u8; 160],
-        /// SQES: the sizes of submission queue entries as powers of two, required in bits 3:0 and largest in
-        /// bits 7:4. 66h: 64 bytes.
+        /// SQES: the sizes of submission queue entries as powers of two. Bits 3:0: required. Bits 7:4:
+        /// largest. 66h is 64 bytes.
         pub sqes: u8,
-        /// CQES: the sizes of completion queue entries as powers of two, required in bits 3:0 and largest in
-        /// bits 7:4. 44h: 16 bytes.
+        /// CQES: the sizes of completion queue entries as powers of two. Bits 3:0: required. Bits 7:4:
+        /// largest. 44h is 16 bytes.
         pub cqes: u8,
         /// MAXCMD: the most commands in flight on a queue.
         pub maxcmd: U16,
@@ -98,7 +95,7 @@ wire! {
         pub fuses: U16,
         /// FNA.
         pub fna: u8,
-        /// VWC: bit 0 is set if there is a volatile write cache; bits 2:1 are 3 if Flush accepts NSID FFFFFFFFh.
+        /// VWC. Bit 0: a volatile write cache is present. Bits 2:1: 3 if Flush accepts NSID FFFFFFFFh.
         pub vwc: u8,
         /// AWUN: the atomic write unit, in blocks, less one.
         pub awun: U16,
@@ -112,8 +109,8 @@ wire! {
         pub acwu: U16,
         /// CDFS.
         pub cdfs: U16,
-        /// SGLS: the supported features of SGLs. Bits 1:0: SGLs. Bit 20: an offset in the capsule as address.
-        /// Bit 21: the descriptor of data that the transport transfers.
+        /// SGLS. Bits 1:0: SGLs. Bit 20: offsets in the capsule. Bit 21: descriptors of data outside the
+        /// capsule.
         pub sgls: U32,
         /// MNAN: the most namespaces that the subsystem can have.
         pub mnan: U32,

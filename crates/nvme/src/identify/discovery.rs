@@ -43,8 +43,7 @@ wire! {
         pub subnqn: [u8; 256],
         /// TRADDR: the address as text.
         pub traddr: [u8; 256],
-        /// TSAS: address settings of the transport type. For TCP, the first byte is SECTYPE; 0 is no
-        /// security.
+        /// TSAS: settings of the transport. For TCP, byte 0 is SECTYPE; 0 is no security.
         pub tsas: [u8; 256],
     }
 }

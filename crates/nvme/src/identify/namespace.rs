@@ -1,5 +1,5 @@
-//! The data structures that describe a namespace: Identify Namespace and the Namespace Identification
-//! Descriptors (NVM section 4.1.5.1; Base section 5.17.2.3).
+//! Identify Namespace (NVM section 4.1.5.1) and the Namespace Identification Descriptors (Base section
+//! 5.17.2.3).
 
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -12,7 +12,7 @@ wire! {
         pub ncap: U64,
         /// NUSE: the allocated blocks.
         pub nuse: U64,
-        /// NSFEAT: bit 0 is set for thin provisioning, bit 4 if the fields NPWG to NOWS are valid.
+        /// NSFEAT. Bit 0: thin provisioning. Bit 4: the fields NPWG to NOWS are valid.
         pub nsfeat: u8,
         /// NLBAF: the number of LBA formats, less one.
         pub nlbaf: u8,
@@ -30,7 +30,7 @@ wire! {
         pub rescap: u8,
         /// FPI: format progress.
         pub fpi: u8,
-        /// DLFEAT: bits 2:0 are 1 if deallocated blocks read as zero; bit 3 is set if Write Zeroes may deallocate.
+        /// DLFEAT. Bits 2:0: 1 if deallocated blocks read as zero. Bit 3: Write Zeroes may deallocate.
         pub dlfeat: u8,
         /// NAWUN.
         pub nawun: U16,
@@ -92,8 +92,8 @@ wire! {
 }
 
 impl Namespace {
-    /// Returns the block size in bytes. `None` if the format in use is unsupported: it has metadata, or its
-    /// blocks have less than 512 bytes or at least 4 GiB.
+    /// Returns the block size in bytes. `None` if the format is unsupported: it has metadata, or blocks of
+    /// less than 512 bytes or at least 4 GiB.
     pub fn block_bytes(&self) -> Option<u32> {
         let index = usize::from(self.flbas & 0x0F | (self.flbas >> 1 & 0x30));
         let format = self.lbaf.get(index)?;
@@ -132,7 +132,7 @@ impl NamespaceDescriptor {
         4 + id.len()
     }
 
-    /// Decodes the list. Skips descriptors of unknown type; stops at the end of the list or at a malformed descriptor.
+    /// Decodes the list. Skips descriptors of unknown type. Stops at a malformed descriptor.
     pub fn decode_all(mut list: &[u8]) -> Vec<Self> {
         let mut found = Vec::new();
         while let [kind, len, _, _, rest @ ..] = list {

@@ -5,8 +5,7 @@ use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
-/// A listener of a target: a host name or IP address, and a TCP port. Without a port, the default of the
-/// service applies.
+/// The address of a target's listener: a host name or IP address, and optionally a TCP port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     host: String,

@@ -20,7 +20,7 @@ impl Buffer {
         Ok(Self { region: Region::host(bytes)?, len: bytes })
     }
 
-    /// Creates a buffer of a region, which can be pinned memory or a part of a larger region.
+    /// Creates a buffer in a region, such as pinned memory.
     ///
     /// # Safety
     /// Nothing else accesses the region's memory until the buffer is dropped.
@@ -36,8 +36,7 @@ impl Buffer {
         Ok(Self { region, len })
     }
 
-    /// Consumes the buffer and returns its whole region, whatever length was set. Other code may then access
-    /// the memory again.
+    /// Consumes the buffer and returns its whole region.
     pub fn into_region(self) -> Region {
         self.region
     }
@@ -53,7 +52,7 @@ impl Buffer {
         self.region.len()
     }
 
-    /// Sets the length in bytes. The memory stays as large as it is, so the length can grow again.
+    /// Sets the length in bytes. The memory keeps its size, so the length can grow again.
     ///
     /// # Panics
     /// If `bytes` is 0 or exceeds the memory.
@@ -64,7 +63,7 @@ impl Buffer {
 
     /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the memory is initialised host memory that the region keeps valid, and this value is its only owner.
+        // SAFETY: the region keeps the memory valid and initialised. This value is its only owner.
         unsafe { std::slice::from_raw_parts(self.region.as_ptr(), self.len) }
     }
 

@@ -5,12 +5,8 @@
 //!   next_done <-- done <-- slot <-- inbox <-- receive_slices / received <------------- socket
 //! ```
 //!
-//! The caller sends what [`Connection::transmit_slices`] returns. It receives into what
-//! [`Connection::receive_slices`] returns: the part of a command's buffer whose data is still missing, and a
-//! scratch buffer for headers.
-//!
-//! Everything that the controller sends is checked before it is used. Data goes only into the buffer of a read in flight, in
-//! order and within the buffer. A violation is returned as a [`Fault`], after which the connection must be closed.
+//! Everything that the controller sends is checked before it is used. Data goes only into the buffer of a
+//! read in flight, in order. A violation is returned as a [`Fault`]; the connection must then be closed.
 
 mod inbox;
 mod outbox;
@@ -27,8 +23,8 @@ use outbox::Outbox;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
-/// The number of low bits of a command identifier that hold the slot's index. The other bits count the uses of the slot, so a
-/// completion of an earlier command is detected.
+/// The number of low bits of a command identifier that hold the slot's index. The other bits count the
+/// slot's uses, so a late completion is detected.
 const INDEX_BITS: u32 = 12;
 /// The most entries of a queue.
 pub const MAX_ENTRIES: u32 = 1 << INDEX_BITS;
@@ -40,7 +36,7 @@ pub struct Request {
     pub token: u64,
     /// The command. The connection sets its identifier and, if there is a buffer, its SGL.
     pub command: Command,
-    /// The memory that the command reads into or writes from. Its length is the length of the transfer.
+    /// The memory to read into or write from. Its length is the length of the transfer.
     pub buffer: Option<Buffer>,
 }
 
@@ -54,8 +50,7 @@ pub struct Done {
     /// The completion. If the connection failed before the command completed, its status is
     /// [`Status::HOST_PATH_ERROR`].
     pub completion: Completion,
-    /// The buffer of the request, which holds the received data after a successful read. `None` if the
-    /// request had none.
+    /// The buffer of the request, if it had one. After a successful read it holds the data.
     pub buffer: Option<Buffer>,
 }
 
@@ -90,12 +85,12 @@ struct Slot {
     command: Option<Command>,
     buffer: Option<Buffer>,
     /// For a read, the number of bytes received into the buffer. For a write, the number of bytes at the
-    /// buffer's start that were sent in the capsule or that the controller has requested by R2T.
+    /// buffer's start that were sent in the capsule or requested by R2T.
     transferred: u32,
     /// The number of data segments of this slot that are still in the outbox.
     queued: u32,
-    /// True if the command sends data outside its capsule, which the controller requests by R2T. False if it
-    /// sends no data, or all of it in the capsule.
+    /// True if the controller requests the command's data by R2T. False if the data is in the capsule, or
+    /// there is none.
     by_r2t: bool,
     /// True if a digest of data received for this command was wrong.
     corrupted: bool,
@@ -121,8 +116,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Creates a connection and queues its ICReq. At most `entries` - 1 commands are in flight at a time. Up to
-    /// `max_capsule_data` bytes of a write travel with its command.
+    /// Creates a connection and queues its ICReq. At most `entries` - 1 commands can be in flight. A write
+    /// sends up to `max_capsule_data` bytes in its capsule.
     ///
     /// # Panics
     /// If `entries` is not 2 to [`MAX_ENTRIES`].
@@ -175,7 +170,7 @@ impl Connection {
     /// Queues a command for sending.
     ///
     /// # Errors
-    /// Returns the request if no slot is available. See [`Connection::available`].
+    /// Returns the request if [`Connection::available`] is 0.
     ///
     /// # Panics
     /// If the buffer has 4 GiB or more.
@@ -228,9 +223,6 @@ impl Connection {
     }
 
     /// Removes the first `bytes` bytes from the output, after they were sent.
-    ///
-    /// # Panics
-    /// If the output holds fewer bytes.
     pub fn transmitted(&mut self, bytes: usize) {
         let mut bytes = bytes;
         while let Some(index) = self.outbox.sent(&mut bytes) {
@@ -244,8 +236,8 @@ impl Connection {
         }
     }
 
-    /// Returns where the next received bytes go: first the part of a command's buffer whose data is still
-    /// missing, which can be empty, then scratch space. The caller fills the first slice before the second.
+    /// Returns where the next received bytes go. The first slice is the rest of a command's buffer, and may
+    /// be empty. The second is scratch space. Fill the first slice before the second.
     pub fn receive_slices(&mut self) -> [IoSliceMut<'_>; 2] {
         let Inbox { payload, scratch, expect_large, .. } = &mut self.inbox;
         let (data, large): (&mut [u8], bool) = match payload {
@@ -260,10 +252,11 @@ impl Connection {
         [IoSliceMut::new(data), IoSliceMut::new(scratch.space(large))]
     }
 
-    /// Processes `bytes` bytes that were received into [`Connection::receive_slices`].
+    /// Processes the `bytes` bytes that were received into [`Connection::receive_slices`].
     ///
     /// # Errors
-    /// A violation of the protocol or a termination. Close the connection then, and call [`Connection::fail`].
+    /// A violation of the protocol or a termination. Then close the connection and call
+    /// [`Connection::fail`].
     ///
     /// # Panics
     /// If `bytes` exceeds the slices.
@@ -301,9 +294,8 @@ impl Connection {
         }
     }
 
-    /// Returns the header of the last received PDU. After a fault, this is the faulty PDU, and a termination
-    /// request sends its header back. If the PDU's first 8 bytes (the common header) are invalid, returns
-    /// only these 8 bytes.
+    /// Returns the header of the last received PDU, for a termination request. If the PDU's common header is
+    /// invalid, returns only the 8 bytes of the common header.
     pub fn faulty_pdu(&self) -> &[u8] {
         self.inbox.faulty_pdu()
     }
@@ -347,8 +339,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns the slot of the command in flight whose identifier is `cid`. If there is none, returns a fault
-    /// for the identifier field, which lies at `offset` in the received PDU of type `kind`.
+    /// Returns the slot of the command in flight with identifier `cid`. If there is none, returns a fault
+    /// that names the field at `offset` of a PDU of type `kind`.
     fn find(&mut self, cid: u16, kind: Kind, offset: u32) -> Result<u16, Fault> {
         let index = cid & (MAX_ENTRIES as u16 - 1);
         match self.slots.get(usize::from(index)) {
@@ -404,8 +396,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Copies received data from the scratch space to the buffer of its command. Returns true if the data of
-    /// the current PDU is complete.
+    /// Copies received data from the scratch space to its command's buffer. Returns true if the data of the
+    /// PDU is complete.
     fn take_payload(&mut self) -> Result<bool, Fault> {
         let Inbox { payload, scratch, .. } = &mut self.inbox;
         let Some(current) = payload else { return Ok(true) };
@@ -472,7 +464,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Completes a command. If its data is still in the outbox, keeps the completion until the data was sent.
+    /// Completes a command. If its data is still in the outbox, delays the completion until the data was
+    /// sent.
     fn finish(&mut self, index: u16, completion: Completion, kind: Kind) -> Result<(), Fault> {
         let slot = &mut self.slots[usize::from(index)];
         let mut completion = completion;

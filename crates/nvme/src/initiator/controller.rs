@@ -31,8 +31,8 @@ pub struct ConnectOptions {
     pub host: HostIdentity,
     /// How the connections of the queues are made. The number of entries applies to I/O queues only.
     pub queue: QueueOptions,
-    /// The keep-alive timeout. The initiator ends the connection if a Keep Alive is not answered within this
-    /// time. The target ends it if the host is silent for this time. Zero turns both off.
+    /// The keep-alive timeout; zero turns keep-alive off. The initiator ends the connection if a Keep Alive
+    /// is not answered within this time. The target ends it if the host is silent this long.
     pub keep_alive: Duration,
 }
 
@@ -51,12 +51,12 @@ pub struct NamespaceInfo {
     pub write_zeroes: bool,
     /// True if the controller supports Dataset Management, so blocks can be deallocated. False otherwise.
     pub deallocate: bool,
-    /// True if there is a volatile write cache, so a flush is needed for durability. False if there is none.
+    /// True if there is a volatile write cache, so that only a flush makes data durable.
     pub volatile_cache: bool,
     /// The most data of one command, in bytes. A multiple of the block size.
     pub max_transfer: u32,
-    /// The UUID, else the NGUID, else the EUI64 followed by zeros. `None` if the namespace has none of them. Two
-    /// namespaces with different identities have different contents.
+    /// The UUID, or else the NGUID, or else the EUI64 with zeros appended. `None` if the namespace has none
+    /// of them.
     pub identity: Option<[u8; 16]>,
 }
 
@@ -92,7 +92,8 @@ const TOKEN_KEEP_ALIVE: u64 = 1;
 const TOKEN_EVENT: u64 = 2;
 
 impl Controller {
-    /// Connects to a controller of a subsystem, enables it and identifies it. Tries each address that the name resolves to.
+    /// Connects to a controller of a subsystem, enables it and identifies it. Tries all addresses of the
+    /// target's name.
     ///
     /// # Errors
     /// If the target cannot be reached, refuses the host or the subsystem, or does not become ready.
@@ -205,16 +206,15 @@ impl Controller {
         self.admin.peer()
     }
 
-    /// Returns the controller's admin queue. Its socket can be polled together with the sockets of the I/O
-    /// queues.
+    /// Returns the admin queue, to poll its socket together with those of the I/O queues.
     pub fn admin_queue(&self) -> &Queue {
         &self.admin
     }
 
-    /// Sends an admin command and waits for its completion.
+    /// Sends an admin command and waits for its completion. `what` describes the command in error messages.
     ///
     /// # Errors
-    /// If the command completes with an error status, or the connection fails. `what` describes the command in the message.
+    /// If the command completes with an error status, or the connection fails.
     pub fn admin(&mut self, command: Command, buffer: Option<Buffer>, what: &str) -> Result<Done> {
         let mut request = Request { token: TOKEN_COMMAND, command, buffer };
         while let Err(back) = self.admin.submit(request) {
@@ -259,7 +259,8 @@ impl Controller {
         }
     }
 
-    /// Sends a keep-alive if one is due, and receives what has arrived. Call it at least every 100 ms; it does not block.
+    /// Sends a keep-alive if one is due, and receives what has arrived. Does not block. Call it at least
+    /// every 100 ms.
     ///
     /// # Errors
     /// If the connection failed, or the target did not answer a keep-alive in time.
@@ -287,7 +288,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Asks the controller to report changes of namespaces, or of the discovery log. [`Controller::next_event`] returns them.
+    /// Asks the controller to report changes of namespaces, or of the discovery log, to
+    /// [`Controller::next_event`].
     ///
     /// # Errors
     /// If the connection failed.
@@ -303,8 +305,7 @@ impl Controller {
         command.cdw11 = supported.into();
         match self.admin(command, None, "enabling events") {
             Ok(_) => self.arm_event(),
-            // It is not an error if the controller refuses this command: it may report events that the host
-            // cannot choose.
+            // The controller may report events that the host cannot choose, so a refusal is not an error.
             Err(Error::Status { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -359,7 +360,7 @@ impl Controller {
     /// Identifies a namespace.
     ///
     /// # Errors
-    /// If the namespace does not exist, has a format that is unsupported, or the connection fails.
+    /// If the namespace does not exist or its format is unsupported, or the connection fails.
     pub fn namespace(&mut self, nsid: u32) -> Result<NamespaceInfo> {
         let page = self.identify_page(cns::NAMESPACE, nsid)?;
         let namespace = Namespace::ref_from_bytes(page.bytes()).expect("4096 bytes");
@@ -426,8 +427,8 @@ impl Controller {
         Ok(done.buffer.expect("the command had a buffer"))
     }
 
-    /// Reads the list of changed namespaces, and ignores it. The controller reports the next change only
-    /// after this read.
+    /// Reads the list of changed namespaces and ignores it. The controller reports no further change before
+    /// this read.
     ///
     /// # Errors
     /// If the controller refuses or the connection fails.
@@ -466,8 +467,7 @@ impl Controller {
         Ok(queue)
     }
 
-    /// Shuts the controller down and waits until the shutdown is complete, but at most for a second (Base
-    /// section 3.6.2).
+    /// Shuts the controller down, and waits up to a second for the end of the shutdown (Base section 3.6.2).
     pub fn shut_down(&mut self) {
         let value = cc::ENABLE | cc::ENTRY_SIZES | cc::SHUTDOWN_NORMAL;
         let started = Instant::now();

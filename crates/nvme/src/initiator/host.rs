@@ -1,5 +1,4 @@
-//! The identity that a host shows to targets: its NQN and its host identifier, read from this machine's files
-//! by default.
+//! The host's NQN and host identifier, by default read from this machine's files.
 
 use crate::{Error, Result};
 
@@ -17,9 +16,11 @@ pub struct HostIdentity {
 }
 
 impl HostIdentity {
-    /// Returns the identity of this machine. Reads `/etc/nvme/hostnqn` and `/etc/nvme/hostid`, as nvme-cli
-    /// does. Takes a missing host identifier from the NQN, or else from `/etc/machine-id`. Makes a missing
-    /// NQN from the host identifier.
+    /// Returns the identity of this machine, read from `/etc/nvme/hostnqn` and `/etc/nvme/hostid` like
+    /// nvme-cli.
+    ///
+    /// If the host identifier is missing, it is taken from the NQN, or else from `/etc/machine-id`. If the
+    /// NQN is missing, it is made from the host identifier.
     pub fn this_machine() -> Self {
         let read = |path| std::fs::read_to_string(path).ok().map(|text| text.trim().to_string());
         let machine = read("/etc/machine-id").and_then(|text| parse_uuid(&text)).unwrap_or([0x69; 16]);
@@ -30,7 +31,7 @@ impl HostIdentity {
         Self { nqn: nqn.unwrap_or_else(|| format!("{UUID_PREFIX}{}", format_uuid(&id))), id }
     }
 
-    /// Replaces the NQN of the identity. If the new NQN contains a UUID, that becomes the host identifier.
+    /// Replaces the NQN. If the new NQN contains a UUID, the UUID also replaces the host identifier.
     ///
     /// # Errors
     /// If the NQN is invalid.

@@ -1,5 +1,4 @@
-//! A queue of a controller: its TCP socket, and the state machine of the protocol that the socket's bytes
-//! drive.
+//! A queue of a controller: its TCP socket and the state machine of its protocol.
 
 use super::connection::{Connection, Done, Failure, Request};
 use crate::pdu::{Digests, Sender, encode_termination};
@@ -40,7 +39,7 @@ impl Default for QueueOptions {
     }
 }
 
-/// An NVMe queue of the host: the protocol state of its connection, and the TCP socket. One thread uses it.
+/// A queue of the host. Only one thread uses it.
 #[derive(Debug)]
 pub struct Queue {
     socket: TcpStream,
@@ -48,16 +47,16 @@ pub struct Queue {
     peer: String,
     timeout: Duration,
     spin: Duration,
-    /// When the wait for the controller's next answer began. This is when bytes last arrived, or when a
-    /// command was submitted while no other was in flight, whichever is later. Held commands, which the
-    /// controller may leave unanswered, do not count.
+    /// When bytes last arrived, or when a command was last submitted while none was in flight, whichever is
+    /// later. Held commands do not count.
     last_arrival: Instant,
     /// The number of held commands: those in flight that the controller may leave unanswered for any time.
     held: usize,
 }
 
 impl Queue {
-    /// Connects to `address` and negotiates the connection. Up to `max_capsule_data` bytes of a write travel with its command.
+    /// Connects to `address` and negotiates the connection. A write sends up to `max_capsule_data` bytes in
+    /// its capsule.
     ///
     /// # Errors
     /// If the target cannot be reached, does not answer in time, or refuses the negotiation.
@@ -100,7 +99,8 @@ impl Queue {
         &self.peer
     }
 
-    /// Returns the socket, to wait for it together with others. Wait for input, and for output if [`Queue::has_output`].
+    /// Returns the socket, to wait for it together with others. Always wait for input. If
+    /// [`Queue::has_output`], also wait for output.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -137,7 +137,7 @@ impl Queue {
         self.connection.submit(request)
     }
 
-    /// Queues a command that the controller may leave unanswered for any time, such as an Asynchronous Event
+    /// Queues a held command: the controller may leave it unanswered for any time, as an Asynchronous Event
     /// Request.
     pub(super) fn submit_held(&mut self, request: Request) {
         if self.submit(request).is_ok() {
@@ -155,11 +155,12 @@ impl Queue {
         self.connection.next_done()
     }
 
-    /// Sends what is queued and receives what has arrived. With `wait`, blocks for up to 100 ms until something arrives.
+    /// Sends queued bytes and receives what has arrived. With `wait`, blocks for up to 100 ms until
+    /// something arrives.
     ///
     /// # Errors
-    /// If the connection ended, the target violated the protocol, or it has not answered for too long. The queue cannot be used
-    /// any more; call [`Queue::fail`] to get the commands in flight back.
+    /// If the connection ended, the target violated the protocol, or it has not answered for too long. The
+    /// queue then cannot be used any more. [`Queue::fail`] returns the commands in flight.
     pub fn progress(&mut self, wait: bool) -> Result<()> {
         self.send()?;
         if wait && self.connection.has_output() {
@@ -203,13 +204,12 @@ impl Queue {
     /// Receives bytes into the connection's memory. Returns their number, or 0 at the end of the stream.
     fn receive(&mut self, flags: RecvFlags) -> rustix::io::Result<usize> {
         let mut slices = self.connection.receive_slices();
-        // Leave out an empty first slice, because a system call with one slice is a little cheaper.
+        // A system call with one slice is a little cheaper.
         let slices = if slices[0].is_empty() { &mut slices[1..] } else { &mut slices[..] };
         Ok(recvmsg(&self.socket, slices, &mut Default::default(), flags)?.bytes)
     }
 
-    /// Receives bytes: polls the socket for up to `spin`, then sleeps for up to 100 ms. Returns when bytes
-    /// arrive.
+    /// Polls the socket for up to `spin`, then sleeps for up to 100 ms. Returns when bytes arrive.
     fn poll_then_sleep(&mut self) -> rustix::io::Result<usize> {
         let start = Instant::now();
         while start.elapsed() < self.spin {
@@ -254,7 +254,7 @@ impl Queue {
                 let len =
                     encode_termination(Sender::Host, &fault, self.connection.faulty_pdu(), &mut request);
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                // The connection ends anyway, so a failure to report the reason is ignored.
+                // Ignore failures, because the connection ends anyway.
                 let _ = rustix::net::send(&self.socket, &request[..len], flags);
                 Error::Protocol { peer, fault }
             }

@@ -1,12 +1,13 @@
 //! One thread's access to a namespace over one or several paths.
 //!
-//! A path is an address of the subsystem. A session uses one path at a time, with a controller and an I/O
-//! queue of its own. If the path fails, the session connects to the next one and sends the commands in flight
-//! again. Submit only idempotent commands, such as reads, writes and flushes, because the target may then
-//! execute a command twice. For the same reason, have only one write to a block in flight: two could be
-//! executed in any order.
+//! A path is an address of the subsystem. A session uses one path at a time. If the path fails, the session
+//! connects to the next one and sends the commands in flight again. The target may then execute a command
+//! twice, and two commands in any order. So:
 //!
-//! Connecting blocks, so the session starts a thread for it. The thread that uses the session is not blocked.
+//! * submit only idempotent commands, such as reads, writes and flushes;
+//! * have only one write to a block in flight.
+//!
+//! Connecting blocks, so the session does it in another thread.
 
 use super::connection::{Done, Request};
 use super::{Address, ConnectOptions, Controller, NamespaceInfo, Queue};
@@ -16,8 +17,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// The least time between two rounds in which a session sends and receives on its admin queue, which keeps
-/// the controller alive. Also the longest time for which a wait for a reconnection blocks.
+/// The least time between two keep-alive rounds on the admin queue. Also the longest time that a wait for a
+/// reconnection blocks.
 const TICK: Duration = Duration::from_millis(100);
 /// The pause after all paths have failed, before they are tried again.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -43,8 +44,8 @@ struct Live {
     queue: Queue,
 }
 
-/// The result of trying each path once: the index of the first path that works, the connection over it, and
-/// its namespace. If no path works, the error of the path that was tried last.
+/// The index of the first path that works, the connection over it, and its namespace. If no path works, the
+/// error of the last one.
 type Reconnected = Result<(usize, Live, NamespaceInfo)>;
 
 /// Access to a namespace.
@@ -58,15 +59,14 @@ pub struct Session {
     /// Requests to send again.
     pending: VecDeque<Request>,
     done: VecDeque<Done>,
-    /// How many times each command was sent again because of a transient error, by the token of its request.
+    /// The number of retries of each command, by its token.
     retries: HashMap<u64, u32>,
     last_tick: Instant,
     /// The channel on which the reconnecting thread sends its result. `None` if no such thread runs.
     attempt: Option<Receiver<Reconnected>>,
-    /// When the last attempt to reconnect ended, after all paths had failed. The next attempt starts `PAUSE`
-    /// later.
+    /// When the last attempt to reconnect failed on all paths. The next one starts `PAUSE` later.
     failed_at: Option<Instant>,
-    /// When a path first failed after the last successful command. `None` if no path has failed since then.
+    /// When a path first failed since the last successful command.
     lost_since: Option<Instant>,
     failovers: u64,
 }
@@ -145,8 +145,8 @@ impl Session {
         self.failovers
     }
 
-    /// Returns the number of commands that can be submitted now. It is 0 while no path works, and while
-    /// commands of a failed path wait to be sent again.
+    /// Returns the number of commands that can be submitted now. It is 0 while no path works, or while a
+    /// failed path's commands wait to be sent again.
     pub fn available(&self) -> usize {
         if !self.pending.is_empty() {
             return 0;
@@ -154,7 +154,7 @@ impl Session {
         self.live.as_ref().map_or(0, |live| live.queue.available())
     }
 
-    /// Returns the most commands that can be in flight on the path in use; 0 while no path works.
+    /// Returns the most commands in flight on the current path; 0 while no path works.
     pub fn depth(&self) -> usize {
         self.live.as_ref().map_or(0, |live| live.queue.available() + live.queue.in_flight())
     }
@@ -172,7 +172,7 @@ impl Session {
     /// Queues a command. Its token must differ from those of the commands in flight.
     ///
     /// # Errors
-    /// Returns the request if none can be submitted now. See [`Session::available`].
+    /// Returns the request if [`Session::available`] is 0.
     #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
     pub fn submit(&mut self, request: Request) -> Result<(), Request> {
         match &mut self.live {
@@ -194,8 +194,8 @@ impl Session {
         None
     }
 
-    /// Returns a completed command for the caller. If the command failed with a transient error and has
-    /// retries left, queues it to be sent again and returns `None`.
+    /// Returns a completed command for the caller. If its error is transient and retries are left, queues
+    /// the command again and returns `None`.
     fn settled(&mut self, done: Done) -> Option<Done> {
         if done.status().is_success() {
             self.lost_since = None;
@@ -216,13 +216,14 @@ impl Session {
         Some(done)
     }
 
-    /// Sends what is queued, receives what has arrived, and reconnects if the path failed. With `wait`,
-    /// blocks for up to 100 ms until something arrives.
+    /// Sends queued bytes, receives what has arrived, and reconnects if the path failed. With `wait`, blocks
+    /// for up to 100 ms until something arrives.
     ///
     /// # Errors
-    /// If a path failed and no command has succeeded for [`SessionOptions::reconnect`] since then, or if the
-    /// target has another namespace under the same number, or with another block size. The session cannot be
-    /// used any more.
+    /// The session cannot be used any more after an error. Errors are:
+    ///
+    /// * a path failed, and no command has succeeded for [`SessionOptions::reconnect`] since then;
+    /// * the target has another namespace under the same number, or with another block size.
     pub fn progress(&mut self, wait: bool) -> Result<()> {
         let Some(live) = &mut self.live else { return self.reconnect(wait) };
         while let Some(request) = self.pending.pop_front() {
@@ -255,8 +256,8 @@ impl Session {
         Ok(())
     }
 
-    /// Gives up the path in use and takes its unfinished commands back, to send them over the next path.
-    /// Returns `error` if the session must give up, too.
+    /// Gives up the current path and queues its unfinished commands for the next one. Returns `error` if the
+    /// session must give up, too.
     fn lost(&mut self, error: Error) -> Result<()> {
         let Some(mut live) = self.live.take() else { return Err(error) };
         live.queue.fail();
@@ -268,8 +269,7 @@ impl Session {
             }
         }
         let since = *self.lost_since.get_or_insert_with(Instant::now);
-        // Return the error if no command has succeeded for too long, because a path that connects and then
-        // fails each time must not be tried forever.
+        // Otherwise a path that connects and then fails each time would be tried forever.
         if since.elapsed() >= self.options.reconnect {
             return Err(error);
         }
@@ -277,8 +277,8 @@ impl Session {
         Ok(())
     }
 
-    /// Advances the reconnection: starts a thread that tries each path once, or takes its result. With `wait`, blocks for
-    /// up to 100 ms.
+    /// Starts a thread that tries each path once, or takes the thread's result. With `wait`, blocks for up
+    /// to 100 ms.
     fn reconnect(&mut self, wait: bool) -> Result<()> {
         self.lost_since.get_or_insert_with(Instant::now);
         let pause = self.failed_at.map_or(Duration::ZERO, |failed| PAUSE.saturating_sub(failed.elapsed()));
@@ -319,8 +319,8 @@ impl Session {
             for path in (first..options.paths.len()).chain(0..first) {
                 match Self::connect(&options, path, Some(nsid)) {
                     Ok((live, namespace)) => {
-                        // The send fails if the session was dropped during the attempt. Dropping the unsent
-                        // result closes the new connection.
+                        // The send fails if the session was dropped meanwhile. Dropping the result closes
+                        // the new connection.
                         let _ = send.send(Ok((path, live, namespace)));
                         return;
                     }
@@ -368,7 +368,7 @@ impl Session {
     }
 }
 
-/// Returns an error if the namespace `now`, which the target at `path` has, is another one than `before`.
+/// Returns an error if the target at `path` now has another namespace (`now`) than `before`.
 fn check_is_same(path: &Address, before: &NamespaceInfo, now: &NamespaceInfo) -> Result<()> {
     let id = now.nsid;
     let why = if now.identity != before.identity {

@@ -25,16 +25,16 @@ struct Chunk {
     done: Option<Buffer>,
 }
 
-/// Provides the buffers of [`read_to`] and takes the data that was read. Implement it to read into memory of a device.
+/// Provides buffers for [`read_to`] and consumes the data. Implement it to read into device memory.
 pub trait Sink {
-    /// Returns a buffer with at least `bytes` bytes for the next command. The sink may block until it has one.
+    /// Returns a buffer of at least `bytes` bytes. Blocks until the sink has one.
     ///
     /// # Errors
     /// If the sink cannot provide memory, or earlier data could not be stored.
     fn buffer(&mut self, bytes: usize) -> Result<Buffer>;
 
-    /// Takes a buffer of whole blocks that were read. Only the bytes in the range `data` were requested.
-    /// Buffers arrive in the order of their offsets in the namespace.
+    /// Consumes a buffer of whole blocks, of which the bytes in `data` were requested. Buffers arrive in the
+    /// order of their offsets.
     ///
     /// # Errors
     /// If the data cannot be stored.
@@ -43,8 +43,8 @@ pub trait Sink {
 
 /// Provides the data of [`write_from`]. Implement it to write from memory of a device.
 pub trait Source {
-    /// Returns a buffer with the next `most` bytes of the data, or with fewer at the end of the data. The
-    /// buffer must have exactly the length of these bytes. Returns `None` if no data is left.
+    /// Returns a buffer with the next `most` bytes, or with fewer at the end of the data. The buffer's
+    /// length is the number of these bytes. Returns `None` if no data is left.
     ///
     /// # Errors
     /// If the data cannot be read.
@@ -103,8 +103,8 @@ impl Source for ReaderSource<'_> {
     }
 }
 
-/// Returns the most bytes that each command of a transfer moves: whole blocks, up to 256 KiB and up to the
-/// controller's limit, but at least one block.
+/// Returns the most bytes of each command: whole blocks, at most 256 KiB and the controller's limit, but at
+/// least one block.
 fn chunk_bytes(session: &Session) -> u64 {
     let unit = session.namespace().block_bytes;
     u64::from((session.namespace().max_transfer.min(CHUNK) / unit).max(1) * unit)
@@ -120,7 +120,7 @@ fn exact(bytes: u64) -> String {
     if text.contains('.') { format!("{bytes} bytes") } else { text }
 }
 
-/// Checks that a range lies in the namespace, and returns its end.
+/// Checks that a range lies in the namespace. Returns its end.
 ///
 /// # Errors
 /// If the range exceeds the namespace.
@@ -153,7 +153,7 @@ fn status(done: &Done, what: &str) -> Result<()> {
     Err(Error::Status { what, status: done.status() })
 }
 
-/// Reads `length` bytes from `offset` and writes them to `out`, in order. The range need not be aligned to blocks.
+/// Reads `length` bytes from `offset` and writes them to `out`. The range need not be aligned to blocks.
 ///
 /// # Errors
 /// If the range exceeds the namespace, a command fails, no path works, `out` fails, or `stop` is set.
@@ -218,12 +218,18 @@ pub fn read_to(
     Ok(())
 }
 
-/// Writes the bytes of `input` from `offset`, up to its end or `length` bytes, and flushes them. Returns the bytes written.
+/// Writes the bytes of `input` from `offset`, up to its end or `length` bytes, and flushes them. Returns the
+/// number of bytes.
 ///
 /// # Errors
-/// If the offset or the length is not a multiple of the block size, the range exceeds the namespace, a command fails, no path
-/// works, `input` fails, or `stop` is set. [`Error::Incomplete`] if the input is longer than the rest of the namespace, shorter
-/// than `length`, or ends within a block. Bytes before the error may have been written.
+/// Bytes before the error may have been written. Errors are:
+///
+/// * the offset or the length is not a multiple of the block size;
+/// * the range exceeds the namespace;
+/// * a command fails, or no path works;
+/// * `input` fails, or `stop` is set;
+/// * [`Error::Incomplete`]: the input is longer than the rest of the namespace, shorter than `length`, or
+///   ends within a block.
 pub fn write_range(
     session: &mut Session,
     offset: u64,

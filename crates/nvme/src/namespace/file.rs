@@ -12,7 +12,7 @@ const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
 /// The ioctl that returns the size of a block device's logical block (linux/fs.h).
 const BLKSSZGET: libc::c_ulong = 0x1268;
 
-/// An open file or block device. It is locked, so that no second target serves it for writing.
+/// An open file or block device, locked against a second target that would write to it.
 #[derive(Debug)]
 pub struct Storage {
     file: File,
@@ -26,9 +26,8 @@ pub struct Storage {
 impl Storage {
     /// Opens and locks what `specification` names.
     ///
-    /// Reads and writes bypass the page cache (`O_DIRECT`) if the file system supports it, unless `direct` in
-    /// the specification is `Some(false)`. A writable block device is opened exclusively, which fails if a
-    /// file system on it is mounted.
+    /// Reads and writes bypass the page cache (`O_DIRECT`) if the file system supports it and `direct` is
+    /// not `Some(false)`. A block device with a mounted file system can only be opened read-only.
     ///
     /// # Errors
     /// If the file cannot be opened or locked, is not of the kind that `specification` names, or has blocks
@@ -52,7 +51,7 @@ impl Storage {
         let (file, direct) = match (direct, open(libc::O_DIRECT)) {
             (Some(false), _) => (open(0), false),
             (_, Ok(file)) => (Ok(file), true),
-            // A file system without O_DIRECT refuses the flag with EINVAL, so the file is opened without it.
+            // The file system does not support O_DIRECT.
             (None, Err(error)) if error.raw_os_error() == Some(libc::EINVAL) => (open(0), false),
             (Some(true), Err(error)) if error.raw_os_error() == Some(libc::EINVAL) => {
                 let why = "the file system does not support direct=on; leave it out";
@@ -133,7 +132,7 @@ fn os(path: &Path, what: &str, source: std::io::Error) -> Error {
     Error::Os { what: format!("{what} {}", path.display()), source }
 }
 
-/// Creates a file of `bytes` bytes. Accepts an existing file of this size; one of another size is an error.
+/// Creates a file of `bytes` bytes. An existing file must have this size.
 fn create(path: &Path, bytes: u64) -> Result<()> {
     match OpenOptions::new().write(true).create_new(true).open(path) {
         Ok(file) => file.set_len(bytes).map_err(|source| os(path, "cannot set the size of", source)),
@@ -173,11 +172,11 @@ fn cannot_open(path: &Path, writable: bool, block_device: bool, source: std::io:
     Error::with_remedy(format!("cannot open {}", path.display()), source, remedy)
 }
 
-/// Locks a namespace's file, exclusively if `writable` is set and shared otherwise. Returns an error if
-/// another process holds a conflicting lock.
+/// Locks a namespace's file: exclusively if `writable` is set, else shared. Returns an error if another
+/// process holds a conflicting lock.
 fn lock(file: &File, path: &Path, writable: bool) -> Result<()> {
     let kind = if writable { libc::LOCK_EX } else { libc::LOCK_SH };
-    // SAFETY: a plain system call on an open descriptor.
+    // SAFETY: the descriptor is open.
     if unsafe { libc::flock(file.as_raw_fd(), kind | libc::LOCK_NB) } == 0 {
         return Ok(());
     }
@@ -199,13 +198,13 @@ fn logical_block(file: &File, path: &Path) -> Result<u32> {
     Ok(bytes as u32)
 }
 
-/// Returns the alignment of direct requests to a file, in bytes: 512 if a trial read of 512 bytes succeeds,
-/// else 4096. Does not ask the kernel, because kernels before 6.1 do not tell it.
+/// Returns the alignment of direct requests in bytes: 512 if a trial read of 512 bytes succeeds, else 4096.
+/// Kernels before 6.1 cannot be asked for it.
 fn direct_alignment(file: &File) -> u32 {
     #[repr(C, align(4096))]
     struct Block([u8; 512]);
     let mut block = Block([0; 512]);
-    // SAFETY: the call writes at most the 512 bytes of the block.
+    // SAFETY: the call writes at most the block's 512 bytes.
     let read = unsafe { libc::pread(file.as_raw_fd(), block.0.as_mut_ptr().cast(), 512, 0) };
     if read < 0 { 4096 } else { 512 }
 }

@@ -1,8 +1,8 @@
 //! A namespace in memory.
 //!
-//! Several threads read and write the memory at the same time, as hosts may. Therefore no reference to its bytes exists: they are
-//! copied by assembly of inlane-core, whose loads and stores the compiler cannot see, by atomic words, or by the kernel when it
-//! sends from the memory. A block that is read while another host writes it may contain both old and new bytes.
+//! Hosts may read and write the same memory at the same time, so no reference to its bytes exists. They are
+//! copied by inlane-core's assembly, by atomic words, or by the kernel when it sends them. A block that is
+//! read while it is written may contain both old and new bytes.
 
 use crate::{Error, Result};
 use inlane_core::access::Access;
@@ -10,7 +10,7 @@ use inlane_core::units;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The size of a page in bytes. To zero whole pages, they are given back to the kernel.
+/// The size of a page in bytes. Whole pages are zeroed by giving them back to the kernel.
 const PAGE: u64 = 4096;
 
 /// A private anonymous mapping. Pages are allocated when they are first written.
@@ -22,14 +22,14 @@ pub struct Memory {
     access: Access,
 }
 
-// SAFETY: the memory is accessed only by atomic operations, by assembly and by the kernel, and stays mapped
-// as long as this value lives.
+// SAFETY: only atomic operations, assembly and the kernel access the memory, which stays mapped as long as
+// this value.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Maps `bytes` bytes of zeros. Asks the kernel for huge pages, which make random accesses faster.
+    /// Maps `bytes` bytes of zeros, in huge pages if the kernel has them.
     ///
     /// # Errors
     /// If `bytes` is not a multiple of 512, or if the address space is too small.
@@ -45,7 +45,7 @@ impl Memory {
             .map_err(|_| Error::Invalid { what: what(), why: "it exceeds the address space".into() })?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address that the kernel chooses.
+        // SAFETY: the kernel chooses the address of the new mapping.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             let error = std::io::Error::last_os_error();
@@ -55,7 +55,7 @@ impl Memory {
                 why,
             });
         }
-        // SAFETY: the range is the mapping. A refusal is harmless: the pages stay small.
+        // SAFETY: the range is the mapping. If the kernel refuses, the pages stay small.
         unsafe { libc::madvise(start, length, libc::MADV_HUGEPAGE) };
         Ok(Self {
             start: NonNull::new(start.cast()).expect("mmap returns no null"),
@@ -64,7 +64,8 @@ impl Memory {
         })
     }
 
-    /// Returns the address of byte `offset`, from which the kernel may send `length` bytes while this value lives.
+    /// Returns the address of byte `offset`. The kernel may send `length` bytes from it while this value
+    /// lives.
     ///
     /// # Panics
     /// If the range ends beyond the memory.
@@ -84,8 +85,8 @@ impl Memory {
     #[inline]
     fn words(&self, offset: u64, length: usize) -> &[AtomicU64] {
         assert!(offset.is_multiple_of(8) && length.is_multiple_of(8), "a range of whole blocks");
-        // SAFETY: the range lies within the mapping and is aligned. This process accesses the memory only by
-        // atomic operations and by assembly.
+        // SAFETY: the range is aligned and within the mapping. This process accesses it only by atomic
+        // operations and by assembly.
         unsafe { std::slice::from_raw_parts(self.at(offset, length as u64).cast(), length / 8) }
     }
 
@@ -96,12 +97,11 @@ impl Memory {
     #[inline]
     pub fn read(&self, offset: u64, to: &mut [u8]) {
         let source = self.whole_lines(offset, to.len());
-        // SAFETY: both spans have the length of `to`, which is a multiple of every width, and do not overlap.
+        // SAFETY: both spans have the length of `to`, a multiple of every width, and do not overlap.
         unsafe { self.access.copy(to.as_mut_ptr(), source, to.len() / self.access.width()) };
     }
 
-    /// Returns the address of byte `offset`. Panics if the range ends beyond the memory, or if the offset or
-    /// the length is not a multiple of 64.
+    /// Returns the address of byte `offset`. Panics like [`Memory::read`].
     #[inline]
     fn whole_lines(&self, offset: u64, length: usize) -> *mut u8 {
         assert!(offset.is_multiple_of(64) && length.is_multiple_of(64), "a range of whole blocks");
@@ -115,7 +115,7 @@ impl Memory {
     #[inline]
     pub fn write(&self, offset: u64, from: &[u8]) {
         let destination = self.whole_lines(offset, from.len());
-        // SAFETY: both spans have the length of `from`, which is a multiple of every width, and do not overlap.
+        // SAFETY: both spans have the length of `from`, a multiple of every width, and do not overlap.
         unsafe { self.access.copy(destination, from.as_ptr(), from.len() / self.access.width()) };
     }
 
@@ -131,7 +131,7 @@ impl Memory {
             .all(|(word, bytes)| word.load(Relaxed).to_ne_bytes() == bytes)
     }
 
-    /// Sets the `length` bytes that start at `offset` to zero. Whole pages are given back to the kernel.
+    /// Zeroes the `length` bytes that start at `offset`. Gives whole pages back to the kernel.
     ///
     /// # Panics
     /// If the range ends beyond the memory, or if the offset or the length is not a multiple of 8.
@@ -147,7 +147,7 @@ impl Memory {
         }
         clear(offset, first);
         clear(last, end);
-        // SAFETY: the pages lie within the mapping. Threads that read them at the same time see old or zero bytes.
+        // SAFETY: the pages lie within the mapping. Concurrent readers see old or zero bytes.
         let given_back = unsafe {
             libc::madvise(self.at(first, last - first).cast(), (last - first) as usize, libc::MADV_DONTNEED)
         };
@@ -159,7 +159,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `new`. No reference to it exists any more.
+        // SAFETY: the mapping of `new`, to which no reference exists any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes as usize) };
     }
 }

@@ -1,8 +1,7 @@
 //! Namespaces: the drives that a target serves, in memory, in a file or on a block device.
 //!
-//! A [`Namespace`] describes one drive: its size, the size of its blocks, its identity and where its bytes lie. It checks
-//! ranges, but does no I/O on files: the worker threads of the target submit that to their io_uring. Memory is read and
-//! written directly, because no wait is involved.
+//! A [`Namespace`] checks ranges, but does no I/O on files: the target's worker threads do that. It reads
+//! and writes memory directly.
 //!
 //! | storage | volatile cache | a flush | deallocated blocks read as |
 //! | --- | --- | --- | --- |
@@ -10,7 +9,8 @@
 //! | file | the page cache or the drive's cache | `fdatasync` | zero |
 //! | block device | the page cache or the drive's cache | `fdatasync` | zero |
 //!
-//! The size of a file or block device can change while hosts are connected. [`Namespace::refresh`] detects that.
+//! A file or block device can change its size while hosts are connected. [`Namespace::refresh`] detects
+//! that.
 
 mod file;
 mod memory;
@@ -79,15 +79,15 @@ pub struct Counters {
 }
 
 impl Namespace {
-    /// Opens the storage that `specification` names. `subsystem` is the NQN of the subsystem, from which the
-    /// UUID of the namespace is derived.
+    /// Opens the storage that `specification` names. The namespace's UUID is derived from `subsystem`, the
+    /// subsystem's NQN.
     ///
-    /// The UUID of a file or block device stays the same when the target restarts, so hosts continue to use
-    /// it. A namespace in memory gets a new UUID, because its contents are lost. A host that had it mounted
-    /// then reports errors instead of reading zeros.
+    /// The UUID of a file or block device stays the same when the target restarts. A namespace in memory
+    /// gets a new one, because its contents are lost. A host that had it mounted then reports errors instead
+    /// of reading zeros.
     ///
     /// # Errors
-    /// If the storage cannot be opened or locked, or if it is smaller than one block.
+    /// If the storage cannot be opened or locked, or is smaller than one block.
     pub fn open(specification: &Specification, id: u32, subsystem: &str) -> Result<Self> {
         let name = specification.text.clone();
         let (storage, uuid, bytes) = match &specification.kind {
@@ -148,7 +148,7 @@ impl Namespace {
         self.blocks() << self.block_shift
     }
 
-    /// Returns the range of bytes of `count` blocks from block `start`, as offset and length. Returns `None` if a block lies
+    /// Returns the offset and length in bytes of `count` blocks from block `start`. `None` if a block lies
     /// beyond the end.
     #[inline]
     pub fn range(&self, start: u64, count: u32) -> Option<(u64, u64)> {
@@ -171,10 +171,10 @@ impl Namespace {
         matches!(self.storage, Storage::File(_))
     }
 
-    /// Records that a flush failed. Later flushes and writes must fail, too.
+    /// Records that a flush failed, so that later flushes and writes fail, too.
     ///
-    /// The kernel reports a failed write-back only once and then drops the data. A later `fdatasync` would succeed although
-    /// acknowledged writes are lost.
+    /// The kernel reports a failed write-back once and drops the data. A later `fdatasync` would succeed
+    /// although writes are lost.
     pub fn record_failed_flush(&self) {
         self.flush_failed.store(true, Relaxed);
     }
@@ -188,7 +188,7 @@ impl Namespace {
 /// Returns a random UUID (version 4).
 fn random_uuid() -> Result<[u8; 16]> {
     let mut bytes = [0_u8; 16];
-    // SAFETY: the call writes at most the 16 bytes of the array.
+    // SAFETY: the call writes at most the array's 16 bytes.
     let written = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     if written != bytes.len() as isize {
         let source = std::io::Error::last_os_error();
@@ -197,7 +197,7 @@ fn random_uuid() -> Result<[u8; 16]> {
     Ok(as_uuid(bytes, 4))
 }
 
-/// Returns the UUID (version 8, custom) that is the 128-bit FNV-1a hash of `parts`. Each part is preceded by its length.
+/// Returns a version 8 UUID: the 128-bit FNV-1a hash of `parts`, each preceded by its length.
 pub(crate) fn stable_uuid(parts: &[&[u8]]) -> [u8; 16] {
     let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
     let lengths = parts.iter().map(|part| (part.len() as u64).to_le_bytes());

@@ -17,9 +17,9 @@ pub enum Kind {
     File {
         /// Its path.
         path: PathBuf,
-        /// The size with which the file is created if it does not exist. With `None` the file must exist.
+        /// The size to create the file with. `None`: the file must exist.
         create_bytes: Option<u64>,
-        /// Whether reads and writes bypass the page cache. With `None` they do if the file system allows it.
+        /// Whether reads and writes bypass the page cache. `None`: if the file system allows it.
         direct: Option<bool>,
     },
     /// A block device.
@@ -38,7 +38,7 @@ pub struct Specification {
     pub text: String,
     /// The kind of storage.
     pub kind: Kind,
-    /// The requested size of a block. With `None` it is 512 bytes, or more if the storage needs that.
+    /// The requested block size. `None`: 512 bytes, or more if the storage needs that.
     pub block_bytes: Option<u32>,
     /// True if hosts may not write.
     pub read_only: bool,
@@ -83,7 +83,7 @@ impl FromStr for Specification {
                         "unknown option '{option}'; options are ro and lba=512|4096"
                     )));
                 }
-                // The text after the comma is no option, so the comma belongs to the path.
+                // The comma belongs to the path, because no option follows.
                 _ => break,
             }
             rest = before;

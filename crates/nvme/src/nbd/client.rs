@@ -20,8 +20,7 @@ use zerocopy::IntoBytes;
 
 /// The longest sleep while no socket is ready. It bounds how late a stop request is seen.
 const TICK: Duration = Duration::from_millis(100);
-/// The most bytes of requests and replies that are kept in memory for a client. Above it, reading from the
-/// client pauses.
+/// The most bytes of requests and replies in memory for a client. Above it, reading from the client pauses.
 const MAX_HELD: usize = 64 << 20;
 /// The most unanswered requests of a client. Above it, reading from the client pauses.
 const MAX_REQUESTS: usize = 256;
@@ -42,7 +41,7 @@ struct Active {
     data: Vec<Option<Buffer>>,
 }
 
-/// What the server reads next from the client: a request, the data of a write, or data to discard.
+/// What the server reads next from the client.
 enum Reading {
     Request,
     /// Data of a write. It is received into these buffers.
@@ -118,8 +117,8 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Serves requests until the client ends or `stop` is set. Before it returns, it completes the requests
-    /// in flight and sends their replies.
+    /// Serves requests until the client ends or `stop` is set. Then completes the requests in flight and
+    /// sends their replies.
     pub(super) fn serve(mut self, stop: &AtomicBool) -> Result<()> {
         loop {
             self.closing |= stop.load(Ordering::Relaxed);
@@ -176,8 +175,7 @@ impl<'a> Client<'a> {
     /// Reads from the client. Returns true if something arrived.
     fn receive(&mut self) -> Result<bool> {
         let received = match &mut self.reading {
-            // Receive directly into the buffer of the write command, because no earlier bytes wait in the
-            // input buffer.
+            // No earlier bytes wait in the input buffer, so receive directly into the command's buffer.
             Reading::Data { buffers, part, at, .. } if self.start == self.end => {
                 let result = self.stream.read(&mut buffers[*part].bytes_mut()[*at..]);
                 if let Ok(bytes) = &result {
@@ -327,8 +325,7 @@ impl<'a> Client<'a> {
                 self.start_request(&request, vec![(command, Some(buffer))]);
             }
             Kind::WriteZeroes => {
-                // Cover up to 65,536 blocks with each command, because Write Zeroes transfers no data and its
-                // block count has 16 bits.
+                // Write Zeroes transfers no data, and its block count has 16 bits.
                 let most = u64::from(self.session.namespace().block_bytes) << 16;
                 let mut commands = Vec::new();
                 let (mut at, end) = (request.offset, request.offset + u64::from(request.length));
@@ -348,8 +345,8 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    /// Returns a reply without data. It is structured if the client has negotiated structured replies and the
-    /// request is a read or block status. Other requests get simple replies.
+    /// Returns a reply without data. It is structured if the client negotiated that and the request is a
+    /// read or block status.
     fn status_reply(&self, kind: Kind, cookie: u64, error: u32) -> Vec<u8> {
         match kind {
             Kind::Read | Kind::BlockStatus if self.features.structured => error_chunk(cookie, error),
@@ -364,8 +361,7 @@ impl<'a> Client<'a> {
         self.start_request(request, commands);
     }
 
-    /// Divides a request into parts, each small enough for one command. Returns the offset and the length of
-    /// each part, in bytes.
+    /// Divides a request into parts, one for each command. Returns their offsets and lengths in bytes.
     fn parts(&self, request: &NbdRequest) -> impl Iterator<Item = (u64, u32)> + use<> {
         let namespace = self.session.namespace();
         let most = (PART.min(namespace.max_transfer) / namespace.block_bytes).max(1) * namespace.block_bytes;

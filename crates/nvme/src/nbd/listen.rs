@@ -1,4 +1,4 @@
-//! The NBD server: listens on a TCP address or a UNIX socket, and starts a thread for each client.
+//! The NBD server: listens and starts a thread for each client.
 
 use super::client;
 use super::result::{Counters, ExportResult};
@@ -36,7 +36,7 @@ impl FromStr for ListenAddress {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
-            // The kernel allows 108 bytes for the path of a Unix socket, with its terminating zero byte.
+            // The kernel allows 108 bytes for the path, including a terminating zero byte.
             return match path.len() {
                 0 => Err("the path is missing; give unix:/run/disk.sock".into()),
                 1..=107 => Ok(ListenAddress::Unix(path.into())),
@@ -160,7 +160,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts to listen. Clients are served by [`Server::run`]. Removes a Unix socket that a server left behind.
+    /// Starts to listen. [`Server::run`] serves the clients. Removes a Unix socket that a former server
+    /// left.
     ///
     /// # Errors
     /// If the address is in use or cannot be used.
@@ -205,7 +206,7 @@ impl Server {
         Ok(Self { listener, options: options.clone(), counters: Counters::default() })
     }
 
-    /// Returns the address that the server listens on. A TCP port of 0 has been replaced by the chosen one.
+    /// Returns the address that the server listens on, with the chosen port instead of port 0.
     ///
     /// # Errors
     /// If the socket has no address.
@@ -217,8 +218,7 @@ impl Server {
         })
     }
 
-    /// Returns the server's counters and address for the result document. `namespace` is the exported
-    /// namespace.
+    /// Returns the server's counters and address. `namespace` is the exported namespace.
     ///
     /// # Errors
     /// If the socket has no address.
@@ -242,8 +242,7 @@ impl Server {
                 let stream = match self.listener.accept() {
                     Ok(stream) => stream,
                     Err(error) => {
-                        // The process may have run out of file descriptors. Wait, because clients that end
-                        // release some.
+                        // The process may be out of file descriptors. Clients that end release some.
                         if error.kind() != io::ErrorKind::WouldBlock {
                             log(&format!("cannot accept an NBD client: {error}"));
                             std::thread::sleep(TICK);

@@ -12,7 +12,7 @@ const CHUNK_MAGIC: u32 = 0x668e_33ef;
 
 /// The length in bytes of an NBD request's header.
 pub(super) const REQUEST: usize = 28;
-/// The most data of one request. Clients may rely on this size without being told (section "Block sizes").
+/// The most data of one request. Clients may rely on this size (section "Block sizes").
 pub(super) const MAX_DATA: u32 = 32 << 20;
 
 /// Transmission flags.
@@ -91,13 +91,13 @@ pub struct NbdRequest {
 }
 
 impl NbdRequest {
-    /// Returns the number of bytes of data that follow the request. It is 0 unless the request is a write.
+    /// Returns the number of bytes of data that follow the request: 0 unless it is a write.
     pub(super) fn payload(&self) -> u32 {
         if self.kind == Kind::Write { self.length } else { 0 }
     }
 }
 
-/// Parses a request. Returns `None` if its magic number is wrong, so the client has to be disconnected.
+/// Parses a request. Returns `None` if its magic number is wrong.
 pub fn parse_request(bytes: &[u8; 28]) -> Option<NbdRequest> {
     fn field<const N: usize>(bytes: &[u8; 28], at: usize) -> [u8; N] {
         bytes[at..at + N].try_into().expect("inside")
@@ -133,8 +133,7 @@ pub(super) fn reply(cookie: u64, error: u32) -> [u8; 16] {
     bytes
 }
 
-/// Returns a structured reply of one chunk, without the chunk's data. `data_bytes` bytes of data must follow
-/// it.
+/// Returns a structured reply of one chunk, except for the `data_bytes` bytes of data at its end.
 fn chunk(kind: u16, cookie: u64, payload: &[u8], data_bytes: u32) -> Vec<u8> {
     const DONE: u16 = 1 << 0;
     let mut bytes = CHUNK_MAGIC.to_be_bytes().to_vec();
@@ -158,8 +157,8 @@ pub(super) fn error_chunk(cookie: u64, error: u32) -> Vec<u8> {
     chunk(ERROR, cookie, &[&error.to_be_bytes()[..], &[0, 0]].concat(), 0)
 }
 
-/// Returns the structured reply to a block status request: `length` bytes are allocated and not known to be zero, because
-/// the namespace does not report more.
+/// Returns the structured reply to a block status request. It reports `length` bytes as allocated and not
+/// known to be zero.
 pub(super) fn allocated_chunk(cookie: u64, length: u32) -> Vec<u8> {
     const BLOCK_STATUS: u16 = 5;
     const ALLOCATED: u32 = 0;

@@ -17,7 +17,7 @@ const NAMESPACE: NamespaceInfo = NamespaceInfo {
 };
 const EXPORT: Export<'static> = Export { namespace: &NAMESPACE, name: "nqn.2024-01.org.example:disk" };
 
-/// A client in memory, which stands for a socket: the bytes that it sends, and those that it has received.
+/// A client in memory: the bytes that it sends and those that it has received.
 struct Client<'a> {
     sends: &'a [u8],
     receives: Vec<u8>,
@@ -80,8 +80,7 @@ fn clients_choose_the_export_by_either_name() {
     assert_eq!(answers(&received), [UNSUPPORTED, SERVER, ACK, UNKNOWN, INFO, INFO, ACK]);
     let (result, received) = run(&[option(1, EXPORT.name.as_bytes())]);
     assert!(result.unwrap().is_some());
-    // The server answers with the size of the export, then the flags HAS_FLAGS, FLUSH, FUA, WRITE_ZEROES and
-    // MULTI_CONN.
+    // The export's size, then the flags HAS_FLAGS, FLUSH, FUA, WRITE_ZEROES and MULTI_CONN.
     assert_eq!(received, [&(8_u64 << 20).to_be_bytes()[..], &[1, 0x4D]].concat());
     assert!(run(&[option(2, &[])]).0.unwrap().is_none());
 }
@@ -115,11 +114,9 @@ fn structured_replies_and_block_status_are_negotiated() {
     assert_eq!(result.unwrap(), Some(Features { structured: true, allocation: true }));
     let kinds = [INVALID, INVALID, CONTEXT, ACK, ACK, INVALID, UNKNOWN, CONTEXT, ACK];
     assert_eq!(answers(&received[..received.len() - 10]), kinds);
-    // The last byte has the low 8 transmission flags. With structured replies, they include NBD_FLAG_SEND_DF
-    // (bit 7).
+    // Structured replies set NBD_FLAG_SEND_DF, bit 7 of the last byte (the low 8 transmission flags).
     assert_eq!(received[received.len() - 1] & 0x80, 0x80);
-    // Set the metadata contexts twice. The second option selects none, so no context remains, because each
-    // option replaces the contexts of the one before.
+    // The second SET_META_CONTEXT selects no context and clears those of the first.
     let (result, _) = run(&[structured, set(&allocation), set(&contexts("", &["base:"])), option(1, b"")]);
     assert_eq!(result.unwrap(), Some(Features { structured: true, allocation: false }));
 }

@@ -5,8 +5,8 @@ use super::{Common, Kind, Sender, TermReq};
 use std::fmt;
 use zerocopy::IntoBytes;
 
-/// The reason for which a connection is terminated (FES; TCP sections 3.6.2.4 and 3.6.2.5). FEI is the field
-/// of the termination request with the details, such as the offset of an invalid field.
+/// Why a connection is terminated (FES; TCP sections 3.6.2.4 and 3.6.2.5). The field FEI of the termination
+/// request holds details.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FatalStatus {
@@ -16,7 +16,7 @@ pub enum FatalStatus {
     SequenceError = 2,
     /// The header digest is wrong. FEI is the received digest.
     HeaderDigest = 3,
-    /// Data lies outside the command's buffer or the requested range. FEI is the offset of the invalid field.
+    /// Data lies outside the command's buffer or the requested range. FEI: the offset of the invalid field.
     DataOutOfRange = 4,
     /// The peer sent more R2Ts, or more data in a PDU, than was negotiated.
     LimitExceeded = 5,
@@ -96,8 +96,8 @@ impl fmt::Display for Termination {
     }
 }
 
-/// Writes a termination request from `sender` into `out`. `received` is the start of the bad PDU; up to 128 bytes of it are
-/// sent. Returns the bytes written, at most 152.
+/// Writes a termination request from `sender` into `out`. `received` starts with the faulty PDU, of which up
+/// to 128 bytes are sent. Returns the number of bytes written, at most 152.
 ///
 /// # Panics
 /// If `out` is shorter than 152 bytes.

@@ -123,16 +123,15 @@ pub mod data_flags {
 }
 
 impl Common {
-    /// Creates the common header of a PDU with these flags. [`encode`] adds the data offset, the PDU's length
-    /// and the digest flags.
+    /// Creates the common header of a PDU. [`encode`] sets its data offset, length and digest flags.
     pub const fn new(kind: Kind, flags: u8) -> Self {
         Self { code: kind as u8, flags, hlen: kind.header_len() as u8, pdo: 0, plen: U32::ZERO }
     }
 }
 
 impl IcReq {
-    /// Creates an ICReq with PDU format version 0 that asks for no alignment of data (HPDA 0). `max_r2t` is
-    /// the most R2Ts in flight for a command, at least 1.
+    /// Creates an ICReq with PDU format version 0 and without data alignment (HPDA 0). `max_r2t` is the most
+    /// R2Ts in flight for a command, at least 1.
     pub fn new(digests: Digests, max_r2t: u32) -> Self {
         Self {
             common: Common::new(Kind::IcReq, 0),
@@ -146,8 +145,8 @@ impl IcReq {
 }
 
 impl IcResp {
-    /// Creates an ICResp with PDU format version 0 that asks for no alignment of data (CPDA 0).
-    /// `max_h2c_data` is the most data in an H2CData, in bytes.
+    /// Creates an ICResp with PDU format version 0 and without data alignment (CPDA 0). `max_h2c_data` is
+    /// the most data in an H2CData, in bytes.
     pub fn new(digests: Digests, max_h2c_data: u32) -> Self {
         Self {
             common: Common::new(Kind::IcResp, 0),
@@ -192,7 +191,7 @@ impl Data {
 }
 
 impl R2t {
-    /// Creates an R2T, which asks the host for `len` bytes at `offset` of the data of command `cid`.
+    /// Creates an R2T: requests `len` bytes at `offset` of the data of command `cid`.
     #[inline]
     pub fn new(cid: u16, tag: u16, offset: u32, len: u32) -> Self {
         Self {
@@ -206,11 +205,10 @@ impl R2t {
     }
 }
 
-/// Writes a header with its digest and the padding before `data_bytes` bytes of data. Returns the bytes written; the data
-/// follows them, and then [`digest`] of the data if data digests are in use.
+/// Writes a header with its digest, and the padding before `data_bytes` bytes of data. Returns the number of
+/// bytes written. Send the data after them, then its [`digest`] if data digests are in use.
 ///
-/// `header` is a header of this module, created by its `new`. `alignment` is the data alignment that the receiver asked for, in
-/// bytes, 4 to 128.
+/// `alignment` is the data alignment that the receiver asked for, 4 to 128 bytes.
 ///
 /// # Panics
 /// If `out` is too short. [`super::MAX_HEADER`] bytes suffice.
@@ -272,8 +270,8 @@ pub enum Header<'a> {
 }
 
 impl<'a> Header<'a> {
-    /// Decodes a header that has `layout`. Checks the fields whose valid values follow from the PDU alone. The header digest is
-    /// not checked here: call [`Layout::check_digest`] before.
+    /// Decodes a header with the given `layout`, and checks the fields that the PDU alone determines. Call
+    /// [`Layout::check_digest`] before.
     ///
     /// # Errors
     /// A [`Fault`] that names the invalid field.

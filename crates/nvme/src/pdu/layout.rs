@@ -2,8 +2,8 @@
 
 use super::{FatalStatus, Fault, digest};
 
-/// The most bytes that a header takes in an encoder's buffer: a 128-byte ICReq, or a 72-byte header with digest and padding to the
-/// largest data alignment of 128 bytes.
+/// The most bytes of an encoded header: a 128-byte ICReq, or a 72-byte header with digest, padded to 128
+/// bytes.
 pub const MAX_HEADER: usize = 128;
 
 /// The length of the common header, in bytes.
@@ -94,7 +94,7 @@ impl Kind {
     }
 
     /// Returns true if PDUs of this type carry the negotiated digests. PDUs that set up or terminate the
-    /// connection never do.
+    /// connection do not.
     #[inline]
     fn has_digests(self) -> bool {
         !matches!(self, Kind::IcReq | Kind::IcResp | Kind::H2cTermReq | Kind::C2hTermReq)
@@ -131,8 +131,7 @@ impl Digests {
     }
 }
 
-/// The limits and digests by which a receiver checks PDUs, from the negotiation and from the receiver's own
-/// limits.
+/// The limits and digests by which a receiver checks PDUs.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     /// The side that sends the received PDUs.
@@ -167,11 +166,11 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Decodes the common header, which is the first 8 bytes of a PDU.
+    /// Decodes the common header, the first 8 bytes of a PDU.
     ///
     /// # Errors
-    /// A [`Fault`] if the type is unknown or from the wrong side, a length is impossible or exceeds the limits of `rules`, or the
-    /// digest flags differ from the negotiation.
+    /// A [`Fault`] if the type is unknown or from the wrong side, a length is impossible or exceeds the
+    /// limits of `rules`, or the digest flags differ from the negotiation.
     #[inline]
     pub fn decode(common: &[u8; COMMON], rules: &Rules) -> Result<Self, Fault> {
         let [code, flags, hlen, pdo, l0, l1, l2, l3] = *common;
@@ -253,7 +252,7 @@ impl Layout {
         self.data_at() + self.data_bytes as usize + if self.data_digest { DIGEST } else { 0 }
     }
 
-    /// Returns the offset of the data in the PDU. It is the end of the header if there is no data.
+    /// Returns the offset of the data in the PDU, or the end of the header if there is no data.
     #[inline]
     pub fn data_at(&self) -> usize {
         usize::from(self.header_bytes) + usize::from(self.padding_bytes)

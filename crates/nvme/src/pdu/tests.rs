@@ -7,12 +7,11 @@ fn rules(sender: Sender, digests: Digests, alignment: u8) -> Rules {
     Rules { sender, digests, alignment, max_capsule_data: 8192, max_data: 1 << 20 }
 }
 
-/// Reads the layout of a PDU.
 fn layout(pdu: &[u8], rules: &Rules) -> Result<Layout, Fault> {
     Layout::decode(pdu[..8].try_into().unwrap(), rules)
 }
 
-/// Writes a whole PDU with data.
+/// Returns a whole PDU with data.
 fn whole<T: IntoBytes + Immutable>(header: &T, data: &[u8], digests: Digests, alignment: u8) -> Vec<u8> {
     let mut out = [0xEE; MAX_HEADER];
     let written = encode(header, data.len() as u32, digests, alignment, &mut out);
@@ -24,7 +23,7 @@ fn whole<T: IntoBytes + Immutable>(header: &T, data: &[u8], digests: Digests, al
     pdu
 }
 
-/// Receives a PDU as a receiver does, and returns its layout and data.
+/// Receives a PDU. Returns its layout, header and data.
 fn receive<'a>(pdu: &'a [u8], rules: &Rules) -> Result<(Layout, Header<'a>, &'a [u8]), Fault> {
     let layout = layout(pdu, rules)?;
     assert_eq!(layout.total_bytes(), pdu.len());
@@ -174,8 +173,8 @@ proptest! {
         prop_assert!(matches!(header, Header::R2t(found) if found.r2tl.get() == 512));
     }
 
-    /// With a header digest, every changed byte of a header is found. Without, decoding gives a layout within the limits or a
-    /// fault whose offset lies in the header.
+    /// With a header digest, every changed byte is found. Without one, decoding returns a valid layout, or a
+    /// fault at an offset in the header.
     #[test]
     fn mutated_headers_are_refused_or_harmless(
         digests in any_digests(),

@@ -35,8 +35,7 @@ pub enum Reply {
     Data(Vec<u8>),
     /// Do not complete the command yet: it is an Asynchronous Event Request, which waits for an event.
     Hold,
-    /// The command is an Abort. Complete it with success, and complete the Asynchronous Event Request with
-    /// this identifier as aborted.
+    /// Complete the Abort with success, and the Asynchronous Event Request with this identifier as aborted.
     Abort(u16),
     /// Complete the command with success, then make the data of all namespaces durable.
     Shutdown,
@@ -73,8 +72,8 @@ fn run(context: Context<'_>, command: &Command) -> Result<Reply, Status> {
             }
             match context.held.iter().position(|held| queue == 0 && *held == cid) {
                 Some(index) => Ok(Reply::Abort(context.held.remove(index))),
-                // Only waiting event requests are aborted: all other commands end soon by themselves. Bit 0
-                // of the result says that nothing was aborted.
+                // Only event requests can be aborted, because other commands end soon. Bit 0: nothing was
+                // aborted.
                 None => done(1),
             }
         }
@@ -123,7 +122,7 @@ fn get_log_page(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
     let dwords = u64::from(cdw10 >> 16 | (command.cdw11.get() & 0xFFFF) << 16) + 1;
     let length = dwords * 4;
     let offset = u64::from(command.cdw12.get()) | u64::from(command.cdw13.get()) << 32;
-    // Bit 23 of dword 14 makes the offset an index, which this target does not support.
+    // Bit 23 of dword 14: the offset is an index, which is unsupported.
     if length > context.subsystem.limits.transfer_bytes().into()
         || !offset.is_multiple_of(4)
         || command.cdw14.get() & 1 << 23 != 0
@@ -134,7 +133,7 @@ fn get_log_page(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
     let start = usize::try_from(offset).ok().filter(|start| *start <= page.len());
     let rest = &page[start.ok_or(Status::INVALID_FIELD.dnr())?..];
     let length = length as usize;
-    // Fill the rest of the host's buffer with zeros, because the host may read beyond the end of a log page.
+    // The host may read beyond the end of a log page, so fill the rest with zeros.
     let mut bytes = rest[..length.min(rest.len())].to_vec();
     bytes.resize(length, 0);
     Ok(Reply::Data(bytes))
@@ -156,8 +155,7 @@ fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
             let supported = if controller.discovery {
                 async_event::DISCOVERY_NOTICES
             } else {
-                // The lowest byte selects health events. The host may set its bits, but this target reports
-                // no such event.
+                // The lowest byte selects health events, which may be set but are never reported.
                 async_event::NAMESPACE_NOTICES | 0xFF
             };
             if value & !supported != 0 {
@@ -179,7 +177,7 @@ fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
             controller.grant_io_queues(granted);
             done(u64::from(granted - 1) * 0x1_0001)
         }
-        // Accept only a request to leave the volatile write cache on, because this target cannot turn it off.
+        // The volatile write cache cannot be turned off.
         feature::VOLATILE_WRITE_CACHE if pages::has_volatile_cache(subsystem) => match value & 1 {
             1 => done(0),
             _ => Err(Status::FEATURE_NOT_CHANGEABLE.dnr()),

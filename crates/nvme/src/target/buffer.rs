@@ -1,9 +1,8 @@
 //! Data buffers of a worker thread.
 //!
-//! A command that transfers data holds one buffer until its data is sent or stored. The buffers of a worker have a common
-//! budget, so hosts cannot make the target allocate without bound. Each connection has a quota of it, so one host that does
-//! not read its responses cannot take all buffers. A command that gets no buffer waits: its R2T is sent, or its read is
-//! started, when other commands give buffers back.
+//! A command with data holds one buffer until the data is sent or stored. The buffers of a worker have a
+//! common budget, which bounds the target's memory. Each connection has a quota of it, so one host cannot
+//! take all buffers. A command without a buffer waits until other commands give theirs back.
 //!
 //! ```text
 //!   Pool --share--> Share of a connection --allocate--> Buffer --drop--> free list of its size
@@ -11,8 +10,8 @@
 //!
 //! Buffers have 4 KiB, 8 KiB and so on, in powers of two, and are aligned to 4 KiB.
 //!
-//! A reused buffer contains data of an earlier command, perhaps of another host. So only bytes that the current command has
-//! written may be sent.
+//! A reused buffer contains old data, perhaps of another host. Send only bytes that the current command has
+//! written.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::{Cell, RefCell};
@@ -20,7 +19,8 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-/// The smallest buffer, and the alignment of all buffers. It suffices for direct I/O on every supported device.
+/// The smallest buffer, and the alignment of all buffers. It suffices for direct I/O on every supported
+/// device.
 const UNIT: usize = 4096;
 
 /// The buffers of one thread.
@@ -70,7 +70,8 @@ impl Pool {
         Rc::new(Share { pool: self.0.clone(), quota_bytes, used_bytes: Cell::new(0) })
     }
 
-    /// Returns the number of buffers that were given back so far. If it did not change, a failed allocation fails again.
+    /// Returns the number of buffers given back so far. While it is unchanged, a failed allocation fails
+    /// again.
     pub fn returned(&self) -> u64 {
         self.0.borrow().returned
     }
@@ -107,7 +108,7 @@ impl Shared {
         for class in (0..self.free.len()).rev() {
             while self.allocated_bytes + bytes > self.budget_bytes {
                 let Some(start) = self.free[class].pop() else { break };
-                // SAFETY: the buffer was allocated with this layout, and nobody uses it any more.
+                // SAFETY: the buffer was allocated with this layout and is not used any more.
                 unsafe { dealloc(start.as_ptr(), layout(class)) };
                 self.allocated_bytes -= layout(class).size();
             }
@@ -120,7 +121,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         for (class, free) in self.free.iter_mut().enumerate() {
             for start in free.drain(..) {
-                // SAFETY: the buffer was allocated with this layout, and nobody uses it any more.
+                // SAFETY: the buffer was allocated with this layout and is not used any more.
                 unsafe { dealloc(start.as_ptr(), layout(class)) };
             }
         }
@@ -137,7 +138,7 @@ impl Buffer {
         UNIT << self.class
     }
 
-    /// Returns the address of the first byte, for requests to the kernel. It stays valid while the buffer lives.
+    /// Returns the address of the first byte. It stays valid while the buffer lives.
     pub fn address(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -154,7 +155,7 @@ impl Deref for Buffer {
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the buffer owns this memory, which was zeroed when it was allocated, and the borrow is
+        // SAFETY: the buffer owns this memory, which was zeroed when it was allocated. The borrow is
         // exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.capacity()) }
     }
@@ -184,7 +185,7 @@ mod tests {
         let small: Vec<_> = (0..8).map(|_| pool.allocate(100).unwrap()).collect();
         assert!(pool.allocate(1).is_none());
         drop(small);
-        // The eight small buffers are freed to make room for one of another size.
+        // This frees the eight small buffers.
         let other = pool.allocate(20_000).unwrap();
         assert_eq!(other.capacity(), 32 << 10);
         assert!(pool.allocate(1).is_none());

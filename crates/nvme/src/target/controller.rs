@@ -1,8 +1,9 @@
 //! A controller: the target's side of an association with one host.
 //!
-//! An association has an admin queue and I/O queues, each on a connection of its own. The connections may be served by different
-//! threads. The controller is what they share: the properties that the host sets, the keep-alive timer and the events for the
-//! host. If the admin queue's connection ends, or the keep-alive timer expires, the controller ends, and with it all connections.
+//! An association has an admin queue and I/O queues, each on its own connection. Threads that serve these
+//! connections share the controller: its properties, the keep-alive timer and the events for the host. It
+//! ends when the admin queue's connection ends or the keep-alive timer expires. Then all its connections are
+//! closed.
 
 use super::inbox::{ConnectionId, Inbox, Message};
 use crate::command::{async_event, cc, csts};
@@ -53,8 +54,7 @@ pub struct Controller {
     /// When the host last sent a command, on the clock of [`super::subsystem::Subsystem::now_ms`].
     heard_at_ms: AtomicU64,
     keep_alive_ms: AtomicU64,
-    /// True if the controller is ready: a copy of bit RDY of CSTS. Every command reads this copy, so that it
-    /// need not take the lock.
+    /// A copy of bit RDY of CSTS, which every command reads without the lock.
     ready: AtomicBool,
     state: Mutex<State>,
 }
@@ -77,7 +77,7 @@ struct State {
     features: BTreeMap<u8, u32>,
 }
 
-/// Whether an event waits to be reported, and whether further events of its kind are masked until the host reads the log page.
+/// Whether an event waits to be reported, and whether its kind is masked until the host reads the log page.
 #[derive(Debug, Default)]
 struct Pending {
     waiting: bool,
@@ -119,7 +119,8 @@ impl Controller {
         self.alive.load(Relaxed)
     }
 
-    /// Ends the controller and asks the threads that serve its connections to close them. Returns false if it had ended before.
+    /// Ends the controller and asks the threads of its connections to close them. Returns false if it had
+    /// ended before.
     pub fn end(&self) -> bool {
         let first = self.alive.swap(false, Relaxed);
         for reach in std::mem::take(&mut self.state().queues).into_values() {
@@ -131,8 +132,8 @@ impl Controller {
     /// Adds a queue. Returns false if the queue exists or the controller has ended.
     pub fn add_queue(&self, id: u16, reach: Reach) -> bool {
         let mut state = self.state();
-        // `end` clears `alive` before it locks the state and takes the queues. So if this check succeeds,
-        // `end` will find the queue and close its connection.
+        // `end` clears `alive` before it locks the state. So if this check succeeds, `end` will find this
+        // queue.
         if !self.is_alive() || state.queues.contains_key(&id) {
             return false;
         }
@@ -140,8 +141,8 @@ impl Controller {
         true
     }
 
-    /// Removes an I/O queue whose connection has ended. After the last one, wakes the admin queue's thread:
-    /// when the target shuts down, the admin queue's connection stays open until there are no I/O queues.
+    /// Removes an I/O queue whose connection has ended. After the last one, wakes the admin queue's thread,
+    /// which waits for that during a shutdown.
     pub fn remove_queue(&self, id: u16, connection: ConnectionId) {
         let mut state = self.state();
         if state.queues.get(&id).is_some_and(|reach| reach.connection == connection) {
@@ -200,9 +201,8 @@ impl Controller {
         self.ready.load(Relaxed)
     }
 
-    /// Returns true if the values in CC that the host chooses are supported: the NVM command set, pages of 4
-    /// KiB and round-robin arbitration. If the controller has I/O queues, their entries must have 64 and 16
-    /// bytes.
+    /// Returns true if the host's values in CC are supported: the NVM command set, pages of 4 KiB and
+    /// round-robin arbitration. Except on a discovery controller, queue entries must have 64 and 16 bytes.
     fn accepts(configuration: u32, discovery: bool) -> bool {
         let field = |shift: u32, bits: u32| configuration >> shift & ((1 << bits) - 1);
         let (command_set, page, arbitration) = (field(4, 3), field(7, 4), field(11, 3));
@@ -256,8 +256,7 @@ impl Controller {
         self.state().granted_io_queues = count;
     }
 
-    /// Returns the stored value of a feature that has no effect on this target, or 0 if the host has not set
-    /// it.
+    /// Returns the value of a feature without effect on this target, or 0 if the host has not set it.
     pub fn feature(&self, id: u8) -> u32 {
         self.state().features.get(&id).copied().unwrap_or(0)
     }
@@ -287,7 +286,7 @@ impl Controller {
         }
     }
 
-    /// Records that the discovery log changed, and reports that to the host if it asked for such events.
+    /// Records that the discovery log changed. Reports that to the host if it asked for such events.
     pub fn discovery_changed(&self) {
         let mut state = self.state();
         if state.event_configuration & async_event::DISCOVERY_NOTICES != 0 {
@@ -302,7 +301,8 @@ impl Controller {
         }
     }
 
-    /// Returns an event to report, if one waits and its kind is not masked. Masks its kind until [`Controller::unmask`].
+    /// Returns an event to report, and masks its kind until [`Controller::unmask`]. `None` if no unmasked
+    /// event waits.
     pub fn next_event(&self) -> Option<Event> {
         let mut state = self.state();
         let mut take = |event| {
@@ -319,8 +319,8 @@ impl Controller {
         take(Event::NamespaceChanged).or_else(|| take(Event::DiscoveryChanged))
     }
 
-    /// Allows further events of a kind, because the host has read the log page. Changes that came while the
-    /// kind was masked are reported at once.
+    /// Unmasks a kind of events, because the host has read the log page. Reports at once if there were
+    /// changes meanwhile.
     pub fn unmask(&self, event: Event) {
         let mut state = self.state();
         match event {
@@ -332,7 +332,8 @@ impl Controller {
         }
     }
 
-    /// Returns the namespaces that changed since the list was last cleared. Clears the list if `clear` is set.
+    /// Returns the namespaces that changed since the list was last cleared. Clears the list if `clear` is
+    /// set.
     pub fn changed_namespaces(&self, clear: bool) -> Vec<u32> {
         let mut state = self.state();
         let list = state.changed_namespaces.iter().copied().collect();

@@ -1,5 +1,4 @@
-//! Executes the Fabrics commands that connect a queue and that get and set the properties of a controller
-//! (Base section 6).
+//! Executes the Fabrics commands Connect, Property Get and Property Set (Base section 6).
 
 use super::controller::{Controller, Host, Reach, Transition};
 use super::subsystem::Subsystem;
@@ -26,15 +25,14 @@ pub struct Connected {
     pub queue: u16,
     /// The number of entries.
     pub entries: u16,
-    /// True if submission queue flow control is in use: completions then report the head of the submission
-    /// queue (SQHD).
+    /// True if completions report the head of the submission queue (SQHD).
     pub flow_control: bool,
 }
 
 /// Carries out a Connect: creates a controller with its admin queue, or adds an I/O queue to a controller.
 ///
 /// # Errors
-/// The status, and dword 0 of the completion, which names an invalid parameter.
+/// The status, and dword 0 of the completion, which names the invalid parameter.
 pub fn connect(
     subsystem: &Subsystem,
     reach: &Reach,
@@ -65,8 +63,7 @@ pub fn connect(
     if !discovery && subsystem_nqn != subsystem.nqn {
         return Err(invalid(true, subsystem_offset));
     }
-    // Refuse hosts that may not connect, except at the discovery service, because it answers every host and
-    // lists only what that host may use.
+    // The discovery service answers every host, but lists only what the host may use.
     if !discovery && !subsystem.allows(host_nqn) {
         return Err((Status::CONNECT_INVALID_HOST.dnr(), 0));
     }
@@ -120,7 +117,7 @@ pub fn property_get(
     };
     match (command.cdw11.get(), wide) {
         (property::CAP, true) => {
-            // TO is the time until a controller is ready. This target is ready at once; hosts get a margin of 7.5 s.
+            // TO, the time until a controller is ready, is 7.5 s, although this target is ready at once.
             Ok(Cap::new(subsystem.limits.queue_entries.into(), 15).0)
         }
         (property::VS, false) => Ok(VERSION.into()),
@@ -130,7 +127,7 @@ pub fn property_get(
     }
 }
 
-/// Sets a property. Returns what the caller has to do because of the new value.
+/// Sets a property. Returns what the caller must do because of it.
 ///
 /// # Errors
 /// The status of the command, if the property or its size is invalid.

@@ -18,8 +18,7 @@ pub enum Message {
     },
     /// Close this connection, because its controller ended.
     Close(ConnectionId),
-    /// Serve this connection, which belongs to an admin queue: an asynchronous event may be ready, or the
-    /// last I/O queue has ended.
+    /// Serve this connection of an admin queue: an event may be ready, or the last I/O queue has ended.
     Event(ConnectionId),
     /// Complete the commands in flight, then close all connections and end the thread.
     Drain,
@@ -42,12 +41,12 @@ impl Inbox {
     /// # Errors
     /// If the process has too many open files.
     pub fn new() -> std::io::Result<Self> {
-        // SAFETY: a plain system call; no other code owns the descriptor.
+        // SAFETY: the call takes no memory.
         let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if event < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: a new descriptor, as checked above.
+        // SAFETY: the descriptor is new and has no other owner.
         Ok(Self { messages: Mutex::new(Vec::new()), event: unsafe { OwnedFd::from_raw_fd(event) } })
     }
 
@@ -55,16 +54,15 @@ impl Inbox {
     pub fn send(&self, message: Message) {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
         let one = 1_u64.to_ne_bytes();
-        // SAFETY: the call reads the 8 bytes of the array. It cannot fail in practice: the eventfd's counter
-        // overflows only after 2^64 unread messages.
+        // SAFETY: the call reads the array's 8 bytes. It fails only after 2^64 unread messages.
         unsafe { libc::write(self.event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
     /// Returns all messages in the order of their arrival.
     pub fn take(&self) -> Vec<Message> {
         let mut count = [0_u8; 8];
-        // Clear the event before taking the messages, because a message that arrives now then sets it again.
-        // SAFETY: the call writes at most the 8 bytes of the array.
+        // Clear the event before taking the messages: a message that arrives now sets it again.
+        // SAFETY: the call writes at most the array's 8 bytes.
         unsafe { libc::read(self.event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
         std::mem::take(&mut self.messages.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -35,7 +35,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns true if the host sends data with the command: for a write, a compare and a deallocation.
+    /// Returns true for operations with data from the host: write, compare and deallocate.
     pub fn receives(self) -> bool {
         matches!(self, Operation::Write { .. } | Operation::Compare | Operation::Deallocate { .. })
     }
@@ -94,8 +94,7 @@ pub fn plan(command: &Command, subsystem: &Subsystem) -> Result<Request, Status>
     match operation {
         Operation::Flush => {}
         Operation::Deallocate { ranges } => {
-            // The field is the number of ranges less one. The length of the data does not tell their number,
-            // because Linux always sends the longest list.
+            // Linux always sends the longest list, so the data's length does not tell the number of ranges.
             let ranges = ranges + 1;
             request.operation = Operation::Deallocate { ranges };
             request.data_bytes = u32::from(ranges) * size_of::<dsm::Range>() as u32;
@@ -114,11 +113,11 @@ pub fn plan(command: &Command, subsystem: &Subsystem) -> Result<Request, Status>
     Ok(request)
 }
 
-/// Returns the byte ranges that a Dataset Management command deallocates. Returns none if the command asks
-/// for something else.
+/// Returns the byte ranges to deallocate. Returns none if the Dataset Management command asks for something
+/// else.
 ///
 /// # Errors
-/// The status with which the command completes: a range lies beyond the namespace.
+/// The status of the command: a range lies beyond the namespace.
 pub fn ranges(
     command: &Command,
     count: u16,
@@ -139,8 +138,8 @@ pub fn ranges(
         .collect()
 }
 
-/// Carries out an operation on memory. `data` is the data that the host sent. Reads are not carried out here, because their data
-/// is sent from the memory itself.
+/// Carries out an operation on memory, except for reads: their data is sent in place. `data` is the host's
+/// data.
 ///
 /// # Errors
 /// The status with which the command completes.
@@ -164,15 +163,14 @@ pub fn execute_on_memory(
                 memory.zero(offset, length);
             }
         }
-        // Do nothing for a flush, because memory has no volatile cache in front of it, nor for a read,
-        // because its data is sent from the memory.
+        // A flush has no volatile cache to flush. A read's data is sent in place.
         Operation::Flush | Operation::Read => {}
     }
     Ok(())
 }
 
-/// Completed commands that are not yet added to the counters of their namespace. A connection adds them once for each batch of
-/// commands, because all threads share the counters.
+/// Completed commands that are not yet added to their namespace's counters. Threads share the counters, so a
+/// connection adds to them once for each batch of commands.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     namespace: u32,

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Returns a whole log page. `local` is the address at which the host reached the target. Unless
-/// `retain_events` (RAE) is set, the controller may then report the next event about this page.
+/// `retain_events` (RAE) is set, the controller may report this page's next event.
 ///
 /// # Errors
 /// The status of the command, if the controller does not have the page.
@@ -28,7 +28,7 @@ pub fn page(
             }
             page
         }
-        // One entry of zeros, because no error is recorded.
+        // One entry of zeros, because errors are not recorded.
         log::ERROR_INFORMATION => vec![0; 64],
         _ if controller.discovery => return Err(Status::INVALID_LOG_PAGE.dnr()),
         log::HEALTH => health(subsystem),
@@ -47,7 +47,8 @@ pub fn page(
     })
 }
 
-/// Returns the discovery log for a host: the addresses of the discovery service and, if the host may use it, of the subsystem.
+/// Returns the discovery log for a host: the addresses of the discovery service and, if the host may use it,
+/// of the subsystem.
 fn discovery(subsystem: &Subsystem, host_nqn: &str, local: SocketAddr) -> Vec<u8> {
     let mut entries = Vec::new();
     let mut add = |port: usize, address: SocketAddr, nqn: &str, kind: u8| {
@@ -62,7 +63,7 @@ fn discovery(subsystem: &Subsystem, host_nqn: &str, local: SocketAddr) -> Vec<u8
             IpAddr::V6(_) => DiscoveryEntry::IPV6,
         };
         entry.subtype = kind;
-        // Set bit 2 of TREQ, because hosts may disable flow control of submission queues.
+        // TREQ bit 2: hosts may disable flow control of submission queues.
         entry.treq = 1 << 2;
         entry.portid = (port as u16 + 1).into();
         entry.cntlid = u16::MAX.into();
@@ -102,9 +103,9 @@ fn health(subsystem: &Subsystem) -> Vec<u8> {
     set(48, sum(|it| &it.written_bytes).div_ceil(512_000));
     set(64, sum(|it| &it.reads));
     set(80, sum(|it| &it.writes));
-    // Bit 3 of the critical warning: the medium is read-only, because a flush failed.
+    // Critical warning, bit 3: the medium is read-only, because a flush failed.
     page[0] = u8::from(subsystem.namespaces.iter().any(|it| it.flush_failed())) << 3;
-    // The temperature is 0 K, which means that it is not reported. All spare capacity is available, above a threshold of 10 %.
+    // The temperature is 0 K (not reported). All spare capacity is available; the threshold is 10 %.
     (page[3], page[4]) = (100, 10);
     page
 }
@@ -117,7 +118,8 @@ fn firmware() -> Vec<u8> {
     page
 }
 
-/// Returns the Commands Supported and Effects. Bit 0 of a dword is set for a supported command, bit 1 if it changes blocks.
+/// Returns the Commands Supported and Effects. Bit 0 of a dword: the command is supported. Bit 1: it changes
+/// blocks.
 fn commands() -> Vec<u8> {
     const SUPPORTED: u32 = 1;
     const CHANGES_BLOCKS: u32 = 1 << 1;

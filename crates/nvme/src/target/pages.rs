@@ -35,15 +35,14 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
     // Bit 0: host identifiers have 128 bits. Bit 6: every command restarts the keep-alive timer.
     page.ctratt = (1_u32 | 1 << 6).into();
     page.aerl = (MAX_EVENT_REQUESTS - 1) as u8;
-    // There is one firmware slot, and it is read-only.
+    // One firmware slot, read-only.
     page.frmw = 1 | 1 << 1;
     // Bit 1: the log of supported commands. Bit 2: offsets in log pages.
     page.lpa = 1 << 1 | 1 << 2;
     // The keep-alive timer counts in steps of 100 ms.
     page.kas = 1.into();
     page.maxcmd = limits.queue_entries.into();
-    // Report SGLs (bit 0), also with offsets into the capsule's data (bit 20) and for data outside the
-    // capsule (bit 21).
+    // Bit 0: SGLs. Bit 20: offsets in the capsule. Bit 21: descriptors of data outside the capsule.
     page.sgls = (1_u32 | 1 << 20 | 1 << 21).into();
     page.ioccsz = ((64 + limits.capsule_data_bytes) / 16).into();
     page.iorcsz = 1.into();
@@ -56,14 +55,14 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
         page.cntrltype = controller_type::IO;
         page.oaes = async_event::NAMESPACE_NOTICES.into();
         page.subnqn = terminated(&subsystem.nqn);
-        // The subsystem has several ports and several controllers.
+        // Several ports and several controllers.
         page.cmic = 3;
         page.acl = 3;
         page.sqes = 0x66;
         page.cqes = 0x44;
         page.nn = (subsystem.namespaces.len() as u32).into();
         page.oncs = (oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES).into();
-        // Bits 2:1 are 2: a Flush of all namespaces (NSID FFFFFFFFh) is not supported.
+        // Bits 2:1 are 2: a Flush of all namespaces is not supported.
         page.vwc = u8::from(has_volatile_cache(subsystem)) | 2 << 1;
     }
     page.as_bytes().to_vec()
@@ -76,7 +75,7 @@ pub fn namespace(namespace: &Namespace) -> Vec<u8> {
     (page.nsze, page.ncap, page.nuse) = (blocks.into(), blocks.into(), blocks.into());
     // Bit 4: the preferred sizes below are valid.
     page.nsfeat = 1 << 4;
-    // The namespace may be used by several controllers.
+    // Several controllers may use the namespace.
     page.nmic = 1;
     // Deallocated blocks read as zero, and Write Zeroes may deallocate.
     page.dlfeat = 1 | 1 << 3;
@@ -91,8 +90,8 @@ pub fn namespace(namespace: &Namespace) -> Vec<u8> {
     page.as_bytes().to_vec()
 }
 
-/// Returns the Identify data that all namespaces have in common. It is all zeros, because their block sizes
-/// may differ.
+/// Returns the Identify data that all namespaces have in common: zeros, because their block sizes may
+/// differ.
 pub fn common_namespace() -> Vec<u8> {
     vec![0; IDENTIFY_BYTES]
 }

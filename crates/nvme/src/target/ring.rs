@@ -7,8 +7,7 @@ use io_uring::{IoUring, opcode, squeue};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-/// The number of entries of the submission queue. When the queue is full, its requests are submitted to make
-/// room for further ones.
+/// The entries of the submission queue. When it is full, its requests are submitted.
 const SUBMISSIONS: u32 = 256;
 /// The number of entries of the completion queue. The kernel keeps further completions until there is space.
 const COMPLETIONS: u32 = 4096;
@@ -40,13 +39,12 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Creates the ring. The calling thread must be the one that uses it.
+    /// Creates the ring. Only the calling thread may use it.
     ///
     /// # Errors
     /// If the kernel has no io_uring, or does not let this process use it.
     pub fn new() -> Result<Self> {
-        // Repeat a failed attempt with fewer flags, because old kernels refuse flags that they do not
-        // support.
+        // Old kernels refuse flags that they do not support.
         let newest = IoUring::builder()
             .setup_cqsize(COMPLETIONS)
             .setup_single_issuer()
@@ -81,12 +79,12 @@ impl Ring {
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return;
             }
-            // The submission queue is full. Submitting its requests makes room for this one.
+            // Submitting the queue's requests makes room for this one.
             let _ = self.ring.submit();
         }
     }
 
-    /// Receives bytes into memory. With `wait`, does not try at once, but waits until the socket is readable.
+    /// Receives bytes into memory. With `wait`, first waits until the socket is readable.
     ///
     /// # Safety
     /// The memory must stay valid, and nothing else may use it, until the request has completed.
@@ -96,11 +94,11 @@ impl Ring {
         self.push(&opcode::Recv::new(Fd(socket), address, length).ioprio(priority).build().user_data(tag));
     }
 
-    /// Sends the memory that `message` describes. The request completes when all bytes are sent or the
-    /// connection fails.
+    /// Sends the memory that `message` describes. Completes when all bytes are sent or the connection fails.
     ///
     /// # Safety
-    /// The message, its vectors and the memory must stay valid and unchanged until the request has completed.
+    /// The message, its vectors and the memory must stay valid and unchanged until the request has
+    /// completed.
     pub unsafe fn send(&mut self, socket: RawFd, message: *const libc::msghdr, tag: u64) {
         // SAFETY: the caller's promise.
         let vectors = unsafe { std::slice::from_raw_parts((*message).msg_iov, (*message).msg_iovlen) };
@@ -137,8 +135,7 @@ impl Ring {
         self.push(&entry.user_data(tag));
     }
 
-    /// Submits all requests and polls for a completion. Returns true as soon as there is one, and false if
-    /// there is none after `time`.
+    /// Submits all requests and polls for a completion for up to `time`. Returns true if there is one.
     fn poll_for(&mut self, time: Duration) -> std::io::Result<bool> {
         self.enter(0)?;
         let start = Instant::now();
@@ -146,7 +143,7 @@ impl Ring {
             if !self.ring.completion().is_empty() {
                 return Ok(true);
             }
-            // The kernel sets this flag when it needs a system call of this thread to post completions.
+            // The kernel needs a system call of this thread to post completions.
             if self.ring.submission().taskrun() {
                 self.enter(0)?;
             } else if start.elapsed() >= time {
@@ -162,13 +159,12 @@ impl Ring {
         let _ = self.enter(0);
     }
 
-    /// Submits all requests and sleeps until the ring holds at least `want` completions. May return earlier,
-    /// for example because of a signal.
+    /// Submits all requests and sleeps until the ring holds `want` completions, or returns earlier, for
+    /// example because of a signal.
     fn enter(&mut self, want: usize) -> std::io::Result<()> {
         match self.ring.submit_and_wait(want) {
             Ok(_) => Ok(()),
-            // EINTR: a signal arrived. EBUSY and EAGAIN: the kernel accepts no more requests until
-            // completions were taken from the ring.
+            // EINTR: a signal arrived. EBUSY, EAGAIN: completions must be taken from the ring first.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {
                 Ok(())
             }
@@ -186,8 +182,8 @@ impl Ring {
         self.push(&opcode::Timeout::new(time).build().user_data(tag));
     }
 
-    /// Submits all requests and waits for at least one completion: polls for up to `spin`, then sleeps.
-    /// Appends the completions to `completed`. A signal can end the wait early, without a completion.
+    /// Submits all requests and waits for a completion: polls for up to `spin`, then sleeps. Appends all
+    /// completions to `completed`. A signal can end the wait without a completion.
     ///
     /// # Errors
     /// If the ring fails. Later calls would fail, too.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// How often keep-alive timers are checked.
 const TIMER: Duration = Duration::from_millis(250);
-/// How often the target reads the sizes of its namespaces and the file that lists the allowed hosts.
+/// How often the target reads the sizes of its namespaces and the file of allowed hosts.
 const REFRESH: Duration = Duration::from_secs(1);
 /// How long no connection is accepted after the process ran out of file descriptors.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
@@ -29,7 +29,7 @@ pub enum Hosts {
     Any,
     /// Only the hosts with these NQNs may connect.
     Listed(BTreeSet<String>),
-    /// The hosts whose NQNs are the lines of a file, and the listed ones. The file is read again when it changes.
+    /// The hosts on the lines of a file, plus the listed ones. The file is read again when it changes.
     File(PathBuf, BTreeSet<String>),
 }
 
@@ -45,8 +45,7 @@ pub struct Config {
     pub nqn: Option<String>,
     /// The hosts that may connect.
     pub hosts: Hosts,
-    /// The cores to which worker threads are bound, one thread each. If no cores are given, the target starts
-    /// `threads` threads that are not bound.
+    /// The cores of the worker threads, one thread each. If empty, `threads` unbound threads are started.
     pub cores: Vec<usize>,
     /// The number of worker threads if `cores` is empty.
     pub threads: usize,
@@ -181,8 +180,8 @@ impl Target {
         self.workers.iter().map(|worker| worker.load.connections.load(Relaxed)).sum()
     }
 
-    /// Returns, for each worker thread, the number of its connections without an admin queue. These carry an
-    /// I/O queue, or may still get one.
+    /// Returns the number of each worker thread's connections without an admin queue, which carry an I/O
+    /// queue or may still get one.
     #[cfg(test)]
     pub(super) fn io_queues(&self) -> Vec<usize> {
         self.workers.iter().map(|worker| worker.load.rank().0).collect()
@@ -193,8 +192,8 @@ impl Target {
         self.failed.load(Relaxed)
     }
 
-    /// Ends the target: accepts no more connections and commands, completes the commands in progress, closes all connections, and
-    /// makes the data of all namespaces durable. Returns what it served.
+    /// Ends the target: accepts no more connections and commands, completes the commands in progress, closes
+    /// all connections, and makes all data durable. Returns what it served.
     ///
     /// # Errors
     /// If the data of a namespace cannot be made durable. All other steps are still taken.
@@ -306,7 +305,7 @@ impl Acceptor {
             if now >= refresh_at {
                 refresh_at = now + REFRESH;
                 let failure = self.refresh().err().map(|error| error.to_string()).unwrap_or_default();
-                // Report a failure only if it differs from the last one, because the check runs every second.
+                // The check runs every second, so report only a new failure.
                 if failure != last_failure && !failure.is_empty() {
                     tracing::warn!("{failure}");
                 }
@@ -332,8 +331,7 @@ impl Acceptor {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Accepts all connections that are pending at a listening socket. Hands each to the worker thread with
-    /// the fewest I/O queues.
+    /// Accepts all pending connections. Hands each to the worker thread with the fewest I/O queues.
     fn accept(&self, listener: &TcpListener) {
         loop {
             match listener.accept() {
@@ -341,8 +339,7 @@ impl Acceptor {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // The process may have run out of descriptors. Wait, because connections that end release
-                    // some.
+                    // The process may be out of file descriptors. Connections that end release some.
                     if matches!(
                         error.raw_os_error(),
                         Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)
@@ -372,7 +369,7 @@ impl Acceptor {
     }
 }
 
-/// Sets the options of an accepted socket: no delay of small responses, and detection of hosts that vanish.
+/// Sets the options of an accepted socket: sends small responses at once, and detects vanished hosts.
 fn set_options(stream: &TcpStream) {
     let set = |level: i32, name: i32, value: i32| {
         // SAFETY: the value is an int, as these options want.
@@ -408,8 +405,8 @@ fn listen(address: &SocketAddr) -> Result<TcpListener> {
     };
     let listener = TcpListener::bind(address).map_err(os)?;
     listener.set_nonblocking(true).map_err(os)?;
-    // The standard library allows 128 connections to wait for acceptance. A second call raises the number.
-    // SAFETY: a plain system call on a listening socket.
+    // The standard library sets a backlog of 128 connections.
+    // SAFETY: the call only takes a listening socket.
     if unsafe { libc::listen(listener.as_raw_fd(), 4096) } != 0 {
         return Err(os(std::io::Error::last_os_error()));
     }
@@ -419,7 +416,7 @@ fn listen(address: &SocketAddr) -> Result<TcpListener> {
 /// Binds the calling thread to a core.
 fn bind(core: Option<usize>) -> Result<()> {
     let Some(core) = core else { return Ok(()) };
-    // SAFETY: the set is a local variable, `core` lies within it, and the system call only reads it.
+    // SAFETY: the set is a local variable that the call only reads. `core` lies within it.
     let outcome = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         if core >= 8 * size_of::<libc::cpu_set_t>() {

@@ -1,7 +1,7 @@
 //! Operations on files and block devices, as sequences of system calls.
 //!
-//! [`Progress`] turns a request into calls and their results into the next call or a status. It makes no call itself: a worker
-//! submits them to its io_uring, and tests make them directly.
+//! [`Progress`] returns calls and turns their results into the next call or a status. It makes no call
+//! itself.
 
 use super::io::{Operation, Request};
 use crate::command::Status;
@@ -63,8 +63,8 @@ pub enum Next {
     Done(Status),
 }
 
-/// How zeros are written: first by a call that zeroes or deallocates the range. If the file system refuses
-/// the call, another method is tried, and `Write` last.
+/// How zeros are written. If the file system refuses `ZeroRange` or `PunchHole`, another method is tried,
+/// `Write` last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ZeroMethod {
     /// The file system zeroes the range and keeps its blocks allocated.
@@ -86,8 +86,7 @@ static ZEROS: Zeros = Zeros([0; ZEROS_BYTES]);
 pub struct Progress {
     request: Request,
     address: *mut u8,
-    /// The number of bytes of the request's range that are already read, written or zeroed. Not used for
-    /// deallocation.
+    /// How many bytes of the request's range are read, written or zeroed. Unused for deallocation.
     done: u64,
     /// The ranges still to deallocate, the current one last.
     ranges: Vec<(u64, u64)>,
@@ -96,8 +95,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Starts an operation. `address` is the data: the destination of a read or a compare, the source of a write. `ranges` are
-    /// those to deallocate.
+    /// Starts an operation. `address` is the destination of a read or compare, or the source of a write.
+    /// `ranges` are to be deallocated.
     pub fn new(request: Request, address: *mut u8, mut ranges: Vec<(u64, u64)>) -> Self {
         ranges.reverse();
         let zero = match request.operation {
@@ -166,7 +165,7 @@ impl Progress {
         match operation {
             Operation::Read | Operation::Compare | Operation::Write { .. } => {
                 if result == 0 {
-                    // Complete with an error, because the file was truncated after the range was checked.
+                    // The file was truncated after the range was checked.
                     return Next::Done(Status::LBA_OUT_OF_RANGE.dnr());
                 }
                 self.done += result as u64;
@@ -227,8 +226,7 @@ impl Progress {
     }
 }
 
-/// Makes a call, blocks until it has returned, and returns its result as an io_uring does. For tests and
-/// fuzzing, which have no worker thread.
+/// Makes a call, blocking, and returns its result as io_uring does. For tests and fuzzing.
 pub fn make(call: Call, descriptor: RawFd) -> i32 {
     // SAFETY: the caller of `Progress` keeps the memory of its calls valid.
     let result = unsafe {

@@ -1,7 +1,8 @@
-//! The subsystem: the namespaces of a target, the hosts that may use them, and the controllers of connected hosts.
+//! The subsystem: a target's namespaces, the hosts that may use them, and the controllers of connected
+//! hosts.
 //!
-//! All threads of a target share one [`Subsystem`]. It belongs together with a discovery subsystem, which tells hosts where the
-//! subsystem can be reached. Both are served on all listening addresses.
+//! All threads of a target share one [`Subsystem`]. All its addresses also serve a discovery subsystem,
+//! which tells hosts where the subsystem can be reached.
 
 use super::controller::{Controller, Host};
 use crate::command::DISCOVERY_NQN;
@@ -25,19 +26,19 @@ pub struct Limits {
     pub io_queues: u16,
     /// The most controllers, of all hosts together.
     pub controllers: usize,
-    /// The most data of a command is 4096 bytes times 2 to the power of this number (MDTS).
+    /// MDTS: the most data of a command is 4096 bytes times 2 to the power of this number.
     pub transfer_shift: u8,
     /// The most data within a command capsule, in bytes. A multiple of 16.
     pub capsule_data_bytes: u32,
     /// The most memory for data buffers of all connections of one thread together, in bytes.
     pub buffer_bytes: usize,
-    /// The most memory for data buffers of one connection, in bytes. It must hold the most data of a command.
+    /// The most memory for data buffers of one connection, in bytes. At least the most data of a command.
     pub connection_bytes: usize,
     /// The most connections, of all threads together.
     pub connections: usize,
     /// How long a host may take from opening a connection to its Connect command.
     pub handshake_timeout: Duration,
-    /// How long a host may fail to read responses or to send requested data, until its connection is closed.
+    /// How long a host may take to read responses or to send requested data. Then its connection is closed.
     pub stall_timeout: Duration,
 }
 
@@ -85,8 +86,7 @@ pub struct Definition {
 pub struct Counters {
     /// Connections that were accepted.
     pub connections: AtomicU64,
-    /// Connections and Connect commands that were refused, and connections that were closed because of a
-    /// limit or a timeout.
+    /// Refused connections and Connect commands, plus connections closed because of a limit or a timeout.
     pub refused: AtomicU64,
     /// Connections that were ended because the host violated the protocol.
     pub violations: AtomicU64,
@@ -175,9 +175,9 @@ impl Subsystem {
         hosts.as_ref().is_none_or(|hosts| hosts.contains(host_nqn))
     }
 
-    /// Replaces the list of hosts that may connect; `None` allows all hosts. Ends the controllers of hosts
-    /// that may not connect any more. Tells discovery controllers that the discovery log has changed, if
-    /// their host was added or removed. Returns true if the list changed.
+    /// Replaces the list of hosts that may connect; `None` allows all. Ends the controllers of other hosts.
+    /// Tells the discovery controllers of added and removed hosts that the discovery log has changed.
+    /// Returns true if the list changed.
     ///
     /// # Errors
     /// If an NQN is invalid. The list then stays as it is.
@@ -230,8 +230,8 @@ impl Subsystem {
         if controllers.alive.len() >= self.limits.controllers.min(MAX_CONTROLLER.into()) {
             return None;
         }
-        // Assign identifiers in turn, because a late command for an ended controller then does not reach a
-        // new one.
+        // Identifiers are assigned in turn, so a late command for an ended controller does not reach a new
+        // one.
         let mut id = controllers.last;
         loop {
             id = if id >= MAX_CONTROLLER { 1 } else { id + 1 };
@@ -274,9 +274,8 @@ impl Subsystem {
         expired
     }
 
-    /// Reads the sizes of all namespaces again and reports changes to the hosts. Returns the identifiers of
-    /// changed namespaces, and the first error if the size of a namespace cannot be read. The other
-    /// namespaces are still checked.
+    /// Reads the sizes of all namespaces again and reports changes to the hosts. Returns the changed
+    /// namespaces, and the first error. An error does not end the check of other namespaces.
     pub fn refresh(&self) -> (Vec<u32>, Option<Error>) {
         let (mut changed, mut failure) = (Vec::new(), None);
         for namespace in &self.namespaces {
@@ -296,7 +295,7 @@ impl Subsystem {
     }
 }
 
-/// Checks that a text is a valid NQN: it starts with `nqn.`, is not too long, and contains printable characters only.
+/// Checks an NQN: it starts with `nqn.`, is not too long, and has only printable characters.
 ///
 /// # Errors
 /// [`Error::Invalid`] that says what is wrong.

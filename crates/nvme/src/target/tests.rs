@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:0f01fb42-9f7f-4856-b0b3-51e60b8de349";
-/// How long a test waits for the target before it fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn start(namespace: &str, limits: Limits) -> Target {
@@ -40,7 +39,6 @@ fn open(target: &Target) -> TcpStream {
     stream
 }
 
-/// Returns true if the target closes the connection.
 fn is_closed(stream: &mut TcpStream) -> bool {
     let mut bytes = [0; 4096];
     loop {
@@ -69,8 +67,7 @@ fn send(stream: &mut TcpStream, command: Command, data: &[u8]) {
     stream.write_all(&bytes).unwrap();
 }
 
-/// Sends a command with `data` in its capsule. The response must not carry data. Returns dword 0 of the
-/// completion.
+/// Sends a command with `data` in its capsule. Returns dword 0 of the response, which must not carry data.
 fn call(stream: &mut TcpStream, command: Command, data: &[u8]) -> u32 {
     send(stream, command, data);
     let mut response = [0; 24];
@@ -79,7 +76,6 @@ fn call(stream: &mut TcpStream, command: Command, data: &[u8]) -> u32 {
     u32::from_le_bytes(response[8..12].try_into().unwrap())
 }
 
-/// Connects an admin queue and an I/O queue.
 fn attach(target: &Target, keep_alive_ms: u32) -> (TcpStream, TcpStream) {
     let data = |id| ConnectData::new([1; 16], id, &target.subsystem().nqn, HOST);
     let mut admin = initialize(target);
@@ -110,11 +106,11 @@ fn half_open_connections_end_and_do_not_disturb_other_hosts() {
     let limits =
         Limits { connections: 64, handshake_timeout: Duration::from_millis(700), ..Limits::default() };
     let target = start("memory:1M", limits);
-    // Opens 3000 connections and keeps the last 300, because a process may have only some 1000 descriptors.
+    // A process may have only some 1000 descriptors, so keep the last 300 of the 3000 connections.
     let mut silent = VecDeque::new();
     for number in 0..3000 {
         let mut stream = open(&target);
-        // Half of the connections send the start of a PDU and then nothing, the others send nothing at all.
+        // Half of the connections send the start of a PDU, the others nothing.
         if number % 2 == 0 {
             let _ = stream.write_all(&[0, 0, 128]);
         }
@@ -123,8 +119,7 @@ fn half_open_connections_end_and_do_not_disturb_other_hosts() {
             silent.pop_front();
         }
     }
-    // At most a quarter of the 64 connections may be without a queue. Wait until the target has closed all
-    // but 16.
+    // A quarter of the 64 connections may be without a queue.
     let start = Instant::now();
     while target.subsystem().counters.connections.load(Relaxed) < 3000 || target.connections() > 16 {
         assert!(start.elapsed() < PATIENCE, "{} connections", target.connections());
@@ -198,8 +193,7 @@ fn a_target_that_stops_closes_its_connections_and_reports_what_it_served() {
 #[test]
 fn io_queues_are_spread_over_the_threads() {
     let target = start("memory:1M", Limits::default());
-    // Each host opens an admin queue and then an I/O queue. If the target counted both kinds alike, one of
-    // its two threads would get all I/O queues.
+    // If the target counted both kinds of queues alike, one of its two threads would get all I/O queues.
     let _hosts: Vec<_> = (0..6).map(|_| attach(&target, 0)).collect();
     assert_eq!(target.io_queues(), [3, 3]);
 }
@@ -219,7 +213,7 @@ fn a_target_that_polls_serves_memory_and_files() {
     }
 }
 
-/// Checks that all reads are answered if more are in flight than the worker processes between two sends.
+/// The reads in flight exceed what the worker processes between two sends.
 #[test]
 fn many_file_reads_in_flight_are_all_answered() {
     let mut file = tempfile::NamedTempFile::new().unwrap();

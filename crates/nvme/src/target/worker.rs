@@ -6,15 +6,12 @@
 //!               -> for each connection concerned: start file operations, send the output, receive
 //! ```
 //!
-//! At queue depth 1 a round costs one system call: it submits the send of a response and the receive of the
-//! next command, and waits. With more commands in flight, several responses leave in one send. A disk often
-//! completes many operations at once. Then the worker sends responses after every few completions and not
-//! only at the end of the round. So the host works on the first responses while the worker processes the
-//! other completions.
+//! At queue depth 1 a round costs one system call. With more commands in flight, several responses leave in
+//! one send. If a disk completes many operations at once, responses are also sent within the round, so that
+//! the host can work on them.
 //!
-//! **Memory.** The kernel uses memory of a [`Link`] while one of its requests is in flight: the input and
-//! output of its connection, data buffers, and the message header. A link is therefore removed only when none
-//! of its requests is in flight. The worker first shuts the socket down, so that the requests end.
+//! **Memory.** The kernel uses memory of a [`Link`] while one of its requests is in flight. A link is
+//! therefore removed only when none is. The worker first shuts the socket down, so that the requests end.
 
 use super::buffer::Pool;
 use super::connection::{Connection, End, Setup};
@@ -38,14 +35,14 @@ const LINGER_MS: u64 = 1000;
 /// How long commands in progress may take when the target ends.
 const DRAIN_MS: u64 = 5000;
 
-/// Responses are sent after this many completions. Hosts then work on the first responses of a round while the
-/// worker processes further completions.
+/// Responses are sent after this many completions, so that hosts work on them while the round continues.
 const BATCH: usize = 8;
-/// Responses are also sent after file operations of this many bytes in total. A read or write of fewer bytes
-/// is submitted at once, so that the disk starts on the first one while the worker prepares the others.
+/// Responses are also sent after file operations of this many bytes in total. Each smaller operation is
+/// submitted at once, so that the disk starts early.
 const BATCH_BYTES: u64 = 64 << 10;
 
-/// The kinds of requests, in the upper byte of their tags. The connection's index is in bits 55:32, the command's number in 15:0.
+/// The kinds of requests, in the upper byte of their tags. Bits 55:32 hold the connection's index, bits 15:0
+/// the command's number.
 mod kind {
     pub const RECEIVE: u8 = 1;
     pub const SEND: u8 = 2;
@@ -63,8 +60,8 @@ fn tag(kind: u8, index: usize, slot: u16) -> u64 {
 enum Closing {
     /// The connection is in use.
     No,
-    /// A termination request was sent. The host has until this time, in milliseconds since the target
-    /// started, to read it and close the connection.
+    /// A termination request was sent. The value is the host's deadline for closing the connection, in
+    /// milliseconds since the target started.
     Lingers(u64),
     /// The socket is shut down. The connection is removed when it has no request in flight.
     Yes,
@@ -88,11 +85,10 @@ struct Link {
     accepted_ms: u64,
     /// When bytes were last received or sent, in milliseconds since the target started.
     progress_ms: u64,
-    /// The time in milliseconds at which a timeout check first found that the target waits for the host.
-    /// `None` if the last check found that the target does not wait.
+    /// When a timeout check first found that the target waits for the host, in milliseconds. `None` while it
+    /// does not wait.
     waiting_ms: Option<u64>,
-    /// True if the connection carries an admin queue and is counted in [`Load::admin_queues`]. False if it
-    /// carries an I/O queue or no queue yet.
+    /// True if the connection carries an admin queue and is counted in [`Load::admin_queues`].
     admin: bool,
     /// True if the connection is in the list of connections to serve in this round.
     due: bool,
@@ -102,8 +98,7 @@ struct Link {
     discard: Box<[u8]>,
 }
 
-/// How many connections a worker thread serves. A new connection goes to the worker with the lowest
-/// [`Load::rank`].
+/// How many connections a worker thread serves.
 #[derive(Debug, Default)]
 pub struct Load {
     /// The number of all connections.
@@ -113,9 +108,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// Returns the rank of the worker. The worker with the lowest rank gets the next connection. The first
-    /// number counts connections without an admin queue: they carry an I/O queue, or may still get one. If
-    /// the first numbers are equal, the second number decides, which counts all connections.
+    /// Returns the worker's rank; the worker with the lowest rank gets the next connection. It is the number
+    /// of connections without an admin queue, then the number of all connections.
     pub fn rank(&self) -> (usize, usize) {
         let connections = self.connections.load(Relaxed);
         (connections.saturating_sub(self.admin_queues.load(Relaxed)), connections)
@@ -128,13 +122,11 @@ pub struct Worker {
     inbox: Arc<Inbox>,
     subsystem: Arc<Subsystem>,
     pool: Pool,
-    // The links of the worker's connections, by index. Each is boxed, because the kernel uses its message
-    // header, which must not move.
+    // Each link is boxed, because the kernel uses its message header, which must not move.
     #[allow(clippy::vec_box)]
     links: Vec<Option<Box<Link>>>,
     free: Vec<usize>,
-    /// How many connections this worker serves. The thread that accepts connections gives each new one to the
-    /// worker with the lowest rank.
+    /// How many connections this worker serves.
     load: Arc<Load>,
     half_open: VecDeque<ConnectionId>,
     max_half_open: usize,
@@ -149,8 +141,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Creates the worker on the thread that will run it. `load` counts its connections. If more than
-    /// `max_half_open` of them have no connected queue, the oldest of these is closed.
+    /// Creates the worker on the calling thread, which must run it. `load` counts its connections. If more
+    /// than `max_half_open` of them have no queue, the oldest is closed.
     ///
     /// # Errors
     /// If no io_uring can be created.
@@ -211,8 +203,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Serves the connections for which something has completed. If buffers became free, also serves the
-    /// connections that wait for buffers.
+    /// Serves the connections with completions. If buffers became free, also serves those that wait for
+    /// buffers.
     fn serve_due(&mut self) {
         self.feed_starved();
         while let Some(index) = self.due.pop() {
@@ -244,7 +236,7 @@ impl Worker {
         self.links[index].as_mut().expect("a link stays while its requests are in flight")
     }
 
-    /// Puts a connection on the list of connections to serve in this round, unless it is there already.
+    /// Puts a connection on the list to serve in this round, unless it is there already.
     fn mark(&mut self, index: usize) {
         let link = self.link(index);
         if !std::mem::replace(&mut link.due, true) {
@@ -349,7 +341,7 @@ impl Worker {
         link.more_to_receive = item.more_to_receive();
         match item.result {
             _ if link.closing == Closing::Yes => {}
-            // Close the connection, because the host closed it or the receive failed.
+            // The host closed the connection, or the receive failed.
             result if result <= 0 && !is_transient(result) => return self.close(index),
             result if result <= 0 || link.closing != Closing::No => {}
             result => {
@@ -392,7 +384,8 @@ impl Worker {
         let link = self.link(index);
         link.operations += 1;
         let (descriptor, call) = link.connection.call(slot);
-        // SAFETY: the memory belongs to a buffer of the command, which the connection keeps until the call has returned.
+        // SAFETY: the memory belongs to a buffer of the command, which the connection keeps until the call
+        // has returned.
         unsafe { self.ring.call(descriptor, call, tag(kind::FILE, index, slot)) };
         if call.bytes() < BATCH_BYTES {
             self.ring.submit();
@@ -418,7 +411,7 @@ impl Worker {
 
     /// Starts everything that a connection is ready for, or removes the link if it has ended.
     fn serve(&mut self, index: usize) {
-        // Skip a link that was removed when it was served earlier, because it may still be on the list.
+        // The link may have been removed when it was served earlier.
         let Some(link) = self.links[index].as_mut() else { return };
         link.due = false;
         if link.closing == Closing::No
@@ -452,7 +445,8 @@ impl Worker {
         link.sending = true;
         link.message.msg_iov = link.vectors.as_mut_ptr();
         link.message.msg_iovlen = link.vectors.len();
-        // SAFETY: the link is boxed. Its vectors, and the output that they describe, stay until the send has returned.
+        // SAFETY: the link is boxed. Its vectors, and the output that they describe, stay until the send has
+        // returned.
         unsafe { ring.send(link.socket.as_raw_fd(), &link.message, tag(kind::SEND, index, 0)) };
     }
 
@@ -470,9 +464,9 @@ impl Worker {
         if terminated {
             return self.close(index);
         }
-        // Shut down only the sending direction, because closing the socket with unread input would reset the
-        // connection, and the host might lose the termination request.
-        // SAFETY: a system call on an open descriptor.
+        // Shut down only sending: closing with unread input would reset the connection, and the host might
+        // lose the termination request.
+        // SAFETY: the descriptor is open.
         unsafe { libc::shutdown(link.socket.as_raw_fd(), libc::SHUT_WR) };
         link.closing = Closing::Lingers(now + LINGER_MS);
         link.discard = vec![0; 16 << 10].into_boxed_slice();
@@ -491,7 +485,8 @@ impl Worker {
         let Some(space) = space else { return };
         link.receiving = true;
         let (address, length, wait) = (space.as_mut_ptr(), space.len(), !link.more_to_receive);
-        // SAFETY: the memory belongs to the boxed link and is not used by anything else until the receive has returned.
+        // SAFETY: the memory belongs to the boxed link, and nothing else uses it until the receive has
+        // returned.
         unsafe { ring.receive(link.socket.as_raw_fd(), address, length, wait, tag(kind::RECEIVE, index, 0)) };
     }
 
@@ -501,7 +496,7 @@ impl Worker {
         if link.closing != Closing::Yes {
             link.closing = Closing::Yes;
             link.connection.disconnected();
-            // SAFETY: a system call on an open descriptor.
+            // SAFETY: the descriptor is open.
             unsafe { libc::shutdown(link.socket.as_raw_fd(), libc::SHUT_RDWR) };
         }
         self.mark(index);

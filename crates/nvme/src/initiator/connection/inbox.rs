@@ -8,11 +8,11 @@ use crate::pdu::{
 
 /// The size of the scratch space in bytes.
 const SCRATCH: usize = 128 << 10;
-/// Data of at least this size is received directly into its buffer. Smaller data is mostly copied from the scratch space, because
-/// one system call for many PDUs saves more than the copies cost.
+/// Data of at least this size is received directly into its buffer. Smaller data is copied from the scratch
+/// space, because one system call then receives many PDUs.
 const LARGE: u32 = 32 << 10;
-/// The number of bytes of the scratch space that are offered while large data is expected. They hold a few
-/// headers, so little of the data lands there.
+/// The bytes of scratch space to receive into when large data is expected. They suffice for a few headers,
+/// and take little of the data.
 const SMALL_SPACE: usize = 512;
 
 /// Bytes that were received and not yet consumed.
@@ -30,8 +30,8 @@ impl Default for Scratch {
 }
 
 impl Scratch {
-    /// Moves the received bytes to the start and returns the free space after them: all of it, or at most
-    /// `SMALL_SPACE` bytes if `small` is true.
+    /// Moves the received bytes to the start and returns the free space after them, at most `SMALL_SPACE`
+    /// bytes if `small` is set.
     pub(super) fn space(&mut self, small: bool) -> &mut [u8] {
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
@@ -85,11 +85,10 @@ pub(super) struct Payload {
     pub(super) remaining: u32,
     /// The digest of the bytes that have arrived, if data digests are in use.
     pub(super) digest: Option<RunningDigest>,
-    /// The identifier of the command if this data's flag SUCCESS is set: the end of the data then completes
-    /// the command, and no CapsuleResp follows.
+    /// The identifier of the command that the end of this data completes (flag SUCCESS). No CapsuleResp
+    /// follows.
     pub(super) success: Option<u16>,
-    /// True if the data has at least `LARGE` bytes. Reads then get only `SMALL_SPACE` bytes of scratch space
-    /// after the buffer. False for less data.
+    /// True if the data has at least `LARGE` bytes.
     pub(super) large: bool,
 }
 
@@ -145,10 +144,9 @@ impl Received {
 pub(super) struct Inbox {
     pub(super) scratch: Scratch,
     pub(super) payload: Option<Payload>,
-    /// True if the last data had at least `LARGE` bytes. The next data is then expected to be large, too.
+    /// True if the last data had at least `LARGE` bytes, so the next is expected to be large, too.
     pub(super) expect_large: bool,
-    /// The header of the last received PDU, in its first `last_len` bytes. A termination request sends it
-    /// back.
+    /// The header of the last received PDU, in the first `last_len` bytes.
     last: [u8; MAX_HEADER],
     last_len: usize,
 }

@@ -1,5 +1,4 @@
-//! Bytes that wait to be sent: headers, which are stored here, and data, which stays in the buffers of the
-//! commands.
+//! The bytes to send. Headers are stored here; data stays in the buffers of its commands.
 
 use crate::pdu::{Digests, MAX_HEADER, digest, encode};
 use std::collections::VecDeque;
@@ -79,7 +78,7 @@ impl Outbox {
     }
 
     /// Removes `bytes` bytes from the start, after they were sent. Stops at the end of a data segment and
-    /// returns that segment's slot; `bytes` is then the number of bytes that are still to be removed.
+    /// returns that segment's slot. `bytes` is then what remains to be removed.
     pub(super) fn sent(&mut self, bytes: &mut usize) -> Option<u16> {
         while *bytes > 0 {
             let segment = self.segments.front_mut().expect("bytes to send");

@@ -7,7 +7,6 @@ use zerocopy::{Immutable, IntoBytes};
 const NO_DIGESTS: Digests = Digests { header: false, data: false };
 const BOTH: Digests = Digests { header: true, data: true };
 
-/// Encodes a PDU of the controller.
 fn pdu<T: IntoBytes + Immutable>(header: &T, data: &[u8], digests: Digests) -> Vec<u8> {
     let mut out = [0; MAX_HEADER];
     let written = pdu::encode(header, data.len() as u32, digests, 4, &mut out);
@@ -23,7 +22,7 @@ fn response(cid: u16, status: Status, digests: Digests) -> Vec<u8> {
     pdu(&CapsuleResp::new(Completion::new(cid, status, 0, 0, 0)), &[], digests)
 }
 
-/// Gives received bytes to the connection in parts of at most `part` bytes.
+/// Passes received bytes to the connection, at most `part` bytes at a time.
 fn feed(connection: &mut Connection, mut bytes: &[u8], part: usize) -> Result<(), Failure> {
     while !bytes.is_empty() {
         let mut given = 0;
@@ -38,7 +37,7 @@ fn feed(connection: &mut Connection, mut bytes: &[u8], part: usize) -> Result<()
     Ok(())
 }
 
-/// Takes the bytes that the connection sends, in parts of at most `part` bytes.
+/// Returns the connection's output, taken at most `part` bytes at a time.
 fn sent(connection: &mut Connection, part: usize) -> Vec<u8> {
     let mut all = Vec::new();
     while connection.has_output() {
@@ -52,7 +51,7 @@ fn sent(connection: &mut Connection, part: usize) -> Vec<u8> {
     all
 }
 
-/// Creates a connection that is ready for commands. Its controller accepts at most 4096 bytes in an H2CData.
+/// Creates a connection that is ready for commands, with H2CData PDUs of at most 4096 bytes.
 fn ready(digests: Digests) -> Connection {
     let mut connection = Connection::new(digests, 9, 8192);
     assert_eq!(sent(&mut connection, 10)[..8], [0, 0, 128, 0, 128, 0, 0, 0]);
@@ -75,7 +74,7 @@ fn pattern(n: usize) -> u8 {
     (n % 251) as u8
 }
 
-/// Submits a request and returns the identifier of its command.
+/// Submits a request. Returns its command identifier.
 fn submit(connection: &mut Connection, request: Request) -> u16 {
     connection.submit(request).expect("a free slot");
     let bytes = sent(connection, usize::MAX);
@@ -90,8 +89,6 @@ fn expect_fault(connection: &mut Connection, bytes: &[u8], status: FatalStatus, 
     match feed(connection, bytes, usize::MAX) {
         Err(Failure::Fault(fault)) => {
             assert_eq!((fault.status, fault.field), (status, field), "{fault}");
-            // `faulty_pdu` must return the header of the faulty PDU, because the termination request sends it
-            // back.
             let header = connection.faulty_pdu();
             assert_eq!(header[0], fault.kind, "{fault}");
             assert!(bytes.windows(header.len()).any(|part| part == header), "{fault}: {header:?}");
@@ -127,7 +124,7 @@ fn data_with_success_completes_the_command() {
     let flags = data_flags::LAST | data_flags::SUCCESS;
     feed(&mut connection, &c2h(cid, flags, 0, &[7; 512], NO_DIGESTS), 100).unwrap();
     assert_eq!(connection.next_done().unwrap().buffer.unwrap().bytes(), [7; 512]);
-    // The slot is used again with another identifier, so a late response is detected.
+    // The slot is used again with another identifier.
     let next = submit(&mut connection, request(io::READ, 512));
     assert_ne!(next, cid);
     let late = response(cid, Status::SUCCESS, NO_DIGESTS);
@@ -248,7 +245,7 @@ fn violations_of_a_hostile_controller_are_refused() {
     let success = data_flags::LAST | data_flags::SUCCESS;
     refuse(io::READ, &|cid| c2h(cid, success, 0, &[1; 8], NO_DIGESTS), SequenceError, "FLAGS");
 
-    // An R2T that asks again for data that was already sent must be a fault.
+    // An R2T that requests data again is a fault.
     let (mut connection, cid) = setup(io::WRITE, 16_384);
     feed(&mut connection, &pdu(&R2t::new(cid, 0, 0, 8192), &[], NO_DIGESTS), usize::MAX).unwrap();
     sent(&mut connection, usize::MAX);
@@ -289,7 +286,7 @@ fn no_more_commands_are_in_flight_than_the_queue_has_entries() {
 }
 
 proptest! {
-    /// A controller that sends anything can neither crash the connection nor complete a read with missing data.
+    /// No input crashes the connection or completes a read with missing data.
     #[test]
     fn any_bytes_are_handled(
         header_digest in any::<bool>(),

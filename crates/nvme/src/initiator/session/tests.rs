@@ -7,10 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const NQN: &str = "nqn.2026-11.inlane:session-test";
-/// How long a test waits before it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Starts a target with one namespace, such as `memory:1M`.
 fn target(listen: &str, namespace: &str) -> Target {
     let config = Config {
         listen: vec![listen.parse().unwrap()],
@@ -39,11 +37,11 @@ fn options(address: SocketAddr) -> SessionOptions {
     }
 }
 
-/// While a target accepts the connection and then stays silent, the session must not block its thread. After the
-/// silent target is gone, the session reconnects.
+/// A target that accepts a connection and then stays silent must not block the session's thread. When it is
+/// gone, the session reconnects.
 #[test]
 fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
-    // No other program listens at this address, so the port stays free while the test changes targets.
+    // Other programs do not use this address, so its port stays free for the second target.
     let folder = tempfile::tempdir().unwrap();
     let namespace = format!("file:{},size=1M", folder.path().join("disk").display());
     let first = target("127.0.77.1:0", &namespace);
@@ -63,15 +61,14 @@ fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
         session.progress(false).unwrap();
         std::thread::sleep(Duration::from_millis(1));
     }
-    // The attempt to connect now waits for an answer for up to 60 s. None of these calls may wait for it.
+    // The attempt to connect waits for up to 60 s. None of these calls may wait for it.
     for _ in 0..10 {
         session.progress(false).unwrap();
         session.progress(true).unwrap();
         assert_eq!(session.available(), 0);
     }
     assert!(start.elapsed() < PATIENCE, "the session has blocked its thread");
-    // Close the silent target's connection, which ends the attempt to connect. Its listener is already
-    // closed, so the second target can bind the address.
+    // This ends the attempt to connect. The listener is closed, so the second target can bind the address.
     drop(holder.join().unwrap());
     let second = target(&address.to_string(), &namespace);
     while session.available() == 0 {
@@ -83,11 +80,10 @@ fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
     second.stop().unwrap();
 }
 
-/// The second target's memory does not have what was written to the first one's. So the session must end with an error, instead of
-/// reading zeros.
+/// The second target's memory lacks the first one's data, so the session must fail rather than read zeros.
 #[test]
 fn a_session_ends_if_the_target_has_another_namespace_after_a_restart() {
-    // No other program listens at this address, so the port stays free while the test changes targets.
+    // Other programs do not use this address, so its port stays free for the second target.
     let first = target("127.0.77.2:0", "memory:1M");
     let address = first.subsystem().listeners()[0];
     let mut session = Session::open(&options(address)).unwrap();

@@ -1,5 +1,4 @@
-//! Processes received commands: validates the capsule, waits for a buffer if the command needs one, and
-//! starts the operation.
+//! Processes received commands: validates the capsule, gets a buffer and starts the operation.
 
 use super::receive::{Receiving, sequence_error};
 use super::slot::Stage;
@@ -17,8 +16,8 @@ use std::sync::atomic::Ordering::Relaxed;
 const MAX_ADMIN_DATA: u32 = 8192;
 
 impl Connection {
-    /// Accepts a received command: moves the head of the queue and restarts the keep-alive timer. Returns a
-    /// fault if the queue cannot take the command.
+    /// Accepts a received command and restarts the keep-alive timer. Returns a fault if the host has too
+    /// many commands in flight.
     pub(super) fn take_command(&mut self, layout: &Layout) -> Result<(), Fault> {
         let Some(queue) = &mut self.queue else {
             return match self.slots.in_use() {
@@ -74,10 +73,10 @@ impl Connection {
         }
     }
 
-    /// Validates a command and its SGL. `capsule_bytes` is the length of the data in its capsule. Returns the validated I/O command,
-    /// if it is one, and the length of the data that the host sends.
+    /// Validates a command and its SGL. `capsule_bytes` is the length of the data in its capsule. Returns
+    /// the I/O command, if it is one, and how many bytes of data the host sends.
     fn plan(&self, command: &Command, capsule_bytes: u32) -> Result<(Option<Request>, u32), Status> {
-        // PSDT (bits 7:6) must say that an SGL describes the data: 01b or 10b. FUSE (bits 1:0) must be 0.
+        // PSDT (bits 7:6) must be 01b or 10b: SGLs. FUSE (bits 1:0) must be 0.
         if !matches!(command.flags >> 6, 1 | 2) || command.flags & 3 != 0 {
             return Err(Status::INVALID_FIELD.dnr());
         }
@@ -95,8 +94,7 @@ impl Connection {
             let request = io::plan(command, &self.setup.subsystem)?;
             if request.operation.receives() {
                 let bytes = received_bytes(&command.sgl, capsule_bytes)?;
-                // Accept up to 4096 bytes for Dataset Management, because hosts such as Linux always send the
-                // longest list of ranges.
+                // Hosts such as Linux always send the longest list of ranges, 4096 bytes.
                 let longest = match request.operation {
                     Operation::Deallocate { .. } => 4096,
                     _ => request.data_bytes,
@@ -125,7 +123,7 @@ impl Connection {
 
     /// Carries a command out, or lets it wait for a buffer.
     pub(super) fn execute(&mut self, slot: u16) {
-        // A command that needs a buffer waits behind those that wait already. Otherwise large commands could wait forever.
+        // Commands get buffers in order. Otherwise large commands could wait forever.
         if !self.starved.is_empty() && self.needs_buffer(slot) || !self.start(slot) {
             self.slots.get_mut(slot).stage = Stage::Starved;
             self.starved.push_back(slot);
@@ -344,7 +342,7 @@ impl Connection {
 }
 
 /// Checks the SGL of a command whose data the host sends. Returns the length of the data. `capsule_bytes` is
-/// the length of the data in the capsule.
+/// its length in the capsule.
 fn received_bytes(sgl: &Sgl, capsule_bytes: u32) -> Result<u32, Status> {
     let length = sgl.length.get();
     match (sgl.identifier, capsule_bytes) {

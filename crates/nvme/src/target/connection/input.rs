@@ -6,14 +6,11 @@
 //!   +-----------+---------------------+----------------------+
 //!   0         start                  end                  CAPACITY
 //! ```
-//!
-//! While few bytes wait to be processed, most of the buffer is never touched, so the kernel allocates no
-//! pages for it.
 
-/// The size of the buffer in bytes. Many small commands fit into it, so that one call receives them all.
+/// The size of the buffer in bytes. One call can receive many small commands.
 pub const CAPACITY: usize = 64 << 10;
 
-/// When less space than this is free, the received bytes are moved to the start of the buffer.
+/// If less space is free, the received bytes are moved to the start of the buffer.
 const LEAST_SPACE: usize = 16 << 10;
 
 /// A buffer of received bytes.
@@ -22,8 +19,7 @@ pub struct Input {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
-    /// True while the kernel may write to the free part of the buffer. The received bytes must then stay in
-    /// place.
+    /// True while the kernel may write to the free part. The received bytes must then stay in place.
     lent: bool,
 }
 
@@ -47,8 +43,8 @@ impl Input {
         self.start += count;
     }
 
-    /// Returns the free part, to receive further bytes. It is never empty, because a header takes only a small part of the buffer
-    /// and data is processed at once. It stays in place until [`Input::received`] is called.
+    /// Returns the free part, to receive further bytes. It is never empty, and stays in place until
+    /// [`Input::received`] is called.
     pub fn lend(&mut self) -> &mut [u8] {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);

@@ -1,7 +1,7 @@
 //! A connection of a host, as a state machine without I/O.
 //!
-//! The driver of a [`Connection`] moves bytes and makes system calls; the connection decides which. A worker thread drives it
-//! with an io_uring, tests and fuzzing drive it with bytes in memory.
+//! The driver of a [`Connection`] moves bytes and makes system calls. The drivers are a worker thread with
+//! an io_uring, tests and fuzzing.
 //!
 //! ```text
 //!   socket --> space(), received() --> [ Connection ] --> output() --> socket
@@ -11,15 +11,16 @@
 //!                                     file or block device
 //! ```
 //!
-//! A connection carries one queue. After the ICReq, the first command must be Connect, which makes it an admin queue or an I/O
-//! queue of a [`Controller`]. Operations on memory are carried out at once. Operations on files are handed to the driver.
+//! A connection carries one queue. After the ICReq, the first command must be Connect, which makes it an
+//! admin queue or an I/O queue of a [`Controller`]. Operations on memory are carried out at once. Operations
+//! on files are handed to the driver.
 //!
-//! **Memory.** The connection owns all memory that the driver passes to the kernel: the input buffer, the data buffers of its
-//! commands and the output. The driver must keep the connection until the kernel has returned every operation. Memory of a
-//! namespace is sent in place; the connection keeps the [`Subsystem`] alive, and with it the namespaces.
+//! **Memory.** The connection owns all memory that the driver passes to the kernel. The driver must keep the
+//! connection until the kernel has returned every operation. Memory of a namespace is sent in place: the
+//! connection keeps the [`Subsystem`] and its namespaces alive.
 //!
-//! **Bounds.** At most as many commands as the queue has entries are in progress. Data buffers come from a share of the thread's
-//! pool. If the host does not read its responses, the connection stops taking input.
+//! **Bounds.** The commands in progress are bounded by the queue's entries, and data buffers by a share of
+//! the thread's pool. If the host does not read its responses, the connection stops taking input.
 
 mod command;
 mod input;
@@ -53,8 +54,8 @@ use std::sync::atomic::Ordering::Relaxed;
 /// If more output than this waits to be sent, no further input is taken.
 const MAX_BACKLOG: usize = 4 << 20;
 
-/// If at least this many bytes of a command's data are still to come, they are received directly into the
-/// command's buffer. Otherwise the data is received into the input buffer and copied from there.
+/// If at least this much of a command's data is missing, it is received directly into the command's buffer.
+/// Less data is received into the input buffer and copied.
 const DIRECT_BYTES: usize = 16 << 10;
 
 /// What a connection is created from.
@@ -113,7 +114,7 @@ pub struct Connection {
     /// False until the ICReq is processed.
     initialized: bool,
     rules: Rules,
-    /// The data alignment that the host asked for, in bytes. It applies to the PDUs that the target sends.
+    /// The data alignment that the host asked for, in bytes, for the target's PDUs.
     alignment: u8,
     input: Input,
     /// The memory that the last call of [`Connection::space`] returned, until [`Connection::received`].
@@ -126,7 +127,7 @@ pub struct Connection {
     ready: VecDeque<u16>,
     /// The slots of commands that wait for a buffer, in order.
     starved: VecDeque<u16>,
-    /// The set of the command identifiers in progress: bit n % 64 of word n / 64 stands for identifier n.
+    /// The command identifiers in progress: bit n % 64 of word n / 64 stands for identifier n.
     identifiers: Vec<u64>,
     /// The number of flushes in progress that a shutdown of the controller waits for.
     shutdown_flushes: u32,
@@ -170,8 +171,8 @@ impl Connection {
         }
     }
 
-    /// Returns the memory for the next received bytes, or `None` if no input is wanted now. The memory stays in place until
-    /// [`Connection::received`] is called.
+    /// Returns the memory for the next received bytes, or `None` if no input is wanted now. It stays in
+    /// place until [`Connection::received`] is called.
     pub fn space(&mut self) -> Option<&mut [u8]> {
         if self.end.is_some() || self.draining || self.output.pending_bytes() > MAX_BACKLOG {
             return None;
@@ -192,7 +193,7 @@ impl Connection {
         }
     }
 
-    /// Processes `count` bytes that were written to the start of the memory that [`Connection::space`] returned. `now_ms` is the
+    /// Processes the first `count` bytes of the memory that [`Connection::space`] returned. `now_ms` is the
     /// time on the subsystem's clock.
     pub fn received(&mut self, count: usize, now_ms: u64) {
         self.now_ms = now_ms;
@@ -228,9 +229,8 @@ impl Connection {
         self.setup.subsystem.counters.violations.fetch_add(1, Relaxed);
         tracing::warn!("{}: {fault}; the connection is closed", self.setup.peer);
         let input = self.input.bytes();
-        // A termination request sends the header of the faulty PDU back. If the PDU's common header is
-        // invalid, the length of its whole header is unknown. Then only the 8 bytes of the common header are
-        // sent back.
+        // Send back the faulty PDU's header. If its common header is invalid, the header's length is
+        // unknown, so send back only the 8 bytes of the common header.
         let layout = input.first_chunk().and_then(|common| Layout::decode(common, &self.rules).ok());
         let header = &input[..layout.map_or(8, |layout| layout.kind.header_len()).min(input.len())];
         self.output.append(152, |out| encode_termination(Sender::Controller, &fault, header, out));
@@ -243,8 +243,8 @@ impl Connection {
         &mut self.output
     }
 
-    /// Returns why the connection ends, or `None` while it goes on. If it ends, send the remaining output and
-    /// close the socket.
+    /// Returns why the connection ends, or `None` while it goes on. If it ends, send the remaining output
+    /// and close the socket.
     pub fn end(&self) -> Option<&End> {
         self.end.as_ref()
     }
@@ -254,13 +254,12 @@ impl Connection {
         self.queue.is_some()
     }
 
-    /// Returns true if the connection carries an admin queue. Returns false if it carries an I/O queue or no
-    /// queue yet.
+    /// Returns true if the connection carries an admin queue.
     pub fn is_admin(&self) -> bool {
         self.queue.as_ref().is_some_and(|queue| queue.id == 0)
     }
 
-    /// Returns true if the target waits for the host: for data that it has requested, or for the host to read its responses.
+    /// Returns true if the target waits for the host to send requested data or to read its responses.
     pub fn waits_for_host(&self) -> bool {
         self.output.pending_bytes() > 0 || self.slots.any(|slot| slot.stage == Stage::Receiving)
     }
@@ -275,9 +274,9 @@ impl Connection {
         self.draining = true;
     }
 
-    /// Returns true if draining has finished: all commands have completed, except for commands whose data was
-    /// not received. The connection of an admin queue is drained last, when the controller has no I/O queues,
-    /// because the end of an admin queue closes the connections of the I/O queues.
+    /// Returns true if draining has finished: no command is executing. A command whose data was not received
+    /// does not count. An admin queue is drained only when the controller has no I/O queues, because its end
+    /// closes their connections.
     pub fn is_drained(&self) -> bool {
         let has_io_queues = |queue: &Queue| queue.id == 0 && !queue.controller.io_queues().is_empty();
         self.draining
@@ -285,8 +284,7 @@ impl Connection {
             && !self.queue.as_ref().is_some_and(has_io_queues)
     }
 
-    /// Returns the slot of a command whose file operation must be started. [`Connection::call`] returns its
-    /// first system call.
+    /// Returns the slot of a command whose file operation must be started by its first [`Connection::call`].
     pub fn next_operation(&mut self) -> Option<u16> {
         self.ready.pop_front()
     }
@@ -320,13 +318,13 @@ impl Connection {
         }
     }
 
-    /// Returns true if commands wait for buffers, or if data in a capsule cannot be received without one.
+    /// Returns true if commands, or received data, wait for buffers.
     pub fn is_starved(&self) -> bool {
         !self.starved.is_empty() || matches!(self.receiving, Receiving::Starved { .. })
     }
 
     /// Continues with commands and input that waited. Call this after sending output. If
-    /// [`Connection::is_starved`], also call it after buffers were given back to the pool.
+    /// [`Connection::is_starved`], also call it after buffers became free.
     pub fn resume(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
         while let Some(slot) = self.starved.front().copied() {
@@ -349,11 +347,10 @@ impl Connection {
         }
     }
 
-    /// Removes the queue from its controller. Call this when the connection has ended, so that other threads
-    /// do not reach it any more. The end of the admin queue ends the controller.
+    /// Removes the queue from its controller. Call this when the connection has ended. The end of the admin
+    /// queue ends the controller.
     pub fn disconnected(&mut self) {
-        // Stop taking input, because received bytes that are not processed yet must not take effect after the
-        // connection has ended.
+        // Received bytes must not take effect any more.
         self.draining = true;
         self.starved.clear();
         let Some(queue) = self.queue.take() else { return };

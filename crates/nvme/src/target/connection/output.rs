@@ -1,8 +1,8 @@
 //! The bytes that a connection sends, without copying large data.
 //!
-//! Headers and small data are collected in one vector. Large data stays in its buffer, or in the memory of its namespace,
-//! and is sent from there. Two batches alternate: responses go into one while the kernel sends the other, so the memory of
-//! a batch in flight never moves.
+//! Headers and small data are collected in one vector. Large data is sent from its buffer or namespace. Two
+//! batches alternate: responses go into one while the kernel sends the other, so a batch in flight never
+//! moves.
 //!
 //! ```text
 //!   building: [ headers, small data ... ] [ buffer ] [ headers ... ]      <- responses
@@ -18,8 +18,7 @@ const ENOUGH_BYTES: usize = 1 << 20;
 
 /// The least space for headers and small data, in bytes.
 const LEAST_BYTES: usize = 4 << 10;
-/// If the space for headers and small data exceeds this number of bytes, it is freed once its contents are
-/// sent.
+/// Larger space for headers and small data is freed once its contents are sent.
 const KEPT_BYTES: usize = 256 << 10;
 
 #[derive(Debug)]
@@ -43,8 +42,8 @@ impl Part {
 
 #[derive(Debug, Default)]
 struct Batch {
-    /// Space for headers and small data. Its length is kept when a batch is sent, because extending it again
-    /// would set the bytes to zero each time.
+    /// Space for headers and small data. Its length is kept when a batch is sent, because extending it would
+    /// zero the bytes again.
     bytes: Vec<u8>,
     /// The number of bytes at the start of `bytes` that are in use.
     used: usize,
@@ -80,14 +79,14 @@ impl Output {
         self.building.total + self.sending.total
     }
 
-    /// Returns true if the space for headers and small data will be kept for reuse after `bytes` more bytes
-    /// are appended and sent. Space that is not kept must be allocated and cleared again for the next data.
+    /// Returns true if the space for headers and small data is kept for reuse after `bytes` more bytes are
+    /// sent. Otherwise the next data needs new, cleared space.
     pub fn keeps(&self, bytes: usize) -> bool {
-        // Compare with half of the limit, because the space doubles when it grows.
+        // Half of the limit, because the space doubles when it grows.
         self.building.used + bytes <= KEPT_BYTES / 2
     }
 
-    /// Appends space for up to `most` bytes. `fill` writes to the space and returns the number of bytes that it wrote.
+    /// Appends up to `most` bytes. `fill` writes them and returns their number.
     #[inline]
     pub fn append(&mut self, most: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
         let Batch { bytes, used, parts, total } = &mut self.building;
@@ -120,10 +119,11 @@ impl Output {
         self.building.parts.push(Some(Part::Memory { address, length }));
     }
 
-    /// Describes the next bytes to send in `vectors`. Returns the number of bytes; 0 if there is nothing to
+    /// Describes the next bytes to send in `vectors`. Returns their number, or 0 if there is nothing to
     /// send.
     ///
-    /// The memory stays in place until [`Output::advance`] is called. Call this only if no send is in flight.
+    /// The memory stays in place until [`Output::advance`] is called. Call this only if no send is in
+    /// flight.
     pub fn next(&mut self, vectors: &mut Vec<libc::iovec>) -> usize {
         vectors.clear();
         if self.sending.total == 0 {
@@ -153,10 +153,10 @@ impl Output {
         total
     }
 
-    /// Records that the kernel has sent the next `bytes` bytes. Gives back buffers that are completely sent.
+    /// Records that the kernel has sent the next `bytes` bytes. Frees buffers that are sent completely.
     ///
     /// # Panics
-    /// If more is reported than [`Output::next`] described.
+    /// If `bytes` exceeds what [`Output::next`] described.
     pub fn advance(&mut self, mut bytes: usize) {
         self.sending.total -= bytes;
         while bytes > 0 {
@@ -173,7 +173,7 @@ impl Output {
         }
     }
 
-    /// Copies all bytes that are not sent yet to `to` and counts them as sent. For tests, which have no socket.
+    /// Moves all unsent bytes to `to` and counts them as sent. For tests.
     pub fn take(&mut self, to: &mut Vec<u8>) {
         let mut vectors = Vec::new();
         loop {

@@ -175,8 +175,8 @@ impl Connection {
         true
     }
 
-    /// Copies received data to the buffer of the command in `slot`. Checks the data digest, if there is one,
-    /// once all data has arrived. Returns false if more input is needed.
+    /// Copies received data to the buffer of the command in `slot`. When all data has arrived, checks its
+    /// digest, if any. Returns false if more input is needed.
     fn receive_data(&mut self, slot: u16, at: usize, left: usize, mut digest: Option<RunningDigest>) -> bool {
         let entry = self.slots.get_mut(slot);
         let buffer = entry.buffer.as_mut().expect("a buffer for the data");
@@ -215,7 +215,7 @@ fn entry_complete(connection: &mut Connection, slot: u16) {
     connection.execute(slot);
 }
 
-/// Creates the fault that reports a PDU that the protocol does not allow in the connection's current state.
+/// Creates the fault for a PDU that is not allowed in the connection's current state.
 pub(super) fn sequence_error(
     layout: &Layout,
     field: &'static str,

@@ -8,19 +8,19 @@ use crate::target::fabrics::Connected;
 use crate::target::io::Request;
 use crate::target::subsystem::Subsystem;
 
-/// Up to this length, data from memory is copied to the output. Sending it in place would cost more than the copy.
+/// Data from memory of up to this length is copied to the output, because that costs less than sending it in
+/// place.
 const COPY_BYTES: usize = 1 << 10;
-/// Up to this length, data of a memory namespace that needs a digest is copied to the output. Longer data is
-/// copied to a buffer of its own, which would cost more for short data.
+/// Data with a digest, from a memory namespace and of up to this length, is copied to the output. Longer
+/// data is copied to a buffer.
 const COPY_WITH_DIGEST_BYTES: usize = 16 << 10;
-/// Data is copied in blocks of this length, and the digest is updated after each block. The block is then
-/// still in the first-level cache.
+/// Data is copied in blocks of this length. After each, the digest is updated from the first-level cache.
 const DIGEST_BLOCK_BYTES: usize = 4 << 10;
 
 impl Queue {
     pub(super) fn new(connected: Connected) -> Self {
         let Connected { controller, queue, entries, flow_control } = connected;
-        // Start the queue's head (SQHD) at 1, because it counts the Connect command, too.
+        // The queue's head (SQHD) starts at 1, because the Connect counts.
         Self { controller, id: queue, entries, head: 1 % entries, flow_control, held: Vec::new() }
     }
 
@@ -74,8 +74,8 @@ impl Connection {
         cid
     }
 
-    /// Sends the data and the completion of a read from a namespace in memory. Returns false, and sends
-    /// nothing, if the read needs a buffer and none is available.
+    /// Sends the data and the completion of a read from memory. Returns false, and sends nothing, if no
+    /// buffer is available.
     #[inline]
     pub(super) fn send_memory(&mut self, slot: u16, request: Request) -> bool {
         let length = request.length as usize;
@@ -97,8 +97,8 @@ impl Connection {
                 length + 4
             });
         } else if with_digest {
-            // Another host may write the memory at any time. The digest must be that of the bytes that are sent, so the bytes are
-            // copied first.
+            // Another host may write the memory at any time, so copy the bytes before the digest is
+            // computed.
             let Some(mut buffer) = self.setup.share.allocate(length) else { return false };
             let memory = memory_of(&self.setup.subsystem, &request);
             let bytes = read_with_digest(memory, request.offset, &mut buffer[..length]);
@@ -108,7 +108,7 @@ impl Connection {
         } else {
             self.data_header(slot, length as u32);
             let address = memory_of(&self.setup.subsystem, &request).address(request.offset, length);
-            // SAFETY: the memory belongs to a namespace of the subsystem, which this connection keeps alive.
+            // SAFETY: this connection keeps the subsystem, and with it the namespace's memory, alive.
             unsafe { self.output.append_memory(address, length) };
         }
         self.data_end(slot);
@@ -145,8 +145,7 @@ impl Connection {
         }
     }
 
-    /// Appends to the output the header of a C2HData PDU with `length` bytes of data for the command in
-    /// `slot`.
+    /// Appends the header of a C2HData PDU with `length` bytes of data for the command in `slot`.
     #[inline]
     fn data_header(&mut self, slot: u16, length: u32) {
         let cid = self.slots.get(slot).command.cid.get();
@@ -157,8 +156,8 @@ impl Connection {
         self.output.append(MAX_HEADER, |out| encode(&header, length, digests, alignment, out));
     }
 
-    /// Ends a successful command whose data was appended to the output. Appends the completion, unless the
-    /// flag SUCCESS of the data replaces it.
+    /// Ends a successful command after its data. Appends the completion, unless the data's flag SUCCESS
+    /// replaces it.
     #[inline]
     fn data_end(&mut self, slot: u16) {
         let cid = self.release(slot, Status::SUCCESS);

@@ -1,5 +1,4 @@
-//! Tests of a connection without sockets: the test plays the host, and passes bytes to and from the
-//! connection in memory.
+//! Tests of a connection with a host in memory, without sockets.
 
 mod data;
 mod dissect;
@@ -62,7 +61,7 @@ struct Host {
     digests: Digests,
     received: Vec<u8>,
     now_ms: u64,
-    /// The bytes of both directions as a hex dump, if they are recorded.
+    /// A hex dump of both directions, if they are recorded.
     trace: Option<String>,
 }
 
@@ -92,7 +91,7 @@ impl Host {
         }
     }
 
-    /// Sends bytes as the host, and makes the system calls that the connection asks for.
+    /// Sends bytes as the host, and makes the connection's system calls.
     fn send(&mut self, mut bytes: &[u8]) {
         if let Some(trace) = &mut self.trace {
             dump('O', bytes, trace);
@@ -186,7 +185,7 @@ impl Host {
         self.send(&bytes);
     }
 
-    /// Sends a command with `data` in its capsule. Returns the completion and the data that the target sent.
+    /// Sends a command with `data` in its capsule. Returns the completion and the target's data.
     fn call(&mut self, command: Command, data: &[u8]) -> (Completion, Vec<u8>) {
         self.command(command, data);
         let mut received = Vec::new();
@@ -210,7 +209,7 @@ impl Host {
         self.call(Command::connect(queue, 32, 0, 10_000), data.as_bytes()).0
     }
 
-    /// Connects an admin queue and enables its controller. Requests I/O queues too, except from a discovery
+    /// Connects an admin queue and enables its controller. Requests I/O queues, except from a discovery
     /// controller. Returns the controller's identifier.
     fn enable(&mut self, nqn: &str) -> u16 {
         let completion = self.connect(0, connect::ANY_CONTROLLER, nqn);
@@ -245,7 +244,6 @@ impl Host {
     }
 }
 
-/// Connects an admin queue and an I/O queue.
 fn connected(subsystem: &Arc<Subsystem>, digests: Digests) -> (Host, Host) {
     let (mut admin, mut queue) = (Host::new(subsystem), Host::new(subsystem));
     admin.initialize(digests);
@@ -260,8 +258,8 @@ fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|n| (n % 251) as u8 ^ seed).collect()
 }
 
-/// Writes blocks as a host whose data does not travel in the capsule: sends the command, waits for the R2T,
-/// and sends the data in `pieces` H2CData PDUs. Returns the status of the completion.
+/// Writes blocks: sends the command, waits for the R2T, and sends the data in `pieces` H2CData PDUs. Returns
+/// the completion's status.
 fn write(host: &mut Host, lba: u64, data: &[u8], block: u32, pieces: usize) -> Status {
     let blocks = data.len() as u32 / block;
     let mut command = Command::blocks(io::WRITE, 1, lba, blocks, Sgl::transport(data.len() as u32));
@@ -304,7 +302,7 @@ const ALL_DIGESTS: [Digests; 4] = [
     Digests { header: true, data: true },
 ];
 
-/// Writes bytes as a packet of a hex dump that text2pcap reads. `direction` is `O` for the host, `I` for the target.
+/// Appends a packet in text2pcap's format. `direction` is `O` for the host, `I` for the target.
 fn dump(direction: char, bytes: &[u8], dump: &mut String) {
     use std::fmt::Write as _;
     for packet in bytes.chunks(16 << 10) {

@@ -1,4 +1,4 @@
-//! Records a session between a host and the target, and checks that tshark finds no malformed PDU in it.
+//! Checks that tshark finds no malformed PDU in a recorded session.
 
 use super::*;
 

@@ -9,7 +9,7 @@ fn commands_wait_for_buffers_in_order() {
         it.limits.buffer_bytes = 1 << 20;
     });
     let (_admin, mut queue) = connected(&subsystem, Digests::default());
-    // Three writes of 512 KiB each: two fit into the budget, so the third waits for a buffer.
+    // The budget suffices for two of the three writes of 512 KiB. The third waits for a buffer.
     for cid in 0..3_u16 {
         let mut command =
             Command::blocks(io::WRITE, 1, u64::from(cid) * 1024, 1024, Sgl::transport(512 << 10));
@@ -35,7 +35,6 @@ fn commands_wait_for_buffers_in_order() {
     assert!(queue.pool.returned() > 0);
 }
 
-/// A host that does not read its responses makes the target stop reading its commands.
 #[test]
 fn a_host_that_does_not_read_is_not_read() {
     let subsystem = subsystem(&["memory:4M"], |_| {});

@@ -31,8 +31,7 @@ fn connect_names_the_parameter_that_it_refuses() {
         refused(Command { cdw10: 1.into(), ..admin }, good).0,
         Status::CONNECT_INCOMPATIBLE_FORMAT.dnr()
     );
-    // Connect of an I/O queue fails if the controller does not exist, or if the queue's number is above the
-    // granted number of queues.
+    // The controller must exist, and the queue's number must be granted.
     assert_eq!(
         refused(Command::connect(1, 32, 0, 0), ConnectData::new([1; 16], 99, NQN, HOST)),
         (invalid, 0x1_0000 | 16)
@@ -88,8 +87,7 @@ fn a_changed_size_is_reported_once_until_the_log_is_read() {
     host.run();
     let Some(Answer::Completed(event)) = host.answer() else { panic!("no event") };
     assert_eq!((event.cid.get(), event.dw0.get()), (100, async_event::NAMESPACE_CHANGED));
-    // Change the size again before the host has read the log page of the first change. The target must send
-    // no second event.
+    // The target sends no second event before the host has read the log page.
     resize(3 << 20);
     host.connection.report_events();
     host.run();
@@ -109,7 +107,6 @@ fn a_changed_size_is_reported_once_until_the_log_is_read() {
     assert_eq!(event.cid.get(), 101);
     let page = host.identify(cns::NAMESPACE, 1);
     assert_eq!(identify::Namespace::ref_from_bytes(&page).unwrap().nsze.get(), (3 << 20) / 512);
-    // The host aborts an Asynchronous Event Request.
     let mut abort = Command::new(admin::ABORT, 0);
     abort.cdw10 = (103 << 16).into();
     host.command(abort, &[]);
@@ -151,7 +148,7 @@ fn discovery_lists_what_the_host_may_use_and_reports_changes() {
         (identify::text(&entry.traddr), identify::text(&entry.trsvcid)),
         ("127.0.0.1".into(), "4420".into())
     );
-    // Identify a namespace at a discovery controller, which must refuse because it has no namespaces.
+    // A discovery controller has no namespaces.
     let mut identify = Command { sgl: Sgl::transport(4096), ..Command::new(admin::IDENTIFY, 1) };
     identify.cdw10 = u32::from(cns::NAMESPACE).into();
     assert_eq!(host.call(identify, &[]).0.status(), Status::INVALID_FIELD.dnr());
@@ -202,7 +199,7 @@ fn after_a_failed_flush_writes_are_refused() {
     let (_admin, mut queue) = connected(&subsystem, Digests::default());
     queue.command(Command::new(io::FLUSH, 1), &[]);
     assert!(matches!(queue.answer(), Some(Answer::Completed(it)) if it.status().is_success()));
-    // Send a second flush, but report an I/O error to the connection instead of making its system call.
+    // Report an I/O error for the second flush instead of making its system call.
     let bytes = queue.capsule(Command::new(io::FLUSH, 1), &[]);
     let space = queue.connection.space().unwrap();
     space[..bytes.len()].copy_from_slice(&bytes);
