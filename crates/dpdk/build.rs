@@ -1,14 +1,13 @@
-//! Finds DPDK (the distribution's package, by pkg-config), generates the bindings, and compiles the C files
-//! of `src/sys`. Links DPDK and its drivers statically, so that the program runs on machines without DPDK.
+//! Finds DPDK by pkg-config, generates the bindings, and compiles the C files of `src/sys`. Links DPDK and
+//! its drivers statically, so that the program runs on machines without DPDK.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::exit;
 
-/// The drivers to link. Each driver's archive is linked as a whole: a driver registers itself by a
-/// constructor, and the linker would leave out a constructor that nothing refers to. Drivers that the
-/// installed DPDK lacks are skipped. Drivers that need a vendor's library are not linked (mlx5 needs
-/// rdma-core).
+/// The drivers to link, unless the installed DPDK lacks them. Each archive is linked as a whole, because a
+/// driver registers itself by a constructor that nothing refers to. Drivers that need a vendor's library,
+/// such as mlx5, are left out.
 const DRIVERS: &[&str] = &[
     "bus_pci",
     "bus_vdev",
@@ -33,24 +32,21 @@ const DRIVERS: &[&str] = &[
     "net_vmxnet3",
 ];
 
-/// The libraries of DPDK that also register parts of themselves by constructors, and are therefore linked as
-/// a whole. Of DPDK's other libraries, only the used object files are linked.
+/// DPDK's libraries that are linked as a whole, because they also register themselves by constructors.
 const WHOLE: &[&str] = &["ethdev", "eal", "mempool", "mbuf", "ring"];
 
-/// System libraries that the drivers use. They are linked statically if the distribution has the archive.
-/// Their licences (BSD and zlib) require only a notice: THIRD-PARTY-NOTICES.txt.
+/// System libraries that are linked statically if possible. Their licences (BSD and zlib) require a notice:
+/// THIRD-PARTY-NOTICES.txt.
 const SYSTEM_STATIC: &[&str] = &["xdp", "bpf", "z", "bsd", "md"];
 
-/// System libraries under the LGPL. They are linked dynamically, because the LGPL demands that users can
-/// replace them.
+/// System libraries that are linked dynamically, because the LGPL demands that users can replace them.
 const SYSTEM_DYNAMIC: &[&str] = &["elf", "numa"];
 
 /// The driver of AF_XDP ports. It is linked from a copy in which [`REPLACED_CALLS`] are renamed.
 const AF_XDP: &str = "net_af_xdp";
 
-/// Pairs of names. The first is a function that the AF_XDP driver calls. The second is the function of
-/// `src/sys/xdp.c` that the driver calls instead. The original functions would replace and remove XDP
-/// programs of other processes.
+/// Calls of the AF_XDP driver, and the functions of `src/sys/xdp.c` that replace them. The originals would
+/// replace and remove XDP programs of other processes.
 const REPLACED_CALLS: &[(&str, &str)] =
     &[("xsk_socket__create", "inlane_xsk_socket_create"), ("bpf_xdp_detach", "inlane_bpf_xdp_detach")];
 
@@ -87,8 +83,7 @@ fn pkg_config(arguments: &[&str]) -> String {
 
 /// Returns the include paths and the instruction set with which DPDK's inline functions must be compiled.
 fn compile_flags() -> Vec<String> {
-    // `--static` is left out, because pkg-config would then require the packages of drivers that are not
-    // linked here.
+    // With `--static`, pkg-config would require the packages of drivers that are not linked here.
     let flags = pkg_config(&["--cflags", "libdpdk"]);
     flags.split_whitespace().map(str::to_owned).collect()
 }
@@ -132,10 +127,10 @@ fn inline_functions(flags: &[String]) {
     build
         .files(["src/sys/burst.c", "src/sys/environment.c", "src/sys/pool.c"])
         .flag("-std=gnu11")
-        // Turn off strict aliasing, because `burst.c` writes a packet's length and port by one 64-bit store.
+        // `burst.c` writes a packet's length and port by one 64-bit store.
         .flag("-fno-strict-aliasing")
-        // Without this flag, GCC may merge stores into a vector store. Later loads of single words would then
-        // stall, because a CPU cannot forward a part of a vector store.
+        // GCC may otherwise merge stores into a vector store. Loads of single words would then stall, because
+        // a CPU cannot forward part of a vector store.
         .flag_if_supported("-fno-tree-slp-vectorize")
         .opt_level(3)
         .warnings(false);
@@ -147,8 +142,7 @@ fn inline_functions(flags: &[String]) {
     }
 }
 
-/// Compiles `xdp.c` into a library of its own. [`link`] prints this library next to the AF_XDP driver, which
-/// calls its functions.
+/// Compiles `xdp.c` into a library of its own, which [`link`] prints next to the AF_XDP driver.
 fn xdp_functions() {
     let mut build = cc::Build::new();
     build.file("src/sys/xdp.c").flag("-std=gnu11").opt_level(2).cargo_metadata(false);
@@ -159,8 +153,7 @@ fn xdp_functions() {
     }
 }
 
-/// Writes a copy of the AF_XDP driver in which [`REPLACED_CALLS`] are renamed. Returns the library name of
-/// the copy.
+/// Writes a copy of the AF_XDP driver with [`REPLACED_CALLS`] renamed. Returns the copy's library name.
 fn renamed_af_xdp_driver(directory: &Path) -> String {
     let name = "inlane_net_af_xdp";
     let archive = directory.join(format!("librte_{AF_XDP}.a"));
@@ -183,14 +176,13 @@ fn renamed_af_xdp_driver(directory: &Path) -> String {
     name.to_owned()
 }
 
-/// Prints the libraries to link, in the order of DPDK's own static list. The modifier `-bundle` makes the
-/// final link of the program read the archives, instead of copying them into this crate's library.
+/// Prints the libraries to link, in DPDK's own order. With `-bundle`, only the program's final link reads the
+/// archives.
 fn link() {
     let directory = PathBuf::from(pkg_config(&["--variable=libdir", "libdpdk"]));
     println!("cargo:rustc-link-search=native={}", directory.display());
     println!("cargo:rustc-link-search=native={}", env::var("OUT_DIR").expect("cargo sets it"));
-    // Uses only the order of DPDK's list, because with its flags the linker would include every DPDK library
-    // as a whole.
+    // Use only the order of DPDK's list. With its flags, every library would be linked as a whole.
     let list = pkg_config(&["--static", "--libs-only-l", "--libs-only-other", "libdpdk"]);
     let archives: Vec<&str> = list
         .split_whitespace()

@@ -1,8 +1,8 @@
-//! Measures the cost of a burst on one core: receives packets from a port, swaps the MAC addresses of each
-//! packet, and sends the packets to the same port.
+//! Measures the cost of a burst on one core: receives packets, swaps their MAC addresses, and sends them
+//! back.
 //!
 //! `cargo bench -p inlane-dpdk --bench turnaround -- [PORT [BURST [MBUFS [SECONDS]]]]`. Rates are per second
-//! of this thread's CPU time, so other programs on the machine change the rates little.
+//! of this thread's CPU time.
 
 use inlane_core::packet::{Packet, Pool};
 use inlane_dpdk::{MbufPool, open};
@@ -30,8 +30,7 @@ fn main() {
             for _ in 0..1000 {
                 let count = rx.receive(&mut packets).unwrap();
                 if function == "macswap" {
-                    // SAFETY: the packets were just received and lie in host memory. The port's frames have
-                    // at least 16 bytes.
+                    // SAFETY: the packets were just received, lie in host memory, and have at least 16 bytes.
                     unsafe { swap(&packets[..count]) };
                 }
                 // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones
@@ -55,12 +54,12 @@ fn main() {
 /// Swaps the MAC addresses of each packet.
 ///
 /// # Safety
-/// The CPU has SSSE3, as x86-64 has since about 2010. The caller owns the packets. They lie in memory that
-/// the CPU can access, and have at least 16 bytes each.
+/// The CPU has SSSE3, as x86-64 has since about 2010. The caller owns the packets. Each has at least 16 bytes
+/// of memory that the CPU can access.
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "ssse3"))]
 unsafe fn swap(packets: &[Packet]) {
     for packet in packets {
-        // SAFETY: the caller promises that the packet has at least 16 bytes and that the CPU has SSSE3.
+        // SAFETY: the caller promises at least 16 bytes and SSSE3.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             use std::arch::x86_64::{

@@ -41,31 +41,30 @@ pub(crate) struct Device {
     pub(crate) packet_sockets: Vec<RawFd>,
     /// Counts the frames that the packet sockets refuse. `None` for ports without packet sockets.
     pub(crate) refused: Option<RefusedFrames>,
-    /// A socket that keeps an existing kernel interface promiscuous. Closing the socket ends the promiscuous
-    /// mode. `None` if the port uses no existing kernel interface.
+    /// A socket that keeps an existing kernel interface promiscuous until the socket is closed. `None`
+    /// without such an interface.
     promiscuous: Option<OwnedFd>,
-    /// The XDP program of an AF_XDP port; `None` for other ports. The ports of an interface share the
-    /// program. Dropping the last reference detaches it.
+    /// The XDP program of an AF_XDP port. The ports of an interface share it. Dropping the last reference
+    /// detaches it.
     program: Option<Arc<xdp::Program>>,
 }
 
-/// The plan for creating a port's device: the arguments for DPDK's driver, and the interface, socket rings
-/// and XDP program that the port uses.
+/// The plan for creating a port's device: the driver's arguments, and the interface, socket rings and XDP
+/// program.
 struct Plan {
     bus: &'static CStr,
     name: String,
     arguments: String,
     driver: &'static str,
     interface: Option<Interface>,
-    /// The sizes of slots and blocks in the rings of the port's packet sockets. `None` for ports without
-    /// packet sockets.
+    /// The sizes of slots and blocks in the rings of packet sockets. `None` for ports without packet sockets.
     slots: Option<kernel::Slots>,
     program: Option<Arc<xdp::Program>>,
 }
 
 impl Plan {
-    /// Creates the plan for a software device, which `driver` creates on DPDK's virtual bus. Gives the device
-    /// a unique name.
+    /// Creates the plan for a software device, which `driver` creates on DPDK's virtual bus under a unique
+    /// name.
     fn new(driver: &'static str, arguments: String) -> Self {
         let name = format!("{driver}{}", ATTACHED.fetch_add(1, Ordering::Relaxed));
         Self { bus: c"vdev", name, arguments, driver, interface: None, slots: None, program: None }
@@ -95,8 +94,8 @@ impl Plan {
     }
 }
 
-/// Locks the configuration of devices. DPDK's drivers keep lists of their devices without a lock. Hold this
-/// lock during every call that sets a device up or closes one.
+/// Locks the configuration of devices, because DPDK's drivers keep lists of devices without a lock. Hold this
+/// lock while you set a device up or close one.
 pub(crate) fn control() -> MutexGuard<'static, ()> {
     static CONTROL: Mutex<()> = Mutex::new(());
     CONTROL.lock().unwrap_or_else(PoisonError::into_inner)
@@ -116,7 +115,7 @@ pub(crate) fn attach(spec: &EthSpec) -> Result<Device> {
     let mark = log::Mark::new();
     let _lock = control();
     let others = plan.interface.as_ref().map(kernel_counters::packet_sockets).unwrap_or_default();
-    // SAFETY: the strings are terminated, and read during the call; the environment is up.
+    // SAFETY: the strings are terminated and outlive the call. The environment is up.
     let code = unsafe { sys::rte_eal_hotplug_add(plan.bus.as_ptr(), name.as_ptr(), arguments.as_ptr()) };
     if code != 0 {
         return Err(failed(spec, "attaching the device", code, &mark));
@@ -144,9 +143,8 @@ pub(crate) fn attach(spec: &EthSpec) -> Result<Device> {
 }
 
 impl Device {
-    /// Finds the objects that the driver created: its port, a tap's interface, packet sockets. Also makes an
-    /// existing interface promiscuous, and installs the filter by which packet sockets refuse frames that are
-    /// too long for their slots.
+    /// Finds the driver's port and the tap's interface or packet sockets. Makes an existing interface
+    /// promiscuous. Installs the filter by which packet sockets refuse frames that exceed their slots.
     fn find(
         &mut self,
         spec: &EthSpec,
@@ -154,7 +152,7 @@ impl Device {
         others: &[RawFd],
         mark: &log::Mark,
     ) -> Result<()> {
-        // SAFETY: the string is terminated; the number is written during the call.
+        // SAFETY: the string is terminated. The number is written during the call.
         let code = unsafe { sys::rte_eth_dev_get_port_by_name(self.name.as_ptr(), &mut self.port) };
         if code != 0 {
             return Err(failed(spec, "finding the device's port", code, mark));
@@ -185,9 +183,9 @@ impl Device {
         Ok(())
     }
 
-    /// Makes the driver receive frames for every MAC address. Drivers without such a mode receive them
-    /// anyway. Does nothing for an existing kernel interface: [`Interface::make_promiscuous`] was used there,
-    /// because the driver's function would set the administrator's promiscuous flag and never clear it.
+    /// Makes the driver receive frames for every MAC address. Does nothing for an existing kernel interface,
+    /// where [`Interface::make_promiscuous`] was used: the driver's function would set the administrator's
+    /// flag and never clear it.
     pub(crate) fn receive_every_address(&self) {
         if self.promiscuous.is_none() {
             // SAFETY: the port is valid.
@@ -206,8 +204,8 @@ impl Device {
         self.remove();
     }
 
-    /// Stops, closes and detaches the device. Calls `closed` between closing and detaching, when the device
-    /// no longer accesses memory. The caller must free the buffers that the driver did not return.
+    /// Stops, closes and detaches the device. Calls `closed` once the device no longer accesses memory. The
+    /// caller must free the buffers that the driver did not return.
     pub(crate) fn close(&self, started: bool, closed: impl FnOnce()) {
         let _lock = control();
         // SAFETY: the port is valid, and no thread calls its driver any more.
@@ -222,16 +220,16 @@ impl Device {
     }
 
     fn remove(&self) {
-        // SAFETY: the strings are terminated; DPDK refuses names that it does not know.
+        // SAFETY: the strings are terminated. DPDK refuses unknown names.
         unsafe { sys::rte_eal_hotplug_remove(self.bus.as_ptr(), self.name.as_ptr()) };
     }
 }
 
 /// Returns this crate's error for DPDK's error number `code`. `doing` names the step that failed. The error
-/// contains the warnings that DPDK has logged since `mark`.
+/// contains DPDK's warnings since `mark`.
 pub(crate) fn failed(spec: &EthSpec, doing: &str, code: i32, mark: &log::Mark) -> Error {
     let port = spec.text.clone();
-    // The AF_XDP driver does not return the kernel's error number. Use the one that [`xdp`] recorded.
+    // The AF_XDP driver does not return the kernel's error number, but [`xdp`] recorded it.
     let code = match (&spec.kind, xdp::last_failure(), code) {
         (Kind::AfXdp { .. }, failure, code) if code != 0 && failure != 0 => -failure,
         (_, _, -1) => -sys::last_error(),
@@ -252,8 +250,7 @@ pub(crate) fn failed(spec: &EthSpec, doing: &str, code: i32, mark: &log::Mark) -
         (_, 0) => Error::Device { port, doing: doing.into(), why: mark.explain("the driver refused") },
         (kind, _) => {
             let mut why = mark.explain(sys::error_text(code));
-            // The driver prints this text if the kernel refuses the packet memory of an AF_XDP socket. The
-            // driver does not pass the kernel's error number on.
+            // The driver prints this text if the kernel refuses the packet memory of an AF_XDP socket.
             if matches!(kind, Kind::AfXdp { .. }) && why.contains("Failed to create umem") {
                 why.extend(kernel::advice_on_locked_memory());
             }

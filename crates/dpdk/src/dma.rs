@@ -1,9 +1,8 @@
 //! Makes pool memory accessible to network cards.
 //!
-//! DPDK lets devices access all memory that DPDK itself allocates. It does not allocate the memory of pools.
-//! So a pool's memory is registered with DPDK, and mapped in the IOMMU while a card uses the pool. Cards
-//! under vfio-pci share one set of mappings. Suppose one card receives into a pool and another sends from it:
-//! the pool is mapped for the first card, and unmapped when neither uses it.
+//! DPDK does not allocate the memory of pools. So a pool's memory is registered with DPDK, and mapped in the
+//! IOMMU while a card uses the pool. Cards under vfio-pci share one set of mappings. A pool is unmapped when
+//! no card uses it.
 
 use crate::error::{Error, Result};
 use crate::{MbufPool, eal, log, sys};
@@ -13,8 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The mapped pools. For each pool: its address, and the number of cards that use it.
 static MAPPED: Mutex<Vec<(u64, usize)>> = Mutex::new(Vec::new());
 
-/// The mapping of a pool's memory for a card. Drop it after the card has been closed and before the card is
-/// detached.
+/// The mapping of a pool's memory for a card. Drop it after the card is closed and before it is detached.
 pub(crate) struct Mapping {
     pool: Arc<MbufPool>,
     card: *mut sys::rte_device,
@@ -45,8 +43,8 @@ impl Mapping {
         } else if eal::start()?.virtual_addresses {
             let mark = log::Mark::new();
             if !pool.is_external() {
-                // SAFETY: the span consists of whole pages of the pool's memory. This value holds the pool,
-                // and unregisters the pages before it lets the pool go.
+                // SAFETY: the span consists of whole pages of the pool's memory. This value holds the pool
+                // until it has unregistered them.
                 let code = unsafe {
                     let (start, length) = span(&pool);
                     sys::rte_extmem_register(start, length, std::ptr::null_mut(), 0, PAGE)
@@ -99,8 +97,8 @@ fn span(pool: &MbufPool) -> (*mut std::ffi::c_void, usize) {
     (pool.region().as_ptr().cast(), pool.region().len())
 }
 
-/// Unregisters the memory of a pool. Skips the region of a pool from [`MbufPool::over`], which stays
-/// registered until the pool is dropped.
+/// Unregisters the memory of a pool, except the region of [`MbufPool::over`], which stays registered until
+/// the pool is dropped.
 fn unregister(pool: &MbufPool) {
     if !pool.is_external() {
         let (start, length) = span(pool);

@@ -1,8 +1,5 @@
-//! A mover that copies with a DPDK DMA device: the device of the skeleton driver, which is software and
-//! copies with a thread.
-//!
-//! Hardware DMA devices (ioat, idxd, DPAA2) are unsupported, because they need memory that is registered for
-//! DMA.
+//! A mover that copies with a DPDK DMA device: that of the skeleton driver, a software device with a copying
+//! thread. Hardware devices (ioat, idxd, DPAA2) are unsupported, because they need memory registered for DMA.
 
 use crate::error::{Error, Result};
 use crate::{eal, log, sys};
@@ -14,8 +11,7 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// The largest copy in bytes that is queued on the device. A longer transfer is split into several such
-/// copies, called pieces.
+/// The largest copy in bytes that is queued on the device. A longer transfer is split into such pieces.
 const PIECE: usize = 1 << 20;
 /// Length of the device's queue in copies.
 const DESCRIPTORS: u16 = 1024;
@@ -38,8 +34,7 @@ pub struct DmaDev {
     lost: bool,
 }
 
-/// A transfer in flight: the number of its pieces that have not completed, and its two regions. The regions
-/// stay alive until the entry is dropped.
+/// A transfer in flight: the number of its incomplete pieces, and its two regions, which must stay alive.
 type Entry = (usize, [Region; 2]);
 
 impl DmaDev {
@@ -57,7 +52,7 @@ impl DmaDev {
             why: mark.explain(std::io::Error::from_raw_os_error(-code).to_string()),
         };
         let name = CString::new(text.clone()).expect("the name contains no zero byte");
-        // SAFETY: the strings are read during the call.
+        // SAFETY: the strings outlive the call.
         let code = unsafe { sys::rte_eal_hotplug_add(c"vdev".as_ptr(), name.as_ptr(), c"".as_ptr()) };
         if code != 0 {
             return Err(failed("attaching the device", code));
@@ -82,7 +77,7 @@ impl DmaDev {
             nb_desc: DESCRIPTORS,
             ..Default::default()
         };
-        // SAFETY: the device exists and is stopped. The structures are read during the calls.
+        // SAFETY: the device exists and is stopped. The structures outlive the calls.
         unsafe {
             for (doing, code) in [
                 ("configuring the device", sys::rte_dma_configure(device.id, &configuration)),
@@ -102,8 +97,8 @@ impl DmaDev {
         format!("dpdk {}", name.to_string_lossy())
     }
 
-    /// Polls the device and returns the newest completed ticket. `first` is the ticket before the oldest
-    /// entry's, so the entries have the tickets `first` + 1, `first` + 2 and so on.
+    /// Polls the device and returns the newest completed ticket. The entries have the tickets `first` + 1,
+    /// `first` + 2 and so on.
     fn poll(
         id: i16,
         queued: &mut usize,
@@ -112,8 +107,8 @@ impl DmaDev {
         name: &CString,
     ) -> inlane_core::Result<Ticket> {
         let mut failed = 0;
-        // SAFETY: the device is started. `queued` and `entries` are borrowed exclusively from the `DmaDev`,
-        // so no other thread polls the device.
+        // SAFETY: the device is started. `queued` and `entries` are borrowed exclusively, so no other thread
+        // polls it.
         let mut completed = usize::from(unsafe { sys::inlane_dma_completed(id, DESCRIPTORS, &mut failed) });
         *queued -= completed;
         if failed != 0 {
@@ -186,8 +181,8 @@ impl Mover for DmaDev {
         while self.queued + pieces > usize::from(DESCRIPTORS) - 2 {
             self.advance()?;
         }
-        // The entry is added before the first piece is queued. If a later piece is refused, the device still
-        // copies the earlier pieces, so the regions must stay alive.
+        // Add the entry before the first piece is queued: the device copies earlier pieces even if a later
+        // one is refused.
         self.entries.push_back((pieces, [source.clone(), destination.clone()]));
         let ticket = self.flight.submit(source.len());
         for index in 0..pieces {
@@ -215,11 +210,10 @@ impl Mover for DmaDev {
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> inlane_core::Result<()> {
         let Self { id, flight, entries, queued, name, .. } = self;
         let text = || Self::text(name);
-        // Read the ticket before the oldest entry once. It stays valid, because no entry is dropped during
-        // the wait.
+        // Stays valid, because no entry is dropped during the wait.
         let first = flight.done();
         let mut poll = || {
-            // Yield the core, because the device's copying thread may need it.
+            // The device's copying thread may need the core.
             std::thread::yield_now();
             DmaDev::poll(*id, queued, entries, first, name)
         };
@@ -239,7 +233,7 @@ impl Mover for DmaDev {
 
 impl Drop for DmaDev {
     fn drop(&mut self) {
-        // Queued copies still access the regions, so `drop` waits up to 5 s until the copies have completed.
+        // Queued copies still access the regions, so wait up to 5 s.
         let began = Instant::now();
         while self.queued > 0 && !self.lost && began.elapsed() < Duration::from_secs(5) {
             if self.advance().is_err() {
@@ -247,8 +241,7 @@ impl Drop for DmaDev {
             }
             std::thread::yield_now();
         }
-        // SAFETY: the device is stopped, which ends its thread. Then it is closed and detached. Nothing uses
-        // it afterwards.
+        // SAFETY: stopping the device ends its thread. Nothing uses the device afterwards.
         unsafe {
             if self.id >= 0 {
                 sys::rte_dma_stop(self.id);
@@ -265,8 +258,8 @@ mod tests {
 
     #[test]
     fn copies_in_every_mode_but_interrupt() {
-        // On a machine that has given a card to user space without an IOMMU, DPDK uses physical addresses.
-        // The skeleton driver cannot use those, so the test is skipped.
+        // With a card in user space without an IOMMU, DPDK uses physical addresses, which the skeleton driver
+        // cannot use.
         if !crate::eal::start().unwrap().virtual_addresses {
             eprintln!(
                 "SKIPPED copies_in_every_mode_but_interrupt: the skeleton driver takes virtual addresses only"

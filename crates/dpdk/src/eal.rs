@@ -1,10 +1,8 @@
 //! Starts DPDK's environment (EAL) once per process, when the first port or pool needs it.
 //!
-//! inlane starts the environment with arguments that keep it from creating files, and from sharing anything
-//! with other DPDK processes. The environment probes no PCI device by itself, opens no telemetry socket, and
-//! leaves the affinity of the program's threads alone. It uses hugepages if enough are free, and otherwise
-//! ordinary memory. Devices get virtual addresses, unless a card is bound to a driver that cannot translate
-//! them.
+//! The environment creates no files and shares nothing with other DPDK processes. It probes no PCI device by
+//! itself, opens no telemetry socket, and leaves the affinity of threads alone. It uses hugepages if enough
+//! are free. Devices get virtual addresses, unless a card's kernel driver cannot translate them.
 
 use crate::error::{Error, Result};
 use crate::{log, sys};
@@ -13,8 +11,7 @@ use std::sync::OnceLock;
 
 static STARTED: OnceLock<Result<Environment, String>> = OnceLock::new();
 
-/// Hugepages are used if their total free size is at least this many bytes. Some pools would not fit into
-/// less.
+/// Hugepages are used only if this many bytes of them are free, because some pools would not fit into less.
 const LEAST_HUGEPAGE_BYTES: u64 = 64 << 20;
 
 /// The memory that the environment uses.
@@ -22,16 +19,15 @@ const LEAST_HUGEPAGE_BYTES: u64 = 64 << 20;
 pub struct Environment {
     /// True if DPDK's memory lies in hugepages.
     pub hugepages: bool,
-    /// True if devices get virtual addresses, false if they get physical addresses. Software ports and cards
-    /// behind an IOMMU work with virtual addresses.
+    /// True if devices get virtual addresses, false for physical ones. Software ports and cards behind an
+    /// IOMMU take virtual addresses.
     pub virtual_addresses: bool,
 }
 
 /// Starts DPDK's environment, unless it has started already.
 ///
 /// # Errors
-/// [`Error::Environment`] with DPDK's messages. Later calls return the same error, because DPDK starts at
-/// most once in a process.
+/// [`Error::Environment`] with DPDK's messages. Later calls return the same error.
 pub fn start() -> Result<Environment> {
     STARTED.get_or_init(start_once).clone().map_err(|why| Error::Environment { why })
 }
@@ -49,8 +45,7 @@ pub fn version() -> String {
 }
 
 fn start_once() -> Result<Environment, String> {
-    // Call `rte_eal_init` on a thread of its own, because it binds the calling thread to a core and makes it
-    // lcore 0.
+    // `rte_eal_init` binds the calling thread to a core, so call it on a thread of its own.
     std::thread::Builder::new()
         .name("dpdk-start".into())
         .spawn(initialise)
@@ -67,20 +62,18 @@ fn initialise() -> Result<Environment, String> {
         .map(|argument| CString::new(argument).map_err(|_| "an argument holds a zero byte".to_owned()))
         .collect::<Result<_, _>>()?;
     let mark = log::Mark::new();
-    // The list is leaked, because DPDK keeps pointers to its arguments. DPDK's parser (getopt) also reorders
-    // the pointers.
+    // DPDK keeps pointers to its arguments, and its parser (getopt) reorders them.
     let arguments: &'static [CString] = arguments.leak();
     let mut pointers: Vec<*mut c_char> = arguments.iter().map(|a| a.as_ptr().cast_mut()).collect();
     pointers.push(std::ptr::null_mut());
     let pointers: &'static mut [*mut c_char] = pointers.leak();
-    // SAFETY: the log stream that the call makes lives as long as the process. The stream calls
-    // `inlane_dpdk_log`.
+    // SAFETY: the log stream that the call makes lives as long as the process, and calls `inlane_dpdk_log`.
     if unsafe { sys::inlane_log_route() } != 0 {
         tracing::warn!("DPDK's messages go to stderr, because no stream could be made for them");
     }
     // SAFETY: the list of strings is null-terminated and lives for the process. The function is called once.
     let outcome = unsafe { sys::rte_eal_init(arguments.len() as i32, pointers.as_mut_ptr()) };
-    // `rte_eal_init` has replaced inlane's log stream by its own, so set inlane's again.
+    // `rte_eal_init` has replaced inlane's log stream by its own.
     // SAFETY: the stream lives as long as the process and calls `inlane_dpdk_log`.
     unsafe { sys::inlane_log_route() };
     if outcome < 0 {
@@ -100,19 +93,17 @@ fn initialise() -> Result<Environment, String> {
 
 fn arguments(hugepages: bool) -> Vec<String> {
     let mut arguments: Vec<String> = ["inlane", "--no-telemetry"].map(str::to_owned).into();
-    // Defines one lcore, which may run on every CPU of this process. Other threads get an lcore id when they
-    // first use a queue or a pool.
+    // Define one lcore for all CPUs of this process. Other threads get an lcore id when they first use a
+    // queue or a pool.
     arguments.push(format!("--lcores=0@({})", allowed_cpus()));
-    // Allow only an address that no network card has. With an allow list, DPDK probes a device only when a
-    // port asks for it.
+    // No network card has this address. With an allow list, DPDK probes only devices that a port asks for.
     arguments.push("--allow=0000:00:00.0".into());
-    // Request virtual addresses, because software DMA devices refuse physical addresses. By default DPDK
-    // chooses physical addresses if hugepages are reserved and root runs it.
+    // Software DMA devices refuse physical addresses, which DPDK chooses by default if root runs it with
+    // hugepages.
     if !some_card_needs_physical_addresses() {
         arguments.push("--iova-mode=va".into());
     }
-    // `--in-memory` and `--no-shconf` each keep DPDK from sharing files with other processes. DPDK refuses
-    // `--in-memory` together with `--no-huge`, so without hugepages `--no-shconf` is passed.
+    // Each keeps DPDK from sharing files with other processes. DPDK refuses `--in-memory` with `--no-huge`.
     if hugepages {
         arguments.push("--in-memory".into());
     } else {
@@ -130,9 +121,8 @@ fn allowed_cpus() -> String {
     list.map(str::trim).filter(|list| !list.is_empty()).unwrap_or("0").to_owned()
 }
 
-/// Returns the size limit in MiB of DPDK's heap if there are no hugepages. Pools do not need the heap,
-/// because they have memory of their own. The heap is only reserved address space until a card under vfio-pci
-/// is opened: mapping it for the card locks the whole heap in memory.
+/// Returns the size limit in MiB of DPDK's heap without hugepages. The heap is only reserved address space,
+/// until a card under vfio-pci locks all of it in memory.
 fn ordinary_memory_mib() -> u64 {
     let information = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total_kib = information
@@ -144,13 +134,13 @@ fn ordinary_memory_mib() -> u64 {
     (total_kib / 1024 / 4).clamp(64, 512)
 }
 
-/// Returns true if DPDK must give some PCI device physical addresses. Such a device is bound to one of the
-/// uio drivers, or to vfio-pci without an IOMMU.
+/// Returns true if a PCI device needs physical addresses: it is bound to a uio driver, or to vfio-pci without
+/// an IOMMU.
 fn some_card_needs_physical_addresses() -> bool {
     let bound = |driver: &str| {
         let folder = std::path::Path::new("/sys/bus/pci/drivers").join(driver);
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        // Only the entries named by a PCI address are devices. Such a name contains two colons.
+        // Entries that name a PCI address, with two colons, are devices.
         entries.filter(|entry| entry.file_name().to_string_lossy().matches(':').count() == 2).count() > 0
     };
     let no_iommu = || {

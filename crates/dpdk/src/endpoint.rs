@@ -27,18 +27,18 @@ pub(crate) struct BurstFunctions {
 }
 
 impl BurstFunctions {
-    /// The functions for most drivers, which write an mbuf right before they return it. These functions load
-    /// each field of an mbuf by itself. A wider load would stall on store forwarding.
+    /// For most drivers, which write an mbuf right before they return it. Loads each field by itself, because
+    /// a wider load would stall on store forwarding.
     pub(crate) const PLAIN: Self = Self {
         receive: sys::inlane_rx_burst,
         send: sys::inlane_tx_burst,
         send_as_received: sys::inlane_tx_burst_as_received,
     };
-    /// The functions for drivers that return mbufs without writing to them. These functions can load several
-    /// fields of an mbuf at once without a stall.
+    /// For drivers that return mbufs without writing to them. Several fields can be loaded at once without a
+    /// stall.
     pub(crate) const SETTLED: Self = Self { receive: sys::inlane_rx_burst_settled, ..Self::PLAIN };
-    /// The functions for drivers that lose buffers when they close. These functions mark in each mbuf whether
-    /// a program or a device holds it.
+    /// For drivers that lose buffers when they close. Marks in each mbuf whether a program or a device holds
+    /// it.
     pub(crate) const MARKING: Self = Self {
         receive: sys::inlane_rx_burst_marking,
         send: sys::inlane_tx_burst_marking,
@@ -54,7 +54,7 @@ pub(crate) struct PortContext {
     pub(crate) port: u16,
     /// The kernel interface of the port, if it has one.
     pub(crate) interface: Option<Interface>,
-    /// True if the port ends when its peer disconnects, as a memif port does. False for ports without a peer.
+    /// True if the port ends when its peer disconnects, as a memif port does.
     pub(crate) has_peer: bool,
     /// True if the driver loses buffers when it closes. [`crate::pool::reclaim`] finds the buffers by their
     /// marks.
@@ -63,8 +63,8 @@ pub(crate) struct PortContext {
     gate: Arc<Gate>,
     /// True once the port was stopped. It cannot be started again.
     stopped: AtomicBool,
-    /// The number of packets that this port's transmit queues have sent. An [`EthTx`] adds its count when it
-    /// is dropped.
+    /// The number of packets that dropped transmit queues have sent. An [`EthTx`] adds its count when it is
+    /// dropped.
     sent: AtomicU64,
 }
 
@@ -90,21 +90,20 @@ impl PortContext {
         })
     }
 
-    /// Opens the port's gate: from now on the port's receive and transmit queues can call the driver. The
-    /// device must have started.
+    /// Lets the port's queues call the driver. The device must have started.
     pub(crate) fn open_gate(&self) {
         self.gate.open();
     }
 
-    /// Closes the port's gate for good. When this returns, no thread is inside the driver, and the port's
-    /// queues can no longer call it.
+    /// Closes the port's gate for good. When this returns, no thread is inside the driver, and no queue can
+    /// call it.
     pub(crate) fn close_gate(&self) {
         self.gate.close();
         self.stopped.store(true, Ordering::Release);
     }
 
-    /// Returns how many packets the port's dropped transmit queues have sent. A queue that still exists does
-    /// not count, because an [`EthTx`] adds its number only when it is dropped.
+    /// Returns how many packets the port's dropped transmit queues have sent. Queues that still exist do not
+    /// count.
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Acquire)
     }
@@ -128,7 +127,7 @@ pub(crate) fn link_is_up(port: u16) -> bool {
     link_megabits(port).is_some()
 }
 
-/// Returns the link rate of an open device in Mb/s as its driver reports it, `None` while the link is down.
+/// Returns an open device's link rate in Mb/s. `None` while the link is down.
 pub(crate) fn link_megabits(port: u16) -> Option<u32> {
     let mut link = sys::rte_eth_link::default();
     // C code reads the fields, because their offsets differ between DPDK releases.
@@ -190,17 +189,16 @@ impl EthRx {
     }
 }
 
-// SAFETY: the driver returns mbufs of the pool that the queue was configured with, and nobody else holds
-// these mbufs. `burst.c` takes each packet's address and length from its mbuf.
+// SAFETY: the driver returns mbufs of the queue's pool that nobody else holds. `burst.c` takes each packet's
+// address and length from its mbuf.
 unsafe impl Rx for EthRx {
     #[inline]
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         let End { port, queue, gate, mark, functions, counters, .. } = &mut self.0;
         let count = packets.len().min(u16::MAX as usize) as u16;
         let received = gate.pass(mark, || {
-            // SAFETY: `packets` has room for `count` packets, whose layout is the one that C expects
-            // (asserted in `sys`). The gate is open, so the device is started with this queue. Only this
-            // value receives from the queue.
+            // SAFETY: `packets` has room for `count` packets, in C's layout (asserted in `sys`). The gate is
+            // open, so the device is started with this queue. Only this value receives from the queue.
             unsafe {
                 (functions.receive)(*port, *queue, packets.as_mut_ptr().cast(), count, &mut counters.bytes)
                     as usize
@@ -234,17 +232,16 @@ impl EthTx {
     /// Sends packets with `send`, one of the functions of `burst.c`.
     ///
     /// # Safety
-    /// The caller keeps the promises of [`Tx::send`]. If `send` is a `send_as_received` function, the caller
-    /// also keeps the promises of [`Tx::send_as_received`].
+    /// The caller keeps the promises of [`Tx::send`], and those of [`Tx::send_as_received`] if `send` is such
+    /// a function.
     #[inline(always)]
     unsafe fn send_with(&mut self, send: Send, packets: &[Packet]) -> Result<usize> {
         let End { port, queue, gate, mark, counters, .. } = &mut self.0;
         let count = packets.len().min(u16::MAX as usize) as u16;
         let errors_before = counters.errors;
         let sent = gate.pass(mark, || {
-            // SAFETY: each packet is an mbuf of a pool that the port was given, and the caller promises to
-            // hold it. The gate is open, so the device is started with this queue. Only this value sends to
-            // the queue.
+            // SAFETY: the caller promises to hold the packets, which are mbufs of the port's pools. The gate
+            // is open, so the device is started with this queue. Only this value sends to the queue.
             unsafe {
                 let packets = packets.as_ptr().cast();
                 send(*port, *queue, packets, count, &mut counters.bytes, &mut counters.errors) as usize
@@ -254,27 +251,25 @@ impl EthTx {
             let why = "it is not started, or was stopped".to_owned();
             return Err(Error::Usage { port: self.0.context.name.clone(), why }.into());
         };
-        // `sent` includes packets whose length or address lies outside their buffer. Those were dropped and
-        // counted as errors, so they are subtracted.
+        // `sent` includes packets that exceed their buffer. Those were dropped and counted as errors.
         counters.packets += sent as u64 - (counters.errors - errors_before);
         if sent == 0 && count > 0 {
-            // SAFETY: the caller promises what this call requires. The driver accepted no packet.
+            // SAFETY: the caller promises it. The driver accepted no packet.
             return unsafe { self.nothing_sent(&packets[0]) };
         }
         Ok(sent)
     }
 
-    /// Handles a burst of which the driver accepted no packet. If `first`, the burst's first packet, is
-    /// shorter than an Ethernet header, a kernel interface will never accept it, and the run would wait
-    /// forever. So such a packet is dropped and counted as an error. Returns the number of dropped packets, 0
-    /// or 1.
+    /// Handles a burst of which the driver accepted no packet. Returns the number of dropped packets, 0 or 1.
+    /// Drops `first`, the burst's first packet, if it is shorter than an Ethernet header and the port has a
+    /// kernel interface, which would never accept it.
     ///
     /// # Safety
     /// The caller holds `first`, which is an mbuf, and does not use it again if this function takes it.
     #[cold]
     unsafe fn nothing_sent(&mut self, first: &Packet) -> Result<usize> {
         if self.0.context.interface.is_some() && (first.length as usize) < ETHERNET_HEADER {
-            // SAFETY: the caller promises what this call requires.
+            // SAFETY: the caller promises it.
             unsafe { crate::pool::free(std::slice::from_ref(first)) };
             self.0.counters.errors += 1;
             return Ok(1);
@@ -284,18 +279,18 @@ impl EthTx {
     }
 }
 
-// SAFETY: `burst.c` stops at the first packet that the driver does not accept, and returns the number of
-// accepted packets. If the port's gate is closed, the driver gets no packet.
+// SAFETY: `burst.c` stops at the first packet that the driver does not accept, and returns how many were
+// accepted. Behind a closed gate, it gets none.
 unsafe impl Tx for EthTx {
     #[inline]
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
-        // SAFETY: the caller promises what this call requires.
+        // SAFETY: the caller promises it.
         unsafe { self.send_with(self.0.functions.send, packets) }
     }
 
     #[inline]
     unsafe fn send_as_received(&mut self, packets: &[Packet]) -> Result<usize> {
-        // SAFETY: the caller promises what this call requires.
+        // SAFETY: the caller promises it.
         unsafe { self.send_with(self.0.functions.send_as_received, packets) }
     }
 

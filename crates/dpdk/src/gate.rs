@@ -1,10 +1,8 @@
-//! Gates: locks that keep threads out of some code. A port closes its gate to keep threads out of its driver
-//! while the device closes. [`Pause`] holds every gate while a port takes back the buffers that its driver
-//! lost, so that no thread uses a pool meanwhile.
+//! Gates: locks that keep threads out of some code. A port's gate keeps threads out of its driver until the
+//! port is started and while it closes. [`Pause`] holds every gate while a port takes lost buffers back.
 //!
-//! A port may be stopped while other threads still use its queues. A thread sets a flag while it is inside
-//! the driver, by plain stores. The closing thread runs a memory barrier on all threads (membarrier(2)), so a
-//! burst needs no fence. A port's gate is also closed until the port is started.
+//! A thread sets a flag, by a plain store, while it is inside. The closing thread runs a memory barrier on
+//! all threads (membarrier(2)), so a burst needs no fence.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, compiler_fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -18,16 +16,16 @@ const PAUSED: u8 = 2;
 static GATES: Mutex<Vec<Weak<Gate>>> = Mutex::new(Vec::new());
 
 /// Guards code that must not run at certain times, such as the calls of a port's driver. Threads run that
-/// code by [`Gate::pass`]. A closed gate refuses them; a paused gate makes them wait. Closing or pausing the
-/// gate waits until all threads have left.
+/// code by [`Gate::pass`]. A closed gate refuses them; a paused gate makes them wait. Closing or pausing
+/// waits until all threads have left.
 #[derive(Default)]
 pub(crate) struct Gate {
     state: AtomicU8,
     marks: Mutex<Vec<Weak<Mark>>>,
 }
 
-/// A thread's flag at a gate: set while the thread is inside. Only one thread at a time uses a mark. A mark
-/// has cache lines of its own, because each burst writes it twice.
+/// A thread's flag at a gate: set while the thread is inside. It has its own cache lines, because each burst
+/// writes it twice.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Mark {
@@ -44,7 +42,7 @@ impl Gate {
         gate
     }
 
-    /// Creates a mark. A thread passes its mark to [`Self::pass`]; one thread at a time may use it.
+    /// Creates a mark for [`Self::pass`]. One thread at a time may use it.
     pub(crate) fn mark(&self) -> Arc<Mark> {
         let mark = Arc::<Mark>::default();
         let mut marks = lock(&self.marks);
@@ -53,13 +51,12 @@ impl Gate {
         mark
     }
 
-    /// Runs `work` if the gate is open, and marks the calling thread as inside meanwhile. Waits while the
-    /// gate is paused. Returns `None` without running `work` if the gate is closed.
+    /// Runs `work` if the gate is open. Waits while it is paused. Returns `None` if it is closed.
     #[inline(always)]
     pub(crate) fn pass<T>(&self, mark: &Mark, work: impl FnOnce() -> T) -> Option<T> {
         loop {
-            // Store the flag before loading the state. The fence makes the compiler keep this order, and
-            // [`barrier_on_all_threads`] makes every CPU keep it.
+            // Store the flag before loading the state. The fence keeps this order in the compiler, and
+            // [`barrier_on_all_threads`] in every CPU.
             mark.inside.store(true, Ordering::Relaxed);
             compiler_fence(Ordering::SeqCst);
             let state = self.state.load(Ordering::Acquire);
@@ -98,8 +95,8 @@ impl Gate {
     }
 
     /// Waits until no thread is inside the gate. The caller first changes the state and calls
-    /// [`barrier_on_all_threads`]. If a thread set its flag before this barrier, the flag is seen here. A
-    /// thread that sets its flag after the barrier reads the new state, and stays out.
+    /// [`barrier_on_all_threads`]. Flags set before this barrier are seen here. A thread that sets its flag
+    /// later reads the new state, and stays out.
     fn wait_until_empty(&self) {
         for mark in lock(&self.marks).iter().filter_map(Weak::upgrade) {
             while mark.inside.load(Ordering::Acquire) {
@@ -125,8 +122,7 @@ impl Pause {
         pause
     }
 
-    /// Changes the state of every gate that is in state `from` to `to`. Other gates stay as they are, such as
-    /// one that was closed during the pause.
+    /// Changes the state of every gate from `from` to `to`. Gates in another state stay as they are.
     fn change(&self, from: u8, to: u8) {
         for gate in self.gates.iter().filter_map(Weak::upgrade) {
             let _ = gate.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
@@ -149,7 +145,7 @@ fn barrier_on_all_threads() {
     const GLOBAL: i32 = 1;
     const PRIVATE_EXPEDITED: i32 = 1 << 3;
     const REGISTER_PRIVATE_EXPEDITED: i32 = 1 << 4;
-    // SAFETY: the call gets no pointer. The kernel refuses commands that it does not know.
+    // SAFETY: the call gets no pointer. The kernel refuses unknown commands.
     unsafe {
         if libc::syscall(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0
             && libc::syscall(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0, 0) == 0
@@ -160,8 +156,7 @@ fn barrier_on_all_threads() {
             return;
         }
     }
-    // Kernels before Linux 4.3 lack membarrier(2). Sleep instead, longer than a store stays in a CPU's store
-    // buffer, so that all flags are visible afterwards.
+    // Linux before 4.3 lacks membarrier(2). Sleep longer than a store stays in a CPU's store buffer.
     std::sync::atomic::fence(Ordering::SeqCst);
     std::thread::sleep(std::time::Duration::from_millis(50));
 }
@@ -186,8 +181,7 @@ mod tests {
     fn nobody_is_inside_during_a_pause() {
         let gate = Gate::new();
         gate.open();
-        // A counter for each thread. A counter is odd while its thread is inside, so all counters must be
-        // even while the gate is paused.
+        // A counter is odd while its thread is inside, so all must be even while the gate is paused.
         let inside: Arc<[AtomicU64; 3]> = Arc::default();
         let threads: Vec<_> = (0..3)
             .map(|index| {

@@ -1,18 +1,16 @@
-//! Network interfaces of the kernel: their existence, MTU, queues and link rate. Also finds the kernel driver
-//! of a PCI device.
+//! Network interfaces of the kernel: existence, MTU, queues and link rate. Also the kernel driver of a PCI
+//! device.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
-/// The numbers of queues of an interface. Each number is 1 if the interface's driver does not report it.
+/// The numbers of queues of an interface; 1 if the driver does not report them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queues {
-    /// The number of receive queues. Most drivers report either queues that only receive or pairs, so this is
-    /// the larger of the two numbers.
+    /// The number of receive queues: the larger of the queues that only receive and the pairs.
     pub(crate) receive: u16,
-    /// The number of pairs of a receive and a transmit queue ("combined"). DPDK's AF_XDP driver counts only
-    /// pairs.
+    /// The number of pairs of a receive and a transmit queue. DPDK's AF_XDP driver counts only pairs.
     pub(crate) pairs: u16,
 }
 
@@ -21,11 +19,9 @@ pub(crate) struct Queues {
 pub(crate) struct Interface {
     name: String,
     index: u32,
-    /// The socket for ioctl(2) calls about the interface. The calls refer to the namespace in which the
-    /// socket was opened, whichever thread makes them.
+    /// The socket for ioctl(2) calls, which refer to the namespace in which it was opened.
     socket: OwnedFd,
-    /// For a tap interface: the descriptor that DPDK's driver has open. It still belongs to the interface if
-    /// the interface is moved to another namespace.
+    /// For a tap interface, the driver's descriptor. It follows the interface to another namespace.
     tap: Option<RawFd>,
 }
 
@@ -57,13 +53,13 @@ impl Interface {
         Ok(Self { tap, ..Self::find(name)? })
     }
 
-    /// Returns true if the interface still exists. It still exists after it was renamed. A tap interface also
-    /// still exists after it was moved to another namespace.
+    /// Returns true if the interface still exists, even if it was renamed. A tap may also be in another
+    /// namespace.
     pub(crate) fn exists(&self) -> bool {
         // SAFETY: an all-zero ifreq is valid.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         request.ifr_ifru.ifru_ifindex = self.index as i32;
-        // SAFETY: the request lives through the call, which fills in a name.
+        // SAFETY: the request outlives the call, which fills in a name.
         let here = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFNAME as _, &mut request) == 0 };
         here || self.tap.is_some_and(|descriptor| tap_name(descriptor).is_some())
     }
@@ -73,14 +69,14 @@ impl Interface {
         // SAFETY: an all-zero ifreq is valid.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         self.write_name(&mut request);
-        // SAFETY: the request lives through the call, which fills in the MTU.
+        // SAFETY: the request outlives the call, which fills in the MTU.
         let code = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFMTU as _, &mut request) };
         // SAFETY: the call filled this member in.
         if code == 0 { unsafe { request.ifr_ifru.ifru_mtu as u32 } } else { 1500 }
     }
 
-    /// Makes the interface receive frames for every MAC address until the returned socket is closed. Does not
-    /// change the administrator's flag (`ip link set promisc on`).
+    /// Makes the interface receive frames for every MAC address until the returned socket is closed. Leaves
+    /// the administrator's flag (`ip link set promisc on`) unchanged.
     ///
     /// # Errors
     /// The system's error, for example without CAP_NET_RAW.
@@ -115,16 +111,15 @@ impl Interface {
         self.index
     }
 
-    /// Returns how many packets the kernel dropped while it sent to the interface. For a tap interface, these
-    /// are packets that the port did not read in time. Returns 0 if the interface was renamed, or moved to
-    /// another namespace.
+    /// Returns how many packets the kernel dropped while it sent to the interface. On a tap, the port did not
+    /// read them in time. Returns 0 if the interface was renamed or moved to another namespace.
     pub(crate) fn dropped_on_sending(&self) -> u64 {
         let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
         let counters = table.lines().find_map(|line| {
             line.split_once(':').filter(|(name, _)| name.trim() == self.name).map(|(_, counters)| counters)
         });
-        // Take number 11 of the line: the packets dropped on sending. Numbers 0 to 7 are for receiving. Those
-        // for sending follow: bytes (8), packets (9), errors (10), dropped (11).
+        // Numbers 0 to 7 are for receiving. Those for sending are bytes (8), packets (9), errors (10),
+        // dropped (11).
         counters.and_then(|all| all.split_whitespace().nth(11)?.parse().ok()).unwrap_or(0)
     }
 
@@ -148,7 +143,7 @@ impl Interface {
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         self.write_name(&mut request);
         request.ifr_ifru.ifru_data = (&raw mut channels).cast();
-        // SAFETY: request and channels live through the call, which fills in the channels.
+        // SAFETY: request and channels outlive the call, which fills in the channels.
         let code = unsafe { libc::ioctl(self.socket.as_raw_fd(), SIOCETHTOOL as _, &mut request) };
         let count = |count: u32| if code == 0 { count.clamp(1, 1024) as u16 } else { 1 };
         Queues { receive: count(channels.rx.max(channels.combined)), pairs: count(channels.combined) }
@@ -160,8 +155,7 @@ impl Interface {
         }
     }
 
-    /// Returns the link rate in bits per second. Returns `None` for virtual interfaces, whose drivers report
-    /// invented rates.
+    /// Returns the link rate in bits per second. `None` for virtual interfaces, which report invented rates.
     pub(crate) fn link_bits_per_second(&self) -> Option<f64> {
         let folder = Path::new("/sys/class/net").join(&self.name);
         if !folder.join("device").exists() {
@@ -172,14 +166,13 @@ impl Interface {
     }
 }
 
-/// Returns the name of the tap interface to which a descriptor of `/dev/net/tun` belongs. Returns `None` if
-/// the interface was deleted.
+/// Returns the name of the tap interface of a descriptor of `/dev/net/tun`. `None` if the interface was
+/// deleted.
 fn tap_name(descriptor: RawFd) -> Option<String> {
     const TUNGETIFF: libc::c_ulong = 0x8004_54d2;
     // SAFETY: an all-zero ifreq is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // SAFETY: the request lives through the call, which fills in a name. The call fails on other kinds of
-    // descriptors.
+    // SAFETY: the request outlives the call, which fills in a name, and fails on other descriptors.
     if unsafe { libc::ioctl(descriptor, TUNGETIFF as _, &mut request) } != 0 {
         return None;
     }
@@ -199,8 +192,8 @@ pub(crate) fn is_network_card(address: &str) -> bool {
     std::fs::read_to_string(class).is_ok_and(|class| class.starts_with("0x02"))
 }
 
-/// Returns the name of the kernel driver that a PCI device is bound to. The name is empty if no driver is
-/// bound. Returns `None` if the device does not exist.
+/// Returns the kernel driver that a PCI device is bound to; empty if none. `None` if the device does not
+/// exist.
 pub(crate) fn pci_driver(address: &str) -> Option<String> {
     let device = Path::new("/sys/bus/pci/devices").join(address);
     if !device.exists() {

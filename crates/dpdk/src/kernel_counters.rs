@@ -1,28 +1,25 @@
-//! Counters of packets that the kernel dropped because a port's sockets were not read in time. The kernel
-//! keeps the counters for each socket, and DPDK's drivers do not report them.
+//! Counters of packets that the kernel dropped because a port's sockets were not read in time. DPDK's drivers
+//! do not report them.
 
 use crate::interface::Interface;
 use crate::xdp;
 use std::mem::zeroed;
 use std::os::fd::RawFd;
 
-/// Returns how many packets the packet sockets `sockets` dropped since the last call. Reading the kernel's
-/// counter clears it.
+/// Returns how many packets the packet sockets dropped since the last call. Reading clears the counters.
 pub(crate) fn dropped_by_packet_sockets(sockets: &[RawFd]) -> u64 {
     let statistics = sockets.iter().filter_map(|&socket| packet_statistics(socket));
     statistics.map(|[_, dropped]| u64::from(dropped)).sum()
 }
 
-/// Returns a packet socket's `struct tpacket_stats`: the number of received packets, which includes the
-/// dropped packets, and the number of dropped packets. Both count from the last call, because reading clears
-/// them.
+/// Returns a packet socket's `struct tpacket_stats`: the number of received packets, with dropped ones, and
+/// of dropped packets. Both count from the last call.
 pub(crate) fn packet_statistics(socket: RawFd) -> Option<[u32; 2]> {
     let mut statistics = [0u32; 2];
     read(socket, libc::SOL_PACKET, libc::PACKET_STATISTICS, &mut statistics).map(|()| statistics)
 }
 
-/// Returns the packet sockets of this process on `interface` that have rings of version 2. DPDK's driver
-/// creates such sockets.
+/// Returns this process's packet sockets on `interface` with rings of version 2, which DPDK's driver creates.
 pub(crate) fn packet_sockets(interface: &Interface) -> Vec<RawFd> {
     const TPACKET_V2: i32 = 1;
     let has_ring = |&descriptor: &RawFd| {
@@ -34,8 +31,8 @@ pub(crate) fn packet_sockets(interface: &Interface) -> Vec<RawFd> {
     open_descriptors().filter(has_ring).collect()
 }
 
-/// Returns how many packets the AF_XDP sockets `sockets` dropped because their receive rings were full.
-/// Packets dropped because no buffer was free are not included: DPDK's driver counts those.
+/// Returns how many packets the AF_XDP sockets dropped because their receive rings were full. DPDK's driver
+/// counts packets dropped for lack of a buffer.
 pub(crate) fn dropped_by_full_xdp_rings(sockets: &[xdp::Socket]) -> u64 {
     const XDP_STATISTICS: i32 = 7;
     let dropped = |socket: &xdp::Socket| {
@@ -49,8 +46,7 @@ pub(crate) fn dropped_by_full_xdp_rings(sockets: &[xdp::Socket]) -> u64 {
 
 fn read<T>(descriptor: RawFd, level: i32, option: i32, value: &mut T) -> Option<()> {
     let mut length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: at most `length` bytes are written, into plain integers. The call fails on other kinds of
-    // descriptors.
+    // SAFETY: at most `length` bytes are written, into plain integers. The call fails on other descriptors.
     let code = unsafe { libc::getsockopt(descriptor, level, option, (&raw mut *value).cast(), &mut length) };
     (code == 0).then_some(())
 }
@@ -67,7 +63,7 @@ fn is_bound_to(descriptor: RawFd, index: u32) -> bool {
     // SAFETY: an all-zero address is valid and has no family.
     let mut address: libc::sockaddr_ll = unsafe { zeroed() };
     let mut length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-    // SAFETY: at most `length` bytes are written. The call fails on other kinds of descriptors.
+    // SAFETY: at most `length` bytes are written. The call fails on other descriptors.
     let code = unsafe { libc::getsockname(descriptor, (&raw mut address).cast(), &mut length) };
     code == 0
         && i32::from(address.sll_family) == libc::AF_PACKET

@@ -14,9 +14,8 @@
 //!
 //! Options follow after commas, as in `af_xdp:eth0,descriptors=1024`. [`spec`] lists them.
 //!
-//! The drivers of these ports are linked statically, with those of network cards that need no library of
-//! their vendor: e1000, ena, gve, i40e, iavf, ice, igc, ixgbe, virtio, vmxnet3. The drivers mlx4 and mlx5 are
-//! not linked, because they need rdma-core's libraries.
+//! The drivers of these ports are linked statically, and so are e1000, ena, gve, i40e, iavf, ice, igc, ixgbe,
+//! virtio and vmxnet3. mlx4 and mlx5 are not linked, because they need rdma-core.
 
 mod device;
 mod dma;
@@ -47,8 +46,8 @@ pub use thread::ThreadGuard;
 
 static STOPPING: AtomicBool = AtomicBool::new(false);
 
-/// Stops ports that are being started from waiting for a peer or a link, now and later. Call it when the
-/// program is about to end.
+/// Stops the waits of starting ports for a peer or a link, now and later. Call it when the program is about
+/// to end.
 pub fn stop_waiting() {
     STOPPING.store(true, Ordering::Relaxed);
 }

@@ -1,5 +1,5 @@
 //! DPDK's log. Its messages become `tracing` events with target `dpdk`. Error messages contain the last
-//! warnings, because drivers often give the reason of a failure only in the log.
+//! warnings, because drivers often give a reason only in the log.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -18,8 +18,8 @@ struct RecentWarnings {
 static RECENT_WARNINGS: Mutex<RecentWarnings> =
     Mutex::new(RecentWarnings { messages: VecDeque::new(), count: 0 });
 
-/// A position in the log. Take it before a call that may fail. [`Mark::explain`] then adds the warnings of
-/// that call to the error message.
+/// A position in the log. Take it before a call. [`Mark::explain`] adds the warnings of that call to its
+/// error.
 pub(crate) struct Mark(u64);
 
 impl Mark {
@@ -28,8 +28,7 @@ impl Mark {
         Mark(lock().count)
     }
 
-    /// Returns the warnings that DPDK has logged since the mark was taken, joined by semicolons. Leaves out
-    /// the oldest if there are more than are kept.
+    /// Returns the kept warnings since the mark was taken, joined by semicolons.
     fn warnings(&self) -> String {
         let recent = lock();
         let new = (recent.count - self.0).min(recent.messages.len() as u64) as usize;
@@ -52,18 +51,17 @@ fn lock() -> std::sync::MutexGuard<'static, RecentWarnings> {
     RECENT_WARNINGS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Receives a message of DPDK's log. DPDK's log stream calls this function, on any thread.
+/// Receives a message of DPDK's log, on any thread.
 ///
 /// # Safety
 /// `text` points to `length` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn inlane_dpdk_log(level: u32, text: *const u8, length: usize) {
-    // SAFETY: the caller promises what this call requires.
+    // SAFETY: the caller promises it.
     let bytes = unsafe { std::slice::from_raw_parts(text, length) };
     let text = String::from_utf8_lossy(bytes);
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        // Log warnings and errors at level debug, and all else at level trace. DPDK's levels are
-        // RTE_LOG_EMERG 1, ALERT 2, CRIT 3, ERR 4, WARNING 5, NOTICE 6, INFO 7, DEBUG 8.
+        // DPDK's levels are RTE_LOG_EMERG 1, ALERT 2, CRIT 3, ERR 4, WARNING 5, NOTICE 6, INFO 7, DEBUG 8.
         match level {
             0..=4 => tracing::debug!(target: "dpdk", severity = "error", "{line}"),
             5 => tracing::debug!(target: "dpdk", severity = "warning", "{line}"),

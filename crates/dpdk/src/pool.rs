@@ -1,5 +1,5 @@
-//! Pools of mbufs. Packet data lies in the pool's own host memory, or in a region that the user gives: pinned
-//! memory or a GPU's memory.
+//! Pools of mbufs. Packet data lies in the pool's own host memory, or in a given region of pinned or GPU
+//! memory.
 //!
 //! ```text
 //! own memory:   | mempool header | mbuf | private: PacketMeta | headroom | data ... | next object ...
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A packet's cookie is the address of its mbuf, with a flag in bit 0 (`READ_MBUF` in `sys/mbuf.h`). A thread
-//! gets an lcore id when it first uses a queue or a pool, and thereby a cache in every pool.
+//! that first uses a queue or a pool gets an lcore id, and thereby a cache in every pool.
 
 use crate::error::{Error, Result};
 use crate::gate::{Gate, Mark, Pause};
@@ -20,19 +20,19 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
-/// The size of a thread's cache in buffers. Small pools have smaller caches. testpmd uses 250. The size here
-/// is a multiple of the usual burst sizes.
+/// The size of a thread's cache in buffers, a multiple of the usual burst sizes. Small pools have smaller
+/// caches.
 const CACHE: u32 = 256;
 
-/// The addresses of all living mempools. Locked while a thread flushes its caches, and while a port takes
-/// lost buffers back.
+/// The addresses of all mempools. Locked while a thread flushes its caches, and while a port takes lost
+/// buffers back.
 static POOLS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// The number of pools created so far. A pool's name contains this number, because DPDK demands unique names.
+/// The number of pools created so far, which makes each pool's name unique, as DPDK demands.
 static NAMES: AtomicU32 = AtomicU32::new(0);
 
-/// The gate that every thread passes to allocate and free. [`reclaim`] pauses it while it reads the caches of
-/// all threads. The gate is never closed.
+/// The gate that threads pass to allocate and free. [`reclaim`] pauses it while it reads the caches of all
+/// threads.
 static GATE: LazyLock<Arc<Gate>> = LazyLock::new(|| {
     let gate = Gate::new();
     gate.open();
@@ -40,8 +40,7 @@ static GATE: LazyLock<Arc<Gate>> = LazyLock::new(|| {
 });
 
 thread_local! {
-    /// The gate that guards all pools, and this thread's flag at the gate, which is set while the thread uses
-    /// a pool.
+    /// The gate of all pools, and this thread's flag at the gate, which is set while the thread uses a pool.
     static PASS: (Arc<Gate>, Arc<Mark>) = (GATE.clone(), GATE.mark());
 }
 
@@ -50,8 +49,7 @@ thread_local! {
 fn pass<T>(work: impl FnOnce() -> T) -> T {
     let mut work = Some(work);
     let mut run = |gate: &Gate, mark: &Mark| gate.pass(mark, || work.take().expect("passes once")());
-    // While the thread ends, its mark (its flag at the gate) may already be destroyed. Create a mark for this
-    // one call then.
+    // While the thread ends, its flag may already be destroyed. Create one for this call then.
     let outcome = PASS.try_with(|(gate, mark)| run(gate, mark)).unwrap_or_else(|_| run(&GATE, &GATE.mark()));
     outcome.expect("the gate of pools is never closed")
 }
@@ -73,9 +71,8 @@ unsafe impl Send for MbufPool {}
 unsafe impl Sync for MbufPool {}
 
 impl MbufPool {
-    /// Creates a pool of `count` buffers with `room` bytes of data room each, in host memory. The memory
-    /// consists of reserved hugepages if enough are free, and otherwise of transparent hugepages if the
-    /// system has them.
+    /// Creates a pool of `count` buffers with `room` bytes of data room each, in host memory: in reserved
+    /// hugepages if enough are free, or else in transparent hugepages if possible.
     ///
     /// # Errors
     /// [`Error::Pool`] if the sizes are out of range or memory is short. [`Error::Environment`] if DPDK does
@@ -83,8 +80,8 @@ impl MbufPool {
     pub fn new(count: usize, room: usize) -> Result<Arc<Self>> {
         let environment = eal::start()?;
         let (count32, room32) = in_range(count, room)?;
-        // A device with virtual addresses sees the whole pool as contiguous, so objects may cross pages
-        // (`page` is 0). With physical addresses, only the bytes of one hugepage are contiguous.
+        // For virtual addresses, objects may cross pages (`page` is 0). For physical addresses, only the
+        // bytes of one hugepage are contiguous.
         let page = if environment.hugepages && !environment.virtual_addresses { memory::HUGE } else { 0 };
         // SAFETY: the call only computes a size.
         let bytes = unsafe { sys::inlane_pool_bytes(count32, room32, page) };
@@ -94,8 +91,7 @@ impl MbufPool {
             .map_err(|error| refuse(format!("{error}; ask for fewer or smaller buffers")))?;
         let name = name();
         let page = if environment.virtual_addresses { 0 } else { memory.page() };
-        // SAFETY: the pool owns memory of that length. The region keeps the memory until the pool has been
-        // freed.
+        // SAFETY: the pool owns memory of that length. The region keeps it until the pool has been freed.
         let raw = unsafe {
             sys::inlane_pool_create(
                 name.as_ptr(),
@@ -116,8 +112,7 @@ impl MbufPool {
     }
 
     /// Creates a pool whose packet data lies in `region`, with as many buffers of `room` bytes as fit. The
-    /// mbufs themselves lie in host memory. A port that reads or writes packet bytes with the CPU needs a
-    /// region that the CPU maps. If a network card uses the pool, the region is mapped for DMA.
+    /// mbufs lie in host memory. The CPU must map the region if a port accesses packet bytes with the CPU.
     ///
     /// # Errors
     /// [`Error::Pool`] if the region is too small for one buffer, is not aligned to 4 KiB, or is refused by
@@ -133,8 +128,7 @@ impl MbufPool {
             return Err(refuse(format!("{region:?} does not begin and end at a multiple of {page} bytes")));
         }
         let mark = log::Mark::new();
-        // SAFETY: the region stays valid until it is unregistered in `drop`. DPDK reads no byte of the
-        // region.
+        // SAFETY: the region stays valid until it is unregistered in `drop`. DPDK reads no byte of it.
         let code = unsafe {
             sys::rte_extmem_register(
                 region.as_ptr().cast(),
@@ -197,7 +191,7 @@ impl MbufPool {
         self.raw.as_ptr()
     }
 
-    /// Returns true if the packet data lies in a region that the user gave, not in the pool's own memory.
+    /// Returns true if the packet data lies in a region that the user gave.
     pub fn is_external(&self) -> bool {
         self.external
     }
@@ -207,8 +201,8 @@ impl MbufPool {
         self.hugepages
     }
 
-    /// Returns the length of the longest frame that an AF_XDP socket could receive if this pool's buffers had
-    /// `room` bytes. Returns `None` if the kernel does not accept such buffers.
+    /// Returns the length of the longest frame that an AF_XDP socket could receive with buffers of `room`
+    /// bytes. `None` if the kernel does not accept such buffers.
     pub(crate) fn longest_xdp_frame(&self, room: u32) -> Option<u32> {
         /// The sizes of memory chunks that the kernel accepts for a socket: `XDP_UMEM_MIN_CHUNK_SIZE` to a
         /// page.
@@ -237,8 +231,7 @@ impl MbufPool {
             return Err(refuse(format!("the CPU cannot write {}", self.region.location())));
         }
         let length = u32::try_from(bytes.len()).map_err(|_| refuse("longer than any packet".into()))?;
-        // SAFETY: the caller holds the packet, whose first mbuf gets the packet's length. The bytes are read
-        // during the call.
+        // SAFETY: the caller holds the packet, whose first mbuf gets its length. The bytes outlive the call.
         let code = pass(|| unsafe {
             sys::inlane_append_segment(self.raw(), packet.cookie, packet.length, bytes.as_ptr(), length)
         });
@@ -257,8 +250,8 @@ impl Drop for MbufPool {
         let out = self.outstanding();
         pools().retain(|&raw| raw != self.raw() as usize);
         if out > 0 {
-            // The holders of these packets may still write to them. So leak a reference to the region, which
-            // keeps the memory allocated until the process ends.
+            // The holders of these packets may still write to them, so keep the memory until the process
+            // ends.
             tracing::warn!(
                 "a pool was dropped while {out} of its packets were in use; its memory is not freed"
             );
@@ -275,13 +268,12 @@ impl Drop for MbufPool {
     }
 }
 
-// SAFETY: DPDK gives an mbuf to one caller until the caller frees it. The mbuf's data lies in the region,
-// with `room` bytes from the packet's address.
+// SAFETY: DPDK gives an mbuf to one caller until it is freed. Its data lies in the region, with `room` bytes
+// from the packet's address.
 unsafe impl Pool for MbufPool {
     fn allocate(&self, packets: &mut [Packet]) -> usize {
         let count = packets.len().min(u32::MAX as usize) as u32;
-        // SAFETY: `packets` has room for `count` packets, whose layout is the one that C expects (asserted in
-        // `sys`).
+        // SAFETY: `packets` has room for `count` packets, in C's layout (asserted in `sys`).
         pass(|| unsafe { sys::inlane_pool_allocate(self.raw(), packets.as_mut_ptr().cast(), count) as usize })
     }
 
@@ -308,8 +300,8 @@ unsafe impl Pool for MbufPool {
     }
 
     unsafe fn meta(&self, packet: &Packet) -> PacketMeta {
-        // SAFETY: the caller holds this packet of this pool. The packet's private area contains a
-        // `PacketMeta`, which is zero at first.
+        // SAFETY: the caller holds this packet of this pool. Its private area contains a `PacketMeta`,
+        // initially zero.
         unsafe { *sys::inlane_packet_meta_of(packet.cookie).cast::<PacketMeta>() }
     }
 
@@ -338,8 +330,8 @@ fn pools() -> MutexGuard<'static, Vec<usize>> {
 /// Returns the buffers in the calling thread's caches to their pools. `lcore` is the thread's lcore id.
 pub(crate) fn flush_caches(lcore: u32) {
     for &raw in pools().iter() {
-        // SAFETY: a mempool is in the list until it is freed. The cache belongs to this thread. The lock of
-        // the list keeps [`reclaim`] out.
+        // SAFETY: a mempool is in the list until it is freed. The cache is this thread's, and the lock keeps
+        // [`reclaim`] out.
         unsafe { sys::inlane_flush_cache(raw as *mut _, lcore) }
     }
 }
@@ -350,7 +342,7 @@ pub(crate) fn flush_caches(lcore: u32) {
 /// The caller holds the packets, which are mbufs, and does not use them afterwards.
 pub(crate) unsafe fn free(packets: &[Packet]) {
     for packets in packets.chunks(u32::MAX as usize) {
-        // SAFETY: the caller promises what this call requires.
+        // SAFETY: the caller promises it.
         pass(|| unsafe { sys::inlane_pool_free(packets.as_ptr().cast(), packets.len() as u32) });
     }
 }
@@ -360,14 +352,14 @@ pub(crate) unsafe fn free(packets: &[Packet]) {
 /// # Safety
 /// The queue was configured, and no other thread calls the driver of `port`.
 pub(crate) unsafe fn free_received(port: u16, queue: u16) {
-    // SAFETY: the caller promises what this call requires.
+    // SAFETY: the caller promises it.
     pass(|| unsafe { sys::inlane_free_received(port, queue) });
 }
 
-/// Frees the mbufs that the closed device `port` still held. `filled` lists the pools that the device
-/// received into. Returns the number of freed mbufs.
+/// Frees the mbufs that the closed device `port` still held, and returns their number. `filled` are the pools
+/// that the device received into.
 pub(crate) fn reclaim(port: u16, filled: &[Arc<MbufPool>]) -> u32 {
-    // Keep other threads from setting up or closing devices, because drivers use mempools while they do that.
+    // Drivers use mempools while other threads set up or close devices.
     let _control = device::control();
     let pools = pools();
     let _pause = Pause::begin();
@@ -377,10 +369,9 @@ pub(crate) fn reclaim(port: u16, filled: &[Arc<MbufPool>]) -> u32 {
         // SAFETY: a mempool is in the list until it is freed.
         if unsafe { sys::rte_mempool_in_use_count(raw) } > 0 {
             let receives_into = filled.iter().any(|pool| std::ptr::eq(pool.raw(), raw)).into();
-            // SAFETY: a mempool is in the list until it is freed. The device is closed, so nobody else holds
-            // its mbufs. No other thread uses a mempool: threads that allocate, free, or drive queues wait at
-            // their gates, threads that set devices up wait for `_control`, and ending threads wait for
-            // `pools`.
+            // SAFETY: the mempool is in the list. The device is closed, so nobody else holds its mbufs. No
+            // thread uses a mempool: those that allocate, free or drive queues wait at gates, those that set
+            // devices up for `_control`, and ending ones for `pools`.
             reclaimed += unsafe { sys::inlane_reclaim(raw, port, receives_into) };
         }
     }
@@ -396,20 +387,19 @@ fn refusal(mark: &log::Mark) -> String {
     mark.explain(format!("{}; ask for fewer or smaller buffers", sys::error_text(sys::last_error())))
 }
 
-/// Returns the size of each thread's cache for a pool of `count` buffers. DPDK fills a cache up to one and a
-/// half times this size, and refuses a pool with fewer buffers than that.
+/// Returns the size of each thread's cache. DPDK refuses a pool with fewer buffers than one and a half
+/// caches.
 fn cache(count: u32) -> u32 {
     CACHE.min(count / 2).min(sys::RTE_MEMPOOL_CACHE_MAX_SIZE)
 }
 
-/// Returns the distance in bytes from one buffer of an external region to the next. It is a multiple of two
-/// cache lines, as in `HeapPool`.
+/// Returns the bytes from one buffer of an external region to the next: a multiple of two cache lines.
 fn stride(room: usize) -> usize {
     (HEADROOM + room).next_multiple_of(128)
 }
 
-/// The largest data room of an mbuf in bytes. An mbuf's buffer length has 16 bits, and includes the headroom
-/// and up to 127 bytes of rounding.
+/// The largest data room of an mbuf in bytes. An mbuf's buffer length has 16 bits, and includes headroom and
+/// up to 127 bytes of rounding.
 pub const MAX_ROOM: usize = 65535 - HEADROOM - 127;
 
 /// Checks the number and size of buffers against DPDK's limits.

@@ -1,7 +1,5 @@
 //! Ports on DPDK devices (ethdevs): opens, configures, starts and stops a device, and splits it into queues.
-//!
-//! Stopping a port closes its device. Some drivers do not free all their buffers then, so the port frees the
-//! rest. A buffer that is still allocated after its ports have stopped was leaked by other code.
+//! Stopping a port closes its device, and frees the buffers that some drivers then lose.
 
 mod configure;
 mod wait;
@@ -26,8 +24,7 @@ use std::time::{Duration, Instant};
 /// The longest wait for the kernel to release the queue of a closed AF_XDP socket.
 const QUEUE_RELEASE: Duration = Duration::from_millis(1000);
 
-/// The number of buffers in the pool that is created for a port that only sends. Some drivers have only pairs
-/// of queues, so even then they need buffers for receive queues.
+/// The buffers in the pool of a port that only sends, because some drivers have only pairs of queues.
 const BUFFERS_OF_SENDER: usize = 4096;
 
 /// Opens the port that `spec` describes ([`crate::spec`]) for one queue in each direction. The first call
@@ -39,8 +36,7 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>> {
     open_for(spec, 1)
 }
 
-/// Opens a port for a run that will use `queues` of its queues. Some drivers need the number of queues when
-/// the device is created.
+/// Opens a port for a run that will use `queues` of its queues. Some drivers need this number in advance.
 ///
 /// # Errors
 /// As for [`open`].
@@ -65,11 +61,9 @@ pub struct EthPort {
     device: Device,
     limits: sys::rte_eth_dev_info,
     context: Arc<PortContext>,
-    /// The pools from which the receive queues get buffers. The device holds buffers of these pools until it
-    /// is closed.
+    /// The pools that the receive queues get buffers from. The device holds such buffers until it is closed.
     filled: Vec<Arc<MbufPool>>,
-    /// The pools of the packets that the port sends. The device holds buffers of these pools until it is
-    /// closed.
+    /// The pools of the sent packets. The device holds their buffers until it is closed.
     sent: Vec<Arc<dyn Pool>>,
     /// The pools whose memory is mapped for the port's network card.
     mapped: Vec<dma::Mapping>,
@@ -81,8 +75,8 @@ pub struct EthPort {
     /// open.
     sockets: Vec<xdp::Socket>,
     state: State,
-    /// The number of packets that the packet sockets have dropped, up to the last query. Reading the kernel's
-    /// counter clears it, so the sum is kept here.
+    /// How many packets the packet sockets have dropped. Summed here, because reading the kernel's counter
+    /// clears it.
     dropped: AtomicU64,
     last_counters: Counters,
 }
@@ -95,7 +89,7 @@ enum State {
     Closed,
 }
 
-// SAFETY: any thread may make DPDK's configuration calls, but only one at a time. The calls need `&mut self`.
+// SAFETY: any thread may make DPDK's configuration calls, one at a time. They need `&mut self`.
 unsafe impl Send for EthPort {}
 
 impl EthPort {
@@ -180,9 +174,8 @@ impl EthPort {
         }
     }
 
-    /// Returns how many queues the port can have, from its first queue on, if each queue needs a DPDK device
-    /// of its own. That is so only for AF_XDP ports on an interface with more receive queues than pairs of a
-    /// receive and a transmit queue. Returns `None` for all other ports.
+    /// Returns the most queues of an AF_XDP port whose interface has more receive queues than pairs: each
+    /// queue then needs a DPDK device of its own. `None` for all other ports.
     fn queues_of_separate_devices(&self) -> Option<u16> {
         let Kind::AfXdp { queue, .. } = self.spec.kind else { return None };
         let existing = self.context.interface.as_ref()?.queues();
@@ -193,8 +186,8 @@ impl EthPort {
         Error::Usage { port: self.spec.text.clone(), why: why.into() }
     }
 
-    /// Makes a DPDK call that configures this port, and holds the lock of [`device::control`] meanwhile.
-    /// Returns an error with DPDK's warnings if the call fails. `doing` names the step in the error.
+    /// Configures this port by a DPDK call, under the lock of [`device::control`]. `doing` names the step in
+    /// the error, which contains DPDK's warnings.
     fn call(&self, doing: &str, call: impl FnOnce(u16) -> i32) -> Result<()> {
         let mark = log::Mark::new();
         let _lock = device::control();
@@ -225,8 +218,7 @@ impl EthPort {
         !self.rx_taken.is_empty()
     }
 
-    /// Puts `count` packets of `size` bytes into a queue of a ring port. The packets circulate, because
-    /// packets sent to the ring are received again.
+    /// Puts `count` packets of `size` bytes into a queue of a ring port, where they circulate.
     fn prime(&self, queue: u16, count: u32, size: u16) -> Result<()> {
         let pool = &self.filled[queue as usize % self.filled.len()];
         let mut packets = vec![Packet::EMPTY; count as usize];
@@ -238,14 +230,13 @@ impl EthPort {
         for packet in &mut packets[..allocated] {
             packet.length = size.into();
             if pool.region().location().is_cpu_memory() {
-                // SAFETY: the packet was just allocated, in memory of the CPU; the size is at most the data
+                // SAFETY: the packet was just allocated, in memory of the CPU. The size is at most the data
                 // room.
                 write_frame(unsafe { packet.bytes_mut() });
             }
         }
         let mut tx = EthTx::new(self.context.clone(), queue);
-        // SAFETY: the packets were allocated from a pool of this port. Packets that were not sent are freed
-        // here.
+        // SAFETY: the packets are from a pool of this port. The unsent ones are freed here.
         let sent = unsafe {
             let sent = tx.send(&packets[..allocated]).unwrap_or(0);
             pool.free(&packets[sent..allocated]);
@@ -265,12 +256,10 @@ impl EthPort {
         if unsafe { sys::rte_eth_stats_get(self.device.port, &mut statistics) } != 0 {
             return self.last_counters;
         }
-        // Count only the errors of cards. Software drivers count a packet that they did not accept as a send
-        // error, but the caller sends that packet again, so it is not lost.
+        // Software drivers count a packet that they did not accept, but the caller sends it again.
         let unsent = if self.is_card() { statistics.oerrors } else { 0 };
         if !self.receives() {
-            // Leave out the packets that the receive queues dropped, because nobody reads the receive queues
-            // of a send-only port.
+            // Nobody reads the receive queues of a send-only port, so leave out what they dropped.
             return Counters { errors: unsent, ..Counters::default() };
         }
         let dropped = match (&self.spec.kind, &self.context.interface) {
@@ -323,8 +312,7 @@ impl EthPort {
         self.sent.clear();
     }
 
-    /// Marks a receive or transmit queue as taken, so that it is handed out only once. `direction` names the
-    /// kind of queue in error messages.
+    /// Marks a queue as taken, so that it is handed out once. `direction` names the kind of queue in errors.
     ///
     /// # Errors
     /// If the queue was already taken or was not configured.
@@ -386,8 +374,7 @@ impl Port for EthPort {
         }
         let receives = !pools.is_empty();
         let mut outcome = self.configure_device(filled.clone(), queues as u16, receives);
-        // If a port was closed just before, the kernel may not have released its queue yet. So this loop
-        // tries again until the kernel has released the queue.
+        // If a port was just closed, the kernel may not have released its queue yet.
         let start = Instant::now();
         while self.context.loses_buffers
             && matches!(outcome, Err(Error::Busy { .. }))

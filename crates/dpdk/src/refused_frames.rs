@@ -1,13 +1,12 @@
-//! Refuses and counts frames that the ring of a packet socket cannot deliver unchanged. There are two kinds:
+//! Refuses and counts frames that the ring of a packet socket cannot deliver unchanged:
 //!
-//! * Frames longer than a slot. A peer sends them if it leaves segmentation to its card (TSO), and the kernel
-//!   makes them by joining received segments (GRO). The kernel would cut them to the slot.
-//! * Frames with an 802.1ad tag. The kernel takes a frame's outer VLAN tag out of it, and DPDK's driver puts
+//! * Frames longer than a slot, which the kernel would cut. They come from a peer whose card does
+//!   segmentation (TSO), or from received segments that the kernel joins (GRO).
+//! * Frames with an 802.1ad tag. The kernel takes the outer VLAN tag out of a frame, and DPDK's driver puts
 //!   it back as 802.1Q.
 //!
-//! Neither the kernel nor the driver counts frames of these two kinds. A filter on the ring's sockets refuses
-//! them. One more socket receives only such frames. No thread reads that socket: the kernel counts its
-//! frames, and the port reports the count.
+//! A filter on the ring's sockets refuses these frames. One more socket receives only them. No thread reads
+//! it: the kernel counts its frames, and the port reports the count.
 
 use crate::interface::Interface;
 use crate::kernel_counters;
@@ -19,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const ETHERTYPE_8021AD: u32 = 0x88a8;
 
 /// A filter on a port's packet sockets that refuses frames longer than `longest` bytes, and a socket that
-/// counts the refused frames.
+/// counts them.
 pub(crate) struct RefusedFrames {
     socket: OwnedFd,
     longest: u32,
@@ -56,9 +55,8 @@ impl RefusedFrames {
 
     /// Returns how many frames were refused so far.
     pub(crate) fn count(&self) -> u64 {
-        // Reading the kernel's counter clears it, so the sum is kept in `counted`. The socket is never read,
-        // but the counter also includes frames that did not fit into its buffer. So no refused frame is
-        // missed.
+        // Reading the kernel's counter clears it. It includes frames that did not fit into the socket's
+        // buffer.
         let new = kernel_counters::packet_statistics(self.socket.as_raw_fd())
             .map_or(0, |[packets, _]| packets.into());
         self.counted.fetch_add(new, Ordering::Relaxed) + new
@@ -104,8 +102,7 @@ const fn if_equal(to: u32, then: u8, otherwise: u8) -> Instruction {
     instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, then, otherwise, to)
 }
 
-/// Returns the filter for the packet sockets that receive. It passes whole frames, and drops the frames that
-/// the port refuses.
+/// Returns the filter for the receiving packet sockets, which drops frames that the port refuses.
 fn keep_deliverable(longest: u32) -> [Instruction; 8] {
     [
         LOAD_LENGTH,
@@ -119,8 +116,8 @@ fn keep_deliverable(longest: u32) -> [Instruction; 8] {
     ]
 }
 
-/// Returns the filter for the socket that counts. It passes the frames that the port refuses, cut to one byte
-/// because only their number matters. It drops all other frames, and all frames that this machine sends.
+/// Returns the filter for the counting socket. It passes one byte of each frame that the port refuses. It
+/// drops other frames, and all frames that this machine sends.
 fn keep_refused(longest: u32) -> [Instruction; 10] {
     const OUTGOING: u32 = libc::PACKET_OUTGOING as u32;
     [
@@ -144,8 +141,7 @@ fn set_filter(descriptor: RawFd, program: &[Instruction]) -> io::Result<()> {
 
 fn set<T>(descriptor: RawFd, level: i32, option: i32, value: &T) -> io::Result<()> {
     let length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the value and the memory that it points to are read during the call. The call fails on other
-    // kinds of descriptors.
+    // SAFETY: the value and what it points to outlive the call, which fails on other descriptors.
     match unsafe { libc::setsockopt(descriptor, level, option, (&raw const *value).cast(), length) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -36,8 +36,7 @@ pub enum Kind {
     Null {
         /// Bytes of a frame.
         size: u16,
-        /// If set, the driver copies the data of each frame that it receives or sends. Otherwise it leaves
-        /// packet data untouched.
+        /// If set, the driver copies the data of each frame. If not, packet data stays untouched.
         copy: bool,
     },
     /// Rings in this process: what is sent to a ring is received from it.
@@ -57,8 +56,7 @@ pub enum Kind {
         queue: Option<u16>,
         /// Busy-poll budget in packets; 0 switches busy polling off.
         busy: u32,
-        /// If set, the port's sockets use copy mode. Otherwise they use zero-copy mode if the interface
-        /// supports it.
+        /// If set, the port's sockets use copy mode. If not, they use zero-copy mode if possible.
         copy: bool,
     },
     /// Packet sockets on a kernel interface.
@@ -67,8 +65,8 @@ pub enum Kind {
         interface: String,
         /// The number of sockets over which the kernel spreads flows. If absent, one per pipeline.
         queues: Option<u16>,
-        /// The size of a slot in the sockets' rings, in bytes, rounded up to a multiple of 16. If absent, it
-        /// is chosen from the interface's MTU.
+        /// The size of a slot in the sockets' rings, in bytes, rounded up to a multiple of 16. By default,
+        /// chosen from the interface's MTU.
         frame: Option<u32>,
         /// If set, sent packets bypass the interface's queueing discipline. Otherwise they pass through it.
         bypass: bool,
@@ -84,8 +82,7 @@ pub enum Kind {
     Memif {
         /// The socket's path.
         socket: String,
-        /// True if this port is the server, which listens at the socket. False if it is the client, which
-        /// connects.
+        /// True for the server, which listens at the socket. False for the client, which connects.
         server: bool,
         /// The number of the connection, the same at both ends.
         id: u32,
@@ -113,8 +110,7 @@ impl EthSpec {
         read(text).map_err(refused)
     }
 
-    /// Returns the specification of an AF_XDP port whose first queue comes `further` queues after the first
-    /// queue of this one. Otherwise the two are equal.
+    /// Returns this AF_XDP specification with the first queue moved by `further` queues.
     pub(crate) fn of_queue(&self, further: u16) -> Self {
         let mut spec = self.clone();
         if let Kind::AfXdp { queue, .. } = &mut spec.kind {
@@ -123,9 +119,8 @@ impl EthSpec {
         spec
     }
 
-    /// Checks that a run reads all `existing` queues over which the interface spreads flows. Packets of a
-    /// queue that is not read would go to the kernel, or be lost. Skips the check if the user named the first
-    /// queue, because then the user wants exactly that queue.
+    /// Checks that a run reads all `existing` queues over which the interface spreads flows. Packets of
+    /// unread queues would go to the kernel or be lost. Skipped if the user named the first queue.
     ///
     /// # Errors
     /// [`Error::Usage`], which says what number of queues to give.

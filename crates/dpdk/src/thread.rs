@@ -1,6 +1,6 @@
-//! DPDK's lcore ids of threads. A thread with an id has a cache in every mempool. A thread without an id uses
-//! the mempool's shared ring for each allocation, which is slower. A thread gets an id when it first uses a
-//! queue or a pool, and returns the id when it ends.
+//! DPDK's lcore ids of threads. A thread with an id has a cache in every mempool. Without an id, each
+//! allocation uses the mempool's shared ring, which is slower. A thread gets an id at its first use of a
+//! queue or a pool.
 
 use crate::{pool, sys};
 use std::cell::RefCell;
@@ -9,23 +9,22 @@ thread_local! {
     static REGISTERED: RefCell<Option<ThreadGuard>> = const { RefCell::new(None) };
 }
 
-/// Holds the lcore id of this thread. Dropping the guard returns the buffers in the thread's caches to their
-/// pools, and frees the id.
+/// Holds the lcore id of this thread. Dropping it returns the thread's cached buffers to their pools, and
+/// frees the id.
 ///
-/// Create it to get the id before the first burst. Otherwise a thread gets its id when it first uses a queue
-/// or a pool.
+/// Create it to get the id before the first burst. Without it, a thread gets its id at its first use of a
+/// queue or a pool.
 #[derive(Debug)]
 pub struct ThreadGuard {
-    // A raw pointer is not `Send`, so this field keeps the guard on the thread that created it.
+    // A raw pointer is not `Send`, which keeps the guard on the thread that created it.
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
 impl ThreadGuard {
-    /// Registers the calling thread. Returns `None` in three cases: DPDK has not started, the thread is
-    /// already registered, or none of the 128 ids is free. Everything also works without an id, but more
-    /// slowly.
+    /// Registers the calling thread. Returns `None` if DPDK has not started, the thread is already
+    /// registered, or none of the 128 ids is free. A thread without an id works, but more slowly.
     pub fn new() -> Option<Self> {
-        // SAFETY: the call reads a thread-local value; LCORE_ID_ANY is u32::MAX.
+        // SAFETY: the call reads a thread-local value. LCORE_ID_ANY is u32::MAX.
         if !crate::eal::is_started() || unsafe { sys::inlane_lcore() } != u32::MAX {
             return None;
         }
@@ -51,11 +50,10 @@ impl Drop for ThreadGuard {
     }
 }
 
-/// Registers the calling thread. The C files call this function when a thread without an lcore id uses a
-/// queue or a pool.
+/// Registers the calling thread. The C files call this function for a thread without an lcore id.
 #[unsafe(no_mangle)]
 extern "C" fn inlane_dpdk_register_thread() {
-    // The thread-local values of an ending thread may be destroyed. Such a thread gets no id.
+    // If this thread is ending and its thread-local values are destroyed, it gets no id.
     let _ = REGISTERED.try_with(|registered| {
         let mut registered = registered.borrow_mut();
         if registered.is_none() {

@@ -1,18 +1,14 @@
-//! The XDP program and the sockets of AF_XDP ports.
+//! The XDP program and the sockets of AF_XDP ports. DPDK's driver opens the sockets. inlane's own XDP program
+//! (`sys/xdp.c`) gives the frames of a queue to the queue's socket:
 //!
-//! DPDK's driver opens the sockets. inlane's own XDP program (`sys/xdp.c`) gives the frames of a queue to the
-//! queue's socket:
+//! * A BPF link attaches it, unless the interface has another program. The kernel detaches it when the link's
+//!   last descriptor is closed, also when the process is killed.
+//! * All ports of an interface share one program. A process opens the link of another inlane process by the
+//!   link's number, which needs CAP_SYS_ADMIN.
 //!
-//! * It is attached by a BPF link. The kernel refuses the link if the interface has a program already. It
-//!   detaches the program when the last descriptor of the link is closed, also when the process is killed. No
-//!   privilege is needed for that.
-//! * All ports of an interface share one program: ports of this process, and ports of other processes of
-//!   inlane. A process opens the link of another process by the link's number, which needs CAP_SYS_ADMIN.
-//!
-//! The driver of DPDK 22.11 leaves its sockets open when it closes a device: it compares a reference count
-//! with a value that the count never reaches. An open socket keeps its queue in use and pool memory pinned.
-//! So a port records the sockets that were opened while it was configured. After its device was closed, the
-//! port closes the sockets that are still open.
+//! The driver of DPDK 22.11 leaves its sockets open when it closes a device. An open socket keeps its queue
+//! in use and pool memory pinned. So a port records the sockets that are opened while it is configured, and
+//! closes those that are still open after its device was closed.
 
 use crate::interface::Interface;
 use crate::sys;
@@ -26,8 +22,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// The number of queues that a program can serve, which is more than any interface has.
 const QUEUES: u32 = 1024;
 
-/// The number of attempts to attach or share a program. An attempt to share an attached program fails if its
-/// last user closes it at that moment.
+/// The number of attempts to attach or share a program. Sharing fails if the last user closes it at that
+/// moment.
 const ATTEMPTS: usize = 5;
 
 /// Identifies an interface: the inode of its network namespace, and its number in that namespace.
@@ -43,8 +39,8 @@ thread_local! {
     static FAILURE: Cell<i32> = const { Cell::new(0) };
 }
 
-/// inlane's XDP program on an interface. It stays attached as long as a value of this type exists for the
-/// interface, in this or another process.
+/// inlane's XDP program on an interface. It stays attached while a value of this type exists for the
+/// interface, in any process.
 #[derive(Debug)]
 pub(crate) struct Program {
     _link: OwnedFd,
@@ -55,8 +51,7 @@ pub(crate) struct Program {
 /// The reason why inlane has no program on an interface.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// The interface has a program that is not inlane's. `name` is empty if this process may not read the
-    /// program's name.
+    /// The interface has a program that is not inlane's. `name` is empty if this process may not read it.
     Taken { program: u32, name: String },
     /// Another inlane process uses the interface. This process lacks CAP_SYS_ADMIN, so it cannot share the
     /// program.
@@ -66,8 +61,7 @@ pub(crate) enum Refusal {
 }
 
 impl Program {
-    /// Attaches the program to an interface of the calling thread's namespace. If inlane's program is already
-    /// attached, shares it.
+    /// Attaches the program to an interface of the calling thread's namespace, or shares an attached one.
     pub(crate) fn attach(interface: &Interface) -> Result<Arc<Self>, Refusal> {
         // SAFETY: the function pointer lives for the process.
         unsafe { sys::inlane_xdp_on_socket(Some(socket_opened)) };
@@ -101,7 +95,7 @@ impl Program {
                         [link, map].map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) });
                     return Ok(Self { _link: link, map });
                 }
-                // The attached program's last user closed it before it could be shared. Try again.
+                // The last user closed the attached program before it could be shared. Try again.
                 libc::ENOENT => {}
                 libc::EBUSY | libc::EPERM => return Err(refusal(interface, -code)),
                 _ => break,
@@ -111,8 +105,7 @@ impl Program {
     }
 }
 
-/// Returns the reason why inlane's program could neither be attached to an interface nor shared there.
-/// `error` is the kernel's error.
+/// Returns why inlane's program could not be attached or shared. `error` is the kernel's error.
 fn refusal(interface: i32, error: i32) -> Refusal {
     let (mut program, mut name) = (0, [0 as c_char; sys::INLANE_XDP_NAME_BYTES as usize]);
     // SAFETY: number and name are written during the call; the name is terminated.
@@ -121,16 +114,14 @@ fn refusal(interface: i32, error: i32) -> Refusal {
         CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
     };
     match (program, error) {
-        // No program is attached to the interface, so the kernel itself refused to load or attach inlane's
-        // program.
+        // Without a program on the interface, the kernel itself refused inlane's program.
         (0, _) => Refusal::Failed(io::Error::from_raw_os_error(error)),
         (_, libc::EPERM) => Refusal::NotShared,
         _ => Refusal::Taken { program, name },
     }
 }
 
-/// An AF_XDP socket of this process. A later socket may get the same descriptor number, so the inode
-/// identifies the socket too.
+/// An AF_XDP socket of this process. The inode tells it from a later socket with the same descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Socket {
     descriptor: RawFd,
@@ -151,8 +142,7 @@ impl Socket {
     }
 }
 
-/// Runs `configure`. Returns its result, and the sockets that the driver opened on this thread during the
-/// call.
+/// Runs `configure`. Returns its result, and the sockets that the driver opened on this thread meanwhile.
 pub(crate) fn record_sockets<T>(configure: impl FnOnce() -> T) -> (T, Vec<Socket>) {
     OPENED.take();
     FAILURE.set(0);
@@ -160,8 +150,7 @@ pub(crate) fn record_sockets<T>(configure: impl FnOnce() -> T) -> (T, Vec<Socket
     (outcome, OPENED.take())
 }
 
-/// Returns the kernel's error if this thread's last attempt to open an AF_XDP socket failed, or 0 if it
-/// succeeded.
+/// Returns the kernel's error of this thread's last attempt to open an AF_XDP socket; 0 if it succeeded.
 pub(crate) fn last_failure() -> i32 {
     FAILURE.get()
 }
@@ -171,8 +160,8 @@ pub(crate) fn close_leftovers(sockets: &[Socket]) -> usize {
     let mut closed = 0;
     for socket in sockets {
         if Socket::of(socket.descriptor).as_ref() == Some(socket) {
-            // SAFETY: the driver that opened the socket has closed its device and no longer uses the socket.
-            // The inode shows that the descriptor still belongs to this socket.
+            // SAFETY: the driver has closed the device and no longer uses the socket. By the inode, the
+            // descriptor still is this socket's.
             unsafe { libc::close(socket.descriptor) };
             closed += 1;
         }
@@ -180,8 +169,8 @@ pub(crate) fn close_leftovers(sockets: &[Socket]) -> usize {
     closed
 }
 
-/// Records the result of the driver's attempt to open a socket for a queue. `xdp.c` calls this function on
-/// the thread that configures a port.
+/// Records the result of the driver's attempt to open a socket for a queue. `xdp.c` calls it on the thread
+/// that configures a port.
 unsafe extern "C" fn socket_opened(interface: *const c_char, queue: u32, result: c_int) -> c_int {
     if result < 0 {
         FAILURE.set(-result);
@@ -194,8 +183,8 @@ unsafe extern "C" fn socket_opened(interface: *const c_char, queue: u32, result:
         programs().iter().find(|(other, _)| *other == key).and_then(|(_, program)| program.upgrade());
     let (Some(program), Some(socket)) = (program, Socket::of(result)) else { return -libc::ENODEV };
     OPENED.with_borrow_mut(|opened| opened.push(socket));
-    // SAFETY: the call gets no pointer. FD_CLOEXEC keeps programs that this process starts from inheriting
-    // the socket. They would keep its queue in use.
+    // SAFETY: the call gets no pointer. With FD_CLOEXEC, started programs do not inherit the socket, which
+    // would keep its queue in use.
     unsafe {
         libc::fcntl(result, libc::F_SETFD, libc::FD_CLOEXEC);
         sys::inlane_xdp_set_socket(program.map.as_raw_fd(), queue, result)

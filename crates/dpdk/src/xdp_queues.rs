@@ -1,6 +1,5 @@
 //! AF_XDP on interfaces that count receive and transmit queues separately, as veth does. DPDK's driver counts
-//! only pairs of queues, so it treats such an interface as one with a single queue. This module opens a
-//! device for each queue, and combines the devices into one port.
+//! only pairs, so it sees a single queue there. This module combines one device per queue into one port.
 
 use crate::error::{Error, Result};
 use crate::port::EthPort;
@@ -14,14 +13,14 @@ use std::sync::Arc;
 pub(crate) struct XdpQueues {
     spec: EthSpec,
     info: PortInfo,
-    /// One device for each queue. The first is opened together with the port. The others are opened when the
-    /// number of queues is known.
+    /// One device for each queue. The first is opened with the port, the others once the number of queues is
+    /// known.
     devices: Vec<EthPort>,
 }
 
 impl XdpQueues {
     /// Creates the port from the device of its first queue. `queues` is the most queues that the port can
-    /// have: the first queue and all later ones of the interface.
+    /// have.
     pub(crate) fn new(spec: EthSpec, first: EthPort, queues: u16) -> Self {
         let info = PortInfo { max_queues: queues, spreads_flows: true, ..first.info().clone() };
         Self { spec, info, devices: vec![first] }

@@ -1,5 +1,4 @@
-//! AF_XDP ports on an interface that something else uses too: a second port, a second process, or another
-//! program's XDP program.
+//! AF_XDP ports on an interface that a second port, a second process or another XDP program uses too.
 
 mod network;
 
@@ -13,8 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The environment variable that names the port of the second process. If it is set, this test program runs
-/// as the second process.
+/// Names the port of the second process. If it is set, this test program runs as that process.
 const SECOND_PROCESS: &str = "INLANE_TEST_SECOND_PROCESS";
 
 fn open_port(spec: &str, pool: &Arc<MbufPool>) -> inlane_core::Result<(Box<dyn Port>, Box<dyn Rx>)> {
@@ -26,10 +24,9 @@ fn open_port(spec: &str, pool: &Arc<MbufPool>) -> inlane_core::Result<(Box<dyn P
     Ok((port, rx))
 }
 
-/// Creates the pair of interfaces v0 and v1 with `queues` queues in each direction, and brings v0 up.
+/// Creates the interfaces v0 and v1 with `queues` queues in each direction, and brings v0 up.
 fn veth(queues: u16) {
-    // A veth runs XDP programs only if it has at least as many receive queues as the other end has transmit
-    // queues. So both ends get equal numbers.
+    // A veth runs XDP programs only if it has as many receive queues as the other end has transmit queues.
     let queues = format!("numrxqueues {queues} numtxqueues {queues}");
     ip(&format!("link add v0 {queues} type veth peer name v1 {queues}"));
     ip("link set v0 up");
@@ -43,8 +40,7 @@ fn other_end() -> RawSocket {
     socket
 }
 
-/// Sends `frame` again and again until `rx` receives it. Returns false if it does not arrive within 20
-/// seconds.
+/// Sends `frame` repeatedly until `rx` receives it. Returns false if that takes longer than 20 seconds.
 fn arrives(socket: &RawSocket, rx: &mut dyn Rx, pool: &MbufPool, frame: &[u8]) -> bool {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(20) {
@@ -52,9 +48,9 @@ fn arrives(socket: &RawSocket, rx: &mut dyn Rx, pool: &MbufPool, frame: &[u8]) -
         std::thread::sleep(Duration::from_millis(5));
         let mut packets = [Packet::EMPTY; 32];
         let count = rx.receive(&mut packets).unwrap();
-        // SAFETY: the packets were received and not yet freed. They lie in host memory.
+        // SAFETY: the packets were received, in host memory, and not yet freed.
         let found = packets[..count].iter().any(|packet| unsafe { packet.bytes() } == frame);
-        // SAFETY: the packets were received from a queue of this pool, and are not used afterwards.
+        // SAFETY: the packets are of this pool, and are not used afterwards.
         unsafe { pool.free(&packets[..count]) };
         if found {
             return true;
@@ -78,8 +74,7 @@ impl SecondProcess {
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let line = lines.find_map(|line| line.ok().filter(|line| line.contains("port: "))).unwrap();
-        // This thread reads the later output of the process, so that the process never writes to a closed
-        // pipe.
+        // Keep reading, so that the process never writes to a closed pipe.
         std::thread::spawn(move || lines.for_each(drop));
         let outcome = line.split_once("port: ").unwrap().1.to_owned();
         if outcome == "open" {
@@ -102,8 +97,7 @@ impl SecondProcess {
     }
 }
 
-/// The main function of the second process. It does nothing in the test program itself, where
-/// [`SECOND_PROCESS`] is not set.
+/// The main function of the second process. Does nothing if [`SECOND_PROCESS`] is not set.
 #[test]
 fn second_process() {
     let Ok(spec) = std::env::var(SECOND_PROCESS) else { return };
@@ -211,8 +205,8 @@ fn a_program_attached_after_ours_is_not_removed() {
     if !private_network("a_program_attached_after_ours_is_not_removed") {
         return;
     }
-    // The test deletes and recreates the interface while the port is open. The new interface has the same
-    // name and number. Closing the port must not remove the program on the new interface.
+    // The interface is replaced while the port is open. Closing the port must not remove the program on the
+    // new interface, which has the same name and number.
     ip("link add v0 index 77 type veth peer name v1");
     ip("link set v0 up");
     let pool = MbufPool::new(8192, 2048).unwrap();
@@ -226,8 +220,8 @@ fn a_program_attached_after_ours_is_not_removed() {
     assert!(before.is_some());
 }
 
-/// Finds the largest MTU that a port accepts, for several sizes of buffers. The longest frames of each
-/// accepted MTU must arrive, and the largest accepted MTU must leave little of a buffer unused.
+/// Finds the largest MTU that a port accepts, for several sizes of buffers. Its longest frames must arrive,
+/// and it must leave little of a buffer unused.
 #[test]
 fn every_frame_of_an_accepted_mtu_arrives() {
     if !private_network("every_frame_of_an_accepted_mtu_arrives") {
@@ -239,14 +233,13 @@ fn every_frame_of_an_accepted_mtu_arrives() {
             let mtu = (accepted + refused) / 2;
             if frames_of_mtu_arrive(room, mtu) { accepted = mtu } else { refused = mtu }
         }
-        // The MTU may be smaller than the data room by at most 256 bytes for XDP's headroom, and 18 bytes for
-        // an Ethernet header with a VLAN tag.
+        // Allow 256 bytes for XDP's headroom, and 18 for an Ethernet header with a VLAN tag.
         assert!(accepted + 256 + 18 >= room, "room {room}: only {accepted} bytes of payload are accepted");
     }
 }
 
-/// Returns true if a port with buffers of `room` bytes opens on an interface with this MTU. If the port
-/// opens, checks that the largest frame arrives.
+/// Returns true if a port with buffers of `room` bytes opens on an interface with this MTU. If so, checks
+/// that the largest frame arrives.
 fn frames_of_mtu_arrive(room: usize, mtu: usize) -> bool {
     veth(1);
     for end in ["v0", "v1"] {
@@ -268,7 +261,7 @@ fn frames_of_mtu_arrive(room: usize, mtu: usize) -> bool {
         }
         Err(error) => {
             let text = error.to_string();
-            // The error message advises a data room. A port with this room must open.
+            // A port with the advised data room must open.
             if let Some((_, advised)) = text.split_once("--room ") {
                 let room: usize = advised.split(',').next().unwrap().parse().unwrap();
                 let pool = MbufPool::new(8192, room).unwrap();
@@ -300,8 +293,7 @@ fn a_port_that_only_sends_counts_nothing_as_missed() {
     let _tx = port.take_tx(0, pool).unwrap();
     port.start().unwrap();
     let socket = other_end();
-    // Send 100 frames that the kernel drops because they do not fit the buffers, and more frames than the
-    // ring can hold. A port that only sends must not count the dropped frames.
+    // The kernel drops 100 frames that do not fit the buffers. A port that only sends must not count them.
     for size in [1914; 100].into_iter().chain([60; 6000]) {
         socket.send(&frame(size, 1));
     }
@@ -310,8 +302,8 @@ fn a_port_that_only_sends_counts_nothing_as_missed() {
     assert_eq!(port.device_counters(), Default::default());
 }
 
-/// Threads write their number into the packets that they hold, while ports over the same pool are opened and
-/// closed. Checks that no packet is allocated twice or lost.
+/// Threads write their number into their packets, while ports over the same pool are opened and closed.
+/// Checks that no packet is allocated twice or lost.
 #[test]
 fn ports_close_while_other_threads_use_their_pool() {
     if !private_network("ports_close_while_other_threads_use_their_pool") {
@@ -329,7 +321,7 @@ fn ports_close_while_other_threads_use_their_pool() {
                 while !stop.load(Ordering::Relaxed) {
                     let count = pool.allocate(&mut packets);
                     for packet in &packets[..count] {
-                        // SAFETY: the packet was allocated by this thread, and lies in host memory.
+                        // SAFETY: this thread allocated the packet, in host memory.
                         unsafe { (packet.address as *mut u8).write_volatile(number) };
                     }
                     for packet in &packets[..count] {
@@ -337,7 +329,7 @@ fn ports_close_while_other_threads_use_their_pool() {
                         let found = unsafe { (packet.address as *const u8).read_volatile() };
                         assert_eq!(found, number, "a packet was allocated twice");
                     }
-                    // SAFETY: the packets were allocated by this thread, and are not used again.
+                    // SAFETY: this thread allocated the packets, and does not use them again.
                     unsafe { pool.free(&packets[..count]) };
                 }
             })

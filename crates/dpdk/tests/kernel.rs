@@ -1,5 +1,4 @@
-//! Tests of ports on kernel interfaces: af_packet, af_xdp and tap. Each test has a network namespace of its
-//! own.
+//! Tests of ports on kernel interfaces (af_packet, af_xdp, tap), each in its own network namespace.
 
 mod network;
 
@@ -36,7 +35,6 @@ fn receive(rx: &mut dyn Rx, count: usize) -> Vec<Packet> {
     all
 }
 
-/// Returns the bytes of received packets.
 fn bytes(packets: &[Packet]) -> Vec<Vec<u8>> {
     // SAFETY: the caller has received these packets, in host memory, and not freed them.
     packets.iter().map(|packet| unsafe { packet.bytes() }.to_vec()).collect()
@@ -44,19 +42,18 @@ fn bytes(packets: &[Packet]) -> Vec<Vec<u8>> {
 
 /// Frees received packets.
 fn free(pool: &MbufPool, packets: &[Packet]) {
-    // SAFETY: the caller has received these packets from a queue of this pool, and does not use them again.
+    // SAFETY: the packets are of this pool, and the caller does not use them again.
     unsafe { pool.free(packets) }
 }
 
-/// Checks the port `spec` with the interface `peer` at the other end. Frames of `sizes` bytes from `peer`
-/// must be received whole and in order, and arrive back at `peer` whole and in order.
+/// Checks that the port `spec` receives frames of `sizes` bytes from `peer`, and that sent ones arrive there,
+/// whole and in order.
 fn exchanges(spec: &str, peer: &str, room: usize, sizes: &[usize]) {
     let pool = MbufPool::new(8192, room).unwrap();
     let (mut port, mut rx, mut tx) = one_queue(spec, &pool);
     ip(&format!("link set {peer} up"));
     let raw = RawSocket::open(peer);
-    // The link of a veth comes up some time after both ends are up, so the test waits. It then frees frames
-    // that arrived meanwhile.
+    // The link of a veth comes up late. Free frames that arrived meanwhile.
     std::thread::sleep(Duration::from_millis(300));
     let early = receive(&mut *rx, 64);
     free(&pool, &early);
@@ -70,8 +67,7 @@ fn exchanges(spec: &str, peer: &str, room: usize, sizes: &[usize]) {
         let mut unsent = &packets[..];
         let start = Instant::now();
         while !unsent.is_empty() && start.elapsed() < Duration::from_secs(20) {
-            // SAFETY: the packets were received from a queue of this pool. Packets that were sent are not
-            // used again.
+            // SAFETY: the packets are of this queue's pool. Sent ones are not used again.
             let sent = unsafe { tx.send(unsent) }.unwrap();
             unsent = &unsent[sent..];
         }
@@ -123,8 +119,7 @@ fn af_packet() {
     notices_a_deleted_interface("af_packet:v0", "v0");
 }
 
-/// Checks packet sockets with different MTUs and slot sizes. Sends more frames than a block of the ring
-/// holds, so that the slots at the ends of blocks are used too.
+/// Sends more frames than a block of the ring holds, so that the slots at the ends of blocks are used too.
 #[test]
 fn af_packet_works_with_every_mtu_and_every_slot_size() {
     if !private_network("af_packet_works_with_every_mtu_and_every_slot_size") {
@@ -188,14 +183,14 @@ fn a_port_of_another_process_at_the_other_end_does_not_disturb() {
     }
     veth();
     ip("link set v1 up");
-    // Takes the number of the socket group (PACKET_FANOUT) that DPDK's driver would choose for this process
-    // and v0. inlane must choose another number, or the port cannot be opened.
+    // Take the socket group (PACKET_FANOUT) that DPDK's driver would choose for this process and v0. inlane
+    // must choose another.
     // SAFETY: the string is terminated.
     let index = unsafe { libc::if_nametoindex(c"v0".as_ptr()) };
     let group = i32::from((std::process::id() ^ index) as u16);
     let other = RawSocket::open("v1");
     let (fd, level, option) = (other.0.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_FANOUT);
-    // The crate replaces the C library's `setsockopt`, so the test makes the system call itself.
+    // This crate replaces the C library's `setsockopt`, so make the system call itself.
     // SAFETY: the value is read during the call.
     assert_eq!(unsafe { libc::syscall(libc::SYS_setsockopt, fd, level, option, &raw const group, 4) }, 0);
     open("af_packet:v0").unwrap();
@@ -208,8 +203,7 @@ fn frames_that_fit_no_slot_are_refused_and_counted() {
     }
     veth();
     let pool = MbufPool::new(512, 2048).unwrap();
-    // Two rings receive on the interface, and each refuses a frame that is too long. Such a frame must be
-    // counted only once.
+    // Two rings receive on the interface. A frame that is too long must be counted only once.
     let mut port = open("af_packet:v0,frame=1024,queues=2").unwrap();
     let pools: [Arc<dyn Pool>; 2] = [pool.clone(), pool.clone()];
     port.configure(&pools, 0).unwrap();
@@ -218,8 +212,7 @@ fn frames_that_fit_no_slot_are_refused_and_counted() {
     ip("link set v1 up");
     let raw = RawSocket::open("v1");
     std::thread::sleep(Duration::from_millis(300));
-    // 958 bytes are the longest frame that fits into a slot of 1024, so the frames of 959, 1000 and 1514
-    // bytes must be refused.
+    // 958 bytes are the longest frame that fits into a slot of 1024.
     let sizes = [60, 958, 959, 1000, 64, 1514, 958];
     let frames: Vec<Vec<u8>> = sizes.iter().map(|&size| frame(size, 7)).collect();
     frames.iter().for_each(|frame| raw.send(frame));
@@ -253,8 +246,7 @@ fn fragments_are_not_reassembled() {
     std::thread::sleep(Duration::from_millis(300));
     let early = receive(&mut *rx, 64);
     free(&pool, &early);
-    // Two fragments of a datagram of 2960 bytes. The kernel must not reassemble them, because the whole
-    // datagram would exceed the buffers.
+    // Two fragments of a datagram. Reassembled by the kernel, it would exceed the buffers.
     let fragment = |offset: u16, more: bool| {
         let mut frame = frame(14 + 20 + 1480, offset as u8);
         frame[12..14].copy_from_slice(&[0x08, 0x00]);
@@ -282,15 +274,13 @@ fn af_xdp() {
     }
     veth();
     exchanges("af_xdp:v0", "v1", 2048, &[60, 64, 1000, 1514]);
-    // The first port is closed and must have released its queue and XDP program, so the interface can be used
-    // again.
+    // The first port must have released its queue and XDP program.
     exchanges("af_xdp:v0,copy=on,descriptors=512", "v1", 2048, &[60, 1514]);
     notices_a_deleted_interface("af_xdp:v0", "v0");
 }
 
-/// Checks the promiscuous mode of an interface. Without it, the interface would drop frames for other MAC
-/// addresses while the port is open. If the mode stayed on, the interface would still receive such frames
-/// after the port was closed.
+/// Without promiscuous mode, the interface would drop frames for other MAC addresses. If the mode stayed on,
+/// they would still arrive after the port was closed.
 #[test]
 fn an_interface_is_promiscuous_while_its_port_is_open() {
     if !private_network("an_interface_is_promiscuous_while_its_port_is_open") {

@@ -1,4 +1,4 @@
-//! Tests of memif ports without a peer, and with dpdk-testpmd as the process at the other end.
+//! Tests of memif ports without a peer, and with dpdk-testpmd as the peer.
 
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::Port;
@@ -14,8 +14,7 @@ struct Testpmd(Child);
 impl Testpmd {
     fn start(test: &str, device: &str, mode: &str) -> Option<Self> {
         let output = tempfile::NamedTempFile::new().unwrap();
-        // Lets testpmd's threads run on every core that the test may use. A thread that is bound to one busy
-        // core would not answer in time.
+        // A testpmd thread that is bound to one busy core would not answer in time.
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
         let child = Command::new("dpdk-testpmd")
@@ -38,9 +37,8 @@ impl Testpmd {
             eprintln!("SKIPPED {test}: the program dpdk-testpmd is missing; install dpdk-dev");
             return None;
         };
-        // Wait until testpmd is ready. As server, it listens before its device is started, and disconnects
-        // clients until then. In DPDK 22.11, such a disconnect can make testpmd use freed memory. As client,
-        // testpmd connects when it starts.
+        // As server, testpmd disconnects clients until its device is started, and in DPDK 22.11 may then use
+        // freed memory. So wait until it is ready.
         let start = Instant::now();
         while device.contains("role=server")
             && !std::fs::read_to_string(output.path()).is_ok_and(|text| text.contains("testpmd>"))
@@ -56,7 +54,7 @@ impl Testpmd {
 
 impl Drop for Testpmd {
     fn drop(&mut self) {
-        // The process is killed, because its polling threads would take long to end.
+        // Its polling threads would take long to end.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -69,8 +67,8 @@ fn configured(spec: &str, pool: &Arc<MbufPool>) -> Box<dyn Port> {
     port
 }
 
-/// Checks that testpmd returns packets with swapped MAC addresses. Then ends testpmd, and checks that the
-/// receiver gets an error.
+/// Checks that testpmd returns packets with swapped MAC addresses, and that the receiver gets an error after
+/// testpmd's end.
 fn exchanges(spec: &str, peer: Option<Testpmd>) {
     let Some(peer) = peer else { return };
     let pool = MbufPool::new(4096, 2048).unwrap();
@@ -91,8 +89,8 @@ fn exchanges(spec: &str, peer: Option<Testpmd>) {
             bytes.fill(i as u8);
             bytes[..12].copy_from_slice(&[2, 0, 0, 0, 0, 0xaa, 2, 0, 0, 0, 0, 0xbb]);
         }
-        // SAFETY: the packets were just allocated from this queue's pool. Packets that were sent are not used
-        // again; the others are freed here.
+        // SAFETY: the packets were just allocated from this queue's pool. Unsent ones are freed, sent ones
+        // not used again.
         unsafe {
             let sent = tx.send(&packets[..allocated]).unwrap();
             pool.free(&packets[sent..allocated]);
@@ -105,11 +103,11 @@ fn exchanges(spec: &str, peer: Option<Testpmd>) {
             assert_eq!(packet.length, 60 + 90 * bytes[12] as u32);
             assert!(bytes[12..].iter().all(|&byte| byte == bytes[12]));
         }
-        // SAFETY: the packets were received from a queue of this pool, and are not used again.
+        // SAFETY: the packets are of this pool, and are not used again.
         unsafe { pool.free(&packets[..count]) };
         back += count as u64;
         if count == 0 {
-            // Yield the core, because testpmd may need it.
+            // testpmd may need the core.
             std::thread::yield_now();
         }
     }
@@ -118,7 +116,7 @@ fn exchanges(spec: &str, peer: Option<Testpmd>) {
     let error = loop {
         let mut packets = [Packet::EMPTY; 16];
         match rx.receive(&mut packets) {
-            // SAFETY: the packets were received from a queue of this pool, and are not used again.
+            // SAFETY: the packets are of this pool, and are not used again.
             Ok(count) => unsafe { pool.free(&packets[..count]) },
             Err(error) => break error.to_string(),
         }
@@ -142,7 +140,7 @@ fn as_client_of_testpmd() {
 fn as_server_of_testpmd() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("b.sock").display().to_string();
-    // Leaves a socket file without a listener, as a server that has died does. The port must replace it.
+    // Leave a socket file without a listener, as a dead server does. The port must replace it.
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     let device = format!("net_memif0,role=client,id=0,socket={socket},socket-abstract=no");
     let peer = Testpmd::start("as_server_of_testpmd", &device, "macswap");
@@ -169,8 +167,7 @@ fn without_a_peer() {
     assert!(error.contains("is no socket"), "{error}");
 }
 
-/// The test starts itself again in a process of its own, because a process has only one current directory and
-/// other tests use it.
+/// Runs in a process of its own, because a process has only one current directory.
 #[test]
 fn a_relative_path_names_a_socket_in_the_current_folder() {
     const CASE: &str = "INLANE_TEST_RELATIVE_PATH";

@@ -1,6 +1,5 @@
-//! Checks that open ports still work, and close without a leak, after the process has given up its
-//! privileges. A process cannot get its privileges back, so each case starts this test program again as a
-//! process of its own.
+//! Checks that open ports still work, and close without a leak, after the process has dropped its privileges.
+//! Privileges do not come back, so each case runs in a process of its own.
 
 mod network;
 
@@ -15,7 +14,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The environment variable that names the port of a case. If it is set, the process runs that case.
+/// Names the port of a case. If it is set, the process runs that case.
 const CASE: &str = "INLANE_TEST_PORT";
 
 #[test]
@@ -45,7 +44,6 @@ fn succeeded(spec: &str, output: &Output) {
     assert!(output.status.success(), "{spec}: {errors}{text}");
 }
 
-/// An open port with one queue in each direction, and its pool.
 struct Opened {
     pool: Arc<MbufPool>,
     port: Box<dyn Port>,
@@ -77,11 +75,11 @@ impl Opened {
                 if count == 1 && unsafe { packets[0].bytes() } == sent {
                     break;
                 }
-                // SAFETY: the packet was received from a queue of this pool, and is not used again.
+                // SAFETY: the packet is of this pool, and is not used again.
                 unsafe { self.pool.free(&packets[..count]) };
                 assert!(start.elapsed() < Duration::from_secs(20), "no frame is received");
             }
-            // SAFETY: the packet was received from a queue of this pool, and is not used again.
+            // SAFETY: the packet is of this queue's pool, and is not used again.
             assert_eq!(unsafe { self.tx.send(&packets[..1]) }.unwrap(), 1);
             assert_eq!(raw.receive(Duration::from_secs(20)).as_deref(), Some(&sent[..]));
         }
@@ -132,8 +130,8 @@ fn as_root(spec: &str) {
     }
 }
 
-/// Gives a copy of this program capabilities (setcap), and runs the copy as an ordinary user. After the copy
-/// has dropped them, none of its threads may hold a capability.
+/// Runs a copy of this program with file capabilities as an ordinary user. Once dropped, no thread may hold
+/// one.
 #[test]
 fn capabilities_of_the_programs_file_are_dropped_in_every_thread() {
     const TEST: &str = "capabilities_of_the_programs_file_are_dropped_in_every_thread";

@@ -66,8 +66,7 @@ fn a_ring_returns_sent_packets() {
     let mut packets = [Packet::EMPTY; 64];
     assert_eq!(rx.receive(&mut packets).unwrap(), 32, "the packets put in at the start");
     for (i, packet) in packets[..32].iter_mut().enumerate() {
-        // Changes the packet as a packet function may: removes the first header, changes the length, and
-        // writes other bytes.
+        // Change the packet as a packet function may.
         packet.address += 14;
         packet.length = 20 + i as u32;
         // SAFETY: the test holds this packet, in host memory.
@@ -81,7 +80,7 @@ fn a_ring_returns_sent_packets() {
         // SAFETY: the test holds this packet, in host memory.
         assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
     }
-    // These packets stay in the ring when the port stops, so the port must free them.
+    // The port must free these packets, which stay in the ring when it stops.
     // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
     assert_eq!(unsafe { tx.send(&packets[..32]) }.unwrap(), 32);
     port.stop();
@@ -139,16 +138,15 @@ fn send_as_received_sends_every_kind_of_packet() {
     let got = rx.receive(&mut packets[..64]).unwrap();
     let got = got + rx.receive(&mut packets[got..70]).unwrap();
     assert_eq!(got, 70);
-    // The first call sends an odd number of packets: `burst.c` handles packets in pairs, and the last packet
-    // of an odd number separately.
+    // `burst.c` handles packets in pairs, and the last of an odd number separately.
     // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
     assert_eq!(unsafe { tx.send_as_received(&packets[..69]) }.unwrap(), 69);
     // SAFETY: as above.
     assert_eq!(unsafe { tx.send_as_received(&packets[69..70]) }.unwrap(), 1);
     assert_eq!((tx.counters().packets, tx.counters().bytes), (70, 70 * 64));
 
-    // Adds a packet of two segments, and a packet that was allocated instead of received. The mbuf of such a
-    // packet does not contain its length, so the sender must write it there.
+    // Add a packet of two segments, and one that was not received. The sender must write such a packet's
+    // length to its mbuf.
     assert_eq!(pool.allocate(&mut packets[70..72]), 2);
     packets[70..72].iter_mut().for_each(|packet| packet.length = 100);
     // SAFETY: the test holds this packet of this pool.
@@ -186,8 +184,7 @@ fn a_full_ring_takes_a_part_of_unchanged_packets_and_counts_it() {
     while got < 200 {
         got += rx.receive(&mut packets[got..]).unwrap();
     }
-    // Fills the ring with other packets, and receives 100 of them. So the ring has room for 100 of the 200
-    // packets in `packets`, which are still as they were received.
+    // Leave room in the ring for 100 of the 200 packets in `packets`, which are still as received.
     let mut filling = vec![Packet::EMPTY; 2000];
     assert_eq!(pool.allocate(&mut filling), 2000);
     // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
@@ -214,8 +211,8 @@ fn a_full_ring_takes_a_part_of_unchanged_packets_and_counts_it() {
 fn send_as_received_notices_each_allocated_packet_of_a_chunk() {
     let pool = MbufPool::new(4096, 256).unwrap();
     let (mut port, mut rx, mut tx) = one_queue("ring:g", &pool);
-    // `burst.c` counts the allocated packets of a chunk in 6 bits of a sum. If the count overflowed to 0, the
-    // lengths would not be written to the mbufs.
+    // `burst.c` counts the allocated packets of a chunk in 6 bits of a sum. An overflow to 0 would lose their
+    // lengths.
     for count in [1, 2, 3, 31, 32, 33, 63, 64] {
         let mut packets = vec![Packet::EMPTY; count];
         assert_eq!(pool.allocate(&mut packets), count);

@@ -1,12 +1,12 @@
-//! Checks that a PCI device is a network card that a user-space driver can take: one bound to vfio-pci or a
-//! uio driver.
+//! Checks that a PCI device is a network card that a user-space driver can take: bound to vfio-pci or a uio
+//! driver.
 
 use crate::error::{Error, Result};
 use crate::interface;
 use crate::spec::EthSpec;
 
-/// Checks that the device at PCI address `address` is a network card, and that it is bound to a kernel driver
-/// that lets programs use it (such as vfio-pci).
+/// Checks that the device at PCI address `address` is a network card, bound to a kernel driver that lets
+/// programs use it.
 pub(super) fn check(spec: &EthSpec, address: &str) -> Result<()> {
     let port = spec.text.clone();
     match interface::pci_driver(address).as_deref() {

@@ -1,5 +1,5 @@
 //! Ports on kernel interfaces (AF_XDP, packet sockets, tap): checks the interface and the privileges, and
-//! writes the arguments of DPDK's driver.
+//! writes the driver's arguments.
 
 use super::{LINK_HEADERS, Plan};
 use crate::error::{Error, Result};
@@ -16,11 +16,10 @@ const PAGE: u32 = 4096;
 /// The largest slot in bytes. It holds the largest frame that a packet socket can receive.
 const LARGEST_SLOT: u32 = 1 << 17;
 
-/// The sizes of the slots and blocks of a packet socket's ring. The kernel allocates a ring in blocks, and
-/// each block holds slots.
+/// The sizes of the slots and blocks of a packet socket's ring.
 ///
-/// DPDK's driver treats the ring as one array of slots. The kernel leaves the end of a block unused if no
-/// whole slot fits there. So the size of a block is a common multiple of the slot and the page.
+/// DPDK's driver treats the ring as one array of slots, but the kernel leaves the rest of a block unused if
+/// no slot fits. So a block is a common multiple of slot and page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slots {
     /// The size of a slot in bytes.
@@ -33,8 +32,7 @@ impl Slots {
     /// Returns the smallest slot size that is at least `bytes`, and the smallest block size for such slots.
     fn of(bytes: u32) -> Self {
         let slot = bytes.next_multiple_of(SLOT_ALIGNMENT);
-        // The greatest common divisor of slot and page. The page size is a power of two, so the divisor is
-        // the largest power of two that divides the slot, or the page size if that is smaller.
+        // The greatest common divisor of slot and page. The page size is a power of two, so this is, too.
         let shared = (1 << slot.trailing_zeros()).min(PAGE);
         Self { slot, block: slot * (PAGE / shared) }
     }
@@ -43,8 +41,7 @@ impl Slots {
     fn for_mtu(mtu: u32) -> Self {
         /// The most bytes before a frame in its slot: the kernel's header, an address and padding.
         const BEFORE_FRAME: u32 = 80;
-        // Round the slot up to a multiple of 256 bytes. At most 16 slots then fill whole pages of 4 KiB, so a
-        // block stays small.
+        // With a multiple of 256 bytes, at most 16 slots fill whole pages of 4 KiB, so a block stays small.
         Self::of((mtu + BEFORE_FRAME + LINK_HEADERS).next_multiple_of(256).clamp(2048, LARGEST_SLOT))
     }
 
@@ -59,9 +56,8 @@ impl Slots {
         self.slot - HEADER
     }
 
-    /// Returns the length of the longest frame that fits into a slot. With TPACKET_V2, the kernel's header,
-    /// an address and padding come before the frame, because the bytes after the Ethernet header are aligned
-    /// to 16 (`tpacket_rcv` in Linux's `net/packet/af_packet.c`).
+    /// Returns the length of the longest frame that fits into a slot. With TPACKET_V2, a header, an address
+    /// and padding come before it (`tpacket_rcv` in Linux's `net/packet/af_packet.c`).
     pub(super) fn longest_frame(self) -> u32 {
         const FRAME_OFFSET: u32 = 66;
         self.slot - FRAME_OFFSET
@@ -105,8 +101,8 @@ pub(super) fn af_xdp(spec: &EthSpec, interface: &str, queue: u16, busy: u32, cop
         let why = format!("queue={queue}: {interface} has queues 0 to {last} (ethtool -l {interface})");
         return Err(Error::Spec { spec: spec.text.clone(), why });
     }
-    // Use one DPDK device for `queue` and all later pairs of a receive and a transmit queue. If `queue` lies
-    // behind the last pair, use the device for `queue` alone: `xdp_queues` combines several such devices.
+    // Use one DPDK device for `queue` and all later pairs of queues. For a receive queue behind the last
+    // pair, use a device of its own: `xdp_queues` combines several.
     let queues = existing.pairs.saturating_sub(queue).max(1);
     remove_limit_of_locked_memory();
     let program = Program::attach(&found).map_err(|refusal| no_program(spec, interface, refusal))?;
@@ -163,8 +159,7 @@ pub(super) fn tap(spec: &EthSpec, interface: &str, fixed_mac: bool) -> Result<Pl
         return Err(Error::Busy {
             port: spec.text.clone(),
             what: format!("the name {interface}"),
-            // Suggests removing the interface only if it is a tap, which an earlier run may have left behind.
-            // The machine may need any other interface.
+            // Suggest removing only a tap, which an earlier run may have left behind.
             remedy: match Path::new("/sys/class/net").join(interface).join("tun_flags").exists() {
                 true => format!("choose another, or remove that tap: ip link delete {interface}"),
                 false => "choose another".into(),
@@ -201,8 +196,8 @@ fn need(spec: &EthSpec, capabilities: &[Capability], doing: &str) -> Result<()> 
     Err(refused(spec, doing))
 }
 
-/// Returns what to do if the kernel refused an AF_XDP socket's packet memory. Returns `None` if no limit on
-/// locked memory applies to this process.
+/// Returns what to do if the kernel refused an AF_XDP socket's packet memory. `None` if this process has no
+/// limit on locked memory.
 pub(super) fn advice_on_locked_memory() -> Option<String> {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the structure is written during the call.
@@ -231,8 +226,8 @@ fn refused(spec: &EthSpec, doing: &str) -> Error {
     }
 }
 
-/// Removes the limit on locked memory, because older kernels count the packet memory of a socket against this
-/// limit. Ignores a refusal, because newer kernels do not use the limit.
+/// Removes the limit on locked memory, against which older kernels count a socket's packet memory. Ignores a
+/// refusal, because newer kernels do not use the limit.
 fn remove_limit_of_locked_memory() {
     let limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the structure is read during the call.

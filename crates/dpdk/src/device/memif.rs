@@ -1,4 +1,4 @@
-//! memif ports: shared memory with another process. The two processes agree on the memory over a Unix socket.
+//! memif ports: memory shared with another process, agreed over a Unix socket.
 
 use super::{LINK_HEADERS, Plan};
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ pub(super) fn plan(
     id: u32,
     secret: Option<&str>,
 ) -> Result<Plan> {
-    // The driver takes only absolute paths, so a relative path is completed here.
+    // The driver takes only absolute paths.
     let path = std::path::absolute(socket).map_err(|error| {
         invalid(spec, format!("the socket's path {socket} has no absolute form: {error}"))
     })?;
@@ -30,8 +30,7 @@ pub(super) fn plan(
     };
     check_socket(spec, &path, server)?;
     let role = if server { "server" } else { "client" };
-    // Pass `socket-abstract=no`, because by default the driver takes the path as the name of an abstract
-    // socket, which has no file.
+    // By default the driver takes the path as the name of an abstract socket, which has no file.
     let mut arguments =
         format!("role={role},id={id},socket={text},socket-abstract=no,bsize={}", buffer(spec));
     if let Some(secret) = secret {
@@ -40,8 +39,8 @@ pub(super) fn plan(
     Ok(Plan::new("net_memif", arguments))
 }
 
-/// Returns the size of memif's shared buffers in bytes. The client's size applies at both ends. A frame
-/// longer than a buffer would be split, and DPDK's driver loses some of the parts.
+/// Returns the size of memif's shared buffers in bytes, which the client sets for both ends. A longer frame
+/// would be split, and DPDK's driver loses some of the parts.
 pub(crate) fn buffer(spec: &EthSpec) -> u32 {
     spec.mtu.map_or(0, |mtu| u32::from(mtu) + LINK_HEADERS).next_multiple_of(64).max(2048)
 }
@@ -50,8 +49,7 @@ fn invalid(spec: &EthSpec, why: String) -> Error {
     Error::Spec { spec: spec.text.clone(), why }
 }
 
-/// Checks that the socket's directory can be used. For a server, removes the socket that an ended server left
-/// behind.
+/// Checks that the socket's directory can be used. For a server, removes the socket of an ended server.
 fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
     use rustix::fs::Access;
     use std::os::unix::fs::FileTypeExt;
@@ -75,14 +73,14 @@ fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
         return Err(invalid(spec, format!("{} exists and is no socket; name another path", path.display())));
     }
     if server && nobody_listens(path) {
-        // A failure is ignored here, because the driver reports it when it binds its socket.
+        // The driver reports a failure when it binds its socket.
         let _ = std::fs::remove_file(path);
     }
     Ok(())
 }
 
-/// Returns true if no process listens on the Unix socket at `path`, so that the kernel refuses a connection.
-/// Tries both socket types that can listen, because the wrong type may get another error instead.
+/// Returns true if no process listens on the Unix socket at `path`. Tries both socket types that can listen,
+/// because the wrong one may get another error.
 fn nobody_listens(path: &Path) -> bool {
     use rustix::io::Errno;
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};

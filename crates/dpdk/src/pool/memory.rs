@@ -8,9 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Bytes of a hugepage on x86-64, and on arm64 with pages of 4 KiB.
 pub(super) const HUGE: usize = 2 << 20;
 
-/// The addresses at which memory is placed if possible. Devices use the memory's virtual addresses, and the
-/// IOMMUs of smaller machines translate only 39 bits of an address, so the range ends there. It begins well
-/// above DPDK's own memory, which begins at 4 GiB.
+/// The addresses at which memory is placed if possible. The IOMMUs of smaller machines translate only 39
+/// bits. DPDK's own memory begins at 4 GiB, well below this range.
 const LOW: Range<usize> = 1 << 36..1 << 39;
 
 /// The address that the next mapping tries first.
@@ -41,13 +40,11 @@ impl Mapping {
             return Ok(Self { base, length, page: HUGE });
         }
         if let Some(base) = map_low(length, 0) {
-            // SAFETY: the memory was mapped just above. If the kernel refuses the advice, the pool works with
-            // small pages.
+            // SAFETY: the memory was just mapped. If the kernel refuses the advice, small pages stay.
             unsafe { libc::madvise(base, length, libc::MADV_HUGEPAGE) };
             return Ok(Self { base, length, page: 4096 });
         }
-        // The kernel aligns a mapping only to small pages. So this code maps one hugepage more than needed,
-        // and unmaps the edges.
+        // The kernel aligns only to small pages. Map one hugepage more, and unmap the edges.
         let base = map(std::ptr::null_mut(), length + HUGE, 0)?;
         let aligned = (base as usize).next_multiple_of(HUGE);
         let before = aligned - base as usize;

@@ -33,7 +33,7 @@ fn buffers_lie_in_the_region_and_do_not_overlap() {
             unsafe { packet.bytes_mut() }.fill(i as u8);
         }
         for (i, packet) in packets.iter().enumerate() {
-            // SAFETY: the packet was allocated above, in host memory, and not freed.
+            // SAFETY: this test holds the packet, in host memory.
             assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
         }
         // SAFETY: the test holds these packets of this pool, and does not use them again.
@@ -78,8 +78,8 @@ fn metadata_and_segments() {
 
 #[test]
 fn a_pool_has_memory_for_objects_that_cross_no_page() {
-    // If devices get physical addresses, no object may cross the end of a hugepage, because the next one may
-    // lie elsewhere. The pool must still hold all 4096 buffers.
+    // For physical addresses, no object may cross the end of a hugepage. The pool must still hold 4096
+    // buffers.
     assert_eq!(MbufPool::new(4096, 16384).unwrap().capacity(), 4096);
     let page = memory::HUGE;
     // SAFETY: the call only computes a size.

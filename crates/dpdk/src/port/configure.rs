@@ -1,5 +1,4 @@
-//! Configures a device: checks that its frames fit the driver and the buffers, requests offloads, and sets up
-//! queues.
+//! Configures a device: checks that frames fit, requests offloads, and sets up queues.
 
 use super::EthPort;
 use crate::error::Result;
@@ -8,12 +7,12 @@ use crate::{MbufPool, device, dma, sys, xdp};
 use inlane_core::packet::Pool;
 use std::sync::Arc;
 
-/// The length of each receive and transmit queue, in descriptors, if the user gives none. If the device
-/// supports fewer, DPDK reduces the number. testpmd uses the same number.
+/// The descriptors of each receive and transmit queue, by default. DPDK reduces the number if the device
+/// supports fewer.
 const DESCRIPTORS: u16 = 1024;
 
 impl EthPort {
-    /// Configures the device with `queues` receive queues and as many transmit queues, because some drivers have
+    /// Configures the device with `queues` receive and as many transmit queues, because some drivers have
     /// only pairs. Records the sockets of an AF_XDP port. Set `receives` if the receive queues will be read.
     pub(super) fn configure_device(
         &mut self,
@@ -34,8 +33,7 @@ impl EthPort {
             configuration.rx_adv_conf.rss_conf.rss_hf =
                 self.limits.flow_type_rss_offloads & sys::INLANE_RSS_FLOWS;
         }
-        // memif's driver refuses a large MTU, although it receives frames up to the size of its buffers. So
-        // memif's MTU is not set.
+        // memif's driver refuses a large MTU, although it receives frames up to its buffer size.
         if let (Some(mtu), false) = (self.spec.mtu, matches!(self.spec.kind, Kind::Memif { .. })) {
             configuration.rxmode.mtu = mtu.into();
         }
@@ -46,7 +44,7 @@ impl EthPort {
         {
             configuration.rxmode.offloads |= scatter;
         }
-        // Enable sending packets of several segments, if the device can send them.
+        // Enable packets of several segments, if the device can send them.
         configuration.txmode.offloads |= self.limits.tx_offload_capa & sys::INLANE_TX_MULTI_SEGS;
         self.call("configuring the device", |port| {
             // SAFETY: the structure is read during the call.
@@ -63,8 +61,7 @@ impl EthPort {
         for pool in &filled {
             self.map(pool)?;
         }
-        // Store the pools before the first queue is set up, because from then on the device may hold their
-        // buffers even if a later step fails.
+        // From the first queue on, the device may hold buffers of the pools, even if a later step fails.
         self.filled = filled;
         for queue in 0..queues {
             let pool = self.filled[queue as usize % self.filled.len()].raw();
@@ -84,7 +81,7 @@ impl EthPort {
         Ok(())
     }
 
-    /// Returns an error if the frames of the interface do not fit the driver or the buffers of the pools.
+    /// Returns an error if the interface's frames do not fit the driver or the pools' buffers.
     fn check_frames_fit(&self, filled: &[Arc<MbufPool>], receives: bool) -> Result<()> {
         let room = filled.iter().map(|pool| pool.room()).min().unwrap_or(usize::MAX);
         if let Some(required) = self.device.required_room
@@ -110,9 +107,8 @@ impl EthPort {
         }
     }
 
-    /// Returns an error if the kernel does not accept the pools' buffers for an AF_XDP socket, or if the
-    /// interface's frames do not fit these buffers. The kernel would drop such frames and count them as
-    /// missed.
+    /// Returns an error if the kernel does not accept the pools' buffers for an AF_XDP socket, or the
+    /// interface's frames do not fit them. The kernel would drop such frames.
     fn check_xdp_frames_fit(&self, name: &str, filled: &[Arc<MbufPool>], receives: bool) -> Result<()> {
         let mtu = self.context.interface.as_ref().filter(|_| receives).map(|interface| interface.mtu());
         for pool in filled {
@@ -120,8 +116,8 @@ impl EthPort {
                 return Err(self.usage("AF_XDP needs packets in the pool's own memory (MbufPool::new)"));
             }
             let room = pool.room() as u32;
-            // All data rooms that the kernel accepts, in steps of a cache line, each with the longest frame
-            // that it holds. The error messages advise one of them.
+            // The data rooms that the kernel accepts, each with its longest frame. The error messages advise
+            // one of them.
             let fitting: Vec<(u32, u32)> = (64..=4096)
                 .step_by(64)
                 .filter_map(|room| Some((room, pool.longest_xdp_frame(room)?)))
@@ -158,8 +154,7 @@ impl EthPort {
         Ok(())
     }
 
-    /// Maps the memory of `pool` for the port's network card. Does nothing for other ports, because they move
-    /// packets with the CPU.
+    /// Maps the memory of `pool` for the port's network card, if the port has one.
     pub(super) fn map(&mut self, pool: &Arc<MbufPool>) -> Result<()> {
         if self.is_card() {
             self.mapped.push(dma::Mapping::new(&self.spec.text, pool.clone(), self.limits.device)?);

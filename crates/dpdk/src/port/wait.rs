@@ -1,5 +1,4 @@
-//! Waits for what a port needs from outside: a memif peer, the link of a card, and the last packets that a
-//! card sends.
+//! Waits for a memif peer, the link of a card, and the last packets that a card sends.
 
 use super::EthPort;
 use crate::endpoint::{link_is_up, link_megabits};
@@ -8,8 +7,8 @@ use crate::spec::Kind;
 use crate::sys;
 use std::time::{Duration, Instant};
 
-/// How long a memif client waits for its server's answer after the first connection. The wait doubles after
-/// each connection without an answer.
+/// How long a memif client waits for its server's first answer. Doubled after each connection without an
+/// answer.
 const FIRST_WAIT_FOR_SERVER: Duration = Duration::from_millis(300);
 
 /// The longest wait for a card's link to come up. testpmd waits as long.
@@ -19,8 +18,8 @@ const LINK_UP: Duration = Duration::from_secs(9);
 const LAST_PACKETS: Duration = Duration::from_millis(200);
 
 impl EthPort {
-    /// Starts the device. A memif client can start only while its server listens. So for a client, this
-    /// function tries again for as long as the specification's `wait=` says.
+    /// Starts the device. A memif client can start only while its server listens, so it tries again during
+    /// the specification's `wait=`.
     pub(super) fn start_device(&self) -> Result<()> {
         // SAFETY: `start` checks that the device is configured.
         let start = || self.call("starting the device", |port| unsafe { sys::rte_eth_dev_start(port) });
@@ -42,8 +41,8 @@ impl EthPort {
                 return Err(self.no_peer(seconds, server));
             }
             std::thread::sleep(Duration::from_millis(5));
-            // A server disconnects its clients while its own device is not started. So if a client gets no
-            // answer in time, stop the client's device and connect again.
+            // A server disconnects its clients until its own device is started. So connect again if no answer
+            // comes.
             if !server && connected.elapsed() > wait {
                 // SAFETY: the device is started. The gate keeps the port's queues out of the driver until
                 // `start` ends.
@@ -67,8 +66,8 @@ impl EthPort {
         }
     }
 
-    /// Waits until the link of a card is up, for at most 9 s, because a card drops packets while its link is
-    /// down. Warns if the link stays down.
+    /// Waits for at most 9 s until the link of a card is up, and warns if it stays down. A card drops packets
+    /// while its link is down.
     pub(super) fn wait_for_link(&mut self) {
         let start = Instant::now();
         let megabits = loop {
@@ -86,14 +85,13 @@ impl EthPort {
                 None => std::thread::sleep(Duration::from_millis(20)),
             }
         };
-        // Drivers that do not know the rate report 0 or all ones, so those two values are ignored.
+        // Drivers that do not know the rate report 0 or all ones.
         if (1..u32::MAX).contains(&megabits) {
             self.info.link_bits_per_second = Some(f64::from(megabits) * 1e6);
         }
     }
 
-    /// Waits until a card has sent the packets in its transmit queues, for at most 200 ms. A card drops the
-    /// packets that are still there when it stops.
+    /// Waits for at most 200 ms until a card has sent its queued packets, which it drops when it stops.
     pub(super) fn wait_for_last_packets(&self) {
         let start = Instant::now();
         let mut statistics = sys::rte_eth_stats::default();

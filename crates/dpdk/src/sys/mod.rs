@@ -1,7 +1,5 @@
-//! Bindings to DPDK's C interface, generated from the installed headers, and to the C files of this
-//! directory.
-//!
-//! mbufs, mempools and devices are opaque in Rust. C code reads and writes their fields.
+//! Bindings to DPDK's C interface and to the C files of this directory. mbufs, mempools and devices are
+//! opaque in Rust; C code reads and writes their fields.
 
 #[expect(
     non_camel_case_types,
@@ -24,7 +22,7 @@ pub(crate) use bindings::*;
 
 use inlane_core::packet::{Packet, PacketMeta};
 
-// C code accesses packets and their metadata, so sizes and offsets in both languages must be equal.
+// C code accesses packets and their metadata, so sizes and offsets must be equal in both languages.
 const _: () = {
     assert!(
         size_of::<Packet>() == size_of::<inlane_packet>()
@@ -43,7 +41,7 @@ const _: () = {
 
 /// Returns DPDK's text for an error number. `code` may be negative.
 pub(crate) fn error_text(code: i32) -> String {
-    // SAFETY: rte_strerror returns a constant, or a string in memory of the calling thread.
+    // SAFETY: rte_strerror returns a constant, or a string in this thread's memory.
     let text = unsafe { std::ffi::CStr::from_ptr(rte_strerror(code.abs())) };
     text.to_string_lossy().into_owned()
 }

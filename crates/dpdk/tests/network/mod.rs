@@ -1,5 +1,4 @@
-//! Helpers for tests of kernel interfaces: a private network namespace, test frames, a raw socket, XDP
-//! programs.
+//! Helpers for tests of kernel interfaces: network namespaces, test frames, raw sockets, XDP programs.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -9,8 +8,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Moves this thread into a new, empty network namespace. Without the privilege for this, prints that `test`
-/// is skipped and returns false.
+/// Moves this thread into a new, empty network namespace. Without the privilege, prints that `test` is
+/// skipped and returns false.
 pub fn private_network(test: &str) -> bool {
     // SAFETY: affects the namespace of this thread alone.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
@@ -33,16 +32,15 @@ pub fn ip(arguments: &str) {
     output_of_ip(arguments);
 }
 
-/// Runs `ip` with `arguments` in this thread's namespace, and returns what `ip` prints.
+/// Runs `ip` with `arguments` in this thread's namespace, and returns its output.
 pub fn output_of_ip(arguments: &str) -> String {
     let output = Command::new("ip").args(arguments.split_whitespace()).output().unwrap();
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Waits for at most 20 seconds until a condition holds. Returns true if it holds. Use it to check that the
-/// kernel has released the resource of a closed descriptor. That can take a while: a process that another
-/// test is starting may still hold a copy of the descriptor.
+/// Waits up to 20 seconds for a condition, and returns true if it holds. Closing a descriptor may take that
+/// long to release its resource, because a process that another test is starting may hold a copy.
 pub fn eventually(condition: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !condition() {
@@ -54,7 +52,7 @@ pub fn eventually(condition: impl Fn() -> bool) -> bool {
     true
 }
 
-/// Returns a frame of `size` bytes with an experimental EtherType. Its payload depends on `seed`.
+/// Returns a frame of `size` bytes with an experimental EtherType and a payload from `seed`.
 pub fn frame(size: usize, seed: u8) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
     frame.extend((frame.len()..size).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)));
@@ -68,7 +66,7 @@ impl RawSocket {
     pub fn open(interface: &str) -> Self {
         let ether_type = 0x88b5u16.to_be();
         let name = std::ffi::CString::new(interface).unwrap();
-        // SAFETY: the socket is new. The address to which it is bound lives through the call.
+        // SAFETY: the socket is new. The address outlives the call.
         unsafe {
             let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW, ether_type as i32);
             assert!(fd >= 0, "{}", std::io::Error::last_os_error());
@@ -85,17 +83,16 @@ impl RawSocket {
     }
 
     pub fn send(&self, frame: &[u8]) {
-        // SAFETY: the frame lives through the call.
+        // SAFETY: the frame outlives the call.
         let sent = unsafe { libc::send(self.0.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
         assert_eq!(sent, frame.len() as isize, "{}", std::io::Error::last_os_error());
     }
 
-    /// Returns the next received frame, or `None` if none arrives within `timeout`. Frames that this socket
-    /// sent are not received.
+    /// Returns the next received frame, or `None` after `timeout`. This socket's own frames are not received.
     pub fn receive(&self, timeout: Duration) -> Option<Vec<u8>> {
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let mut buffer = vec![0u8; 65536];
-        // SAFETY: structures and buffer live through the calls.
+        // SAFETY: structures and buffer outlive the calls.
         unsafe {
             if libc::poll(&mut poll, 1, timeout.as_millis() as i32) <= 0 {
                 return None;

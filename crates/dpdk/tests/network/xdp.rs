@@ -1,5 +1,5 @@
-//! Plays another application that attaches an XDP program. Loads the program by bpf(2) and attaches it by
-//! rtnetlink, as `ip link set dev v0 xdp` does.
+//! Plays another application: loads an XDP program by bpf(2) and attaches it by rtnetlink, as `ip link set
+//! dev v0 xdp` does.
 
 use super::output_of_ip;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -34,15 +34,14 @@ pub fn load_passing_program() -> OwnedFd {
         kernel: 0,
         flags: 0,
     };
-    // SAFETY: the attributes and the memory that they point to are read during the call.
+    // SAFETY: the attributes and what they point to outlive the call.
     let code = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw const load, size_of::<Load>()) };
     assert!(code >= 0, "{}", std::io::Error::last_os_error());
     // SAFETY: the descriptor was just opened, and no other code owns it.
     unsafe { OwnedFd::from_raw_fd(code as i32) }
 }
 
-/// Attaches a program to an interface of this thread's namespace. The program stays attached when `program`
-/// is closed.
+/// Attaches a program to an interface of this thread's namespace. It stays attached when `program` is closed.
 pub fn attach(interface: &str, program: &OwnedFd, mode: u32) {
     const IFLA_XDP: u16 = 43;
     const NLA_F_NESTED: u16 = 1 << 15;
@@ -51,12 +50,12 @@ pub fn attach(interface: &str, program: &OwnedFd, mode: u32) {
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
     let mut message = Vec::new();
     let mut u16s = |words: &[u16]| words.iter().for_each(|word| message.extend(word.to_ne_bytes()));
-    // Build the netlink message: nlmsghdr, ifinfomsg, and IFLA_XDP { IFLA_XDP_FD, IFLA_XDP_FLAGS }.
+    // The message is nlmsghdr, ifinfomsg, and IFLA_XDP { IFLA_XDP_FD, IFLA_XDP_FLAGS }.
     u16s(&[52, 0, libc::RTM_SETLINK, (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16, 1, 0, 0, 0]);
     u16s(&[0, 0, index as u16, (index >> 16) as u16, 0, 0, 0, 0]);
     let descriptor = program.as_raw_fd();
     u16s(&[20, IFLA_XDP | NLA_F_NESTED, 8, 1, descriptor as u16, 0, 8, 3, mode as u16, 0]);
-    // SAFETY: the message and the answer's buffer live through the calls.
+    // SAFETY: the message and the answer's buffer outlive the calls.
     let answer = unsafe {
         let fd = libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE);
         assert!(fd >= 0);
@@ -67,11 +66,11 @@ pub fn attach(interface: &str, program: &OwnedFd, mode: u32) {
         assert!(libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), 1024, 0) >= 20);
         answer
     };
-    // nlmsghdr is four words long. The error number is the next word, and 0 means success.
+    // The error number follows the four words of nlmsghdr. 0 means success.
     assert_eq!(answer[4], 0, "attaching to {interface}: {}", std::io::Error::from_raw_os_error(-answer[4]));
 }
 
-/// Returns the id of the XDP program on an interface, as `ip link` shows it. `None` if it has none.
+/// Returns the id of the XDP program on an interface, if it has one, as `ip link` shows it.
 pub fn program_id(interface: &str) -> Option<u32> {
     let shown = output_of_ip(&format!("-details link show {interface}"));
     let mut words = shown.split_whitespace().skip_while(|word| *word != "prog/xdp");
