@@ -1,5 +1,4 @@
-//! Measures the rates of the generator and the checker, each on one core: `cargo bench -p inlane-ports
-//! --bench ports`.
+//! Measures the rates of the generator and the checker, each on one core.
 
 use inlane_core::clock::{Clock, thread_cpu_ns};
 use inlane_core::{HeapPool, Packet, Pool, Port};
@@ -27,8 +26,7 @@ fn main() {
     }
 }
 
-/// Generates and checks batches alternately for one second of CPU time. Returns the rates of generator and
-/// checker in Mpps.
+/// Generates and checks batches for one second of CPU time. Returns both rates in Mpps.
 fn measure(text: &str) -> (f64, f64) {
     let clock = Clock::new();
     let mut generator = Generator::open(text, &clock).expect("the specification is valid");
@@ -50,7 +48,7 @@ fn measure(text: &str) -> (f64, f64) {
         }
         let middle = thread_cpu_ns();
         for burst in packets.chunks(BURST) {
-            // SAFETY: these packets were received from this queue's pool. A checker takes all of them.
+            // SAFETY: the packets are from this queue's pool, and a checker takes all of them.
             unsafe { tx.send(burst) }.expect("a checker never fails");
         }
         generating += middle - start;

@@ -8,8 +8,8 @@
 //! | `pcap:FILE` | [`pcap::CaptureSource`] and [`pcap::CaptureSink`] read and write captures |
 //! | `null[:SIZE]` | [`null::Null`] creates and discards packets without touching their bytes |
 //!
-//! [`open::ports`] opens these ports by their specifications. It also opens DPDK's ports if the cargo feature
-//! `dpdk` is enabled. [`wrap`] captures packets, injects faults and limits rates at any port.
+//! [`open::ports`] opens these ports, and DPDK's if the cargo feature `dpdk` is enabled. [`wrap`] captures
+//! packets, injects faults and limits rates at any port.
 
 pub mod check;
 mod error;

@@ -1,8 +1,7 @@
-//! `null[:SIZE]`: creates packets of one size as fast as they are received or at a rate, and discards what is
-//! sent to it.
+//! `null[:SIZE]`: creates packets of one size, and discards what is sent to it.
 //!
-//! The port reads and writes no byte of a packet, so it works with any pool, including GPU memory. A run
-//! between null ports measures the pipeline alone. DPDK's null port is `net_null`.
+//! The port accesses no byte of a packet, so it works with any pool, including GPU memory. A run between null
+//! ports measures the pipeline alone. DPDK's null port is `net_null`.
 
 use crate::generate::schedule::Schedule;
 use inlane_core::clock::Clock;
@@ -27,8 +26,7 @@ pub struct Null {
 }
 
 impl Null {
-    /// Opens the port that `text` specifies. `clock` measures the times at which packets are due if the port
-    /// gets a rate.
+    /// Opens the port that `text` specifies. If the port gets a rate, `clock` tells when packets are due.
     ///
     /// # Errors
     /// If the size is not 14 to 65,535 bytes, or if an option is given.
@@ -121,8 +119,7 @@ struct NullRx {
     packets: u64,
 }
 
-// SAFETY: the packets have just been allocated, and `configure` checked that their size fits into the pool's
-// buffers.
+// SAFETY: the packets are newly allocated. `configure` checked that their size fits into a buffer.
 unsafe impl Rx for NullRx {
     #[inline]
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {

@@ -25,8 +25,7 @@ pub fn kind(name: &str) -> &str {
     PortSpec::kind_of(name)
 }
 
-/// Returns true if one port can both receive and send in a run. Captures, generators and checkers only do one
-/// of the two.
+/// Returns true if one port can both receive and send in a run.
 pub fn is_shared(name: &str) -> bool {
     kind(name) == "null" || is_dpdk(name)
 }
@@ -43,8 +42,7 @@ pub struct OpenRequest<'a> {
     pub names: &'a [String],
     /// The port to receive from. `None` if packets flow in both directions.
     pub rx: Option<&'a str>,
-    /// The ports to send to, in the order of their numbers in verdicts. Empty if packets flow in both
-    /// directions.
+    /// The ports to send to, in the order of their numbers in verdicts. Empty if packets flow both ways.
     pub tx: &'a [String],
     /// The packet function with its settings, as given to --function. Checkers expect its verdicts and
     /// changes.
@@ -67,8 +65,7 @@ pub struct OpenPorts {
     pub room: usize,
 }
 
-/// The port that the run receives from, if it is one of inlane's own. Its packets determine what checkers
-/// expect, and the timestamps of written captures.
+/// The port that the run receives from, if it is one of inlane's own. It determines what checkers expect.
 enum Received {
     Generator(Box<Generator>),
     Radio(Box<Radio>),
@@ -121,7 +118,7 @@ impl Received {
 /// Opens every port. No existing file is changed before [`Port::start`].
 ///
 /// # Errors
-/// If a port cannot be opened, if its kind does not exist, or if two ports use one file.
+/// If a port cannot be opened, its kind is unknown, or two ports use one file.
 pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
     CaptureSink::require_distinct(request.names)?;
     let received = Received::open(request, clock)?;
@@ -132,8 +129,7 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
     for (index, name) in request.names.iter().enumerate() {
         let is_rx = rx_index.is_none() && Some(name.as_str()) == request.rx;
         let port: Box<dyn Port> = match kind(name) {
-            // Leave this port in `received` for now, because other ports may need it. It is moved into its
-            // place below.
+            // Leave this port in `received` for now: other ports may need it.
             "gen" | "pcap" if is_rx => {
                 rx_index = Some(index);
                 ports.push(None);
@@ -198,8 +194,8 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
     Ok(OpenPorts { ports, room })
 }
 
-/// Suggests port names to replace `name`, whose kind of port is unknown. `name` may be a network interface, a
-/// PCI address or a misspelt kind. Returns `None` for other names.
+/// Suggests port names for `name`, whose kind is unknown: for a network interface, a PCI address or a
+/// misspelt kind.
 fn meant(name: &str) -> Option<String> {
     let (port, options) = name.split_at(name.find(',').unwrap_or(name.len()));
     let is_hex =
@@ -225,8 +221,8 @@ fn meant(name: &str) -> Option<String> {
     }
 }
 
-/// Returns true if this machine has the network interface, or if the name begins as Linux names interfaces of
-/// cards, virtual machines and containers.
+/// Returns true if this machine has the network interface, or if its name begins like that of a Linux
+/// interface.
 fn looks_like_interface(name: &str) -> bool {
     let prefixes = ["eth", "en", "veth", "br", "bond", "wl", "ib", "virbr", "docker", "vlan", "dummy"];
     let numbered = name.ends_with(|last: char| last.is_ascii_digit());

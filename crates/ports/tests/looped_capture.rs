@@ -1,6 +1,6 @@
 //! Checks that a looped capture allocates no memory in a lap, and does not open its file again.
 //!
-//! This test is a program of its own, because it counts all allocations of the process.
+//! It is a separate program because it counts all allocations of the process.
 
 use inlane_core::{HeapPool, Packet, Pool, Port};
 use inlane_ports::pcap::{CaptureSource, Playback};
@@ -42,7 +42,7 @@ fn capture(packets: u32) -> Vec<u8> {
     bytes
 }
 
-/// Plays a capture of `packets` packets 101 times. Returns the number of allocations after the first lap.
+/// Plays a capture of `packets` packets 101 times. Returns the allocations after the first lap.
 fn allocations(packets: u32) -> usize {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("capture");
@@ -56,8 +56,7 @@ fn allocations(packets: u32) -> usize {
     let mut received = 0;
     let mut before = 0;
     while received < 101 * packets {
-        // The first lap may allocate. Read the counter until that lap ends, so that only later allocations
-        // count.
+        // Only the first lap may allocate.
         if received <= packets {
             before = ALLOCATIONS.load(Ordering::Relaxed);
         }

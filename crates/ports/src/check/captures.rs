@@ -1,6 +1,7 @@
-//! Compares a written capture with the capture that was read. The written capture must
-//! contain every packet that was read, in the same order. Each packet must keep its timestamp and its length
-//! on the wire, and have the bytes that the packet function makes of it.
+//! Compares a written capture with the capture that was read.
+//!
+//! The written capture must have the same packets in the same order, as the packet function changes them.
+//! Timestamps and lengths on the wire must not change.
 
 use super::reference::ReferenceFunction;
 use crate::pcap::reader::{CaptureReader, Resolution};
@@ -27,15 +28,10 @@ impl Entry {
     }
 }
 
-/// The number of recent packets whose digests are remembered, to recognise duplicates. A duplicate of an
-/// older packet counts as altered.
+/// How many recent packets are remembered to recognise duplicates. An older duplicate counts as altered.
 const REMEMBERED: usize = 1 << 16;
 
 /// Compares the capture `output` with what `reference` makes of the packets of `input`.
-///
-/// While the captures are equal, keeps only the digests of the last packets. From the first difference on,
-/// keeps a digest of each packet that is still expected. The digests tell missing packets from duplicated,
-/// late and altered packets.
 ///
 /// # Errors
 /// If one of the captures cannot be read to its end.
@@ -86,7 +82,7 @@ fn compare_rest(
     recent: VecDeque<u64>,
     verification: &mut Verification,
 ) -> Result<()> {
-    // Collect, for each digest, the positions of the expected packets that have not been found yet.
+    // Collect, by digest, the positions of the expected packets that were not found yet.
     let mut missing: HashMap<u64, VecDeque<u64>> = HashMap::new();
     let mut known: HashSet<u64> = recent.into_iter().collect();
     let mut position = 0u64;
@@ -111,8 +107,7 @@ fn compare_rest(
         verification.checked += found.is_some() as u64;
     }
     let missing: u64 = missing.values().map(|positions| positions.len() as u64).sum();
-    // Subtract the altered packets from the missing ones, because an altered packet was not found in its
-    // expected form, but is not lost.
+    // An altered packet was not found in its expected form, but it is not lost.
     verification.lost = missing.saturating_sub(verification.altered);
     Ok(())
 }
@@ -137,8 +132,8 @@ struct Expected<'a> {
 }
 
 impl Expected<'_> {
-    /// Returns the next packet that the output must contain, with its timestamp rounded down to the
-    /// resolution of `output`. Skips packets that the reference does not send to port 0.
+    /// Returns the next packet that `output` must contain. Rounds its timestamp down to the resolution of
+    /// `output`. Skips packets that the reference does not send to port 0.
     fn next(&mut self, output: &CaptureReader) -> Result<Option<Entry>> {
         let unit_ns = match output.resolution() {
             Resolution::Micro => 1000,

@@ -15,10 +15,9 @@ pub struct Expectation {
     reference: Box<dyn ReferenceFunction>,
     /// The number of the checker's port in verdicts.
     number: u16,
-    /// The expected packet of each flow and size, ordered by flow and then by size. Empty if the checker must
-    /// build each packet to compare it.
+    /// The expected packets, ordered by flow and then by size. Empty if templates cannot be used.
     templates: Vec<Template>,
-    /// For each flow and size: true if the packet must not arrive at this checker. Ordered like `templates`.
+    /// True for packets that must not arrive at this checker. Ordered like `templates`.
     dropped: Vec<bool>,
 }
 
@@ -27,8 +26,7 @@ pub struct Expectation {
 pub enum Classification {
     /// An expected packet with the right content.
     Correct(Stamp),
-    /// A packet of the generator with wrong content, or a packet that must not arrive here. Its stamp is
-    /// intact.
+    /// A packet of the generator with an intact stamp. Its content is wrong, or it must not arrive here.
     Altered(Stamp),
     /// A packet of the generator with a damaged stamp.
     Unidentified,
@@ -61,8 +59,8 @@ impl Expectation {
                 );
             }
         }
-        // Use the templates only if every packet has one and the function does not depend on the payload. A
-        // packet has none if the function leaves no stamp at its end, or makes a wrong checksum.
+        // A packet without stamp or with a wrong checksum has no template. Use templates only if every packet
+        // has one.
         if templates.len() == cases && !expectation.reference.depends_on_payload() {
             expectation.templates = templates;
         }
@@ -93,8 +91,7 @@ impl Expectation {
         self.dropped[stamp.flow as usize * self.traffic.sizes.len() + size]
     }
 
-    /// Returns the packet with this stamp as the function must leave it, and the verdict that the function
-    /// must give.
+    /// Returns the packet as the function must leave it, and the verdict that the function must give.
     fn frame(&self, stamp: Stamp) -> (Vec<u8>, ExpectedVerdict) {
         let size = self.traffic.sizes[self.traffic.size_index(stamp.sequence)];
         let mut frame = self.traffic.frame(size, stamp, &self.body);
@@ -103,8 +100,8 @@ impl Expectation {
     }
 
     /// Returns the stamp of a packet that equals its template and must arrive at this checker. `bytes` are
-    /// the packet's only segment. Returns `None` for all other packets: classify them with
-    /// [`Expectation::examine`].
+    /// the packet's only segment. Returns `None` for other packets, which [`Expectation::examine`]
+    /// classifies.
     #[inline(always)]
     pub fn matches_template(&self, bytes: &[u8]) -> Option<Stamp> {
         let last = bytes.last_chunk::<{ stamp::BYTES }>()?;
@@ -125,8 +122,8 @@ impl Expectation {
             return Classification::Foreign;
         }
         let layers = layers.ok().flatten();
-        // Look for a stamp where the IP header says that the packet ends, because links pad short frames.
-        // Also look at the end of the frame, because the length in the IP header may be damaged.
+        // Links pad short frames, so look for a stamp where the IP packet ends. The IP length may be damaged,
+        // so also look at the frame's end.
         let end = layers.map_or(bytes.len(), |layers| layers.end);
         for end in [end, bytes.len()] {
             if let Some(found) = self.compare(&bytes[..end], bytes.len()) {
@@ -140,7 +137,7 @@ impl Expectation {
     }
 
     /// Builds the packet that the stamp at the end of `bytes` describes, and compares it with `bytes`.
-    /// Returns `None` if the stamp is not intact.
+    /// Returns `None` if the stamp is damaged.
     fn compare(&self, bytes: &[u8], frame_length: usize) -> Option<Classification> {
         let stamp = Stamp::from_bytes(bytes.last_chunk()?);
         if stamp.flow >= self.traffic.flows {
@@ -151,14 +148,13 @@ impl Expectation {
         if expected == bytes && verdict.arrives_at(self.number) && !wrongly_padded {
             return Some(Classification::Correct(stamp));
         }
-        // A stamp is intact if its CRC is right. The CRC covers the payload, whose start is uncertain if the
-        // headers are damaged, so all possible starts are tried.
+        // The CRC covers the payload. Damaged headers do not tell where the payload starts, so try all
+        // possible starts.
         let intact = self.payload_starts(bytes).any(|start| bytes.get(start..).is_some_and(stamp::crc_ok));
         intact.then_some(Classification::Altered(stamp))
     }
 
-    /// Returns every offset at which the payload of a possibly damaged packet may begin: one for each header
-    /// type that the generator sends, and the one that the packet's own headers give, if they can be parsed.
+    /// Returns every offset at which the payload of a possibly damaged packet may begin.
     fn payload_starts(&self, bytes: &[u8]) -> impl Iterator<Item = usize> {
         let expected = self.traffic.headers.iter().map(|headers| self.traffic.header_length(*headers));
         let layers = Layers::of(bytes).ok().flatten();

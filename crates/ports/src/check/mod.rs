@@ -1,13 +1,11 @@
-//! `check`: receives what a generator sent, and verifies that no packet was lost, duplicated, reordered
-//! within its flow, or changed beyond what the packet function does.
+//! `check`: verifies that no packet of a generator was lost, duplicated, reordered within its flow, or
+//! changed beyond what the packet function does.
 //!
 //! The expected packets follow from the generator's specification and a [`mod@reference`] of the function.
 //! The checker compares headers, lengths and checksums with a template of the flow, and the payload with the
-//! CRC in its [stamp]. A packet that differs is examined again, slowly, to classify the difference. Packets
-//! from elsewhere, such as the kernel's own on a veth, count as foreign.
+//! CRC in its [stamp]. Packets from elsewhere, such as the kernel's own on a veth, count as foreign.
 //!
-//! A packet may be too damaged to name its flow and number. It then counts as altered, and does not also
-//! count as lost.
+//! A packet whose stamp is damaged counts as altered, and not as lost.
 //!
 //! [stamp]: crate::generate::stamp
 
@@ -54,9 +52,9 @@ struct Findings {
 }
 
 impl Checker {
-    /// Opens `check` for the packets of `source`, or `check:SIZE,...` for the packets of a generator that
-    /// runs in another process with the same options. `number` is the port's number in verdicts: the checker
-    /// expects the packets that `reference` sends there.
+    /// Opens `check` for the packets of `source`. `check:SIZE,...` expects the packets of a generator in
+    /// another process, which has the same options. The checker expects the packets that `reference` sends to
+    /// port `number`.
     ///
     /// Latency is measured against due times of `clock`, which `source` must use too.
     ///
@@ -100,15 +98,14 @@ impl Checker {
         })
     }
 
-    /// Returns the number of received packets that the generator did not send. Valid once the queues are
-    /// dropped.
+    /// Returns the number of packets from elsewhere than the generator. Valid once the queues are dropped.
     #[cfg(test)]
     pub(crate) fn foreign(&self) -> u64 {
         self.findings().foreign
     }
 
-    /// Returns the number of packets that correctly did not arrive, because the function dropped them or sent
-    /// them to other ports. Valid once the queues are dropped.
+    /// Returns how many packets the function correctly dropped or sent to other ports. Valid once the queues
+    /// are dropped.
     #[cfg(test)]
     pub(crate) fn dropped_as_expected(&self) -> u64 {
         let sent = self.sent_by_flow(&self.findings());
@@ -119,8 +116,8 @@ impl Checker {
         self.findings.lock().expect("no code panics while it holds this lock")
     }
 
-    /// Returns how many packets of each flow were sent. For a generator in another process, these are the
-    /// packets up to the last one received.
+    /// Returns how many packets of each flow were sent. If the generator runs in another process, returns the
+    /// number of packets up to the last received one.
     fn sent_by_flow(&self, findings: &Findings) -> Vec<u64> {
         self.sent.as_ref().map_or_else(|| findings.reached.clone(), |sent| sent.by_flow())
     }
@@ -176,8 +173,7 @@ impl Port for Checker {
         Some(Verification {
             method: self.expectation.method(),
             // Leave the number out if the generator runs in another process, because it is then uncertain.
-            // Also leave it out if the generator sent nothing, because 0 expected packets would let the check
-            // pass.
+            // Also leave it out if nothing was sent, because 0 expected packets would pass the check.
             expected: self.sent.as_ref().filter(|sent| sent.total() > 0).map(|_| expected),
             checked: arrived + findings.counts.duplicated,
             lost: expected.saturating_sub(arrived),
@@ -188,7 +184,7 @@ impl Port for Checker {
     }
 
     fn latency(&self) -> Option<LatencyHistogram> {
-        // Return no latency if the generator runs in another process, because it then has another clock.
+        // A generator in another process has another clock.
         self.sent.as_ref()?;
         Some(self.findings().latency.clone())
     }
@@ -198,8 +194,7 @@ impl Port for Checker {
 struct CheckerTx {
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// True if the generator uses the same clock, so latency can be measured. False if it runs in another
-    /// process.
+    /// True if the generator uses the same clock, so latency can be measured.
     timed: bool,
     expectation: Arc<Expectation>,
     tracker: Tracker,
@@ -219,7 +214,7 @@ impl CheckerTx {
         self.scratch.clear();
         let scratch = &mut self.scratch;
         // SAFETY: the caller upholds the pool's safety contract. `take_tx` checked that the CPU maps the
-        // pool's memory.
+        // memory.
         unsafe {
             self.pool.for_each_segment(packet, &mut |address, length| {
                 scratch.extend_from_slice(std::slice::from_raw_parts(address as *const u8, length as usize));
@@ -234,8 +229,7 @@ impl CheckerTx {
             }
             Classification::Altered(stamp) => {
                 self.found.altered += 1;
-                // Record only expected packets, because a packet that must not arrive here cannot be lost or
-                // duplicated.
+                // A packet that must not arrive here cannot be lost or duplicated.
                 if !self.expectation.is_dropped(stamp) {
                     self.tracker.record(stamp.flow, stamp.sequence);
                 }
@@ -278,8 +272,7 @@ unsafe impl Tx for CheckerTx {
 
 impl Drop for CheckerTx {
     fn drop(&mut self) {
-        // Do nothing if the lock is poisoned, because another queue has then panicked, and the run has failed
-        // anyway.
+        // If another queue panicked, the lock is poisoned, and the run has failed.
         let Ok(mut findings) = self.findings.lock() else { return };
         findings.counts += self.tracker.counts();
         findings.altered += self.found.altered;

@@ -1,7 +1,6 @@
-//! Reference implementations of the built-in packet functions.
+//! Reference implementations of the built-in packet functions, written from the RFCs with [`inlane_wire`].
 //!
-//! The references are written in Rust from the RFCs, with [`inlane_wire`]. They share no code with the packet
-//! functions, so a checker finds the mistakes of the functions.
+//! They share no code with the packet functions, so a checker finds mistakes of the functions.
 
 use inlane_core::{Error, Result};
 use inlane_wire::{FiveTuple, Layers, checksum, ethernet, icmp, ipv4, ipv6, tcp, udp};
@@ -29,28 +28,27 @@ impl ExpectedVerdict {
     }
 }
 
-/// A second, independent implementation of a packet function. A checker uses it to compute the packets that
-/// must arrive.
+/// A second, independent implementation of a packet function. A checker uses it to compute the expected
+/// packets.
 pub trait ReferenceFunction: Send + Sync {
     /// Returns the name under which results list the function.
     fn name(&self) -> &str;
 
-    /// Changes `frame` as the packet function must change it, and returns the verdict that the function must
-    /// give.
+    /// Changes `frame` as the packet function must, and returns the expected verdict.
     fn apply(&self, frame: &mut Vec<u8>) -> ExpectedVerdict;
 
-    /// Returns true if the verdict or the changes depend on the payload or the transport checksum. If so, the
-    /// checker builds every expected packet, because a template does not suffice. That is slower.
+    /// Returns true if the verdict or the changes depend on the payload or the transport checksum. The
+    /// checker then builds every expected packet instead of using templates, which is slower.
     fn depends_on_payload(&self) -> bool {
         false
     }
 }
 
-/// Returns the reference of a built-in function with its settings, as given to --function (`macswap`,
-/// `drop-rule:udp:53`).
+/// Returns the reference of a built-in function. `function` is a value of --function, such as
+/// `drop-rule:udp:53`.
 ///
 /// # Errors
-/// If the function has no reference, for example because it is a user's own, or if its settings are wrong.
+/// If the function is not built in, has no reference, or its settings are wrong.
 pub fn find(function: &str) -> Result<Box<dyn ReferenceFunction>> {
     let (name, settings) = function.split_once(':').unwrap_or((function, ""));
     Ok(match name {
@@ -83,8 +81,7 @@ impl ReferenceFunction for Simple {
 }
 
 fn macswap(frame: &mut [u8]) -> ExpectedVerdict {
-    // Frames of 12 and 13 bytes have two addresses and no ethertype. So the addresses are swapped without
-    // reading a whole Ethernet header.
+    // Frames of 12 and 13 bytes have two addresses, but no whole Ethernet header.
     if let Some((destination, rest)) = frame.split_first_chunk_mut::<6>()
         && let Some(source) = rest.first_chunk_mut::<6>()
     {
@@ -117,8 +114,8 @@ fn l3_decrement(frame: &mut [u8]) -> ExpectedVerdict {
     }
 }
 
-/// Returns true for neighbour discovery (RFC 4861), which routers neither change nor forward: ICMPv6 types
-/// 133 to 137 with hop limit 255.
+/// Returns true for neighbour discovery (RFC 4861): ICMPv6 types 133 to 137 with hop limit 255. Routers do
+/// not forward it.
 fn is_neighbour_discovery<T: AsRef<[u8]>>(packet: &ipv6::Packet<T>) -> bool {
     packet.hop_limit() == 255
         && packet.next_header() == 58
@@ -145,8 +142,7 @@ impl ReferenceFunction for Checksum {
     }
 }
 
-/// Returns true if all checksums of a frame are right. Returns `None` if the frame has no checksum that can
-/// be checked.
+/// Returns true if all checksums of a frame are right. Returns `None` if there is no checksum to check.
 fn checksums_ok(frame: &[u8]) -> Option<bool> {
     let layers = Layers::of(frame).ok()??;
     let network = &frame[layers.network..];
@@ -192,7 +188,7 @@ fn checksums_ok(frame: &[u8]) -> Option<bool> {
     }
 }
 
-/// Gives a frame the verdict of the first rule that matches. Forwards the frame if no rule matches.
+/// Gives a frame the verdict of the first rule that matches. Without a match, forwards the frame.
 struct DropRule {
     rules: Vec<(Condition, ExpectedVerdict)>,
 }
@@ -284,9 +280,8 @@ impl Condition {
             Condition::Protocol(wanted) => layers.is_some_and(|layers| layers.protocol == *wanted),
             Condition::Ports { protocol, source, first, last } => tuple.is_some_and(|tuple| {
                 let port = if *source { tuple.source_port } else { tuple.destination_port };
-                // A rule with ports matches no later fragment, because later fragments have no ports. It
-                // matches the first fragment of an IPv6 datagram, but not that of an IPv4 datagram, because
-                // the packet function does the same.
+                // As in the packet function, a rule with ports matches no later fragment, which has no ports.
+                // It matches the first fragment of an IPv6 datagram, but not of an IPv4 datagram.
                 tuple.protocol == *protocol && !is_fragment(frame, layers) && (*first..=*last).contains(&port)
             }),
             Condition::Net { source, address, prefix } => tuple.is_some_and(|tuple| {

@@ -24,8 +24,8 @@ fn test_run(text: &str, function: &str) -> TestRun {
 }
 
 impl TestRun {
-    /// Moves `bursts` bursts of 32 packets from the generator to the checker. `work` may change, add and
-    /// remove packets in between.
+    /// Moves `bursts` bursts of 32 packets from the generator to the checker. `work` may change them in
+    /// between.
     fn run(
         mut self,
         bursts: usize,
@@ -94,8 +94,7 @@ fn every_flipped_bit_is_found() {
             }
         });
         assert_eq!(verification.altered + verification.lost, size as u64 * 8, "{text} {verification:?}");
-        // A packet with a wrong ethertype or IP version counts as foreign. The checker therefore counts the
-        // sent packet as lost.
+        // A packet with a wrong ethertype or IP version counts as foreign, and the sent packet as lost.
         assert!(verification.lost <= 32, "{verification:?}");
     }
 }
@@ -135,8 +134,7 @@ fn losses_duplicates_and_order_are_counted() {
 
 #[test]
 fn packets_that_a_rule_drops_are_not_lost() {
-    // Expect half of the packets to be dropped, because every second flow is TCP. `work` removes these
-    // packets.
+    // Every second flow is TCP, so half of the packets are dropped.
     let (verification, checker) =
         test_run("gen:100,flows=4,udp,tcp", "drop-rule:tcp").run(10, |_, packets, pool| {
             let dropped: Vec<_> = packets.extract_if(.., |packet| bytes(packet)[23] == 6).collect();
@@ -160,7 +158,7 @@ fn packets_of_others_are_foreign() {
             packets.extend(other);
         }
     });
-    // An empty packet has no headers that identify it as foreign, so it counts as altered.
+    // An empty packet has no headers that identify it as foreign.
     assert_eq!((checker.foreign(), verification.altered, verification.lost), (1, 1, 0));
 }
 
@@ -193,7 +191,7 @@ fn a_checker_without_generator_needs_its_options() {
     assert!(checker.configure(&[pool], 1).is_err());
 }
 
-/// A pool whose packets have two segments of equal length, to test that a checker reads both.
+/// A pool whose packets have two segments of equal length.
 struct Halves(HeapPool);
 
 // SAFETY: the inner pool allocates and frees.
@@ -251,8 +249,8 @@ fn a_packet_of_several_segments_is_checked_as_one() {
     assert!(checker.verification().unwrap().passed());
 }
 
-/// Sends the packets of generator `text` to two checkers, numbered 0 and 1, according to the verdicts of
-/// `function`. `work` may change packets.
+/// Sends packets of generator `text` to checkers 0 and 1 according to the verdicts of `function`. `work` may
+/// change packets.
 fn route(text: &str, function: &str, mut work: impl FnMut(&mut [u8])) -> [Verification; 2] {
     let clock = Clock::new();
     let mut generator = Generator::open(text, &clock).unwrap();
@@ -301,8 +299,7 @@ fn a_checker_behind_the_first_port_finds_corrupted_packets() {
     let mut count = 0;
     let [_, second] = route("gen:100,flows=4,packets=640", "drop-rule:udp@1", |bytes| {
         count += 1;
-        // The changed byte is in the payload, on which no verdict depends. So the packet still arrives at its
-        // port, and counts as altered.
+        // No verdict depends on the payload, so the changed packet still arrives at its port.
         bytes[60] ^= (count % 4 == 0) as u8;
     });
     assert_eq!((second.checked, second.altered, second.lost), (640, 160, 0));

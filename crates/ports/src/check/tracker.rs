@@ -1,13 +1,12 @@
 //! Tracks the sequence numbers of each flow, to find duplicated and reordered packets.
 //!
-//! While packets arrive in order, the tracker keeps only the next sequence number of a flow. If numbers are
-//! skipped, the tracker also keeps the gap: the range of missing numbers. A late packet lies in a gap; a
-//! duplicate does not.
+//! The tracker keeps the next sequence number of each flow. If numbers are skipped, it also keeps the gap,
+//! which is the range of missing numbers. A late packet lies in a gap; a duplicate does not.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// The largest number of gaps kept for a flow. If there are more, the tracker forgets the oldest gap. Packets
-/// older than the kept gaps then count as reordered, even if they are duplicates.
+/// The most gaps kept for a flow. If there are more, the oldest gap is forgotten. Packets older than all kept
+/// gaps then count as reordered, even if they are duplicates.
 const MAX_GAPS: usize = 4096;
 
 /// Finds duplicated and reordered packets among the flows that one queue receives.
@@ -68,7 +67,7 @@ impl Tracker {
             return;
         }
         let number = next.saturating_add_signed(distance);
-        // Find the last gap that starts at or before the number, because no other gap can contain it.
+        // Only the last gap that starts at or before the number can contain it.
         match gaps.range(..=number).next_back().map(|(&start, &end)| (start, end)) {
             Some((start, end)) if number < end => {
                 gaps.remove(&start);

@@ -1,8 +1,7 @@
 //! `gen:SIZE|imix`: creates packets of known flows, as fast as they are received or by a schedule.
 //!
 //! Each packet contains its flow, sequence number, due time and CRC ([`stamp`]). The constant part of a
-//! flow's packets is prepared once ([`template`]). A packet then costs a copy of headers and body, a stamp,
-//! and an update of the checksum.
+//! flow's packets is prepared once ([`template`]).
 //!
 //! With a rate, due times follow from the schedule alone. A packet that is received late keeps its due time,
 //! so a checker measures the delay (no coordinated omission).
@@ -36,8 +35,7 @@ pub struct Generator {
     queues: Vec<Option<GeneratorRx>>,
 }
 
-/// Counts the packets that each queue of a generator has sent. The counts of the flows are computed from the
-/// counts of the queues.
+/// Counts the packets that each queue of a generator has sent, and computes the counts of the flows.
 pub struct SentCounts {
     flows: u32,
     queues: Mutex<Vec<Arc<AtomicU64>>>,
@@ -60,8 +58,8 @@ impl SentCounts {
         (0..self.flows as u64)
             .map(|flow| {
                 let Some(&total) = counts.get((flow % queues.max(1)) as usize) else { return 0 };
-                // A queue sends its flows round-robin, one packet each. Flows that already had their turn
-                // in the current, incomplete round have sent one packet more than the others.
+                // A queue sends one packet of each of its flows in turn. In an incomplete round, the first
+                // flows have sent one packet more.
                 let (queue, turn) = (flow % queues, flow / queues);
                 let of_queue = flows_of(self.flows, queue as u32, queues as u32) as u64;
                 total / of_queue + (turn < total % of_queue) as u64
@@ -81,8 +79,8 @@ fn flows_of(flows: u32, queue: u32, queues: u32) -> u32 {
 }
 
 impl Generator {
-    /// Opens the generator that `text` specifies (see [`Traffic::parse`]). Due times are those of `clock`,
-    /// which the checker must use too.
+    /// Opens the generator that `text` specifies (see [`Traffic::parse`]). The checker must use the same
+    /// `clock`.
     ///
     /// # Errors
     /// As for [`Traffic::parse`].
@@ -116,8 +114,8 @@ impl Generator {
         &self.sent
     }
 
-    /// Sets the rate of all queues together. `None` means as fast as packets are received. Takes effect at
-    /// the next [`Port::configure`].
+    /// Sets the total rate of all queues from the next [`Port::configure`]. `None` sends as fast as packets
+    /// are received.
     pub fn set_rate(&mut self, rate: Option<Rate>) {
         self.load.rate = rate;
     }
@@ -172,7 +170,7 @@ impl Generator {
 /// Checks that the CPU can access the packets of `pool`. `port` names the port in the error.
 ///
 /// # Errors
-/// If the CPU does not map the pool's memory. The message says which memory to choose.
+/// If the CPU does not map the pool's memory.
 pub(crate) fn require_cpu_memory(port: &str, pool: &Arc<dyn Pool>) -> Result<()> {
     let location = pool.region().location();
     if location.is_cpu_memory() {
@@ -232,7 +230,7 @@ struct GeneratorRx {
     traffic: Arc<Traffic>,
     schedule: Option<Schedule>,
     limit: u64,
-    /// The templates of the packets that this queue sends, ordered by the turn of the flow and then by size.
+    /// The templates of this queue's packets, ordered by the turn of the flow and then by size.
     templates: Vec<Template>,
     body: Vec<u8>,
     first_flow: u32,
@@ -262,8 +260,7 @@ impl GeneratorRx {
     }
 }
 
-// SAFETY: the packets are just allocated, and `queue` checked that the longest frame fits into the pool's
-// buffers.
+// SAFETY: the packets are newly allocated. `queue` checked that the longest frame fits into a buffer.
 unsafe impl Rx for GeneratorRx {
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         let now = self.clock.now_ns();
@@ -288,13 +285,12 @@ unsafe impl Rx for GeneratorRx {
                 }
                 schedule.advance(length as usize);
             }
-            // Reserve at least HEADER_ROOM bytes, because `Template::write` needs them even for a shorter
-            // packet. The true length is set below.
+            // `Template::write` needs HEADER_ROOM bytes even for a shorter packet.
             packet.length = (HEADER_ROOM as u32).max(length);
             let stamp =
                 Stamp { flow: self.first_flow + self.turn * self.stride, sequence: self.sequence, due_ns };
-            // SAFETY: the packet was just allocated. `queue` checked that the CPU maps the pool, and that its
-            // buffers hold the longest frame and HEADER_ROOM bytes.
+            // SAFETY: the packet was just allocated. `queue` checked that the CPU maps the pool, and that a
+            // buffer holds the longest frame and HEADER_ROOM bytes.
             let bytes = unsafe { packet.bytes_mut() };
             self.template().write(bytes, &self.body, stamp);
             packet.length = length;

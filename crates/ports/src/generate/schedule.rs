@@ -2,8 +2,7 @@
 
 use inlane_core::units::Rate;
 
-/// Computes when packets are due. Each due time is computed from the total sent so far, so rounding errors do
-/// not accumulate.
+/// Computes when packets are due, from the total sent so far, so rounding errors do not accumulate.
 ///
 /// The schedule starts at the first call of [`Schedule::due_at_most`].
 #[derive(Clone, Debug)]
@@ -25,7 +24,7 @@ enum Unit {
 }
 
 impl Schedule {
-    /// Creates a schedule for a part of `rate`: `share` is the fraction, and 1 is the whole rate.
+    /// Creates a schedule for a fraction of `rate`. A `share` of 1 is the whole rate.
     pub fn new(rate: Rate, share: f64) -> Self {
         let (per_second, unit) = match rate {
             Rate::Bits(bits) => (bits, Unit::Bits { overhead: 0 }),
@@ -50,8 +49,8 @@ impl Schedule {
         };
     }
 
-    /// Returns about how many packets of `mean` bytes are due at `now_ns`, but at most `max`. Returns at
-    /// least 1 if a packet is due.
+    /// Returns about how many packets of `mean` bytes are due at `now_ns`, at most `max`. Returns at least 1
+    /// if any is due.
     #[inline]
     pub fn due_at_most(&mut self, now_ns: u64, max: usize, mean: f64) -> usize {
         self.start_ns.get_or_insert(now_ns);
@@ -67,8 +66,8 @@ impl Schedule {
         max.min(count as usize + 1)
     }
 
-    /// Moves the schedule so that the next packet is overdue by at most `max_ns`. Call it for a source that
-    /// had nothing to send for a while. The source then does not send all overdue packets in one burst.
+    /// Moves the schedule so that the next packet is overdue by at most `max_ns`. After a pause, this
+    /// prevents one burst of all overdue packets.
     #[inline]
     pub fn limit_backlog(&mut self, now_ns: u64, max_ns: u64) {
         let due = self.due_ns();
@@ -105,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_line_rate_counts_the_overhead_of_ethernet_too() {
-        // RFC 2544 and RFC 1242: 1 Gb/s Ethernet carries 1,488,095 frames of 64 bytes with FCS per second.
+        // RFC 2544: 1 Gb/s Ethernet carries 1,488,095 frames of 64 bytes with FCS per second.
         let mut schedule = Schedule::new(Rate::Line(1e9), 1.0);
         schedule.due_at_most(0, 1, 60.0);
         (0..1_488_095).for_each(|_| schedule.advance(60));

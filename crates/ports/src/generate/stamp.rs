@@ -6,8 +6,7 @@
 //! ```
 //!
 //! The sequence number counts the flow's packets, modulo 2^32. The due time is when the packet had to be
-//! sent, in nanoseconds of the clock that generator and checker share. The CRC covers the payload in front of
-//! it, and stands last so that the body's part of it is computed once.
+//! sent, in nanoseconds of the clock shared by generator and checker. The CRC covers the payload before it.
 
 use inlane_wire::checksum::Sum;
 
@@ -48,7 +47,7 @@ impl Stamp {
         Self { flow: word(0), sequence: word(4), due_ns: u64::from_be_bytes(due) }
     }
 
-    /// Returns the nanoseconds from the due time to `now_ns`, or 0 if the packet is not due yet.
+    /// Returns the nanoseconds from the due time to `now_ns`, or 0 before the due time.
     #[inline(always)]
     pub fn age_ns(self, now_ns: u64) -> u64 {
         let age = now_ns.wrapping_sub(self.due_ns) & DUE_MASK;
@@ -63,8 +62,8 @@ pub fn crc_ok(payload: &[u8]) -> bool {
     crc32c::crc32c(covered) == u32::from_be_bytes(*crc)
 }
 
-/// Returns the number that a stamp adds to an internet checksum. Set `odd` if the stamp begins at an odd
-/// offset of the summed bytes.
+/// Returns what a stamp adds to an internet checksum. Set `odd` if the stamp begins at an odd offset of the
+/// summed bytes.
 #[inline(always)]
 pub fn sum(bytes: &[u8; BYTES], odd: bool) -> u16 {
     let mut sum = Sum::new();

@@ -1,17 +1,15 @@
-//! Templates: a flow's packet of one size without its stamp. The generator copies it, and the checker
-//! compares with it.
+//! Templates: a flow's packets of one size, without the stamp.
 
 use super::stamp::{self, Stamp};
 use super::traffic::{checksum_and_payload, transport_checksum};
 use inlane_wire::checksum::Sum;
 use inlane_wire::{Layers, ethernet, ipv4, ipv6};
 
-/// The longest headers in bytes that a template can hold. The generator always copies this many bytes,
-/// because a copy of constant length compiles to a few vector moves.
+/// The longest headers in bytes. The generator always copies this many bytes, because a copy of constant
+/// length is fast.
 pub const HEADER_ROOM: usize = 112;
 
-/// The constant part of a flow's packets of one size: the headers, and checksums of all bytes but the stamp.
-/// Occupies two cache lines.
+/// The constant part of a flow's packets of one size: headers, and checksums of all bytes but the stamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Template {
@@ -21,8 +19,8 @@ pub struct Template {
     pub length: u32,
     /// CRC-32C of the body.
     pub body_crc: u32,
-    /// The one's complement sum (RFC 1071), not yet inverted, of all that the transport checksum covers,
-    /// except the stamp.
+    /// The one's complement sum (RFC 1071) of all that the transport checksum covers, without the stamp. Not
+    /// inverted.
     base: u16,
     /// Length of the headers, in bytes.
     pub header_len: u8,
@@ -43,8 +41,10 @@ const _: () = assert!(size_of::<Template>() == 128);
 impl Template {
     /// Creates the template of a frame that ends with a stamp.
     ///
-    /// Returns `None` if the frame is not TCP or UDP, has headers longer than [`HEADER_ROOM`], or has no
-    /// correct transport checksum.
+    /// Returns `None` in these cases:
+    /// - The frame is neither TCP nor UDP.
+    /// - Its headers are longer than [`HEADER_ROOM`].
+    /// - Its transport checksum is wrong.
     pub fn of(frame: &[u8]) -> Option<Self> {
         let layers = Layers::of(frame).ok()??;
         let (checksum_at, payload) = checksum_and_payload(frame, &layers)?;
@@ -111,8 +111,7 @@ impl Template {
         bytes[at..at + 2].copy_from_slice(&self.checksum(&stamp));
     }
 
-    /// Returns true if `bytes` is the packet with `stamp`: the same headers and body, and right checksums.
-    /// The caller has read `stamp` from the end of `bytes`.
+    /// Returns true if `bytes` is the packet with `stamp`, which the caller has read from the end of `bytes`.
     #[inline(always)]
     pub fn matches(&self, bytes: &[u8], body: &[u8], stamp: Stamp) -> bool {
         let (header, at) = (self.header_len as usize, self.checksum_at as usize);
@@ -120,8 +119,7 @@ impl Template {
             return false;
         }
         let stamp_at = bytes.len() - stamp::BYTES;
-        // Use the CRC of the known body instead of computing that of `bytes`, because this is faster. It is
-        // correct because the bodies are compared below.
+        // The CRC of the known body is faster than that of `bytes`, and the bodies are compared below.
         let stamp = stamp.to_bytes(self.body_crc);
         bytes[..at] == self.header[..at]
             && bytes[at..at + 2] == self.checksum(&stamp)

@@ -1,9 +1,8 @@
-//! The traffic of a generator: flows, frame sizes, headers. A checker computes the same traffic from the same
+//! The traffic of a generator: flows, frame sizes, headers. A checker computes it from the same
 //! specification.
 //!
-//! Flows take turns, so packet n of each flow is sent in round n. No two flows share a 5-tuple. Addresses
-//! are those reserved for benchmarks: from 198.18.0.0/16 to 198.19.0.0/16 (RFC 2544), or within 2001:2::/48
-//! (RFC 5180).
+//! Flows take turns, and no two flows share a 5-tuple. Addresses are those reserved for benchmarks:
+//! 198.18.0.0/15 (RFC 2544) or 2001:2::/48 (RFC 5180).
 
 use super::stamp;
 use inlane_core::Result;
@@ -21,8 +20,7 @@ pub const MIN_FRAME: usize = 60;
 const FCS: u64 = 4;
 /// The longest frame without FCS, in bytes: the longest IPv4 packet and an Ethernet header.
 const MAX_FRAME: u64 = 65535 + 14;
-/// Frame sizes of the simple IMIX, in an order that mixes them: IP packets of 46, 576 and 1500 bytes in the
-/// ratio 7 : 4 : 1.
+/// Frame sizes of the simple IMIX, mixed: IP packets of 46, 576 and 1500 bytes in the ratio 7 : 4 : 1.
 const IMIX: [usize; 12] = [60, 590, 60, 60, 590, 60, 1514, 60, 590, 60, 590, 60];
 /// The lowest transport port that a flow can have.
 const FIRST_PORT: u16 = 49152;
@@ -45,7 +43,7 @@ pub struct Traffic {
     pub flows: u32,
     /// The seed that determines ports and payloads.
     pub seed: u64,
-    /// The protocols of the first flow, of the second, and so on. They repeat if there are more flows.
+    /// The protocols of the flows in turn. They repeat if there are more flows.
     pub headers: Vec<FlowHeaders>,
     /// The VLAN of all frames, if they carry an 802.1Q tag.
     pub vlan: Option<u16>,
@@ -65,8 +63,8 @@ pub struct OfferedLoad {
 impl Traffic {
     /// Parses `gen:SIZE|imix[,fcs,flows=N,seed=S,v4,v6,udp,tcp,vlan=N,smac=M,dmac=M,rate=R,packets=N]`.
     ///
-    /// With `fcs`, SIZE includes the 4 bytes of the frame check sequence, as in RFC 2544: `gen:64,fcs` sends
-    /// frames of 60 bytes, to which a network card adds the FCS.
+    /// With `fcs`, SIZE includes the 4 bytes of the frame check sequence: `gen:64,fcs` sends frames of 60
+    /// bytes.
     ///
     /// # Errors
     /// If an option is unknown, a value is out of range, or the size is too small for headers and stamp.
@@ -159,12 +157,11 @@ impl Traffic {
     /// Returns the index in [`Traffic::sizes`] of a flow's packet with this sequence number.
     #[inline(always)]
     pub fn size_index(&self, sequence: u32) -> usize {
-        // Avoid the division if there is only one size, because this is the common case.
+        // One size is the common case.
         if self.sizes.len() == 1 { 0 } else { sequence as usize % self.sizes.len() }
     }
 
-    /// Returns the bytes that all payloads begin with. A payload contains as many of them as fit before its
-    /// stamp.
+    /// Returns the bytes with which all payloads begin. A payload holds as many as fit before its stamp.
     pub fn body(&self) -> Vec<u8> {
         let mut state = self.seed;
         let mut body = Vec::with_capacity(self.longest() + 8);
@@ -174,10 +171,7 @@ impl Traffic {
         body
     }
 
-    /// Returns the frame of `size` bytes with this stamp: headers, `body`, stamp, and right checksums.
-    ///
-    /// Slow. The generator creates its templates with this function. The checker uses it for packets that
-    /// cannot be compared with a template.
+    /// Returns the frame of `size` bytes with this stamp: headers, `body`, stamp, and right checksums. Slow.
     pub fn frame(&self, size: usize, stamp: stamp::Stamp, body: &[u8]) -> Vec<u8> {
         let headers = self.headers[stamp.flow as usize % self.headers.len()];
         let mut bytes = vec![0; size];
@@ -241,8 +235,8 @@ impl Traffic {
         }
     }
 
-    /// Returns true if no generator can have sent the frame, because neither of its addresses is reserved for
-    /// benchmarks. `layers` are the offsets of the frame's headers.
+    /// Returns true if neither address of the frame is reserved for benchmarks, so no generator has sent it.
+    /// `layers` are the offsets of its headers.
     pub fn is_foreign(frame: &[u8], layers: &Layers) -> bool {
         let packet = &frame[layers.network..];
         if layers.ethertype == ethernet::IPV4 {
@@ -266,8 +260,8 @@ pub fn mix(state: &mut u64) -> u64 {
     value ^ value >> 31
 }
 
-/// Returns the offsets of a frame's transport checksum and of its payload. Returns `None` for frames that are
-/// not TCP or UDP.
+/// Returns the offsets of the transport checksum and the payload. Returns `None` unless the frame is TCP or
+/// UDP.
 pub fn checksum_and_payload(frame: &[u8], layers: &Layers) -> Option<(usize, usize)> {
     let bytes = frame.get(layers.transport..layers.end)?;
     match layers.protocol {
@@ -283,8 +277,8 @@ pub fn checksum_and_payload(frame: &[u8], layers: &Layers) -> Option<(usize, usi
     }
 }
 
-/// Converts the sum of all bytes that a transport checksum covers to that checksum. For UDP, a checksum of 0
-/// becomes 0xFFFF, because 0 means that there is none.
+/// Converts a sum to the transport checksum. For UDP, 0 becomes 0xFFFF, because 0 means that there is no
+/// checksum.
 #[inline(always)]
 pub fn transport_checksum(sum: Sum, udp: bool) -> u16 {
     let checksum = sum.finish();

@@ -1,8 +1,7 @@
 //! `gen:oran`: sends the user plane of an O-RAN radio as eCPRI over Ethernet (O-RAN.WG4.CUS): the IQ samples
-//! of several antenna-carriers, symbol after symbol.
+//! of several antenna-carriers, symbol by symbol.
 //!
-//! Packets can be shuffled and lost on purpose. The content of every packet, the order and the losses follow
-//! from the [`Plan`].
+//! The [`Plan`] determines every packet, and which packets are shuffled or lost on purpose.
 
 mod plan;
 
@@ -54,14 +53,13 @@ impl Radio {
         Ok(Self { info, plan: Arc::new(plan), load, clock: clock.clone(), queue: None })
     }
 
-    /// Returns the plan: what each packet contains, given its number in the sequence, and which packets are
-    /// shuffled or lost.
+    /// Returns the plan of all packets, including which are shuffled or lost.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }
 
-    /// Sets the rate. `None` means real time if the specification says so, and otherwise as fast as packets
-    /// are received. Takes effect at the next [`Port::configure`].
+    /// Sets the rate from the next [`Port::configure`]. `None` means real time if the specification has
+    /// `realtime`. If not, it means as fast as packets are received.
     pub fn set_rate(&mut self, rate: Option<Rate>) {
         self.load.rate = rate;
     }
@@ -135,8 +133,8 @@ struct RadioRx {
     end: u64,
     /// The next position, counted in sending order: all earlier positions were sent, lost or skipped.
     next: u64,
-    /// The number of packets in the plan, rounded up to whole blocks. A block is the packets that are
-    /// shuffled together.
+    /// The number of packets in the plan, rounded up to whole blocks. The packets of a block are shuffled
+    /// together.
     last_block_end: u64,
     /// The positions of the current block, in the order in which they are sent.
     order: Vec<u64>,
@@ -144,11 +142,10 @@ struct RadioRx {
 }
 
 impl RadioRx {
-    /// Returns the position of the next packet to send. Skips packets that are lost on purpose, and positions
-    /// of the last block that lie beyond the end.
+    /// Returns the position of the next packet to send. Skips lost packets, and positions beyond the end.
     ///
-    /// Returns `None` at the end. Also returns `None` after [`MAX_SKIPPED`] skipped positions, so that a call
-    /// takes bounded time even if most packets are lost.
+    /// Returns `None` at the end, and after [`MAX_SKIPPED`] skipped positions, which limits the time of a
+    /// call.
     fn position(&mut self) -> Option<u64> {
         let shuffle = self.plan.shuffle as u64;
         for _ in 0..MAX_SKIPPED {
@@ -180,8 +177,7 @@ impl RadioRx {
     }
 }
 
-// SAFETY: the packets are just allocated, and `configure` checked that the longest frame fits into the pool's
-// buffers.
+// SAFETY: the packets are newly allocated. `configure` checked that the longest frame fits into a buffer.
 unsafe impl Rx for RadioRx {
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         let now_ns = self.clock.now_ns();
@@ -197,7 +193,7 @@ unsafe impl Rx for RadioRx {
             }
             packet.length = self.plan.longest() as u32;
             // SAFETY: the packet was just allocated. `configure` checked that the CPU maps the pool, and that
-            // its buffers hold the longest frame.
+            // a buffer holds the longest frame.
             let length = self.plan.write(position, unsafe { packet.bytes_mut() });
             packet.length = length as u32;
             if let Pacing::Rate(schedule) = &mut self.pacing {

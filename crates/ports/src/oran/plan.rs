@@ -1,5 +1,4 @@
-//! The packets that an O-RAN radio sends. The content of a packet follows from the packet's position in the
-//! sequence. So a receiver can compute which packets are missing, and the expected value of every sample.
+//! The packets that an O-RAN radio sends. A packet's position in the sequence determines its content.
 //!
 //! ```text
 //! position -> number of the symbol since the start -> frame, subframe, slot, symbol
@@ -14,17 +13,15 @@ use inlane_core::units::{Rate, parse_rate};
 use inlane_wire::oran::{self, PRB, SECTION, SYMBOLS, Section};
 use inlane_wire::{Mac, ecpri, ethernet};
 
-/// The size in bytes of the table of random samples. The samples of each symbol begin at another offset of
-/// the table.
+/// The size in bytes of the table of random samples. Each symbol begins at another offset.
 const TABLE: usize = 1 << 16;
 /// The largest number of PRBs in a symbol: a PRB's number has 10 bits.
 const MAX_PRBS: u64 = 1024;
-/// The largest number of PRBs that a section's length field can express. The value 0 in that field means all
-/// PRBs.
+/// The most PRBs that a section's length field can express. 0 in that field means all PRBs.
 const MAX_COUNTED: usize = 255;
 
-/// Describes all packets that a radio sends. The content of each packet, the order and the losses follow from
-/// these fields. A packet's position is its number in the sequence before packets are shuffled or lost.
+/// Describes all packets that a radio sends. A packet's position is its number before packets are shuffled or
+/// lost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// Identifiers of the antenna-carriers.
@@ -35,7 +32,7 @@ pub struct Plan {
     pub slots_per_subframe: u64,
     /// PRBs in a packet. The last packet of a symbol may have fewer.
     prbs_per_packet: usize,
-    /// The size of a block: the number of packets that are shuffled together. 1 keeps packets in order.
+    /// The number of packets that are shuffled together. 1 keeps packets in order.
     pub shuffle: usize,
     /// The share of packets that are not sent, from 0 to 1.
     pub loss: f64,
@@ -52,7 +49,8 @@ pub struct Plan {
 /// How many packets a radio sends, and at which rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RadioLoad {
-    /// The rate. `None` means as fast as packets are received, or in real time if `realtime` is set.
+    /// The rate. `None` means real time if `realtime` is set. If not, it means as fast as packets are
+    /// received.
     pub rate: Option<Rate>,
     /// If set and `rate` is `None`, the packets of each symbol become due when the symbol begins.
     pub realtime: bool,
@@ -223,8 +221,8 @@ impl Plan {
         }
     }
 
-    /// Shuffles the packets of block `block`: writes their numbers to `order`, in the order in which they are
-    /// sent. A block has [`Plan::shuffle`] packets.
+    /// Writes the positions of the packets of block `block` to `order`, in the order in which they are sent.
+    /// A block has [`Plan::shuffle`] packets.
     pub fn order(&self, block: u64, order: &mut Vec<u64>) {
         let start = block * self.shuffle as u64;
         order.clear();
@@ -235,15 +233,14 @@ impl Plan {
         }
     }
 
-    /// Returns the samples of all PRBs of a symbol. `stream` is the index of the antenna-carrier. A PRB has
-    /// 12 subcarriers, each with I and Q as big-endian 16-bit numbers.
+    /// Returns the samples of all PRBs of a symbol for the antenna-carrier with index `stream`. A PRB has 12
+    /// subcarriers, each with I and Q as big-endian 16-bit numbers.
     pub fn samples(&self, stream: usize, symbol: u64) -> &[u8] {
         let start = mix(&mut (self.seed ^ (stream as u64) << 56 ^ symbol)) as usize % (TABLE / 4) * 4;
         &self.table[start..start + self.prbs * PRB]
     }
 
-    /// Writes packet number `position` to the front of `bytes`, which must hold the longest frame. Returns
-    /// its length.
+    /// Writes packet `position` to `bytes`, which must hold the longest frame. Returns its length.
     pub fn write(&self, position: u64, bytes: &mut [u8]) -> usize {
         let packet = self.packet(position);
         let headers = self.header_length();

@@ -16,7 +16,7 @@ fn frames(text: &str) -> (Arc<Plan>, Vec<Vec<u8>>) {
         let count = rx.receive(&mut packets).unwrap();
         // SAFETY: the packets were just received, and lie in host memory.
         frames.extend(packets[..count].iter().map(|packet| unsafe { packet.bytes() }.to_vec()));
-        // SAFETY: these packets were just received and come from this pool. They are not used again.
+        // SAFETY: the packets were just received from this pool. They are not used again.
         unsafe { pool.free(&packets[..count]) };
         if count == 0 && rx.exhausted() {
             break;
@@ -27,7 +27,7 @@ fn frames(text: &str) -> (Arc<Plan>, Vec<Vec<u8>>) {
     (radio.plan.clone(), frames)
 }
 
-/// Returns eAxC, sequence number, time, first PRB, number of PRBs and samples of a frame with one section.
+/// Returns eAxC, sequence number, time, first PRB, number of PRBs and samples of a frame.
 fn read(frame: &[u8]) -> (u16, u8, SymbolTime, usize, usize, Vec<u8>) {
     let frame = ethernet::Frame::new(frame).unwrap();
     assert_eq!(frame.payload_ethertype(), ethernet::ECPRI);
@@ -108,7 +108,7 @@ fn a_radio_without_slots_sends_without_end() {
     let mut packets = [Packet::EMPTY; 64];
     for _ in 0..100 {
         assert_eq!(rx.receive(&mut packets).unwrap(), 64);
-        // SAFETY: these packets were just received and come from this pool. They are not used again.
+        // SAFETY: the packets were just received from this pool. They are not used again.
         unsafe { pool.free(&packets) };
     }
     assert!(!rx.exhausted());
@@ -131,8 +131,7 @@ fn a_radio_that_loses_every_packet_returns_and_ends() {
 fn real_time_sends_no_symbol_early() {
     let clock = Clock::new();
     let start = clock.now_ns();
-    // Ten slots of 0.5 ms take 5 ms, and the last symbol starts 36 us before their end. Sending must take at
-    // least 4.9 ms.
+    // The last of 140 symbols starts 36 us before the end of the ten slots, which take 5 ms.
     let (_, frames) = frames("gen:oran,slots=10,realtime,eaxc=0");
     assert_eq!(frames.len(), 10 * 14 * 10);
     let took = clock.now_ns() - start;
@@ -218,7 +217,7 @@ fn tshark_decodes_every_field_as_planned() {
             1,
             0,
             size,
-            // Expect the eAxC as four numbers, because tshark divides it into 2, 6, 4 and 4 bits by default.
+            // By default, tshark shows the eAxC as four numbers of 2, 6, 4 and 4 bits.
             eaxc as u64 >> 14,
             eaxc as u64 >> 8 & 0x3f,
             eaxc as u64 >> 4 & 0xf,

@@ -4,8 +4,7 @@ use rustix::fs::{FileType, Stat, fstat, stat};
 use std::os::fd::AsFd;
 use std::path::Path;
 
-/// The identity of a regular file. All names of a file have the same identity: hard links, symbolic links,
-/// relative and absolute paths.
+/// The identity of a regular file. All its names have this identity, links and relative paths too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     device: u64,
@@ -13,8 +12,7 @@ pub struct FileId {
 }
 
 impl FileId {
-    /// Returns the identity of the file at `path`. Returns `None` if no file is there, or if it is not a
-    /// regular file.
+    /// Returns the identity of the regular file at `path`. Returns `None` if there is none.
     pub fn of_path(path: &Path) -> Option<Self> {
         Self::of_stat(&stat(path).ok()?)
     }
@@ -30,8 +28,8 @@ impl FileId {
     }
 }
 
-/// Returns true if both paths name the same regular file, also through links. If neither file exists yet,
-/// returns true if both paths would create the same file.
+/// Returns true if both paths name the same regular file, also through links. If neither file exists, returns
+/// true if the paths would create the same file.
 pub fn same_file(a: &Path, b: &Path) -> bool {
     match (FileId::of_path(a), FileId::of_path(b)) {
         (Some(a), Some(b)) => a == b,
@@ -40,8 +38,7 @@ pub fn same_file(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// Returns `path`, which names a file that does not exist yet, with the symbolic links of its directory
-/// resolved.
+/// Returns the path of a file that does not exist yet, with the symbolic links of its directory resolved.
 fn to_be_created(path: &Path) -> std::path::PathBuf {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

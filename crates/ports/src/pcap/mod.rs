@@ -2,9 +2,9 @@
 //! writes a capture.
 //!
 //! Each packet carries its capture time and its length on the wire as
-//! [`PacketMeta`](inlane_core::packet::PacketMeta). So a sink writes the times and lengths that a source
-//! read, whatever lies between source and sink. A source reads its input once from front to back, so the
-//! input may be a pipe (`pcap:-`). A file is scanned beforehand for its longest packet and its resolution.
+//! [`PacketMeta`](inlane_core::packet::PacketMeta). A sink writes the times and lengths that a source read. A
+//! source reads its input once from front to back, so the input may be a pipe (`pcap:-`). A file is scanned
+//! beforehand for its longest packet and its resolution.
 //!
 //! Neither port blocks on a pipe. A source returns no packets while the pipe's writer pauses. A sink accepts
 //! no packets while the pipe's reader pauses.
@@ -44,8 +44,8 @@ pub struct Playback {
     /// The speed: as fast as packets are received, or with the times of the capture.
     pub pace: Pace,
     /// If set, plays the capture again whenever it ends. Each playing is a lap, and timestamps continue from
-    /// one lap to the next. The classic format can represent times up to the year 2106. If a lap would exceed
-    /// that, its timestamps start over.
+    /// lap to lap. If a lap would exceed the classic format's last time (year 2106), its timestamps start
+    /// over.
     pub repeat: bool,
 }
 
@@ -74,8 +74,7 @@ fn info(text: &str, max_queues: u16) -> PortInfo {
     }
 }
 
-/// Returns the path in the `pcap` specification `text`. Everything after the colon belongs to the path,
-/// including commas.
+/// Returns the path in the `pcap` specification `text`. The path may contain commas.
 fn path_of(text: &str) -> Result<&str> {
     match text.split_once(':') {
         Some((_, path)) if !path.is_empty() => Ok(path),
@@ -83,8 +82,8 @@ fn path_of(text: &str) -> Result<&str> {
     }
 }
 
-/// Returns the file that the port `text` reads or writes. Returns `None` for other kinds of ports, and for
-/// standard input and output.
+/// Returns the file of the port `text`. Returns `None` for other kinds of ports, and for standard input and
+/// output.
 pub fn file_of(text: &str) -> Option<&Path> {
     text.strip_prefix("pcap:").filter(|path| !matches!(*path, "" | "-")).map(Path::new)
 }

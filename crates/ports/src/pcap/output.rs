@@ -1,5 +1,4 @@
-//! The output of a capture: a file, a pipe, a device. Writing never blocks on a pipe whose reader pauses or
-//! is absent.
+//! The output of a capture: a file, a pipe, a device. Writing never blocks on a pipe.
 
 use inlane_core::error::Class;
 use inlane_core::{Error, Result};
@@ -39,8 +38,7 @@ enum Kind {
     Full(File, usize),
 }
 
-/// Makes the error for an output that cannot be opened or written. `name` is the port, or the flag such as
-/// `--capture` if the output is not a port.
+/// Makes the error for an output that failed. `name` is the port, or a flag such as `--capture`.
 pub(super) fn refused(name: &str, class: Class, why: String) -> Error {
     match name.starts_with("--") {
         true => Error::Device { device: name.into(), why, class },
@@ -66,8 +64,8 @@ impl Output {
                 .into();
             let kind = match file_type(&file) {
                 FileType::RegularFile => Kind::Appended(file),
-                // Open the pipe again instead of making standard output non-blocking: other processes may
-                // share that descriptor, and their writes would then fail with EAGAIN.
+                // Other processes may share standard output, so do not make it non-blocking. Open the pipe
+                // again.
                 FileType::Fifo => match open_nonblocking(Path::new("/proc/self/fd/1"), false) {
                     Ok(file) => Kind::NonBlocking(file),
                     Err(_) => Kind::Polled(file),
@@ -97,8 +95,8 @@ impl Output {
         Ok(Self { kind, created: None })
     }
 
-    /// Empties the output if it is a regular file that was opened by its path. Other outputs do not change.
-    /// From now on, a file that was created when the output was opened is kept, even if nothing is written.
+    /// Empties the output if it is a regular file that was opened by its path. From now on, keeps a file that
+    /// was newly created, even if nothing is written.
     pub(super) fn begin(&mut self) -> std::io::Result<()> {
         self.created = None;
         match &self.kind {
@@ -107,7 +105,7 @@ impl Output {
         }
     }
 
-    /// Writes as many of `bytes` as the output accepts, from the front. Returns how many were written.
+    /// Writes as many of `bytes` as the output accepts, from the front. Returns their number.
     ///
     /// Fails with [`ErrorKind::WouldBlock`] if the output's reader must take bytes first.
     pub(super) fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -157,8 +155,7 @@ impl Output {
             Kind::Full(file, _) => file,
             _ => return,
         };
-        // Ignore an error, because readers report the partial record that then remains at the end of the
-        // file.
+        // If this fails, readers report the partial record at the end of the file.
         let _ = file.set_len(length);
     }
 
@@ -184,6 +181,6 @@ fn file_type(file: &File) -> FileType {
 
 fn is_writable(file: &File, timeout: Duration) -> bool {
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-    // Count an error of poll as ready, because the write that follows returns the error.
+    // After an error of `poll`, the next write returns the error.
     poll(&mut [PollFd::new(file, PollFlags::OUT)], Some(&timeout)).map_or(true, |ready| ready > 0)
 }

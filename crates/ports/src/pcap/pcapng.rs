@@ -9,7 +9,7 @@ const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 const OBSOLETE_PACKET: u32 = 2;
 const SIMPLE_PACKET: u32 = 3;
 const ENHANCED_PACKET: u32 = 6;
-/// The longest accepted block that holds no packet, in bytes. Blocks of secrets and names may exceed
+/// The longest accepted block without packet, in bytes. Blocks of secrets and names may exceed
 /// [`MAX_RECORD`].
 const MAX_BLOCK: usize = 1 << 26;
 /// The most interfaces that a section may describe.
@@ -43,8 +43,7 @@ impl CaptureReader {
         if !self.fill_record(length, if is_packet { MAX_RECORD } else { MAX_BLOCK })? {
             return Ok(());
         }
-        // Compare the two lengths of the block, one at each of its ends, because one of them is wrong if they
-        // differ.
+        // A block has its length at each end. If they differ, one of them is wrong.
         let trailer = word(&self.buffer[self.start + length - 4..], big_endian) as usize;
         if trailer != length {
             return Err(self.damaged(&format!("a block's two lengths differ: {length} and {trailer}")));
@@ -61,8 +60,7 @@ impl CaptureReader {
                 let interface = Interface {
                     link: description.linktype.0,
                     units_per_second: units_per_second(description.if_tsresol),
-                    // Swap the bytes of `if_tsoffset` in a big-endian section, because pcap-parser always
-                    // reads it as little-endian.
+                    // pcap-parser always reads `if_tsoffset` as little-endian.
                     offset_seconds: match big_endian {
                         true => description.if_tsoffset.swap_bytes(),
                         false => description.if_tsoffset,
@@ -115,10 +113,9 @@ impl CaptureReader {
         Ok(())
     }
 
-    /// Reads the section's byte order, and forgets the interfaces of the section before.
+    /// Reads the section's byte order, and forgets the interfaces of the previous section.
     ///
-    /// May be called several times for one section header, because the input may wait for the rest of the
-    /// header. Only the first of these calls has an effect.
+    /// A second call for the same header has no effect.
     fn begin_section(&mut self) -> Result<()> {
         let magic = word(&self.buffer[self.start + 8..], false);
         let swapped = magic == BYTE_ORDER.swap_bytes();
@@ -134,8 +131,7 @@ impl CaptureReader {
     }
 
     fn add_interface(&mut self, interface: Interface) -> Result<()> {
-        // Require nanoseconds if the timestamp unit is not a whole number of microseconds, because a classic
-        // copy of the capture would otherwise lose precision.
+        // Microseconds would lose precision in a classic copy of the capture.
         if interface.link == ETHERNET && 1_000_000 % interface.units_per_second != 0 {
             self.resolution = Resolution::Nano;
         }
@@ -172,13 +168,12 @@ impl Interface {
     }
 }
 
-/// Converts the option `if_tsresol` to timestamp units per second: a power of two if the top bit is set,
-/// otherwise of ten. The other bits are the exponent.
+/// Converts the option `if_tsresol` to timestamp units per second. The low 7 bits are the exponent of 10, or
+/// of 2 if the top bit is set.
 fn units_per_second(resolution: u8) -> u128 {
     let exponent = (resolution & 0x7f) as u32;
     let units =
         if resolution & 0x80 != 0 { 2u128.checked_pow(exponent) } else { 10u128.checked_pow(exponent) };
-    // If there are more units per second than 128 bits can express, u128::MAX is used. That changes nothing:
-    // the units are so short that every 64-bit timestamp is 0 ns.
+    // Such short units make every 64-bit timestamp 0 ns.
     units.unwrap_or(u128::MAX)
 }

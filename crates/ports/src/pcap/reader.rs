@@ -1,11 +1,10 @@
-//! Reads captures: classic pcap and pcapng.
+//! Reads captures: classic pcap and pcapng (draft-ietf-opsawg-pcapng).
 //!
 //! Classic captures may have either byte order and micro- or nanoseconds. pcapng captures may have either
-//! byte order, several sections and interfaces, and any timestamp resolution (draft-ietf-opsawg-pcapng).
+//! byte order, several sections and interfaces, and any timestamp resolution.
 //!
-//! pcap-parser parses each record in place, in the buffer of [`CaptureReader`]. The reader fills the buffer,
-//! limits how much memory a damaged file can make it use, converts every timestamp to nanoseconds, and
-//! reports the offset of a fault.
+//! pcap-parser parses each record in the buffer of [`CaptureReader`]. The reader limits how much memory a
+//! damaged file can make it use, and reports the offset of a fault.
 
 use super::pcapng::Interface;
 use inlane_core::error::Class;
@@ -21,8 +20,7 @@ use std::ops::Range;
 
 /// The link type of Ethernet.
 pub const ETHERNET: i32 = 1;
-/// The longest record that is accepted, in bytes: four times libpcap's limit for a packet. A longer record
-/// counts as damage.
+/// The longest accepted record in bytes: four times libpcap's limit for a packet.
 pub const MAX_RECORD: usize = 1 << 20;
 /// Length of a classic capture's header, in bytes. The first block of a pcapng capture is longer.
 pub const CLASSIC_HEADER: usize = 24;
@@ -34,7 +32,7 @@ pub(super) const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 pub struct Record {
     /// Capture time, in nanoseconds since the epoch.
     pub time_ns: u64,
-    /// Length on the wire in bytes if the capture contains only a part of the packet; otherwise 0.
+    /// Length on the wire in bytes if the packet was cut; otherwise 0.
     pub wire_length: u32,
     /// Number of the interface on which the packet was captured, counted over all sections of the capture.
     pub interface: u32,
@@ -50,7 +48,7 @@ impl Record {
     }
 }
 
-/// The timestamp unit of a classic capture. For pcapng, the unit that a classic copy of the capture needs.
+/// The timestamp unit of a classic capture, or of a classic copy of a pcapng capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resolution {
     /// 10^-6 s.
@@ -93,8 +91,7 @@ pub struct CaptureReader {
     /// Packets consumed since the beginning of the input.
     packets: u64,
     pub(super) current: Option<Record>,
-    /// True if the last read of the input found no bytes because the input's writer pauses. False if it found
-    /// bytes or the end of the input.
+    /// True if the last read found no bytes because the input's writer pauses.
     waiting: bool,
     /// True if the input has ended.
     ended: bool,
@@ -119,9 +116,8 @@ impl CaptureReader {
         }
     }
 
-    /// Begins again at the front of the capture. `file` must share its position with the reader's input.
-    ///
-    /// Keeps the buffer's memory. If the buffer holds the whole capture, reads nothing.
+    /// Begins again at the front of the capture, and keeps the buffer's memory. `file` must share its
+    /// position with the reader's input. If the buffer holds the whole capture, reads nothing.
     ///
     /// # Errors
     /// If the file cannot be rewound.
@@ -140,7 +136,7 @@ impl CaptureReader {
         match &mut self.format {
             Format::Unknown => {}
             Format::Classic { .. } => {
-                // Skip the header's bytes, because the header was read in the first lap.
+                // The header was read in the first lap.
                 self.fill(CLASSIC_HEADER)?;
                 self.skip(CLASSIC_HEADER.min(self.end));
             }
@@ -152,8 +148,7 @@ impl CaptureReader {
         Ok(())
     }
 
-    /// Returns the finest timestamp resolution read so far. For pcapng, this is the finest resolution of the
-    /// interfaces described so far.
+    /// Returns the finest timestamp resolution read so far.
     pub fn resolution(&self) -> Resolution {
         self.resolution
     }
@@ -173,8 +168,7 @@ impl CaptureReader {
         self.offset
     }
 
-    /// Returns true if the input had no more bytes when it was last read, but has not ended
-    /// ([`ErrorKind::WouldBlock`]).
+    /// Returns true if the last read found no bytes, but the input has not ended ([`ErrorKind::WouldBlock`]).
     pub fn waiting(&self) -> bool {
         self.waiting
     }
@@ -185,7 +179,7 @@ impl CaptureReader {
     }
 
     /// Reads the header, unless it was read already. Returns false while the input [waits](Self::waiting) for
-    /// the rest of the header.
+    /// it.
     ///
     /// # Errors
     /// If the input is not a capture, or a classic capture of a link other than Ethernet.
@@ -199,8 +193,7 @@ impl CaptureReader {
             None if self.start == self.end => Err(self.not_a_capture("it is empty")),
             None => Err(self.not_a_capture("it has fewer than four bytes")),
             Some(magic) if u32::from_le_bytes(magic) == SECTION_HEADER => {
-                // A pcapng capture starts with a section header, which is a block. `pcapng_block` reads it
-                // later.
+                // `pcapng_block` reads the section header of a pcapng capture later, as a block.
                 self.format =
                     Format::Pcapng { big_endian: false, interfaces: Vec::new(), earlier_interfaces: 0 };
                 Ok(true)
@@ -213,8 +206,7 @@ impl CaptureReader {
     /// input [waits](Self::waiting) for more bytes.
     ///
     /// # Errors
-    /// If the file cannot be read, ends within a record, or is damaged. The message gives the offset of the
-    /// fault.
+    /// If the file cannot be read, ends within a record, or is damaged.
     pub fn peek(&mut self) -> Result<Option<Record>> {
         if !self.read_header()? {
             return Ok(None);
@@ -252,9 +244,8 @@ impl CaptureReader {
         self.offset += bytes as u64;
     }
 
-    /// Reads input until at least `wanted` bytes are buffered, counted from the start of the next record.
-    /// Returns all bytes buffered there. These are fewer than `wanted` at the end of the input, and while the
-    /// input waits.
+    /// Reads input until `wanted` bytes of the next record are buffered. Returns all bytes buffered from that
+    /// record's start. These are fewer than `wanted` if the input ends or waits.
     fn fill(&mut self, wanted: usize) -> Result<&[u8]> {
         self.waiting = false;
         if self.end - self.start < wanted && !self.ended {
@@ -287,8 +278,10 @@ impl CaptureReader {
         Ok(&self.buffer[self.start..self.end])
     }
 
-    /// Fills the buffer with the `length` bytes of the next record. Returns false while the input waits for
-    /// these bytes. Returns an error if `length` exceeds `max`, or if the input ends within the record.
+    /// Buffers the `length` bytes of the next record. Returns false while the input waits for them.
+    ///
+    /// # Errors
+    /// If `length` exceeds `max`, or if the input ends within the record.
     pub(super) fn fill_record(&mut self, length: usize, max: usize) -> Result<bool> {
         if length > max {
             return Err(self.damaged(&format!("the record there claims {length} bytes")));

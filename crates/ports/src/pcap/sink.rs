@@ -22,8 +22,7 @@ pub enum TimestampSource {
     SendTime,
 }
 
-/// A port that writes the packets sent to it to a capture. Its queues share the file: they take turns, one
-/// burst at a time.
+/// A port that writes its packets to a capture. Its queues write to the file in turn, one burst at a time.
 pub struct CaptureSink {
     info: PortInfo,
     writer: Arc<Mutex<CaptureWriter>>,
@@ -35,9 +34,9 @@ pub struct CaptureSink {
 impl CaptureSink {
     /// Opens `pcap:FILE` for writing (`-` is standard output).
     ///
-    /// Packets from `source` keep their timestamps, and the capture gets the resolution of `source`. Without
-    /// `source`, a packet gets the time at which it is sent, in nanoseconds. An existing file keeps its
-    /// content until [`Port::start`] or the first packet.
+    /// With `source`, packets keep their timestamps, and the capture gets its resolution. Without `source`, a
+    /// packet gets the time at which it is sent, in nanoseconds. An existing file keeps its content until
+    /// [`Port::start`] or the first packet.
     ///
     /// # Errors
     /// If the file cannot be created, or is the file that `source` reads.
@@ -67,7 +66,7 @@ impl CaptureSink {
     /// Checks that the ports `names` write different files.
     ///
     /// # Errors
-    /// If two ports name the same file. The error is that of the second port.
+    /// If two ports name the same file.
     pub(crate) fn require_distinct(names: &[String]) -> Result<()> {
         let file = |name: &str| super::file_of(name).map(Path::to_owned);
         for (index, name) in names.iter().enumerate() {
@@ -120,8 +119,7 @@ impl Port for CaptureSink {
     }
 }
 
-/// Writes the packets of one queue to a capture that several queues share. Does not free the packets: the
-/// caller keeps them.
+/// Writes the packets of one queue to a shared capture. Does not free the packets.
 pub(crate) struct QueueWriter {
     writer: Arc<Mutex<CaptureWriter>>,
     queue: u32,
@@ -140,8 +138,8 @@ impl QueueWriter {
         Ok(Self { writer, queue, lost, timestamps, pool })
     }
 
-    /// Writes packets from the front of `packets`. Returns how many the capture accepted, and the error that
-    /// ended the call if there was one.
+    /// Writes packets from the front of `packets`. Returns how many the capture accepted, and any error that
+    /// ended the call.
     ///
     /// # Safety
     /// The caller holds the packets, and they are from this queue's pool.
@@ -168,9 +166,7 @@ impl QueueWriter {
         (packets.len(), Ok(()))
     }
 
-    /// Sends packets by `send`, and writes the packets that `send` accepts to the capture.
-    ///
-    /// Copies the packets before it sends them, because an accepted packet belongs to the port. Sends nothing
+    /// Sends packets by `send`, and writes the packets that `send` accepts to the capture. Sends nothing
     /// while the capture's reader pauses.
     ///
     /// # Safety
@@ -243,8 +239,8 @@ impl QueueWriter {
             TimestampSource::SendTime => PacketMeta { time_ns: send_ns, ..PacketMeta::default() },
         };
         writer.record(self.queue, meta, length, |buffer| {
-            // SAFETY: the caller holds the packet, so nothing writes its segments. Ports refuse pools in
-            // memory that the CPU does not map.
+            // SAFETY: the caller holds the packet, so nothing writes it. Ports refuse pools that the CPU does
+            // not map.
             unsafe {
                 self.pool.for_each_segment(packet, &mut |address, bytes| {
                     buffer
@@ -259,11 +255,11 @@ impl QueueWriter {
         self.lock()?.flush().map(|_| ())
     }
 
-    /// Writes the buffered records, unless the capture has not begun. Logs an error instead of returning it,
-    /// because the queue is being dropped.
+    /// Writes the buffered records, unless the capture has not begun. Logs an error, because the queue is
+    /// being dropped.
     fn flush_at_end(&self) {
         let Ok(mut writer) = self.lock() else { return };
-        // Skip a broken capture, because it has already returned its error, which would be logged twice.
+        // A broken capture has already returned its error.
         if writer.has_begun()
             && !writer.is_broken()
             && let Err(error) = writer.flush()
@@ -277,8 +273,7 @@ impl QueueWriter {
         self.lock()?.finish(keep_waiting)
     }
 
-    /// Returns the counts of this queue's lost packets. The writer accepted these packets, but could not
-    /// write them.
+    /// Returns the counts of packets that the writer accepted from this queue, but could not write.
     pub(crate) fn lost(&self) -> &LostPackets {
         &self.lost
     }
@@ -312,10 +307,10 @@ unsafe impl Tx for CaptureTx {
             self.accepted.bytes += unsafe { self.writer.length(packet) } as u64;
         }
         self.accepted.packets += written as u64;
-        // SAFETY: the caller holds these packets of this pool, and does not use packets that were sent.
+        // SAFETY: the caller holds these packets of this pool, and does not use sent packets.
         unsafe { self.pool.free(&packets[..written]) };
         match outcome {
-            // Return the number of written packets now if there are any. The next call returns the error.
+            // The next call returns the error.
             Err(_) if written > 0 => Ok(written),
             outcome => outcome.map(|()| written),
         }

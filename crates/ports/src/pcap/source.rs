@@ -17,18 +17,16 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 
-/// The longest frame that a pipe is expected to contain, in bytes. If frames are longer, the user must set
-/// --room.
+/// The longest frame expected from a pipe, in bytes. For longer frames, the user must set --room.
 const JUMBO: usize = 9216;
-/// If a capture is played again and again, each playing is a lap. This is the time between the last packet of
-/// a lap and the first packet of the next, in nanoseconds.
+/// The time between the last packet of a lap and the first packet of the next, in nanoseconds. A repeated
+/// capture is played in laps.
 const LAP_GAP_NS: u64 = 1000;
 
 /// A port that plays a capture: its packets are received from the port.
 pub struct CaptureSource {
     info: PortInfo,
-    /// The capture's file, if it can be read again. It shares its position with the reader. `None` for pipes
-    /// and standard input.
+    /// The capture's file, whose position the reader shares. `None` for pipes and standard input.
     file: Option<File>,
     file_id: Option<FileId>,
     summary: Option<Summary>,
@@ -39,7 +37,7 @@ pub struct CaptureSource {
 }
 
 impl CaptureSource {
-    /// Opens `pcap:FILE` (`-` is standard input). Scans a file; opens a pipe without waiting for its writer.
+    /// Opens `pcap:FILE` (`-` is standard input). Scans a file. Does not wait for a pipe's writer.
     ///
     /// # Errors
     /// If the file does not exist or is not a capture of Ethernet packets, or if `playback` repeats a pipe.
@@ -54,8 +52,7 @@ impl CaptureSource {
         let file: File = if path == "-" {
             std::io::stdin().as_fd().try_clone_to_owned().map_err(refused)?.into()
         } else {
-            // Without the flag NONBLOCK, opening a named pipe would block until a writer opens it. The flag
-            // has no effect on regular files.
+            // Without NONBLOCK, opening a named pipe blocks until a writer opens it.
             let flags = OFlags::NONBLOCK.bits() as i32;
             OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(refused)?
         };
@@ -92,8 +89,7 @@ impl CaptureSource {
         let mut reader = CaptureReader::new(text, Box::new(input));
         reader.read_header()?;
         let (mut longest, mut latest_ns) = (0, 0);
-        // Stop the scan at damage without an error, because the damage is reported when the packets before it
-        // have been played.
+        // Damage is reported when the packets before it have been played.
         while let Ok(Some(record)) = reader.peek() {
             longest = longest.max(record.length());
             latest_ns = latest_ns.max(record.time_ns);
@@ -108,7 +104,7 @@ impl CaptureSource {
         Ok(())
     }
 
-    /// Returns the bytes that buffers must hold: the longest packet of a file, or a jumbo frame for a pipe.
+    /// Returns the bytes that buffers must hold: the file's longest packet, or a jumbo frame for a pipe.
     pub fn longest(&self) -> usize {
         self.summary.map_or(JUMBO, |summary| summary.longest)
     }
@@ -119,8 +115,8 @@ impl CaptureSource {
         self.summary
     }
 
-    /// Returns the resolution of the timestamps. For a pipe, it is set when the header has arrived. It is
-    /// nanoseconds for pcapng.
+    /// Returns the resolution of the timestamps. A pipe sets it when its header arrives. For pcapng it is
+    /// nanoseconds.
     pub fn resolution(&self) -> &SharedResolution {
         &self.resolution
     }
@@ -138,8 +134,7 @@ struct Pipe {
 
 impl Read for Pipe {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        // Polls first, because reading a named pipe that no writer has opened yet would look like the end of
-        // the input.
+        // Before a writer opens a named pipe, a read returns 0, as at the end of the input.
         if poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&Timespec::default()))? == 0 {
             return Err(ErrorKind::WouldBlock.into());
         }
@@ -210,7 +205,7 @@ fn too_long(length: usize, room: usize) -> String {
 struct CaptureRx {
     name: String,
     reader: CaptureReader,
-    /// The reader's file if the capture is played repeatedly. At the end of a lap, the reader rewinds it.
+    /// The reader's file if the capture is repeated. The reader rewinds it after each lap.
     repeated: Option<File>,
     /// The latest timestamp in the file, in nanoseconds since the epoch.
     latest_ns: u64,
@@ -219,15 +214,13 @@ struct CaptureRx {
     pace: Pace,
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// The clock when the first packet was played, and the timestamp of that packet, in nanoseconds. A later
-    /// packet is due when the clock has advanced as far as the timestamps.
+    /// The clock when the first packet was played, and the timestamp of that packet, both in nanoseconds.
     started: Option<(u64, u64)>,
     /// The time that the current lap adds to the timestamps in the file, in nanoseconds.
     shift_ns: u64,
     /// Timestamp of the packet that was played last, including `shift_ns`.
     last_ns: u64,
-    /// An error that occurred after packets were read. The packets are returned first, and the error by the
-    /// next call.
+    /// An error that occurred after packets were read. The next call returns it.
     pending_error: Option<Error>,
     ended: bool,
     counters: Counters,
@@ -270,8 +263,8 @@ impl CaptureRx {
         }
     }
 
-    /// Sets `shift_ns` for the next lap, so that its timestamps follow those of the current lap. Sets
-    /// `shift_ns` to 0 if the timestamps would exceed what a capture can represent.
+    /// Sets `shift_ns` so that the next lap's timestamps follow those of the current lap. Sets it to 0 if
+    /// they would exceed what a capture can represent.
     fn begin_lap(&mut self) -> Result<()> {
         let first = self.reader.peek()?.map_or(0, |record| record.time_ns);
         self.shift_ns = self.last_ns.saturating_add(LAP_GAP_NS).saturating_sub(first);
@@ -302,7 +295,7 @@ impl CaptureRx {
     }
 }
 
-// SAFETY: the packets are just allocated, and `fill` keeps each within its data room.
+// SAFETY: the packets are newly allocated, and `fill` keeps each within its data room.
 unsafe impl Rx for CaptureRx {
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         if let Some(error) = self.pending_error.take() {
@@ -313,8 +306,7 @@ unsafe impl Rx for CaptureRx {
             return Ok(0);
         }
         let now_ns = self.clock.now_ns();
-        // Check at original pace whether a packet is due before allocating packets, because most calls find
-        // none.
+        // At original pace, most calls find no packet due. Check before allocating packets.
         if self.pace == Pace::Original {
             match self.next(now_ns) {
                 Ok(Some(_)) => {}
@@ -353,7 +345,7 @@ unsafe impl Rx for CaptureRx {
                 self.ended = true;
                 Err(error)
             }
-            // Return the packets that were read before the error. The next call returns the error.
+            // The next call returns the error.
             pending => {
                 self.pending_error = pending;
                 Ok(filled)

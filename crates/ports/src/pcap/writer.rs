@@ -1,7 +1,7 @@
 //! Writes classic captures: little-endian, with micro- or nanoseconds.
 //!
-//! Records are collected in a buffer. If the output refuses them, the writer counts the records that were not
-//! written whole, and truncates the file after the last whole record.
+//! Records are buffered. After an error, the file is truncated behind the last whole record, and the other
+//! records count as lost.
 
 use super::output::{Output, refused};
 use super::reader::{ETHERNET, Resolution};
@@ -19,7 +19,7 @@ const HEADER: usize = 24;
 const RECORD_HEADER: usize = 16;
 /// libpcap's snap length for captures of whole packets, in bytes.
 const SNAP_LENGTH: u32 = 262_144;
-/// The latest time that a classic capture can represent (in the year 2106), in nanoseconds since the epoch.
+/// The latest time that a classic capture can represent (year 2106), in nanoseconds since the epoch.
 pub const MAX_TIME_NS: u64 = (u32::MAX as u64 + 1) * 1_000_000_000 - 1;
 
 /// A resolution that becomes known when the header of a piped source has arrived.
@@ -55,7 +55,7 @@ struct Buffered {
 /// Writes packets to a capture.
 ///
 /// Opening the writer changes no file. The first packet, [`CaptureWriter::begin`] or [`CaptureWriter::flush`]
-/// replaces what a file held before.
+/// replaces the file's content.
 pub struct CaptureWriter {
     name: String,
     output: Output,
@@ -66,8 +66,7 @@ pub struct CaptureWriter {
     buffer: Vec<u8>,
     /// The number of bytes at the front of the buffer that are already written to the output.
     written: usize,
-    /// The offset in the buffer at which the records begin: after the header, or 0 if the header is already
-    /// written.
+    /// The offset of the first record in the buffer: after the header, or 0 if the header was written.
     first_record: usize,
     records: Vec<Buffered>,
     /// The number of bytes that were written to the output from earlier contents of the buffer.
@@ -118,7 +117,7 @@ impl CaptureWriter {
     /// Empties the output, and writes the header if the resolution is known. Does nothing if called again.
     ///
     /// # Errors
-    /// If the output refuses it, for example because the disk is full.
+    /// If the output refuses it.
     pub fn begin(&mut self) -> Result<()> {
         if self.begun {
             return Ok(());
@@ -153,8 +152,7 @@ impl CaptureWriter {
     /// Makes room in the buffer for a packet of `length` bytes. Writes the buffered records first if
     /// necessary.
     ///
-    /// Returns false if there is no room until the output's reader takes bytes. An empty buffer has room for
-    /// any packet.
+    /// Returns false if the output's reader must take bytes first. An empty buffer has room for any packet.
     ///
     /// # Errors
     /// If the output refuses the buffered records.
@@ -247,8 +245,8 @@ impl CaptureWriter {
         self.records.truncate(records);
     }
 
-    /// Writes the header and the buffered records. Returns false if the reader of the output must take bytes
-    /// first; the unwritten bytes then stay buffered.
+    /// Writes the header and the buffered records. Returns false if the output's reader must take bytes
+    /// first. Unwritten bytes stay buffered.
     ///
     /// # Errors
     /// If the output refuses the bytes. Every later call returns the error again.
@@ -262,8 +260,7 @@ impl CaptureWriter {
     /// Writes the buffered records. Waits for a slow reader as long as `keep_waiting` returns true.
     ///
     /// # Errors
-    /// If the output refuses the records, or if records remain when the wait ends. The remaining packets are
-    /// lost.
+    /// If the output refuses the records, or if records remain when the wait ends. They are lost.
     pub fn finish(&mut self, keep_waiting: &mut dyn FnMut() -> bool) -> Result<()> {
         while !self.flush()? {
             if !keep_waiting() {
@@ -281,7 +278,7 @@ impl CaptureWriter {
         if packets == 0 { Ok(()) } else { Err(error) }
     }
 
-    /// Writes as much of the buffer as the output accepts. Returns true if the whole buffer was written.
+    /// Writes as much of the buffer as the output accepts. Returns true if nothing remains.
     fn write_buffer(&mut self) -> Result<bool> {
         while self.written < self.buffer.len() {
             match self.output.write(&self.buffer[self.written..]) {
@@ -305,7 +302,7 @@ impl CaptureWriter {
         self.records.clear();
     }
 
-    /// Ends the capture after an error: counts as lost all buffered records that were not written whole, and
+    /// Ends the capture after an error. Counts buffered records that were not written whole as lost, and
     /// refuses all further packets.
     fn give_up(&mut self, why: &str) -> Error {
         let whole = self.records.partition_point(|record| record.end as usize <= self.written);
@@ -362,8 +359,7 @@ fn cause(error: &std::io::Error) -> String {
 
 impl Drop for CaptureWriter {
     fn drop(&mut self) {
-        // Write the buffered packets as far as the output accepts them now. Only log an error, because `drop`
-        // cannot return one. Callers that need the error call `finish` before.
+        // `drop` cannot return an error. Callers that need it call `finish` before.
         if self.begun
             && self.broken.is_none()
             && let Err(error) = self.finish(&mut || false)

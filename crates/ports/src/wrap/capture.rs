@@ -1,7 +1,6 @@
 //! Writes the packets that a run sends to a capture file.
 //!
-//! A failure to write the capture, for example a full disk, ends the run with an error. Otherwise the capture
-//! would be incomplete without notice.
+//! If the capture cannot be written, the run ends with an error.
 
 use crate::generate::require_cpu_memory;
 use crate::pcap::reader::Resolution;
@@ -20,12 +19,12 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Opens the capture at `path`, with timestamps in nanoseconds. `ports` are the ports of the run.
+    /// Opens the capture at `path`, with timestamps in nanoseconds.
     ///
     /// An existing file keeps its content until the first packet is sent.
     ///
     /// # Errors
-    /// If the file cannot be created, or if one of the ports reads or writes it.
+    /// If the file cannot be created, or if one of `ports` reads or writes it.
     pub fn open(path: &Path, timestamps: TimestampSource, ports: &[String]) -> Result<Self> {
         let name = format!("--capture {}", path.display());
         if let Some(port) = ports.iter().find(|port| file_of(port).is_some_and(|file| same_file(file, path)))
@@ -37,8 +36,8 @@ impl Capture {
         Ok(Self { writer: Arc::new(Mutex::new(writer)), timestamps })
     }
 
-    /// Wraps the transmit queue `inner`, whose packets come from `pool`. The wrapper sends packets by `inner`,
-    /// and writes the sent packets to the capture.
+    /// Wraps the transmit queue `inner`, whose packets come from `pool`. The sent packets are also written to
+    /// the capture.
     ///
     /// # Errors
     /// If the CPU cannot read the packets.
@@ -59,7 +58,7 @@ unsafe impl Tx for CapturedTx {
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         let Self { inner, writer } = self;
         // SAFETY: the caller holds the packets, and they are from this queue's pool. The inner queue frees or
-        // keeps only packets that it counts as sent.
+        // keeps only packets that it counts.
         unsafe { writer.write_sent(packets, |packets| inner.send(packets)) }
     }
 

@@ -1,7 +1,5 @@
-//! Injects faults: drops, duplicates, reorders, corrupts and delays packets with given probabilities. The
-//! same seed causes the same faults.
-//!
-//! The faults are counted. Tests compare a checker's findings with the counts.
+//! Injects faults: drops, duplicates, reorders, corrupts and delays packets with given probabilities, and
+//! counts them. The same seed causes the same faults.
 
 use crate::generate::require_cpu_memory;
 use crate::generate::traffic::mix;
@@ -15,12 +13,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How long a reordered packet waits for later packets, in nanoseconds.
 const REORDER_TIMEOUT_NS: u64 = 10_000_000;
-/// How long a run of dropped packets may last, in nanoseconds. Without this limit, a long run could stall a
-/// sender that waits for acknowledgments: it sends only retransmissions, ever more rarely, and the run would
-/// drop these too.
+/// The longest time in nanoseconds in which a run of packets is dropped. Without a limit, the run could drop
+/// all retransmissions of a stalled sender.
 const RUN_TIMEOUT_NS: u64 = 10_000_000;
-/// The most ready packets. While this many are ready, the wrapper receives none from the inner queue. It also
-/// receives none while as many packets are ready as its caller asks for.
+/// The most ready packets. The wrapper receives from the inner queue only while fewer are ready.
 const MAX_READY: usize = 1024;
 
 /// The faults to inject. Probabilities are from 0 to 1.
@@ -28,8 +24,7 @@ const MAX_READY: usize = 1024;
 pub struct Faults {
     /// Probability that a packet begins a run of dropped packets.
     pub drop: f64,
-    /// The number of packets in a run of dropped packets. 0 and 1 drop a single packet. A run ends after 10
-    /// ms in any case.
+    /// The number of packets dropped in a row. 0 and 1 drop a single packet. A run also ends after 10 ms.
     pub drop_run: u64,
     /// Probability that a packet is duplicated.
     pub duplicate: f64,
@@ -49,8 +44,10 @@ pub struct Faults {
 
 impl Faults {
     /// Parses `drop=1%:8,duplicate=0.1%,reorder=1%:3,corrupt=0.01,delay=5%:50us,seed=7`. Percentages are
-    /// probabilities. The value after a colon is, for `drop`, the number of packets dropped in a row; for
-    /// `reorder`, the number of packets that overtake the packet; and for `delay`, the delay.
+    /// probabilities. The value after a colon is:
+    /// - for `drop`, the number of packets dropped in a row
+    /// - for `reorder`, the number of packets that overtake the packet
+    /// - for `delay`, the delay
     ///
     /// # Errors
     /// If a fault is unknown, or a probability is outside 0 % to 100 %.
@@ -145,8 +142,7 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The packets that the wrapper has received from the inner queue and not yet returned, and the faults to
-/// inject into packets.
+/// The faults to inject, and the packets received from the inner queue and not yet returned.
 struct FaultyLink {
     faults: Faults,
     /// State of the pseudo-random generator.
@@ -155,14 +151,13 @@ struct FaultyLink {
     clock: Clock,
     /// The number of packets that are still to be dropped in the current run of dropped packets.
     run_left: u64,
-    /// The time at which the current run of dropped packets ends, in nanoseconds, if it has not ended before.
+    /// The time in nanoseconds at which the current run of dropped packets ends at the latest.
     run_until_ns: u64,
-    /// The number of packets that have passed the reordered ones. A reordered packet becomes ready when this
-    /// number reaches its `behind`. Copies and the reordered packets themselves are not counted.
+    /// How many packets have become ready, without copies and reordered packets. A reordered packet becomes
+    /// ready when this reaches its `behind`.
     passed: u64,
     reordered: VecDeque<Reordered>,
-    /// Delayed packets with their due times, the earliest first. Packets arrive in this order because all
-    /// delays are equal.
+    /// Delayed packets with their due times, the earliest first. All delays are equal.
     delayed: VecDeque<(u64, Packet)>,
     ready: VecDeque<Packet>,
     /// The largest number of reordered and delayed packets that may be held at once.
@@ -198,8 +193,8 @@ impl FaultyLink {
         })
     }
 
-    /// Returns true with `probability`. Takes a random number even if `probability` is 0, so changing the
-    /// probability of one fault does not change which packets the other faults hit.
+    /// Returns true with `probability`. Always takes a random number, so faults do not change each other's
+    /// sequence.
     fn happens(&mut self, probability: f64) -> bool {
         (mix(&mut self.random) >> 11) as f64 / (1u64 << 53) as f64 <= probability && probability > 0.0
     }
@@ -248,8 +243,7 @@ impl FaultyLink {
         }
     }
 
-    /// Makes a packet ready to be returned. Then does the same with each reordered packet that enough packets
-    /// have now overtaken.
+    /// Makes a packet ready, and then each reordered packet that enough packets have overtaken.
     fn pass(&mut self, packet: Packet) {
         self.ready.push_back(packet);
         self.passed += 1;
@@ -265,8 +259,8 @@ impl FaultyLink {
         }
     }
 
-    /// Makes ready all delayed and reordered packets that are due at `now_ns`. If `ending` is true, also
-    /// makes ready all other reordered packets, because no packets follow that could overtake them.
+    /// Makes all packets ready that are due at `now_ns`. If `ending` is set, makes all reordered packets
+    /// ready, because no packets follow.
     fn catch_up(&mut self, now_ns: u64, ending: bool) {
         while let Some(&(due_ns, packet)) = self.delayed.front()
             && due_ns <= now_ns
@@ -277,8 +271,7 @@ impl FaultyLink {
         self.release(|held, _| ending || held.until_ns <= now_ns);
     }
 
-    /// Returns a copy of a packet in one segment. Returns `None` if the pool is empty or its buffers are too
-    /// small.
+    /// Returns a copy of a packet in one segment. Returns `None` if the pool has no buffer large enough.
     fn copy(&self, packet: &Packet) -> Option<Packet> {
         let mut length = 0;
         // SAFETY: `self` holds the packet, and it is from this pool.
@@ -291,8 +284,8 @@ impl FaultyLink {
         copy.length = length as u32;
         copy.port = packet.port;
         let mut at = 0;
-        // SAFETY: `self` holds the packet, and the copy has room for all its segments. `new` checked that
-        // the CPU maps the pool.
+        // SAFETY: `self` holds the packet, and the copy has room for it. `new` checked that the CPU maps the
+        // pool.
         unsafe {
             self.pool.for_each_segment(packet, &mut |address, bytes| {
                 let bytes = bytes as usize;
@@ -313,7 +306,7 @@ impl FaultyLink {
 
 impl Drop for FaultyLink {
     fn drop(&mut self) {
-        // Count all packets that this wrapper still holds as dropped, because they will never be returned.
+        // The packets that this wrapper still holds are never returned.
         let held = self
             .reordered
             .drain(..)
@@ -340,8 +333,7 @@ impl FaultyRx {
     }
 }
 
-// SAFETY: each packet was received from the inner queue or allocated for a copy. Each packet leaves `ready`
-// only once.
+// SAFETY: each packet was received from the inner queue or allocated for a copy, and leaves `ready` once.
 unsafe impl Rx for FaultyRx {
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         let now_ns = self.link.clock.now_ns();

@@ -1,6 +1,5 @@
 //! Wrappers around the queues of any port: they capture packets ([`capture`]), inject faults ([`fault`]) or
-//! limit the rate ([`pace`]). Queues are wrapped when a run is set up, so queues without a wrapper have no
-//! overhead.
+//! limit the rate ([`pace`]). Queues without a wrapper have no overhead.
 
 pub mod capture;
 pub mod fault;

@@ -6,11 +6,11 @@ use inlane_core::port::Counters;
 use inlane_core::units::Rate;
 use inlane_core::{Packet, Result, Rx};
 
-/// The largest backlog in nanoseconds. A source that paused catches up on at most this much in one burst.
+/// The largest backlog in nanoseconds that a source sends in one burst after a pause.
 const MAX_BACKLOG_NS: u64 = 100_000;
 
-/// A receive queue with a limited rate. Excess packets wait in the inner port. If the port must drop packets,
-/// the port counts them.
+/// A receive queue with a limited rate. Excess packets wait in the inner port, which counts those it must
+/// drop.
 pub struct PacedRx {
     inner: Box<dyn Rx>,
     schedule: Schedule,

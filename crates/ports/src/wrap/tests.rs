@@ -32,15 +32,14 @@ fn test_run(text: &str) -> TestRun {
     TestRun { clock, checker, pool, rx, tx }
 }
 
-/// Moves packets from `rx` to `tx` as a pipeline does, until `rx` is exhausted.
+/// Moves packets from `rx` to `tx` until `rx` is exhausted.
 fn forward(rx: &mut dyn Rx, tx: &mut dyn Tx) -> Result<()> {
     let mut packets = [Packet::EMPTY; 32];
     loop {
         let count = rx.receive(&mut packets)?;
         let mut sent = 0;
         while sent < count {
-            // SAFETY: these packets were received from this queue's pool. Packets that were sent are not used
-            // again.
+            // SAFETY: the packets are from this queue's pool. Sent packets are not used again.
             sent += unsafe { tx.send(&packets[sent..count]) }?;
         }
         if count == 0 {
@@ -60,18 +59,15 @@ fn compare(checker: &Checker, injected: [u64; 5]) {
     let (found, foreign): (Verification, u64) = (checker.verification().unwrap(), checker.foreign());
     let [dropped, duplicated, reordered, corrupted, delayed] = injected;
     assert!(injected.iter().all(|&count| count > 0), "{injected:?}");
-    // A flipped bit can make a packet foreign. The checker then counts that packet as lost, so up to
-    // `foreign` more packets may be lost than were dropped.
+    // A packet that a flipped bit made foreign counts as lost.
     assert!((dropped..=dropped + foreign).contains(&found.lost), "{injected:?} {found:?}");
-    // The checker may find up to 10 more altered packets than were corrupted: it also counts copies of
-    // corrupted packets, and it takes a packet with a flipped sequence number for another packet.
+    // Copies of corrupted packets count as altered too. A flipped sequence number makes another packet.
     assert!(
         found.altered + foreign >= corrupted && found.altered <= corrupted + 10,
         "{injected:?} {found:?}"
     );
     assert!(found.duplicated <= duplicated && found.duplicated + 10 >= duplicated, "{injected:?} {found:?}");
-    // A held packet does not count as reordered if all packets that should overtake it are dropped or held
-    // too. So a fifth of the held packets may be missing from the count.
+    // A held packet is not reordered if all packets that should overtake it are dropped or held.
     let late = reordered + delayed;
     assert!(found.reordered <= late && found.reordered * 10 > late * 8, "{injected:?} {found:?}");
 }
@@ -118,8 +114,7 @@ fn packets_are_dropped_in_runs() {
         }
     }
     let dropped = faulty.fault_counts().read()[0];
-    // About 93 of the 10,000 packets begin a run of 8 dropped packets. A run is shorter if the thread is
-    // preempted for 10 ms.
+    // About 93 of the 10,000 packets begin a run of 8. Preemption for 10 ms shortens a run.
     assert!((100..1100).contains(&dropped), "{dropped}");
 }
 
@@ -165,14 +160,14 @@ fn a_capture_holds_the_packets_that_were_sent() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let text = |name: &str| format!("pcap:{}", at(name).display());
-    // Generated packets get the time at which they are sent, so the capture `made` has such timestamps.
+    // Generated packets get the time at which they are sent.
     let TestRun { pool, mut rx, .. } = test_run("gen:imix,packets=3000");
     let mut sink = CaptureSink::open(&text("made"), None).unwrap();
     sink.configure(&[], 1).unwrap();
     let mut tx = sink.take_tx(0, pool.clone()).unwrap();
     forward(&mut *rx, &mut *tx).unwrap();
     drop(tx);
-    // Plays `made` through a capturing wrapper into a sink. Both written captures must equal `made`.
+    // Play `made` through a capturing wrapper into a sink. Both captures must equal `made`.
     let mut source = CaptureSource::open(&text("made"), Playback::default()).unwrap();
     source.configure(std::slice::from_ref(&pool), 0).unwrap();
     let mut sink = CaptureSink::open(&text("sent"), Some(&source)).unwrap();
@@ -190,7 +185,7 @@ fn a_capture_holds_the_packets_that_were_sent() {
     assert_eq!(pool.outstanding(), 0);
 }
 
-/// A transmit queue that accepts only a part of most bursts, to test that a capture gets each packet once.
+/// A transmit queue that accepts only a part of most bursts.
 struct PartialTx(Box<dyn Tx>, usize);
 
 // SAFETY: the inner queue sends a prefix of the packets, and its count is returned.

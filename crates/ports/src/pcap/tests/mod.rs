@@ -15,7 +15,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A packet of a capture, as tests write it and expect to read it.
+/// A packet of a capture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     time_ns: u64,
@@ -46,7 +46,7 @@ fn read(bytes: &[u8]) -> Result<(Vec<Entry>, Resolution), (Vec<Entry>, String)> 
     }
 }
 
-/// Returns a classic capture for the reader to read. It is built byte by byte, without the writer under test.
+/// Returns a classic capture, built without the writer under test.
 fn classic(magic: u32, big: bool, link: u32, entries: &[Entry]) -> Vec<u8> {
     let word = |value: u32| if big { value.to_be_bytes() } else { value.to_le_bytes() };
     let nano = magic == 0xa1b2_3c4d;
@@ -69,7 +69,7 @@ fn classic(magic: u32, big: bool, link: u32, entries: &[Entry]) -> Vec<u8> {
     bytes
 }
 
-/// A pcapng capture for tests, to which each method adds a block. `bytes` holds the blocks so far.
+/// A pcapng capture. Each method adds a block to `bytes`.
 struct Ng {
     big: bool,
     bytes: Vec<u8>,
@@ -139,8 +139,8 @@ fn source(path: &Path, playback: Playback, room: usize) -> (CaptureSource, Arc<d
     (source, pool, rx)
 }
 
-/// Copies a capture from a source to a sink. Returns the number of packets that the sink accepted, and the
-/// error of the source if there was one.
+/// Copies a capture from a source to a sink. Returns the number of accepted packets, and the source's error
+/// if any.
 fn copy(from: &Path, to: &Path) -> (u64, Result<()>) {
     let (source, pool, mut rx) = source(from, Playback::default(), 9216);
     let mut sink = CaptureSink::open(&format!("pcap:{}", to.display()), Some(&source)).unwrap();

@@ -63,8 +63,7 @@ fn the_original_pace_plays_no_packet_early_in_any_lap() {
     }
     assert_eq!(times, [0, 20_000_000, 40_000_000, 40_001_000, 60_001_000, 80_001_000, 80_002_000]);
     for (time, arrival) in times.iter().zip(&arrivals) {
-        // The queue's clock counts CPU cycles. Its calibration against the system's clock is not exact, so
-        // the comparison of the two allows 5 %.
+        // The queue's clock counts CPU cycles and may differ from the system's clock, here by up to 5 %.
         let latest = arrival.as_nanos() as u64 * 105 / 100;
         assert!(latest >= *time, "the packet of {time} ns was played at {arrival:?}");
     }

@@ -104,8 +104,7 @@ fn a_block_with_a_wrong_length_is_damage() {
         let second = ng.bytes.len();
         ng.packet(0, 0, 60, &[2; 60]);
         let end = ng.bytes.len();
-        // Add a third packet, because a too large length of the second packet would otherwise reach beyond
-        // the end of the file, which is another error.
+        // With a third packet, a too large length of the second one stays inside the file.
         ng.packet(0, 0, 60, &[3; 60]);
         let length = (end - second) as u32;
         for (first, last, said) in [
@@ -127,16 +126,15 @@ fn a_block_with_a_wrong_length_is_damage() {
                 "{first} {last}: {error}"
             );
         }
-        // A section header whose two lengths differ must be reported like a packet block whose lengths
-        // differ.
+        // The same fault in a section header.
         let mut bytes = ng.bytes.clone();
         bytes[24..28].copy_from_slice(&ng.word(32));
         assert!(read(&bytes).unwrap_err().1.contains("two lengths differ: 28 and 32"));
     }
 }
 
-/// An input that returns its pieces one after the other. After each piece it fails once with
-/// [`std::io::ErrorKind::WouldBlock`].
+/// An input that returns its pieces in order, and fails with [`std::io::ErrorKind::WouldBlock`] after each
+/// piece.
 struct TwoPieces {
     pieces: std::collections::VecDeque<Vec<u8>>,
 }

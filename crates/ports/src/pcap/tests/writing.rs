@@ -24,7 +24,7 @@ proptest! {
         let (packets, outcome) = copy(&from, &to);
         outcome.unwrap();
         prop_assert_eq!(packets, entries.len() as u64);
-        // Set the snap length that the sink writes, because all other bytes must be equal.
+        // The sink writes its own snap length. All other bytes must be equal.
         let (mut expected, written) = (classic(magic, false, 1, &entries), std::fs::read(&to).unwrap());
         expected[16..20].copy_from_slice(&262_144u32.to_le_bytes());
         prop_assert_eq!(written, expected);
@@ -125,7 +125,7 @@ fn a_copy_of_a_real_capture_is_byte_for_byte_the_same() {
     let to = folder.path().join("out");
     copy(&from, &to).1.unwrap();
     assert!(std::fs::read(&from).unwrap() == std::fs::read(&to).unwrap());
-    // The packets must stay the same when they are converted to another format or resolution.
+    // A conversion must keep the packets.
     for (format, resolution) in [("pcapng", Resolution::Nano), ("pcap", Resolution::Micro)] {
         let other = folder.path().join(format);
         let converted =
@@ -198,7 +198,7 @@ fn a_named_pipe_whose_reader_is_absent_or_pauses_blocks_no_sender() {
             packets[..count].iter_mut().for_each(|packet| packet.length = 4000);
             // SAFETY: these packets were just allocated from this pool.
             let sent = unsafe { tx.send(&packets[..count]) }.unwrap();
-            // SAFETY: the packets that were not sent still belong to the test, and are not used again.
+            // SAFETY: the unsent packets still belong to the test, and are not used again.
             unsafe { pool.free(&packets[sent..count]) };
             total += sent as u64;
             if sent < count {
