@@ -4,7 +4,8 @@ use rustix::fs::{FileType, Stat, fstat, stat};
 use std::os::fd::AsFd;
 use std::path::Path;
 
-/// The identity of a regular file. All its names have this identity, links and relative paths too.
+/// The identity of a regular file. Hard links, symbolic links and relative paths to the file have the same
+/// identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     device: u64,

@@ -131,7 +131,7 @@ impl CaptureReader {
     }
 
     fn add_interface(&mut self, interface: Interface) -> Result<()> {
-        // Microseconds would lose precision in a classic copy of the capture.
+        // A classic copy of the capture needs nanoseconds unless timestamps are whole microseconds.
         if interface.link == ETHERNET && 1_000_000 % interface.units_per_second != 0 {
             self.resolution = Resolution::Nano;
         }
@@ -174,6 +174,6 @@ fn units_per_second(resolution: u8) -> u128 {
     let exponent = (resolution & 0x7f) as u32;
     let units =
         if resolution & 0x80 != 0 { 2u128.checked_pow(exponent) } else { 10u128.checked_pow(exponent) };
-    // Such short units make every 64-bit timestamp 0 ns.
+    // If a u128 cannot hold the number, units are so short that every 64-bit timestamp is 0 ns.
     units.unwrap_or(u128::MAX)
 }

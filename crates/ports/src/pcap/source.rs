@@ -89,7 +89,7 @@ impl CaptureSource {
         let mut reader = CaptureReader::new(text, Box::new(input));
         reader.read_header()?;
         let (mut longest, mut latest_ns) = (0, 0);
-        // Damage is reported when the packets before it have been played.
+        // Damage ends the scan. It is reported when the packets before it have been played.
         while let Ok(Some(record)) = reader.peek() {
             longest = longest.max(record.length());
             latest_ns = latest_ns.max(record.time_ns);

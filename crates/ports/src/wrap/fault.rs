@@ -306,7 +306,7 @@ impl FaultyLink {
 
 impl Drop for FaultyLink {
     fn drop(&mut self) {
-        // The packets that this wrapper still holds are never returned.
+        // Packets that this wrapper still holds are never returned, so they count as dropped.
         let held = self
             .reordered
             .drain(..)

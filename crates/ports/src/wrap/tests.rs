@@ -61,7 +61,8 @@ fn compare(checker: &Checker, injected: [u64; 5]) {
     assert!(injected.iter().all(|&count| count > 0), "{injected:?}");
     // A packet that a flipped bit made foreign counts as lost.
     assert!((dropped..=dropped + foreign).contains(&found.lost), "{injected:?} {found:?}");
-    // Copies of corrupted packets count as altered too. A flipped sequence number makes another packet.
+    // Copies of corrupted packets count as altered too. A packet with a flipped sequence number counts as
+    // another packet.
     assert!(
         found.altered + foreign >= corrupted && found.altered <= corrupted + 10,
         "{injected:?} {found:?}"

@@ -126,7 +126,7 @@ fn a_block_with_a_wrong_length_is_damage() {
                 "{first} {last}: {error}"
             );
         }
-        // The same fault in a section header.
+        // The two lengths of this section header differ.
         let mut bytes = ng.bytes.clone();
         bytes[24..28].copy_from_slice(&ng.word(32));
         assert!(read(&bytes).unwrap_err().1.contains("two lengths differ: 28 and 32"));

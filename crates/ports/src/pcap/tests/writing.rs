@@ -125,7 +125,7 @@ fn a_copy_of_a_real_capture_is_byte_for_byte_the_same() {
     let to = folder.path().join("out");
     copy(&from, &to).1.unwrap();
     assert!(std::fs::read(&from).unwrap() == std::fs::read(&to).unwrap());
-    // A conversion must keep the packets.
+    // Conversion to another format or resolution must keep the packets.
     for (format, resolution) in [("pcapng", Resolution::Nano), ("pcap", Resolution::Micro)] {
         let other = folder.path().join(format);
         let converted =
