@@ -1,5 +1,5 @@
-//! The ceiling of a path through the host: the most bytes per second that the path can carry. The measurement
-//! uses copy engines that do nothing but transfer over the path's links.
+//! The ceiling of a path through the host: the most bytes per second that copy engines reach on the path's
+//! links.
 //!
 //! A *shape* is a way to drive a link: the size of a transfer, the number of streams, and the memory used. A
 //! *way* is one direction of the path. It crosses one link for each GPU at its ends.
@@ -12,9 +12,7 @@
 //!                   but at most the best rate of the slower link alone.
 //! ```
 //!
-//! Both ways, the mean is taken because a path sends the same bytes over both links of a way. If the links
-//! compete for host memory, one link may measure fast and the other slow. A path over both links runs at a
-//! rate between the two.
+//! The mean is taken because links may compete for host memory: one then measures fast and the other slow.
 
 use crate::device::{Device, Kind};
 use crate::endpoint::Endpoint;
@@ -29,10 +27,8 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a measurement drives a link: the bytes of each transfer (`piece`), the number of streams, and the
-/// bytes of memory that transfers rotate over (`rotate`). All shapes are tried, because none is the fastest
-/// on every machine. Large pieces have the least overhead, a small memory fits the CPU's caches, and two
-/// streams fill each other's gaps.
+/// How a measurement drives a link. A transfer has `piece` bytes, there are `streams` streams, and transfers
+/// rotate over `rotate` bytes of memory. All shapes are tried, because none is the fastest on every machine.
 struct Shape {
     piece: usize,
     streams: usize,
@@ -54,19 +50,17 @@ pub struct Ceiling {
     pub what: String,
 }
 
-/// A link in one direction: the device at the link, and true for transfers out of that device, false for
-/// transfers into it.
+/// A link in one direction: the device, and true for transfers out of that device.
 type Link<'a> = (&'a Arc<Device>, bool);
 
-/// Keeps the measured rate of each link in each direction, driven alone. Use one value for all pairs of
-/// endpoints of a run: a link that several pairs share is then measured once.
+/// Keeps the rate of each link and direction, driven alone. Use one value per run, so that no link is
+/// measured twice.
 #[derive(Debug, Default)]
 pub struct Ceilings {
     alone: BTreeMap<(String, bool), f64>,
 }
 
-/// Returns why the ceiling of a path is not measured: the path leads directly from GPU to GPU, stays in one
-/// GPU's memory, or has neither a GPU nor a twin at its ends. Returns `None` for all other paths.
+/// Returns why the ceiling of a path is not measured. Returns `None` if it can be measured.
 pub fn none_for(path: Path, from: &Endpoint, to: &Endpoint) -> Option<&'static str> {
     match (path, from, to) {
         (Path::P2p, ..) => {
@@ -83,11 +77,12 @@ pub fn none_for(path: Path, from: &Endpoint, to: &Endpoint) -> Option<&'static s
 }
 
 impl Ceilings {
-    /// Measures the ceiling of transfers through the host. The result has one entry for `from` to `to` and
-    /// one for `to` to `from`. If `both` is set, both directions run at the same time. Otherwise only `from`
-    /// to `to` is measured, and both entries are equal. The ceiling of a twin is the link rate of its model.
-    /// Returns `None` if neither `from` nor `to` is a GPU or a twin. `host` is the host memory that the
-    /// transfers use.
+    /// Measures the ceiling of transfers through the host, which use `host` memory. The result has two
+    /// entries: `from` to `to`, and `to` to `from`.
+    ///
+    /// If `both` is set, both directions run at the same time. If not, only `from` to `to` is measured, and
+    /// both entries are equal. The ceiling of a twin is the link rate of its model. Returns `None` if neither
+    /// end is a GPU or a twin.
     ///
     /// # Errors
     /// [`Error::Device`](inlane_core::Error::Device) if a device fails or the run was interrupted.
@@ -165,15 +160,14 @@ impl Ceilings {
     }
 }
 
-/// Returns the ceiling of one direction. `alone` has the rate of each link that the direction crosses, with
-/// no other link driven. `at_once` has, for each shape, the rates of the same links while all links run in
-/// both directions.
+/// Returns the ceiling of one direction. `alone` has the rate of each of its links, driven alone. `at_once`
+/// has, for each shape, the rates of these links while all links run in both directions.
 fn of_direction(alone: &[f64], at_once: &[&[f64]]) -> f64 {
     let means = at_once.iter().map(|rates| rates.iter().sum::<f64>() / rates.len() as f64);
     alone.iter().copied().fold(means.fold(0.0, f64::max), f64::min)
 }
 
-/// Measures the bytes per second of each of `links` while all of them are driven at once in one shape.
+/// Measures the bytes per second of each link while all `links` are driven at once in one shape.
 fn rates(links: &[Link], host: &Arc<Device>, shape: &Shape, plan: &Plan) -> Result<Vec<f64>> {
     let options = PathOptions { stop: plan.stop.clone(), ..PathOptions::default() };
     let mut runs: Vec<(Box<dyn Mover>, Buffers)> = Vec::new();
@@ -193,8 +187,7 @@ fn rates(links: &[Link], host: &Arc<Device>, shape: &Shape, plan: &Plan) -> Resu
     Ok(measured.chunks(shape.streams).map(sum).collect())
 }
 
-/// Returns the link rate of the slower twin's model as the ceiling of both directions. `None` if neither
-/// device is a twin.
+/// Returns the link rate of the slower twin's model for both directions. `None` without a twin.
 fn of_models(from: &Device, to: &Device) -> Option<[Ceiling; 2]> {
     let rate = |device: &Device| match device.kind() {
         Kind::Twin(twin) => Some((twin.costs().link, device.endpoint().clone())),
@@ -214,14 +207,12 @@ mod tests {
 
     #[test]
     fn a_direction_reaches_the_mean_of_its_links_but_at_most_the_slower_one() {
-        // Two links that compete. While both run, the first shape of load reaches 55 and 45, a mean of 50,
-        // and the second one 48 and 46, a mean of 47. The ceiling is the higher mean.
+        // Competing links: the mean rate is 50 in the first shape and 47 in the second. The ceiling is the
+        // higher mean.
         assert_eq!(of_direction(&[55.0, 56.0], &[&[55.0, 45.0], &[48.0, 46.0]]), 50.0);
-        // Independent links: their mean of 41 exceeds the 27 that the slower one reaches alone. So the
-        // ceiling is 27.
+        // Independent links: their mean is 41, but the slower one reaches only 27 alone.
         assert_eq!(of_direction(&[55.0, 27.0], &[&[55.0, 27.0]]), 27.0);
-        // One link. While both of its directions run, it reaches 50 with the first shape of load and 51 with
-        // the second. The ceiling is the higher rate.
+        // One link: 50 in the first shape and 51 in the second. The ceiling is the higher rate.
         assert_eq!(of_direction(&[55.0], &[&[50.0], &[51.0]]), 51.0);
     }
 

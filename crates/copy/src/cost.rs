@@ -2,8 +2,12 @@
 //! ([`Cache`]).
 //!
 //! Each path is measured from end to end. The stages of `staged` and `hybrid` are also measured alone, to
-//! predict the time of such a path. For `hybrid` the prediction is the sum of its stages. For `staged` it is
-//! the time of the slower stage plus the time of one chunk in the faster stage.
+//! predict the path's time:
+//!
+//! | path | predicted time |
+//! | --- | --- |
+//! | `hybrid` | the sum of its stages |
+//! | `staged` | the slower stage, plus one chunk in the faster stage |
 
 mod cache;
 
@@ -25,17 +29,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// The transfer sizes, in bytes, whose time is measured. The time of a size between two of these is
-/// interpolated linearly.
+/// The measured transfer sizes, in bytes. Times between two sizes are interpolated.
 const SIZES: [usize; 6] = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 const LARGEST: usize = SIZES[SIZES.len() - 1];
 /// The largest transfer size, in bytes, that is measured in both directions at once.
 const LARGEST_BOTH_WAYS: usize = 16 << 20;
 /// Once a transfer takes longer than this, no larger size of the path is measured.
 const LONG: Duration = Duration::from_millis(60);
-/// In a measurement of both directions at once: if transfers of a size are expected to take longer than this,
-/// that size and all larger ones are not measured, and their times are extrapolated. Many transfers are in
-/// flight in such a measurement, so it would take long.
+/// The longest transfer to measure in both directions at once. If a size is expected to take longer, its time
+/// and those of larger sizes are extrapolated.
 const SLOW: Duration = Duration::from_millis(5);
 /// The largest chunk, in bytes, that the prediction of a staged path assumes.
 const CHUNK: u64 = 1 << 20;
@@ -43,13 +45,13 @@ const CHUNK: u64 = 1 << 20;
 /// The measured times of one path's single transfers, by size.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
-    /// The size in bytes and the time in nanoseconds of each measured transfer, in ascending order of size.
+    /// The size in bytes and the time in nanoseconds of each measured transfer, smallest size first.
     pub points: Vec<(u64, f64)>,
 }
 
 impl Curve {
-    /// Returns the nanoseconds for `bytes`. Interpolates between two points, and extrapolates beyond the last
-    /// point. Below the first point, returns the first point's time. `None` without points.
+    /// Returns the nanoseconds for `bytes`. Interpolates between points, and extrapolates beyond the last
+    /// one. Below the first point, returns the first point's time. `None` without points.
     pub fn time(&self, bytes: u64) -> Option<f64> {
         let (first, last) = (self.points.first()?, self.points.last()?);
         if bytes <= first.0 {
@@ -64,8 +66,8 @@ impl Curve {
         }
         match self.points.len() {
             1 => Some(last.1 * bytes as f64 / last.0 as f64),
-            // Beyond the last point, assume at least half of that point's time per byte, because noise in the
-            // last two points could otherwise predict a time of zero.
+            // Noise in the last two points could predict a time of zero, so assume at least half of the last
+            // point's time per byte.
             count => {
                 let extrapolated = line(&self.points[count - 2], last);
                 Some(extrapolated.max(last.1 * 0.5 * bytes as f64 / last.0 as f64))
@@ -73,7 +75,7 @@ impl Curve {
         }
     }
 
-    /// Measures single transfers by `mover` from the start of `source` to the start of `destination`.
+    /// Measures single transfers by `mover` from `source` to `destination`.
     ///
     /// # Errors
     /// Errors of the mover; [`Error::Device`] if `stop` was set.
@@ -93,8 +95,7 @@ impl Curve {
                 let ticket = mover.submit(&source, &destination)?;
                 mover.wait(ticket, CompletionMode::Poll)?;
                 let took = began.elapsed();
-                // The first two rounds warm up and are not recorded. A transfer longer than `LONG` is
-                // recorded in any round and ends the rounds.
+                // The first two rounds are a warm-up. A transfer longer than `LONG` is recorded in any round.
                 if round >= 2 || took > LONG {
                     times.push(took.as_nanos() as f64);
                 }
@@ -111,8 +112,8 @@ impl Curve {
         Ok(curve)
     }
 
-    /// Measures a path while the same path runs in the opposite direction, and returns the slower direction's
-    /// time per transfer. `forward` and `backward` are the source and destination of each direction.
+    /// Measures a path in both directions at once. Returns the slower direction's time per transfer.
+    /// `forward` and `backward` are the source and destination of each direction.
     fn measure_both_ways(
         path: Path,
         devices: [&Arc<Device>; 2],
@@ -152,12 +153,11 @@ fn sizes_within(bytes: usize) -> Vec<usize> {
     if fit.is_empty() { vec![bytes] } else { fit }
 }
 
-/// Allocates a source and a destination of the same length for transfers from `from` to `to`. If `both_ways`
-/// is true, allocates another pair for the opposite direction.
+/// Allocates a source and a destination of equal length. If `both_ways` is true, allocates another pair for
+/// `to` to `from`.
 fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[Region; 2]>> {
     let ways = if both_ways { vec![[from, to], [to, from]] } else { vec![[from, to]] };
-    // Divide the device's memory between the two directions, and between source and destination if they are
-    // the same device, because all of these allocate from it.
+    // Each device has one region for each way, or two if `from` and `to` are the same device.
     let shares = ways.len() * if Arc::ptr_eq(from, to) { 2 } else { 1 };
     let room = from.capacity().min(to.capacity()) / shares;
     let whole = [4096, 64, 1].into_iter().find(|whole| room >= *whole).unwrap_or(1);
@@ -166,7 +166,7 @@ fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[
         let allocated: Result<Vec<_>> =
             ways.iter().map(|[a, b]| Ok([a.allocate(bytes)?, b.allocate(bytes)?])).collect();
         match allocated {
-            // Try a quarter of the size next, because a device may have less free memory than its capacity.
+            // A device may have less free memory than its capacity.
             Err(Error::Memory { .. }) if bytes > SIZES[0] => bytes = (bytes / 4).max(SIZES[0]),
             outcome => return outcome,
         }
@@ -178,17 +178,16 @@ fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[
 pub struct Costs {
     /// The paths that work, with their times.
     pub paths: BTreeMap<Path, Curve>,
-    /// The times of single stages: `out` from the source to the host, `cpu` from host to host by the CPU, and
-    /// `in` from the host to the destination.
+    /// The times of single stages: `out` from the source to the host, `cpu` from host to host, and `in` from
+    /// the host to the destination.
     pub stages: BTreeMap<String, Curve>,
     /// The paths that do not work, with the reason.
     pub refused: BTreeMap<Path, String>,
 }
 
 impl Costs {
-    /// Measures all paths between two devices, except those that exist for comparison only: CUDA's own copy,
-    /// and DPDK's software DMA device between host buffers. The measured sizes do not depend on
-    /// `options.largest`, so costs that are kept in the cache serve all later runs.
+    /// Measures all paths between two devices, except CUDA's own copy and DPDK's software DMA device. The
+    /// measured sizes do not depend on `options.largest`.
     ///
     /// # Errors
     /// [`Error::Memory`]; [`Error::Device`] if a device must not be written, no path is available, or
@@ -220,18 +219,16 @@ impl Costs {
                 _ => open_path(path, from, to, options)
                     .and_then(|mut mover| Curve::measure(&mut *mover, source, destination, &options.stop)),
             };
-            // Ends here if the user interrupted the run, because an interrupted path must not be recorded as
-            // refused.
+            // An interrupted path must not be recorded as refused.
             check_stop(&options.stop)?;
             match measured {
                 Ok(curve) => drop(costs.paths.insert(path, curve)),
-                // Wrong bytes end the calibration even if other paths work, because the user must know that
-                // this path alters data.
+                // The user must know that this path alters data, even if other paths work.
                 Err(Error::Altered { what, wrong, bytes }) => {
                     let what = format!("calibration of {path}, {what}");
                     return Err(Error::Altered { what, wrong, bytes });
                 }
-                // End the calibration if a GPU was given up, because further CUDA calls may block.
+                // After a GPU was given up, further CUDA calls may block.
                 Err(error) if crate::gpu::any_abandoned() => return Err(error),
                 Err(error) => {
                     costs.refused.insert(path, error.to_string());
@@ -258,14 +255,13 @@ impl Costs {
         Ok(costs)
     }
 
-    /// Returns the nanoseconds that a transfer of `bytes` over this path takes, as measured from end to end.
-    /// `None` if the path was not measured.
+    /// Returns the measured nanoseconds of a transfer of `bytes`. `None` if the path was not measured.
     pub fn time(&self, path: Path, bytes: u64) -> Option<f64> {
         self.paths.get(&path)?.time(bytes)
     }
 
-    /// Predicts the time of a path for `bytes` in nanoseconds from the times of its stages. For a path
-    /// without stages, this is the measured time.
+    /// Predicts the nanoseconds of a transfer of `bytes` from the path's stages. A path without stages has
+    /// its measured time.
     pub fn predict(&self, path: Path, bytes: u64) -> Option<f64> {
         let stage = |name: &str, bytes: u64| self.stages.get(name)?.time(bytes);
         match path {

@@ -12,8 +12,7 @@ use inlane_twin::{Accelerator, Costs};
 use std::fmt;
 use std::sync::Arc;
 
-/// The byte that destinations are filled with before a measurement, so that bytes that never arrive are
-/// found.
+/// The byte that fills destinations before a measurement, so that missing bytes are found.
 pub const POISON: u8 = 0xDB;
 
 /// An opened endpoint. It allocates memory for transfers, and fills and checks that memory.
@@ -40,8 +39,8 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Opens the endpoints of one operation. Host memory is pinned if a GPU is among them. `permission` applies
-/// to BARs. The result has one device for each endpoint, in order; equal endpoints share a device.
+/// Opens the endpoints of one operation, and returns one device for each, in order. Equal endpoints share a
+/// device. Host memory is pinned if a GPU is among them. `permission` applies to BARs.
 ///
 /// # Errors
 /// [`Error::Device`] if an endpoint does not exist or must not be used; [`Error::Invalid`] if two ranges of a
@@ -56,7 +55,7 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
             ));
         }
     }
-    // Open the GPUs first, because host memory is pinned through one of them.
+    // Host memory is pinned through a GPU, so open the GPUs first.
     let mut order: Vec<&Endpoint> = endpoints.iter().collect();
     order.sort_by_key(|endpoint| !matches!(endpoint, Endpoint::Gpu(_)));
     for endpoint in order {
@@ -79,8 +78,7 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
     Ok(endpoints.iter().filter_map(find).collect())
 }
 
-/// Returns the error of a BAR that cannot be opened. Removes the BAR's name from the start of `error`,
-/// because [`Error::Device`] already names the BAR.
+/// Returns the error of a BAR that cannot be opened, without the BAR's name, which [`Error::Device`] adds.
 fn bar_error(endpoint: &Endpoint, error: &inlane_pci::Error) -> Error {
     let (device, text) = (endpoint.to_string(), error.to_string());
     let rest = text.strip_prefix(&device).map(|rest| rest.trim_start_matches(':').trim_start());
@@ -88,8 +86,8 @@ fn bar_error(endpoint: &Endpoint, error: &inlane_pci::Error) -> Error {
     Error::Device { device, class: error.class(), why }
 }
 
-/// Returns true if two different endpoints are overlapping ranges of one BAR. Compares the ranges and not the
-/// mapped addresses, because each range is mapped at an address of its own.
+/// Returns true if the endpoints are overlapping ranges of one BAR. Compares the ranges, because each is
+/// mapped at its own address.
 fn overlap(a: &Endpoint, b: &Endpoint) -> bool {
     let (Endpoint::Bar(a), Endpoint::Bar(b)) = (a, b) else { return false };
     let all = 0..u64::MAX;
@@ -142,8 +140,7 @@ impl Device {
         matches!(self.kind, Kind::Gpu(_))
     }
 
-    /// Returns a name that identifies the device in the calibration cache. It contains nothing that changes
-    /// between runs, such as the link's rate or the GPU's index.
+    /// Returns the device's name in the calibration cache. It does not change between runs.
     pub(crate) fn stable_name(&self) -> String {
         match &self.kind {
             Kind::Host(None) => "host".into(),
@@ -168,9 +165,8 @@ impl Device {
         }
     }
 
-    /// Returns the device's link as text, and the bits per second that its lanes can signal at their highest
-    /// rate. The text shows the current rate, which an idle GPU lowers. `None` if the device has no link or
-    /// does not report it.
+    /// Returns the device's link as text, and the highest bits per second of its lanes. The text shows the
+    /// current rate, which an idle GPU lowers. `None` if no link is known.
     pub fn link(&self) -> Option<(String, f64)> {
         match &self.kind {
             Kind::Gpu(memory) => memory.link(),
@@ -182,8 +178,7 @@ impl Device {
         }
     }
 
-    /// Returns how many bytes one allocation may have. For host memory, this is half of the available memory,
-    /// so that the rest of the machine keeps room.
+    /// Returns the most bytes of one allocation. For host memory, this is half of the available memory.
     pub fn capacity(&self) -> usize {
         match &self.kind {
             Kind::Host(_) => usize::try_from(available_memory() / 2).unwrap_or(usize::MAX),
@@ -193,8 +188,8 @@ impl Device {
         }
     }
 
-    /// Allocates `bytes` bytes of the device's memory. No other allocation shares them. The memory is freed
-    /// when the region and all its slices are dropped.
+    /// Allocates `bytes` bytes of the device's memory. They are freed when the region and all its slices are
+    /// dropped.
     ///
     /// # Errors
     /// [`Error::Memory`] or [`Error::Device`] if too little is free; [`Error::Invalid`] for 0 bytes.
@@ -223,8 +218,7 @@ impl Device {
         }
     }
 
-    /// Returns true if bytes that arrive at the device can be checked. False only for a BAR without read
-    /// permission.
+    /// Returns true if arrived bytes can be checked. False only for a BAR without read permission.
     pub fn is_verifiable(&self) -> bool {
         match &self.kind {
             Kind::Bar { permission, .. } => permission.may_read(),
@@ -232,8 +226,7 @@ impl Device {
         }
     }
 
-    /// Fills a region of this device with the pattern of `seed`. No transfer from or to the region may be in
-    /// flight.
+    /// Fills a region of this device with the pattern of `seed`. No transfer may use the region.
     ///
     /// # Errors
     /// [`Error::Device`] if the device fails.
@@ -242,15 +235,14 @@ impl Device {
             Kind::Gpu(memory) => memory.fill(region, seed),
             Kind::Bar { .. } => self.write_bar(region, |bytes| pattern::fill(bytes, seed)),
             _ => {
-                // SAFETY: no transfer from or to the region is in flight, as the documentation demands.
+                // SAFETY: no transfer uses the region, as the documentation demands.
                 pattern::fill(unsafe { pattern::bytes_of(region) }, seed);
                 Ok(())
             }
         }
     }
 
-    /// Overwrites a region of this device with [`POISON`], so that bytes that never arrive are found. No
-    /// transfer from or to the region may be in flight.
+    /// Overwrites a region of this device with [`POISON`]. No transfer may use the region.
     ///
     /// # Errors
     /// [`Error::Device`] if the device fails.
@@ -259,15 +251,14 @@ impl Device {
             Kind::Gpu(memory) => memory.poison(region, POISON),
             Kind::Bar { .. } => self.write_bar(region, |bytes| bytes.fill(POISON)),
             _ => {
-                // SAFETY: no transfer from or to the region is in flight, as the documentation demands.
+                // SAFETY: no transfer uses the region, as the documentation demands.
                 unsafe { pattern::bytes_of(region) }.fill(POISON);
                 Ok(())
             }
         }
     }
 
-    /// Counts the bytes of a region of this device that differ from the pattern of `seed`. No transfer from
-    /// or to the region may be in flight.
+    /// Counts the bytes of a region that differ from the pattern of `seed`. No transfer may use the region.
     ///
     /// # Errors
     /// [`Error::Device`] if the device fails or must not be read.
@@ -280,8 +271,7 @@ impl Device {
                 // SAFETY: `host` was allocated above, and nothing else refers to it.
                 Ok(pattern::count_wrong(unsafe { pattern::bytes_of(&host) }, seed))
             }
-            // SAFETY: no transfer from or to the region is in flight, as this function's documentation
-            // demands.
+            // SAFETY: no transfer uses the region, as this function's documentation demands.
             _ => Ok(pattern::count_wrong(unsafe { pattern::bytes_of(region) }, seed)),
         }
     }
@@ -307,8 +297,7 @@ impl Device {
     }
 }
 
-/// Returns the bytes of host memory that are available without swapping, or `u64::MAX` if the kernel does not
-/// tell.
+/// Returns the bytes of host memory that are available without swapping. `u64::MAX` if unknown.
 fn available_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

@@ -12,9 +12,8 @@ pub enum Endpoint {
     Host,
     /// The memory of a GPU.
     Gpu(u32),
-    /// The memory of an accelerator's twin. The twin models one of the two accelerators of the published
-    /// experiment ([`crate::published`]): an even index selects the one in slot 0 of that machine, an odd
-    /// index the one in slot 1.
+    /// The memory of an accelerator's twin. It models an accelerator of the published experiment
+    /// ([`crate::published`]): the one in slot 0 for an even index, the one in slot 1 for an odd index.
     Twin(u32),
     /// A BAR of a PCI device, or a range of such a BAR.
     Bar(BarSpec),
@@ -61,7 +60,7 @@ impl FromStr for Endpoint {
         }
         if text.starts_with("pci:") {
             return text.parse().map(Endpoint::Bar).map_err(|error: inlane_pci::Error| {
-                // The error of `BarSpec` already says what to write, so no advice is added.
+                // The error of `BarSpec` already says what to write.
                 Error::invalid("endpoint", error.to_string())
             });
         }

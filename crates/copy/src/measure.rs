@@ -1,9 +1,8 @@
 //! Measures a mover: one-way latency, streaming bandwidth, and both directions at once.
 //!
-//! Each repeat fills the sources with patterns, poisons the destinations, runs transfers for a set time, and
-//! checks what arrived. The check covers all bytes of the newest transfer into each slot. If the CPU reaches
-//! the destination, it also covers a sample of the other transfers. [`Measurement::verification`] counts the
-//! compared bytes and all transferred bytes separately.
+//! Each repeat fills the sources, poisons the destinations, runs transfers for a set time, and checks all
+//! bytes of the newest transfer into each slot. If the CPU reaches the destination, it also checks a sample
+//! of the other transfers.
 //!
 //! Transfers rotate over buffers larger than a cache, unless the caller asks for less memory.
 
@@ -33,8 +32,7 @@ pub struct Plan {
     pub time: Duration,
     /// The duration of an unmeasured run before the repeats.
     pub warm_up: Duration,
-    /// The most transfers in flight at the same time while streaming. `None` selects the number by the
-    /// transfer's size.
+    /// The most transfers in flight while streaming. `None` selects it by the transfer's size.
     pub window: Option<usize>,
     /// How the end of a transfer is detected.
     pub completion: CompletionMode,
@@ -56,8 +54,8 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Returns how many transfers of `size` bytes are in flight at once: [`Plan::window`] if it is set.
-    /// Otherwise as many as total 64 MiB, but at least 2 and at most 32.
+    /// Returns how many transfers of `size` bytes are in flight at once: [`Plan::window`] if it is set. If
+    /// not, as many as total 64 MiB, within 2 to 32.
     pub fn window_for(&self, size: usize) -> usize {
         self.window.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(2, 32))
     }
@@ -120,7 +118,7 @@ impl Totals {
     }
 }
 
-/// Measures one transfer at a time, from the call of `submit` until its end is detected.
+/// Measures one transfer at a time, from `submit` until its end is detected.
 ///
 /// # Errors
 /// Errors of the mover; [`Error::Altered`] if bytes arrived wrong; [`Error::Device`] if `plan.stop` was set.
@@ -134,7 +132,7 @@ pub fn latency(
     let clock = Clock::new();
     let mut totals = Totals::new(buffers);
     let mut times = Vec::new();
-    // Repeat 0 is not measured. It warms up the caches and the time estimates of adaptive waiting.
+    // Repeat 0 warms up the caches and the time estimates of adaptive waiting.
     for repeat in 0..plan.repeats + 1 {
         buffers.prepare(rotation, &plan.stop)?;
         let budget = if repeat == 0 { plan.warm_up } else { plan.time }.as_nanos() as u64;
@@ -156,7 +154,7 @@ pub fn latency(
         if repeat > 0 {
             totals.add((count * size) as f64, wall as f64, cpu as f64);
         }
-        // Ends resident kernels, because filling and checking a GPU's memory would wait for them.
+        // Filling and checking a GPU's memory would wait for resident kernels.
         mover.quiesce()?;
         totals.verification.transferred_bytes += (count * size) as u64;
         totals.verification.verified_bytes += buffers.verify(rotation, count, &plan.stop)?;
@@ -176,8 +174,8 @@ struct Streamed {
     wall_ns: f64,
 }
 
-/// Submits transfers until `budget` has passed, and at least twice as many as may be in flight. After 20
-/// times `budget`, stops even if that minimum is not reached.
+/// Submits transfers until `budget` has passed, and at least twice as many as may be in flight. Always stops
+/// after 20 times `budget`.
 fn stream_once(
     mover: &mut dyn Mover,
     buffers: &Buffers,
@@ -198,8 +196,7 @@ fn stream_once(
             mover.wait(oldest, completion)?;
             buffers.sample(rotation, count - window)?;
             if clock.now_ns() > 20 * budget {
-                // Submit no more transfers, because the rest would take too long. Only those in flight are
-                // still awaited.
+                // More transfers would take too long.
                 break;
             }
         }
@@ -214,7 +211,7 @@ fn stream_once(
     Ok(Streamed { transfers: count, wall_ns: clock.now_ns() as f64 })
 }
 
-/// Measures a stream of transfers, with up to [`Plan::window`] of them in flight.
+/// Measures a stream of transfers, with up to [`Plan::window`] in flight.
 ///
 /// # Errors
 /// As for [`latency`].
@@ -222,8 +219,7 @@ pub fn stream(mover: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: &
     stream_with(mover, buffers, size, plan, &Barrier::new(1))
 }
 
-/// Measures a stream of transfers. Each repeat starts and ends together with those of the other members of
-/// `barrier`.
+/// Measures a stream of transfers. All members of `barrier` start and end each repeat together.
 fn stream_with(
     mover: &mut dyn Mover,
     buffers: &mut Buffers,
@@ -237,8 +233,7 @@ fn stream_with(
     let mut totals = Totals::new(buffers);
     let mut failed = None;
     for repeat in 0..plan.repeats + 1 {
-        // A thread that failed still waits at the barrier, so that the other threads can finish their
-        // repeats.
+        // A failed thread still waits at the barrier, so that the others can finish their repeats.
         if failed.is_none() {
             failed = buffers.prepare(rotation, &plan.stop).err();
         }
@@ -250,8 +245,7 @@ fn stream_with(
                 let cpu = thread_cpu_ns();
                 let streamed = stream_once(mover, buffers, size, budget, plan);
                 let cpu = thread_cpu_ns() - cpu;
-                // Quiesces even after a failure, because the other direction continues to fill and check
-                // memory of the same GPUs.
+                // Even after a failure, the other direction fills and checks memory of the same GPUs.
                 let quiesced = mover.quiesce();
                 Some((streamed.and_then(|streamed| quiesced.map(|()| streamed)), cpu))
             }
@@ -275,14 +269,12 @@ fn stream_with(
     }
     match failed {
         Some(error) => Err(error),
-        // Call `is_synchronous` after the transfers, because a path selector returns the value of the path
-        // that its newest transfer took.
+        // Ask after the transfers, because a path selector answers for the path of its newest transfer.
         None => totals.measurement(if mover.is_synchronous() { 1 } else { window }),
     }
 }
 
-/// Measures several streams at once, each on a thread of its own: both directions, or all links of a path.
-/// Results are in the order of `runs`.
+/// Measures several streams at once, each on its own thread. Results are in the order of `runs`.
 ///
 /// # Errors
 /// As for [`latency`]: the error of the first failed stream in the order of `runs`.

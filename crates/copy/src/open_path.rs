@@ -13,7 +13,7 @@ use inlane_core::{CompletionMode, Error, Region, Result};
 use inlane_twin::{Accelerator, BarMover};
 use std::collections::BTreeMap;
 
-/// The length in bytes and the number of slots of the staging ring, for path `staged` if the CPU drives it.
+/// The length in bytes and the number of slots of the staging ring that the CPU drives.
 const RING: (usize, usize) = (8 << 20, 8);
 /// The least and the greatest length of a host buffer of the hybrid path, in bytes.
 const HYBRID_BUFFER: (usize, usize) = (4096, 256 << 20);
@@ -21,13 +21,13 @@ const HYBRID_BUFFER: (usize, usize) = (4096, 256 << 20);
 /// Opens one path as a mover.
 ///
 /// # Errors
-/// [`Error::Device`] if the path cannot exist between these devices, or a device refuses. The error says why.
+/// [`Error::Device`] if the path cannot exist between these devices, or a device refuses.
 pub fn open_path(path: Path, from: &Device, to: &Device, options: &PathOptions) -> Result<Box<dyn Mover>> {
     if !Path::candidates(from.endpoint(), to.endpoint()).contains(&path) {
         return Err(unavailable(path, from, to, path.why_not(from.endpoint(), to.endpoint())));
     }
     to.require_writable()?;
-    // End an interrupted run here, because allocating rings and buffers can take long.
+    // Allocating the path's rings and buffers can take long.
     check_stop(&options.stop)?;
     if let Some(mover) = gpu::open_path(path, from, to, options)? {
         return Ok(mover);
@@ -63,8 +63,7 @@ fn unavailable(path: Path, from: &Device, to: &Device, why: &str) -> Error {
     Error::device_usage(format!("path {path} from {from} to {to}"), why)
 }
 
-/// Opens DPDK's software DMA device, for path `dma` from host memory to host memory. inlane drives no
-/// hardware engine for such copies.
+/// Opens DPDK's software DMA device, for path `dma` from host memory to host memory.
 #[cfg(feature = "dpdk")]
 fn software_dma(_: &Device, _: &Device) -> Result<Box<dyn Mover>> {
     Ok(Box::new(inlane_dpdk::DmaDev::skeleton().map_err(Error::from)?))
@@ -79,9 +78,9 @@ fn software_dma(from: &Device, to: &Device) -> Result<Box<dyn Mover>> {
 
 /// Builds the error for a pair of devices without any usable path.
 ///
-/// If only one path was refused, returns its error unchanged. Otherwise returns one error that lists all
-/// reasons in `refused`. Its class is the gravest among `errors`: failure, then usage, then environment.
-/// Without any error, the user has left out all paths, which is a usage error.
+/// If only one path was refused, returns its error. If several were refused, lists their reasons; the class
+/// is the gravest of `errors`: failure, then usage, then environment. If none was refused, the user has left
+/// out all paths, which is a usage error.
 pub(crate) fn no_path_error(
     [from, to]: [&Device; 2],
     refused: &BTreeMap<Path, String>,
@@ -109,8 +108,7 @@ pub(crate) fn no_path_error(
     }
 }
 
-/// Opens a mover that copies with CPU loads and stores through the BARs of twins. If `from` or `to` is
-/// `None`, that end is host memory.
+/// Opens a mover that copies with CPU loads and stores through the BARs of twins. `None` is host memory.
 fn twin_bars(
     from: Option<&Accelerator>,
     to: Option<&Accelerator>,
@@ -119,8 +117,8 @@ fn twin_bars(
     Ok(Box::new(Interruptible::new(Box::new(BarMover::new(from, to)?), None, &options.stop)))
 }
 
-/// Opens a mover that copies with CPU loads and stores between two devices; `None` is host memory. The access
-/// width is the requested one, or one that suits the memory.
+/// Opens a mover that copies with CPU loads and stores; `None` is host memory. The access width is the
+/// requested one, or one that suits the memory.
 fn cpu(from: Option<&Device>, to: Option<&Device>, options: &PathOptions) -> Result<Box<dyn Mover>> {
     let mut reads = true;
     let mut suits = Access::widest();
@@ -129,8 +127,7 @@ fn cpu(from: Option<&Device>, to: Option<&Device>, options: &PathOptions) -> Res
             reads &= permission.may_read();
             let combining =
                 matches!(memory.whole().location(), inlane_core::Location::Bar { write_combining: true, .. });
-            // Use 8-byte accesses for an uncached BAR, because that is the widest access that every device we
-            // know accepts.
+            // 8-byte accesses to an uncached BAR are the widest that every device we know accepts.
             suits = if combining { Access::widest() } else { Access::Bytes8 };
         }
     }
@@ -144,8 +141,7 @@ fn cpu(from: Option<&Device>, to: Option<&Device>, options: &PathOptions) -> Res
     Ok(Box::new(Interruptible::new(Box::new(mover()?), flush, &options.stop)))
 }
 
-/// Opens the mover of one stage: from a device to host memory if `out` is set, otherwise from host memory to
-/// the device.
+/// Opens the mover of one stage: from a device to host memory if `out` is set, else to the device.
 pub(crate) fn stage(device: &Device, out: bool, options: &PathOptions) -> Result<Box<dyn Mover>> {
     Ok(match device.kind() {
         Kind::Gpu(gpu) => gpu::copy_engine(gpu)?,
@@ -155,12 +151,12 @@ pub(crate) fn stage(device: &Device, out: bool, options: &PathOptions) -> Result
     })
 }
 
-/// Sets the completion mode of both stages. Returns `mode` if at least one stage supports it, else `Poll`.
+/// Sets the completion mode of both stages. Returns `mode` if a stage supports it, else `Poll`.
 pub(crate) fn set_stages_completion_mode(
     stages: [&mut dyn Mover; 2],
     mode: CompletionMode,
 ) -> CompletionMode {
-    // Return `mode` even if only one stage supports it, because the waits for that stage then use it.
+    // If only one stage supports `mode`, its waits use it.
     let modes = stages.map(|stage| stage.set_completion_mode(mode));
     if modes.contains(&mode) { mode } else { CompletionMode::Poll }
 }

@@ -1,5 +1,4 @@
-//! The options with which paths are opened ([`PathOptions`]), and how the path of a transfer is chosen
-//! ([`PathChoice`]).
+//! The options of paths ([`PathOptions`]), and how a transfer's path is chosen ([`PathChoice`]).
 
 use crate::path::Path;
 use crate::tuning::{EngineTuning, SmTuning};
@@ -15,29 +14,26 @@ pub struct PathOptions {
     pub largest: usize,
     /// The width of the CPU's loads and stores; `None` selects it by the kind of memory.
     pub access: Option<Access>,
-    /// If set, a CPU store to a BAR completes when it is delivered (a read from the BAR returned), not when
-    /// it is issued.
+    /// If set, a CPU store to a BAR completes when it is delivered: a read from the BAR has returned.
     pub delivered: bool,
-    /// How the CPU waits for the stages of paths `staged` and `hybrid`. On these paths the CPU hands the
-    /// chunks from stage to stage. A later
+    /// How the CPU waits for the stages of paths `staged` and `hybrid`.
     /// [`Mover::set_completion_mode`](inlane_core::mover::Mover::set_completion_mode) overrides this mode.
     pub stages: CompletionMode,
-    /// Tuning of staging by copy engines; `None` selects the tuning that suits one direction, or both if
-    /// `both_ways` is set.
+    /// Tuning of staging by copy engines. `None` selects it by `both_ways`.
     pub engines: Option<EngineTuning>,
     /// Tuning of staging by SMs.
     pub sms: SmTuning,
     /// If true, the kernels of staging by SMs keep running between transfers. This gives the least latency,
-    /// but they occupy SMs meanwhile. If false, each transfer launches the kernels.
+    /// but occupies SMs. If false, each transfer launches the kernels.
     pub resident: bool,
     /// The most blocks that a copy by SMs uses.
     pub blocks: u32,
-    /// True if transfers in the opposite direction run at the same time. Paths are then chosen by their cost
-    /// with both directions at once, otherwise by their cost with one direction alone.
+    /// True if transfers in both directions run at the same time. Paths are then chosen by their cost in that
+    /// case.
     pub both_ways: bool,
     /// Paths that [`PathChoice::Auto`] must not take.
     pub without: Vec<Path>,
-    /// A flag that the caller may set to end calibration and transfers by the CPU early, with an error.
+    /// Set this flag to end calibration and transfers by the CPU early, with an error.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -65,7 +61,7 @@ pub enum PathChoice {
     /// The path with the least calibrated time for the transfer's size.
     #[default]
     Auto,
-    /// Takes this path if it can be opened. Otherwise takes the cheapest other path and reports the reason.
+    /// Takes this path if it can be opened. If not, takes the cheapest other path and reports why.
     Prefer(Path),
     /// Takes this path. Fails if it cannot be opened.
     Require(Path),

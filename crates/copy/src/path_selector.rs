@@ -14,8 +14,7 @@ use std::sync::Arc;
 
 /// A mover between two devices: over one path, or over the cheapest path for each transfer's size.
 ///
-/// Use it as a [`Mover`]: submit transfers and wait for them. [`PathSelector::copy`] does one transfer and
-/// waits.
+/// [`PathSelector::copy`] does one transfer and waits for it.
 pub struct PathSelector {
     from: Arc<Device>,
     to: Arc<Device>,
@@ -24,7 +23,7 @@ pub struct PathSelector {
     both_ways: bool,
     refused: BTreeMap<Path, String>,
     fallback: Option<String>,
-    /// True if the path is the one that the caller preferred or required. False if paths are chosen by cost.
+    /// True if the caller preferred or required the path. False if paths are chosen by cost.
     requested: bool,
     /// The index of the mover that took the newest transfer.
     current: usize,
@@ -35,9 +34,9 @@ pub struct PathSelector {
 
 impl PathSelector {
     /// Opens the path, or for [`PathChoice::Auto`] every path that is the cheapest for some size. Calibrates
-    /// the paths of this pair if their costs are needed and `costs` is `None`.
+    /// the paths if costs are needed and `costs` is `None`.
     ///
-    /// Allocate the memory for transfers before this call. With [`PathOptions::resident`], a later allocation
+    /// Allocate the memory for transfers before this call: with [`PathOptions::resident`], a later allocation
     /// waits for running kernels.
     ///
     /// # Errors
@@ -84,8 +83,7 @@ impl PathSelector {
         };
         selector.refused.extend(costs.refused.clone());
         let mut errors = Vec::new();
-        // Open every path that is the cheapest for some size now. Opening a path later would have to wait for
-        // the resident kernels of the other paths.
+        // Opening a path later would have to wait for the resident kernels of other paths.
         for path in costs.winners() {
             match open_path(path, from, to, options) {
                 Ok(mover) => selector.movers.push((path, mover)),
@@ -107,8 +105,8 @@ impl PathSelector {
         self.movers[self.pick(bytes)].0
     }
 
-    /// Returns the costs by which paths are chosen, if they were given or calibrated. Pass them to the
-    /// selector of the opposite direction so that both take the same paths.
+    /// Returns the costs by which paths are chosen, if any. Pass them to the opposite direction's selector,
+    /// so that both take the same paths.
     pub fn costs(&self) -> Option<&Costs> {
         self.costs.as_ref()
     }
@@ -119,27 +117,24 @@ impl PathSelector {
         self.fallback.as_deref()
     }
 
-    /// Sets the completion mode of the path that transfers of `bytes` take, and of its stages. Returns the
-    /// mode in effect, which is `Poll` where the CPU copies.
+    /// Sets the completion mode of the path for transfers of `bytes`. Returns the mode in effect, which is
+    /// `Poll` where the CPU copies.
     pub fn set_completion_mode_for(&mut self, bytes: u64, completion: CompletionMode) -> CompletionMode {
         let index = self.pick(bytes);
         self.movers[index].1.set_completion_mode(completion)
     }
 
-    /// Returns true if transfers of `bytes` are synchronous: [`Mover::submit`] returns when the bytes are in
-    /// place, so one transfer is in flight at a time.
+    /// Returns true if [`Mover::submit`] of `bytes` returns only when the bytes are in place.
     pub fn is_synchronous_for(&self, bytes: u64) -> bool {
         self.movers[self.pick(bytes)].1.is_synchronous()
     }
 
-    /// Predicts the time of a transfer of `bytes` in nanoseconds from the costs of its stages; `None` without
-    /// costs.
+    /// Predicts the nanoseconds of a transfer of `bytes` from the costs of its stages; `None` without costs.
     pub fn predicted_ns(&self, bytes: u64) -> Option<f64> {
         self.costs.as_ref()?.predict(self.path_for(bytes), bytes)
     }
 
-    /// Returns the chain of movers for transfers of `bytes`, why it was chosen, and why each other path was
-    /// not.
+    /// Returns the path of transfers of `bytes`, why it was chosen, and why each other path was not.
     pub fn explain(&self, bytes: u64) -> Explanation {
         let (path, mover) = &self.movers[self.pick(bytes)];
         let mut not_taken: Vec<NotTaken> = self
@@ -171,8 +166,7 @@ impl PathSelector {
     }
 
     /// Copies `source` to `destination` and blocks until the bytes are in place. Waits adaptively: sleeps
-    /// through most of a long transfer, then polls. The stages of a path wait as [`PathOptions::stages`]
-    /// says.
+    /// through most of a long transfer, then polls.
     ///
     /// # Errors
     /// As for [`Mover::submit`] and [`Mover::wait`].
@@ -218,8 +212,7 @@ impl Mover for PathSelector {
     fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
         let index = self.pick(source.len() as u64);
         if index != self.current {
-            // Drains the old path, because two movers would not complete their transfers in order of
-            // submission.
+            // Two movers would not complete their transfers in order of submission.
             self.drain()?;
             self.movers[self.current].1.quiesce()?;
             self.current = index;
@@ -253,8 +246,7 @@ impl Mover for PathSelector {
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
         self.tickets.check(ticket)?;
         match ticket.0.checked_sub(self.offset) {
-            // Return at once if the ticket belongs to an earlier path's mover, because that mover was drained
-            // when the path changed.
+            // The ticket belongs to an earlier path's mover, which was drained when the path changed.
             None | Some(0) => Ok(()),
             Some(own) => self.movers[self.current].1.wait(Ticket(own), completion),
         }

@@ -62,7 +62,7 @@ pub struct TransferResult {
     pub share_of_ceiling: Option<f64>,
     /// The CPU seconds per 10^9 bytes of the thread that submits transfers and waits for them.
     pub cpu_seconds_per_gigabyte: Option<f64>,
-    /// The CPU time of the thread that submits transfers and waits for them, as a share of the elapsed time.
+    /// The CPU time of the thread that submits and waits, as a share of the elapsed time.
     pub cpu_share: Option<f64>,
     /// The rates that the paper published. Null unless `--published` was given.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,8 +85,7 @@ pub struct PublishedRates {
     pub model_bytes_per_second: Option<f64>,
 }
 
-/// The beginning of the reason why a path was not taken, if it is available but slower. The text output
-/// leaves out these reasons.
+/// How the reason begins if a path is available but slower. The text output leaves out such reasons.
 pub const SLOWER: &str = "slower: ";
 
 impl TransferResult {
@@ -185,7 +184,7 @@ impl Row for TransferResult {
     }
 
     /// Returns the path with the reason for it, the paths that cannot be taken, and the ceiling. Slower paths
-    /// are in the JSON only, because their reasons contain figures that differ for each size.
+    /// are in the JSON only.
     fn context(&self) -> Vec<Cell> {
         let refused = |other: &&NotTaken| !other.why.starts_with(SLOWER);
         let path = Path {
@@ -193,8 +192,7 @@ impl Row for TransferResult {
             ..self.path.clone()
         };
         let mut cells = path.cells();
-        // Rename the cell that lists the path's movers, because the table has another column `path`, with the
-        // path's name.
+        // The table has another column `path`, with the path's name.
         cells.iter_mut().filter(|cell| cell.name == "path").for_each(|cell| cell.name = "movers".into());
         cells.extend(self.ceiling.as_ref().map(Ceiling::cell));
         cells
@@ -220,7 +218,7 @@ pub struct ListedPath {
     pub hops: Vec<String>,
     /// Why the path is not available. Null if it is.
     pub why_not: Option<String>,
-    /// The time of a 1 MiB transfer by the stored calibration of this machine. Null if none is stored.
+    /// The time of a 1 MiB transfer by this machine's stored calibration. Null if none is stored.
     pub calibrated_1_mib_ns: Option<f64>,
 }
 

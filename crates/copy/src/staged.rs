@@ -14,8 +14,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Copies chunks with two movers at the same time: one fills a ring, the other empties it. Synchronous:
-/// `submit` returns when the bytes are in place.
+/// Copies chunks with two movers at the same time: one fills a ring, the other empties it. `submit` returns
+/// when the bytes are in place.
 pub struct Staged {
     out: Box<dyn Mover>,
     into: Box<dyn Mover>,
@@ -49,8 +49,7 @@ impl Staged {
         Ok(Self { out, into, ring, completion, stop: Arc::default(), tickets: TicketCounter::default() })
     }
 
-    /// Makes transfers end early, with an error, when `stop` is set. Such a transfer still waits for its
-    /// chunks in flight.
+    /// Makes transfers fail early when `stop` is set. They still wait for their chunks in flight.
     #[must_use]
     pub fn stopped_by(mut self, stop: &Arc<AtomicBool>) -> Self {
         self.stop = stop.clone();
@@ -94,8 +93,8 @@ impl Staged {
                 progress = true;
             }
             if !progress && emptied < count {
-                // Waits for the oldest chunk that is being filled, because the second mover needs filled
-                // chunks. If none is being filled, waits for the oldest that is being emptied.
+                // The second mover needs filled chunks. If none is being filled, wait for one that is being
+                // emptied.
                 match (filling.front(), emptying.front()) {
                     (Some((_, ticket)), _) => self.out.wait(*ticket, self.completion)?,
                     (None, Some(ticket)) => self.into.wait(*ticket, self.completion)?,

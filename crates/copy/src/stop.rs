@@ -1,15 +1,15 @@
 //! Ends a run early when the caller sets a flag.
 //!
-//! A copy engine's transfer ends within milliseconds. A transfer by the CPU through a BAR can take minutes,
-//! so it is cut into pieces and the flag is checked between them.
+//! A CPU transfer through a BAR can take minutes, so it is cut into pieces and the flag is checked between
+//! them.
 
 use inlane_core::mover::{CpuMover, Mover, Ticket, TicketCounter, check_pair};
 use inlane_core::{CompletionMode, Error, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The number of bytes that are copied, filled or checked between two checks of the flag. At 3 MB/s, the
-/// slowest rate we measured (4-byte loads and stores through two BARs), this takes a third of a second.
+/// The bytes that are copied, filled or checked between two checks of the flag. At 3 MB/s, the slowest rate
+/// we measured, this takes a third of a second.
 pub(crate) const PIECE: usize = 1 << 20;
 
 /// Checks the flag that ends a run.
@@ -29,8 +29,8 @@ pub fn check_stop(stop: &AtomicBool) -> Result<()> {
 /// A synchronous mover whose transfers end early, with an error, when the stop flag is set.
 pub(crate) struct Interruptible {
     mover: Box<dyn Mover>,
-    /// The mover that flushes the destination after the last piece of a transfer, so that the transfer
-    /// completes when it is delivered. If `None`, a transfer completes with its last piece.
+    /// Flushes the destination after the last piece, so that the transfer completes when it is delivered.
+    /// With `None`, it completes with its last piece.
     flush: Option<CpuMover>,
     stop: Arc<AtomicBool>,
     tickets: TicketCounter,
@@ -126,7 +126,7 @@ mod tests {
     fn all_bytes_are_copied_and_none_after_the_stop() {
         let bytes = 5 * PIECE + 1234;
         let [source, destination] = [(); 2].map(|()| Region::host(bytes).unwrap());
-        // SAFETY: only this test uses the regions, and no transfer is in flight when it accesses the slices.
+        // SAFETY: only this test uses the regions, and no transfer is in flight meanwhile.
         let [sent, arrived] = [&source, &destination].map(|region| unsafe { pattern::bytes_of(region) });
         pattern::fill(sent, 3);
         let mut whole = Interruptible::new(Box::new(CpuMover::widest()), None, &Arc::default());

@@ -1,4 +1,4 @@
-//! Hands out disjoint parts of one region, for memory that exists only once, such as a BAR's range.
+//! Allocates disjoint parts of one region, such as a BAR's range.
 
 use inlane_core::{Error, Region, Result};
 use std::ops::Range;
@@ -48,8 +48,7 @@ impl Suballocator {
             return Err(Error::invalid(format!("0 bytes of {}", name()), "ask for at least one byte"));
         }
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        // Searches for the first gap that is large enough. `used` is sorted by start, so the gaps lie before
-        // each part in use and after the last one.
+        // `used` is sorted by start. The gaps lie before each part in use and after the last one.
         let (mut start, mut largest, mut at) = (0, 0, used.len());
         for (index, end) in used.iter().map(|range| range.start).chain([self.whole.len()]).enumerate() {
             let gap = end.saturating_sub(start);

@@ -4,8 +4,7 @@
 //!  machine, source, destination, options  ->  costs, time of the measurement
 //! ```
 //!
-//! The part before the arrow is the key. It contains nothing that changes between runs, such as the rate of
-//! an idle GPU's link.
+//! The part before the arrow is the key.
 
 use super::Costs;
 use crate::device::Device;
@@ -37,8 +36,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Reads the user's cache, `inlane/copy-costs.json` in `$XDG_CACHE_HOME` or `~/.cache`. The result is
-    /// empty if the file is missing, unreadable or malformed.
+    /// Reads the user's cache, `inlane/copy-costs.json` in `$XDG_CACHE_HOME` or `~/.cache`. Empty if the file
+    /// cannot be read.
     pub fn load() -> Self {
         let root = std::env::var_os("XDG_CACHE_HOME")
             .filter(|folder| !folder.is_empty())
@@ -56,14 +55,14 @@ impl Cache {
         Self { entries: read(&file), file: Some(file) }
     }
 
-    /// Returns the stored costs of the paths from one device to another with these options. `None` if there
-    /// are none.
+    /// Returns the stored costs of the paths between two devices with these options. `None` if there are
+    /// none.
     pub fn get(&self, from: &Device, to: &Device, options: &PathOptions) -> Option<&Costs> {
         self.entries.get(&key(from, to, options)).map(|entry| &entry.costs)
     }
 
-    /// Stores costs in memory and in the file. Keeps the entries that other processes added to the file
-    /// meanwhile. If the file cannot be written, logs a warning.
+    /// Stores costs in memory and in the file. Keeps entries that other processes added. If the file cannot
+    /// be written, logs a warning.
     pub fn put(&mut self, from: &Device, to: &Device, options: &PathOptions, costs: Costs) {
         let measured_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let entry = Entry { measured_s, costs };
@@ -80,13 +79,13 @@ fn read(file: &Path) -> Entries {
     fs::read(file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-/// Adds an entry to the current content of the file. A concurrent reader sees either the old or the new file.
+/// Adds an entry to the file. A concurrent reader sees either the old or the new file.
 fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;
     }
-    // Lock the file against other processes from `read` to `rename`, because one of them could otherwise
-    // overwrite this entry. Ignore a failed lock, because an overwritten entry is only measured again later.
+    // Without the lock, another process could overwrite this entry between `read` and `rename`. The costs
+    // would only be measured again, so ignore a failed lock.
     let lock = File::create(file.with_extension("lock"))?;
     let _ = lock.lock();
     let mut entries = read(file);
@@ -101,8 +100,7 @@ fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
     replaced.inspect_err(|_| drop(fs::remove_file(&part)))
 }
 
-/// Returns the key of an entry. The key contains everything that changes the costs. It does not contain
-/// `options.largest`, because calibration measures the same sizes for every value.
+/// Returns the key of an entry: everything that changes the costs. `options.largest` does not.
 fn key(from: &Device, to: &Device, options: &PathOptions) -> String {
     let host = inlane_core::result::Host::this();
     let driver = crate::gpu::driver_version().map_or(String::new(), |version| format!(", CUDA {version}"));
@@ -184,7 +182,7 @@ mod tests {
         assert_eq!(cache.get(&b, &a, &asked), None, "the opposite direction has its own entry");
         let other = Device::twin(Accelerator::new(1, TwinCosts { link: 1e9, ..TwinCosts::published(1) }));
         assert_eq!(cache.get(&a, &other, &asked), None, "another device with the same number");
-        // Store one more entry. A second cache that reads the same file must then find all entries.
+        // A second cache that reads the same file must find all entries.
         cache.put(&b, &a, &asked, costs(9.5));
         let again = Cache::at(folder.path().join("new").join("costs.json"));
         assert_eq!(again.get(&b, &a, &asked), Some(&costs(9.5)));
@@ -206,9 +204,7 @@ mod tests {
             for writer in 1..5 {
                 let (a, b, file) = (&a, &b, &file);
                 scope.spawn(move || {
-                    // Each thread has its own `Cache`, as a separate process would. It is read before the
-                    // other threads write, so `put` must also keep entries that are in the file but not in
-                    // this `Cache`.
+                    // A thread's `Cache` is read before the other threads write, as in a separate process.
                     let mut cache = Cache::at(file);
                     for turn in 0..10 {
                         cache.put(a, b, &options(writer, turn), costs(f64::from(writer)));

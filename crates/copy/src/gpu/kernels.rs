@@ -1,5 +1,4 @@
-//! Compiles this crate's kernels for the installed GPU and loads them: kernels that fill, check and copy
-//! memory, and the two kernels of staging by SMs.
+//! Compiles and loads this crate's kernels: they fill, check and copy memory, and stage by SMs.
 
 use super::staging_words::layout_assertions;
 use inlane_core::Result;
@@ -12,8 +11,8 @@ const HEADERS: &[(&str, &str)] = &[
     ("staging.h", include_str!("staging.h")),
 ];
 
-/// All kernels of this crate on one GPU, loaded before anything runs there, because loading waits for running
-/// kernels.
+/// All kernels of this crate on one GPU. Load them before anything runs there, because loading waits for
+/// running kernels.
 #[derive(Clone)]
 pub struct Kernels {
     /// Fills memory with the pattern of a seed.
@@ -55,7 +54,7 @@ impl Kernels {
     }
 }
 
-/// Returns the source of the staging kernels, with assertions about the words that they share with the host.
+/// Returns the source of the staging kernels, with assertions about the words shared with the host.
 fn staging() -> String {
     include_str!("staging.cu").to_owned() + &layout_assertions()
 }

@@ -1,50 +1,47 @@
-// Staging by SMs: GPU A pushes chunks into rings in pinned host memory, and GPU B pulls them out, without the
-// CPU.
+// Staging by SMs: GPU A pushes chunks into rings in pinned host memory, and GPU B pulls them out.
 //
-// Each block is a channel. Channel n of the pusher and channel n of the puller share two rings of `slots`
-// slots, one for chunks and one for lines, and these words. Each word has one writer:
+// Channel n is block n of the pusher and block n of the puller. They share a ring for chunks and a ring for
+// lines, with `slots` slots each, and these words:
 //
-//   ready   written by the pusher: the number of chunks that it published
-//   seen    written by the pusher: the newest command that it read
-//   taken   written by the puller: the number of chunks that it copied out
+//   ready   written by the pusher: the number of chunks that it published seen    written by the pusher: the
+//   newest command that it read taken   written by the puller: the number of chunks that it copied out
 //
 // Chunk k lies in slot k % slots. The pusher may write it while k - taken < slots.
 //
 // A command selects one of two ways to hand chunks over:
 //
-//   plain   The pusher stores the bytes, executes a fence at system scope, and stores ready = k + 1. The fence waits until
+//   plain   The pusher stores the bytes, executes a fence at system scope, and stores ready = k + 1. The
+//   fence waits until
 //           the stores crossed PCIe, at least 1 us. The puller loads `ready`, then the bytes: two round trips. This way
 //           reaches the link's full bandwidth.
-//   lines   The pusher stores 16 bytes at a time, 12 of data and 4 of lap. The puller loads lines until their lap is the
+//   lines   The pusher stores 16 bytes at a time, 12 of data and 4 of lap. The puller loads lines until their
+//   lap is the
 //           command's number. This way needs no fence and one round trip, and reaches three quarters of the bandwidth.
 //           Lines have a ring of their own, so that the bytes at a lap's place are always a lap.
 //
-// The CPU writes commands to a ring of 64-byte lines in pinned memory. Block 0 of each GPU reads them and
-// relays them through a ring in its GPU's memory, which the other blocks read. There are two reasons. Loads
-// of one host line by many blocks queue behind each other, at one PCIe round trip each. And loads of host
-// memory do not pass the stores that the same GPU pushed before. The word behind the relay says that block 0
-// has left.
+// The CPU writes commands to a ring of 64-byte lines in pinned memory. Block 0 of each GPU relays them to the
+// other blocks through a ring in its GPU's memory, because loads of one host line by many blocks queue behind
+// each other. The word behind the relay says that block 0 has left.
 //
-// Each 16 bytes of a command are a value and the command's number. One 16-byte load per thread shows whether
-// the line is complete:
+// Each 16 bytes of a command are a value and the command's number, which one load reads together:
 //
 //   | source, seq | destination, seq | bytes, seq | chunk and way, seq |
 //
 // Chunk c of a transfer goes through channel c % channels. Each channel of the puller stores the number of
-// each command that it ended to its word of `ended`. A command is complete when all channels ended it. A side
-// that gives up notes why in `failed` and advances its `ended` word by 2^30, so that no one waits for it.
+// each command that it ended to its `ended` word. A command is complete when all channels ended it. A kernel
+// that gives up stores the reason in `failed` and advances `ended` by 2^30, so that nothing waits for it.
 #include "copy.cuh"
 #include "staging.h"
 
-// Bytes of data in a line of the ring. A line is 16 bytes that are stored at once: 12 of data, 4 of lap.
+// Bytes of data in a line, which is 16 bytes that are stored at once: 12 of data, 4 of lap.
 constexpr u32 LINE_DATA = 12;
-// The number of lines that a thread loads before it uses the first of them.
+// How many lines a thread loads before it uses the first one.
 constexpr u32 AHEAD = 4;
 // The mask of all 32 threads of a warp.
 constexpr u32 ALL = ~0u;
 
-// Stores a timestamp at the end of a step. Does nothing unless compiled with TRACE, because a read of the
-// GPU's timer takes time.
+// Stores a timestamp at the end of a step. Compiled only with TRACE, because reading the GPU's timer takes
+// time.
 #ifdef TRACE
 #define MARK(place, index) \
     if (threadIdx.x == 0) place[index] = now_ns()
@@ -57,8 +54,7 @@ struct Pair {
     u64 seq;
 };
 
-// Loads a value and its sequence number by one 16-byte access. PTX treats this as a single access, so value
-// and number always belong together.
+// Loads a value and its sequence number by one 16-byte access, so they always belong together.
 __device__ inline Pair load_pair(const char* from, bool host) {
     Pair pair;
     if (host) {
@@ -75,8 +71,7 @@ __device__ inline Pair load_pair(const char* from, bool host) {
     return pair;
 }
 
-// Stores a value and its sequence number by one 16-byte store, with release order at GPU scope, so that the
-// other blocks of this GPU can load them with `load_pair`.
+// Stores a value and its sequence number by one 16-byte store, for `load_pair` in this GPU's other blocks.
 __device__ inline void pass_on(char* to, Pair pair) {
     asm volatile("{ .reg .b128 both; mov.b128 both, {%1, %2}; st.release.gpu.global.b128 [%0], both; }"
                  :
@@ -102,13 +97,12 @@ __device__ inline void store_line(uint4* to, uint4 line) {
                  : "memory");
 }
 
-// Orders all earlier accesses of this block before the later stores of this thread, for observers in the
-// whole system.
+// Orders all earlier accesses of this block before later stores of this thread, for the whole system.
 __device__ inline void fence_system() {
     asm volatile("fence.acq_rel.sys;" : : : "memory");
 }
 
-// Like `fence_system`, but only for observers on this GPU. It is faster, because it does not wait for PCIe.
+// Like `fence_system`, but only for this GPU. It is faster, because it does not wait for PCIe.
 __device__ inline void fence_gpu() {
     asm volatile("fence.acq_rel.gpu;" : : : "memory");
 }
@@ -117,14 +111,12 @@ __device__ inline void store_relaxed(u64* word, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(word), "l"(value) : "memory");
 }
 
-// Returns true if the CPU told the kernel to leave, or the time `give_up` (on the GPU's clock, in ns) has
-// passed.
+// Returns true if the CPU told the kernel to leave, or the GPU's clock has passed `give_up` (ns).
 __device__ inline bool is_over(const Control* control, u64 give_up) {
     return now_ns() > give_up || load_acquire(&control->leave) != 0;
 }
 
-// Returns true if block 0 of this GPU has given up. Its other blocks get their commands from block 0, so they
-// give up too.
+// Returns true if block 0 of this GPU has given up. No further commands then arrive.
 __device__ inline bool has_left(const u64* gone) {
     u64 value;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(gone) : "memory");
@@ -137,8 +129,8 @@ __device__ inline void give_up_on(Control* control, u64* gone, u64* ended, u64 s
     store_release(ended + blockIdx.x, seq + (1ull << 30));
 }
 
-// Loads the next 4 bytes of a chunk, or `left` bytes if fewer remain. Set `whole` if the address is aligned
-// to 4 bytes: one access then loads all 4 bytes. Otherwise each byte is loaded alone.
+// Loads the next 4 bytes of a chunk, or `left` bytes if fewer remain. Set `whole` if the address is a
+// multiple of 4: one access then loads all 4 bytes.
 __device__ inline u32 gather(const char* from, u64 left, bool whole) {
     u32 word = 0;
     if (whole && left >= 4) {
@@ -186,9 +178,8 @@ __device__ inline void push_lines(uint4* place, const char* source, u64 bytes, u
     }
 }
 
-// Copies a chunk out of its lines. Returns false if the lines did not arrive in time, or the CPU told the
-// kernel to leave. The threads of a warp stay together: the warp reloads a row of 32 lines until all lines of
-// the row carry `lap`.
+// Copies a chunk out of its lines. A warp reloads 32 lines until all carry `lap`. Returns false if they do
+// not arrive in time, or the CPU told the kernel to leave.
 __device__ inline bool pull_lines(
     char* destination,
     const uint4* place,
@@ -308,8 +299,8 @@ __device__ void serve(
         for (u64 offset = blockIdx.x * chunk; offset < bytes; offset += gridDim.x * chunk) {
             u64 give_up = now_ns() + stuck_ns;
             if (threadIdx.x == 0 && (PUSH || !lines)) {
-                // The pusher waits for a free slot, the puller for a filled one. Lines show by their lap that
-                // they arrived, so the puller does not wait for `ready` before it loads lines.
+                // The pusher waits for a free slot, the puller for a filled one. Lines carry their lap, so
+                // the puller need not wait for `ready`.
                 for (u32 turns = 1; PUSH ? chunks_done - other >= rings.slots : other <= chunks_done; ++turns) {
                     other = load_acquire(PUSH ? &channel->taken : &channel->ready);
                     if (turns % 64 == 0 && is_over(control, give_up)) {
@@ -345,16 +336,12 @@ __device__ void serve(
             bool last = offset + gridDim.x * chunk >= bytes;
             if (threadIdx.x == 0) {
                 if (PUSH) {
-                    // Data that is sent as lines carries its own sequence numbers. `ready` then only tells
-                    // the next launch where to continue, so it needs no fence before it.
+                    // Lines carry their own laps, so the store of `ready` needs no fence before it.
                     if (!lines) fence_system();
                     store_relaxed(&channel->ready, chunks_done);
                 } else {
-                    // A barrier above orders the puller's loads before this line. The bytes that the puller
-                    // stored must be visible to every thread that waits for the end of the transfer. The
-                    // bytes are in this GPU's memory, and every reader goes through this GPU's L2 cache, so a
-                    // fence at GPU scope is enough. A fence at system scope would take 2 us longer, because
-                    // it also waits for PCIe.
+                    // The pulled bytes must be visible before `ended`. All readers go through this GPU's L2
+                    // cache, so a fence at GPU scope is enough. A fence at system scope takes 2 us longer.
                     if (last) {
                         fence_gpu();
                         MARK(channel->pulled, 3);
@@ -364,11 +351,9 @@ __device__ void serve(
                 }
             }
         }
-        // If more than half of the slots seem full, the pusher reads `taken` again now: between commands, the
-        // load delays no transfer.
+        // Between commands, this load delays no transfer.
         if (PUSH && threadIdx.x == 0 && chunks_done - other > rings.slots / 2) other = load_acquire(&channel->taken);
-        // The puller's channels record the end of a command in `ended` with their last chunk. A channel that
-        // had no chunk of this command records the end here.
+        // A channel without a chunk of this command records the command's end here.
         if (!PUSH && threadIdx.x == 0 && blockIdx.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);
         __syncthreads(); // all threads read `field` before threads 0 to 3 overwrite it
         MARK((PUSH ? channel->pushed : channel->pulled), 4);

@@ -1,6 +1,5 @@
-// The words that the host shares with the staging kernels. The file is plain C++, so that an ordinary
-// compiler checks the layout as NVRTC does. `staging_words.rs` has the same structs; staging.cu explains
-// them.
+// The words that the host shares with the staging kernels, explained in staging.cu. `staging_words.rs` has
+// the same structs.
 #pragma once
 
 typedef unsigned int u32;
@@ -13,7 +12,7 @@ struct Control {
     u64 pad1[15];
 };
 
-// The number of timestamps that pusher and puller each record in a channel if compiled with TRACE.
+// How many timestamps pusher and puller each record in a channel if compiled with TRACE.
 constexpr u32 MARKS = 6;
 
 struct Channel {

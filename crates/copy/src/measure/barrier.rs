@@ -1,10 +1,9 @@
-//! A barrier at which the threads of a measurement wait for each other. A thread that panics does not block
-//! the others.
+//! A barrier for the threads of a measurement. A thread that panics does not block the others.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A reusable barrier for a fixed group of threads. The other threads do not wait for a thread that has left
-/// the group, even by a panic, so they cannot block forever. [`std::sync::Barrier`] lacks this.
+/// A reusable barrier for a fixed group of threads. A thread that leaves the group, even by a panic, does not
+/// block the others, unlike with [`std::sync::Barrier`].
 pub(super) struct Barrier {
     state: Mutex<State>,
     changed: Condvar,

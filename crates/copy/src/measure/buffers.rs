@@ -6,8 +6,8 @@
 //!  lap 1 goes to        3  0  1  2
 //! ```
 //!
-//! In every lap each destination slot receives another source slot's pattern. If a transfer is dropped, its
-//! slot keeps the pattern of the lap before, so the check finds the missing transfer.
+//! In every lap each destination slot receives another source slot's pattern, so the check finds a missing
+//! transfer.
 
 use crate::device::Device;
 use crate::stop::{PIECE, check_stop};
@@ -17,8 +17,8 @@ use std::sync::atomic::AtomicBool;
 
 /// The most slots into which a region is cut. Successive transfers use the slots in turn.
 const MOST_SLOTS: usize = 64;
-/// One transfer in this many is sampled while a run is under way. It is odd, so the samples cover all slots
-/// if their number is a power of two.
+/// One transfer in this many is sampled. It is odd, so the samples cover all slots if their number is a power
+/// of two.
 const SAMPLE_INTERVAL: usize = 7;
 /// Slots start at multiples of this many bytes, because DMA engines prefer whole pages.
 const ALIGNMENT: usize = 4096;
@@ -29,8 +29,7 @@ pub struct Buffers {
     to: Arc<Device>,
     source: Region,
     destination: Region,
-    /// The part of the patterns' seeds that all slots share. Incremented for every repeat, so that patterns
-    /// that are left from the repeat before count as wrong.
+    /// A part of all patterns' seeds. It changes in every repeat, so that old patterns count as wrong.
     seed: u64,
 }
 
@@ -39,9 +38,8 @@ pub struct Buffers {
 pub(super) struct Rotation {
     size: usize,
     slots: usize,
-    /// If true, each destination slot receives the pattern of another source slot in every lap. If false, it
-    /// always receives the pattern of the source slot with the same number: two transfers in flight may then
-    /// share a destination slot, so they must write the same bytes.
+    /// If true, each destination slot receives another source slot's pattern in every lap. If false, it
+    /// always receives the same pattern, because two transfers in flight may share it.
     shifted: bool,
 }
 
@@ -52,8 +50,7 @@ impl Rotation {
         (if self.shifted { (slot + lap) % self.slots } else { slot }, slot)
     }
 
-    /// Returns the offset and the length of the last word of a transfer. It has 8 bytes, or fewer if the
-    /// transfer's size is not a multiple of 8.
+    /// Returns the offset and the length of a transfer's last word, which may have fewer than 8 bytes.
     fn tail(&self) -> (usize, usize) {
         let last_word = (self.size - 1) / 8 * 8;
         (last_word, self.size - last_word)
@@ -61,15 +58,14 @@ impl Rotation {
 }
 
 impl Buffers {
-    /// Allocates memory for transfers of up to `largest` bytes: two slots of that size, or `rotate` bytes if
-    /// `rotate` is more. Allocates at most a third of the smaller device's memory, but always at least
-    /// `largest` bytes.
+    /// Allocates memory for transfers of up to `largest` bytes: two slots, or `rotate` bytes if that is more.
+    /// Takes at most a third of the smaller device's memory, but at least `largest` bytes.
     ///
     /// # Errors
     /// [`Error::Memory`] or [`Error::Device`] if a device has no room for one slot.
     pub fn new(from: &Arc<Device>, to: &Arc<Device>, largest: usize, rotate: usize) -> Result<Self> {
         let wanted = (2 * stride(largest)).max(rotate);
-        // Takes at most a third, because the other direction and calibration need memory too.
+        // The other direction and calibration need memory too.
         let spare = from.capacity().min(to.capacity()) / 3;
         let bytes = wanted.min(spare).max(largest);
         Ok(Self::over(from, to, &[from.allocate(bytes)?, to.allocate(bytes)?]))
@@ -93,8 +89,7 @@ impl Buffers {
         }
     }
 
-    /// Returns how transfers of `size` bytes rotate over the slots. Up to `in_flight` transfers are in flight
-    /// at once.
+    /// Returns how transfers of `size` bytes rotate over the slots, with up to `in_flight` transfers at once.
     pub(super) fn rotation(&self, size: usize, in_flight: usize) -> Rotation {
         let fit = if size == self.source.len() { 1 } else { self.source.len() / stride(size) };
         let slots = fit.clamp(1, MOST_SLOTS);
@@ -123,15 +118,13 @@ impl Buffers {
         Ok(())
     }
 
-    /// Returns the seed of a source slot's pattern. Patterns of two slots have no word in common at the same
-    /// offset.
+    /// Returns the seed of a source slot's pattern. Two slots' patterns differ in every word.
     fn seed_of(&self, source_slot: usize) -> u64 {
         self.seed << 40 | (source_slot as u64) << 32
     }
 
     /// Compares the last bytes (at most 8) of one transfer in seven, if the CPU reaches the destination as
-    /// memory. Call it when the transfer completed and before its destination slot is used again.
-    /// [`Buffers::verify`] counts these bytes.
+    /// memory. Call it before the destination slot is used again.
     ///
     /// # Errors
     /// [`Error::Altered`] if a byte differs.
@@ -154,9 +147,8 @@ impl Buffers {
         rotation.shifted && self.to.is_cpu_memory()
     }
 
-    /// Compares all bytes of the newest transfer into each slot, after `transfers` transfers. Returns the
-    /// number of bytes that this function and [`Buffers::sample`] compared, each counted once. Returns 0 if
-    /// the destination must not be read.
+    /// Compares all bytes of the newest transfer into each slot, after `transfers` transfers. Returns how
+    /// many bytes this function and [`Buffers::sample`] compared, or 0 if the destination must not be read.
     ///
     /// # Errors
     /// [`Error::Altered`] if a byte differs.
@@ -190,8 +182,8 @@ impl Buffers {
     }
 }
 
-/// Calls `act` for each piece of a region, with the index of the piece's first 8-byte word in the region.
-/// Ends early if `stop` is set. A GPU takes the whole region as one piece, because its kernels are fast.
+/// Calls `act` for each piece of a region, with the index of the piece's first 8-byte word. Ends early if
+/// `stop` is set. A GPU gets the whole region as one piece.
 fn in_pieces(
     device: &Device,
     region: &Region,
@@ -206,7 +198,7 @@ fn in_pieces(
     Ok(())
 }
 
-/// Returns the bytes from the start of one slot to the start of the next, for transfers of `size` bytes.
+/// Returns the bytes from the start of one slot to the next, for transfers of `size` bytes.
 fn stride(size: usize) -> usize {
     size.next_multiple_of(ALIGNMENT)
 }
