@@ -1,5 +1,5 @@
-//! Prints the goodput of one connection over a simulated 10 Gb/s link: random loss and bursts, RTT 1 ms and 20 ms, both directions of the
-//! link lossy. Times are virtual, so the machine does not matter. Medians of several seeds with minimum and maximum.
+//! Prints the goodput of one connection over a simulated 10 Gb/s link with losses in both directions. Times
+//! are virtual. Shows the median, minimum and maximum of several seeds.
 
 #![allow(missing_docs, reason = "a benchmark is a program")]
 

@@ -1,4 +1,4 @@
-//! The congestion window: slow start with HyStart++ (RFC 9406), CUBIC (RFC 9438), and its reduction at a loss.
+//! The congestion window: slow start with HyStart++ (RFC 9406), and CUBIC (RFC 9438).
 
 use crate::SECOND;
 use crate::sequence::Sequence;
@@ -7,8 +7,8 @@ use crate::sequence::Sequence;
 const BETA: f64 = 0.7;
 /// CUBIC's constant C, in segments per second cubed.
 const C: f64 = 0.4;
-/// The number of segments by which CUBIC's estimate of Reno's window grows per round trip (RFC 9438, section
-/// 4.3, alpha_cubic).
+/// The segments by which CUBIC's estimate of Reno's window grows per round trip (RFC 9438, section 4.3,
+/// alpha_cubic).
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
 /// The congestion window of one connection, in bytes.
@@ -35,8 +35,7 @@ pub struct Ack {
     pub una: Sequence,
     /// SND.NXT after this acknowledgment: the sequence number of the next new byte.
     pub next: Sequence,
-    /// True if the window limits what is sent. Otherwise the window does not grow (RFC 9293, section 3.8.2;
-    /// RFC 7661).
+    /// True if the window limits what is sent. If false, the window does not grow (RFC 7661).
     pub limited: bool,
 }
 
@@ -72,7 +71,7 @@ impl Congestion {
         self.window < self.threshold
     }
 
-    /// Sets the window to the size that loss recovery has computed, or to one segment if that is more.
+    /// Sets the window that loss recovery has computed, but at least one segment.
     pub fn set_window(&mut self, window: u64, mss: u32) {
         self.window = window.max(mss as u64);
     }
@@ -106,15 +105,16 @@ impl Congestion {
         self.cubic.epoch = None;
     }
 
-    /// Sets the threshold after a loss or a congestion mark (RFC 9438, sections 4.6 and 4.7). Does not change the window.
+    /// Sets the threshold, but not the window, after a loss or a congestion mark (RFC 9438, sections 4.6 and
+    /// 4.7).
     pub fn on_congestion(&mut self, mss: u32) {
         self.threshold = ((self.window as f64 * BETA) as u64).max(2 * mss as u64);
         self.cubic.on_congestion(self.window);
         self.hystart = HyStart::default();
     }
 
-    /// Reduces the window to one segment after a retransmission timeout. If `first` is set, also reduces the
-    /// threshold. `first` is false if the same loss has already reduced the threshold.
+    /// Reduces the window to one segment after a retransmission timeout. `first` is false if the same loss
+    /// has already reduced the threshold.
     pub fn on_timeout(&mut self, mss: u32, first: bool) {
         if first {
             self.on_congestion(mss);
@@ -122,8 +122,7 @@ impl Congestion {
         self.window = mss as u64;
     }
 
-    /// Reduces the window to at most `initial` bytes after an idle period, because its value is outdated (RFC
-    /// 5681, section 4.1).
+    /// Reduces the outdated window to at most `initial` bytes after an idle period (RFC 5681, section 4.1).
     pub fn on_idle(&mut self, initial: u64) {
         if self.window > initial {
             self.threshold = self.threshold.max(self.window / 4 * 3);
@@ -140,8 +139,8 @@ struct Cubic {
     w_max: f64,
     /// The time that the cubic function needs to reach `w_max` again, in seconds.
     k: f64,
-    /// The time at which CUBIC's current growth of the window began, in nanoseconds. `None` from a reduction
-    /// until the next acknowledgment.
+    /// When CUBIC's current growth began, in nanoseconds. `None` from a reduction until the next
+    /// acknowledgment.
     epoch: Option<u64>,
     /// W_est of RFC 9438: the window that Reno would have now, in bytes.
     w_est: f64,
@@ -155,8 +154,8 @@ impl Cubic {
         self.epoch = None;
     }
 
-    /// Excludes the time since the last acknowledgment from CUBIC's growth, because the sender did not use
-    /// its whole window.
+    /// Excludes the time since the last acknowledgment from CUBIC's growth, because the window was not used
+    /// up.
     fn pause(&mut self, now: u64) {
         if let Some(epoch) = &mut self.epoch {
             *epoch += now.saturating_sub(self.last_ack);

@@ -1,4 +1,4 @@
-//! A listener: the SYN queue of half-open connections, SYN cookies when it is full (RFC 4987), and the accept queue.
+//! A listener: the SYN queue of half-open connections, SYN cookies (RFC 4987), and the accept queue.
 
 use crate::config::{Config, EcnMode};
 use crate::options::{Options, Timestamps};
@@ -38,8 +38,8 @@ pub enum Verdict {
     Drop,
     /// Send this header to the segment's sender.
     Reply(Header),
-    /// The handshake is complete. Create the connection with [`crate::Connection::accept`], hand the segment to it, and queue it with
-    /// [`Listener::queue`].
+    /// The handshake is complete. Create the connection with [`crate::Connection::accept`], hand it the
+    /// segment, and queue it with [`Listener::queue`].
     Established(Handshake),
 }
 
@@ -69,20 +69,20 @@ struct HalfOpen {
     deadline: u64,
 }
 
-/// A listening socket. `C` is the type by which the engine identifies a connection in the accept queue.
+/// A listening socket. `C` identifies a connection in the accept queue.
 #[derive(Debug)]
 pub struct Listener<C> {
     config: Config,
     secrets: Secrets,
     half_open: HashMap<Flow, HalfOpen>,
-    /// Deadlines of half-open connections: one queue for each number of retransmissions. The entries of a
-    /// queue have the same timeout, so the queue is sorted by deadline. An entry is outdated if its half-open
-    /// connection is gone or has another deadline.
+    /// Deadlines of half-open connections, one queue per number of retransmissions. Each queue is sorted,
+    /// because its timeouts are equal. An entry is outdated if its half-open connection is gone or has
+    /// another deadline.
     deadlines: [VecDeque<(u64, Flow)>; RETRIES + 1],
     accepted: VecDeque<C>,
     backlog: usize,
-    /// The time, in nanoseconds, at which all sent cookies have expired. Until then, an acknowledgment from
-    /// an unknown peer may hold a valid cookie.
+    /// When all sent cookies have expired, in nanoseconds. Until then, an unknown peer's acknowledgment may
+    /// hold one.
     cookies_until: u64,
     counters: ListenerCounters,
 }
@@ -193,8 +193,8 @@ impl<C> Listener<C> {
             return Verdict::Reply(self.cookie_reply(now, flow, &handshake));
         }
         if let Some(previous) = previous {
-            // Raise the initial sequence number above the old connection's numbers by more than a window of
-            // 65,535 bytes, because old segments may still arrive (RFC 6191).
+            // Exceed the old connection's numbers by more than a window of 65,535 bytes, because its segments
+            // may still arrive (RFC 6191).
             let least = previous.sequence().wrapping_add(u16::MAX as u32 + 2);
             if before(handshake.sequence, least) {
                 handshake.sequence = least;
@@ -272,8 +272,8 @@ impl<C> Listener<C> {
             sequence: handshake.sequence,
             acknowledgment: handshake.peer_sequence.wrapping_add(1),
             window: self.config.receive_capacity.min(u16::MAX as u32) as u16,
-            // RFC 3168, section 6.1.1.1: a retransmission does not use ECN, because a middlebox may have
-            // dropped the first SYN,ACK for its ECN flag.
+            // RFC 3168, section 6.1.1.1: a retransmission does not use ECN, because a middlebox may drop such
+            // SYN,ACKs.
             flags: SYN | ACK | if handshake.ecn && handshake.syn_retransmissions == 0 { ECE } else { 0 },
             options: Options {
                 mss: Some(self.config.mss),
@@ -298,14 +298,14 @@ impl<C> Listener<C> {
         }
     }
 
-    /// Returns the time at which [`Listener::on_timer`] must be called, or `None` if no deadline is left. The
-    /// time can be too early, because deadlines of completed handshakes are removed only when they pass.
+    /// Returns when [`Listener::on_timer`] must be called, or `None` without deadlines. It may be too early,
+    /// because deadlines of completed handshakes stay until they pass.
     pub fn next_deadline(&self) -> Option<u64> {
         self.deadlines.iter().filter_map(|queue| queue.front()).map(|entry| entry.0).min()
     }
 
-    /// Retransmits the SYN,ACKs that were not answered in time: calls `send` for each. Removes a half-open
-    /// connection after five unanswered retransmissions.
+    /// Calls `send` for each SYN,ACK to retransmit. Drops a half-open connection after five unanswered
+    /// retransmissions.
     pub fn on_timer(&mut self, now: u64, mut send: impl FnMut(&Flow, Header)) {
         for retransmissions in 0..=RETRIES {
             while let Some(&(deadline, flow)) = self.deadlines[retransmissions].front()

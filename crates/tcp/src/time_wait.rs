@@ -1,4 +1,4 @@
-//! TIME-WAIT without a connection: a small entry for an engine's table (RFC 9293, section 3.10.7.4; RFC 6191; RFC 1337).
+//! TIME-WAIT as a small table entry without a connection (RFC 9293, section 3.10.7.4; RFC 6191; RFC 1337).
 
 use crate::segment::{Header, Segment};
 use crate::sequence::before;
@@ -25,8 +25,9 @@ pub enum TimeWaitAction {
     Drop,
     /// Send this acknowledgment.
     Reply(Header),
-    /// The segment is a SYN that opens a new connection (RFC 6191). Hand it to the [`crate::Listener`] with this entry, and remove
-    /// the entry if the listener replies. Without a listener, answer with [`crate::reset_for`].
+    /// The segment is a SYN that opens a new connection (RFC 6191). Hand it to the [`crate::Listener`] with
+    /// this entry, and remove the entry if the listener replies. Without a listener, answer with
+    /// [`crate::reset_for`].
     Reopen,
 }
 

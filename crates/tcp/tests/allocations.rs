@@ -1,4 +1,4 @@
-//! Shows that segments cause no allocation once a connection has warmed up.
+//! Shows that segments of a connection cause no allocations after a warm-up.
 
 use inlane_tcp::*;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -33,7 +33,6 @@ impl ReceiveBuffer for Nowhere {
     fn write(&mut self, _: u64, _: &[u8]) {}
 }
 
-/// Sends `bytes` from `a` to `b` and loses every 50th segment.
 fn transfer(now: &mut u64, a: &mut Connection, b: &mut Connection, bytes: u64) {
     let payload = [0; 1 << 16];
     let (end, mut written, mut count) = (a.acknowledged() + bytes, a.acknowledged(), 0);

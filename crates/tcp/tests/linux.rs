@@ -1,5 +1,4 @@
-//! A connection with the Linux kernel's TCP as the peer, over a TUN device in a network namespace of its own: both directions, opened by either
-//! side, with and without losses. Needs root.
+//! Tests a connection with the Linux kernel's TCP, over a TUN device in a network namespace. Needs root.
 
 mod network;
 
@@ -18,8 +17,7 @@ const KERNEL: [u8; 4] = [10, 9, 0, 1];
 const BYTES: u64 = 2_000_000;
 const BUFFER: usize = 1 << 18;
 
-/// Enters a new network namespace and creates a TUN device with the kernel's address. If this machine does
-/// not allow that, returns the reason as the error.
+/// Enters a new network namespace and creates a TUN device. If the machine does not allow it, returns why.
 fn device() -> Result<File, String> {
     let check = |what: &str, result: i32| {
         if result >= 0 { Ok(()) } else { Err(format!("{what}: {}", std::io::Error::last_os_error())) }
@@ -31,20 +29,20 @@ fn device() -> Result<File, String> {
         .write(true)
         .open("/dev/net/tun")
         .map_err(|error| format!("/dev/net/tun: {error}"))?;
-    // SAFETY: an all-zero ifreq is a valid value.
+    // SAFETY: an all-zero ifreq is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(b"tcp0") {
         *to = *from as libc::c_char;
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as i16;
-    // SAFETY: the request lives during the call and has the type that the ioctl expects. The same holds below.
+    // SAFETY: the request lives during the call and has the type that the ioctl expects.
     check("TUNSETIFF", unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF as _, &request) })?;
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").or_else(|_| std::net::UdpSocket::bind("0.0.0.0:0"));
     let socket = socket.map_err(|error| format!("socket: {error}"))?;
     let mut address = |what: &str, code: u64, value: [u8; 4]| {
         request.ifr_ifru.ifru_addr.sa_family = libc::AF_INET as _;
         request.ifr_ifru.ifru_addr.sa_data = [0; 14];
-        // SAFETY: only the address member of the union is used here.
+        // SAFETY: only the address member of the union is used.
         let data = unsafe { &mut request.ifr_ifru.ifru_addr.sa_data };
         for (to, from) in data[2..].iter_mut().zip(value) {
             *to = from as libc::c_char;
@@ -62,8 +60,7 @@ fn device() -> Result<File, String> {
     Ok(tun)
 }
 
-/// Plays the application on the kernel's side: writes its stream, and reads and checks the stream of the
-/// other side until its end.
+/// The kernel's application: writes a stream, and reads and checks the other side's stream.
 fn kernel(mut stream: TcpStream) {
     let mut writer = stream.try_clone().unwrap();
     let sender = thread::spawn(move || {
@@ -107,8 +104,8 @@ fn frame(
     bytes
 }
 
-/// Transfers both streams and loses frames in both directions with probability `loss`. If `active` is set,
-/// this side opens the connection, otherwise the kernel does.
+/// Transfers both streams with losses of probability `loss`. If `active` is set, this side opens the
+/// connection.
 fn transfer(mut tun: File, loss: f64, active: bool) {
     let config = Config {
         send_capacity: BUFFER as u32,
@@ -209,7 +206,7 @@ fn transfer(mut tun: File, loss: f64, active: bool) {
 #[test]
 fn both_directions_with_the_kernel() {
     for (loss, active) in [(0.0, true), (0.0, false), (0.01, true), (0.01, false)] {
-        // Run each case on a thread of its own, because a thread enters its network namespace for good.
+        // A thread enters its network namespace for good, so each case gets its own thread.
         let ran = thread::spawn(move || device().map(|tun| transfer(tun, loss, active))).join().unwrap();
         if let Err(why) = ran {
             eprintln!("SKIPPED both_directions_with_the_kernel: {why}; run as root");

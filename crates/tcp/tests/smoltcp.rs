@@ -1,4 +1,4 @@
-//! A connection with smoltcp, an independent implementation, as the peer: over a perfect and over a lossy link, opened by either side.
+//! Tests a connection with smoltcp over a perfect and over a lossy link, opened by either side.
 
 mod network;
 
@@ -17,7 +17,6 @@ const THEIRS: [u8; 4] = [10, 0, 0, 2];
 const BYTES: u64 = 300_000;
 const DELAY: u64 = 5 * MILLISECOND;
 
-/// Frames under way, with their time of arrival.
 #[derive(Default)]
 struct Frames(VecDeque<(u64, Vec<u8>)>);
 
@@ -71,7 +70,6 @@ impl Device for Queues {
     }
 }
 
-/// Puts a segment into an IPv4 packet with correct checksums.
 fn packet(header: &Header, payload: std::ops::Range<u64>, ring: &Ring) -> Vec<u8> {
     let len = (payload.end - payload.start) as usize;
     let mut bytes = vec![0; 20 + header.wire_len() + len];

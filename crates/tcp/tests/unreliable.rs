@@ -1,6 +1,7 @@
-//! Two connections over a model of an unreliable network: every byte arrives, nothing loops, and nothing stalls.
+//! Two connections over a model of an unreliable network: every byte arrives, nothing loops, and nothing
+//! stalls.
 //!
-//! `SEEDS=100000 cargo test --release -p inlane-tcp --test unreliable` runs more seeds than the default.
+//! More seeds: `SEEDS=100000 cargo test --release -p inlane-tcp --test unreliable`.
 
 mod network;
 
@@ -11,7 +12,6 @@ fn seeds(default: u64) -> u64 {
     std::env::var("SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Runs until both streams are complete and closed. Panics if that does not happen.
 fn run(network: &mut Network, name: &str) {
     let mut steps = 0u64;
     while !network.finished() {
@@ -40,7 +40,6 @@ fn a_perfect_network_carries_both_directions_without_retransmissions() {
     assert!(network.now < 100 * MILLISECOND, "{} ms", network.now / MILLISECOND);
 }
 
-/// Returns settings drawn at random: with and without each option, small and large buffers.
 fn draw_config(random: &mut Random) -> Config {
     let mss = [88, 536, 1220, 1460, 8960][random.below(5) as usize];
     Config {
@@ -112,9 +111,8 @@ fn no_stall_is_longer_than_a_retransmission_timeout() {
         let mut network =
             Network::connected(&[Config::default(), Config::default()], link.clone(), seed, [3_000_000, 0]);
         run(&mut network, &name);
-        // The model is deterministic, so these bounds do not depend on the machine. A loss is repaired within
-        // a timeout (200 ms), a delayed acknowledgment (40 ms) and a round trip (20 ms). If a burst loses the
-        // retransmission, too, it is repaired within the doubled timeout.
+        // A timeout of 200 ms, a delayed acknowledgment of 40 ms and a round trip of 20 ms bound the repair
+        // of one loss. A burst may also need the doubled timeout.
         let bound = if link.burst == 1 { 300 } else { 700 };
         let gap = network.hosts[1].longest_gap / MILLISECOND;
         assert!(gap < bound, "{name}: a stall of {gap} ms, {:?}", network.hosts[0].connection.counters());

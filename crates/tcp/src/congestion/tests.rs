@@ -7,7 +7,6 @@ fn ack(now: u64, bytes: u64) -> Ack {
     Ack { now, bytes, srtt: 100 * MILLISECOND, rtt: None, una: 0, next: 0, limited: true }
 }
 
-/// Acknowledges one window of data each 100 ms until `end`.
 fn run(congestion: &mut Congestion, mut now: u64, end: u64) {
     while now < end {
         now += 100 * MILLISECOND;
@@ -27,7 +26,6 @@ fn rfc9293_slow_start_doubles_the_window_each_round_trip() {
     assert_eq!(congestion.window(), 80_000, "an unused window does not grow");
 }
 
-/// Returns a window of 1000 segments that was reduced to 700 at time 0.
 fn reduced() -> Congestion {
     let mut congestion = Congestion::new(1_000_000);
     congestion.on_congestion(MSS);
@@ -38,7 +36,7 @@ fn reduced() -> Congestion {
 
 #[test]
 fn rfc9438_the_window_reaches_its_former_size_after_k_seconds() {
-    // K, the time until CUBIC regains its former maximum, is the cube root of (1000 - 700) / 0.4: 9.09 s.
+    // K, the time until CUBIC regains its maximum, is the cube root of 300 / 0.4: 9.09 s.
     let mut congestion = reduced();
     run(&mut congestion, 0, 4 * SECOND);
     let early = congestion.window();
@@ -65,8 +63,8 @@ fn rfc9438_a_small_window_grows_at_least_as_fast_as_reno() {
     congestion.on_congestion(MSS);
     congestion.set_window(congestion.threshold(), MSS);
     run(&mut congestion, 0, 2 * SECOND);
-    // In the Reno-friendly region (RFC 9438, section 4.3), the window grows by 0.53 segments per round trip
-    // below the former maximum, and by 1 segment above it. There are 20 round trips.
+    // In the Reno-friendly region, the window grows per round trip by 0.53 segments below the former maximum,
+    // and by 1 above it.
     assert!((17_000..25_000).contains(&congestion.window()), "{}", congestion.window());
 }
 
@@ -102,7 +100,6 @@ fn rfc4015_an_undone_reduction_restores_window_and_threshold() {
     assert_eq!((congestion.window(), congestion.threshold()), (100_000, u64::MAX));
 }
 
-/// Runs one round trip of slow start whose samples are all `rtt`.
 fn round(congestion: &mut Congestion, number: u64, rtt: u64) {
     for n in 0..10 {
         let una = number * 10 + n;

@@ -1,5 +1,4 @@
-//! The methods of a connection that the application calls: advance the indices into the send and receive
-//! rings, close, abort, and set options.
+//! The methods that the application calls: advance ring indices, close, abort, and set options.
 
 use super::*;
 
@@ -19,7 +18,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Publishes that the application has consumed the receive ring up to `index`. This may open the window, so poll for transmission.
+    /// Publishes that the application has consumed the receive ring up to `index`. Afterwards poll for
+    /// transmission, because the window may open.
     ///
     /// # Errors
     /// [`Error::Index`] if the index decreases or exceeds [`Connection::received`].
@@ -36,16 +36,16 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns the index up to which the peer has acknowledged data. The application may reuse the send ring below it.
+    /// Returns the index below which the peer has acknowledged data. Below it, the send ring may be reused.
     #[inline]
     pub fn acknowledged(&self) -> u64 {
         self.snd.una.clamp(self.snd.start, self.snd.limit) - self.snd.start
     }
 
-    /// Returns the index up to which data was received in order. The application may read the receive ring below it.
+    /// Returns the index below which the application may read the receive ring.
     #[inline]
     pub fn received(&self) -> u64 {
-        // Subtract 1 for the peer's FIN, because it has a sequence number but no byte in the receive ring.
+        // The peer's FIN has a sequence number but no byte in the ring.
         self.rcv.next - self.rcv.start - self.peer_closed() as u64
     }
 
@@ -68,8 +68,8 @@ impl Connection {
         }
     }
 
-    /// Closes both directions: the application neither reads nor writes any more. Written data is still sent. If received data was not
-    /// consumed, or more arrives, the connection is reset, because that data is lost (RFC 9293, section 3.6.1; RFC 2525, section 2.17).
+    /// Closes both directions. Written data is still sent. If received data was not consumed, or more
+    /// arrives, the connection is reset (RFC 9293, section 3.6.1; RFC 2525, section 2.17).
     pub fn close(&mut self, now: u64) {
         if self.state == State::SynSent {
             self.end(Reason::Aborted);
@@ -123,8 +123,8 @@ impl Connection {
         self.timers.close_at = now.saturating_add(self.config.time_wait);
     }
 
-    /// Returns the table entry that replaces a connection in state TIME-WAIT, or `None` in other states. Take it when
-    /// [`Connection::poll_transmit`] has nothing left to send and the application has closed.
+    /// Returns the entry that replaces a connection in TIME-WAIT, or `None` in other states. Take it when the
+    /// application has closed and nothing is left to send.
     pub fn time_wait(&self) -> Option<TimeWait> {
         (self.state == State::TimeWait).then(|| TimeWait {
             sequence: self.snd.next as u32,
@@ -135,13 +135,13 @@ impl Connection {
         })
     }
 
-    /// Limits how many bytes of the receive ring may hold data, from 1 byte up to the whole ring. A reduction
-    /// does not move the right edge of the announced window back: the window shrinks only as data arrives.
+    /// Limits how much of the receive ring may hold data, from 1 byte to the whole ring. The announced window
+    /// shrinks only as data arrives.
     pub fn set_receive_capacity(&mut self, capacity: u32) {
         let before = self.rcv.capacity;
         self.rcv.capacity = capacity.clamp(1, self.config.receive_capacity);
-        // Announce the window only if the limit grows. Otherwise a new connection would send an extra ACK if
-        // its window is larger than the 65535 bytes that a SYN can announce.
+        // Announce only growth. A new connection, whose SYN announced at most 65535 bytes, would send an
+        // extra ACK.
         if self.rcv.capacity > before {
             self.update_window();
         }
@@ -152,8 +152,7 @@ impl Connection {
         self.config.no_delay = no_delay;
     }
 
-    /// If `cork` is true, holds back segments that are smaller than the MSS, for at most 200 ms. If `cork` is
-    /// false, no longer holds them back.
+    /// Holds back segments smaller than the MSS for at most 200 ms if `cork` is true. Releases them if false.
     pub fn set_cork(&mut self, cork: bool) {
         self.flags.cork = cork;
         self.flags.cork_expired = false;
@@ -166,8 +165,8 @@ impl Connection {
         self.arm_keepalive(now);
     }
 
-    /// Sets how long data may stay unacknowledged before the connection is aborted, in nanoseconds. `None`
-    /// removes the limit.
+    /// Sets how long data may stay unacknowledged, in nanoseconds, before the connection is aborted. `None`:
+    /// no limit.
     pub fn set_user_timeout(&mut self, timeout: Option<u64>) {
         self.config.user_timeout = timeout;
     }

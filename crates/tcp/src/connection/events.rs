@@ -1,10 +1,8 @@
-//! The types through which a connection and its caller communicate: states, events, reasons of failure,
-//! counters, and the memory for received data.
+//! The types shared by a connection and its caller: states, events, errors, counters, and the receive ring.
 
 /// The memory into which received data is written: the application's receive ring.
 pub trait ReceiveBuffer {
-    /// Copies received `bytes` to offset `index` of the peer's stream. They always fit into the ring: they
-    /// end at most `receive_capacity` bytes after the first byte that the application has not consumed.
+    /// Copies received `bytes` to offset `index` of the peer's stream. They always fit into the ring.
     fn write(&mut self, index: u64, bytes: &[u8]);
 }
 
@@ -38,7 +36,7 @@ pub enum State {
 pub enum Reason {
     /// The peer reset the connection.
     Reset,
-    /// The peer answered the SYN with a reset, or with an ICMP message that it has no such port.
+    /// The peer refused the SYN by a reset or an ICMP message.
     Refused,
     /// The peer did not answer.
     TimedOut,

@@ -89,8 +89,7 @@ impl Connection {
                 self.flags.syn_pending = true; // the peer's SYN again
                 return Events::NONE;
             }
-            // The SYN,ACK of a simultaneous open repeats the SYN that was processed before, so ignore the
-            // SYN.
+            // Ignore the SYN: the SYN,ACK of a simultaneous open repeats a processed SYN.
             flags &= !SYN;
             seq += 1;
         }
@@ -102,9 +101,8 @@ impl Connection {
 
         let len = segment.payload.len() as u64 + (flags & FIN != 0) as u64;
         let end = seq + len;
-        // A segment that ends below the acknowledgment number sent last is an old duplicate or forged. One
-        // that ends between that number and RCV.NXT also repeats data, but its own acknowledgment may be new,
-        // so accept it.
+        // A segment that ends below the last sent acknowledgment number is old or forged. One that ends
+        // between that number and RCV.NXT may carry a new acknowledgment.
         if end < self.rcv.last_ack || seq > self.rcv.edge() {
             self.counters.unacceptable += 1;
             if reset {
@@ -186,14 +184,15 @@ impl Connection {
         events
     }
 
-    /// Answers an acknowledgment of something that this connection never sent. It belongs to a connection
-    /// from before a restart of this side, so the peer gets a reset (RFC 9293, section 3.5.1).
+    /// Answers an acknowledgment of something that was never sent with a reset. It belongs to a connection
+    /// from before a restart (RFC 9293, section 3.5.1).
     fn reject(&mut self, segment: &Segment<'_>) {
         self.counters.unacceptable += 1;
         self.stray_reset = crate::reset_for(segment).map(|reset| reset.sequence);
     }
 
-    /// Checks a segment's timestamp (RFC 7323, sections 3.2 and 5.3). An old one is answered with an acknowledgment.
+    /// Checks a segment's timestamp, and acknowledges a segment with an old one (RFC 7323, sections 3.2 and
+    /// 5.3).
     #[inline]
     fn timestamps_acceptable(&mut self, now: u64, segment: &Segment<'_>) -> bool {
         let Some(timestamps) = segment.header.options.timestamps else { return false };
@@ -210,8 +209,8 @@ impl Connection {
         true
     }
 
-    /// Starts to echo congestion if the IP header is marked (CE), and stops when the peer reports that it has
-    /// reduced its window (CWR; RFC 3168, section 6.1.3).
+    /// Starts to echo congestion at a mark (CE), and stops when the peer has reduced its window (CWR; RFC
+    /// 3168, section 6.1.3).
     fn on_congestion_field(&mut self, segment: &Segment<'_>) {
         if segment.header.has(CWR) {
             self.flags.ece = false;
@@ -222,8 +221,7 @@ impl Connection {
         }
     }
 
-    /// Answers a suspicious segment with an acknowledgment at once (a challenge ACK), unless the limit for
-    /// this second is reached.
+    /// Acknowledges a suspicious segment at once (a challenge ACK), within the limit per second.
     fn challenge(&mut self, now: u64) {
         let second = now / SECOND;
         if self.ack.challenge_second != second {
@@ -239,8 +237,7 @@ impl Connection {
         }
     }
 
-    /// Counts a duplicate segment. If SACK was negotiated, also remembers its range, which the next
-    /// acknowledgment reports as a DSACK (RFC 2883).
+    /// Counts a duplicate segment. With SACK, remembers its range for the next DSACK (RFC 2883).
     fn note_duplicate(&mut self, start: Sequence, end: Sequence) {
         self.counters.duplicates += 1;
         if self.flags.sack {
@@ -258,7 +255,7 @@ impl Connection {
         buffer: &mut impl ReceiveBuffer,
     ) -> Events {
         if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
-            // The peer's FIN was received before, so this is a retransmission: acknowledge it again.
+            // The peer's FIN was retransmitted.
             self.ack.now = true;
             if self.state == State::TimeWait {
                 self.timers.close_at = now.saturating_add(self.config.time_wait);
@@ -269,8 +266,7 @@ impl Connection {
         let limit = self.rcv.fin.map_or(self.rcv.edge(), |fin| fin.min(self.rcv.edge()));
         let (start, end) = (seq.max(self.rcv.next), data_end.min(limit));
         if fin && self.rcv.fin.is_none() && data_end <= self.rcv.edge() {
-            // Accept the FIN only if no data beyond it was received before, because a stream cannot have data
-            // after its FIN. Otherwise keep the data and ignore the FIN.
+            // A FIN below data received earlier is invalid: keep the data and ignore the FIN.
             let last = self.reassembly.end().unwrap_or(0).max(self.rcv.next);
             if last <= data_end {
                 self.rcv.fin = Some(data_end);
@@ -292,7 +288,7 @@ impl Connection {
                     self.rcv.next = end;
                 } else {
                     self.rcv.next = self.reassembly.advance(end);
-                    // Acknowledge the segment at once, because it fills a gap (RFC 5681, section 4.2).
+                    // The segment fills a gap (RFC 5681, section 4.2).
                     self.ack.now = true;
                 }
                 self.schedule_ack(now, (self.rcv.next - before_next) as u32);
@@ -313,8 +309,8 @@ impl Connection {
         events
     }
 
-    /// Stores data that lies beyond a gap, unless it was received before or there are too many gaps.
-    /// Acknowledges it without delay in any case.
+    /// Stores data that lies beyond a gap, unless it is a duplicate or there are too many gaps. Always
+    /// acknowledges at once.
     fn out_of_order(
         &mut self,
         start: Sequence,
@@ -335,7 +331,7 @@ impl Connection {
     }
 
     /// Processes the peer's FIN once all data before it has arrived. Set `again` if the current segment
-    /// carries a FIN. This FIN is acknowledged at once, even if it is a retransmission.
+    /// carries a FIN, which is then acknowledged at once.
     fn receive_fin(&mut self, now: u64, again: bool) -> Events {
         if again {
             self.ack.now = true;
@@ -369,8 +365,8 @@ impl Connection {
         }
     }
 
-    /// Announces a larger window at once if the peer may be waiting for it: the peer knows of at most half of
-    /// the greatest window, and the window has at least doubled since.
+    /// Announces a larger window at once if the peer knows of at most half of the greatest window, and the
+    /// window has at least doubled since.
     pub(super) fn update_window(&mut self) {
         if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
             return;

@@ -53,26 +53,25 @@ pub struct Connection {
     counters: Counters,
     reassembly: Reassembly,
     reason: Option<Reason>,
-    /// The sequence number of a reset that must be sent during the handshake. The reset answers a segment of
-    /// an old connection, so this connection goes on.
+    /// The sequence number of a reset to send during the handshake, in answer to a segment of an old
+    /// connection.
     stray_reset: Option<u32>,
     timestamp_offset: u32,
     syn_sent_at: u64,
     config: Config,
 }
 
-// Keeps the state small, because a host holds tens of thousands of connections, and each segment loads the
-// state of its connection from memory.
+// Each segment loads its connection's state from memory, so the state must stay small.
 const _: () = assert!(size_of::<Connection>() <= 1152);
 
-/// The number of segments at the start of a connection that are acknowledged without delay, because the peer
-/// is probably in slow start.
+/// The number of first segments that are acknowledged without delay, because the peer is in slow start.
 const QUICK_ACKS: u8 = 16;
 /// The MSS of a peer that does not announce one (RFC 9293, section 3.7.1).
 pub(crate) const DEFAULT_MSS: u16 = 536;
 
 impl Connection {
-    /// Opens a connection: the first [`Connection::poll_transmit`] returns the SYN. `start` comes from [`crate::Secrets::start`].
+    /// Opens a connection. The first [`Connection::poll_transmit`] returns the SYN. `start` comes from
+    /// [`crate::Secrets::start`].
     ///
     /// # Errors
     /// [`Error::Config`] if a setting is out of range.
@@ -83,10 +82,9 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Creates the established connection of a completed handshake. `config` may differ from the listener's:
-    /// its MSS limits the segments that are sent, but the window scale stays as the handshake announced it.
-    /// Afterwards, hand the segment that completed the handshake to [`Connection::on_segment`], because it
-    /// may carry data.
+    /// Creates the connection of a completed handshake. Then hand the segment that completed the handshake to
+    /// [`Connection::on_segment`], because it may carry data. `config` may differ from the listener's, but
+    /// the announced window scale stays.
     ///
     /// # Errors
     /// [`Error::Config`] if a setting is out of range.
@@ -217,7 +215,7 @@ impl Connection {
         } else if syn_retransmissions > 0 {
             self.rtt.set_timeout(3 * crate::SECOND.min(self.config.max_rto / 3)); // RFC 6298, rule 5.7
         }
-        // Begin with a congestion window of one segment if more than one SYN was lost (RFC 6928, section 2).
+        // If more than one SYN was lost, begin with one segment (RFC 6928, section 2).
         let segments = if syn_retransmissions > 1 { 1 } else { self.config.initial_window as u64 };
         self.congestion = Congestion::new(segments * self.effective_mss() as u64);
         self.recovery.backoff = 0;
@@ -227,7 +225,7 @@ impl Connection {
         self.arm_keepalive(now);
     }
 
-    /// Returns the payload of a full segment in bytes: the MSS less the timestamps option, if it is used.
+    /// Returns the payload of a full segment in bytes: the MSS less the timestamps option, if used.
     #[inline]
     fn effective_mss(&self) -> u32 {
         let options = if self.flags.timestamps { crate::options::TIMESTAMPS_LEN as u32 } else { 0 };

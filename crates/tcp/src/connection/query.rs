@@ -54,8 +54,7 @@ impl Connection {
         if self.scoreboard.is_empty() {
             return 0;
         }
-        // Each duplicate acknowledgment of a peer without SACK shows that a segment has left the network, so
-        // that segment is subtracted.
+        // Without SACK, each duplicate acknowledgment shows that a segment has left the network.
         let left = self.recovery.duplicate_acks as u64 * self.snd.mss as u64;
         self.scoreboard.in_flight().saturating_sub(left)
     }

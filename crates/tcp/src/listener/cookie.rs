@@ -1,12 +1,13 @@
-//! SYN cookies (RFC 4987, appendix A): a peer that acknowledges the initial sequence number of a SYN,ACK has
-//! received it. So a handshake needs no entry in a full SYN queue.
+//! SYN cookies (RFC 4987, appendix A). The initial sequence number of a SYN,ACK encodes the handshake, so
+//! that a full SYN queue needs no entry.
 //!
 //! ```text
 //!  31       27 26      24 23                                       0
 //!  | period   | MSS index | keyed hash of flow, peer's number, both |
 //! ```
 //!
-//! The other options go into the low six bits of the timestamp, which the peer echoes: four bits of window scale (15: none), SACK, ECN.
+//! The other options go into the low six bits of the timestamp, which the peer echoes: four bits of window
+//! scale (15: none), SACK, ECN.
 
 use super::{Handshake, Listener, Verdict};
 use crate::options::{Options, Timestamps};
@@ -18,8 +19,7 @@ use inlane_wire::tcp::ACK;
 
 /// The values of the MSS that a cookie can hold.
 const MSS: [u16; 8] = [Config::MIN_MSS, 536, 1024, 1220, 1360, 1440, 1460, 8900];
-/// The length of a cookie's period in nanoseconds. A cookie contains the number of its period, so it can
-/// expire.
+/// The length of a cookie's period in nanoseconds. Cookies expire by their period's number.
 const PERIOD: u64 = 64 * SECOND;
 /// How long a cookie is valid at most: its own period and the next one.
 pub(super) const VALID: u64 = 2 * PERIOD;
@@ -52,9 +52,8 @@ impl<C> Listener<C> {
             let scale =
                 options.window_scale.filter(|_| self.config.window_scaling).map_or(NO_SCALE, u32::from);
             let bits = scale | if options.sack_permitted { SACK } else { 0 } | if ecn { ECN } else { 0 };
-            // Store the options in the low six bits of the timestamp. If this raises the timestamp above the
-            // clock, subtract 64, because the connection's next timestamp comes from the clock and must not
-            // be smaller.
+            // The low six bits hold the options. If this raises the timestamp above the clock, subtract 64,
+            // because later timestamps must not be smaller.
             let value = timestamps.value & !OPTION_BITS | bits;
             timestamps.value =
                 if before(timestamps.value, value) { value.wrapping_sub(OPTION_BITS + 1) } else { value };
@@ -63,8 +62,8 @@ impl<C> Listener<C> {
     }
 
     /// Completes a handshake if the segment acknowledges a valid cookie and the accept queue has room. Drops
-    /// the segment if the queue is full. Answers with a reset if the cookie is not valid, unless the segment
-    /// is a reset itself.
+    /// the segment if the queue is full. Answers an invalid cookie with a reset, unless the segment is a
+    /// reset.
     pub(super) fn on_cookie(&mut self, now: u64, flow: &Flow, segment: &Segment<'_>) -> Verdict {
         let header = &segment.header;
         let reset = || reset_for(segment).map_or(Verdict::Drop, Verdict::Reply);

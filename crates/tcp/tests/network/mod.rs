@@ -1,6 +1,5 @@
 //! A model of a network with two hosts and virtual time: a link with a rate, a delay, a queue, and faults.
-//!
-//! Segments cross it as bytes with a real checksum, so corruption is detected as on a real wire.
+//! Segments have real checksums, so corruption is detected.
 
 #![allow(dead_code)]
 
@@ -22,12 +21,10 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Returns a number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound.max(1)
     }
 
-    /// Returns true with probability `p`.
     pub fn chance(&mut self, p: f64) -> bool {
         p > 0.0 && (self.next() >> 11) as f64 / (1u64 << 53) as f64 <= p
     }
@@ -40,23 +37,22 @@ pub struct Link {
     pub delay: u64,
     /// Bits per second; 0 for no limit.
     pub rate: u64,
-    /// The most bytes that may wait for the link. Frames beyond this limit are dropped.
+    /// The most bytes that may wait for the link. More are dropped.
     pub queue: u64,
-    /// ECN-capable segments are marked while more than this number of bytes waits for the link.
+    /// The waiting bytes above which ECN-capable segments are marked.
     pub mark: u64,
     /// The probability that a segment is lost.
     pub loss: f64,
-    /// The number of segments that one loss drops: the lost segment, and the next `burst` - 1 segments in its
-    /// direction within 5 ms.
+    /// How many segments one loss drops: consecutive ones of a direction, within 5 ms.
     pub burst: u32,
     pub duplicate: f64,
     pub corrupt: f64,
-    /// The probability that a segment is delayed further, so that later ones can overtake it.
+    /// The probability that a segment is delayed, so that later ones overtake it.
     pub reorder: f64,
     /// The greatest delay that reordering adds, in nanoseconds.
     pub jitter: u64,
-    /// The longest segment that passes, in bytes with its TCP header; 0 for no limit. Longer segments are
-    /// dropped without an ICMP message.
+    /// The longest segment that passes, in bytes with its TCP header; 0 for no limit. No ICMP message reports
+    /// a drop.
     pub black_hole: usize,
 }
 
@@ -106,7 +102,6 @@ impl ReceiveBuffer for Ring {
     }
 }
 
-/// Writes one segment as bytes with its checksum.
 pub fn encode(header: &inlane_tcp::Header, payload: std::ops::Range<u64>, ring: &Ring) -> Vec<u8> {
     let len = (payload.end - payload.start) as usize;
     let mut bytes = vec![0; header.wire_len() + len];
@@ -117,8 +112,7 @@ pub fn encode(header: &inlane_tcp::Header, payload: std::ops::Range<u64>, ring: 
     bytes
 }
 
-/// A frame under way: the time of its arrival, a number that orders frames with equal times, the receiving
-/// host, and the bytes.
+/// A frame in flight: arrival time, a number that orders equal times, receiving host, and bytes.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub struct Frame {
     pub at: u64,
@@ -128,7 +122,7 @@ pub struct Frame {
     pub marked: u8,
 }
 
-/// A link in use: its properties, and the frames under way in both directions.
+/// A link in use, and the frames in flight in both directions.
 pub struct Wire {
     pub link: Link,
     pub random: Random,
@@ -157,7 +151,6 @@ impl Wire {
         }
     }
 
-    /// Sends the segment in `bytes` over the link to host `to`. The link may drop, alter or delay it.
     pub fn send(&mut self, now: u64, to: usize, mut bytes: Vec<u8>, mut ecn: Ecn) {
         self.sent += 1;
         let link = self.link.clone();
@@ -210,7 +203,7 @@ impl Wire {
     }
 }
 
-/// A host with one connection and an application that sends a known stream and checks what it receives.
+/// A host with one connection. Its application sends a known stream and checks what it receives.
 pub struct Host {
     pub connection: Connection,
     pub send: Ring,
@@ -233,7 +226,6 @@ pub struct Host {
     pub longest_gap: u64,
 }
 
-/// Returns the byte at `index` of the stream with `seed`.
 pub fn byte(seed: u64, index: u64) -> u8 {
     let word = Random(seed ^ (index / 8)).next();
     (word >> (index % 8 * 8)) as u8
@@ -266,7 +258,6 @@ impl Host {
         }
     }
 
-    /// Runs the application: writes what fits, then checks and consumes what was received.
     pub fn run(&mut self, now: u64) {
         let room = self.connection.acknowledged() + self.send.0.len() as u64 - self.written;
         let len = room.min(self.to_write - self.written);
@@ -295,7 +286,6 @@ impl Host {
     }
 }
 
-/// Sends everything that a connection has to send.
 pub fn drain(now: u64, host: &mut Host, to: usize, wire: &mut Wire) {
     let mut count = 0;
     while let Some(transmit) = host.connection.poll_transmit(now) {
@@ -311,7 +301,6 @@ pub fn send(now: u64, transmit: &Transmit, ring: &Ring, to: usize, wire: &mut Wi
     }
 }
 
-/// Two hosts and the wire between them.
 pub struct Network {
     pub hosts: [Host; 2],
     pub wire: Wire,
@@ -319,14 +308,14 @@ pub struct Network {
 }
 
 impl Network {
-    /// Creates two connected hosts. The handshake runs through a listener and without faults. Host 0 writes `bytes[0]`, host 1 `bytes[1]`.
+    /// Creates two connected hosts. The handshake has no faults. Host `i` writes `bytes[i]` bytes.
     pub fn connected(config: &[Config; 2], link: Link, seed: u64, bytes: [u64; 2]) -> Self {
         let secrets = Secrets::new([seed as u8; 16]);
         let mut random = Random(seed);
         let flow =
             Flow { local: ([10, 0, 0, 1], random.next() as u16).into(), remote: ([10, 0, 0, 2], 80).into() };
         let reverse = Flow { local: flow.remote, remote: flow.local };
-        // In half of the cases, begin with sequence numbers and timestamps that wrap soon.
+        // Half of the sequence numbers and timestamps wrap soon.
         let start = if random.below(2) == 0 {
             secrets.start(0, &flow)
         } else {
@@ -360,19 +349,17 @@ impl Network {
         network
     }
 
-    /// Returns the number of bytes that both applications together have read.
     pub fn read(&self) -> u64 {
         self.hosts.iter().map(|host| host.consumed).sum()
     }
 
-    /// Returns true if both streams are complete and closed.
     pub fn finished(&self) -> bool {
         (0..2).all(|n| {
             self.hosts[n].consumed == self.hosts[1 - n].to_write && self.hosts[n].connection.peer_closed()
         })
     }
 
-    /// Lets the applications run and all hosts send. Call it once before `step`.
+    /// Lets the applications run and the hosts send. Call it once before `step`.
     pub fn start(&mut self) {
         for n in 0..2 {
             self.service(n);
@@ -384,7 +371,7 @@ impl Network {
         drain(self.now, &mut self.hosts[n], 1 - n, &mut self.wire);
     }
 
-    /// Advances to the next event and processes it. Returns false if there is none.
+    /// Processes the next event. Returns false if there is none.
     pub fn step(&mut self) -> bool {
         let frame = self.wire.under_way.peek().map(|Reverse(frame)| frame.at);
         let timer = (0..2).filter_map(|n| self.hosts[n].connection.next_deadline().map(|at| (at, n))).min();

@@ -1,10 +1,8 @@
-//! Tests of the receiving side: when it acknowledges, what it reports by SACK, and how it reassembles
-//! segments.
+//! Tests of the receiving side: acknowledgments, SACK reports, and reassembly.
 
 use crate::*;
 
-/// Opens a connection and hands it 16 segments, each of which it acknowledges at once. From then on it delays
-/// acknowledgments.
+/// Opens a connection that delays acknowledgments, because its first 16 segments have arrived.
 fn settled(options: Options) -> (Script, i64) {
     let mut script = Script::open(&config(), options);
     for n in 0..16 {

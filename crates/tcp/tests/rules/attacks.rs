@@ -114,7 +114,6 @@ fn the_applications_indices_are_checked() {
     assert!(connection.set_consumed(11).is_err());
     connection.set_consumed(10).unwrap();
     assert!(connection.set_consumed(9).is_err());
-    // The peer's FIN takes a sequence number, but adds no byte that the application could consume.
     script.receive(seg(FIN | ACK, 10, 0));
     assert_eq!(script.connection.received(), 10);
     assert!(script.connection.set_consumed(11).is_err());

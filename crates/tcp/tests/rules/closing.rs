@@ -178,8 +178,7 @@ fn a_closed_connection_does_not_wait_for_ever_in_fin_wait_2() {
     assert_eq!(script.state(), State::FinWait2);
     assert_eq!(script.next_timer(), 60 * SECOND);
     assert_eq!(script.state(), State::Closed);
-    // Check that a connection of which the application has closed only the sending direction waits for the
-    // peer's FIN without limit.
+    // After a half-close, the connection waits for the peer's FIN without limit.
     let mut script = Script::open(&config(), modern());
     script.connection.shutdown_write();
     script.one();
@@ -210,7 +209,6 @@ fn rfc9293_a_segment_without_connection_is_answered_with_a_reset() {
     assert_eq!(reset_for(&raw(Header { flags: RST, ..Header::default() })), None);
 }
 
-/// Returns a connection's TIME-WAIT entry. The peer's next number is 1.
 fn time_wait(options: Options) -> (TimeWait, Script) {
     let mut script = Script::open(&config(), options);
     assert!(script.connection.time_wait().is_none());

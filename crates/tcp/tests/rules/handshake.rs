@@ -1,5 +1,4 @@
-//! Tests of opening a connection: the segments and options of the handshake, lost SYNs, and attempts that
-//! fail.
+//! Tests of opening a connection: segments, options, lost SYNs, and failed attempts.
 
 use crate::*;
 
@@ -167,8 +166,7 @@ fn rfc5927_an_unreachable_host_ends_an_attempt_and_not_a_connection() {
     assert_eq!(script.state(), State::Established);
 }
 
-/// A connection that times out after an ICMP message "host unreachable" fails with that reason. If an
-/// acknowledgment arrived after the message, it fails with a timeout.
+/// An acknowledgment after the ICMP message makes the reason of a later timeout `TimedOut` again.
 #[test]
 fn rfc1122_a_timeout_after_an_unreachable_host_has_that_reason() {
     for (acknowledged, reason) in [(false, Reason::Unreachable), (true, Reason::TimedOut)] {

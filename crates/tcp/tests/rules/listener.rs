@@ -21,7 +21,6 @@ fn reply(verdict: Verdict) -> Header {
     }
 }
 
-/// Returns the peer's acknowledgment of `syn_ack`, which completes the handshake.
 fn last(syn_ack: &Header) -> Header {
     Header {
         sequence: IRS.wrapping_add(1),
@@ -49,7 +48,6 @@ fn rfc9293_passive_open() {
     assert_eq!(connection.state(), State::Established);
     assert_eq!(connection.smoothed_rtt(), Some(RTT));
     assert_eq!(connection.send_window(), 500 << 7);
-    // The segment that completes the handshake may also carry data.
     let segment = Segment { header: last(&answer), payload: b"GET", ecn: Ecn::NotEct };
     let mut memory = Memory(vec![0; 1 << 20]);
     assert!(connection.on_segment(RTT, &segment, &mut memory).contains(Events::READABLE));
@@ -70,7 +68,7 @@ fn an_accepted_connection_sends_no_ack_only_to_announce_its_window() {
     let capacity = listener.config().receive_capacity;
     connection.set_receive_capacity(capacity);
     assert_eq!(connection.poll_transmit(RTT), None);
-    // Reduce the limit, then restore it. Only the increase makes the connection announce its window.
+    // Only an increase of the limit makes the connection announce its window.
     connection.set_receive_capacity(capacity / 2);
     assert_eq!(connection.poll_transmit(RTT), None);
     connection.set_receive_capacity(capacity);
@@ -175,7 +173,6 @@ fn rfc4987_a_flood_of_syns_is_answered_with_cookies_and_real_peers_get_in() {
     assert!(connection.sack());
     assert_eq!(connection.send_window(), 500 << 7);
     assert_eq!(connection.segment_size(), 1448);
-    // A cookie is valid for two minutes at most.
     assert_eq!(reply(listener_only(last(&answer), 129 * SECOND)).flags, RST);
 }
 

@@ -1,7 +1,7 @@
-//! Scripts of segments for the rules that the crate implements. Each test's name begins with the RFC that states the rule.
+//! Scripts of segments for the rules that the crate implements. Each test's name begins with its RFC.
 //!
-//! A test plays the peer: it hands segments to one connection and checks what the connection sends. Numbers are relative: 0 is the first byte of
-//! the stream in each direction.
+//! A test plays the peer of one connection. Numbers are relative: 0 is the first byte of the stream in each
+//! direction.
 
 mod acknowledgments;
 mod attacks;
@@ -20,7 +20,7 @@ use inlane_wire::tcp::{ACK, CWR, ECE, FIN, PSH, RST, SYN, URG};
 
 /// The initial sequence number of this side.
 pub(crate) const ISS: u32 = 1000;
-/// The peer's initial sequence number. The peer's numbers wrap during the test.
+/// The peer's initial sequence number. Its numbers wrap during the test.
 pub(crate) const IRS: u32 = u32::MAX - 5000;
 pub(crate) const RTT: u64 = 10 * MILLISECOND;
 
@@ -47,13 +47,13 @@ pub(crate) struct Script {
     pub(crate) timestamps: bool,
     /// The window field of the peer's segments.
     pub(crate) window: u16,
-    /// The index up to which the peer's segments acknowledge the connection's data.
+    /// The index up to which the peer acknowledges data.
     pub(crate) ack: u64,
     pub(crate) events: Events,
 }
 
-/// A segment that the peer sends. Its numbers are relative to the start of each stream. A field that is
-/// `None` gets its value from the script.
+/// A segment of the peer, with numbers relative to each stream's start. The script sets a field that is
+/// `None`.
 #[derive(Clone)]
 pub(crate) struct Seg {
     pub(crate) flags: u8,
@@ -75,7 +75,6 @@ pub(crate) fn data(seq: i64, len: usize) -> Seg {
     seg(ACK, seq, len)
 }
 
-/// Returns an acknowledgment without data.
 pub(crate) fn ack(ack: u64) -> Seg {
     Seg { ack: Some(ack), ..seg(ACK, 0, 0) }
 }
@@ -107,7 +106,7 @@ impl Seg {
     }
 }
 
-/// Returns the options of the SYN of a peer with MSS 1460, window scaling, SACK and timestamps.
+/// The options of a SYN with MSS 1460, window scaling, SACK and timestamps.
 pub(crate) fn modern() -> Options {
     Options {
         mss: Some(1460),
@@ -118,8 +117,7 @@ pub(crate) fn modern() -> Options {
     }
 }
 
-/// Returns the options of a SYN with SACK but without timestamps and window scaling. Segments then hold 1460
-/// bytes.
+/// The options of a SYN with SACK only. Segments then hold 1460 bytes.
 pub(crate) fn plain() -> Options {
     Options { timestamps: None, window_scale: None, ..modern() }
 }
@@ -129,7 +127,6 @@ pub(crate) fn raw(header: Header) -> Segment<'static> {
 }
 
 impl Script {
-    /// Creates a connection that has not sent its SYN.
     pub(crate) fn new(config: &Config) -> Self {
         let start = Start { sequence: ISS, timestamp_offset: 7000 };
         Self {
@@ -165,7 +162,6 @@ impl Script {
         script
     }
 
-    /// Hands a segment of the peer to the connection.
     pub(crate) fn receive(&mut self, seg: Seg) {
         let number = |start: u32, at: u64| start.wrapping_add(1).wrapping_add(at as u32);
         if let Some(ack) = seg.ack {
@@ -191,7 +187,6 @@ impl Script {
         self.events |= self.connection.on_segment(self.now, &segment, &mut self.memory);
     }
 
-    /// Returns everything that the connection sends now.
     pub(crate) fn sent(&mut self) -> Vec<Transmit> {
         let sent: Vec<_> = std::iter::from_fn(|| self.connection.poll_transmit(self.now)).collect();
         if let Some(timestamps) = sent.last().and_then(|transmit| transmit.header.options.timestamps) {
@@ -200,20 +195,19 @@ impl Script {
         sent
     }
 
-    /// Returns what the connection sends, as ranges of payload. Segments without payload are left out.
+    /// Returns the ranges of payload that the connection sends. Leaves out segments without payload.
     pub(crate) fn ranges(&mut self) -> Vec<(u64, u64)> {
         let sent = self.sent();
         sent.iter().filter(|t| !t.is_empty()).map(|t| (t.payload.start, t.payload.end)).collect()
     }
 
-    /// Returns the one segment that the connection sends.
     pub(crate) fn one(&mut self) -> Transmit {
         let mut sent = self.sent();
         assert_eq!(sent.len(), 1, "{sent:#?}");
         sent.remove(0)
     }
 
-    /// Checks that the connection sends one acknowledgment of `ack` without data, and returns it.
+    /// Checks that the connection only sends an acknowledgment of `ack`, and returns it.
     #[track_caller]
     pub(crate) fn acknowledges(&mut self, ack: u64) -> Header {
         let transmit = self.one();
@@ -223,14 +217,12 @@ impl Script {
         transmit.header
     }
 
-    /// Checks that the connection sends nothing.
     #[track_caller]
     pub(crate) fn silent(&mut self) {
         let sent = self.sent();
         assert!(sent.is_empty(), "{sent:#?}");
     }
 
-    /// Lets the application write `len` more bytes.
     pub(crate) fn write(&mut self, len: u64, written: &mut u64) {
         *written += len;
         self.connection.set_written(*written).unwrap();
@@ -242,7 +234,7 @@ impl Script {
         self.events |= self.connection.on_timer(self.now);
     }
 
-    /// Advances the time to the connection's next deadline. Returns the elapsed time in nanoseconds.
+    /// Advances to the connection's next deadline. Returns the elapsed nanoseconds.
     pub(crate) fn next_timer(&mut self) -> u64 {
         let at = self.connection.next_deadline().expect("a timer runs");
         let elapsed = at.saturating_sub(self.now);
@@ -254,7 +246,6 @@ impl Script {
         self.connection.state()
     }
 
-    /// Consumes all received data and returns it.
     pub(crate) fn consume(&mut self, from: u64) -> Vec<u8> {
         let to = self.connection.received();
         self.connection.set_consumed(to).unwrap();
@@ -263,7 +254,7 @@ impl Script {
     }
 }
 
-/// Settings for scripts: no segmentation offload, so each segment is seen.
+/// Settings without segmentation offload, so that each segment is seen.
 pub(crate) fn config() -> Config {
     Config { gso_bytes: 0, ..Config::default() }
 }

@@ -1,5 +1,4 @@
-//! Tests of the send and receive windows: zero windows, probes, shrinking, silly-window avoidance (RFC 9293,
-//! section 3.8.6).
+//! Tests of zero windows, probes, shrinking windows, and silly-window avoidance (RFC 9293, section 3.8.6).
 
 use crate::*;
 
@@ -27,12 +26,11 @@ fn rfc9293_a_small_window_is_used_if_it_is_half_of_the_largest() {
     small.sent();
     small.connection.set_written(5000).unwrap();
     assert_eq!(small.ranges(), [(0, 1000)]);
-    // This peer's largest window was 64 KiB. A window of 1000 bytes is less than half of that, so nothing is
-    // sent.
+    // 1000 bytes are less than half of the largest window, 64 KiB.
     script.receive(ack(0).window(1000));
     script.connection.set_written(5000).unwrap();
     assert_eq!(script.ranges(), []);
-    // Let the override timeout expire. The bytes that fit into the window must then be sent.
+    // After the override timeout, the bytes that fit are sent.
     script.next_timer();
     assert_eq!(script.ranges(), [(0, 1000)]);
 }
@@ -56,7 +54,6 @@ fn rfc9293_a_zero_window_is_probed_with_backoff_for_as_long_as_the_peer_answers(
     assert_eq!(script.state(), State::Established);
     assert_eq!(script.connection.counters().window_probes, 30);
     assert_eq!(script.connection.counters().timeouts, 29);
-    // Open the peer's window. All data must then be sent at once.
     script.receive(ack(0).window(65_535));
     let sent = script.ranges();
     assert_eq!(sent[0].0, 0);
@@ -142,7 +139,7 @@ fn rfc9293_a_window_that_shrinks_stops_new_data_and_retransmissions_beyond_it() 
     for (start, end) in script.ranges() {
         assert!(start == 0 && end <= 2000 || start >= 13_140, "{start} {end}");
     }
-    // The peer may still acknowledge data that was in flight beyond the window's edge when the window shrank.
+    // The peer may acknowledge data that was in flight when the window shrank.
     script.receive(ack(14_600).window(65_535));
     assert_eq!(script.ranges().last().unwrap().1, 20_000);
 }
@@ -165,7 +162,7 @@ fn rfc9293_a_full_buffer_announces_zero_and_rejects_data() {
     assert_eq!(script.acknowledges(2000).window, 0);
     script.receive(data(2000, 1));
     assert_eq!(script.acknowledges(2000).window, 0);
-    // A FIN takes no room in the buffer, so it is accepted although the window is closed.
+    // A FIN takes no room in the buffer.
     script.receive(seg(FIN | ACK, 2000, 0));
     assert_eq!(script.state(), State::CloseWait);
 }
@@ -220,7 +217,7 @@ fn rfc7323_the_announced_edge_never_moves_back() {
 fn a_reduced_receive_buffer_takes_back_nothing_and_then_bounds_the_window() {
     let mut script = Script::open(&config(), plain());
     script.connection.set_receive_capacity(3000);
-    // Send data within the window that was announced before the reduction, because it must still be accepted.
+    // Data within the window announced earlier must still be accepted.
     script.receive(data(0, 1460));
     script.receive(data(1460, 1460));
     script.receive(data(2920, 1460));
@@ -230,11 +227,10 @@ fn a_reduced_receive_buffer_takes_back_nothing_and_then_bounds_the_window() {
         script.connection.set_consumed(script.connection.received()).unwrap();
         script.receive(data(at * 1460, 1460));
         let window = script.sent().last().map(|transmit| transmit.header.window);
-        // Check that at most 3000 bytes are announced once the data has passed the edge that the handshake
-        // announced: 65,535 bytes, which lies in segment 44.
+        // The handshake announced 65,535 bytes, which end in segment 44. Behind them, at most 3000 are
+        // announced.
         assert!(at < 46 || window.is_none_or(|window| window <= 3000), "{at}: {window:?}");
     }
-    // Without the limit, the window covers the whole ring again.
     script.connection.set_receive_capacity(u32::MAX);
     assert!(script.one().header.window > 3000);
 }
