@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 /// The length of an encoded address, in bytes.
 pub const LEN: usize = 20;
 
-/// Encodes an address: family (4, 6, or 0 for none), a zero byte, the port, and 16 bytes of address.
+/// Encodes an address: family (4, 6, or 0 for none), a zero byte, port (2 bytes), address (16 bytes).
 pub fn encode(address: Option<SocketAddr>) -> [u8; LEN] {
     let mut bytes = [0; LEN];
     let Some(address) = address else { return bytes };
@@ -39,7 +39,7 @@ pub fn decode(bytes: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
-/// Returns the internet address at `address`, or `None` for other families and for lengths that are too short.
+/// Returns the internet address at `address`. Returns `None` for other families and for short lengths.
 ///
 /// # Safety
 /// `len` bytes at `address` are readable, or `address` is null.
@@ -47,7 +47,7 @@ pub unsafe fn read_sockaddr(address: *const libc::sockaddr, len: libc::socklen_t
     if address.is_null() || (len as usize) < size_of::<libc::sa_family_t>() {
         return None;
     }
-    // SAFETY: the family's bytes are readable, and the structures below are read only if `len` covers them.
+    // SAFETY: the family's bytes are readable, and `len` covers each structure that is read.
     unsafe {
         match address.cast::<libc::sa_family_t>().read_unaligned() as i32 {
             libc::AF_INET if len as usize >= size_of::<libc::sockaddr_in>() => {
@@ -55,8 +55,7 @@ pub unsafe fn read_sockaddr(address: *const libc::sockaddr, len: libc::socklen_t
                 let ip = Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr));
                 Some(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())
             }
-            // Accept addresses without the last field, `sin6_scope_id`, as Linux does, because early versions
-            // of the structure lacked it.
+            // Early versions of the structure lacked `sin6_scope_id`. Linux accepts these, too.
             libc::AF_INET6 if len as usize >= size_of::<libc::sockaddr_in6>() - 4 => {
                 let raw = address.cast::<[u8; 24]>().read_unaligned();
                 let mut octets = [0; 16];
@@ -69,8 +68,8 @@ pub unsafe fn read_sockaddr(address: *const libc::sockaddr, len: libc::socklen_t
     }
 }
 
-/// Writes `value` as the C library's functions do: at most `*len` bytes, and the full length to `*len`. With `v6`, an IPv4
-/// address is written in its mapped form.
+/// Writes `value` as the C library's functions do: at most `*len` bytes, and the full length to `*len`.
+/// With `v6`, maps an IPv4 address to IPv6.
 ///
 /// # Safety
 /// `len` is readable and writable, and `*len` bytes at `address` are writable. Either may be null.
@@ -100,7 +99,7 @@ pub unsafe fn write_sockaddr(
         }
     };
     bytes[..2].copy_from_slice(&(family as libc::sa_family_t).to_ne_bytes());
-    // SAFETY: the caller promises that these bytes are accessible.
+    // SAFETY: the caller promises it.
     unsafe {
         let room = len.read_unaligned() as usize;
         address.cast::<u8>().copy_from(bytes.as_ptr(), room.min(full));

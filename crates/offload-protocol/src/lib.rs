@@ -1,10 +1,10 @@
 //! The protocol between the offload engine and the preloaded library.
 //!
-//! * [`name`]: the names of the UNIX sockets that stand for offloaded sockets. The library needs no table,
-//!   because a name describes its socket.
+//! * [`name`]: the names of the UNIX sockets that stand for offloaded sockets. A name describes its socket,
+//!   so the library needs no table.
 //!
-//! The library runs inside other programs, also in their signal handlers. So nothing in this crate allocates,
-//! locks or panics, unless the documentation of a function says that it does.
+//! The library runs inside other programs, also in signal handlers. So nothing in this crate allocates,
+//! locks or panics, except as documented.
 
 pub mod address;
 pub mod datagram;
@@ -15,8 +15,7 @@ pub mod rules;
 
 /// The environment variable that names the engine's control socket.
 pub const SOCKET_VARIABLE: &str = "_INLANE_OFFLOAD_SOCKET";
-/// The environment variable that holds the rules, one per line: which sockets the engine runs and which stay
-/// with the kernel.
+/// The environment variable that holds the [`rules`], one per line.
 pub const RULES_VARIABLE: &str = "_INLANE_OFFLOAD_RULES";
 /// If this environment variable is set, a socket that would stay with the kernel is an error.
 pub const REQUIRE_VARIABLE: &str = "_INLANE_OFFLOAD_REQUIRE";

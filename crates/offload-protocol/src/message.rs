@@ -1,7 +1,8 @@
 //! Requests and replies on the engine's control socket, a UNIX socket of type SOCK_SEQPACKET.
 //!
-//! A process opens a connection when it first needs one. Messages have one fixed size. A request may carry the program's end of an
-//! offloaded socket, which proves that the sender has the socket. A reply may carry a new program's end.
+//! A process connects when it first needs the engine. Messages have one fixed size. A request may carry the
+//! program's end of an offloaded socket, which proves that the sender has the socket. A reply may carry a
+//! new program's end.
 
 use crate::address;
 use std::net::SocketAddr;
@@ -19,12 +20,12 @@ const VALUE: usize = 96;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Operation {
-    /// Creates a socket bound to [`Message::local`]. The request's value, written by [`write_options`], contains
-    /// the socket's options. The reply carries the program's end and the local address.
+    /// Creates a socket bound to [`Message::local`]. The request's value holds the socket's options, written
+    /// by [`write_options`]. The reply carries the program's end and the local address.
     Bind = 1,
-    /// Connects a socket to [`Message::remote`]. The request carries the program's end. If it carries none, the
-    /// engine creates a socket, and the reply carries the program's end. The program's end becomes writable
-    /// when the connection is established or has failed.
+    /// Connects the socket of the program's end that the request carries to [`Message::remote`]. Without one,
+    /// creates a socket, and the reply carries the program's end. It becomes writable when the connection is
+    /// established or has failed.
     Connect = 2,
     /// Makes a bound socket listen. The request carries the program's end. `number` is the backlog.
     Listen = 3,
@@ -34,26 +35,26 @@ pub enum Operation {
     GetOption = 5,
     /// Returns a socket's local and remote address. The request carries the program's end.
     Addresses = 6,
-    /// Reports that the library has left a socket with the kernel. The value is the reason. There is no
-    /// reply.
+    /// Reports that a socket stays with the kernel. The value is the reason. There is no reply.
     Kernel = 7,
-    /// Asks for the engine's state. The reply carries the descriptor of a file that contains it as JSON.
+    /// Asks for the engine's state. The reply carries the descriptor of a file with the state as JSON.
     Status = 8,
-    /// Says that the program's end of a new connection has replaced the kernel's socket in the program, so
-    /// the SYN can be sent. There is no reply.
+    /// Says that the program's end of a new connection has replaced the kernel's socket, so that the SYN can
+    /// be sent. There is no reply.
     Start = 9,
     /// Like [`Operation::SetOption`], but with a reply: status 0 when the option is in effect, otherwise an
     /// errno.
     SetOptionNow = 10,
     /// Removes the remote address of a connected UDP socket. The request carries the program's end.
     Disconnect = 11,
-    /// Asks whether the engine has a route from a UDP socket to [`Message::remote`]. The request carries the
-    /// program's end. The status of the reply is an errno if there is no route.
+    /// Asks for a route from the UDP socket of the carried program's end to [`Message::remote`]. The reply's
+    /// status is an errno if there is none.
     Route = 12,
     /// Asks for a connection's slot in shared memory ([`crate::lease`]). The request carries the program's
-    /// end. Its `number` is 1 if this client already has its shared memory, otherwise 0. In the reply,
-    /// `number` is the index of the slot. `name` is how many microseconds a receive should poll the slot
-    /// before it sleeps. The first reply to a client carries the memfd of the shared memory.
+    /// end. Its `number` is 1 if this client already has its shared memory, otherwise 0.
+    ///
+    /// In the reply, `number` is the slot's index, and `name` is how many microseconds a receive polls before
+    /// it sleeps. The first reply carries the memfd.
     Adopt = 13,
 }
 
@@ -212,7 +213,7 @@ pub fn read_options(value: &[u8]) -> impl Iterator<Item = NumberOption> + '_ {
     value.chunks_exact(12).map(move |bytes| (number(bytes), number(&bytes[4..]), number(&bytes[8..])))
 }
 
-/// The record that the engine writes into a listener's pair for each connection, with the connection's descriptor. The program's
+/// The record of a new connection in a listener's pair, with the connection's descriptor. The program's
 /// accept reads one record.
 pub mod accept {
     use super::address;

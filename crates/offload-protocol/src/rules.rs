@@ -1,8 +1,9 @@
 //! Rules that keep sockets with the kernel or give them to the engine, by program, address and port.
 //!
-//! `inlane offload run` reads them from TOML and passes them to the library as text, one rule a line: `engine` or `kernel`, and
-//! conditions `program=NAME`, `protocol=tcp|udp`, `address=ADDRESS/LENGTH`, `port=FIRST-LAST`, `use=listen|connect`. The first rule whose
-//! conditions all hold decides. Without one, the engine decides by its addresses and routes.
+//! `inlane offload run` reads them from TOML and passes them to the library as text, one rule a line:
+//! `engine` or `kernel`, and conditions `program=NAME`, `protocol=tcp|udp`, `address=ADDRESS/LENGTH`,
+//! `port=FIRST-LAST`, `use=listen|connect`. The first rule whose conditions all hold decides. Without one,
+//! the engine decides by its addresses and routes.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -69,8 +70,7 @@ impl fmt::Display for Prefix {
 pub struct Rule<'a> {
     /// Who runs the sockets.
     pub action: Action,
-    /// The name of the program to which the rule applies: the last part of its path. `None` applies to every
-    /// program.
+    /// The program's name, which is the last part of its path. `None`: every program.
     pub program: Option<&'a str>,
     /// The protocol: true for UDP, false for TCP.
     pub datagrams: Option<bool>,
@@ -147,8 +147,7 @@ impl fmt::Display for Rule<'_> {
     }
 }
 
-/// Returns the action of the first rule in `text` whose conditions all hold, or `None` if there is none.
-/// Skips lines that are not rules.
+/// Returns the action of the first rule in `text` whose conditions all hold. Skips lines that are no rules.
 pub fn decide(
     text: &str,
     program: &str,

@@ -1,7 +1,6 @@
-//! Renders result documents for people and programs: text, tables, JSON, CSV, SVG.
+//! Renders result documents as text, tables, JSON, CSV, and SVG.
 //!
-//! This crate depends on `core` only. Each system describes its rows by implementing
-//! [`inlane_core::result::Row`].
+//! Each system describes its rows by implementing [`inlane_core::result::Row`].
 
 mod csv;
 mod plot;

@@ -35,8 +35,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the class of the error. A file that cannot be opened stops the run before it starts
-    /// ([`Class::Environment`]). A later error loses the result of a run ([`Class::Failed`]).
+    /// Returns [`Class::Environment`] if the file cannot be opened, so that no run starts. For later errors,
+    /// returns [`Class::Failed`].
     pub fn class(&self) -> Class {
         match self {
             Error::Directory(_) => Class::Usage,
@@ -46,10 +46,9 @@ impl Error {
     }
 }
 
-/// A file or standard output for a result. Open the target before the run: the run may drop privileges that
-/// opening needs, and it should not start if its result cannot be written. An existing file keeps its content
-/// until something is written. If the target created the file, and nothing was written, dropping the target
-/// removes the file.
+/// A file or standard output for a result. Open it before the run, which may drop the needed privileges. An
+/// existing file keeps its content until something is written. A created file is removed if nothing was
+/// written.
 pub struct Target {
     path: PathBuf,
     /// `None` for standard output.
@@ -63,8 +62,8 @@ fn fresh<T>(act: impl FnOnce(&mut Vec<PathBuf>) -> T) -> T {
     act(&mut FRESH.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Removes all files that targets created but have not written. Call this before ending the process by a
-/// signal or `exit`, which skip destructors.
+/// Removes all files that targets created but have not written. Call this before a signal or `exit` ends
+/// the process, because both skip destructors.
 pub fn remove_fresh() {
     fresh(|paths| paths.drain(..).for_each(|path| drop(std::fs::remove_file(path))));
 }
@@ -124,7 +123,7 @@ impl Target {
     fn bytes(mut self, bytes: &[u8]) -> Result<(), Error> {
         self.unregister();
         let Some(file) = &mut self.file else { return stdout(bytes) };
-        // Only a regular file is truncated. Devices and pipes would return an error.
+        // Only a regular file can be truncated.
         let is_file = file.metadata().is_ok_and(|kind| kind.is_file());
         let emptied = if is_file { file.set_len(0) } else { Ok(()) };
         emptied
@@ -132,8 +131,7 @@ impl Target {
             .map_err(|source| Error::Io { path: self.path.clone(), source })
     }
 
-    /// Removes the file from the list of files to remove at an early end. Returns true if the file was in the
-    /// list.
+    /// Removes the file from the list of files to remove at an early end. Returns true if it was listed.
     fn unregister(&self) -> bool {
         fresh(|paths| {
             let found = paths.iter().position(|path| *path == self.path);
@@ -150,8 +148,7 @@ impl Drop for Target {
     }
 }
 
-/// Writes to standard output. A closed pipe (as with `| head`) counts as success, because the reader needs no
-/// more.
+/// Writes to standard output. A closed pipe (as with `| head`) counts as success.
 ///
 /// # Errors
 /// If standard output cannot be written, for example because the disk is full.
@@ -189,7 +186,6 @@ mod tests {
         drop((Target::file(&new).unwrap(), Target::file(&old).unwrap()));
         assert!(!new.exists());
         assert_eq!(std::fs::read_to_string(&old).unwrap(), "kept");
-        // The target removes only files that it created, so an empty file that existed before stays.
         std::fs::write(&old, "").unwrap();
         drop(Target::file(&old).unwrap());
         assert!(old.exists());

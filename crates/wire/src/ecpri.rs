@@ -10,8 +10,7 @@ use crate::{Error, Result};
 
 /// The length of the common header, in bytes.
 pub const HEADER: usize = 4;
-/// The length in bytes of the common header with PC id and sequence id, as in IQ data and real-time control
-/// messages.
+/// The length in bytes of the common header with PC id and sequence id.
 pub const DATA_HEADER: usize = 8;
 /// Message type: IQ data (the O-RAN user plane).
 pub const IQ_DATA: u8 = 0;
@@ -23,8 +22,7 @@ view! {
     Message("eCPRI", 8) check = check {
         /// Message type.
         kind / set_kind: u8 = 1,
-        /// The payload size: the number of bytes after the common header. The buffer may have fewer or more
-        /// bytes.
+        /// The number of bytes after the common header, which may differ from the buffer's.
         payload_size / set_payload_size: u16 = 2,
         /// The PC id, which O-RAN uses as eAxC: the antenna and carrier.
         pc_id / set_pc_id: u16 = 4,
@@ -43,8 +41,7 @@ fn check(bytes: &[u8]) -> Result<()> {
 }
 
 impl<T: AsRef<[u8]>> Message<T> {
-    /// Returns the offset at which the message ends according to its size field, or the buffer's end if that
-    /// comes first.
+    /// Returns the offset of the message's end by its size field, at most the buffer's end.
     pub fn end(&self) -> usize {
         (HEADER + self.payload_size() as usize).clamp(DATA_HEADER, self.bytes().len())
     }
@@ -56,7 +53,7 @@ impl<T: AsRef<[u8]>> Message<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Message<T> {
-    /// Makes `buffer` one IQ data message that is not split, with the buffer's size. Keeps the payload.
+    /// Makes `buffer` one unsplit IQ data message. Keeps the payload.
     ///
     /// # Errors
     /// [`Error::Truncated`] if the headers do not fit, [`Error::Malformed`] beyond 65535 bytes.

@@ -1,5 +1,4 @@
-//! ICMP and ICMPv6 messages (RFC 792, RFC 4443): the common header, and identifier and sequence number of an
-//! echo.
+//! ICMP and ICMPv6 messages (RFC 792, RFC 4443): the common header, and the fields of an echo.
 
 /// The length of the header of ICMP and ICMPv6 messages, in bytes.
 pub const HEADER: usize = 8;
@@ -7,7 +6,7 @@ pub const HEADER: usize = 8;
 pub const ECHO_REQUEST: u8 = 8;
 /// ICMP type: echo reply.
 pub const ECHO_REPLY: u8 = 0;
-/// ICMP type: destination unreachable. Code 4 means that the packet was too large and must not be fragmented.
+/// ICMP type: destination unreachable. Code 4: the packet was too large and must not be fragmented.
 pub const UNREACHABLE: u8 = 3;
 /// ICMP code of [`UNREACHABLE`]: the packet was too large.
 pub const FRAGMENTATION_NEEDED: u8 = 4;

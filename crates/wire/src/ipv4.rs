@@ -23,8 +23,7 @@ view! {
     Packet("IPv4", 20) check = check {
         /// Differentiated services and ECN.
         tos / set_tos: u8 = 1,
-        /// The total length: the number of bytes of header and payload. The buffer may have fewer or more
-        /// bytes.
+        /// The number of bytes of header and payload, which may differ from the buffer's.
         total_length / set_total_length: u16 = 2,
         /// Identification.
         id / set_id: u16 = 4,
@@ -71,12 +70,10 @@ impl<T: AsRef<[u8]>> Packet<T> {
         &self.bytes()[HEADER..self.header_len()]
     }
 
-    /// Returns the offset at which the packet ends according to its length field, or the buffer's end if that
-    /// comes first.
+    /// Returns the offset of the packet's end by its length field, at most the buffer's end.
     #[inline(always)]
     pub fn end(&self) -> usize {
-        // Return at least the header's length, because the length field may have been changed after `new`
-        // checked it.
+        // The length field may have changed since `new` checked it.
         (self.total_length() as usize).max(self.header_len()).min(self.bytes().len())
     }
 
@@ -108,8 +105,8 @@ impl<T: AsRef<[u8]>> Packet<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Makes `buffer` one IPv4 packet without options, with TTL 64 and the buffer's length. Sets all other
-    /// fields to 0 and keeps the payload. Set the checksum by [`Packet::fill_checksum`].
+    /// Makes `buffer` one IPv4 packet without options, with TTL 64. Sets all other fields to 0 and keeps the
+    /// payload. Set the checksum by [`Packet::fill_checksum`].
     ///
     /// # Errors
     /// [`Error::Truncated`] if the header does not fit, [`Error::Malformed`] beyond 65535 bytes.
@@ -143,8 +140,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         self.set_checksum(checksum);
     }
 
-    /// Decrements the TTL and updates the checksum incrementally. Returns false, and does nothing, if the TTL
-    /// is 0.
+    /// Decrements the TTL and updates the checksum. If the TTL is 0, returns false instead.
     pub fn decrement_ttl(&mut self) -> bool {
         let Some(ttl) = self.ttl().checked_sub(1) else { return false };
         let old = u16::from_be_bytes([self.ttl(), self.protocol()]);
@@ -186,8 +182,7 @@ mod tests {
                 prop_assert_eq!(
                     ours.checksum_ok(),
                     theirs.to_header().calc_header_checksum() == ours.checksum()
-                        // Accept the checksum 0xffff where etherparse computes 0, because one's complement
-                        // has two zeros.
+                        // One's complement has two zeros: 0xffff equals 0.
                         || (ours.checksum() == 0xffff && theirs.to_header().calc_header_checksum() == 0)
                 );
             } else if let Ok(theirs) = theirs {

@@ -71,8 +71,8 @@ impl<T: AsRef<[u8]>> Segment<T> {
         &self.bytes()[self.header_len()..]
     }
 
-    /// Returns true if the checksum is right. `pseudo` is the sum of the IP pseudo header. The buffer must
-    /// end with the segment.
+    /// Returns true if the checksum is right. `pseudo` is the sum of the IP pseudo header. The segment must
+    /// fill the buffer.
     pub fn checksum_ok(&self, pseudo: Sum) -> bool {
         pseudo.add_bytes(self.bytes()).finish() == 0
     }
@@ -91,11 +91,12 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Segment<T> {
         Ok(Self(buffer))
     }
 
-    /// Makes `buffer` one segment with `options`, padded with zeros to whole 32-bit words. Sets all other fields to 0 and keeps
-    /// the payload.
+    /// Makes `buffer` one segment with `options`, padded with zeros to whole 32-bit words. Sets all other
+    /// fields to 0 and keeps the payload.
     ///
     /// # Errors
-    /// [`Error::Truncated`] if the header does not fit, [`Error::Malformed`] if the options are longer than 40 bytes.
+    /// [`Error::Truncated`] if the header does not fit, [`Error::Malformed`] for more than 40 bytes of
+    /// options.
     pub fn init_with_options(mut buffer: T, options: &[u8]) -> Result<Self> {
         let header = HEADER + options.len().next_multiple_of(4);
         if header > MAX_HEADER {
@@ -115,8 +116,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Segment<T> {
         &mut self.0.as_mut()[at..]
     }
 
-    /// Computes and sets the checksum. `pseudo` is the sum of the IP pseudo header. The buffer must end with
-    /// the segment.
+    /// Sets the checksum. `pseudo` is the sum of the IP pseudo header. The segment must fill the buffer.
     pub fn fill_checksum(&mut self, pseudo: Sum) {
         self.set_checksum(0);
         let checksum = pseudo.add_bytes(self.bytes()).finish();

@@ -20,8 +20,7 @@ view! {
 }
 
 impl<T: AsRef<[u8]>> Datagram<T> {
-    /// Returns the offset at which the datagram ends according to its length field, or the buffer's end if
-    /// that comes first.
+    /// Returns the offset of the datagram's end by its length field, at most the buffer's end.
     pub fn end(&self) -> usize {
         (self.length() as usize).clamp(HEADER, self.bytes().len())
     }

@@ -2,8 +2,8 @@
 
 use plotters::style::RGBColor;
 
-/// Colours that remain distinguishable for most kinds of colour vision (Okabe and Ito, "Color Universal
-/// Design", 2008). The last two replace black, which would vanish in dark mode.
+/// Colours for most kinds of colour vision (Okabe and Ito, "Color Universal Design", 2008). The last two
+/// replace black, which would vanish in dark mode.
 pub(super) const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -36,9 +36,11 @@ const FIXED: [(&str, usize); 16] = [
     ("adaptive", 2),
 ];
 
-/// Chooses an index into [`COLOURS`] for each name. A name that starts with a word of `FIXED` gets that
-/// word's colour, unless an earlier name has it. Other names get the free colours in order. If there are more
-/// names than colours, colours repeat.
+/// Chooses an index into [`COLOURS`] for each name:
+///
+/// * A name that starts with a word of `FIXED` gets its colour, unless an earlier name has it.
+/// * Other names get the free colours in order.
+/// * If there are more names than colours, colours repeat.
 pub(super) fn colours(names: &[&str]) -> Vec<usize> {
     let fixed = |name: &str| {
         let word = name.split([',', ' ']).next().unwrap_or(name);
@@ -56,8 +58,7 @@ pub(super) fn colours(names: &[&str]) -> Vec<usize> {
     chosen.into_iter().map(|colour| colour.or_else(|| free.next()).unwrap_or(0)).collect()
 }
 
-/// The style sheet that adapts a plot to dark mode. Without dark mode, a plot has a white background, so it
-/// is readable on any page.
+/// The style sheet for dark mode. In light mode, a plot has a white background.
 const DARK: &str = "<style>@media (prefers-color-scheme: dark) {\
     rect[fill=\"#FFFFFF\"] { fill: #16181d } text { fill: #e6e6e6 } \
     [stroke=\"#FFFFFF\"] { stroke: #16181d } [stroke=\"#000000\"] { stroke: #c8c8c8 } \
