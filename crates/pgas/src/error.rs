@@ -3,7 +3,7 @@
 use inlane_core::error::Class;
 use inlane_core::units::counted;
 
-/// An error of a job or between its PEs. Its message names the object, what was found and what to do.
+/// An error of a job or between its PEs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -75,8 +75,7 @@ pub enum Error {
         /// How much of what was sent to the peer is known to be delivered.
         lost: Lost,
     },
-    /// The PE that owns the accessed memory refused a request, because its offset, length or operation is
-    /// invalid.
+    /// The PE that owns the accessed memory refused a request with an invalid offset, length or operation.
     #[error("PE {peer} refused {what}: its offset or length lies outside symmetric memory")]
     Refused {
         /// The owner's PE number.
@@ -84,7 +83,6 @@ pub enum Error {
         /// The refused operation.
         what: &'static str,
     },
-    /// The word of an atomic is not aligned to its width, or has a width other than 4 or 8 bytes.
     #[error(
         "atomic on {width} bytes at {address:#x}: the word must have 4 or 8 bytes and be aligned to its width"
     )]
@@ -121,16 +119,15 @@ pub enum Error {
 pub struct Lost {
     /// Bytes stored to the peer since the link came up.
     pub issued_bytes: u64,
-    /// Of the issued bytes, those that are known to be in the peer's memory: all before the last completed
-    /// quiet.
+    /// The issued bytes that are known to be in the peer's memory: those before the last completed quiet.
     pub delivered_bytes: u64,
     /// Requests (gets, atomics) without an answer. They may have been carried out.
     pub unanswered: u64,
 }
 
 impl std::fmt::Display for Lost {
-    /// Writes how many put bytes are known to be delivered, and how many requests have no answer. Leaves out
-    /// counts of 0.
+    /// Writes the number of put bytes known to be delivered, and of unanswered requests. Leaves out counts
+    /// of 0.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.issued_bytes > 0 {
             let (delivered, issued) = (self.delivered_bytes, self.issued_bytes);

@@ -1,5 +1,5 @@
-//! Bench cases in which no thread sleeps: puts (compared with a plain copy and with UCX's put), gets, atomic
-//! fetch-and-add, a word that two PEs pass back and forth, and doorbells.
+//! Bench cases in which no thread sleeps: puts, gets, atomic fetch-and-add, round trips of a word, and
+//! doorbells.
 
 use super::measured::Measured;
 use super::series::{SAMPLES, Series};
@@ -20,7 +20,7 @@ impl<T: Measured> Bench<T> {
     pub(super) fn putting(&self, count: u64, size: usize) -> Result<()> {
         let at = self.inbox.as_ptr() as usize;
         for _ in 0..count {
-            // SAFETY: the source has `size` bytes, and is private memory.
+            // SAFETY: the source is private memory of `size` bytes.
             unsafe { self.world.put_bytes(at, self.source.as_ptr(), size, self.other)? };
         }
         self.world.quiet()
@@ -30,7 +30,7 @@ impl<T: Measured> Bench<T> {
         let to = self.world.direct(self.inbox.as_ptr() as usize, self.other);
         let to = std::hint::black_box(to.unwrap_or(std::ptr::null_mut()));
         for _ in 0..if to.is_null() { 0 } else { count } {
-            // SAFETY: the peer's copy of the array is mapped here, and no other thread uses it now.
+            // SAFETY: the peer's array is mapped here, and no other thread uses it now.
             unsafe { std::ptr::copy_nonoverlapping(std::hint::black_box(self.source.as_ptr()), to, size) };
         }
         Ok(())
@@ -39,8 +39,8 @@ impl<T: Measured> Bench<T> {
     pub(super) fn trial(&self, mut body: impl FnMut(u64) -> Result<()>) -> Result<u64> {
         body(1)?;
         let (mut count, mut nanoseconds) = (1, 0.0);
-        // Repeat with more operations until the time is long enough for the clock. The first runs also warm
-        // caches and page tables.
+        // Repeat until the time is long enough for the clock. The first runs also warm caches and page
+        // tables.
         while nanoseconds < 200e3 && count < 1 << 20 {
             let start = Instant::now();
             body(count)?;
@@ -50,13 +50,12 @@ impl<T: Measured> Bench<T> {
         Ok(self.count(nanoseconds / (count / 4) as f64))
     }
 
-    /// Measures put, a plain copy and UCX's put in turn. Other load on the machine then affects all three
-    /// alike.
+    /// Measures put, a plain copy and UCX's put in turn, so that other load affects all three alike.
     pub(super) fn put_and_plain_copy(&self, size: usize) -> Result<Vec<Point>> {
         let (mut put, mut plain) = (Series::default(), Series::default());
         let mut theirs = Vec::new();
         let mut plain_verified = 0;
-        // The plain copy is measured only if the processor can use the window as ordinary memory.
+        // The plain copy needs a window that the processor can use as ordinary memory.
         let mapped = self.world.direct(self.inbox.as_ptr() as usize, self.other).is_some();
         if self.driver {
             let puts = self.trial(|count| self.putting(count, size))?;
@@ -73,8 +72,7 @@ impl<T: Measured> Bench<T> {
                 put.add(puts, size, elapsed);
                 if let Some(ucx) = self.plan.ucx.as_ref().filter(|ucx| repeat < ucx.repeats && size >= 8) {
                     theirs.push(peer::ucx_put(ucx, &self.pair, size as u64, self.plan.batch_us)?);
-                    // Warm the caches up again, because UCX's processes have displaced this case's data from
-                    // them.
+                    // UCX's processes have displaced this case's data from the caches.
                     self.copying(1, size)?;
                     self.putting(1, size)?;
                 }
@@ -134,7 +132,7 @@ impl<T: Measured> Bench<T> {
     /// Measures atomic fetch-and-add operations on a word of PE 1.
     pub(super) fn fetch_add(&self) -> Result<Vec<Point>> {
         let mut series = Series::default();
-        // Read the word before the barrier, because PE 0 adds to it from then on.
+        // PE 0 adds to the word after the barrier.
         let before = self.world.load(self.words, COUNTER)?;
         self.world.barrier_all()?;
         let mut expected = 0;
@@ -175,7 +173,7 @@ impl<T: Measured> Bench<T> {
             let nanoseconds = elapsed.as_nanos() as u64;
             self.world.put(self.words, NANOSECONDS, &[nanoseconds], self.other)?;
             self.world.barrier_all()?;
-            // The slower side determines the rate of both, so use the longer of the two times.
+            // The slower side determines the rate of both.
             let slower = nanoseconds.max(self.world.load(self.words, NANOSECONDS)?);
             series.add(2 * count, size, Duration::from_nanos(slower));
             self.world.barrier_all()?;
@@ -185,8 +183,7 @@ impl<T: Measured> Bench<T> {
     }
 
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: the word is aligned and inside the array of 128 words. The peer accesses it as an atomic
-        // too.
+        // SAFETY: the word is aligned and inside the array. The peer accesses it as an atomic, too.
         unsafe { AtomicU64::from_ptr(self.words.as_ptr().add(index)) }
     }
 
@@ -224,7 +221,7 @@ impl<T: Measured> Bench<T> {
                 None => None,
             };
             base += 2 * count;
-            // The first repeat only warms up, so its time is not counted.
+            // The first repeat only warms up.
             if repeat > 0 {
                 puts.add(2 * count, 8, elapsed);
                 if let Some(bare) = bare {
@@ -238,7 +235,7 @@ impl<T: Measured> Bench<T> {
         }
         self.world.barrier_all()?;
         puts.halve_samples();
-        // Each side has compared every word that it received, so the words of both sides count as verified.
+        // Each side has compared every word that it received.
         let words = |repeats: u64| 8 * 2 * count * repeats;
         let verified = words(u64::from(self.plan.repeats)) + 16 * SAMPLES.min(count);
         let mut points =
@@ -256,8 +253,7 @@ impl<T: Measured> Bench<T> {
         Ok(points)
     }
 
-    /// Sends each number from `base + 1` to `base + count` to PE 1 and back, one after another. Both sides
-    /// poll.
+    /// Sends the numbers `base + 1` to `base + count` to PE 1 and back, one after another. Both sides poll.
     fn passing(&self, base: u64, count: u64, put: impl Fn(usize, u64) -> Result<()>) -> Result<()> {
         let (mine, theirs) = if self.driver { (ANSWER, SIGNAL) } else { (SIGNAL, ANSWER) };
         let word = self.word(mine);
@@ -274,8 +270,8 @@ impl<T: Measured> Bench<T> {
                 }
                 looks += 1;
                 if looks.is_multiple_of(1 << 24) {
-                    // After an unusually long wait, wait in the transport, because it reports an error if the
-                    // peer has ended.
+                    // After a long wait, wait in the transport, which reports an error if the peer has
+                    // ended.
                     self.await_word(mine, value, 8, CompletionMode::Poll)?;
                 }
                 seen = word.load(Ordering::Acquire);
@@ -308,7 +304,7 @@ impl Bench<Windows> {
             }
             Ok(())
         };
-        // Wait at a barrier first, so that no thread sleeps on the doorbell while the doorbell is measured.
+        // No thread may sleep on the doorbell while the doorbell is measured.
         self.world.barrier_all()?;
         ntb.doorbell_clear(DOORBELL);
         if completion == CompletionMode::Poll {

@@ -1,5 +1,4 @@
-//! What the bench needs of a transport beside [`Transport`]: waits in a chosen completion mode, names of the
-//! paths, and the cases that only one transport has.
+//! What the bench needs of a transport in addition to [`Transport`].
 
 use super::waits::MODES;
 use super::{Bench, Point};
@@ -17,16 +16,15 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// A transport that the bench can measure.
 pub(super) trait Measured: Transport + Sized {
-    /// True if puts and atomics of the other PE may arrive only while a thread of this PE calls UCX. False if
-    /// they arrive without calls at this PE.
+    /// True if another PE's puts and atomics may arrive only while a thread of this PE calls UCX.
     const NEEDS_PROGRESS: bool;
 
-    /// Returns the names of what copies the bytes of puts to `other`, and of what copies those of gets from
-    /// it. Examples are `stores` and `loads`.
+    /// Returns what copies the bytes of puts to `other`, and of gets from it. Examples are `stores` and
+    /// `loads`.
     fn carriers(&self, other: u32) -> [String; 2];
 
-    /// Blocks until `done` returns true, in completion mode `mode`. `done` must check the word at `offset` of
-    /// this PE's symmetric memory. `other` first puts `bytes` bytes and then stores this word.
+    /// Blocks until `done` returns true, in completion mode `mode`. `done` must check the word at `offset`
+    /// of this PE's symmetric memory. `other` stores this word after it has put `bytes` bytes.
     ///
     /// # Errors
     /// If `other` has ended, or after 30 s.
@@ -39,8 +37,8 @@ pub(super) trait Measured: Transport + Sized {
         done: impl FnMut() -> bool,
     ) -> Result<()>;
 
-    /// Measures the cases that only this transport has and that do not depend on a size, such as doorbells.
-    /// By default, there are none.
+    /// Measures cases that only this transport has and that have no size, such as doorbells. By default,
+    /// there are none.
     ///
     /// # Errors
     /// Errors of the transport.
@@ -48,7 +46,7 @@ pub(super) trait Measured: Transport + Sized {
         Ok(Vec::new())
     }
 
-    /// Measures the transfers of `size` bytes that only this transport has, such as pushed gets. By default,
+    /// Measures transfers of `size` bytes that only this transport has, such as pushed gets. By default,
     /// there are none.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! The measurements of `inlane ntb bench`. Two PEs run the same cases in the same order.
 //!
-//! PE 0 drives the operations and measures the time. PE 1 answers and compares the bytes. Cases that are
-//! compared alternate their repeats, so that other load on the machine affects all of them. Source and
-//! destination are the same memory in each repeat, as in ucx_perftest, so small sizes stay in caches.
+//! PE 0 drives the operations and measures the time. PE 1 answers and compares the bytes. Compared cases
+//! alternate their repeats, so that other load affects all of them. As in ucx_perftest, all repeats use the
+//! same memory, so small sizes stay in caches.
 
 mod cases;
 mod figure;
@@ -102,8 +102,7 @@ pub struct Plan {
     pub batch_us: u64,
     /// Number of batches of each case. Results show their median.
     pub repeats: u32,
-    /// How to run ucx_perftest, UCX's own benchmark, for comparison with inlane's puts. If `None`, it is not
-    /// run.
+    /// How to run ucx_perftest, UCX's benchmark, for comparison with inlane's puts. `None`: it is not run.
     pub ucx: Option<Ucx>,
     /// The transport to measure. If `None`, environment variables and the launcher decide.
     pub transport: Option<Kind>,
@@ -131,8 +130,8 @@ pub struct Ucx {
     pub program: PathBuf,
     /// Number of repeats in which ucx_perftest is measured. Each repeat starts two processes.
     pub repeats: u32,
-    /// If true, ucx_perftest uses the transports that UCX's environment variables select, as a job over UCX
-    /// does. If false, it uses shared memory.
+    /// If true, ucx_perftest uses the transports that UCX's environment variables select. If false, it uses
+    /// shared memory.
     pub by_environment: bool,
 }
 
@@ -155,8 +154,8 @@ pub struct Point {
     pub size_bytes: u64,
     /// The completion mode: `poll`, `interrupt` or `adaptive`.
     pub completion: String,
-    /// The mean time of an operation in each repeat, in nanoseconds. It is a latency only if one operation is
-    /// in flight at a time.
+    /// The mean time of an operation in each repeat, in nanoseconds. It is a latency only if operations run
+    /// one at a time.
     pub latency_ns: Vec<f64>,
     /// Nanoseconds of single operations, each timed on its own, for percentiles.
     pub samples_ns: Vec<u64>,
@@ -185,20 +184,19 @@ pub struct Measurements {
     pub ucx: Option<String>,
 }
 
-/// Runs this process as one of the two PEs of the bench. Uses `bridge` if given. Otherwise joins the job that
-/// environment variables describe. At PE 0, calls `start` to start the mover. A job over UCX has no mover.
+/// Runs this process as one of the two PEs of the bench. Uses `bridge` if given, else joins the job that
+/// environment variables describe. PE 0 starts the mover by `start`, except over UCX.
 ///
 /// # Errors
-/// [`Error::Invalid`] if the job does not have exactly two PEs, or if bytes arrive altered. Errors of joining
-/// the job and of the transport.
+/// [`Error::Invalid`] if the job does not have exactly two PEs, or if bytes arrive altered. Errors of
+/// joining the job and of the transport.
 pub fn pe(
     plan: &Plan,
     bridge: Option<Arc<dyn Ntb>>,
     start: impl FnOnce() -> Result<Started>,
 ) -> Result<Measurements> {
-    // Give each measuring thread a processor of its own. Run service threads and the mover's thread on others
-    // if there are any. Bind the mover to one processor, because a thread that changes processors loses its
-    // cache.
+    // Give each measuring thread a processor of its own. Bind the mover to one processor, because a thread
+    // that changes processors loses its cache.
     let processors = processors();
     let (spare, engines) = (processors.get(4..).unwrap_or(&[]), processors.get(2..).unwrap_or(&[]));
     bind(if spare.is_empty() { &processors } else { spare });
@@ -223,7 +221,7 @@ pub fn pe(
     if let Some(engine) = engines.get(own % engines.len().max(1)) {
         bind(&[*engine]);
     }
-    // Only PE 0 drives the mover, so only PE 0 starts it.
+    // Only PE 0 drives the mover.
     let mover = if own == 0 && plan.only != Some(Part::Puts) { Some(start()?) } else { None };
     if let Some(own) = processors.get(own) {
         bind(&[*own]);
@@ -239,15 +237,13 @@ pub fn pe(
     Ok(Measurements { points: if bench.driver { points } else { Vec::new() }, ucx: None })
 }
 
-/// Returns an error if `yields` is true, because the two PEs may then share a processor. The bench needs one
-/// for each.
+/// Returns an error if `yields` is set, because the PEs may then share a processor.
 fn needs_processors(yields: bool) -> Result<()> {
     let why = "it needs a processor for each of its two PEs; run it on a machine with more";
     if yields { Err(Error::invalid("the bench", why)) } else { Ok(()) }
 }
 
-/// Runs this process as one of the two PEs of a bench over UCX. `heap` is the size of the symmetric heap in
-/// bytes.
+/// Runs this process as one of the two PEs of a bench over UCX, with a symmetric heap of `heap` bytes.
 fn over_ucx(plan: &Plan, session: UcxSession, heap: usize, processors: &[usize]) -> Result<Measurements> {
     if plan.only == Some(Part::Mover) {
         return Err(Error::invalid("--only mover", "UCX has no mover; leave it out, or measure windows"));
@@ -255,7 +251,7 @@ fn over_ucx(plan: &Plan, session: UcxSession, heap: usize, processors: &[usize])
     let UcxSession { client, settings, member, reason, .. } = session;
     let (yields, largest) = (settings.yields, (heap - (1 << 20)) / 2);
     let bytes = World::<ucx::Ucx>::symmetric_bytes(client.pes(), 0, heap);
-    // SAFETY: the call gets no static objects (`None`), so there is no memory that must stay mapped.
+    // SAFETY: there are no static objects that must stay mapped.
     let ucx = unsafe { ucx::Ucx::connect(client.clone(), bytes, None, settings)? };
     needs_processors(yields)?;
     if let Some(own) = processors.get(client.me() as usize) {
@@ -270,8 +266,8 @@ fn over_ucx(plan: &Plan, session: UcxSession, heap: usize, processors: &[usize])
     Ok(Measurements { points, ucx: Some(reason.into()) })
 }
 
-/// Index in `Bench::words` of the value that `agree` sends. The indices are 16 words apart, so no two of
-/// these words share a cache line.
+/// Index in `Bench::words` of the value that `agree` sends. Indices are 16 words apart, in different cache
+/// lines.
 const BATCH: usize = 0;
 /// Index of the word by which a PE signals the other that its puts have arrived.
 const SIGNAL: usize = 16;
@@ -279,11 +275,11 @@ const SIGNAL: usize = 16;
 const ANSWER: usize = 32;
 /// Index of the word that carries the other PE's measured time.
 const NANOSECONDS: usize = 48;
-/// Index of the word that carries the result of PE 1's comparison of bytes: 1 if they are wrong.
+/// Index of the result of PE 1's comparison: 1 if bytes are wrong.
 const WRONG: usize = 64;
 /// Index of the word of PE 1 that PE 0's fetching additions increment.
 const COUNTER: usize = 96;
-/// Index of the word by which PE 0 signals PE 1 that a batch of pushed gets has ended.
+/// Index of the word by which PE 0 ends a batch of pushed gets.
 const DONE: usize = 80;
 
 struct Bench<T: Measured> {
@@ -296,7 +292,7 @@ struct Bench<T: Measured> {
     other: u32,
     /// The processors of the two PEs' measuring threads. ucx_perftest's two processes run on them too.
     pair: Vec<usize>,
-    /// What copies the bytes of puts, and of gets, such as `stores` and `loads`. Results show these names.
+    /// What copies the bytes of puts, and of gets, such as `stores` and `loads`.
     puts_by: String,
     gets_by: String,
 }
@@ -313,8 +309,7 @@ impl<T: Measured> Bench<T> {
         let inbox = world.array(largest)?;
         let words = world.array(128)?;
         let (driver, other) = (world.me() == 0, 1 - world.me());
-        // Exchange messages with the other PE first, because UCX names its transports only for PEs that were
-        // reached.
+        // UCX names its transports only for PEs that were reached.
         world.barrier_all()?;
         let [puts_by, gets_by] = world.transport().carriers(other);
         let pair = processors[..2.min(processors.len())].to_vec();
@@ -342,7 +337,7 @@ impl<T: Measured> Bench<T> {
                 points.extend(self.both_ways(size)?);
                 points.extend(self.exchanged(size)?);
                 points.extend(self.delivered(size)?);
-                // A series of larger messages would take seconds, so measure up to 1 MiB.
+                // A series of larger messages would take seconds.
                 if size <= 1 << 20 {
                     points.extend(self.messages(size)?);
                 }
@@ -356,8 +351,8 @@ impl Bench<Windows> {
     /// Measures puts by PE 0's `mover`. At PE 1, `mover` is `None`.
     fn moved(&self, mover: Option<Started>) -> Result<Vec<Point>> {
         let mut points = Vec::new();
-        // A mover reaches only windows that the processor can use as memory. Both sides have the same kind of
-        // window, so both come to the same result here.
+        // A mover reaches only windows that the processor can use as memory. Both sides have the same kind
+        // of window.
         let reached = self.world.direct(self.words.as_ptr() as usize, self.other).is_some();
         if self.plan.only == Some(Part::Mover) && !reached {
             return Err(Error::invalid(
@@ -374,8 +369,7 @@ impl Bench<Windows> {
         Ok(points)
     }
 
-    /// Returns the mover with the memory that it copies between: a new source that holds the pattern, and the
-    /// peer's inbox.
+    /// Returns the mover with a new source that holds the pattern, and the peer's inbox.
     fn moving(&self, Started { mover, reach }: Started) -> Result<Moving> {
         let transport = self.world.transport();
         let length = self.source.len();
@@ -407,8 +401,8 @@ impl<T: Measured> Bench<T> {
         (self.plan.batch_us as f64 * 1e3 / nanoseconds.max(1.0)).max(1.0) as u64
     }
 
-    /// At PE 0, compares the first `size` bytes of `got`, which a get returned, with the pattern. Returns an
-    /// error if they differ. Does nothing at PE 1.
+    /// At PE 0, returns an error if the first `size` bytes of `got` differ from the pattern. Does nothing at
+    /// PE 1.
     fn compare(&self, got: &[u8], size: usize) -> Result<()> {
         match self.driver && got[..size] != self.source[..size] {
             true => Err(Error::invalid(
@@ -419,20 +413,18 @@ impl<T: Measured> Bench<T> {
         }
     }
 
-    /// PE 1 compares its first `size` received bytes with the pattern, and sends the result to PE 0. Both PEs
-    /// must call it. Returns `size` at both, or an error if the bytes differ.
+    /// PE 1 compares its first `size` received bytes with the pattern. Both PEs must call it. Returns `size`
+    /// at both, or an error if the bytes differ.
     fn verify(&self, size: usize) -> Result<u64> {
         self.world.barrier_all()?;
         if !self.driver {
-            // SAFETY: the bytes are this PE's copy of the array. No thread writes them between the two
-            // barriers.
+            // SAFETY: no thread writes this PE's array between the two barriers.
             let received = unsafe { std::slice::from_raw_parts(self.inbox.as_ptr(), size) };
             let wrong = received != &self.source[..size];
             self.world.put(self.words, WRONG, &[wrong as u64], 0)?;
             self.world.put(self.words, WRONG, &[wrong as u64], 1)?;
-            // Overwrite the bytes, so that the next case cannot pass with old ones.
-            // SAFETY: the bytes are this PE's copy of the array. No other thread accesses them between the
-            // two barriers.
+            // The next case must not pass with old bytes.
+            // SAFETY: no other thread accesses this PE's array between the two barriers.
             unsafe { std::ptr::write_bytes(self.inbox.as_ptr(), 0xA5, size) };
         }
         self.world.barrier_all()?;
@@ -446,8 +438,7 @@ impl<T: Measured> Bench<T> {
     }
 }
 
-/// Returns byte `index` of the pattern. The pattern does not repeat at a power of two, so a misplaced block
-/// is found.
+/// Returns byte `index` of the pattern. Its period is not a power of two, so a misplaced block is found.
 fn pattern(index: usize) -> u8 {
     (index % 251) as u8 ^ (index / 251 % 241) as u8 | 1
 }

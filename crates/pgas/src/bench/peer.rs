@@ -1,5 +1,5 @@
-//! Runs UCX's ucx_perftest, whose shared-memory put is compared with inlane's. Both programs stop the time
-//! measurement when the puts are issued.
+//! Runs ucx_perftest to compare UCX's shared-memory put with inlane's. Both stop the clock when the puts are
+//! issued.
 
 use super::{Operation, Point, Ucx};
 use crate::error::{Error, Result};
@@ -42,14 +42,13 @@ fn command(ucx: &Ucx, port: u16, processor: Option<usize>) -> Command {
 /// Returns the bandwidth of the last line that ucx_perftest prints with `-f -v`, in bytes a second.
 fn parse(output: &str) -> Option<f64> {
     let line = output.lines().rev().find(|line| line.split(',').count() >= 8)?;
-    // The columns are iterations, three latencies, average and overall MB/s, average and overall messages a
-    // second. Column 5 is the overall MB/s.
+    // Column 5 is the overall MB/s.
     let megabytes: f64 = line.split(',').nth(5)?.trim().parse().ok()?;
     Some(megabytes * 1048576.0)
 }
 
-/// Runs ucx_perftest's `ucp_put_bw` with messages of `size` bytes for about `batch_us`. Returns its bytes a
-/// second. Its two processes run on the processors `pair`.
+/// Runs ucx_perftest's `ucp_put_bw` with messages of `size` bytes for about `batch_us`, on the processors
+/// `pair`. Returns the bytes per second.
 ///
 /// # Errors
 /// [`Error::Os`] if ucx_perftest does not start, [`Error::Failed`] if it prints no result.
@@ -58,19 +57,17 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
     let program = &ucx.program;
     let start =
         |command: &mut Command| command.spawn().map_err(|error| Error::starting(program.as_os_str(), error));
-    // Choose a number of messages that takes about `batch_us` microseconds. Assume 100 ns for each message,
-    // and 10 GB/s for its bytes.
+    // Assume 100 ns for each message, and 10 GB/s for its bytes.
     let each = (size as f64 / 10e9 + 100e-9) * 1e9;
     let count = (batch_us as f64 * 1e3 / each).max(10.0) as u64;
     let mut output = String::new();
-    // A server ends at once if its TCP port is in use, so try up to three ports. They are below Linux's
-    // ephemeral ports, which outgoing connections use.
+    // A server ends at once if its TCP port is in use. The ports are below Linux's ephemeral ports.
     for _ in 0..3 {
         let port =
             20_000 + (std::process::id() as u16 % 60) * 200 + RUNS.fetch_add(1, Ordering::Relaxed) % 200;
         let mut server = Server(start(command(ucx, port, pair.get(1).copied()).stdout(Stdio::null()))?);
-        // Start the client again after a pause until it connects, because the server needs time before it
-        // listens. The server serves only one client, so stop once the server has ended.
+        // The server needs time before it listens. Stop once it has ended, because it serves only one
+        // client.
         for attempt in 0..60 {
             std::thread::sleep(Duration::from_millis(10 + attempt * 4));
             let mut client = command(ucx, port, pair.first().copied());
@@ -92,8 +89,7 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
     Err(Error::Failed { what, why })
 }
 
-/// Converts the bandwidths that ucx_perftest reported to a `Point`. `rates` has one value for each repeat, in
-/// bytes per second.
+/// Converts ucx_perftest's bandwidths to a `Point`. `rates` has the bytes per second of each repeat.
 pub(super) fn point(size: u64, rates: Vec<f64>, by_environment: bool) -> Point {
     Point {
         operation: Operation::PeerPut,

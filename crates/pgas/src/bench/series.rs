@@ -62,13 +62,12 @@ impl Series {
         Ok(())
     }
 
-    /// Halves the sampled times. Use it if each sample is a round trip and the result is one way.
+    /// Halves the sampled times: from a round trip to one way.
     pub fn halve_samples(&mut self) {
         self.samples.iter_mut().for_each(|sample| *sample /= 2);
     }
 
-    /// Returns the times and rates of a case as a `Point`. `verified` is the number of bytes that the
-    /// receiver compared.
+    /// Returns the times and rates of a case as a `Point`. The receiver compared `verified` bytes.
     pub fn point(
         self,
         operation: Operation,
@@ -77,7 +76,7 @@ impl Series {
         mode: CompletionMode,
         verified: u64,
     ) -> Point {
-        // Nanoseconds for each byte equal seconds for each 10^9 bytes, so no conversion is needed.
+        // Nanoseconds per byte equal seconds per 10^9 bytes.
         let per_gigabyte = |cpu: u64| (self.moved > 0).then(|| cpu as f64 / self.moved as f64);
         Point {
             operation,

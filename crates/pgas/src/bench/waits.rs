@@ -1,7 +1,5 @@
-//! Cases that end by waiting, each measured in all completion modes: delivered puts, exchanges, series of
-//! messages, pushed gets, and puts by a mover.
-//!
-//! The modes take turns within a repeat, so that other load on the machine affects all of them.
+//! Cases that end by waiting, each measured in all completion modes. The modes take turns within a repeat,
+//! so that other load affects all of them.
 
 use super::measured::Measured;
 use super::series::{SAMPLES, Series};
@@ -51,8 +49,8 @@ impl<T: Measured> Bench<T> {
     }
 
     /// Measures a case at both PEs, in all completion modes in turn. `body(mode, base, count)` runs `count`
-    /// operations, and each moves `each` times `size` bytes. Operation i, counted from 1, signals its end by
-    /// the value `base + i`.
+    /// operations of `each` times `size` bytes. Operation i, counted from 1, signals its end by the value
+    /// `base + i`.
     fn in_turn(
         &self,
         operation: Operation,
@@ -75,8 +73,7 @@ impl<T: Measured> Bench<T> {
         let mut series: [Series; MODES.len()] = Default::default();
         for _ in 0..self.plan.repeats {
             for ((series, mode), count) in series.iter_mut().zip(MODES).zip(counts) {
-                // Let both sides begin together. Otherwise the faster side's time would include waiting for
-                // the slower side.
+                // Otherwise the faster side's time would include waiting for the slower side.
                 self.world.barrier_all()?;
                 let elapsed = series.timed(|| body(mode, base, count))?;
                 series.add(count * each, size, elapsed);
@@ -123,7 +120,7 @@ impl<T: Measured> Bench<T> {
     }
 
     /// Measures series of messages. A message is a put followed by the put of a word. PE 1 answers only the
-    /// last message of a series.
+    /// last one.
     pub(super) fn messages(&self, size: usize) -> Result<Vec<Point>> {
         self.in_turn(Operation::Messages, &self.puts_by, size, SERIES, |mode, base, count| {
             for series_number in base + 1..=base + count {
@@ -141,8 +138,7 @@ impl<T: Measured> Bench<T> {
         })
     }
 
-    /// Measures the processor time that a wait takes while nothing arrives. PE 1 waits while PE 0 sleeps.
-    /// Then PE 0 ends the wait of PE 1.
+    /// Measures the processor time of a wait while nothing arrives. PE 1 waits until PE 0 has slept.
     pub(super) fn idle(&self) -> Result<Vec<Point>> {
         let mut points = Vec::new();
         self.reset_words()?;
@@ -169,8 +165,8 @@ impl<T: Measured> Bench<T> {
 }
 
 impl Bench<Windows> {
-    /// Measures pushed gets: PE 0 asks PE 1 to put bytes of its memory into PE 0's. PE 1 serves these gets
-    /// while it waits for the end of the batch, in the same completion mode.
+    /// Measures pushed gets: PE 1 puts bytes of its memory into PE 0's. It serves them while it waits, in
+    /// the same completion mode, for the end of the batch.
     pub(super) fn pushed(&self, size: usize) -> Result<Vec<Point>> {
         let inbox = self.inbox.as_ptr() as usize;
         let offset = self.world.offset_of(inbox, size)?;
@@ -199,10 +195,10 @@ impl Bench<Windows> {
                 self.world.put(self.words, DONE, &[base + count], self.other)
             })?;
         self.compare(&into, size)?;
-        // `in_turn` ends with a check that overwrites the inbox, so fill the inbox again.
+        // `in_turn` has overwritten the inbox.
         fill()?;
-        // Each batch of `in_turn` has only one get. At that time the owner has just begun to wait, and still
-        // polls in every completion mode. So take the percentiles from the gets of one long batch.
+        // `in_turn` runs batches of one get, whose owner still polls in every mode. So take the percentiles
+        // from one long batch.
         for (point, mode) in points.iter_mut().zip(MODES) {
             ended.set(ended.get() + 1);
             self.world.barrier_all()?;
@@ -235,8 +231,7 @@ impl Bench<Windows> {
                 }
                 Ok(())
             };
-            // An adaptive wait predicts the duration of an operation from earlier ones, so run some tens of
-            // operations first.
+            // An adaptive wait predicts the duration of an operation from earlier ones.
             for mode in MODES {
                 moving(mode, if size <= 4 << 20 { 40 } else { 12 })?;
             }
@@ -264,8 +259,7 @@ impl Bench<Windows> {
     }
 }
 
-/// A mover and the memory that it copies between: the source with the pattern, and the peer's inbox. Both are
-/// as long as the largest size.
+/// A mover, a source with the pattern, and the peer's inbox. Source and inbox have the largest size.
 pub(super) struct Moving {
     pub mover: Box<dyn Mover>,
     pub source: Region,

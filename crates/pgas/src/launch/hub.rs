@@ -1,6 +1,7 @@
-//! The connections between a job's PEs and the process that supervises the job: inlane's launcher, or PE 0 if
-//! another launcher started the job. If the PEs communicate over windows, this is the hub of a twin NTB
-//! bridge. If they communicate over UCX, it is a TCP server.
+//! The connections between a job's PEs and the process that supervises the job. That is inlane's launcher,
+//! or PE 0 if another launcher started the job.
+//!
+//! Over windows, this is the hub of a twin NTB bridge. Over UCX, it is a TCP server.
 
 use super::{Job, STATICS};
 use crate::error::{Error, Result};
@@ -16,8 +17,7 @@ use std::sync::mpsc::Receiver;
 pub(super) const MEETING: &str = "INLANE_NTB_MEETING";
 /// The environment variable with the number of this PE, for jobs over UCX.
 pub(super) const PE: &str = "INLANE_NTB_PE";
-/// UCX's environment variable for the destination of its messages. The default is standard output, which
-/// belongs to the program.
+/// UCX's environment variable for its messages, which otherwise go to the program's standard output.
 const UCX_LOG: &str = "UCX_LOG_FILE";
 
 pub(super) enum JobHub {
@@ -65,7 +65,7 @@ impl JobHub {
     }
 
     /// Sets the environment variables of `command` by which PE `pe` joins the job. Over windows, returns the
-    /// socket to the hub that the PE inherits. Over UCX, returns `None`.
+    /// socket to the hub that the PE inherits.
     pub fn admit(&self, pe: u32, command: &mut Command) -> Result<Option<OwnedFd>> {
         use std::os::fd::AsRawFd;
         match self {

@@ -1,8 +1,5 @@
-//! Ends the processes that a job leaves behind: children of PEs, and PEs that were started by a shell which
-//! has ended.
-//!
-//! They may have other parents and process groups by then, so they are found by an environment variable that
-//! they inherited.
+//! Ends the processes that a job leaves behind, such as children of PEs. They are found by an environment
+//! variable that they inherited.
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::os::fd::OwnedFd;
@@ -14,12 +11,11 @@ use std::time::{Duration, Instant};
 pub const JOB: &str = "INLANE_NTB_JOB";
 /// Time between asking the processes to end and killing them.
 const GRACE: Duration = Duration::from_millis(500);
-/// How long the search for the job's processes is repeated at most. Killed processes may take a moment to
-/// end, and may have started others before.
+/// How long the search for the job's processes is repeated. Killed processes take time to end, and may have
+/// started others.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Ends every process whose environment names this job, except the calling process. A process that removed
-/// the variable from its environment is not found.
+/// Ends every process whose environment names this job, except the calling process.
 pub fn end(job: &str) {
     let begun = Instant::now();
     while begun.elapsed() < LIMIT {
@@ -35,8 +31,8 @@ pub fn end(job: &str) {
     }
 }
 
-/// Calls [`end`], unless another process of the job does so at this moment. PEs that notice the end of their
-/// launcher call this: with `end` they could end each other before their children were asked to end.
+/// Calls [`end`], unless another process of the job does so now. For PEs whose launcher has ended: with
+/// `end`, they could end each other before their children were asked to end.
 pub fn end_by_one(job: &str) {
     let address = SocketAddr::from_abstract_name(format!("inlane-leftovers-{job}"));
     if let Ok(_held) = address.and_then(|address| UnixDatagram::bind_addr(&address)) {
@@ -51,8 +47,8 @@ fn processes(job: &str) -> Vec<OwnedFd> {
     let numbers = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let process = |number: i32| {
-        // Open the process before reading its environment. The signal that ends it then cannot reach a later
-        // process with the same number.
+        // Open the process before reading its environment. The signal then cannot reach a later process with
+        // the same number.
         let process = pidfd_open(Pid::from_raw(number)?, PidfdFlags::empty()).ok()?;
         let environment = std::fs::read(format!("/proc/{number}/environ")).ok()?;
         environment.split(|byte| *byte == 0).any(|one| one == wanted.as_bytes()).then_some(process)
@@ -70,7 +66,7 @@ mod tests {
     fn only_processes_of_the_job_end() {
         let sleep = |job: &str| Command::new("sleep").arg("1000").env(JOB, job).spawn().unwrap();
         let (mut first, mut other) = (sleep("leftovers-test-1"), sleep("leftovers-test-11"));
-        // Wait until the process is found, because its environment shows the variable only after the exec.
+        // The environment shows the variable only after the exec.
         while processes("leftovers-test-1").len() != 1 {}
         end("leftovers-test-1");
         assert_eq!(first.wait().unwrap().signal(), Some(15));

@@ -1,10 +1,8 @@
-//! How a process joins and leaves a job that a process manager such as `mpirun` started. If the PEs
-//! communicate over windows, PE 0 runs the hub of a twin NTB bridge, and the other PEs connect to the hub's
-//! socket. If they communicate over UCX, PE 0 runs a TCP server, to which all PEs connect.
+//! How a process joins and leaves a job that a process manager such as `mpirun` started.
 //!
 //! ```text
-//! PE 0      makes the hub or the server and listens; stores a text at the manager, its card: the heap size,
-//!           and the socket's name or the server's TCP addresses
+//! PE 0      makes the hub (over windows) or the TCP server (over UCX), and listens; stores a text at the
+//!           manager, its card: the heap size, and the socket's name or the server's TCP addresses
 //! all PEs   wait in the manager's fence
 //! PE n      reads the card, connects, sends its number
 //! ```
@@ -73,8 +71,7 @@ impl Ends {
 /// This process's membership in a job that a process manager started.
 pub struct Member {
     manager: Mutex<Box<dyn ProcessManager>>,
-    /// The hub or the TCP server of the job, and the record of the PEs that have finished or ended. `None`
-    /// except at PE 0.
+    /// At PE 0: the hub or TCP server of the job, and which PEs have finished or ended.
     hub: Option<(Arc<JobHub>, Arc<Ends>)>,
 }
 
@@ -89,9 +86,9 @@ pub(super) fn machine() -> Result<String> {
     Ok(text.trim().into())
 }
 
-/// Joins the job that `manager` started, over windows. `heap_bytes` is the size of the symmetric heap that
-/// this process asks for, but all PEs use PE 0's size. Returns the membership, the socket to the hub, and PE
-/// 0's heap size in bytes.
+/// Joins the job that `manager` started, over windows. `heap_bytes` is the symmetric heap that PE 0 asks
+/// for; all PEs use PE 0's size. Returns the membership, the socket to the hub, and the heap's size in
+/// bytes.
 ///
 /// # Errors
 /// If the processes run on several machines, if there are too many, or if the manager or the system refuses.
@@ -134,10 +131,12 @@ pub(super) fn join(mut manager: Box<dyn ProcessManager>, heap_bytes: u64) -> Res
     Ok((Member { manager: Mutex::new(manager), hub: None }, socket, card.heap_bytes))
 }
 
-/// Joins the job that `manager` started, over UCX. `heap_bytes` is the size of the symmetric heap that this
-/// process asks for, but all PEs use PE 0's size. PE 0's server listens at `address`. If `address` is `None`,
-/// it listens at the loopback address if all processes run on this machine, and at all addresses otherwise.
-/// Returns the membership, the connection to PE 0's server, and PE 0's heap size in bytes.
+/// Joins the job that `manager` started, over UCX. `heap_bytes` is the symmetric heap that PE 0 asks for;
+/// all PEs use PE 0's size. Returns the membership, the connection to PE 0's server, and the heap's size in
+/// bytes.
+///
+/// PE 0's server listens at `address`. If that is `None`, it listens at the loopback address if all PEs run
+/// on one machine, else at all addresses.
 ///
 /// # Errors
 /// If PE 0 cannot be reached, if there are too many processes, or if the manager or the system refuses.
@@ -163,8 +162,8 @@ pub(super) fn join_over_ucx(
     Ok((Member { manager: Mutex::new(manager), hub: None }, client, card.heap_bytes))
 }
 
-/// Starts a thread that handles the events of `hub`. Returns `hub`, and the record of which of the `size` PEs
-/// have finished or ended. The thread keeps this record up to date.
+/// Starts a thread that handles the events of `hub`. Returns `hub`, and the record that the thread keeps of
+/// finished and ended PEs.
 fn watched(hub: JobHub, size: u32) -> (Arc<JobHub>, Arc<Ends>) {
     let (hub, ends) = (Arc::new(hub), Arc::new(Ends::default()));
     *ends.lock() = vec![false; size as usize];
@@ -176,7 +175,7 @@ fn watched(hub: JobHub, size: u32) -> (Arc<JobHub>, Arc<Ends>) {
 /// Makes a listening socket with a random name in the abstract namespace, which leaves no file behind.
 fn listen_anywhere() -> Result<(OwnedFd, String)> {
     let mut random = [0u8; 16];
-    // SAFETY: the call writes at most 16 bytes to a local variable of that size.
+    // SAFETY: the call writes at most the variable's 16 bytes.
     let got = unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
     if got != random.len() as isize {
         return Err(Error::os("random bytes for a socket's name", std::io::Error::last_os_error()));
@@ -190,7 +189,7 @@ fn listen_anywhere() -> Result<(OwnedFd, String)> {
     Ok((listener, name))
 }
 
-/// Accepts connections of the other PEs and hands each PE's socket to the hub. Returns when all PEs have
+/// Accepts connections of the other PEs and hands their sockets to the hub. Returns when all PEs have
 /// connected.
 fn admit(hub: &Hub, listener: &OwnedFd, size: u32) {
     let mut missing: Vec<u32> = (1..size).collect();
@@ -222,8 +221,8 @@ fn number(socket: &OwnedFd) -> Option<u32> {
     (length == bytes.len()).then(|| u32::from_ne_bytes(bytes))
 }
 
-/// Handles the hub's events until the hub ends: records which PEs have finished or ended. If a PE asks to end
-/// the job, asks all PEs to end.
+/// Handles the hub's events until the hub ends: records which PEs have finished or ended. If a PE asks to
+/// end the job, asks all PEs to end.
 fn watch(hub: &JobHub, ends: &Ends) {
     let Some(events) = hub.events() else { return };
     for (pe, event) in events {
@@ -239,8 +238,8 @@ fn watch(hub: &JobHub, ends: &Ends) {
 }
 
 impl Member {
-    /// Leaves the job after all PEs have finished their communication. PE 0 waits until every other PE has
-    /// finished or ended, because the hub of the job ends with PE 0.
+    /// Leaves the job. PE 0 waits until every other PE has finished or ended, because the hub ends with PE
+    /// 0.
     pub fn finish(&self) {
         if let Some((_, ends)) = &self.hub {
             let mut ended = ends.lock();
@@ -253,11 +252,11 @@ impl Member {
 
     /// Tells the process manager that the end of this process is no failure.
     pub fn leave(&self) {
-        // If the manager has ended, there is nothing left to tell it.
+        // The manager may have ended.
         let _ = self.manager.lock().unwrap_or_else(PoisonError::into_inner).finish();
     }
 
-    /// Asks all PEs to end with `status`. Only PE 0 does this itself; the other PEs ask PE 0 through the hub.
+    /// Asks all PEs to end with `status`. PEs other than PE 0 do this through the hub.
     pub fn end_all(&self, status: i32) {
         if let Some((hub, _)) = &self.hub {
             hub.end_all(status);
@@ -286,7 +285,7 @@ mod tests {
         }
     }
 
-    /// A process manager for a test. Threads of the test process stand for the processes of the job.
+    /// A process manager for threads that stand for the processes of a job.
     struct Threads {
         rank: u32,
         shared: Arc<(std::sync::Barrier, Mutex<std::collections::HashMap<String, String>>)>,

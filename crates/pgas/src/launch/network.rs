@@ -1,5 +1,4 @@
-//! How the PEs of a job over UCX find each other if a process manager such as `mpirun` started them. PE 0
-//! publishes the TCP addresses of its server, and each other PE tries them in turn.
+//! How the PEs of a job over UCX find PE 0's TCP server if a process manager such as `mpirun` started them.
 
 use super::member::machine;
 use crate::error::{Error, Result};
@@ -11,8 +10,8 @@ use std::str::FromStr;
 /// The longest text in bytes that a process can publish through the process manager.
 const LONGEST_TEXT: usize = 250;
 
-/// The addresses of PE 0's server, to which all PEs of a job connect, and the heap size. PE 0 publishes them
-/// as the text `HEAP/PLACE/PORT/TOKEN/ADDRESS,ADDRESS...`.
+/// The addresses of PE 0's server, and the heap size. PE 0 publishes them as the text
+/// `HEAP/PLACE/PORT/TOKEN/ADDRESS,ADDRESS...`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meetings {
     /// Size of each PE's symmetric heap in bytes.
@@ -21,13 +20,13 @@ pub struct Meetings {
     place: String,
     port: u16,
     token: [u8; 16],
-    /// The IP addresses of PE 0's server, in the order in which PEs try them. PEs outside PE 0's network
-    /// namespace skip loopback addresses.
+    /// The server's IP addresses, in the order in which PEs try them. PEs in other network namespaces skip
+    /// loopback addresses.
     addresses: Vec<IpAddr>,
 }
 
-/// Returns the address at which PE 0's server listens: `given` if it is set. Otherwise it is 127.0.0.1 if all
-/// PEs run on one machine, and 0.0.0.0 (all addresses) if not.
+/// Returns the address at which PE 0's server listens: `given` if set, else 127.0.0.1 if all PEs run on one
+/// machine, else 0.0.0.0 (all addresses).
 pub(super) fn listening_address(given: Option<IpAddr>, on_one_machine: bool) -> IpAddr {
     let loopback = || IpAddr::from(Ipv4Addr::LOCALHOST);
     let all = || IpAddr::from(Ipv4Addr::UNSPECIFIED);
@@ -35,9 +34,8 @@ pub(super) fn listening_address(given: Option<IpAddr>, on_one_machine: bool) -> 
 }
 
 impl Meetings {
-    /// Returns what PE 0 publishes about its server, whose address and token are in `meeting`. If the server
-    /// listens at 0.0.0.0, the result has the IPv4 addresses of this machine, or as many as fit into a text
-    /// of the process manager.
+    /// Returns what PE 0 publishes about its server at `meeting`. A server at 0.0.0.0 publishes this
+    /// machine's IPv4 addresses, as many as fit into a text of the process manager.
     ///
     /// # Errors
     /// Errors of the system.
@@ -97,7 +95,7 @@ impl FromStr for Meetings {
         let parse = || {
             let parts: Vec<_> = text.split('/').collect();
             let [heap, place, port, token, addresses] = parts[..] else { return None };
-            // Accept only 32 hexadecimal digits, because `from_str_radix` would also parse a sign.
+            // `from_str_radix` would also accept a sign.
             let plain = token.len() == 32 && token.bytes().all(|digit| digit.is_ascii_hexdigit());
             Some(Self {
                 heap_bytes: heap.parse().ok()?,
@@ -116,16 +114,15 @@ impl FromStr for Meetings {
     }
 }
 
-/// Returns a text that identifies the running kernel and the network namespace of this process. Processes
-/// with the same text reach each other's loopback addresses.
+/// Returns a text that identifies the running kernel and network namespace. Processes with the same text
+/// reach each other's loopback addresses.
 fn place() -> Result<String> {
     let path = "/proc/self/ns/net";
     let namespace = std::fs::read_link(path).map_err(|error| Error::os(format!("reading {path}"), error))?;
     Ok(format!("{} {}", machine()?, namespace.display()).replace([' ', '/'], "."))
 }
 
-/// Returns the addresses of all network interfaces of this machine that are up, except loopback and
-/// link-local addresses.
+/// Returns the addresses of all active network interfaces, except loopback and link-local addresses.
 fn own_addresses() -> Result<Vec<IpAddr>> {
     let mut first = std::ptr::null_mut();
     // SAFETY: the call stores a pointer to a new list in `first`. The list is freed below.
@@ -133,8 +130,7 @@ fn own_addresses() -> Result<Vec<IpAddr>> {
         return Err(Error::os("this machine's addresses", std::io::Error::last_os_error()));
     }
     let (mut addresses, mut next) = (Vec::new(), first);
-    // SAFETY: each element of the list is valid until the list is freed. In the last one, the pointer to the
-    // next is null.
+    // SAFETY: each element is valid until the list is freed. The last one's pointer to the next is null.
     while let Some(interface) = unsafe { next.as_ref() } {
         next = interface.ifa_next;
         if interface.ifa_flags & libc::IFF_UP as u32 == 0 || interface.ifa_addr.is_null() {
@@ -162,7 +158,7 @@ fn own_addresses() -> Result<Vec<IpAddr>> {
             addresses.push(address);
         }
     }
-    // SAFETY: `getifaddrs` made the list above, and it is freed only here.
+    // SAFETY: `getifaddrs` made the list, which is freed only here.
     unsafe { libc::freeifaddrs(first) };
     Ok(addresses)
 }

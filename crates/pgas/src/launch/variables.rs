@@ -18,8 +18,8 @@ pub const DEBUG: &str = "SHMEM_DEBUG";
 /// Chooses how the PEs communicate: `windows` or `ucx`. The option `--transport` of inlane's launcher has
 /// priority.
 pub const TRANSPORT: &str = "INLANE_NTB_TRANSPORT";
-/// The IP address of PE 0's machine at which the PEs of a job over UCX connect to PE 0. It applies if a
-/// process manager such as `mpirun` started them.
+/// The IP address of PE 0's machine at which PEs over UCX connect to PE 0. For jobs of a process manager
+/// such as `mpirun`.
 pub const ADDRESS: &str = "INLANE_NTB_ADDRESS";
 /// How long to wait for the other PEs to start.
 pub const CONNECT_TIMEOUT: &str = "INLANE_SHMEM_CONNECT_TIMEOUT";
@@ -55,7 +55,7 @@ impl FromStr for HeapSize {
             "T" => 4,
             _ => return Err(format!("'{unit}' is no unit; give a number with K, M, G or T, such as 512M")),
         };
-        // Accept only digits and a point, because `f64` would also parse signs and exponents.
+        // `f64` would also accept signs and exponents.
         let plain = digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
         let number = digits.parse::<f64>().ok().filter(|_| plain);
         let bytes =
@@ -70,7 +70,7 @@ impl FromStr for HeapSize {
     }
 }
 
-/// The value of a variable that limits a wait, such as `30s`. `0` means that there is no limit.
+/// The value of a variable that limits a wait, such as `30s`. `0` means no limit.
 struct Limit(Option<Duration>);
 
 impl FromStr for Limit {
@@ -113,7 +113,7 @@ pub fn transport() -> Result<Option<Kind>> {
     parsed(TRANSPORT, "")
 }
 
-/// Returns the IP address in the variable [`ADDRESS`], or `None` if the variable is not set.
+/// Returns the IP address in the variable [`ADDRESS`], if set.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a value that is no IP address.
@@ -121,7 +121,7 @@ pub fn address() -> Result<Option<IpAddr>> {
     parsed(ADDRESS, "; give an IP address without a port, such as 10.0.0.1")
 }
 
-/// Returns the two time limits: for the start of the other PEs, and for answers. `None` means no limit.
+/// Returns the time limits for the start of the other PEs, and for answers. `None` means no limit.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a value that is no time.

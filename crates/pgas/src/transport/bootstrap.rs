@@ -1,7 +1,5 @@
-//! The services that a transport needs: [`Exchange`], the exchange of addresses and keys without which PEs
-//! cannot communicate, and [`JobControl`], a PE's connection to its launcher.
-//!
-//! The window transport exchanges addresses through scratchpads, so it needs only [`JobControl`].
+//! The services that a transport needs: [`Exchange`], the exchange of addresses and keys between PEs, and
+//! [`JobControl`], a PE's connection to its launcher. The window transport needs only [`JobControl`].
 
 use crate::error::Result;
 use inlane_ntb::twin::Twin;
@@ -24,15 +22,14 @@ pub trait Exchange: Send + Sync {
 
 /// What a PE tells its launcher.
 pub trait JobControl: Send + Sync {
-    /// Reports that this PE has finished. The launcher then does not count the end of this process as a
-    /// failure.
+    /// Reports that this PE has finished, so that its end is no failure.
     fn report_finished(&self);
     /// Reports that this PE ends because `peer` was lost. The launcher then looks for the cause at `peer`.
     fn report_lost(&self, peer: u32);
     /// Asks the launcher to end all PEs, and to exit with `status`.
     fn request_exit_all(&self, status: i32);
-    /// Blocks until the launcher asks this PE to end, and returns the status to end with. Returns `None` if
-    /// the launcher itself has ended. Call it from one thread only.
+    /// Blocks until the launcher asks this PE to end. Returns the status to end with, or `None` if the
+    /// launcher has ended. Call it from one thread only.
     fn wait_for_end(&self) -> Option<i32>;
 }
 

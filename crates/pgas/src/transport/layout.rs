@@ -14,14 +14,18 @@
 //!           symmetric     all PEs             symmetric memory
 //! ```
 //!
-//! Each polled word lies in its reader's memory. Words carry the connection's tag, so words of an earlier
-//! connection are ignored, even if they arrive late.
+//! Each polled word lies in its reader's memory. It carries the connection's tag, so late words of an
+//! earlier connection are ignored.
 
 use crate::error::{Error, Result};
 
-/// Number of words in the header: the magic, the number of PEs, the number of symmetric bytes, a flag, and the
-/// alignment of the memory's address. The flag is 1 if the memory's owner has registered for barriers by
-/// membarrier(2).
+/// Number of words in the header:
+///
+/// 1. the magic;
+/// 2. the number of PEs;
+/// 3. the number of symmetric bytes;
+/// 4. 1 if the owner has registered for barriers by membarrier(2);
+/// 5. the alignment of the memory's address.
 pub const HEADER_WORDS: usize = 5;
 /// The value of the header's first word. A PE refuses a peer whose memory lacks it.
 pub const MAGIC: u64 = 0x696e_6c61_6e65_6e74;
@@ -47,8 +51,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Lays out `bytes` of inbound memory for `pes` PEs. The protocol's parts come first. The rest becomes
-    /// symmetric memory.
+    /// Lays out `bytes` of inbound memory for `pes` PEs: first the protocol's parts, then symmetric memory.
     ///
     /// # Errors
     /// [`Error::Invalid`] if less than a page of symmetric memory would remain.
@@ -93,8 +96,7 @@ impl Layout {
         self.inbox(from)
     }
 
-    /// Returns the offset of the word that `from` writes before it sleeps. The word says which stores must
-    /// wake `from`.
+    /// Returns the offset of the word that `from` writes before it sleeps: which stores must wake it.
     pub fn announcement(&self, from: u32) -> usize {
         self.inbox(from) + ANNOUNCEMENT
     }
@@ -109,7 +111,7 @@ impl Layout {
         self.inbox(from) + REQUESTS + (number % SLOTS) as usize * super::record::BYTES
     }
 
-    /// Returns the offset of the landing area, where other PEs store the data that this PE gets from them.
+    /// Returns the offset of the landing area, where owners store the data of this PE's gets.
     pub fn landing(&self) -> usize {
         HEADER + self.pes as usize * INBOX
     }

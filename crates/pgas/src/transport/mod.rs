@@ -1,9 +1,8 @@
-//! One-sided access between processing elements (PEs): put and get on symmetric memory, atomics at the owner,
-//! ordering, delivery, and notifications between pairs.
+//! One-sided access between processing elements (PEs): put and get on symmetric memory, atomics at the
+//! owner, ordering, delivery, and notifications between pairs.
 //!
-//! [`Transport`] lists the operations that [`crate::world`] uses. [`windows::Windows`] implements them over
-//! NTB windows, and [`ucx::Ucx`] over UCX, for PEs on several machines. [`bootstrap`] is what a PE needs before
-//! it can communicate, and [`select`] chooses the transport.
+//! [`Transport`] lists the operations. [`windows::Windows`] implements them over NTB windows, [`ucx::Ucx`]
+//! over UCX. [`bootstrap`] is what a PE needs before it can communicate. [`select`] chooses the transport.
 
 pub mod bootstrap;
 pub mod layout;
@@ -56,7 +55,7 @@ pub struct Atomic {
     pub comparand: u64,
 }
 
-/// The program's static objects as a part of symmetric memory: a span of symmetric offsets refers to them.
+/// The program's static objects, which a span of symmetric offsets refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Statics {
     /// Symmetric offset of the span.
@@ -93,17 +92,15 @@ pub trait Transport: Send + Sync + 'static {
     fn pes(&self) -> u32;
     /// Returns the address and the length of this PE's symmetric memory.
     fn symmetric(&self) -> (*mut u8, usize);
-    /// Returns the largest supported alignment of an allocation in symmetric memory, in bytes. The addresses
-    /// at which symmetric memory starts are equal modulo this number on all PEs, so an offset has the same
-    /// alignment on all PEs.
+    /// Returns the largest supported alignment of an allocation, in bytes. The addresses of symmetric memory
+    /// are equal modulo this number on all PEs.
     fn alignment(&self) -> usize {
         4096
     }
-    /// Returns the address at which plain loads and stores reach the byte at `offset` of `pe`'s symmetric
-    /// memory. Returns `None` if they cannot reach it.
+    /// Returns the address for plain loads and stores at `offset` of `pe`'s symmetric memory, or `None` if
+    /// they cannot reach it.
     fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8>;
-    /// Returns the properties of this transport, such as its name, how it reaches the PEs, and what carries
-    /// out atomics.
+    /// Returns the transport's name, how it reaches the PEs, and what carries out atomics.
     fn capabilities(&self) -> Capabilities;
 
     /// Copies to `pe`. When this method returns, the stores are issued and the source may be reused.
@@ -143,7 +140,7 @@ pub trait Transport: Send + Sync + 'static {
     /// As for [`Transport::get`], until the next quiet.
     unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()>;
 
-    /// Carries out an atomic on `pe`'s memory, and returns the previous value.
+    /// Carries out an atomic on `pe`'s memory. Returns the previous value.
     ///
     /// # Errors
     /// [`crate::error::Error::Refused`] for a word outside symmetric memory,
@@ -165,14 +162,14 @@ pub trait Transport: Send + Sync + 'static {
     /// `result` is writable for the width of the atomic until the next quiet.
     unsafe fn atomic_fetch_nbi(&self, pe: u32, atomic: Atomic, result: *mut u8) -> Result<()>;
 
-    /// Orders puts: those before this call arrive at each PE before all later puts and atomics to that PE.
+    /// Orders puts: earlier ones arrive at each PE before later puts and atomics to that PE.
     ///
     /// # Errors
     /// Errors of the mover.
     fn order(&self) -> Result<()>;
 
-    /// Orders puts and atomics. Those before this call arrive at each PE before all later ones to that PE.
-    /// Blocks until the atomics without a result are complete.
+    /// Orders puts and atomics: earlier ones arrive at each PE before later ones to that PE. Blocks until
+    /// the atomics without a result are complete.
     ///
     /// # Errors
     /// As for [`Transport::order`] and [`Transport::atomic`].
@@ -186,8 +183,8 @@ pub trait Transport: Send + Sync + 'static {
     fn quiet(&self) -> Result<()>;
 
     /// Notifies `pe`, which counts the notifications of each PE. The notification arrives after all earlier
-    /// [`Transport::put`]s to `pe`, but maybe before copies that [`Transport::put_nbi`] started. Only one
-    /// thread at a time may call it.
+    /// [`Transport::put`]s to `pe`, but maybe before copies by [`Transport::put_nbi`]. Only one thread at a
+    /// time may call it.
     ///
     /// # Errors
     /// [`crate::error::Error::Invalid`] for a PE that does not exist.
@@ -199,8 +196,8 @@ pub trait Transport: Send + Sync + 'static {
     /// [`crate::error::Error::LinkLost`] if the peer is lost.
     fn take_notification(&self, pe: u32) -> Result<()>;
 
-    /// Blocks until `done` returns true. `done` reads this PE's symmetric memory. If `done` reads only one
-    /// word, pass the word's `(offset, width)`. Puts to other words then do not wake a sleeping thread.
+    /// Blocks until `done` returns true. `done` reads this PE's symmetric memory. If it reads only one word,
+    /// pass the word's `(offset, width)`, so that puts to other words do not wake a sleeping thread.
     ///
     /// # Errors
     /// [`crate::error::Error::LinkLost`] if a peer is lost meanwhile.
@@ -209,8 +206,8 @@ pub trait Transport: Send + Sync + 'static {
     /// Carries out pending requests of other PEs. Call it in loops that do not wait in the transport.
     fn progress(&self);
 
-    /// Blocks until no other PE needs this PE's service thread, so this PE may end. All PEs call it last,
-    /// after a [`Transport::quiet`].
+    /// Blocks until no other PE needs this PE's service thread, so that this PE may end. All PEs call it
+    /// last, after a [`Transport::quiet`].
     ///
     /// # Errors
     /// If another PE has ended without this call.
@@ -219,6 +216,6 @@ pub trait Transport: Send + Sync + 'static {
 
 #[cold]
 fn no_such_pe(pe: u32, pes: u32) -> Error {
-    // A C program's negative number arrives as a large one, so print it as a signed number.
+    // A C program's negative number arrives as a large one.
     Error::invalid(format!("PE {}", pe as i32), format!("the job has PEs 0 to {}", pes - 1))
 }

@@ -1,15 +1,13 @@
-//! Records of several words that a reader takes whole or not at all. The first and the last word hold the
-//! same sequence number.
-//!
-//! Only aligned accesses of up to 8 bytes do not tear. A writer therefore stores the contents and the last
-//! word (tail) first and, after a fence, the first word (head). A reader takes a record only if head and tail
-//! hold the expected sequence, and loads each word once. If the head is new and the tail is old, the writer
-//! is hostile or stores have crossed a fence. The reader then takes nothing.
+//! Records of several words that a reader takes whole or not at all.
 //!
 //! ```text
 //! word 0      1 .. 6      7
 //! head        contents    tail        64 bytes, one cache line, one write-combining buffer
 //! ```
+//!
+//! Head and tail hold the record's sequence number. A writer stores contents and tail, then, after a fence,
+//! the head. A reader takes a record only if head and tail hold the expected sequence. It loads each word
+//! once, because a hostile peer may change it.
 
 use super::wakeup::Word;
 
@@ -26,8 +24,7 @@ pub trait Words {
     fn word(&self, index: usize) -> &Self::Word;
 }
 
-/// Reads the contents of the record with this sequence. Returns `None` if the stored record has another
-/// sequence at either end.
+/// Reads the contents of the record with this sequence. Returns `None` if head or tail has another sequence.
 #[inline]
 pub fn take<W: Words>(words: &W, sequence: u64) -> Option<[u64; CONTENTS]> {
     if words.word(0).load() != sequence {
@@ -100,8 +97,8 @@ mod tests {
     }
 
     proptest! {
-        // Stores between fences arrive in any order. The reader looks after each store, and must get the
-        // whole record or nothing.
+        // Stores between fences arrive in any order. After each store, the reader must get the whole record
+        // or nothing.
         #[test]
         fn whole_or_nothing(old: [u64; CONTENTS], new: [u64; CONTENTS], shuffle: [u64; 8], sequence in 2u64..) {
             let record = Plain(Default::default());
@@ -155,8 +152,7 @@ mod tests {
 
     impl WordSink for Direct<'_> {
         fn store(&mut self, index: usize, value: u64) {
-            // Use relaxed stores, which are weaker than x86's. The test then passes only if the fence orders
-            // them.
+            // Relaxed stores are weaker than x86's, so the test passes only if the fence orders them.
             self.0.0[index].0.store(value, Ordering::Relaxed);
         }
         fn fence(&mut self) {

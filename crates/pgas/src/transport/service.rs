@@ -1,9 +1,7 @@
-//! Serves the requests of other PEs to the memory that this PE owns. A thread that waits in the transport
-//! serves requests. If no thread waits, the service thread serves them: it sleeps until a request rings the
-//! doorbell.
+//! Serves other PEs' requests to this PE's memory. Threads that wait in the transport serve them. If there
+//! are none, the service thread does, which sleeps until a request rings the doorbell.
 //!
-//! A hostile peer may write any request. Each word is loaded once, and offsets and lengths are checked before
-//! use.
+//! A hostile peer may write any request, so each word is loaded once and checked before use.
 
 use super::layout::{LANDING, REPLY};
 use super::record::{self, CONTENTS};
@@ -38,7 +36,7 @@ pub(super) fn encode_atomic(atomic: &Atomic) -> [u64; CONTENTS] {
     [head, atomic.offset as u64, atomic.operand, atomic.comparand, 0, 0]
 }
 
-/// Encodes a request to push `length` bytes at symmetric `offset` to `landing`, an offset in the requester's
+/// Encodes a request to push `length` bytes at symmetric `offset` to offset `landing` of the requester's
 /// inbound memory.
 pub(super) fn encode_push(offset: usize, length: usize, landing: usize) -> [u64; CONTENTS] {
     [PUSH, offset as u64, 0, 0, length as u64, landing as u64]
@@ -74,8 +72,8 @@ impl record::Words for RecordAt<'_> {
 pub(super) type NextRequests = Vec<u64>;
 
 impl PeContext {
-    /// Carries out pending requests. If another thread is serving already, waits for it if `insist` is set,
-    /// else returns at once.
+    /// Carries out pending requests. If another thread is serving, waits for it if `insist` is set, else
+    /// returns.
     pub(super) fn serve(&self, insist: bool) {
         let mut expected: MutexGuard<'_, NextRequests> = match self.next_requests.try_lock() {
             Ok(guard) => guard,
@@ -87,8 +85,7 @@ impl PeContext {
         };
         for pe in 0..self.pes {
             let tag = self.peers[pe as usize].tag.load(Ordering::Acquire);
-            // Serve a bounded number of requests of each peer. Otherwise a hostile peer that posts quickly
-            // would keep the others waiting.
+            // The number is bounded, so that a hostile peer cannot keep the others waiting.
             for _ in 0..super::layout::SLOTS {
                 let number = expected[pe as usize];
                 let record = RecordAt(self, self.layout.request(pe, number));
@@ -112,15 +109,15 @@ impl PeContext {
         }
     }
 
-    /// Applies an atomic to a word of this PE's symmetric memory. Returns `None` if the word is misaligned or
-    /// lies outside that memory.
+    /// Applies an atomic to a word of this PE's symmetric memory. Returns `None` if the word is misaligned
+    /// or outside.
     pub(super) fn apply(&self, atomic: &Atomic) -> Option<u64> {
         self.apply_at(self.base, atomic)
     }
 
     /// Applies an atomic to a word of a PE's symmetric memory with an instruction of this processor. `base`
-    /// is the address at which this process has mapped that PE's inbound memory. The mapping must be
-    /// coherent. Returns `None` if the word is misaligned or lies outside symmetric memory.
+    /// is the address of that PE's inbound memory here, mapped coherently. Returns `None` if the word is
+    /// misaligned or outside symmetric memory.
     pub(super) fn apply_at(&self, base: *mut u8, atomic: &Atomic) -> Option<u64> {
         let Atomic { operation, offset, width, operand, comparand } = *atomic;
         let end = offset.checked_add(width)?;
@@ -131,8 +128,8 @@ impl PeContext {
         use Ordering::{AcqRel, Acquire, SeqCst};
         macro_rules! apply {
             ($atomic:ty, $word:ty) => {{
-                // SAFETY: the word is aligned and inside symmetric memory, as checked above. Others access it
-                // as an atomic too.
+                // SAFETY: the word is aligned and inside symmetric memory, as checked above. All PEs access
+                // it as an atomic.
                 let word = unsafe { <$atomic>::from_ptr(address.cast()) };
                 let operand = operand as $word;
                 (match operation {
@@ -155,8 +152,7 @@ impl PeContext {
         let (offset, length) = (usize::try_from(contents[1]).ok()?, usize::try_from(contents[4]).ok()?);
         let landing = usize::try_from(contents[5]).ok()?;
         let end = offset.checked_add(length)?;
-        // Refuse to write below the requester's landing area, because the requester's header and inboxes lie
-        // there.
+        // The requester's header and inboxes lie below its landing area.
         if length > LANDING || end > self.layout.symmetric_bytes() || landing < self.layout.landing() {
             return None;
         }
@@ -173,8 +169,7 @@ impl PeContext {
         let peer = &self.peers[pe as usize];
         let at = self.layout.reply(self.me, number);
         let status = if answer.is_some() { DONE } else { REFUSED };
-        // The offsets lie inside the window, whose size was checked when it was mapped, so these stores
-        // cannot fail.
+        // The offsets lie inside the window, so these stores cannot fail.
         let _ = peer.window.store_word(at, status);
         let _ = peer.window.store_word(at + 8, answer.unwrap_or(0));
         peer.window.fence_words();
@@ -197,11 +192,10 @@ impl PeContext {
             for event in [doorbell, link] {
                 let _ = rustix::io::read(event, &mut [0u8; 8]);
             }
-            // Requests often come in quick succession. Keep polling for about as long as a wake-up takes, to
-            // avoid sleeping between them.
+            // Another request often follows soon, so poll for about as long as a wake-up takes.
             let awake = Instant::now();
             while {
-                // Clear the doorbell before the scan, so that a request during the scan rings again.
+                // Clear the doorbell first, so that a request during the scan rings again.
                 self.ntb.doorbell_clear(REQUEST);
                 self.serve(true);
                 std::hint::spin_loop();
@@ -222,19 +216,18 @@ impl PeContext {
     /// Wakes `pe` if it sleeps until a store of kind `what` arrives. Call it after each store to `pe`.
     #[inline(always)]
     pub(super) fn stored(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
-        // Test one flag for both exceptions, this PE's own memory and peers that need a barrier, because
-        // every put executes this code.
+        // One flag covers two exceptions, because every put executes this code.
         if peer.is_exceptional {
             return self.stored_exceptionally(pe, peer, what);
         }
-        // The waiter's membarrier(2) acts as a barrier on both sides, so this side needs only program order:
-        // the store must stay before the load of the announcement.
+        // The waiter's membarrier(2) acts as a barrier here, too. So only the compiler must keep the order
+        // of store and load.
         compiler_fence(Ordering::SeqCst);
         self.wake_if_announced(pe, peer, what);
     }
 
     /// Does the work of [`Self::stored`] in two rare cases: the store went to this PE's own memory, or this
-    /// thread must execute the barrier between its store and its look for the peer's announcement.
+    /// thread must execute a barrier after it.
     #[inline(never)]
     fn stored_exceptionally(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         if pe == self.me {
@@ -244,8 +237,8 @@ impl PeContext {
         self.wake_if_announced(pe, peer, what);
     }
 
-    /// Wakes `pe` if it has announced a sleep that a store such as `what` ends, and no doorbell was rung for
-    /// that announcement yet.
+    /// Wakes `pe` if it has announced a sleep that `what` ends, unless that announcement was answered
+    /// already.
     #[inline(always)]
     fn wake_if_announced(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         let announcement = self.word(self.layout.announcement(pe));

@@ -1,5 +1,4 @@
-//! Tests with a hostile peer that writes garbage into handshakes, requests, replies and inboxes. Also tests
-//! timeouts, wake-ups and lost links.
+//! Tests with a hostile peer that writes garbage, and tests of timeouts, wake-ups and lost links.
 
 use super::layout::{HEADER_WORDS, Layout, MAGIC, SLOTS};
 use super::record::CONTENTS;
@@ -26,7 +25,7 @@ fn settings(timeout_ms: u64) -> Settings {
     Settings {
         connect_timeout: Duration::from_millis(timeout_ms),
         request_timeout: Some(LONG),
-        // Let the owner carry out the atomics, because these tests exercise requests to the owner.
+        // These tests exercise requests to the owner.
         atomics_by_owner: true,
         yields: true,
         ..Settings::default()
@@ -76,8 +75,8 @@ fn silence_and_staleness_are_told_apart() {
     assert!(error.to_string().contains("another epoch"), "{error}");
 }
 
-/// Plays a peer in the handshake: answers each handshake record (row) of the other port with a row that has
-/// epoch 9 and the given version and sizes. Returns when `over` is true.
+/// Plays a peer in the handshake: answers each record (row) of the other port with a row of epoch 9 with the
+/// given version and sizes. Returns when `over` is true.
 fn answer(hostile: &Twin, version: u16, limit_pages: u32, inbound_pages: u32, over: &AtomicBool) {
     while !over.load(Ordering::Acquire) {
         let words: [u32; ROW] = std::array::from_fn(|index| hostile.scratchpad_read(index as u32));
@@ -143,7 +142,6 @@ fn hostile_peer(hostile: &Twin) -> (Window, u32) {
     (hostile.peer_window(0, 0).unwrap(), connection.tag())
 }
 
-/// Connects port 0 to a hostile port 1 and runs `body`.
 fn against_a_hostile_peer(body: impl FnOnce(&Windows, &Twin, &Window, u32)) {
     let (_hub, a, hostile) = pair(BYTES as u64);
     std::thread::scope(|scope| {
@@ -166,14 +164,13 @@ fn hostile_requests_are_refused_and_touch_nothing() {
         for number in 1..=20 * SLOTS {
             let mut contents: [u64; CONTENTS] =
                 std::array::from_fn(|_| edges[random.next_u64() as usize % edges.len()]);
-            // Every second request has a known operation, so that the checks of offset and length are reached
-            // too.
+            // Known operations in every second request let the checks of offset and length be reached.
             contents[0] = if number % 2 == 0 {
                 (number / 2 % 3) | ((number % 9) << 8) | (8 << 16)
             } else {
                 random.next_u64()
             };
-            // Make the offset odd, because a valid atomic would change the memory that is compared below.
+            // With an even offset, a valid atomic would change the memory that is compared below.
             contents[1] |= 1;
             let at = layout.request(1, number);
             for (index, word) in contents.iter().enumerate() {
@@ -187,8 +184,7 @@ fn hostile_requests_are_refused_and_touch_nothing() {
             }
         }
         honest.progress();
-        // The memory must be unchanged, because only requests with valid spans were carried out, and these
-        // only read it.
+        // Only valid requests were carried out, and these only read the memory.
         // SAFETY: the bytes are this PE's own symmetric memory. No PE writes them any more.
         let memory = unsafe { std::slice::from_raw_parts(symmetric, length) };
         assert!(memory.iter().all(|byte| *byte == 0x5A));
@@ -226,14 +222,14 @@ fn a_peer_that_never_answers_is_a_timeout() {
         let error = honest.atomic(1, atomic).unwrap_err();
         let Error::Timeout { peer: 1, lost, .. } = error else { panic!("{error}") };
         assert_eq!((lost.issued_bytes, lost.delivered_bytes, lost.unanswered), (24, 24, 1));
-        // Requests that nobody waits for fill the other slots. Posting one more must then time out.
+        // Requests that nobody waits for fill the other slots, so posting one more times out.
         let error =
             (0..SLOTS).find_map(|_| honest.atomic_nbi(1, atomic).err()).or_else(|| honest.quiet().err());
         assert!(matches!(error, Some(Error::Timeout { .. })), "{error:?}");
     });
 }
 
-/// Plays the owner that answers a request: writes the reply to request `number`, with the result `value`.
+/// Plays the owner: writes the reply to request `number`, with the result `value`.
 fn reply(window: &Window, layout: &Layout, tag: u32, number: u64, value: u64) {
     let at = layout.reply(1, number);
     for (index, word) in [super::requests::DONE, value, 0, sequence(tag, number)].into_iter().enumerate() {
@@ -250,15 +246,14 @@ fn a_late_answer_frees_the_slot_of_a_timed_out_request() {
         let (window, tag) = hostile_peer(&hostile);
         let honest = honest.join().unwrap();
         let atomic = Atomic { operation: Operation::Add, offset: 0, width: 8, operand: 1, comparand: 0 };
-        // Post more requests than there are slots. Each request times out, and its answer arrives afterwards
-        // and must free the slot.
+        // More requests than slots. Each times out, and its late answer must free the slot.
         for number in 1..=3 * SLOTS {
             let error = honest.atomic(1, atomic).unwrap_err();
             let Error::Timeout { what: "an atomic", lost, .. } = error else { panic!("{number}: {error}") };
             assert!(lost.unanswered <= SLOTS, "{number}: {lost}");
             reply(&window, honest.layout(), tag, number, 0);
         }
-        // No thread waits for abandoned requests, so quiet must succeed.
+        // Quiet does not wait for abandoned requests.
         honest.quiet().unwrap();
     });
 }
@@ -273,8 +268,8 @@ fn a_storm_of_doorbells_stops_no_pe() {
             let ntb = attach(port);
             let windows =
                 Windows::connect(ntb.clone(), BYTES, Settings { completion, ..settings(10_000) }).unwrap();
-            // Port 2 is hostile: it rings all doorbells of the other two ports without a pause, until those
-            // have completed their rounds.
+            // The hostile port 2 rings all doorbells of the other two ports until these have completed their
+            // rounds.
             while port == 2 && !over.load(Ordering::Acquire) {
                 (0..2).for_each(|peer| ntb.peer_doorbell_set(peer, u64::MAX).unwrap());
             }
@@ -296,8 +291,7 @@ fn a_storm_of_doorbells_stops_no_pe() {
     }
 }
 
-/// How long the waits in [`two`] sleep if no doorbell wakes them. It is so long that a lost wake-up fails the
-/// test.
+/// How long the waits in [`two`] sleep if no doorbell wakes them: a lost wake-up fails the test.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Connects two PEs that wait by interrupt, and runs `body` on the first and `other` on the second.
@@ -305,7 +299,7 @@ fn two(body: impl FnOnce(&Windows, &Twin) + Send, other: impl FnOnce(&Windows) +
     two_with(None, body, other);
 }
 
-/// Runs [`two`] with a mover at the first PE. The mover copies everything that this PE puts.
+/// Runs [`two`] with a mover that copies everything that the first PE puts.
 fn two_with(
     mover: Option<Box<dyn Mover>>,
     body: impl FnOnce(&Windows, &Twin) + Send,
@@ -354,7 +348,7 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
             };
             let mut rung = [0; 2];
             for (rung, end) in rung.iter_mut().zip([0, 1]) {
-                // Wait long enough for the other side to fall asleep.
+                // Let the other side fall asleep.
                 std::thread::sleep(Duration::from_millis(150));
                 for _ in 0..200 {
                     put(512, 7);
@@ -372,9 +366,8 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
     );
 }
 
-/// Makes the second PE sleep three times until its word at offset 64 changes. The first PE changes the word
-/// with `grow`, which gets the number of the round. A sleep that no doorbell ends lasts [`LONG`], which fails
-/// the test.
+/// Lets the second PE sleep three times until its word at offset 64 changes. The first PE changes the word
+/// by `grow`, which gets the round's number.
 fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64) + Send + Sync) {
     const ROUNDS: u64 = 3;
     let start = Instant::now();
@@ -382,7 +375,7 @@ fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64)
         mover,
         |first, _| {
             for round in 1..=ROUNDS {
-                // Give the second PE time to fall asleep.
+                // Let the second PE fall asleep.
                 std::thread::sleep(Duration::from_millis(100));
                 grow(first, round);
                 first.take_notification(1).unwrap();
@@ -418,7 +411,7 @@ fn quiet_wakes_a_waiter_for_bytes_that_a_mover_copied() {
     });
 }
 
-/// Runs puts that arrive just as the other side begins to sleep. A doorbell must end each of these sleeps.
+/// Puts arrive just as the other side begins to sleep. A doorbell must end each of these sleeps.
 #[test]
 fn no_wakeup_is_lost_between_announcement_and_sleep() {
     const ROUNDS: u64 = 3000;
@@ -427,8 +420,8 @@ fn no_wakeup_is_lost_between_announcement_and_sleep() {
         let word = windows.symmetric().0.wrapping_add(64) as usize;
         for round in 1..=ROUNDS {
             let put = || {
-                // A pause that grows with each round moves the store past the moment at which the other side
-                // announces its sleep.
+                // The growing pause moves the store past the moment at which the other side announces its
+                // sleep.
                 (0..round % 400).for_each(|_| std::hint::spin_loop());
                 // SAFETY: the source is a local variable of 8 bytes.
                 unsafe { windows.put(1 - me, 64, (&raw const round).cast(), 8) }.unwrap();
@@ -459,8 +452,8 @@ fn a_mover_puts_any_bytes_anywhere() {
         Some(Box::new(mover)),
         move |first, _| {
             for (index, (offset, length)) in spans.into_iter().enumerate() {
-                // SAFETY: the source lives until quiet has returned, and has `length` bytes behind its first
-                // byte.
+                // SAFETY: the source lives until quiet has returned. It has `length` bytes after its first
+                // one.
                 unsafe {
                     first.put(1, index * 512 + offset, sent.as_ptr().add(1), length).unwrap();
                     first.put_nbi(1, index * 512 + 256 + offset, sent.as_ptr().add(1), length).unwrap();
@@ -552,8 +545,7 @@ fn a_link_that_goes_down_ends_waits_and_says_what_is_lost() {
 #[test]
 fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
     let hub = Hub::new(2, BYTES as u64).unwrap();
-    // True once one side has left its loop. The other side then leaves its loop too, because it has no peer
-    // left to connect to.
+    // True once one side has left its loop, so that the other has no peer to connect to.
     let over = AtomicBool::new(false);
     let side = |port: u32| {
         let faults: Faults =
@@ -576,7 +568,7 @@ fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
                 Err(Error::LinkLost { lost, .. }) => {
                     assert!(lost.delivered_bytes <= lost.issued_bytes);
                     losses += 1;
-                    // The link may fail during the handshake as well, so try until a handshake succeeds.
+                    // The link may fail during the handshake as well.
                     while losses < 3
                         && !over.load(Ordering::Acquire)
                         && windows.reconnect(1 - port, Duration::from_millis(500)).is_err()
@@ -616,8 +608,7 @@ fn a_row_is_ready_only_after_its_translation_is_set() {
                     break (hostile.peer_window(0, 0), row.epoch);
                 }
             };
-            // Send a row with another version, so that the other side ends its handshake at once with an
-            // error.
+            // The version differs, so the other side's handshake fails at once.
             write_row(&hostile, &Row { version: VERSION + 1, epoch: 9, seen, ..Row::default() }.encode());
             assert!(ready.is_ok(), "ready without a translation: {ready:?}");
             let error = honest.join().unwrap();

@@ -1,5 +1,5 @@
-//! Finds the size from which a mover copies at least as fast as stores, by one measurement on the window that
-//! the mover will use.
+//! Finds the size from which a mover copies at least as fast as stores, by measuring both on the mover's
+//! window.
 
 use crate::error::Result;
 use inlane_core::completion::CompletionMode;
@@ -24,8 +24,8 @@ fn fastest(mut body: impl FnMut() -> Result<()>) -> Result<u128> {
 }
 
 /// Returns the size in bytes from which `mover` is at least as fast as stores. Measures both by writing to
-/// the `room` bytes at offset `at` of `window`, and polls for the end of the mover's copies. Returns
-/// `usize::MAX` if the mover cannot reach the window or is slower at the largest size.
+/// the `room` bytes at offset `at` of `window`. Returns `usize::MAX` if the mover cannot reach the window or
+/// is slower at the largest size.
 ///
 /// # Errors
 /// Errors of the mover and of the window.
@@ -44,7 +44,7 @@ pub fn calibrate(mover: &mut dyn Mover, window: &Window, at: usize, room: usize)
             let ticket = mover.submit(&part, &destination)?;
             Ok(mover.wait(ticket, CompletionMode::Poll)?)
         })?;
-        // The mover must win at all larger sizes too, so a size at which stores win resets the search.
+        // The mover must win at all larger sizes, so a size at which stores win resets the search.
         from = if moved > stores { usize::MAX } else { from.min(size) };
     }
     Ok(from)
@@ -57,7 +57,7 @@ mod tests {
     use inlane_ntb::device::Ordering;
     use std::time::Duration;
 
-    /// A mover that copies nothing, and takes the given time for every size. The flag says whether it reaches
+    /// A mover that copies nothing and takes the given time for any size. The flag says whether it reaches
     /// the window.
     struct Fixed(Duration, bool);
 

@@ -1,5 +1,4 @@
-//! Waits for a condition by polling, by sleeping until a doorbell, or adaptively. Each wait chooses its
-//! completion mode.
+//! Waits for a condition: by polling, by sleeping until a doorbell, or adaptively.
 
 use super::wakeup::{BACKSTOP, Interest, LAST_LOOK, Waiter, barrier_everywhere};
 use super::windows::{PeContext, WAKE};
@@ -11,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The peers to watch during a wait. If the link to one of them is lost, the wait ends with an error.
+/// The peers to watch during a wait. If the link to one of them is lost, the wait fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureScope {
     /// One peer.
@@ -25,13 +24,12 @@ pub enum FailureScope {
 pub struct WaitOptions {
     /// How the wait detects its end: poll, sleep until woken, or both.
     pub mode: CompletionMode,
-    /// The size of the awaited operation in bytes, from which an adaptive wait estimates how long it takes; 0
-    /// if unknown.
+    /// The size of the awaited operation in bytes, from which an adaptive wait estimates its duration; 0 if
+    /// unknown.
     pub bytes: u64,
     /// The stores that can end the wait. Peers wake a sleeping thread only after such a store.
     pub interest: Interest,
-    /// How long to wait before giving up. With `None`, only the loss of a peer in the failure scope ends the
-    /// wait early.
+    /// How long to wait before giving up. `None`: until a peer in the failure scope is lost.
     pub timeout: Option<Duration>,
     /// The name of the awaited operation in the error message, such as "a put".
     pub what: &'static str,
@@ -56,12 +54,11 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// The longest first sleep of an adaptive wait. A longer expected duration does not extend it.
 const LONGEST: Duration = Duration::from_millis(20);
-/// How long an adaptive wait polls beyond the expected duration before it sleeps. It is about twice the cost
-/// of a wake-up.
+/// How long an adaptive wait polls beyond the expected duration: about twice the cost of a wake-up.
 const POLL_FOR: Duration = Duration::from_micros(50);
 
-/// How long a thread that waits for words of memory sleeps before it checks them again. The kernel may add
-/// its timer slack of 50 us.
+/// How long a thread that waits for memory sleeps between its checks, plus up to 50 us of the kernel's timer
+/// slack.
 const LOOK_EVERY: Duration = Duration::from_micros(40);
 
 /// One wait: the steps that [`Wait::run`] of the core crate calls in a loop.
@@ -92,7 +89,7 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     }
 
     fn plan(&mut self) -> WaitPlan {
-        // If PEs share processors, block at once, because the other PE may need this processor.
+        // The other PE may need this processor.
         let poll_for = if self.context.yields { Duration::ZERO } else { POLL_FOR };
         match self.options.mode {
             CompletionMode::Poll => WaitPlan::POLL,
@@ -113,8 +110,8 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
         let mut expectation = lock(&self.context.waits.expectation);
         expectation.slept(self.options.bytes, slept);
         if slept.late {
-            // The true duration is unknown, but shorter than the sleep. Record half of the sleep. If two
-            // sides that wait for each other recorded the whole sleep, both would sleep ever longer.
+            // The true duration is unknown, but shorter than the sleep. If two sides that wait for each
+            // other recorded the whole sleep, both would sleep ever longer.
             expectation.learn(self.options.bytes, slept.took.as_nanos() as u64 / 2);
         }
     }
@@ -141,8 +138,8 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
 }
 
 impl PeContext {
-    /// Blocks until `done` returns true, and serves other PEs' requests meanwhile. If the awaited store
-    /// arrived before the link went down, the wait still succeeds.
+    /// Blocks until `done` returns true, and serves other PEs' requests meanwhile. Succeeds if the awaited
+    /// store arrived before the link went down.
     ///
     /// # Errors
     /// [`Error::LinkLost`] if the link to a peer of `scope` is lost, [`Error::Timeout`] at the options'
@@ -164,19 +161,18 @@ impl PeContext {
         Ok(())
     }
 
-    /// Announces a sleep to all peers. Then sleeps until a peer rings or `backstop` has passed.
+    /// Announces a sleep to all peers, then sleeps until a peer rings or `backstop` has passed.
     /// [`super::wakeup`] explains the protocol.
     fn sleep_announced(&self, backstop: Duration, interest: Interest, done: &mut impl FnMut() -> bool) {
         self.faults.step("sleep");
         self.ntb.doorbell_clear(WAKE);
-        // Announce the sleep under the lock, so that peers see the counter of announcements grow in order.
+        // Under the lock, so that peers see the counter of announcements grow in order.
         {
             let mut waiter = lock(&self.waits.waiter);
             let announcement = waiter.announce(interest);
             self.waits.on_memory.store(waiter.sleeps_on_memory(), Ordering::Relaxed);
             for peer in self.peers.iter().filter(|peer| peer.window.peer() != self.me) {
-                // The layout lies inside the window, whose size was checked when it was mapped. So this store
-                // cannot fail.
+                // The layout lies inside the window, so this store cannot fail.
                 let _ = peer.window.store_word(self.layout.announcement(self.me), announcement);
             }
         }
@@ -201,44 +197,39 @@ impl PeContext {
         self.waits.on_memory.store(waiter.sleeps_on_memory(), Ordering::Relaxed);
     }
 
-    /// Orders this thread's announcement before this thread's next check of the awaited condition. On
-    /// coherent windows, also executes a barrier at the notifiers, which orders their stores before their
-    /// checks for an announcement. On posted windows, each notifier executes that barrier itself.
+    /// Orders this thread's announcement before its next check of the awaited condition. On coherent
+    /// windows, also executes a barrier at the notifiers. On posted windows, each notifier executes its own.
     fn barrier_with_notifiers(&self) {
         if self.coherent {
-            // This call executes no barrier in processes that have not registered for membarrier(2).
-            // Notifiers in such processes execute their own barriers.
+            // Notifiers that have not registered for membarrier(2) execute their own barriers.
             barrier_everywhere();
         } else {
             self.peers.iter().for_each(|peer| peer.window.flush());
         }
     }
 
-    /// Wakes this PE's threads that wait for words of its own memory. Call it after an atomic of a peer or
-    /// another thread of this PE has changed such a word.
+    /// Wakes this PE's threads that wait for words of its own memory. Call it after an atomic has changed
+    /// such a word.
     pub(super) fn changed_own_memory(&self) {
         fence(Ordering::SeqCst);
         if self.waits.on_memory.load(Ordering::Relaxed) {
-            // Ignore the result, because ringing fails only for a port that does not exist, and this PE's own
-            // port exists.
+            // Ringing fails only for a port that does not exist.
             let _ = self.ntb.peer_doorbell_set(self.me, WAKE);
         }
     }
 
-    /// Sleeps like [`Self::sleep`], but calls `done` every [`LOOK_EVERY`] and returns once it is true.
-    /// Programs may change the awaited words by stores through pointers, which ring no doorbell. If PEs share
-    /// processors, calls `done` less often, because many sleepers would take the processors from the PEs that
-    /// compute.
+    /// Sleeps like [`Self::sleep`], but also returns when `done` is true, which it checks every
+    /// [`LOOK_EVERY`]. Stores through pointers ring no doorbell. If PEs share processors, checks 16 times
+    /// less often.
     fn sleep_looking(&self, backstop: Duration, done: &mut impl FnMut() -> bool) {
         let (begun, every) = (Instant::now(), if self.yields { LOOK_EVERY * 16 } else { LOOK_EVERY });
         while begun.elapsed() < backstop && !self.sleep(every) && !done() {}
     }
 
-    /// Sleeps until a doorbell or another thread wakes this thread, or until `backstop` has passed. Returns
-    /// true unless the time has passed.
+    /// Sleeps until a doorbell or another thread wakes this thread. Returns false if `backstop` has passed
+    /// instead.
     fn sleep(&self, backstop: Duration) -> bool {
-        // Only one thread at a time sleeps on the doorbell `WAKE`. When it wakes, it wakes the others, which
-        // sleep on `woken`. The doorbell of a request wakes the service thread and none of these threads.
+        // One thread sleeps on the doorbell `WAKE`. It then wakes the others, which sleep on `woken`.
         match self.waits.doorbell_sleeper.try_lock() {
             Ok(_sleeper) => {
                 let mut woken = false;

@@ -1,46 +1,41 @@
-//! When a store must ring a doorbell, and how a waiter sleeps without missing one. The model checker runs
-//! this protocol.
+//! When a store must ring a doorbell, and how a waiter sleeps without missing one. The loom tests check this
+//! protocol.
 //!
-//! A doorbell is expensive: the notifier makes an uncached write (with the twin a system call), and the
-//! waiter's side takes an interrupt. A waiter therefore asks for a doorbell only before it sleeps. It writes
-//! an *announcement* into a word at each peer, checks its condition once more, and then sleeps. After a
-//! store, the peer reads that word, which lies in the peer's own memory. It rings once for each announcement.
-//! The announcement also holds the waiter's [`Interest`]: the stores that can end the wait. Other stores do
-//! not ring. Otherwise bulk data would wake a PE that sleeps in a barrier every few microseconds.
+//! A doorbell is expensive, so a waiter asks for one only before it sleeps:
 //!
 //! ```text
 //! waiter:    announcement -> peers     barrier     look again     sleep until the doorbell or the backstop
 //! notifier:  data -> waiter            barrier     new announcement with this interest? ring
 //! ```
 //!
-//! Each side needs a full barrier between its store and its next load. Without the barriers, both sides may
-//! read the old value, and the wake-up is lost. The loom tests below show both cases. A barrier after every
-//! put would cost more than the put. Therefore:
+//! An *announcement* is a word in the peer's memory. It holds the waiter's [`Interest`]: the stores that can
+//! end the wait. The peer rings once for each announcement.
 //!
-//! * On coherent windows the waiter executes the barrier for both sides by membarrier(2), which acts on every
-//!   running thread of the registered processes. Putting costs nothing then. A notifier whose process or
-//!   whose peer is not registered executes its own barrier.
-//! * On posted windows the notifier executes a barrier and the waiter reads back through the window. The
-//!   read's completion arrives after all posted stores before it (PCI Express Base Specification,
-//!   "Transaction Ordering").
+//! Each side needs a full barrier between its store and its next load. Otherwise both may read the old
+//! value, and the wake-up is lost. A barrier after every put would cost more than the put. Therefore:
 //!
-//! Doorbells themselves can be lost. Each sleep therefore also ends without a doorbell, after its *backstop*:
-//! 1 ms at first, then doubled up to 64 ms.
+//! * On coherent windows the waiter executes the barrier for both sides by membarrier(2). A notifier whose
+//!   process or whose peer is not registered executes its own barrier.
+//! * On posted windows the notifier executes a barrier, and the waiter reads back through the window. The
+//!   read's completion arrives after all earlier posted stores (PCI Express Base Specification, "Transaction
+//!   Ordering").
+//!
+//! Doorbells can be lost. Each sleep therefore also ends after its *backstop*: 1 ms at first, then doubled
+//! up to 64 ms.
 
 use std::time::Duration;
 
-/// How long a waiter polls between its announcement and its sleep. A store that is in flight usually arrives
-/// in this time.
+/// How long a waiter polls between its announcement and its sleep. A store in flight usually arrives in this
+/// time.
 pub const LAST_LOOK: Duration = Duration::from_micros(2);
-/// The time after which a sleep ends if no doorbell arrives. It is the first value for the first sleep of a
-/// wait, and doubles for each further sleep up to the second value.
+/// The time after which a sleep ends without a doorbell: the first value for the first sleep of a wait. Each
+/// further sleep doubles it, up to the second value.
 pub const BACKSTOP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
 /// A word of memory that one thread or PE writes and another one reads.
 pub use inlane_core::ring::Word;
 
-/// The stores that can end a wait. A waiter announces its interest before it sleeps, and peers ring for such
-/// stores only.
+/// The stores that can end a wait. Peers ring only for these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
     /// Notifications and replies. Puts to symmetric memory do not wake the waiter.
@@ -60,14 +55,13 @@ pub enum Stored {
     Put(usize, usize),
 }
 
-/// Number of low bits of an announcement that hold the interest. The bits above hold a counter, which may
-/// wrap.
+/// Number of low bits of an announcement that hold the interest. The bits above are a counter that wraps.
 const INTEREST_BITS: u32 = 40;
 const ANY: u64 = (1 << INTEREST_BITS) - 1;
 
 impl Interest {
-    /// Returns the interest in `width` bytes at a symmetric offset. If the bytes lie in one aligned word of 8
-    /// bytes, it is the interest in that word. Otherwise it is the interest in any store.
+    /// Returns the interest in `width` bytes at a symmetric offset. If they lie in no single aligned word of
+    /// 8 bytes, it is the interest in any store.
     pub fn word(offset: usize, width: usize) -> Self {
         if offset % 8 + width <= 8 { Self::Word(offset & !7) } else { Self::Any }
     }
@@ -89,8 +83,8 @@ impl Interest {
     }
 }
 
-/// Returns true if a store of kind `stored` may end the wait that was announced. A hostile peer may announce
-/// any value.
+/// Returns true if a store of kind `stored` may end the announced wait. The announcement can have any value,
+/// because a peer may be hostile.
 #[inline]
 pub fn concerns(announcement: u64, stored: Stored) -> bool {
     match (announcement & ANY, stored) {
@@ -111,8 +105,7 @@ pub struct Notifier {
 
 impl Notifier {
     /// Returns the announcement if the notifier must ring for it: it is new, and its interest covers the
-    /// store. Call this after the store and the barrier. A hostile peer that keeps announcing gets at most
-    /// one ring for each store.
+    /// store. Call this after the store and the barrier.
     #[inline]
     pub fn must_ring<W: Word>(&mut self, announcement: &W, stored: Stored) -> Option<u64> {
         let now = announcement.load();
@@ -132,8 +125,8 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// Adds a sleeping thread. Returns the announcement of all sleeping threads. The caller must write the
-    /// announcement to the memory of every peer that can end the wait.
+    /// Adds a sleeping thread. Returns the announcement for all sleeping threads, which the caller must
+    /// write to every peer that can end the wait.
     pub fn announce(&mut self, interest: Interest) -> u64 {
         self.counter += 1;
         self.sleepers.push(interest);
@@ -141,8 +134,7 @@ impl Waiter {
         self.counter << INTEREST_BITS | all.encode()
     }
 
-    /// Removes a thread from the list of sleeping threads after it has woken up. `interest` is the one that
-    /// it announced.
+    /// Removes a thread that has woken up. `interest` is the one that it announced.
     pub fn awake(&mut self, interest: Interest) {
         if let Some(index) = self.sleepers.iter().position(|one| *one == interest) {
             self.sleepers.swap_remove(index);
@@ -161,7 +153,7 @@ const GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
 const REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
 
 /// Registers this process for membarrier(2), so that other processes can execute barriers on its threads.
-/// Returns false if the kernel does not support this.
+/// Returns false if the kernel does not support it.
 pub fn register_for_barriers() -> bool {
     membarrier(REGISTER_GLOBAL_EXPEDITED)
 }
@@ -201,10 +193,9 @@ mod tests {
         doorbell: AtomicU64,
     }
 
-    /// Checks that no wake-up is lost when a notifier stores twice and a waiter sleeps twice, and that there
-    /// is at most one ring for each announcement. Tries all interleavings with at most three preemptions. The
-    /// waiter always executes a full barrier. The notifier executes one if `fenced` is true. That case also
-    /// covers a waiter that calls membarrier(2), because this call acts as a full barrier on both sides.
+    /// Checks that no wake-up is lost when a notifier stores twice and a waiter sleeps twice, and that each
+    /// announcement causes at most one ring. Tries all interleavings with at most three preemptions. The
+    /// notifier executes a barrier if `fenced` is set. That case also covers membarrier(2).
     fn model(fenced: bool) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
@@ -234,8 +225,8 @@ mod tests {
                 fence(Ordering::SeqCst);
                 let now = shared.data.load(Ordering::Acquire);
                 if now == seen {
-                    // A waiter sleeps here if no doorbell is pending. The model does not block: it records
-                    // the value seen before the sleep and stops.
+                    // A waiter sleeps here if no doorbell is pending. The model records the value instead
+                    // and stops.
                     if shared.doorbell.fetch_and(0, Ordering::SeqCst) == 0 {
                         slept_on = Some(seen);
                         break;
@@ -247,8 +238,7 @@ mod tests {
             let rings = sender.join().unwrap();
             assert!(rings <= 2, "at most one ring for each announcement");
             if let Some(seen) = slept_on {
-                // Require a pending doorbell if the value has changed since the sleep, because the sender has
-                // finished and no other doorbell will ring.
+                // The sender has finished, so no other doorbell will ring.
                 let newer = shared.data.load(Ordering::Acquire) != seen;
                 assert!(!newer || shared.doorbell.load(Ordering::SeqCst) == 1, "lost wake-up at {seen}");
             }
@@ -319,8 +309,7 @@ mod tests {
         model(false);
     }
 
-    /// Checks that clearing the doorbell before reading the data loses no wake-up: if the doorbell rings
-    /// while the data is read, it stays pending.
+    /// If the doorbell rings while the data is read, it must stay pending.
     #[test]
     fn loom_clear_before_scan() {
         loom::model(|| {

@@ -1,5 +1,4 @@
-//! The transport over memory windows: a window onto each peer, requests to the owner, and doorbells for
-//! sleeping waiters.
+//! The transport over memory windows: a window onto each peer, requests to the owner, and doorbells.
 
 mod connection;
 mod operations;
@@ -34,26 +33,23 @@ pub struct Settings {
     pub completion: CompletionMode,
     /// How long a handshake may take.
     pub connect_timeout: Duration,
-    /// How long a request may be unanswered while the link is up. `None`: without limit, like waits for
-    /// another PE's progress.
+    /// How long a request may be unanswered while the link is up. `None`: no limit.
     pub request_timeout: Option<Duration>,
     /// True if there are more PEs than processors. Polling then yields the processor.
     pub yields: bool,
-    /// Gets of at least this many bytes ask the owner to push the bytes. `None`: gets of at least 256 bytes
-    /// on posted windows, and no gets on coherent windows.
+    /// Gets of at least this many bytes ask the owner to push the bytes. `None`: 256 bytes on posted
+    /// windows, never on coherent windows.
     pub push_from: Option<usize>,
-    /// The mover that copies large puts, and the smallest size in bytes that it copies. If the size is
-    /// `None`, it is measured while connecting.
+    /// The mover for large puts, and the smallest size in bytes that it copies. A size of `None` is measured
+    /// while connecting.
     pub mover: Option<(Box<dyn Mover>, Option<usize>)>,
-    /// If true, the owner of a word carries out all atomics on it. If false, the calling PE's processor
-    /// carries them out, unless a window is posted or faults are injected.
+    /// If true, a word's owner carries out all atomics on it. If false, the calling PE's processor does,
+    /// unless a window is posted or faults are injected.
     pub atomics_by_owner: bool,
-    /// Faults to inject in tests. Of these, the transport itself injects only one: it kills the process at a
-    /// protocol step.
+    /// Faults to inject in tests. The transport itself only kills the process at a protocol step.
     pub faults: Faults,
-    /// The time after which a waiter's sleep ends without a doorbell, because doorbells can be lost. The
-    /// first value is for the first sleep of a wait. The time doubles for each further sleep, up to the
-    /// second value.
+    /// The time after which a sleep ends without a doorbell: the first value for the first sleep of a wait.
+    /// Each further sleep doubles it, up to the second value.
     pub backstop: (Duration, Duration),
 }
 
@@ -82,21 +78,21 @@ pub(super) struct Peer {
     notifier: Mutex<Notifier>,
     /// The alignment in bytes of the address of the peer's inbound memory in the peer's process.
     alignment: usize,
-    /// True if a store to the peer needs more than the usual check whether the peer has announced that it
-    /// sleeps. If the peer is not registered for membarrier(2), or a window is not coherent, a barrier is
-    /// needed between the store and the check. The local PE needs no check: its sleeping threads are woken
-    /// directly.
+    /// True if a store to the peer needs a special wake-up:
+    ///
+    /// * the peer is this PE, whose sleeping threads are woken directly;
+    /// * the peer is not registered for membarrier(2), or a window is not coherent. A barrier is then needed
+    ///   before the check for an announcement.
     pub is_exceptional: bool,
-    /// The peer's last announcement that was answered by a doorbell: a copy of the value in `notifier`, to be
-    /// read without the lock.
+    /// The peer's last announcement that was answered by a doorbell: a copy for reading without the lock of
+    /// `notifier`.
     pub answered: AtomicU64,
     issued: AtomicU64,
     delivered: AtomicU64,
     pub unanswered: AtomicU64,
     pub refused: AtomicBool,
     pub requests: Requests,
-    /// True if the mover has copies in flight to this peer that nobody waits for. The peer must be woken once
-    /// they are complete.
+    /// True if the mover copies to this peer and nobody waits for it. The peer must be woken afterwards.
     unwoken: AtomicBool,
     notified: AtomicU32,
     taken: AtomicU32,
@@ -123,8 +119,7 @@ pub(super) struct PeContext {
     /// left the store buffer.
     pub coherent: bool,
     /// True if this PE's processor carries out atomics on other PEs' memory, false if the word's owner does.
-    /// PEs may differ in this setting. Their atomics on one word are still atomic to each other, because
-    /// owners and callers both use processor instructions on coherent memory.
+    /// PEs may differ, because all use processor instructions on coherent memory.
     direct_atomics: bool,
     /// The smallest of the PEs' `alignment`s, in bytes.
     alignment: usize,
@@ -134,15 +129,14 @@ pub(super) struct PeContext {
     pub wake_vector: u32,
     mover: Option<Mutex<Box<dyn Mover>>>,
     mover_from: usize,
-    /// The ticket of the last copy that was submitted to the mover, or 0 if all copies have been waited for.
+    /// The ticket of the last copy submitted to the mover, or 0 if all copies have been waited for.
     pending: AtomicU64,
     landing: Mutex<()>,
     _inbound: Region,
 }
 
-// SAFETY: `base` is the inbound memory, which `_inbound` keeps mapped and other processes share. Its words
-// are accessed as atomics. Bulk data is copied through raw pointers, and the program must order such copies,
-// as for any one-sided access.
+// SAFETY: `_inbound` keeps the memory at `base` mapped. Other processes share it, so its words are accessed
+// as atomics, and bulk data is copied through raw pointers. The program must order such copies.
 unsafe impl Send for PeContext {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for PeContext {}
@@ -180,8 +174,7 @@ fn vectors(ntb: &dyn Ntb) -> Result<(u32, u32)> {
     }
 }
 
-/// Rounds an alignment down to a power of two, and limits it to 4 KiB to 1 GiB. A peer may announce any
-/// number.
+/// Rounds an alignment that a peer announced down to a power of two from 4 KiB to 1 GiB.
 fn alignment(announced: u64) -> usize {
     let within = announced.clamp(4096, 1 << 30);
     1 << within.ilog2()
@@ -217,21 +210,19 @@ impl Windows {
         let peers = (0..pes)
             .map(|pe| connect_peer(&*ntb, pe, epoch, &inbound, &layout, &settings, registered))
             .collect::<Result<Vec<_>>>()?;
-        // Use the smallest alignment of all PEs. Each PE reads the headers of all PEs, so all PEs find the
-        // same.
+        // All PEs read all headers, so they find the same alignment.
         let alignment = peers.iter().map(|peer| peer.alignment).fold(own_alignment, usize::min);
         let coherent = peers.iter().all(|peer| peer.window.coherent_base().is_some());
         let direct_atomics = coherent && !settings.atomics_by_owner && settings.faults.are_none();
-        // A load through a coherent window is as fast as the owner's own load, so gets always use loads.
-        // Through a posted window, loading 8 bytes costs a round trip, so larger gets ask the owner to push
-        // the bytes.
+        // A load through a coherent window is as fast as the owner's own load. Through a posted window,
+        // loading 8 bytes costs a round trip.
         let push_from = settings.push_from.unwrap_or(if coherent { usize::MAX } else { 256 });
         let (mover, mover_from) = match settings.mover {
             Some((mut mover, from)) => {
                 let from = match (from, peers.iter().find(|peer| peer.window.peer() != me)) {
-                    // Use a threshold of at least 1, because a mover does not copy 0 bytes.
+                    // A mover does not copy 0 bytes.
                     (Some(from), _) => from.max(1),
-                    // Measure in the landing area, which is unused until all PEs have connected.
+                    // The landing area is unused until all PEs have connected.
                     (None, Some(peer)) => calibrate(&mut *mover, &peer.window, layout.landing(), LANDING)?,
                     (None, None) => usize::MAX,
                 };
@@ -297,8 +288,8 @@ impl Windows {
         &self.context.layout
     }
 
-    /// Gets bytes by asking the owner to push them, whatever the size. Waits in `completion` mode. If
-    /// `completion` is `None`, uses the mode of the settings.
+    /// Gets bytes by asking the owner to push them, whatever the size. Waits in `completion` mode, or in
+    /// that of the settings if `None`.
     ///
     /// # Errors
     /// As for [`Transport::get`](super::Transport::get).
@@ -326,15 +317,15 @@ impl Windows {
                 &contents,
                 WaitOptions { mode: completion, ..context.wait_options("a get") },
             )?;
-            // SAFETY: the owner wrote `piece` bytes to the landing area before its reply, and `done + piece
-            // <= length`.
+            // SAFETY: the owner wrote `piece` bytes to the landing area before its reply, and
+            // `done + piece <= length`.
             unsafe { std::ptr::copy_nonoverlapping(context.base.add(at), destination.add(done), piece) };
             done += piece;
         }
         Ok(())
     }
 
-    /// Blocks until `done` returns true. The caller chooses the options of the wait.
+    /// Blocks until `done` returns true, with the given options.
     ///
     /// # Errors
     /// [`Error::LinkLost`] if a peer of `scope` is lost, [`Error::Timeout`] at the options' timeout.
@@ -347,8 +338,8 @@ impl Windows {
         self.context.wait_for(options, scope, done)
     }
 
-    /// Returns the sizes from which gets are pushed by the owner and puts are copied by the mover, and
-    /// whether a waiter runs membarrier(2).
+    /// Returns from which sizes owners push gets and the mover copies puts, and whether waiters run
+    /// membarrier(2).
     pub fn thresholds(&self) -> Thresholds {
         let from = |bytes: usize| (bytes < usize::MAX).then_some(bytes as u64);
         Thresholds {
@@ -380,8 +371,7 @@ impl PeContext {
         }
     }
 
-    /// Returns an error if the link to a peer of `scope` is down, or has been down since the connection was
-    /// made.
+    /// Returns an error if the link to a peer of `scope` is down, or has been since the connection was made.
     pub(super) fn check(&self, scope: FailureScope) -> Result<()> {
         let peers = match scope {
             FailureScope::Peer(pe) => pe..pe + 1,
@@ -390,8 +380,7 @@ impl PeContext {
         for pe in peers.filter(|pe| *pe != self.me) {
             let peer = &self.peers[pe as usize];
             let link = self.ntb.link(pe);
-            // If only the peer noticed that the link failed, the peer reconnects with another epoch. So
-            // compare the epochs too.
+            // If only the peer noticed a failure of the link, it reconnects with another epoch.
             let another = handshake::epoch_in_row(&*self.ntb, pe) != peer.theirs.load(Ordering::Acquire);
             if another || !link.up || link.generation != peer.generation.load(Ordering::Acquire) {
                 return Err(Error::LinkLost { peer: pe, lost: peer.lost() });
@@ -416,27 +405,27 @@ impl PeContext {
         if let Some(answered) = notifier.must_ring(announcement, what) {
             peer.answered.store(answered, Ordering::Relaxed);
             peer.window.fence();
-            // The peer exists, so this cannot fail. If the doorbell is lost, the peer's thread sleeps on
-            // until its sleep's time limit.
+            // The peer exists, so this cannot fail. If the doorbell is lost, the peer sleeps until its
+            // backstop.
             let _ = self.ntb.peer_doorbell_set(pe, WAKE);
         }
     }
 
     #[inline(always)]
     fn symmetric_offset(&self, offset: usize) -> usize {
-        // Saturate the sum instead of wrapping it, because the window refuses any offset beyond its end.
+        // The window refuses any offset beyond its end.
         offset.saturating_add(self.layout.symmetric())
     }
 
     #[inline(always)]
     fn count(&self, peer: &Peer, length: usize) {
-        // Count without an atomic addition, because every put executes this code. If threads race, some bytes
-        // are not counted, so the count is never too high.
+        // Every put executes this code, so avoid an atomic addition. In a race some bytes are not counted,
+        // so the count is never too high.
         peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
     }
 
-    /// Submits a copy to the mover. Set `later` if the caller neither waits for the copy nor wakes the peer: the
-    /// next `finish` then wakes it.
+    /// Submits a copy to the mover. Set `later` if the caller neither waits for the copy nor wakes the peer;
+    /// the next `finish` then wakes it.
     fn submit(
         &self,
         mover: &Mutex<Box<dyn Mover>>,
@@ -446,7 +435,7 @@ impl PeContext {
         later: bool,
     ) -> Result<Ticket> {
         let destination = peer.window.region().slice(at, length)?;
-        // SAFETY: the caller of put keeps the bytes until the copy is complete; put or quiet waits for it.
+        // SAFETY: the caller keeps the bytes until the copy is complete, for which put or quiet waits.
         let source = unsafe { Region::from_raw(source as u64, length, Location::Host, Arc::new(())) };
         let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = mover.submit(&source, &destination)?;
@@ -463,7 +452,7 @@ impl PeContext {
         if self.pending.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
-        // Hold the lock, so that no other thread submits copies or changes `unwoken` meanwhile.
+        // The lock keeps other threads from submitting copies or changing `unwoken`.
         let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
         let pending = self.pending.load(Ordering::Relaxed);
         if pending > 0 {
@@ -482,8 +471,8 @@ impl PeContext {
 impl Drop for Windows {
     fn drop(&mut self) {
         self.context.stop.store(true, Ordering::Release);
-        // Ring at this PE, so that the service thread wakes and sees `stop`. A bit that is already set raises
-        // no event, so clear the bit and ring again.
+        // Wake the service thread, so that it sees `stop`. A bit that is already set raises no event, so
+        // clear it and ring again.
         let _ = self.context.ntb.peer_doorbell_set(self.context.me, REQUEST);
         self.context.ntb.doorbell_clear(REQUEST);
         let _ = self.context.ntb.peer_doorbell_set(self.context.me, REQUEST);

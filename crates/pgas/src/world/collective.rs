@@ -1,16 +1,15 @@
 //! Collectives over regular subsets of the PEs, made of puts and pairwise notifications.
 //!
-//! Two PEs count the notifications between them, separately for each [`Channel`](super::Channel). Every PE of
-//! a set calls the same collectives in the same order, so the counts match without flags in symmetric memory.
-//! The `pSync` arrays of OpenSHMEM are accepted but not used.
+//! Every PE of a set calls the same collectives in the same order. So counting the notifications of each
+//! pair suffices, and the `pSync` arrays of OpenSHMEM are not used.
 
 use super::channel::{Entered, Group};
 use super::{CHUNK, World};
 use crate::error::{Error, Result};
 use crate::transport::Transport;
 
-/// Size in bytes from which a reduction is cut into slices, each of which one PE reduces. Smaller reductions
-/// use a binomial tree, which takes fewer messages.
+/// Size in bytes from which each PE reduces one slice. Smaller reductions use a binomial tree, with fewer
+/// messages.
 pub(super) const SLICED_FROM: usize = 64 << 10;
 
 /// A regular set of PEs: `start`, `start + stride`, and so on, `size` of them.
@@ -18,16 +17,16 @@ pub(super) const SLICED_FROM: usize = 64 << 10;
 pub struct Set {
     /// The first PE.
     pub start: u32,
-    /// The difference between the numbers of two consecutive PEs of the set. It may be negative. It may be 0
-    /// if the set has one PE.
+    /// The difference between the numbers of consecutive PEs of the set. It may be negative, or 0 if the set
+    /// has one PE.
     pub stride: i32,
     /// The number of PEs.
     pub size: u32,
 }
 
-/// A function that combines elements: `(accumulator, other, count)`. It combines each of `count` elements of
-/// `accumulator` with the same element of `other`, and stores the result in `accumulator`. The elements may
-/// be misaligned.
+/// A function that combines elements: `(accumulator, other, count)`. It combines `count` elements of
+/// `accumulator` with those of `other`, and stores the results in `accumulator`. The elements may be
+/// misaligned.
 pub type Reduce<'a> = &'a dyn Fn(*mut u8, *const u8, usize);
 
 impl Set {
@@ -36,7 +35,7 @@ impl Set {
         self.start.wrapping_add(index.wrapping_mul(self.stride as u32))
     }
 
-    /// Returns the position of PE `pe` in the set, or `None` if the set does not contain it.
+    /// Returns the position of PE `pe` in the set, if the set contains it.
     pub fn index(&self, pe: u32) -> Option<u32> {
         let distance = pe as i64 - self.start as i64;
         let index = match self.stride as i64 {
@@ -46,7 +45,7 @@ impl Set {
         (0..self.size as i64).contains(&index).then_some(index as u32)
     }
 
-    /// Returns true if the set is not empty, its PEs differ, and all lie within PEs 0 to `pes - 1`.
+    /// Returns true if the set is not empty, its PEs differ, and all lie within 0 to `pes - 1`.
     pub fn is_within(&self, pes: u32) -> bool {
         let last = (self.size as i64 - 1) * self.stride as i64 + self.start as i64;
         self.size > 0
@@ -55,8 +54,8 @@ impl Set {
             && (0..pes as i64).contains(&last)
     }
 
-    /// Returns all PEs but the one at `index`, starting with its successor. If all PEs iterate at the same
-    /// time, each addresses a different PE in every step.
+    /// Returns all PEs but the one at `index`, starting with its successor. PEs that iterate at the same
+    /// time address different PEs in every step.
     fn others(&self, index: u32) -> impl Iterator<Item = u32> {
         (1..self.size).map(move |distance| self.pe((index + distance) % self.size))
     }
@@ -100,8 +99,7 @@ impl<T: Transport> World<T> {
         Ok(())
     }
 
-    /// Blocks until every PE of the set has called this function and the earlier puts of all these PEs are
-    /// delivered.
+    /// Blocks until every PE of the set has called this function and their earlier puts are delivered.
     ///
     /// # Errors
     /// As for [`World::sync`].
@@ -118,21 +116,19 @@ impl<T: Transport> World<T> {
         self.barrier(self.all())
     }
 
-    /// Waits for all PEs before this process ends. After the return this process may end at once, because the
-    /// other PEs have received everything that they need from it.
+    /// Waits for all PEs. This process may end after the return, because no other PE needs anything from it.
     ///
     /// # Errors
     /// As for [`World::sync`].
     pub fn leave(&self) -> Result<()> {
         self.barrier_all()?;
-        // Wait until all notifications are delivered, because a notification in flight would be lost when the
-        // process ends.
+        // A notification in flight would be lost when the process ends.
         self.quiet()?;
         self.transport.leave()
     }
 
-    /// Copies `bytes` from `source` of the PE at index `root` to symmetric address `destination` of all other
-    /// PEs of the set, along a binomial tree.
+    /// Copies `bytes` from `source` of the PE at index `root` to symmetric address `destination` of all
+    /// other PEs of the set.
     ///
     /// # Errors
     /// As for [`World::sync`] and [`World::put_bytes`].
@@ -156,7 +152,7 @@ impl<T: Transport> World<T> {
             ));
         }
         let offset = self.offset_of(destination, bytes)?;
-        // SAFETY: the caller keeps the promises that this call needs.
+        // SAFETY: the caller promises it.
         unsafe { self.send_down_tree(&entered, root, offset, source, bytes) }
     }
 
@@ -173,7 +169,7 @@ impl<T: Transport> World<T> {
         let pe = |relative: u32| set.pe((relative + root) % set.size);
         let mut from = source;
         // The lowest set bit of `relative` is the distance to the parent. The smaller powers of two are the
-        // distances to the children, so the loop below starts from the parent's distance.
+        // distances to the children.
         let mut reach =
             if relative == 0 { set.size.next_power_of_two() } else { 1 << relative.trailing_zeros() };
         if relative != 0 {
@@ -183,8 +179,8 @@ impl<T: Transport> World<T> {
         while reach > 1 {
             reach /= 2;
             if relative + reach < set.size {
-                // SAFETY: at the root, the caller guarantees the source. At other PEs, the source is their
-                // own symmetric memory.
+                // SAFETY: at the root, the caller promises the source. At other PEs, it is their own
+                // symmetric memory.
                 unsafe { self.transport.put(pe(relative + reach), offset, from, bytes)? };
                 self.notify(entered, pe(relative + reach))?;
             }
@@ -192,8 +188,8 @@ impl<T: Transport> World<T> {
         Ok(())
     }
 
-    /// Concatenates the `bytes` at `source` of all PEs of the set, in the order of the set. Stores the result
-    /// at `destination` of each of them. The lengths may differ.
+    /// Concatenates the `bytes` at `source` of all PEs of the set, in the order of the set. Stores the
+    /// result at `destination` of each. The lengths may differ.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -214,12 +210,11 @@ impl<T: Transport> World<T> {
         let before = (0..index).map(|other| self.length(&entered, set.pe(other)) as usize);
         let at = before.fold(0usize, usize::saturating_add);
         let offset = self.offset_of(destination.saturating_add(at), bytes)?;
-        // SAFETY: the caller keeps the promises that this call needs.
+        // SAFETY: the caller promises it.
         unsafe { self.put_to_all(&entered, offset, source, bytes) }
     }
 
-    /// Concatenates as [`World::collect`] does, but `bytes` must be equal on all PEs of the set. This is
-    /// faster, because no lengths are exchanged.
+    /// Concatenates like [`World::collect`], but faster: `bytes` must be equal on all PEs of the set.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -237,7 +232,7 @@ impl<T: Transport> World<T> {
         let index = entered.index;
         let offset =
             self.offset_of(destination.saturating_add(bytes.saturating_mul(index as usize)), bytes)?;
-        // SAFETY: the caller keeps the promises that this call needs.
+        // SAFETY: the caller promises it.
         unsafe { self.put_to_all(&entered, offset, source, bytes) }
     }
 
@@ -249,10 +244,10 @@ impl<T: Transport> World<T> {
         bytes: usize,
     ) -> Result<()> {
         for pe in entered.set.others(entered.index) {
-            // SAFETY: the caller keeps the promises that this call needs.
+            // SAFETY: the caller promises it.
             unsafe { self.transport.put(pe, offset, source, bytes)? };
         }
-        // Copy to this PE's own destination last, because source and destination may be the same memory.
+        // Last, because source and destination may be the same memory.
         // SAFETY: `offset_of` checked the destination. `copy` allows source and destination to overlap.
         unsafe { std::ptr::copy(source, self.address_of(offset), bytes) };
         self.exchange(entered)
@@ -265,8 +260,8 @@ impl<T: Transport> World<T> {
         others().try_for_each(|pe| self.take_notification(entered, pe))
     }
 
-    /// Sends block i of the source to PE i of the set. Each block has `bytes` bytes. The receiver stores the
-    /// block in its `destination`, at the sender's index.
+    /// Sends block i of the source to PE i of the set. Each block has `bytes` bytes. The receiver stores it
+    /// in its `destination`, at the sender's index.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -286,15 +281,15 @@ impl<T: Transport> World<T> {
             self.offset_of(destination.saturating_add(bytes.saturating_mul(index as usize)), bytes)?;
         for distance in 0..set.size {
             let other = (index + distance) % set.size;
-            // SAFETY: the caller guarantees that the source contains block `other`.
+            // SAFETY: the caller promises that the source contains block `other`.
             unsafe { self.transport.put(set.pe(other), offset, source.add(other as usize * bytes), bytes)? };
         }
         self.exchange(&entered)
     }
 
-    /// Sends `count` elements of `width` bytes to each PE of the set, like [`World::all_to_all`], but the
-    /// elements are not contiguous. `strides` are the distances, in elements, between neighbouring elements
-    /// of the destination and of the source.
+    /// Sends `count` elements of `width` bytes to each PE of the set, like [`World::all_to_all`]. The
+    /// elements are not contiguous: `strides` are their distances, in elements, in the destination and in
+    /// the source.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -320,15 +315,15 @@ impl<T: Transport> World<T> {
                 let to = at(index as usize * count + element, strides.0);
                 let offset = self.offset_of(destination.wrapping_add_signed(to), width)?;
                 let from = source.wrapping_offset(at(other as usize * count + element, strides.1));
-                // SAFETY: the caller guarantees that the source contains this element.
+                // SAFETY: the caller promises that the source contains this element.
                 unsafe { self.transport.put(set.pe(other), offset, from, width)? };
             }
         }
         self.exchange(&entered)
     }
 
-    /// Combines the `count` elements of `width` bytes at `source` of the PEs in `set` by `reduce`. Stores the
-    /// result at `destination` of each of them. All get the same bits, because one PE computes each result.
+    /// Combines the `count` elements of `width` bytes at `source` of the PEs in `set` by `reduce`. Stores
+    /// the result at `destination` of each. All get the same bits.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -355,15 +350,14 @@ impl<T: Transport> World<T> {
             return unsafe { self.reduce_slices(&entered, (offset, from), (count, width), reduce) };
         }
         let chunk = self.chunk_bytes(&entered) / width.max(1) * width;
-        // Allocate words of 16 bytes, so that the buffer is aligned for every element type.
+        // Words of 16 bytes are aligned for every element type.
         let mut sum = vec![0u128; chunk.min(bytes).div_ceil(16)];
         let mut done = 0;
         while done < bytes {
             let piece = chunk.min(bytes - done);
-            // SAFETY: `done + piece` is at most the guaranteed bytes, and at most the length of `sum`.
+            // SAFETY: `done + piece` is at most the promised bytes, and `piece` at most the length of `sum`.
             unsafe { std::ptr::copy_nonoverlapping(source.add(done), sum.as_mut_ptr().cast(), piece) };
-            // Combine up a binomial tree: each child puts its sum into the chunk that the parent reserves for
-            // it.
+            // Combine up a binomial tree: each child puts its sum into its chunk at the parent.
             let mut distance = 1;
             while distance < set.size {
                 if index & distance != 0 {
@@ -382,8 +376,7 @@ impl<T: Transport> World<T> {
                 }
                 distance *= 2;
             }
-            // Send the result down the tree. A child puts its next chunk only after it has received this
-            // result, so the parent's chunk is free by then.
+            // Send the result down the tree. It tells a child that its chunk at the parent is free.
             // SAFETY: `sum` has `piece` bytes, and the destination was checked above.
             unsafe {
                 if index == 0 {
@@ -396,8 +389,8 @@ impl<T: Transport> World<T> {
         Ok(())
     }
 
-    /// Reduces as [`World::reduce`] does. Each PE combines one slice of the sources of all PEs, and puts the
-    /// result to all. `destination` and `source` are symmetric offsets.
+    /// Reduces like [`World::reduce`]: each PE combines one slice of all sources and puts the result to all.
+    /// `destination` and `source` are symmetric offsets.
     ///
     /// # Safety
     /// The spans at both offsets lie in symmetric memory.
@@ -413,7 +406,7 @@ impl<T: Transport> World<T> {
         let share = count.div_ceil(set.size as usize);
         let (first, last) = (count.min(share * *index as usize), count.min(share * (*index as usize + 1)));
         let elements = (CHUNK / width.max(1)).max(1);
-        // Allocate words of 16 bytes, so that the buffers are aligned for every element type.
+        // Words of 16 bytes are aligned for every element type.
         let mut buffers = [(); 2].map(|()| vec![0u128; (elements * width).div_ceil(16)]);
         let [sum, other] = buffers.each_mut().map(|buffer| buffer.as_mut_ptr().cast::<u8>());
         for begin in (first..last).step_by(elements) {
@@ -421,8 +414,7 @@ impl<T: Transport> World<T> {
             let piece = number * width;
             // SAFETY: the piece lies inside the source, the destination and both buffers.
             unsafe {
-                // Combine in the order of the set, so that the rounding does not depend on which PE combines
-                // an element.
+                // In the order of the set, so that the rounding is the same for every element.
                 for one in 0..set.size {
                     let into = if one == 0 { sum } else { other };
                     match set.pe(one) == self.me() {
@@ -433,8 +425,8 @@ impl<T: Transport> World<T> {
                         reduce(sum, other, number);
                     }
                 }
-                // Overwrite this slice of the destination even if destination and source are the same memory,
-                // because only this PE reads this slice of the sources.
+                // Source and destination may be the same memory, because only this PE reads this slice of
+                // the sources.
                 std::ptr::copy_nonoverlapping(sum, self.address_of(destination + at), piece);
                 for pe in set.others(*index) {
                     self.transport.put(pe, destination + at, sum, piece)?;

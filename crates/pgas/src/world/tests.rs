@@ -1,4 +1,4 @@
-//! Tests of the library between threads, with and without faults. Each thread is a PE of one twin.
+//! Tests of the library, with and without faults. Each thread is a PE of one twin.
 
 use super::collective::SLICED_FROM;
 use super::*;
@@ -65,7 +65,7 @@ fn everything(world: &Pe) {
     assert_eq!(world.fetch(Operation::Fetch, flag, 1, 0, 0, 0).unwrap(), 10 * pes as u64);
     let won = world.fetch(Operation::CompareSwap, flag, 3, me as u64 + 1, 0, 0).unwrap() == 0;
     let wins = world.array::<u64>(1).unwrap();
-    // SAFETY: the bytes are this PE's own memory. No other PE accesses them before the sum.
+    // SAFETY: the bytes are this PE's own memory. Other PEs access them only in the sum.
     unsafe { wins.as_ptr().write_volatile(won as u64) };
     world.barrier_all().unwrap();
     let total = world.array::<u64>(1).unwrap();
@@ -140,8 +140,7 @@ fn everything_works_with_faults() {
     run(3, "reorder,torn,delay=5us,lose=0.9,seed=9", CompletionMode::Interrupt, None, everything);
 }
 
-/// Checks what `leave` promises: a process may end as soon as it returns. The PEs of this test drop their
-/// memory and links at once, in any order.
+/// The PEs drop their memory and links in any order as soon as `leave` has returned.
 #[test]
 fn a_pe_may_end_as_soon_as_leave_returns() {
     for mode in [CompletionMode::Poll, CompletionMode::Adaptive, CompletionMode::Interrupt] {
@@ -152,7 +151,6 @@ fn a_pe_may_end_as_soon_as_leave_returns() {
                 let peer = (world.me() + 1) % 4;
                 world.put(words, 0, &[round + 1], peer).unwrap();
                 world.fetch(Operation::Add, words, 1, 1, 0, peer).unwrap();
-                // Delay one PE, a different one in each round.
                 if u64::from(world.me()) == round % 4 {
                     std::thread::sleep(std::time::Duration::from_millis(5));
                 }
@@ -189,8 +187,7 @@ fn addresses_outside_symmetric_memory_are_refused() {
     run(2, "", CompletionMode::Poll, None, |world| {
         let array = world.array::<u8>(64).unwrap();
         let local = [0u8; 8];
-        // SAFETY: the 8 bytes of the source are readable. Each call is refused before it accesses memory, or
-        // copies 0 bytes.
+        // SAFETY: the source's 8 bytes are readable. Each call is refused, or copies 0 bytes.
         unsafe {
             let at = array.as_ptr() as usize;
             assert!(world.put_bytes(local.as_ptr() as usize, local.as_ptr(), 8, 1).is_err());
@@ -226,8 +223,7 @@ fn addresses_outside_symmetric_memory_are_refused() {
 fn large_reductions_are_cut_into_slices() {
     for (pes, faults) in [(1, ""), (2, ""), (3, ""), (3, "delay=5us,reorder")] {
         run(pes, faults, CompletionMode::Adaptive, None, move |world| {
-            // Choose a length that is no multiple of the number of PEs, so that the slices have different
-            // lengths.
+            // The length is no multiple of the number of PEs, so the slices have different lengths.
             let length = SLICED_FROM / 8 + 11;
             let (terms, sums) = (world.array::<u64>(length).unwrap(), world.array::<u64>(length).unwrap());
             for round in 0..2u64 {
@@ -236,8 +232,7 @@ fn large_reductions_are_cut_into_slices() {
                     unsafe { terms.as_ptr().add(index).write(world.me() as u64 + index as u64 + round) };
                 }
                 world.barrier_all().unwrap();
-                // In the second round, store the sums in the array of the terms, because source and
-                // destination may be the same.
+                // Source and destination may be the same.
                 let into = if round == 0 { sums } else { terms };
                 world.sum(world.all(), into, terms).unwrap();
                 let (n, others) = (pes as u64, (0..pes as u64).sum::<u64>());
@@ -253,7 +248,7 @@ fn large_reductions_are_cut_into_slices() {
 
 #[test]
 fn atomics_of_all_pes_on_one_word_are_atomic() {
-    // Repeat with a fault, because the owner of the word then carries out the atomics.
+    // With a fault, the word's owner carries out the atomics.
     for faults in ["", "delay=1us"] {
         run(3, faults, CompletionMode::Adaptive, None, |world| {
             let words = world.array::<u64>(2).unwrap();
@@ -264,7 +259,6 @@ fn atomics_of_all_pes_on_one_word_are_atomic() {
             world.barrier_all().unwrap();
             assert_eq!(world.fetch(Operation::Fetch, words, 0, 0, 0, 0).unwrap(), 900);
             assert_eq!(world.fetch(Operation::Fetch, words, 1, 0, 0, 0).unwrap(), 0);
-            // PE 1 sleeps until PE 0's atomic arrives.
             match world.me() {
                 0 => drop(world.fetch(Operation::Swap, words, 1, 7, 0, 1).unwrap()),
                 1 => drop(world.wait_until(words, 1, Compare::Eq, 7).unwrap()),

@@ -65,8 +65,8 @@ impl<E: Element> Symmetric<E> {
 }
 
 impl<T: Transport> World<T> {
-    /// Returns the address of element `index` in this PE's copy of the array. Fails if the array ends before
-    /// the `count` elements that start there, or belongs to another world.
+    /// Returns the address of element `index` in this PE's copy of the array. Fails if fewer than `count`
+    /// elements follow, or if the array belongs to another world.
     fn own<E: Element>(&self, array: Symmetric<E>, index: usize, count: usize) -> Result<*const E> {
         let at = array.at(index, count)?;
         self.offset_of(at, count * size_of::<E>())?;
@@ -80,8 +80,7 @@ impl<T: Transport> World<T> {
     pub fn array<E: Element>(&self, length: usize) -> Result<Symmetric<E>> {
         let bytes = length.saturating_mul(size_of::<E>());
         let address = self.allocate(bytes, 128)?;
-        // SAFETY: the array was just allocated with `bytes` bytes. No other PE uses it before the barrier
-        // below.
+        // SAFETY: the array was just allocated with `bytes` bytes. Other PEs use it only after the barrier.
         unsafe { std::ptr::write_bytes(address, 0, bytes) };
         self.barrier_all()?;
         Ok(Symmetric { address: address as usize, length, element: PhantomData })
@@ -138,7 +137,7 @@ impl<T: Transport> World<T> {
         Ok(unsafe { at.read_volatile() })
     }
 
-    /// Blocks until the comparison `how` of element `index` of this PE's copy with `value` holds. Returns the
+    /// Blocks until element `index` of this PE's copy compares with `value` as `how` says. Returns the
     /// element.
     ///
     /// # Errors

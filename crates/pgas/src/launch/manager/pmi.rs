@@ -52,22 +52,21 @@ impl Pmi<File> {
             })
         };
         let (descriptor, rank, size) = (number("PMI_FD")? as RawFd, number("PMI_RANK")?, number("PMI_SIZE")?);
-        // SAFETY: the system call takes numbers, and fails if the descriptor is not open.
+        // SAFETY: the call takes numbers. It fails if the descriptor is not open.
         if unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
             return Err(Error::invalid(
                 format!("PMI_FD={descriptor}"),
                 "that descriptor is not open; start the program directly from the launcher, not through a program that closes it",
             ));
         }
-        // SAFETY: the launcher made the open descriptor for this process, which owns it from here.
+        // SAFETY: the descriptor is open. The launcher made it for this process, which owns it from here.
         let stream = unsafe { File::from_raw_fd(descriptor) };
         Self::over(stream, rank, size)
     }
 }
 
 impl<S: Read + Write> Pmi<S> {
-    /// Connects this process to the process manager at the other end of `stream`. `rank` is the number of
-    /// this process, and `size` the number of processes.
+    /// Connects to the process manager at the other end of `stream`, as process `rank` of `size`.
     ///
     /// # Errors
     /// [`Error::Failed`] if the manager refuses, or if rank and size do not fit.
@@ -142,8 +141,8 @@ mod tests {
     use proptest::prelude::*;
     use std::os::unix::net::UnixStream;
 
-    /// Starts a thread that plays a manager: it answers each line with the next of `answers`. Returns the
-    /// client's socket and the thread, whose result is the received lines.
+    /// Starts a thread that answers each line with the next of `answers`. Returns the client's socket and
+    /// the thread, whose result is the received lines.
     fn manager(answers: Vec<&'static str>) -> (UnixStream, std::thread::JoinHandle<Vec<String>>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let manager = std::thread::spawn(move || {

@@ -1,6 +1,5 @@
-//! PMIx, version 2 and newer, through libpmix. The library is loaded when a launcher has set its variables.
-//!
-//! The types are those of `pmix_common.h`, which all versions share.
+//! PMIx, version 2 and newer, through libpmix, which is loaded at run time. The types are those of
+//! `pmix_common.h`.
 
 use super::ProcessManager;
 use crate::error::{Error, Result};
@@ -90,7 +89,7 @@ impl Pmix {
             error_string: function!(b"PMIx_Error_string\0", ErrorString),
             _library: library,
         };
-        // SAFETY: the function writes this process's identity to `process`. The array of attributes is empty.
+        // SAFETY: the function writes this process's identity to `process`. It gets no attributes.
         let status = unsafe { init(&mut pmix.process, std::ptr::null_mut(), 0) };
         pmix.check("PMIx_Init", status)?;
         let job = Process { rank: WHOLE_JOB, ..pmix.process.clone() };
@@ -114,8 +113,8 @@ impl Pmix {
         Err(failed(what, text.to_string_lossy()))
     }
 
-    /// Returns the value that a process stored under the key. The library's memory for it is kept, because
-    /// versions differ in how it is freed, and a job gets few values.
+    /// Returns the value that a process stored under the key. Its memory is not freed, because versions of
+    /// the library differ in how to free it.
     fn value(&self, process: &Process, key: &str) -> Result<&'static Value> {
         let name = CString::new(key).map_err(|_| failed(key, "the key has a zero byte"))?;
         let mut value = std::ptr::null_mut();
@@ -155,8 +154,7 @@ impl ProcessManager for Pmix {
     }
 
     fn fence(&mut self) -> Result<()> {
-        // SAFETY: both arrays are empty. Without an array of processes, the fence is for all processes of the
-        // job.
+        // SAFETY: both arrays are empty, so the fence is for all processes of the job.
         let status = unsafe { (self.fence)(std::ptr::null(), 0, std::ptr::null(), 0) };
         self.check("PMIx_Fence", status)
     }

@@ -1,5 +1,4 @@
-//! A PE's side of the meeting point: joins it, exchanges data with the other PEs, and reports how this PE
-//! ends.
+//! A PE's side of the meeting point: joins it, exchanges data, and reports how this PE ends.
 
 use super::{Frame, MAX_PAYLOAD, MAX_PES, Meeting, prepare};
 use crate::error::{Error, Lost, Result};
@@ -10,8 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long to try to connect. The launcher listens before it starts a PE, so the first attempt fails only if
-/// the network loses packets.
+/// How long to try to connect. The launcher already listens, so attempts fail only if packets are lost.
 const CONNECT_TIME: Duration = Duration::from_secs(30);
 /// How often a waiting exchange checks whether a PE was lost.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -29,8 +27,8 @@ pub struct Client {
     pes: u32,
     /// Locked while a frame is sent, because several threads send frames.
     stream: Mutex<TcpStream>,
-    /// The channel of the exchanges' results. Lock it during an exchange, because results do not tell which
-    /// exchange they belong to.
+    /// The channel of the exchanges' results. Lock it during an exchange, because a result does not name its
+    /// exchange.
     gathered: Mutex<Receiver<Vec<Vec<u8>>>>,
     /// Receives the exit status with which the launcher asks this PE to end.
     end: Mutex<Receiver<i32>>,
@@ -100,7 +98,7 @@ fn connect(meeting: &Meeting) -> std::io::Result<TcpStream> {
         match TcpStream::connect_timeout(&meeting.address, CONNECT_TIME) {
             Ok(stream) => return Ok(stream),
             Err(error) if Instant::now() > until => return Err(error),
-            // Do not try again if the connection is refused, because the launcher has then ended.
+            // The launcher has ended.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => return Err(error),
             Err(_) => std::thread::sleep(Duration::from_millis(50)),
         }
@@ -125,8 +123,8 @@ impl Exchange for Client {
         }
         let sent = self.send(&Frame::Gather(bytes.to_vec()));
         loop {
-            // Read `lost` first, and look for the result afterwards. If the exchange completed before a PE
-            // was lost, the result is then always found, and is returned instead of an error.
+            // Read `lost` before looking for the result. A result that came before the loss is then found
+            // and returned.
             let lost = self.lost();
             match (gathered.recv_timeout(LOOK_EVERY), lost) {
                 (Ok(all), _) => return Ok(all),

@@ -1,5 +1,5 @@
-//! A meeting point for the PEs of a job on several machines: a TCP server in the launcher, and a client in
-//! each PE. PEs exchange addresses and keys through it, and tell the launcher how they end.
+//! A meeting point for the PEs of a job: a TCP server in the launcher, and a client in each PE. PEs exchange
+//! addresses and keys through it, and report how they end.
 //!
 //! ```text
 //! PE                           launcher
@@ -13,7 +13,7 @@
 //! ```
 //!
 //! A frame is its payload's length (4 bytes), its kind (1 byte) and the payload. Numbers are little-endian.
-//! The token is a random number that only the launcher and its PEs have, so that no other program joins.
+//! The token is a random number that only the launcher and its PEs have.
 
 mod client;
 mod server;
@@ -181,8 +181,7 @@ impl Frame {
     }
 }
 
-/// Where a job's PEs meet, as the launcher passes it in the environment: `ADDRESS:PORT/TOKEN`, the token in
-/// hexadecimal.
+/// Where a job's PEs meet. The environment holds it as `ADDRESS:PORT/TOKEN`, the token in hexadecimal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meeting {
     /// The address of the launcher's server.
@@ -203,7 +202,7 @@ impl FromStr for Meeting {
     fn from_str(text: &str) -> Result<Self> {
         let parse = || {
             let (address, token) = text.split_once('/')?;
-            // Accept only 32 hexadecimal digits, because `from_str_radix` would also parse a sign.
+            // `from_str_radix` would also accept a sign.
             let plain = token.len() == 32 && token.bytes().all(|digit| digit.is_ascii_hexdigit());
             let token = u128::from_str_radix(token, 16).ok().filter(|_| plain)?;
             Some(Self { address: address.parse().ok()?, token: token.to_be_bytes() })
@@ -217,8 +216,8 @@ impl FromStr for Meeting {
     }
 }
 
-/// Prepares a connection: small frames are sent at once, and the end of the other machine is noticed within
-/// about a minute.
+/// Sets socket options: small frames are sent at once, and the end of the other machine is noticed within a
+/// minute or so.
 fn prepare(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;

@@ -72,7 +72,7 @@ impl Server {
         };
         let listener = TcpListener::bind(SocketAddr::new(address, 0)).map_err(os)?;
         let mut token = [0u8; 16];
-        // SAFETY: the system call writes at most the given number of bytes.
+        // SAFETY: the call writes at most the array's bytes.
         if unsafe { libc::getrandom(token.as_mut_ptr().cast(), token.len(), 0) } != token.len() as isize {
             return Err(Error::os("a random number", std::io::Error::last_os_error()));
         }
@@ -91,8 +91,8 @@ impl Server {
         &self.meeting
     }
 
-    /// Returns the channel that receives each PE's number and how it ends: finished, a peer lost, an exit of
-    /// all PEs requested, or its connection closed. Returns `None` after the first call.
+    /// Returns the channel of the PEs' ends: finished, a peer lost, an exit of all PEs requested, or the
+    /// connection closed. Returns `None` after the first call.
     pub fn events(&self) -> Option<Receiver<(u32, PortEvent)>> {
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -113,7 +113,7 @@ impl Drop for Server {
             }
         }
         drop(state);
-        // Connect once: this ends the accepting thread's call of accept(2), so the thread checks `stopped`.
+        // This ends the accepting thread's accept(2), so that it checks `stopped`.
         let _ = TcpStream::connect_timeout(&self.meeting.address, Duration::from_secs(1));
     }
 }
@@ -126,8 +126,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
 fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     loop {
         let Ok((stream, _)) = listener.accept() else {
-            // Accept again after a pause, because the error may pass. For example, the process may have no
-            // free descriptor.
+            // The error may pass, for example when a descriptor becomes free.
             std::thread::sleep(Duration::from_millis(10));
             if shared.state().stopped {
                 return;
@@ -150,8 +149,8 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     }
 }
 
-/// Reads the first frame of a connection. Returns the PE, or `None` if the frame is not a valid HELLO of this
-/// job.
+/// Reads the first frame of a connection. Returns the PE, or `None` if the frame is not a valid HELLO of
+/// this job.
 fn greet(stream: &mut TcpStream, shared: &Shared) -> Option<u32> {
     stream.set_read_timeout(Some(HELLO_TIME)).ok()?;
     prepare(stream).ok()?;
@@ -179,14 +178,14 @@ fn serve(mut stream: TcpStream, shared: &Shared) {
         member.joined = true;
         let _ = sender.send(Frame::Welcome(shared.pes).encode());
         member.connection = Some((sender, ours));
-        // Tell a PE that joins late which PEs have ended, because it has missed their frames `GONE`.
+        // A PE that joins late has missed the frames `GONE`.
         let gone: Vec<u32> =
             (0..).zip(&state.members).filter(|(_, one)| one.gone).map(|(pe, _)| pe).collect();
         gone.into_iter().for_each(|gone| state.send(pe, &Frame::Gone(gone)));
         let _ = state.events.send((pe, PortEvent::Attached));
     }
     let Some(pe) = greeted else { return };
-    // Send the frames by another thread, because a PE that does not read would otherwise delay other PEs.
+    // A PE that does not read must not delay other PEs, so another thread sends its frames.
     let Ok(mut writing) = stream.try_clone() else { return shared.state().leave(pe) };
     let writer = spawn("rendezvous-write", move || {
         for frame in frames {
@@ -246,7 +245,7 @@ impl State {
 
     fn leave(&mut self, pe: u32) {
         let member = &mut self.members[pe as usize];
-        // Drop the queue of frames for this PE, because this ends the thread that sends them.
+        // This ends the thread that sends the PE's frames.
         member.connection = None;
         member.gone = !member.finished;
         if member.gone {

@@ -9,7 +9,6 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-/// A timeout that expires only if the test hangs.
 const LONG: Duration = Duration::from_secs(60);
 
 fn server(pes: u32) -> (Server, Receiver<(u32, PortEvent)>) {
@@ -32,7 +31,7 @@ fn exchanges_keep_the_order_of_the_pes() {
                 let client = join(server, pe);
                 assert_eq!((client.me(), client.pes()), (pe, 5));
                 for round in 0..20u32 {
-                    // Each PE contributes a different number of bytes. PE 0 contributes none.
+                    // Each PE contributes a different number of bytes; PE 0 none.
                     let given = |pe: u32| vec![round as u8; (pe * 1000) as usize];
                     let expected: Vec<_> = (0..5).map(given).collect();
                     assert_eq!(client.gather(&given(pe)).unwrap(), expected);
@@ -72,7 +71,7 @@ fn a_lost_pe_ends_an_exchange() {
     while events.recv_timeout(LONG).unwrap() != (1, PortEvent::Gone) {}
     assert!(matches!(first.gather(b"0"), Err(Error::LinkLost { peer: 1, .. })));
     assert_eq!(first.lost(), Some(1));
-    // The server also tells a PE that joins later which PE was lost.
+    // A PE that joins later is also told which PE was lost.
     let third = join(&server, 2);
     assert!(matches!(third.gather(b"2"), Err(Error::LinkLost { peer: 1, .. })));
 }

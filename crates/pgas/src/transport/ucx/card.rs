@@ -1,7 +1,7 @@
 //! The card of a PE: what the other PEs need to access its memory through UCX.
 
-/// What each PE sends to all PEs when it connects: the sizes, addresses and UCX keys of its memory, and the
-/// address of its UCX worker.
+/// What each PE sends to all PEs when it connects: the sizes, addresses and UCX keys of its memory, and its
+/// UCX worker's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
     /// Length of the PE's symmetric memory in bytes.
@@ -16,13 +16,13 @@ pub struct Card {
     pub address: Vec<u8>,
     /// The packed UCX key with which the other PEs access the memory.
     pub key: Vec<u8>,
-    /// The packed UCX key with which the other PEs access the static objects. Empty if there are none.
+    /// The packed UCX key of the static objects. Empty if there are none.
     pub statics_key: Vec<u8>,
 }
 
 impl Card {
-    /// Returns the card as bytes: the four numbers, each in 8 bytes, then the three byte strings, each after
-    /// its length in 4 bytes. All numbers are little-endian.
+    /// Returns the card as bytes: the four numbers of 8 bytes, then the three byte strings, each after its
+    /// length in 4 bytes. All numbers are little-endian.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for number in [self.symmetric_bytes, self.statics_bytes, self.memory, self.statics] {

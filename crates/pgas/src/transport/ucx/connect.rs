@@ -1,5 +1,5 @@
-//! Connects a PE through UCX: creates UCX's objects, exchanges addresses and keys with the other PEs, and
-//! creates the endpoint to a peer when the PE first accesses it.
+//! Connects a PE through UCX: creates UCX's objects and exchanges addresses and keys. The endpoint to a peer
+//! is created at the first access to it.
 
 use super::card::Card;
 use super::library::{self, Library, OperationParameters, Status};
@@ -35,7 +35,7 @@ impl Unfinished {
         };
         let (major, minor) = library::INTERFACE;
         let mut context = null_mut();
-        // SAFETY: the parameters are valid during the call, and null stands for UCX's configuration from the
+        // SAFETY: the parameters are valid during the call. Null means UCX's configuration from the
         // environment.
         let status = unsafe { (library.init_version)(major, minor, &parameters, null_mut(), &mut context) };
         library.check(status, "starting UCX; `ucx_info -d` shows what it found")?;
@@ -123,7 +123,7 @@ impl Unfinished {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         let handles = &self.handles;
-        // SAFETY: each object was made, except those that are null. They are released in the reverse order.
+        // SAFETY: each object was made or is null. They are released in the reverse order.
         unsafe {
             if handles.context.is_null() {
                 return;
@@ -141,8 +141,7 @@ impl Drop for Unfinished {
 
 impl Ucx {
     /// Allocates `bytes` bytes of symmetric memory and exchanges addresses and keys with all PEs. Offsets in
-    /// the span of `statics` refer to the program's static objects, all other offsets to the allocated
-    /// memory.
+    /// the span of `statics` refer to the program's static objects.
     ///
     /// # Errors
     /// An error of class Environment if UCX cannot be loaded; [`Error::Ucx`]; [`Error::Invalid`] if the PEs'
@@ -232,8 +231,7 @@ impl Ucx {
     }
 }
 
-/// Decodes the card of `pe`: the sizes, addresses and keys that the PE sent. Returns an error unless its
-/// sizes equal those of `ours`.
+/// Decodes the card of `pe`. Returns an error unless its sizes equal those of `ours`.
 fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
     let invalid = |why: String| Error::invalid(format!("PE {pe}"), why);
     let Some(card) = Card::decode(bytes) else {
@@ -263,19 +261,19 @@ fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
     })
 }
 
-/// Registers an exit handler after which this process does not call UCX. It runs before UCX's own exit
-/// handlers, which release what the service thread uses; the thread could crash otherwise.
+/// Registers an exit handler that ends this process's calls of UCX. It runs before UCX's own exit handlers,
+/// which release objects that the service thread uses.
 fn stop_at_exit(shared: &Arc<Shared>) {
     static RUNNING: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
     extern "C" fn stop() {
-        // Do nothing if the lock is held, because waiting could block forever: a forked child inherits the
-        // lock in the state that it had at the fork. Such a child has nothing to stop.
+        // Waiting could block forever: a forked child inherits a held lock. Such a child has nothing to
+        // stop.
         let Ok(running) = RUNNING.try_lock() else { return };
         let own = |shared: &Arc<Shared>| shared.process == std::process::id();
         for shared in running.iter().filter_map(Weak::upgrade).filter(own) {
             shared.stop.store(true, Ordering::Release);
             shared.broken.store(true, Ordering::Release);
-            // Wait until no thread is inside UCX: threads hold this lock while they call UCX.
+            // Threads hold this lock while they call UCX.
             drop(shared.handles());
         }
     }
@@ -341,7 +339,7 @@ impl Shared {
 
     fn unpack(&self, endpoint: library::EndpointHandle, pe: u32, key: &[u8]) -> Result<library::KeyHandle> {
         let mut handle = null_mut();
-        // SAFETY: the key is one that a PE of the job packed. Its length is part of its contents.
+        // SAFETY: a PE of the job packed the key, whose contents include its length.
         let status = unsafe { (self.library.rkey_unpack)(endpoint, key.as_ptr().cast(), &mut handle) };
         self.reached(status, pe)?;
         Ok(handle)
@@ -366,7 +364,7 @@ impl Shared {
         let mut methods = Vec::new();
         for endpoint in handles.endpoints.iter().flatten() {
             let text = self.describe(endpoint);
-            // UCX prints a line such as `lane[0]: 2:tcp/eth0.0 md[1] -> md[1]/tcp` for each of its lanes.
+            // UCX prints a line such as `lane[0]: 2:tcp/eth0.0 md[1] -> md[1]/tcp` for each lane.
             for line in text.lines().filter(|line| line.contains("lane[")) {
                 let name = line.split_once("]:").map(|(_, rest)| rest.trim_start());
                 let name =
@@ -382,8 +380,8 @@ impl Shared {
     /// Returns what UCX prints about an endpoint.
     fn describe(&self, endpoint: &Endpoint) -> String {
         let (mut text, mut length) = (null_mut(), 0);
-        // SAFETY: the caller holds the lock of the handles. The stream is closed before the text is read, and the
-        // text is freed once.
+        // SAFETY: the caller holds the lock of the handles. The stream is closed before the text is read.
+        // The text is freed once.
         unsafe {
             let stream = libc::open_memstream(&mut text, &mut length);
             if stream.is_null() {

@@ -1,9 +1,9 @@
 //! The transport over UCX, for PEs on several machines: shared memory, TCP or RDMA, as UCX chooses.
 //!
-//! UCX allocates symmetric memory, so that PEs of one machine can map each other's. Before it lie the words by
-//! which PEs notify each other. It begins with the workspace of the collectives and ends with the heap. The
-//! program's static objects have symmetric offsets between the two, but they stay where the program has them,
-//! and are registered as a second segment:
+//! UCX allocates symmetric memory, so that PEs of one machine can map each other's. Before it lie the words
+//! by which PEs notify each other. It begins with the workspace of the collectives and ends with the heap.
+//! The program's static objects have symmetric offsets between the two, but they stay where the program has
+//! them, and are registered as a second segment:
 //!
 //! ```text
 //! allocated by UCX    | notification words | workspace | unused |  heap  |
@@ -12,13 +12,11 @@
 //! the program's own memory                       | static objects |
 //! ```
 //!
-//! * **Puts and gets** between PEs of one machine are plain copies if UCX can map the peer's memory. All
-//!   others are UCX's operations.
-//! * **Atomics** are UCX's, even on the PE's own memory. The processor and a network device must not mix their
-//!   atomics on one word, and UCX decides which of the two carries them out.
+//! * **Puts and gets** are plain copies if UCX can map the peer's memory, else UCX's operations.
+//! * **Atomics** are UCX's, even on the PE's own memory, because UCX decides whether the processor or a
+//!   network device carries them out, and the two must not mix on one word.
 //! * **Progress.** Over TCP, an access to a PE's memory completes only if a thread of that PE calls UCX's
-//!   progress function. Waiting threads do so. If no thread waits, the service thread does; it sleeps until
-//!   UCX has events.
+//!   progress function. Waiting threads call it. If no thread waits, the service thread does.
 //!
 //! A lock serialises all calls of UCX.
 
@@ -85,24 +83,23 @@ struct Shared {
     statics: Option<Statics>,
     /// Identifier of the process that made the transport. A forked child must not use it.
     process: u32,
-    /// UCX's file descriptor of the worker's events, which UCX closes. If the worker is armed, the descriptor
-    /// becomes readable at the next event.
+    /// UCX's file descriptor of the worker's events, which UCX closes. It becomes readable at the next event
+    /// after the worker was armed.
     event_fd: RawFd,
     /// Wakes the service thread when it must stop.
     stop_fd: OwnedFd,
     stop: AtomicBool,
-    /// A counter that waiting threads increment. While it grows, the service thread does not progress UCX,
-    /// because the waiting threads do.
+    /// A counter that waiting threads increment. While it grows, the service thread leaves the progress to
+    /// them.
     activity: AtomicU32,
-    /// How many operations of UCX were started so far. It changes only under the lock of the handles, because a
-    /// flush includes the operations that were started before it took that lock.
+    /// How many UCX operations were started. It changes only under the lock of the handles, because a flush
+    /// under that lock completes all earlier operations.
     started: AtomicU64,
-    /// How many of the started operations a flush has completed. If it equals `started`, fence and quiet need
-    /// not call UCX. A flag that a flush clears would not do: another thread may have started operations
-    /// during the flush.
+    /// How many of the started operations a flush has completed. If it equals `started`, fence and quiet
+    /// need not call UCX.
     flushed: AtomicU64,
-    /// True after an error. UCX is not called any more, because it could still access the buffers of
-    /// unfinished operations, which the program may reuse after the error.
+    /// True after an error. UCX is not called any more, because it could access buffers that the program
+    /// reuses.
     broken: AtomicBool,
 }
 
@@ -141,8 +138,8 @@ struct Peer {
     statics_key: Vec<u8>,
     /// Address at which this process has mapped the PE's symmetric memory, or null.
     direct: AtomicPtr<u8>,
-    /// The value of `Shared::started` at the last UCX operation to this PE, if the PE's memory is mapped. Later
-    /// plain copies could overtake this operation, so a fence must flush until `Shared::flushed` reaches it.
+    /// If the PE's memory is mapped: `Shared::started` at the last UCX operation to this PE. Later plain
+    /// copies could overtake that operation, so a fence flushes until `Shared::flushed` reaches this value.
     overtakable: AtomicU64,
     /// The first error of a non-blocking operation on this PE, as UCX's status code, or 0.
     failed: AtomicI32,
@@ -152,7 +149,7 @@ struct Peer {
     delivered: AtomicU64,
 }
 
-/// What a span of symmetric memory lies in: the memory that UCX allocated, or the program's static objects.
+/// What a span of symmetric memory lies in.
 #[derive(Clone, Copy)]
 enum Place {
     Memory,
@@ -171,8 +168,8 @@ impl Shared {
         }
     }
 
-    /// Returns whether the `length` bytes at symmetric `offset` lie in the allocated memory or in the static
-    /// objects. Fails if the range crosses the border between the two, or ends beyond symmetric memory.
+    /// Returns where the `length` bytes at symmetric `offset` lie. Fails if they lie in both places, or end
+    /// beyond symmetric memory.
     fn place(&self, offset: usize, length: usize) -> Result<Place> {
         let end = offset.checked_add(length).filter(|end| *end <= self.symmetric_bytes);
         let Some(end) = end else {
@@ -241,9 +238,8 @@ impl Shared {
 
     /// Returns the error of a failed operation.
     fn failed(&self, pe: u32, status: Status) -> Error {
-        // Report the PE as lost if UCX's code says that the connection to it has failed. The codes below
-        // stand for a reset, missing, rejected or cancelled connection, an unreachable peer, an input or
-        // output error, and a failed endpoint (-89 to -60).
+        // These codes mean that the connection failed: reset, missing, rejected or cancelled, an unreachable
+        // peer, an input or output error, and a failed endpoint (-89 to -60).
         let error = match status {
             -25 | -24 | -23 | -16 | -6 | -3 | -89..=-60 => self.lost(pe),
             _ => self.library.unreachable(status, pe),
@@ -258,14 +254,13 @@ impl Shared {
 }
 
 impl Ucx {
-    /// Returns the names of the transports by which UCX reaches the PEs that this PE has reached so far, such
-    /// as `tcp` or `sysv`.
+    /// Returns the names of UCX's transports to the PEs reached so far, such as `tcp` or `sysv`.
     pub fn methods(&self) -> Vec<String> {
         self.shared.methods()
     }
 
-    /// Blocks until `done` returns true, in completion mode `mode`. `limit` has the longest time to wait, and the
-    /// name of the awaited event, such as "a put". Errors show this name and `peer`, the PE that causes the event.
+    /// Blocks until `done` returns true, in completion mode `mode`. `limit` is the longest time to wait, and
+    /// the event's name for errors, such as "a put". `peer` causes the event.
     ///
     /// # Errors
     /// [`Error::LinkLost`] if a PE has ended, [`Error::Timeout`] after the limit.
@@ -294,8 +289,8 @@ impl Drop for Ucx {
         self.stop_service();
         let shared = &self.shared;
         let (library, handles) = (shared.library, shared.handles());
-        // SAFETY: the service thread has ended, and no other thread uses the transport, which is being dropped.
-        // UCX's objects are released in the reverse order of their creation.
+        // SAFETY: the service thread has ended, and no other thread uses the transport. UCX's objects are
+        // released in the reverse order of their creation.
         unsafe {
             if shared.broken.load(Ordering::Acquire) {
                 return;

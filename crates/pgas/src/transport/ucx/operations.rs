@@ -7,14 +7,14 @@ use crate::transport::{Atomic, Capabilities, Operation, Transport};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Copies to or from mapped memory. A copy of 4 or 8 bytes to an aligned address is one store, so a
-/// concurrent reader sees either the old or the new value.
+/// Copies to or from mapped memory. A copy of 4 or 8 bytes to an aligned address is one store, so a reader
+/// sees the old or the new value.
 ///
 /// # Safety
 /// Both spans are valid for `length` bytes.
 #[inline(always)]
 unsafe fn copy(destination: *mut u8, source: *const u8, length: usize) {
-    // SAFETY: the caller guarantees both spans.
+    // SAFETY: the caller promises it.
     unsafe {
         match length {
             8 if (destination as usize).is_multiple_of(8) => {
@@ -33,9 +33,9 @@ const PROGRESS_EVERY: u64 = 16;
 /// The name of an atomic operation in error messages.
 const ATOMIC: &str = "an atomic";
 
-/// Frees the request of a put or get that nobody waits for. UCX calls it when the operation is complete.
+/// Frees the completed request of a put or get that nobody waits for. UCX calls it.
 extern "C" fn completed(request: *mut c_void, status: Status, peer: *mut c_void) {
-    // SAFETY: the argument is a peer of the transport, which exists longer than UCX's worker.
+    // SAFETY: the argument is a peer of the transport, which outlives UCX's worker.
     let peer = unsafe { &*peer.cast::<Peer>() };
     release(request, status, peer);
 }
@@ -47,11 +47,10 @@ struct Operands {
     result: u64,
 }
 
-/// Frees the request and the operands of an atomic that nobody waits for. UCX calls it when the atomic is
-/// complete.
+/// Frees the request and operands of a completed atomic that nobody waits for. UCX calls it.
 extern "C" fn atomic_completed(request: *mut c_void, status: Status, operands: *mut c_void) {
-    // SAFETY: the argument was made by `Box::into_raw`, and UCX calls this function once. The peer exists
-    // longer than UCX's worker.
+    // SAFETY: the argument was made by `Box::into_raw`, and UCX calls this function once. The peer outlives
+    // UCX's worker.
     let peer = unsafe { &*Box::from_raw(operands.cast::<Operands>()).peer };
     release(request, status, peer);
 }
@@ -78,8 +77,8 @@ fn operation_code(operation: Operation) -> c_int {
     }
 }
 
-/// Returns true for atomics that are carried out by compare-and-swaps, because UCX 1.13 carries out their
-/// fetching variants wrongly over shared memory.
+/// Returns true for atomics to be made of compare-and-swaps: UCX 1.13's fetching variants are wrong over
+/// shared memory.
 fn needs_swaps(operation: Operation) -> bool {
     matches!(operation, Operation::And | Operation::Or | Operation::Xor)
 }
@@ -101,8 +100,8 @@ impl Shared {
         self.record_activity();
         let mut handles = self.handles();
         let endpoint = self.endpoint(&mut handles, pe)?;
-        // Call the progress function regularly to receive the peers' answers. Otherwise they would fill UCX's
-        // buffers during a long series of operations.
+        // Without calls of the progress function, the peers' answers would fill UCX's buffers in a long
+        // series of operations.
         let started = self.started.load(Ordering::Relaxed) + 1;
         self.started.store(started, Ordering::Relaxed);
         if started.is_multiple_of(PROGRESS_EVERY) {
@@ -115,8 +114,7 @@ impl Shared {
         Ok((handles, endpoint, address, key))
     }
 
-    /// Returns the address at which this process has mapped a span of `pe`'s memory. Returns `None` if it has
-    /// not mapped it.
+    /// Returns the address at which this process has mapped a span of `pe`'s memory, if it has.
     fn mapped_address(&self, pe: u32, peer: &Peer, place: Place, offset: usize) -> Result<Option<*mut u8>> {
         if pe == self.me {
             return Ok(Some(self.own_address(place, offset)));
@@ -135,14 +133,14 @@ impl Shared {
         Ok((!base.is_null()).then(|| base.wrapping_add(offset)))
     }
 
-    /// Decodes the value that UCX returned when it started an operation. Returns the request if the operation
-    /// is in flight, and `None` if it is already complete. `what` names the operation in error messages.
+    /// Decodes what UCX returned for a started operation: its request, or `None` if it is complete. `what`
+    /// names the operation in error messages.
     fn started(&self, pointer: RequestPointer, pe: u32, what: &str) -> Result<Option<RequestPointer>> {
         self.library.request(pointer, what).map_err(|_| self.failed(pe, pointer as isize as Status))
     }
 
-    /// Handles what UCX returned for an operation that was just started. If it is a request and `wait` is
-    /// set, waits until the request is complete.
+    /// Handles what UCX returned for a started operation. If it is a request and `wait` is set, waits until
+    /// it is complete.
     fn finish(&self, pointer: RequestPointer, pe: u32, wait: bool, what: &'static str) -> Result<()> {
         match self.started(pointer, pe, what)? {
             Some(request) if wait => self.complete(request, pe, what),
@@ -159,7 +157,7 @@ impl Shared {
         }
     }
 
-    /// Copies to `pe`. Waits until the source may be reused if `wait` is set.
+    /// Copies to `pe`. If `wait` is set, waits until the source may be reused.
     ///
     /// # Safety
     /// As for [`Transport::put`] or [`Transport::put_nbi`].
@@ -172,11 +170,11 @@ impl Shared {
         wait: bool,
     ) -> Result<()> {
         let (peer, place) = (self.peer(pe)?, self.place(offset, length)?);
-        // Count without an atomic addition, because a race does no harm: some bytes are then not counted, so
-        // the count is never too high.
+        // An atomic addition is not needed: in a race some bytes are not counted, so the count is never too
+        // high.
         peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
         if let Some(address) = self.mapped_address(pe, peer, place, offset)? {
-            // SAFETY: the caller guarantees the source, and the span lies in mapped symmetric memory.
+            // SAFETY: the caller promises the source. The destination lies in mapped symmetric memory.
             unsafe { copy(address, source, length) };
             return Ok(());
         }
@@ -185,14 +183,15 @@ impl Shared {
         }
         let (handles, endpoint, address, key) = self.reach(pe, place, offset)?;
         let parameters = if wait { OperationParameters::NONE } else { self.unawaited(peer) };
-        // SAFETY: the caller keeps the source until the operation is complete. The lock of the handles is held.
+        // SAFETY: the caller keeps the source until the operation is complete. The lock of the handles is
+        // held.
         let pointer =
             unsafe { (self.library.put)(endpoint.handle, source.cast(), length, address, key, &parameters) };
         drop(handles);
         self.finish(pointer, pe, wait, "a put")
     }
 
-    /// Copies from `pe`. Waits until the bytes have arrived if `wait` is set.
+    /// Copies from `pe`. If `wait` is set, waits until the bytes have arrived.
     ///
     /// # Safety
     /// As for [`Transport::get`] or [`Transport::get_nbi`].
@@ -206,7 +205,7 @@ impl Shared {
     ) -> Result<()> {
         let (peer, place) = (self.peer(pe)?, self.place(offset, length)?);
         if let Some(address) = self.mapped_address(pe, peer, place, offset)? {
-            // SAFETY: the caller guarantees the destination, and the span lies in mapped symmetric memory.
+            // SAFETY: the caller promises the destination. The source lies in mapped symmetric memory.
             unsafe { copy(destination, address, length) };
             return Ok(());
         }
@@ -215,8 +214,8 @@ impl Shared {
         }
         let (handles, endpoint, address, key) = self.reach(pe, place, offset)?;
         let parameters = if wait { OperationParameters::NONE } else { self.unawaited(peer) };
-        // SAFETY: the caller keeps the destination until the operation is complete. The lock of the handles is
-        // held.
+        // SAFETY: the caller keeps the destination until the operation is complete. The lock of the handles
+        // is held.
         let pointer = unsafe {
             (self.library.get)(endpoint.handle, destination.cast(), length, address, key, &parameters)
         };
@@ -224,9 +223,8 @@ impl Shared {
         self.finish(pointer, pe, wait, "a get")
     }
 
-    /// Starts an atomic operation. UCX reads `operand`, and reads and writes `result`, until the operation is
-    /// complete. `result` is null for an operation without a result. Returns the request of an operation that
-    /// is still in flight, or `None` if it is complete.
+    /// Starts an atomic. Until it is complete, UCX reads `operand`, and reads and writes `result`. `result`
+    /// is null for an operation without a result. Returns the request, or `None` if the atomic is complete.
     ///
     /// # Errors
     /// If the atomic is refused or cannot be started. UCX then does not access the words.
@@ -246,15 +244,14 @@ impl Shared {
         if !matches!(width, 4 | 8) || !offset.is_multiple_of(width) {
             return Err(Error::Refused { peer: pe, what: ATOMIC });
         }
-        // For a compare-and-swap, store the comparand in `operand` and the new value in `result`, because UCX
-        // reads them there.
+        // For a compare-and-swap, UCX reads the comparand from `operand` and the new value from `result`.
         let first = match operation {
             Operation::Fetch => 0,
             Operation::CompareSwap => atomic.comparand,
             _ => atomic.operand,
         };
-        // SAFETY: the caller guarantees both pointers. Numbers are little-endian, so the first bytes of a word
-        // of 8 bytes are those of a word of 4 bytes.
+        // SAFETY: the caller promises both pointers. Numbers are little-endian, so a word of 4 bytes is the
+        // first bytes of a word of 8.
         unsafe {
             operand.write(first);
             if operation == Operation::CompareSwap {
@@ -293,8 +290,8 @@ impl Shared {
         let handles = self.handles();
         let started = self.started.load(Ordering::Relaxed);
         let mut requests = Vec::new();
-        // Flush each endpoint. One flush of the worker would suffice, but in UCX 1.13 it does not wait for
-        // operations that the peer's processor carries out.
+        // In UCX 1.13, a flush of the worker does not wait for operations that the peer's processor carries
+        // out.
         for (pe, endpoint) in (0..).zip(&handles.endpoints) {
             let Some(endpoint) = endpoint else { continue };
             // SAFETY: the lock of the handles is held.
@@ -316,8 +313,7 @@ impl Shared {
 
     /// Makes `pe` carry out an atomic, and returns the previous value.
     fn atomic_once(&self, pe: u32, atomic: &Atomic) -> Result<u64> {
-        // Allocate the words on the heap, because UCX may still access them after this function has returned
-        // an error.
+        // UCX may still access the words after this function has returned an error.
         let operands = Box::into_raw(Box::new([0u64; 2])).cast::<u64>();
         // SAFETY: both words are freed only after UCX has completed the operation.
         unsafe {
@@ -350,8 +346,8 @@ impl Shared {
     }
 
     fn notification(&self, pe: u32) -> &AtomicU64 {
-        // SAFETY: the word is aligned and lies in the memory before symmetric memory. Peers write it, so it is an
-        // atomic.
+        // SAFETY: the word is aligned and lies in the memory before symmetric memory. Peers write it, so it
+        // is an atomic.
         unsafe { AtomicU64::from_ptr(self.memory.add(pe as usize * NOTIFICATION).cast()) }
     }
 }
@@ -394,22 +390,22 @@ impl Transport for Ucx {
 
     #[inline]
     unsafe fn put(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
-        // SAFETY: the caller keeps the promises that this call needs.
+        // SAFETY: the caller promises it.
         unsafe { self.shared.copy_to(pe, offset, source, length, true) }
     }
 
     unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
-        // SAFETY: the caller keeps the promises that this call needs.
+        // SAFETY: the caller promises it.
         unsafe { self.shared.copy_to(pe, offset, source, length, false) }
     }
 
     unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
-        // SAFETY: the caller keeps the promises that this call needs.
+        // SAFETY: the caller promises it.
         unsafe { self.shared.copy_from(pe, offset, destination, length, true) }
     }
 
     unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
-        // SAFETY: the caller keeps the promises that this call needs.
+        // SAFETY: the caller promises it.
         unsafe { self.shared.copy_from(pe, offset, destination, length, false) }
     }
 
@@ -424,10 +420,11 @@ impl Transport for Ucx {
         let shared = &*self.shared;
         let peer = shared.peer(pe)?;
         let operands = Box::into_raw(Box::new(Operands { peer, operand: 0, result: 0 }));
-        // UCX has no fetches and swaps without a result. Give them memory for the result, which is not read.
+        // UCX has no fetches and swaps without a result, so give them memory that is not read.
         let with_result =
             matches!(atomic.operation, Operation::Swap | Operation::CompareSwap | Operation::Fetch);
-        // SAFETY: the operands are freed by the callback, or here if UCX has completed the operation at once.
+        // SAFETY: the callback frees the operands, or this function if UCX has completed the operation at
+        // once.
         unsafe {
             let result =
                 if with_result { (&raw mut (*operands).result).cast() } else { std::ptr::null_mut() };
@@ -445,13 +442,14 @@ impl Transport for Ucx {
         let shared = &*self.shared;
         if needs_swaps(atomic.operation) {
             let before = self.atomic(pe, atomic)?.to_le_bytes();
-            // SAFETY: the caller guarantees the result. The width was checked for the atomic.
+            // SAFETY: the caller promises the result. The width was checked for the atomic.
             unsafe { std::ptr::copy_nonoverlapping(before.as_ptr(), result, atomic.width) };
             return Ok(());
         }
         let peer = shared.peer(pe)?;
         let operands = Box::into_raw(Box::new(Operands { peer, operand: 0, result: 0 }));
-        // SAFETY: the caller keeps the result until the next quiet. The operands are freed as in `atomic_nbi`.
+        // SAFETY: the caller keeps the result until the next quiet. The operands are freed as in
+        // `atomic_nbi`.
         unsafe {
             let callback = Some((atomic_completed as library::SendCallback, operands.cast()));
             let operand = &raw mut (*operands).operand;
@@ -514,8 +512,8 @@ impl Transport for Ucx {
         let (handles, endpoint, _, key) = shared.reach(pe, Place::Memory, 0)?;
         let address = peer.memory.wrapping_add(at as u64);
         let source = (&raw const count).cast();
-        // SAFETY: `count` lives until `finish` below returns. If `finish` fails, UCX has copied the 8 bytes
-        // already, or is never called again and does not read them later.
+        // SAFETY: `count` lives until `finish` returns. If `finish` fails, UCX has copied the 8 bytes or is
+        // never called again.
         let pointer = unsafe {
             (shared.library.put)(endpoint.handle, source, 8, address, key, &OperationParameters::NONE)
         };
@@ -540,8 +538,7 @@ impl Transport for Ucx {
     }
 
     fn leave(&self) -> Result<()> {
-        // Wait for all PEs before ending the service thread: it may still have to progress UCX for a peer's
-        // operation.
+        // The service thread may still have to progress UCX for a peer's operation.
         self.shared.exchange.gather(&[])?;
         self.stop_service();
         Ok(())

@@ -1,5 +1,5 @@
-//! Progress and waiting. A waiting thread polls its condition and progresses UCX; after a while it sleeps for
-//! short times, or until UCX has events. The service thread progresses UCX if no thread waits.
+//! Progress and waiting. A waiting thread polls and progresses UCX, and sleeps after a while. If no thread
+//! waits, the service thread progresses UCX.
 
 use super::library::{BUSY, IN_PROGRESS, OK, RequestPointer, Status};
 use super::{Handles, Shared, Ucx};
@@ -17,8 +17,8 @@ const FIRST_POLLS: u32 = 32;
 const AWAKE_ROUNDS: u32 = 4;
 /// How long a wait polls before it sleeps. It is about twice the cost of a wake-up.
 const POLL_FOR: Duration = Duration::from_micros(50);
-/// The longest single sleep of a waiting thread. Stores of PEs on this machine raise no event, and the
-/// system's timers are up to 50 us late. The waiting thread then notices such a store within 100 us.
+/// The longest single sleep of a waiting thread. Stores of PEs on this machine raise no event. With timers
+/// up to 50 us late, such a store is noticed within 100 us.
 const NAP: Duration = Duration::from_micros(30);
 /// How long the service thread sleeps while another thread waits. The waiting thread progresses UCX
 /// meanwhile.
@@ -27,29 +27,27 @@ const LEAVE: Duration = Duration::from_millis(1);
 const STAY_AWAKE: Duration = Duration::from_micros(50);
 
 impl Shared {
-    /// Calls UCX's progress function. Returns true if UCX progressed any communication. After an error,
-    /// returns false without a call.
+    /// Calls UCX's progress function, unless there was an error. Returns true if any communication
+    /// progressed.
     pub(super) fn progress_with(&self, handles: &mut Handles) -> bool {
         // SAFETY: the caller holds the lock of the handles.
         !self.broken.load(Ordering::Acquire) && unsafe { (self.library.worker_progress)(handles.worker) } != 0
     }
 
-    /// Calls UCX's progress function, unless another thread is using UCX at the moment. Returns true if any
-    /// communication progressed. Returns false if none did, or if the function was not called.
+    /// Calls UCX's progress function, unless another thread is using UCX. Returns true if any communication
+    /// progressed.
     pub(super) fn progress_once(&self) -> bool {
         self.handles.try_lock().is_ok_and(|mut handles| self.progress_with(&mut handles))
     }
 
-    /// Records that this thread calls UCX, so that the service thread sleeps and leaves UCX's progress to
-    /// this thread.
+    /// Records that this thread calls UCX, so that the service thread leaves the progress to it.
     pub(super) fn record_activity(&self) {
-        // Avoid an atomic addition, because it is slow. If two threads count at once, one count is lost, but
-        // the counter still changes, which is enough.
+        // An atomic addition is slow, and not needed: if two threads count at once, the counter still
+        // changes.
         self.activity.store(self.activity.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Returns the status of `request`: in progress, complete, or failed. The caller must not have freed the
-    /// request.
+    /// Returns the status of `request`, which must not have been freed: in progress, complete, or failed.
     fn status(&self, _handles: &mut Handles, request: RequestPointer) -> Status {
         // SAFETY: the caller holds the lock of the handles and has not freed the request.
         unsafe { (self.library.request_check_status)(request) }
@@ -58,7 +56,7 @@ impl Shared {
     /// Waits until the operation of `request` is complete, and frees the request.
     pub(super) fn complete(&self, request: RequestPointer, pe: u32, what: &'static str) -> Result<()> {
         let mut status = IN_PROGRESS;
-        // Poll first without releasing the lock, because most operations complete within microseconds.
+        // Most operations complete within microseconds, so poll without releasing the lock.
         let mut handles = self.handles();
         for _ in 0..if self.settings.yields { 1 } else { FIRST_POLLS } {
             self.progress_with(&mut handles);
@@ -83,8 +81,8 @@ impl Shared {
         if status == OK { Ok(()) } else { Err(self.failed(pe, status)) }
     }
 
-    /// Blocks until `done` returns true. If the wait is for an operation, `peer` is the operation's PE, and
-    /// `limit` is the operation's timeout and its name for the error message.
+    /// Blocks until `done` returns true. `limit` is the timeout, and the operation's name for errors. `peer`
+    /// is the operation's PE, if there is one.
     ///
     /// # Errors
     /// [`Error::LinkLost`] if a PE has ended, [`Error::Timeout`] after the limit.
@@ -134,8 +132,7 @@ impl Shared {
         }
     }
 
-    /// Asks UCX to signal the next event. Returns false if there are events already, or if UCX may not be
-    /// called any more.
+    /// Asks UCX to signal the next event. Returns false if there are events already, or after an error.
     fn arm(&self) -> bool {
         let mut handles = self.handles();
         if self.broken.load(Ordering::Acquire) {
@@ -146,10 +143,10 @@ impl Shared {
         unsafe { (self.library.worker_arm)(handles.worker) != BUSY }
     }
 
-    /// Sleeps until the service thread must stop, until UCX has events if `events` is set, or until `limit`
-    /// has passed.
+    /// Sleeps until the service thread must stop, or `limit` has passed. If `events` is set, also ends at
+    /// UCX's next event.
     fn sleep_until_event(&self, events: bool, limit: Option<Duration>) {
-        // SAFETY: UCX's descriptor stays open as long as its worker exists, which `self` keeps.
+        // SAFETY: UCX's worker, which `self` keeps, keeps its descriptor open.
         let event = unsafe { BorrowedFd::borrow_raw(self.event_fd) };
         let stop = PollFd::from_borrowed_fd(self.stop_fd.as_fd(), PollFlags::IN);
         let time =
@@ -179,8 +176,8 @@ struct OneWait<'a, F> {
     peer: Option<u32>,
     limit: Option<(Duration, &'static str)>,
     done: F,
-    /// The number of rounds of polls since UCX last had an event. The wait sleeps after `AWAKE_ROUNDS` of
-    /// them.
+    /// The number of rounds of polls since UCX last had an event. After `AWAKE_ROUNDS` of them, the wait
+    /// sleeps.
     quiet_rounds: u32,
 }
 
@@ -200,7 +197,7 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     }
 
     fn plan(&mut self) -> WaitPlan {
-        // If PEs share processors, block at once, because the other PE may need this processor.
+        // The other PE may need this processor.
         if self.shared.settings.yields && self.mode != CompletionMode::Poll {
             return WaitPlan::BLOCK;
         }
@@ -228,8 +225,7 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     }
 
     fn block(&mut self) -> Result<()> {
-        // After an event, poll for some more rounds instead of sleeping. The next event often arrives sooner
-        // than a sleeping thread could wake up.
+        // The next event often arrives sooner than a sleeping thread could wake up.
         if self.mode == CompletionMode::Adaptive && !self.shared.settings.yields {
             self.quiet_rounds += 1;
             if self.quiet_rounds <= AWAKE_ROUNDS {

@@ -1,4 +1,4 @@
-//! Connects to peers: by a first handshake with each, and by another one after the link to it was lost.
+//! Connects to peers, and again after the link was lost.
 
 use super::{Peer, Settings, Windows};
 use crate::error::{Lost, Result};
@@ -13,9 +13,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 impl Windows {
-    /// Connects to `pe` again after the link to it was lost. Returns the counts of the old connection: bytes
-    /// issued and delivered, and unanswered requests. Both sides must call it. Requests and notifications of
-    /// the old connection are discarded. Symmetric memory keeps its contents.
+    /// Connects to `pe` again after the link to it was lost. Both sides must call it. Requests and
+    /// notifications of the old connection are discarded, but symmetric memory keeps its contents. Returns
+    /// the old connection's counts.
     ///
     /// # Errors
     /// Errors of the handshake. The connection then stays lost.
@@ -23,15 +23,15 @@ impl Windows {
         let context = &*self.context;
         let peer = context.peer(pe)?;
         let lost = peer.lost();
-        // Hold both locks during the handshake: no other thread may post requests to the peer (`next`) or
-        // serve the peer's requests (`expected`) meanwhile.
+        // Meanwhile, no other thread may post requests to the peer (`next`) or serve its requests
+        // (`expected`).
         let mut next = peer.requests.next.lock().unwrap_or_else(PoisonError::into_inner);
         let mut expected = context.next_requests.lock().unwrap_or_else(PoisonError::into_inner);
         let inbound = context.ntb.inbound().slice(0, context.layout.bytes())?;
         let offer = Offer { inbound: &inbound, epoch: handshake::fresh_epoch(), timeout };
         let connection = handshake::connect(&*context.ntb, pe, &offer, &context.faults)?;
-        // Read the link's generation only after the handshake, because the link may have come up during the
-        // handshake. If the generation changes from now on, the link was lost.
+        // Read the generation only now, because the link may have come up during the handshake. A later
+        // change means a lost link.
         let generation = context.ntb.link(pe).generation;
         *next = 1;
         expected[pe as usize] = 1;
@@ -68,8 +68,8 @@ pub(super) fn connect_peer(
         let window = ntb.peer_window(pe, 0)?;
         let (peer_registered, alignment) = check_window(pe, &window, layout)?;
         let needs_barrier = !(registered && peer_registered && window.ordering() == Promise::Coherent);
-        // Read the link's generation only after the handshake, because the link may have come up during the
-        // handshake. If the generation changes from now on, the link was lost.
+        // Read the generation only now, because the link may have come up during the handshake. A later
+        // change means a lost link.
         (window, connection.tag(), connection.theirs, ntb.link(pe).generation, needs_barrier, alignment)
     };
     Ok(Peer {
@@ -92,9 +92,8 @@ pub(super) fn connect_peer(
     })
 }
 
-/// Checks that `window` begins with a valid header and has the sizes of `layout`, because offsets would
-/// differ otherwise. Returns true if the peer's process is registered for membarrier(2), and the alignment of
-/// the peer's memory.
+/// Checks the header at the start of `window`, and that its sizes equal those of `layout`. Returns whether
+/// the peer's process is registered for membarrier(2), and the alignment of its memory.
 fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<(bool, usize)> {
     let mut header = [0u64; HEADER_WORDS];
     // SAFETY: `header` is a local variable, and the length is its size.

@@ -60,7 +60,7 @@ impl Transport for Windows {
                 let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
                 mover.wait(ticket, context.completion)?;
             }
-            // SAFETY: the caller guarantees the source; the window checks the destination.
+            // SAFETY: the caller promises the source. The window checks the destination.
             _ => unsafe { peer.window.store_from(at, source, length)? },
         }
         context.count(peer, length);
@@ -77,7 +77,7 @@ impl Transport for Windows {
                 context.count(peer, length);
                 Ok(())
             }
-            // SAFETY: the caller keeps the promises that this call needs.
+            // SAFETY: the caller promises it.
             _ => unsafe { self.put(pe, offset, source, length) },
         }
     }
@@ -87,16 +87,16 @@ impl Transport for Windows {
         let peer = context.peer(pe)?;
         if length < context.push_from || pe == context.me {
             context.check(FailureScope::Peer(pe))?;
-            // SAFETY: the caller guarantees the destination; the window checks the source.
+            // SAFETY: the caller promises the destination. The window checks the source.
             unsafe { peer.window.load_into(destination, context.symmetric_offset(offset), length)? };
             return Ok(());
         }
-        // SAFETY: the caller keeps the promises that this call needs.
+        // SAFETY: the caller promises it.
         unsafe { self.get_pushed(pe, offset, destination, length, None) }
     }
 
     unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
-        // SAFETY: the caller keeps the promises that this call needs.
+        // SAFETY: the caller promises it.
         unsafe { self.get(pe, offset, destination, length) }
     }
 
@@ -122,7 +122,7 @@ impl Transport for Windows {
             return self.atomic(pe, atomic).map(|_| ());
         }
         if context.direct_atomics {
-            // Do not check the link here, because the next quiet checks it, as for a put.
+            // The next quiet checks the link, as for a put.
             context.count(peer, atomic.width);
             return context.atomic_directly(pe, peer, &atomic).map(|_| ());
         }
@@ -131,7 +131,7 @@ impl Transport for Windows {
 
     unsafe fn atomic_fetch_nbi(&self, pe: u32, atomic: Atomic, result: *mut u8) -> Result<()> {
         let before = self.atomic(pe, atomic)?.to_le_bytes();
-        // SAFETY: the caller guarantees the result. The width was checked when the atomic was carried out.
+        // SAFETY: the caller promises the result. The width was checked when the atomic was carried out.
         unsafe { std::ptr::copy_nonoverlapping(before.as_ptr(), result, atomic.width.min(before.len())) };
         Ok(())
     }
@@ -141,8 +141,8 @@ impl Transport for Windows {
         if self.context.coherent {
             store_fence();
         } else {
-            // A fence orders stores, but not the copies of a mover. So if there is a mover, wait until the
-            // stores are delivered: later copies then arrive after them.
+            // A fence does not order the copies of a mover. So if there is a mover, wait until the stores
+            // are delivered.
             let mixed = self.context.mover.is_some();
             let order = |peer: &Peer| if mixed { peer.window.flush() } else { peer.window.fence() };
             self.context.peers.iter().for_each(order);
@@ -152,8 +152,7 @@ impl Transport for Windows {
 
     fn fence(&self) -> Result<()> {
         let context = &*self.context;
-        // The owner may carry out an atomic at any time. So wait for the answers of earlier atomics before
-        // ordering later puts.
+        // The owner may carry out an atomic at any time, so wait for the answers to earlier atomics.
         context.peers.iter().zip(0..).try_for_each(|(peer, pe)| context.collect(pe, peer))?;
         self.order()
     }
@@ -215,8 +214,7 @@ impl Transport for Windows {
     }
 
     fn leave(&self) -> Result<()> {
-        // Return at once. Other PEs may still store to this PE's memory, but these stores do not need this
-        // PE's service thread.
+        // Other PEs may still store to this PE's memory, but do not need its service thread for that.
         Ok(())
     }
 }
