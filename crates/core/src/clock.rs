@@ -2,7 +2,7 @@
 
 use quanta::Clock as Quanta;
 
-/// A clock that takes about 10 ns to read. A clone has the same zero, so times of both can be compared.
+/// A clock that takes about 10 ns to read. Clones have the same zero, so their times can be compared.
 #[derive(Clone)]
 pub struct Clock {
     inner: Quanta,

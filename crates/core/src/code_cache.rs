@@ -6,12 +6,11 @@
 //! file = code | key | key length (8 bytes, little-endian) | "inlane code 1\n"
 //! ```
 //!
-//! The code comes first because the dynamic loader ignores what follows a shared object. The key holds
-//! everything that the code depends on. It is compared as a whole, so two keys with the same file name cannot
-//! be confused.
+//! The dynamic loader ignores what follows a shared object. The key holds everything that the code depends
+//! on, and is compared as a whole.
 //!
 //! Cached code runs with the rights of the process. So directories and files that another user can write are
-//! refused, and an entry is written under a temporary name and renamed once it is complete.
+//! refused. An entry is written under a temporary name and renamed once it is complete.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -33,8 +32,7 @@ pub struct CodeCache {
 
 impl CodeCache {
     /// Opens the current user's cache called `name` and creates its directory if needed. Returns `None` if
-    /// `INLANE_CACHE` is set to the empty string, which disables caching, or if the user has no home
-    /// directory.
+    /// `INLANE_CACHE` is empty, which disables caching, or the user has no home directory.
     ///
     /// # Errors
     /// If the directory cannot be created, or if another user owns it or can write it.
@@ -57,8 +55,8 @@ impl CodeCache {
         Ok(Self { directory, temporary: false })
     }
 
-    /// Creates a cache in a new temporary directory, which is removed when this value is dropped. Use it if
-    /// [`CodeCache::open`] fails but the code is needed as a file.
+    /// Creates a cache in a new temporary directory, which lives as long as this value. Use it if
+    /// [`CodeCache::open`] fails.
     ///
     /// # Errors
     /// If no directory can be created in the system's temporary directory.
@@ -79,8 +77,8 @@ impl CodeCache {
         &self.directory
     }
 
-    /// Returns the file that holds the code for `key`. Returns `None` if there is none, if it is incomplete,
-    /// or if another user can write it.
+    /// Returns the file that holds the code for `key`. `None` if there is none, or if it is incomplete or
+    /// another user can write it.
     pub fn find(&self, key: &[u8]) -> Option<PathBuf> {
         let path = self.directory.join(file_name(key));
         let expected = trailer(key);
@@ -135,8 +133,8 @@ impl NewEntry {
         &self.path
     }
 
-    /// Adds the key to the file and renames the file to its final name, which it returns. An existing entry
-    /// for the same key is replaced.
+    /// Adds the key to the file, renames it to its final name, and returns that name. Replaces an existing
+    /// entry.
     ///
     /// # Errors
     /// If the file does not exist or cannot be written or renamed.
@@ -156,8 +154,7 @@ impl Drop for NewEntry {
     }
 }
 
-/// Builds a key from everything that the code depends on. Each part is preceded by its length, so different
-/// lists of parts give different keys.
+/// Builds a key from everything that the code depends on. Each part is preceded by its length.
 pub fn key<'a>(parts: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
     let mut key = Vec::new();
     for part in parts {
@@ -167,9 +164,8 @@ pub fn key<'a>(parts: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
     key
 }
 
-/// Returns the directory that contains all caches of the current user: INLANE_CACHE, else `inlane` in
-/// XDG_CACHE_HOME if that is an absolute path, else `.cache/inlane` in HOME. Returns `None` if INLANE_CACHE is
-/// empty, or if none of the three is usable.
+/// Returns the directory of the current user's caches: INLANE_CACHE, or `inlane` in an absolute
+/// XDG_CACHE_HOME, or `.cache/inlane` in HOME. `None` if INLANE_CACHE is empty or none is usable.
 fn user_directory() -> Option<PathBuf> {
     if let Some(set) = std::env::var_os("INLANE_CACHE") {
         return (!set.is_empty()).then(|| PathBuf::from(set));
@@ -187,8 +183,7 @@ fn only_this_user_writes(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.uid() == user && found.mode() & 0o022 == 0)
 }
 
-/// Returns the name of the file for `key`: two FNV-1a hashes of the key. Names need not be unique, because
-/// the key in the file is compared.
+/// Returns the name of the file for `key`: two FNV-1a hashes. Names need not be unique.
 fn file_name(key: &[u8]) -> String {
     let hash = |start: u64| {
         key.iter().fold(start, |hash, &byte| (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3))

@@ -1,13 +1,10 @@
 //! Completion modes: how the end of an asynchronous operation is detected.
 //!
-//! * `poll` checks again and again: the lowest latency, and one core is busy all the time;
-//! * `interrupt` sleeps until the device wakes the thread: the core is free, but the latency includes a
-//!   wake-up;
-//! * `adaptive` sleeps for most of the time that operations of this size took before, then polls. If that
-//!   time is too short for a sleep, it polls from the start.
+//! * `poll` checks again and again: the lowest latency, but one core is busy;
+//! * `interrupt` sleeps until the device wakes the thread: the latency includes a wake-up;
+//! * `adaptive` sleeps for most of the time that operations of this size took before, then polls.
 //!
-//! [`Wait`] provides the loop of a wait. [`Expectation`] holds the durations that adaptive waits have
-//! measured.
+//! [`Wait`] is the loop of a wait. [`Expectation`] holds the durations that adaptive waits have measured.
 
 mod expectation;
 mod wait;

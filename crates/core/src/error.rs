@@ -121,8 +121,8 @@ impl Error {
         Error::Device { device: device.into(), why: why.into(), class: Class::Usage }
     }
 
-    /// Creates an [`Error::Port`] of class [`Class::Environment`]: the machine is not ready, for example
-    /// because a driver, a permission or memory is missing.
+    /// Creates an [`Error::Port`] of class [`Class::Environment`]: for example, a driver, a permission or
+    /// memory is missing.
     pub fn port_environment(port: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Port { port: port.into(), why: why.into(), class: Class::Environment }
     }

@@ -1,5 +1,4 @@
-//! Generates C++ assertions for structs that Rust shares with C++. The C++ compiler then checks that both
-//! layouts agree.
+//! Generates C++ assertions that structs shared with C++ have Rust's layout.
 
 /// C++ text that defines `INLANE_OFFSETOF`, which the assertions of [`struct_layout`](crate::struct_layout)
 /// use. NVRTC has neither `offsetof` nor `__builtin_offsetof`.
@@ -19,13 +18,11 @@ pub const fn size_of_field<T, F>(_field: fn(&T) -> &F) -> usize {
     size_of::<F>()
 }
 
-/// Returns C++ text that asserts the layout of a shared struct: its size, and each field's offset and size,
-/// as they are in Rust.
+/// Returns C++ text that asserts the size of a shared struct, and each field's offset and size, as in Rust.
 ///
-/// Write `struct_layout!(RustStruct as "c_struct" { field, field as "c_name", ... })`. Every field of the
-/// Rust struct must be listed; leaving one out does not compile. `struct_layout!(RustStruct as beginning of
-/// "c_struct" { ... })` is for a Rust struct that holds only the first fields of the C++ struct: it does not
-/// assert the struct's size.
+/// Write `struct_layout!(RustStruct as "c_struct" { field, field as "c_name", ... })`, with every field. If
+/// the Rust struct holds only the first fields of the C++ struct, write `RustStruct as beginning of
+/// "c_struct"`. The size is then not asserted.
 #[macro_export]
 macro_rules! struct_layout {
     ($rust:ident as $c:literal $fields:tt) => {{

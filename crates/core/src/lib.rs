@@ -12,7 +12,7 @@
 //! | [`result`], [`stats`] | the fields that all result documents share; statistics |
 //! | [`units`], [`clock`], [`error`] | quantities, time, errors |
 //!
-//! This crate contains no device code, and depends on no other crate of the project.
+//! This crate contains no device code.
 
 pub mod access;
 mod cache;

@@ -1,12 +1,12 @@
 //! Packets as ports and executors pass them, and the pools that own their buffers.
 //!
-//! A [`Packet`] is a plain value that works like a raw pointer. Anybody can make or copy one, but following
-//! its address or freeing its buffer is unsafe. At any time exactly one part of the program **holds** a
-//! packet. A part holds a packet after it has received it from an [`Rx`](crate::port::Rx) or allocated it
-//! from a [`Pool`]. It stops holding the packet when it sends it with a [`Tx`](crate::port::Tx) or frees it.
+//! A [`Packet`] is a plain value that works like a raw pointer: it can be copied, but following its address
+//! or freeing its buffer is unsafe. At any time exactly one part of the program **holds** a packet: from
+//! receiving it by an [`Rx`](crate::port::Rx), or allocating it from a [`Pool`], until sending it by a
+//! [`Tx`](crate::port::Tx) or freeing it.
 //!
-//! Dropping a `Packet` does not free its buffer, because on hot paths packets travel in arrays. Pools count
-//! their allocated buffers, so a leak shows at the end of a run ([`Pool::outstanding`]).
+//! Dropping a `Packet` does not free its buffer, because packets travel in arrays. Pools count their
+//! allocated buffers, so a leak shows at the end of a run ([`Pool::outstanding`]).
 
 mod heap;
 
@@ -15,10 +15,8 @@ use crate::region::Region;
 pub use heap::{HEADROOM, HeapPool, PoolOwner};
 
 /// One packet: the address and length of its first segment, and a cookie that identifies the buffer in its
-/// pool.
-///
-/// Its first 16 bytes have the layout of a [`Descriptor`](crate::ring::layout::Descriptor), so that the same
-/// packet function can run on packets and on descriptors.
+/// pool. Its first 16 bytes have the layout of a [`Descriptor`](crate::ring::layout::Descriptor), so a packet
+/// function runs on both.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
@@ -29,8 +27,7 @@ pub struct Packet {
     pub length: u32,
     /// The number of the transmit port, if a verdict named one; otherwise 0.
     pub port: u32,
-    /// Identifies the buffer in its pool: the address of a DPDK mbuf, or an index. Only the pool interprets
-    /// it.
+    /// Identifies the buffer in its pool: the address of a DPDK mbuf, or an index.
     pub cookie: u64,
 }
 
@@ -44,7 +41,7 @@ impl Packet {
     /// The caller holds the packet, and its address and length lie in its buffer. The CPU maps that memory,
     /// and nothing writes it while the slice lives.
     pub unsafe fn bytes(&self) -> &[u8] {
-        // SAFETY: the caller promises that these bytes are mapped and not written.
+        // SAFETY: the caller promises it.
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.length as usize) }
     }
 
@@ -54,7 +51,7 @@ impl Packet {
     /// As for [`Packet::bytes`], and nothing else reads the bytes while the slice lives.
     #[expect(clippy::mut_from_ref, reason = "the bytes are behind the address, not in the value")]
     pub unsafe fn bytes_mut(&self) -> &mut [u8] {
-        // SAFETY: the caller promises that these bytes are mapped and accessed by nothing else.
+        // SAFETY: the caller promises it.
         unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.length as usize) }
     }
 }
@@ -63,23 +60,22 @@ impl Packet {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketMeta {
-    /// When the packet was captured or sent, in nanoseconds since 1970. A repeated capture gets later times
-    /// in each lap.
+    /// When the packet was captured or sent, in nanoseconds since 1970. Later in each lap of a repeated
+    /// capture.
     pub time_ns: u64,
-    /// The packet's length on the wire in bytes, if the capture holds only its first bytes (snap length). 0
-    /// if the packet is complete.
+    /// The packet's length on the wire in bytes, if the capture cut the packet (snap length). 0 if it is
+    /// complete.
     pub wire_length: u32,
-    /// The number of the interface that captured the packet, in the order in which the capture lists its
-    /// interfaces. The source sets the number, and the sink writes it into its capture.
+    /// The number of the interface that captured the packet, in the capture's order. The sink writes it into
+    /// its capture.
     pub interface: u32,
 }
 
-/// A source of packet buffers. Threads may share it. Allocate and free whole bursts, because each call may
+/// A source of packet buffers, which threads may share. Allocate and free whole bursts, because a call may
 /// take a lock.
 ///
-/// A device that needs its own type of pool checks the type by upcasting to [`std::any::Any`].
-///
-/// Code that follows or releases a packet must be in an `unsafe` block, because nothing checks who holds it:
+/// A device that needs its own type of pool checks the type by upcasting to [`std::any::Any`]. Following or
+/// releasing a packet is unsafe, because nothing checks who holds it:
 ///
 /// ```compile_fail,E0133
 /// # use inlane_core::{HeapPool, Packet, Pool};
@@ -94,20 +90,18 @@ pub struct PacketMeta {
 /// [`Pool::allocate`] returns: its buffer is held by nobody else until it is freed, lies in [`Pool::region`],
 /// and has [`Pool::room`] bytes from `address`.
 pub unsafe trait Pool: std::any::Any + Send + Sync {
-    /// Allocates up to `packets.len()` buffers and returns how many it allocated. Each packet has length 0,
-    /// and its address is the start of its data room.
+    /// Allocates up to `packets.len()` buffers, and returns how many. Each packet has length 0 and the
+    /// address of its data room.
     fn allocate(&self, packets: &mut [Packet]) -> usize;
 
     /// Frees packets.
     ///
     /// # Safety
-    /// The caller holds each packet, each is from this pool and stands in `packets` once, and the caller uses
-    /// none of them afterwards.
+    /// The caller holds each packet, and uses none afterwards. Each is from this pool and in `packets` once.
     unsafe fn free(&self, packets: &[Packet]);
 
-    /// Makes the calling thread the pool's owner until the guard is dropped. The owner allocates and frees
-    /// without a lock; other threads still may do both. Returns `None` if another thread is the owner, or if
-    /// this kind of pool has no owner.
+    /// Makes the calling thread the pool's owner until the guard is dropped. The owner needs no lock. Returns
+    /// `None` if another thread is the owner, or this kind of pool has none.
     fn own(&self) -> Option<PoolOwner<'_>> {
         None
     }
@@ -136,8 +130,8 @@ pub unsafe trait Pool: std::any::Any + Send + Sync {
     /// The caller holds the packet, and it is from this pool.
     unsafe fn set_meta(&self, packet: &Packet, meta: PacketMeta);
 
-    /// Calls `visit` once for each segment of a packet, with the segment's address and length. The first
-    /// segment is the one that [`Packet::address`] and [`Packet::length`] describe.
+    /// Calls `visit` with the address and length of each segment of a packet. The first segment is that of
+    /// [`Packet::address`].
     ///
     /// # Safety
     /// The caller holds the packet, and it is from this pool.

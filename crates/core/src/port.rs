@@ -1,7 +1,6 @@
-//! Ports: sources and sinks of packets.
-//!
-//! A [`Port`] is opened, configured, and split into queues. One thread drives each queue through an [`Rx`] or
-//! a [`Tx`]. Their methods are on the hot path, so call them once per burst and not once per packet.
+//! Ports: sources and sinks of packets. A [`Port`] is opened, configured, and split into queues. One thread
+//! drives each queue through an [`Rx`] or a [`Tx`]. Call their methods once per burst, because they are on
+//! the hot path.
 
 pub mod spec;
 
@@ -13,7 +12,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 /// The counters of a queue or device. `packets` and `bytes` count what [`Rx`] returned or [`Tx`] accepted.
-/// `missed` and `errors` count packets that were lost before they were received or after they were accepted.
+/// `missed` and `errors` count packets lost before they were received or after they were accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Packets received or sent.
@@ -40,11 +39,9 @@ impl std::ops::AddAssign for Counters {
 pub struct PortInfo {
     /// The port's name, as the user wrote it.
     pub name: String,
-    /// The driver and mode that carry the packets, for the path in results: `DPDK net_af_xdp on v0, copy
-    /// mode`.
+    /// The driver and mode that carry the packets, for results: `DPDK net_af_xdp on v0, copy mode`.
     pub path: String,
-    /// True if the port reads or writes packet bytes with the CPU. Buffers must then lie in memory that the
-    /// CPU maps. False if only a device accesses the bytes, or nothing does.
+    /// True if the port accesses packet bytes with the CPU. The CPU must then map the buffers' memory.
     pub touches_payload: bool,
     /// The largest number of queues.
     pub max_queues: u16,
@@ -56,16 +53,14 @@ pub struct PortInfo {
     pub twin: bool,
 }
 
-/// An open port, which sets up and controls its queues.
-///
-/// Call in this order: open, [`Port::configure`], take the queues, [`Port::start`], drive the queues,
-/// [`Port::stop`], drop.
+/// An open port, which sets up and controls its queues. Call in this order: open, [`Port::configure`], take
+/// the queues, [`Port::start`], drive the queues, [`Port::stop`], drop.
 pub trait Port: Send {
     /// Returns the port's properties.
     fn info(&self) -> &PortInfo;
 
     /// Configures `pools.len()` receive queues and `tx_queues` transmit queues. Receive queue i receives into
-    /// buffers of `pools[i]`.
+    /// `pools[i]`.
     ///
     /// # Errors
     /// If the port has fewer queues, or cannot use the pools' memory.
@@ -77,7 +72,7 @@ pub trait Port: Send {
     /// If the port only sends, or the queue was taken.
     fn take_rx(&mut self, queue: u16) -> Result<Box<dyn Rx>>;
 
-    /// Returns transmit queue `queue`. Each can be taken once. A queue sends packets of one pool: the pool of
+    /// Returns transmit queue `queue`. Each can be taken once. A queue sends packets of one pool: that of
     /// receive queue `queue`, or `pool` if the port only sends.
     ///
     /// # Errors
@@ -95,26 +90,24 @@ pub trait Port: Send {
     /// Stops receiving and sending, and frees the buffers that the device holds.
     fn stop(&mut self) {}
 
-    /// Returns file descriptors that become readable when packets arrive. A thread without work can wait for
-    /// the descriptors by poll or epoll. Call it after the port was started. Returns an empty list if packets
-    /// can arrive without a descriptor becoming readable.
+    /// Returns file descriptors that become readable when packets arrive, for threads that sleep without
+    /// work. Call it after the start. Empty if packets can arrive without a readable descriptor.
     fn wait_descriptors(&self) -> Vec<RawFd> {
         Vec::new()
     }
 
-    /// Returns the result of checking packets, or `None` if the port checks none. Call it after the queues
-    /// are dropped.
+    /// Returns the result of checking packets, if the port checks any. Call it after the queues are dropped.
     fn verification(&self) -> Option<Verification> {
         None
     }
 
-    /// Returns the latencies of packets, from the time when each was due to be sent until it arrived, if the
-    /// port measures them. Call it after the queues are dropped.
+    /// Returns the latencies from each packet's due time until its arrival, if the port measures them. Call
+    /// it after the queues are dropped.
     fn latency(&self) -> Option<LatencyHistogram> {
         None
     }
 
-    /// Returns the numbers of packets that the device lost or refused, except those that a queue has counted.
+    /// Returns the numbers of packets that the device lost or refused and that no queue has counted.
     fn device_counters(&self) -> Counters {
         Counters::default()
     }
@@ -124,14 +117,13 @@ pub trait Port: Send {
 ///
 /// # Safety
 /// Callers follow the addresses of received packets. An implementer promises for each packet that
-/// [`Rx::receive`] returns: it is from the pool that the queue was configured with, its address and length
-/// lie in its buffer, and nobody else holds it.
+/// [`Rx::receive`] returns: it is from the queue's pool, its address and length lie in its buffer, and nobody
+/// else holds it.
 pub unsafe trait Rx: Send {
-    /// Receives packets into the front of `packets` and returns how many it received. The caller then holds
-    /// them.
+    /// Receives packets into the front of `packets`, and returns how many. The caller then holds them.
     ///
     /// # Errors
-    /// If the port is gone or its input is broken. Packets that earlier calls returned are not affected.
+    /// If the port is gone or its input is broken. Earlier packets are not affected.
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize>;
 
     /// Returns true if no packet will ever follow, as at the end of a capture. Call it only after `receive`
@@ -147,23 +139,21 @@ pub unsafe trait Rx: Send {
 /// The sending end of one queue.
 ///
 /// # Safety
-/// Callers go on using the packets that a call did not send. So an implementer promises to keep and free only
-/// the packets that it sent: as many as [`Tx::send`] returned. If the call fails, it keeps and frees none.
+/// Callers go on using unsent packets. An implementer keeps and frees only as many packets as [`Tx::send`]
+/// returned, and none if the call fails.
 pub unsafe trait Tx: Send {
-    /// Sends packets from the front of `packets` and returns how many it sent. From then on the port holds
-    /// the sent packets. If the queue is full, sends fewer than given; try the others again later.
+    /// Sends packets from the front of `packets` and returns how many. The port then holds the sent packets.
+    /// If the queue is full, sends fewer; try the others again later.
     ///
     /// # Errors
     /// If the port is gone or the disk is full. The caller then still holds every packet of this call.
     ///
     /// # Safety
-    /// The caller holds each packet, and it is in `packets` once. It is from the pool of this queue (see
-    /// [`Port::take_tx`]), and its address and length lie in its buffer. The caller uses none of the sent
-    /// packets afterwards.
+    /// The caller holds each packet, and uses no sent packet afterwards. Each is in `packets` once, is from
+    /// the pool of this queue (see [`Port::take_tx`]), and has its address and length in its buffer.
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize>;
 
-    /// Sends packets whose addresses and lengths are as [`Rx::receive`] returned them. Some ports send such
-    /// packets faster, because they need not check each packet.
+    /// Sends packets whose addresses and lengths are as [`Rx::receive`] returned them, with fewer checks.
     ///
     /// # Errors
     /// As for [`Tx::send`].
@@ -176,7 +166,7 @@ pub unsafe trait Tx: Send {
     }
 
     /// Flushes buffered packets. Call it when there is nothing to send. At the end of a run, call
-    /// [`Tx::finish`] instead.
+    /// [`Tx::finish`].
     ///
     /// # Errors
     /// As for [`Tx::send`].
@@ -184,9 +174,8 @@ pub unsafe trait Tx: Send {
         Ok(())
     }
 
-    /// Flushes buffered packets at the end of a run. If a slow reader does not take them, tries again for as
-    /// long as `keep_waiting` returns true. Packets that remain then are lost, and [`Tx::counters`] counts
-    /// them as errors.
+    /// Flushes buffered packets at the end of a run. Tries again while `keep_waiting` returns true, if a slow
+    /// reader does not take them. Packets that remain are lost, and [`Tx::counters`] counts them as errors.
     ///
     /// # Errors
     /// As for [`Tx::send`], and if packets were lost.

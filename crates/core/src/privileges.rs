@@ -1,4 +1,4 @@
-//! Gives up the privileges of the process once its ports have been started.
+//! Drops the privileges of the process once its ports have been started.
 //!
 //! | port | needs to open | needs afterwards |
 //! | --- | --- | --- |
@@ -8,9 +8,8 @@
 //! | af_xdp | CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF; CAP_IPC_LOCK if little memory may be locked | nothing: closing the link's descriptor detaches the XDP program |
 //! | pci | root, or access to /dev/vfio and locked memory | nothing: mappings and interrupts are set up when the port starts |
 //!
-//! Open, configure and start all ports first. Then call [`drop_privileges`]. Compile and load the user's code
-//! only after that. Call [`drop_privileges`] even without ports, because the process may have been started
-//! with privileges.
+//! Open, configure and start all ports, then call [`drop_privileges`], also without ports. Compile and load
+//! the user's code only after that.
 
 mod capability;
 
@@ -32,9 +31,8 @@ pub struct Dropped {
 /// The capabilities that the ports on network interfaces need, as `setcap` takes them.
 const OF_PORTS: &str = "cap_net_admin,cap_net_raw,cap_bpf,cap_ipc_lock+ep";
 
-/// Returns the `setcap` command that gives the file of a program all capabilities that ports on network
-/// interfaces need. A user's packet function does not get them: a run drops its capabilities before it loads
-/// the function.
+/// Returns the `setcap` command that gives a program's file all capabilities that ports on network interfaces
+/// need.
 pub fn setcap(program: &Path) -> String {
     format!("sudo setcap {OF_PORTS} {}", program.display())
 }
@@ -72,7 +70,8 @@ impl Successor {
         let text = std::ffi::CString::new(name).map_err(|_| unknown())?;
         let mut buffer = vec![0; 16384];
         let mut found = std::ptr::null_mut();
-        // SAFETY: an all-zero passwd is valid; name, structure and buffer live through the call, which writes `found`.
+        // SAFETY: an all-zero passwd is valid. Name, structure and buffer outlive the call, which writes
+        // `found`.
         let entry = unsafe {
             let mut entry: libc::passwd = std::mem::zeroed();
             libc::getpwnam_r(text.as_ptr(), &mut entry, buffer.as_mut_ptr(), buffer.len(), &mut found);
@@ -94,17 +93,14 @@ pub fn drop_privileges() -> Result<Option<Dropped>> {
     drop_privileges_to(Successor::Caller)
 }
 
-/// Gives up all privileges of the process permanently. If the process runs as root, its user becomes
-/// `successor`. All threads lose all capabilities, with one exception. Returns `None` if there was nothing to
-/// give up.
+/// Drops all privileges of the process permanently. If it runs as root, its user becomes `successor`. All
+/// threads lose all capabilities. Returns `None` if there was nothing to drop.
 ///
-/// The exception is a library's thread that blocks signals. It keeps its capabilities if the process was not
-/// root, or stays root. A warning names the thread. Threads that other threads start later have no
-/// capabilities.
+/// Exception: a library's thread that blocks signals keeps its capabilities if the process was not root, or
+/// stays root. A warning names it.
 ///
 /// # Errors
-/// [`Error::Os`] that names the step that failed. End the process then, because it may still have some of its
-/// privileges.
+/// [`Error::Os`] that names the step that failed. End the process then, because it may still have privileges.
 pub fn drop_privileges_to(successor: Successor) -> Result<Option<Dropped>> {
     // SAFETY: reads numbers.
     let (root, user, group) = unsafe { (libc::geteuid() == 0, libc::geteuid(), libc::getegid()) };
@@ -133,12 +129,11 @@ pub fn drop_privileges_to(successor: Successor) -> Result<Option<Dropped>> {
     })?;
     step("dropping capabilities", drop_capabilities_of_this_thread)?;
     drop_capabilities_of_other_threads()?;
-    // Forbid new privileges, because programs that this process starts could otherwise regain privileges from
-    // set-uid bits or file capabilities.
+    // Programs that this process starts could otherwise regain privileges from set-uid bits or file
+    // capabilities.
     // SAFETY: the call sets a flag of this thread, which later threads inherit.
     step("forbidding new privileges", || unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-    // Set the process's dumpable flag again. A change of user clears it, and the kernel then gives root the
-    // process's files in /proc.
+    // A change of user clears this flag, and root then owns the process's files in /proc.
     // SAFETY: the call sets a flag of the process.
     step("keeping access to its files in /proc", || unsafe {
         libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0)
@@ -146,10 +141,10 @@ pub fn drop_privileges_to(successor: Successor) -> Result<Option<Dropped>> {
     Ok(Some(dropped))
 }
 
-/// Changes the user and group of every thread by the C library's functions, and leaves all other groups. The
-/// kernel drops the capabilities of every thread whose user was root.
+/// Leaves all groups, and changes the user and group of every thread. The kernel drops the capabilities of
+/// threads whose user was root.
 fn become_user(Dropped { user, group }: Dropped) -> Result<()> {
-    // Leaves all other groups first, because an ordinary user may not change groups.
+    // First, because an ordinary user may not change groups.
     // SAFETY: the list has length 0, so nothing is read from the null pointer.
     step("leaving all groups", || unsafe { libc::setgroups(0, std::ptr::null()) })?;
     // SAFETY: the call gets only numbers.
@@ -173,8 +168,7 @@ fn step(doing: &str, call: impl FnOnce() -> i32) -> Result<()> {
     }
 }
 
-/// Empties the effective, permitted and inheritable capability sets of the calling thread. Safe to call in a
-/// signal handler.
+/// Empties the calling thread's capability sets. Safe to call in a signal handler.
 fn drop_capabilities_of_this_thread() -> i32 {
     const VERSION_3: u32 = 0x2008_0522;
     #[repr(C)]
@@ -185,12 +179,12 @@ fn drop_capabilities_of_this_thread() -> i32 {
     let header = Header { version: VERSION_3, thread: 0 };
     // Version 3 of capset(2) takes 64-bit sets as two halves. Each half contains the three sets.
     let sets = [[0u32; 3]; 2];
-    // SAFETY: header and sets live through the call, in the layout of version 3 of capset(2).
+    // SAFETY: header and sets outlive the call, in the layout of version 3 of capset(2).
     unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr()) as i32 }
 }
 
-/// Makes every other thread that holds capabilities drop them. capset(2) affects only the calling thread, so
-/// each of these threads gets a signal whose handler makes the call.
+/// Makes every other thread drop its capabilities in a signal handler, because capset(2) affects only the
+/// calling thread.
 fn drop_capabilities_of_other_threads() -> Result<()> {
     extern "C" fn handler(_: libc::c_int) {
         drop_capabilities_of_this_thread();
@@ -203,7 +197,7 @@ fn drop_capabilities_of_other_threads() -> Result<()> {
     let (mut action, mut before): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler as extern "C" fn(libc::c_int) as libc::sighandler_t;
     action.sa_flags = libc::SA_RESTART;
-    // SAFETY: both structures live through the call. The handler makes one system call.
+    // SAFETY: both structures outlive the call. The handler makes one system call.
     step("preparing other threads", || unsafe { libc::sigaction(signal, &action, &mut before) })?;
     let start = Instant::now();
     let mut signalled = Vec::new();
@@ -214,7 +208,7 @@ fn drop_capabilities_of_other_threads() -> Result<()> {
         }
         for thread in threads.into_iter().filter(|(id, _)| !signalled.contains(id)).collect::<Vec<_>>() {
             signalled.push(thread.0);
-            // SAFETY: the target is a thread of this process. If it has ended meanwhile, the call fails.
+            // SAFETY: the target is a thread of this process. If it has ended, the call fails.
             unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread.0, signal) };
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -225,8 +219,7 @@ fn drop_capabilities_of_other_threads() -> Result<()> {
             "these threads of libraries keep the program's capabilities: {}. Threads that run user code have none",
             names.join(", ")
         );
-        // Return without removing the signal handler, because the signal may still be pending in these
-        // threads. Without a handler it would end the process.
+        // Keep the handler, because the signal may still be pending, and would end the process.
         return Ok(());
     }
     // SAFETY: as above.

@@ -1,7 +1,5 @@
-//! Regions: spans of memory with their location.
-//!
-//! A region keeps its memory valid through a handle, such as a mapping or a device's allocation. It does not
-//! control access: the ring, mover or window that uses a region decides who accesses it when.
+//! Regions: spans of memory with their location. A region keeps its memory valid through a handle, such as a
+//! mapping. It does not control access: the ring, mover or window that uses it does.
 
 use crate::error::{Error, Result};
 use std::alloc::Layout;
@@ -120,7 +118,7 @@ impl Region {
         &self.location
     }
 
-    /// Returns the part of `length` bytes at `offset`. The part shares the region's memory.
+    /// Returns the part of `length` bytes at `offset`, which shares the region's memory.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the part is not inside the region.
@@ -138,8 +136,7 @@ impl Region {
 
     /// Returns true if the two regions share a byte.
     pub fn overlaps(&self, other: &Self) -> bool {
-        // Compare addresses only within one address space. Host, pinned and twin memory share one space, and
-        // each other location has its own.
+        // Host, pinned and twin memory share one address space. Each other location has its own.
         let same_space = self.location == other.location
             || (self.location.is_cpu_memory() && other.location.is_cpu_memory());
         same_space

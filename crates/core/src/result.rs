@@ -1,5 +1,5 @@
-//! Result documents: one JSON document per command. This module defines the frame of a document: the fields
-//! that all documents share. Each kind of document has its own type of row, which implements [`Row`].
+//! Result documents: one JSON document per command. This module defines the fields that all documents share.
+//! Each kind of document has its own type of row, which implements [`Row`].
 //!
 //! Keys name their base unit (`_ns`, `_bytes`, `_per_second`). An unknown value is `null`, never NaN.
 //! [`schema`] gives the JSON schema, which is published in `docs/schema`. A change that a reader of the JSON
@@ -60,8 +60,7 @@ impl<T> Document<T> {
         }
     }
 
-    /// Returns one line with the machine, the devices, the version and the date, which a plot shows as its
-    /// source.
+    /// Returns one line with machine, devices, version and date, which a plot shows as its source.
     pub fn source(&self) -> String {
         let Host { cpu, cores, kernel, .. } = &self.host;
         let cpu = if cpu.is_empty() { "unknown processor" } else { cpu };

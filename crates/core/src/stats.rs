@@ -72,14 +72,13 @@ impl LatencyHistogram {
         self.0.len()
     }
 
-    /// Returns a quantile of the latency, in nanoseconds. For example, half of the packets do not exceed the
-    /// latency that `at(0.5)` returns. Returns `None` if nothing was recorded.
+    /// Returns a quantile of the latency, in nanoseconds: `at(0.5)` is the median. `None` if nothing was
+    /// recorded.
     pub fn at(&self, quantile: f64) -> Option<f64> {
         (!self.0.is_empty()).then(|| self.0.value_at_quantile(quantile) as f64)
     }
 
-    /// Returns the minimum, mean, maximum and percentiles of the recorded latencies. Returns `None` if no
-    /// packet was recorded.
+    /// Returns the minimum, mean, maximum and percentiles of the latencies. `None` if no packet was recorded.
     pub fn percentiles(&self) -> Option<Percentiles> {
         if self.0.is_empty() {
             return None;

@@ -89,8 +89,8 @@ impl Rate {
     }
 }
 
-/// Parses a rate. `10G` and `10Gb/s` are bits of frames per second, `10GbE` is Ethernet's line rate, and
-/// `1.5Mpps` is packets per second. Suffixes are decimal.
+/// Parses a rate, with decimal suffixes. `10G` and `10Gb/s` are bits of frames per second, `10GbE` is
+/// Ethernet's line rate, `1.5Mpps` is packets per second.
 ///
 /// # Errors
 /// [`Error::Quantity`] for other text, and for 0.
@@ -232,8 +232,8 @@ mod tests {
         assert!(parse_rate("0").is_err());
         assert_eq!(parse_rate("2.5GbE").unwrap(), Rate::Line(2.5e9));
         assert!(parse_rate("GbE").is_err() && parse_rate("1GbEps").is_err());
-        // RFC 1242: 14,880 frames of 64 bytes with FCS per second on 10 Mb/s Ethernet. Without FCS a frame
-        // has 60 bytes, so the next line passes 60.
+        // RFC 1242: 14,880 frames of 64 bytes with FCS per second on 10 Mb/s. Without FCS, a frame has 60
+        // bytes.
         assert_eq!(Rate::Line(10e6).packets_per_second(60.0) as u64, 14_880);
         assert_eq!(Rate::Bits(8000.0).packets_per_second(100.0), 10.0);
     }

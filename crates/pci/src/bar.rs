@@ -1,5 +1,4 @@
-//! A BAR, or a range of a BAR, mapped into this process: registers to access, and a region for movers to
-//! copy.
+//! A BAR, or a range of it, mapped into this process: registers to access, and a region for movers to copy.
 //!
 //! ```text
 //! the device's BAR    |........[ range )........|        all offsets count from the start of the range
@@ -40,17 +39,18 @@ pub struct Bar {
 
 // SAFETY: the memory is shared with the device anyway, and every access is a single volatile instruction.
 unsafe impl Send for Bar {}
-// SAFETY: as for `Send`. Two threads that store to the same register race in the device, not in this process.
+// SAFETY: as for `Send`. Stores of two threads to one register race in the device, not in this process.
 unsafe impl Sync for Bar {}
 
 impl Bar {
-    /// Maps the BAR that `spec` names: through VFIO if its device is bound to vfio-pci, else through sysfs.
-    /// `permission` determines whether the mapping is readable and writable.
+    /// Maps the BAR that `spec` names, as readable and writable as `permission` says: through VFIO if its
+    /// device is bound to vfio-pci, else through sysfs.
     ///
     /// # Errors
-    /// Errors of [`permission::check`]; [`Error::NoBar`]; [`Error::TooSmall`]; [`Error::NotReady`] if the
-    /// device does not respond; [`Error::Unsupported`] if write-combining is not available; errors of VFIO
-    /// and the system.
+    /// - Errors of [`permission::check`], of VFIO and of the system.
+    /// - [`Error::NoBar`]; [`Error::TooSmall`].
+    /// - [`Error::NotReady`] if the device does not respond.
+    /// - [`Error::Unsupported`] if write-combining is not available.
     pub fn open(sysfs: &Sysfs, spec: &BarSpec, permission: &Permission) -> Result<Self> {
         match permission::check(sysfs, spec, permission)? {
             AccessMethod::Vfio => {
@@ -60,7 +60,7 @@ impl Bar {
         }
     }
 
-    /// Maps a BAR of an opened VFIO device. Reads and writes need permission, as in [`Bar::open`].
+    /// Maps a BAR of an opened VFIO device, with the permissions that [`Bar::open`] needs.
     ///
     /// # Errors
     /// As for [`Bar::open`].
@@ -116,7 +116,7 @@ impl Bar {
                     _ => Error::os(format!("opening {}", path.display()), error),
                 }
             })?;
-        // Checks the range against the file's length, because the kernel maps no more than that.
+        // The kernel maps no more than the file's length.
         let length = file
             .metadata()
             .map_err(|error| Error::os(format!("reading the length of {}", path.display()), error))?
@@ -133,7 +133,7 @@ impl Bar {
             },
             other => other,
         })?;
-        // Check the device's driver again, because a driver may have been bound since the first check.
+        // A driver may have been bound since the first check.
         permission::access_method(sysfs, address, permission)?;
         Ok(bar)
     }
@@ -174,8 +174,8 @@ impl Bar {
         self.length == 0
     }
 
-    /// Returns the range as a region, which keeps the mapping alive. Pages are mapped only as permitted: a
-    /// store to a BAR without write permission ends the process with SIGSEGV.
+    /// Returns the range as a region, which keeps the mapping alive. A store without write permission ends
+    /// the process with SIGSEGV.
     pub fn region(&self) -> Region {
         let location = Location::Bar {
             device: self.spec.address.to_string(),
@@ -189,8 +189,9 @@ impl Bar {
     /// Reads the 32-bit register at `offset`.
     ///
     /// # Errors
-    /// [`Error::NotPermitted`] without read permission; [`Error::TooSmall`] beyond the range;
-    /// [`Error::Unsupported`] if `offset` is not a multiple of 4.
+    /// - [`Error::NotPermitted`] without read permission.
+    /// - [`Error::TooSmall`] beyond the range.
+    /// - [`Error::Unsupported`] if `offset` is not a multiple of 4.
     pub fn read_u32(&self, offset: usize) -> Result<u32> {
         self.permission.check_read(&self.name)?;
         let register = self.register::<u32>(offset)?;
@@ -280,8 +281,8 @@ fn inside(spec: &BarSpec, size: u64) -> Result<Range<u64>> {
     })
 }
 
-/// Checks that a device without a driver responds. A device that sleeps or does not decode memory returns all
-/// ones and ignores writes.
+/// Checks that a device without a driver responds. A sleeping device, or one that does not decode memory,
+/// returns all ones.
 fn check_responds(sysfs: &Sysfs, spec: &BarSpec) -> Result<()> {
     let address = spec.address;
     let not_ready = |why: String| Err(Error::NotReady { address, why });

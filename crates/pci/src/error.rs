@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A text, such as a command-line argument, is not the valid name of a device or a BAR.
+    /// A text, such as a command-line argument, names no device or BAR.
     #[error("'{text}' is not {what}: {why}; give for example {example}")]
     Text {
         /// The given text.
@@ -75,7 +75,7 @@ pub enum Error {
     NotPermitted {
         /// The BAR.
         name: String,
-        /// The part of the message that says how a BAR may be accessed, such as "read only if you allow it".
+        /// How a BAR may be accessed, for the message: such as "read only if you allow it".
         what: &'static str,
         /// What the user must add: a flag or a range.
         remedy: String,

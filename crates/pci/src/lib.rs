@@ -3,11 +3,10 @@
 //!
 //! A BAR is not ordinary memory, so two rules hold:
 //!
-//! * A BAR is accessed only if its device is bound to vfio-pci, or has no driver and is in an allow list.
-//!   Reads need a flag; writes need a flag and an explicit range ([`permission`]).
-//! * A BAR is accessed by naturally aligned volatile instructions, never through a slice. [`Bar`] accesses
-//!   registers. A [`CpuMover`](inlane_core::mover::CpuMover) copies bytes from and to [`Bar::region`], by
-//!   instructions of a chosen width.
+//! * A BAR is accessed only if its device is bound to vfio-pci, or has no driver and is in an allow list
+//!   ([`permission`]).
+//! * A BAR is accessed by naturally aligned volatile instructions, never through a slice: registers by
+//!   [`Bar`], bytes of [`Bar::region`] by a [`CpuMover`](inlane_core::mover::CpuMover).
 //!
 //! Not supported: hot-plug, configuration of bridges, and SR-IOV.
 //!

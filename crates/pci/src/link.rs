@@ -18,8 +18,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Parses the texts of sysfs, such as `16.0 GT/s PCIe` and `8`. Returns `None` for `Unknown` and other
-    /// texts.
+    /// Parses the texts of sysfs, such as `16.0 GT/s PCIe` and `8`. Returns `None` for other texts.
     pub fn parse(speed: &str, width: &str) -> Option<Self> {
         let gigatransfers: f64 = speed.split_whitespace().next()?.parse().ok()?;
         let megatransfers_per_second = (gigatransfers * 1000.0) as u32;
@@ -37,7 +36,7 @@ impl Rate {
     }
 
     /// Returns the bits per second of one direction after line coding: 8b/10b up to Gen2, 128b/130b up to
-    /// Gen5, and flits of 236 bytes in 256 for Gen6.
+    /// Gen5, flits of 236 bytes in 256 for Gen6.
     pub fn bits_per_second(self) -> f64 {
         let coding = match self.generation() {
             Some(1 | 2) => 8.0 / 10.0,
@@ -47,8 +46,7 @@ impl Rate {
         f64::from(self.megatransfers_per_second) * 1e6 * f64::from(self.lanes) * coding
     }
 
-    /// Returns the payload ceiling of one direction in bytes per second, for writes in packets of `payload`
-    /// bytes.
+    /// Returns the payload ceiling of one direction, in bytes per second, for packets of `payload` bytes.
     pub fn payload_bytes_per_second(self, payload: u32) -> f64 {
         let share = f64::from(payload) / f64::from(payload.saturating_add(TLP_OVERHEAD_BYTES));
         self.bits_per_second() / 8.0 * share
@@ -94,8 +92,8 @@ pub struct Shortfall {
 }
 
 impl Shortfall {
-    /// Compares the rate of a device's link with the rates that the device and the `slot` above it support.
-    /// Returns `None` if the link runs at the device's highest rate.
+    /// Compares a device's link with the rates that the device and the `slot` above it support. Returns
+    /// `None` if the link runs at the device's highest rate.
     pub fn of(link: Link, slot: Option<Rate>) -> Option<Self> {
         let possible = slot.map_or(link.max, |slot| slot.min(link.max));
         let shortfall = Self { current: link.current, device: link.max, possible };
@@ -113,8 +111,8 @@ impl Shortfall {
     }
 }
 
-/// Writes the shortfall, for example `x8 of x16 (the slot has x8); Gen1 of Gen4 (idle devices slow down;
-/// check again under load)`.
+/// Writes, for example, `x8 of x16 (the slot has x8); Gen1 of Gen4 (idle devices slow down; check again under
+/// load)`.
 impl fmt::Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.narrow() {

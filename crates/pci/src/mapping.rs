@@ -21,8 +21,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the pages of `file` that contain `range`. The range is relative to offset `base` of the file, a
-    /// multiple of the page size. Returns the mapping and the address of the range's first byte.
+    /// Maps the pages of `file` that contain `range`, which is relative to offset `base`, a multiple of the
+    /// page size. Returns the mapping and the address of the range's first byte.
     pub fn new(
         file: BorrowedFd<'_>,
         base: u64,

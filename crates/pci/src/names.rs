@@ -21,8 +21,7 @@ impl Names {
         list.map(|bytes| Self::parse(&String::from_utf8_lossy(&bytes))).unwrap_or_default()
     }
 
-    /// Parses the list. Vendors start a line, and their devices follow after a tab. Subsystems and classes
-    /// are skipped.
+    /// Parses the list. A vendor's devices follow after a tab. Subsystems and classes are skipped.
     fn parse(text: &str) -> Self {
         let mut names = Self::default();
         let mut vendor = None;
@@ -35,8 +34,7 @@ impl Names {
                     vendor = Some(number);
                     names.vendors.insert(number, name.into());
                 }
-                // A line such as `C 03  Display controller` starts a class. Its entries are not devices, so
-                // they are skipped until the next vendor.
+                // A class, such as `C 03  Display controller`. Skip its entries.
                 (0, None) => vendor = None,
                 (1, Some((device, name))) => {
                     vendor.map(|vendor| names.devices.insert((vendor, device), name.into()));
@@ -47,8 +45,8 @@ impl Names {
         names
     }
 
-    /// Returns the name of a device, such as `NVIDIA Corporation GH100 [H100 SXM5 80GB]`, or of its vendor if
-    /// only that is known.
+    /// Returns the name of a device, such as `NVIDIA Corporation GH100 [H100 SXM5 80GB]`, or else of its
+    /// vendor.
     pub fn name(&self, vendor: u16, device: u16) -> Option<String> {
         let maker = self.vendors.get(&vendor)?;
         Some(match self.devices.get(&(vendor, device)) {

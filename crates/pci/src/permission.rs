@@ -89,8 +89,8 @@ pub enum AccessMethod {
 /// Checks whether a BAR may be mapped, and returns how.
 ///
 /// # Errors
-/// [`Error::NoDevice`]; [`Error::Held`]; [`Error::NotAllowed`]; [`Error::NotPermitted`] if neither reads nor
-/// writes are permitted, or writes without an explicit range.
+/// - [`Error::NoDevice`]; [`Error::Held`]; [`Error::NotAllowed`].
+/// - [`Error::NotPermitted`] if no access is permitted, or writes are permitted without an explicit range.
 pub fn check(sysfs: &Sysfs, spec: &BarSpec, permission: &Permission) -> Result<AccessMethod> {
     if !sysfs.device(spec.address).is_dir() {
         return Err(Error::NoDevice { address: spec.address });
@@ -129,8 +129,7 @@ pub(crate) fn access_method(
             };
             Err(Error::Held { address, driver, note })
         }
-        // Refuse the device if its link `driver` exists but cannot be read, because a driver is then bound to
-        // it.
+        // A link `driver` that cannot be read shows that a driver is bound.
         None if sysfs.device(address).join("driver").symlink_metadata().is_ok() => {
             Err(Error::Held { address, driver: "(unknown)".into(), note: "" })
         }

@@ -1,7 +1,6 @@
-//! Reads attributes and links in `/sys/bus/pci` without trusting them.
-//!
-//! A device may vanish between two reads, and a virtual machine may present anything. Every value is
-//! therefore optional, and at most [`LONGEST`] bytes of an attribute are read.
+//! Reads attributes and links in `/sys/bus/pci` without trusting them, because a device may vanish and a
+//! virtual machine may present anything. Every value is optional, and at most [`LONGEST`] bytes of an
+//! attribute are read.
 
 use crate::address::Address;
 use std::fs::{self, File};
@@ -30,8 +29,8 @@ impl Sysfs {
         Self { root: "/sys".into(), dev: "/dev".into() }
     }
 
-    /// Creates a `Sysfs` that reads the directory `root` in place of `/sys`, for tests. `root` contains
-    /// `bus/pci/devices` and, for VFIO, `dev/vfio`.
+    /// Creates a `Sysfs` that reads `root` in place of `/sys`, for tests. `root` contains `bus/pci/devices`
+    /// and, for VFIO, `dev/vfio`.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         let root = root.into();
         Self { dev: root.join("dev"), root }
@@ -79,8 +78,8 @@ impl Sysfs {
         }
     }
 
-    /// Returns the last component of the target of the symbolic link `name` in a device's directory, such as
-    /// the name of the driver for `driver`.
+    /// Returns the name that the symbolic link `name` in a device's directory points to, such as the driver's
+    /// name.
     pub fn link(&self, address: Address, name: &str) -> Option<String> {
         let target = fs::read_link(self.device(address).join(name)).ok()?;
         Some(target.file_name()?.to_str()?.to_owned())
@@ -91,7 +90,7 @@ impl Sysfs {
         self.link(address, "driver")
     }
 
-    /// Returns the sorted names of the entries in a directory of the device, such as the interfaces in `net`.
+    /// Returns the sorted names in a directory of the device, such as the interfaces in `net`.
     pub fn names(&self, address: Address, directory: &str) -> Vec<String> {
         names(&self.device(address).join(directory))
     }

@@ -85,7 +85,7 @@ impl Device {
         let class = number("class").unwrap_or(0) as u32 & 0xff_ffff;
         let rate = |speed, width| Rate::parse(&sysfs.text(address, speed)?, &sysfs.text(address, width)?);
         let link = rate("current_link_speed", "current_link_width").map(|current| {
-            // A maximum below the current rate is invalid. Use the current rate instead.
+            // A maximum below the current rate is invalid.
             let max = rate("max_link_speed", "max_link_width").filter(|max| max.min(current) == current);
             Link { current, max: max.unwrap_or(current) }
         });
@@ -96,8 +96,7 @@ impl Device {
             device: number("device").unwrap_or(0) as u16,
             class,
             kind: kind(class),
-            // If the firmware names no node, the kernel reports -1. `number` does not parse that, so it
-            // becomes `None`.
+            // Without a node, the kernel reports -1, which `number` does not parse.
             numa_node: number("numa_node").and_then(|node| node.try_into().ok()),
             local_cpus: sysfs.text(address, "local_cpulist").filter(|list| !list.is_empty()),
             driver: sysfs.driver(address),
@@ -202,14 +201,13 @@ impl Topology {
     /// Returns the bridges from a device up to the root, nearest first.
     pub fn path(&self, address: Address) -> Vec<&Device> {
         let above = |device: &&Device| device.parent.and_then(|parent| self.get(parent));
-        // End after as many bridges as there are devices, because a malformed sysfs could contain a cycle.
+        // A malformed sysfs could contain a cycle.
         let path = std::iter::successors(self.get(address).as_ref().and_then(above), above);
         path.take(self.devices.len()).collect()
     }
 
-    /// Returns how far a device's link runs below the rate that the device supports. Returns `None` for
-    /// bridges, because a slot may be wider than its card without any fault. A fault shows at the card's own
-    /// link.
+    /// Returns how far a device's link runs below the rate that the device supports. `None` for bridges,
+    /// because a slot may be wider than its card.
     pub fn shortfall(&self, device: &Device) -> Option<Shortfall> {
         if device.kind == Kind::Bridge {
             return None;
@@ -219,8 +217,7 @@ impl Topology {
         Shortfall::of(device.link?, slot)
     }
 
-    /// Returns the slowest link between a device and the root complex. It determines the payload ceiling of
-    /// the path.
+    /// Returns the slowest link between a device and the root complex, which limits the path's payload.
     pub fn narrowest(&self, address: Address) -> Option<(&Device, Rate)> {
         let device = self.get(address)?;
         std::iter::once(device)

@@ -1,10 +1,8 @@
-//! Short copies to and from device memory. Loads are aligned and at most 8 bytes wide. So are stores, except
-//! that x86-64 stores whole 64-byte lines non-temporally. [`copy_coherent`] is for memory that accepts
-//! accesses of any width.
+//! Short copies to and from device memory, by aligned accesses of at most 8 bytes. On x86-64, whole 64-byte
+//! lines are stored non-temporally. [`copy_coherent`] is for memory that accepts any access.
 
 /// Copies `length` bytes to memory that accepts accesses of any width. A copy of 1, 2, 4 or 8 bytes is a
-/// single store: if its destination is aligned, no reader sees a mix of old and new bytes. Other lengths give
-/// no such guarantee.
+/// single store. If its destination is aligned, no reader sees a mix of old and new bytes.
 ///
 /// # Safety
 /// `source` is readable and `destination` writable for `length` bytes, and they do not overlap.
@@ -22,8 +20,8 @@ pub unsafe fn copy_coherent(destination: *mut u8, source: *const u8, length: usi
     }
 }
 
-/// Returns the width of the next access at `address`: 1, 2, 4 or 8 bytes. It is the widest to which `address`
-/// is aligned and that does not exceed `left`, the number of bytes left to copy.
+/// Returns the width of the next access at `address`: the largest of 1, 2, 4 and 8 bytes to which `address`
+/// is aligned and that does not exceed `left` bytes.
 #[inline(always)]
 fn width(address: usize, left: usize) -> usize {
     let aligned = 1usize << (address.trailing_zeros().min(3));
@@ -31,16 +29,16 @@ fn width(address: usize, left: usize) -> usize {
     aligned.min(fits)
 }
 
-/// Copies `length` bytes to device memory in ascending order and stores each byte once. Whole 64-byte lines
-/// are stored non-temporally, the rest by aligned stores of at most 8 bytes. Call
-/// [`store_fence`](super::store_fence) before a store that must arrive after these stores.
+/// Copies `length` bytes to device memory in ascending order and stores each byte once: whole 64-byte lines
+/// non-temporally, the rest by aligned stores of at most 8 bytes. Call [`store_fence`](super::store_fence)
+/// before a store that must arrive later.
 ///
 /// # Safety
 /// As for [`copy_coherent`].
 pub unsafe fn store_device(destination: *mut u8, source: *const u8, length: usize) {
     let mut done = 0;
     while done < length {
-        // SAFETY: `done + width <= length`, and `width` chose a width to which the destination is aligned.
+        // SAFETY: `done + width <= length`, and the destination is aligned to `width`.
         unsafe {
             let (to, from) = (destination.add(done), source.add(done));
             let width = width(to as usize, length - done);
@@ -72,8 +70,8 @@ pub unsafe fn store_device(destination: *mut u8, source: *const u8, length: usiz
 unsafe fn stream_line(to: *mut u8, from: *const u8) {
     use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     for piece in 0..4 {
-        // SAFETY: four 16-byte stores cover exactly the 64 bytes that the caller promised, and the
-        // destination is aligned.
+        // SAFETY: four 16-byte stores cover the 64 bytes that the caller promised, and the destination is
+        // aligned.
         unsafe {
             let value = _mm_loadu_si128(from.add(piece * 16).cast::<__m128i>());
             _mm_stream_si128(to.add(piece * 16).cast::<__m128i>(), value);
@@ -89,7 +87,7 @@ unsafe fn stream_line(to: *mut u8, from: *const u8) {
 pub unsafe fn load_device(destination: *mut u8, source: *const u8, length: usize) {
     let mut done = 0;
     while done < length {
-        // SAFETY: as in `store_device`, except that `width` is chosen for the source's alignment.
+        // SAFETY: `done + width <= length`, and the source is aligned to `width`.
         unsafe {
             let (to, from) = (destination.add(done), source.add(done));
             let width = width(from as usize, length - done);

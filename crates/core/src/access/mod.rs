@@ -1,12 +1,10 @@
 //! Loads and stores by which the CPU accesses device memory, in chosen instructions and widths.
 //!
-//! A BAR accepts the accesses that its device expects, and perhaps no others. A `memcpy` may use another
-//! width or access a byte twice. So each access here is one instruction, naturally aligned at the device's
-//! side. The compiler cannot change, split or repeat it.
+//! A BAR accepts only the accesses that its device expects, but a `memcpy` may use another width or access a
+//! byte twice. So each access here is one instruction, naturally aligned at the device's side.
 //!
 //! * [`Access`] copies long spans in one chosen width;
-//! * [`store_device`] and [`load_device`] copy short spans in the widest aligned pieces of at most 8 bytes,
-//!   except that `store_device` on x86-64 stores whole 64-byte lines non-temporally;
+//! * [`store_device`] and [`load_device`] copy short spans by aligned accesses;
 //! * [`copy_coherent`] is for memory that accepts any access;
 //! * [`store_fence`] orders non-temporal and write-combining stores.
 
@@ -20,11 +18,8 @@ use std::str::FromStr;
 
 pub use device::{copy_coherent, load_device, store_device};
 
-/// Orders all earlier stores before all later ones, including non-temporal stores and stores to
-/// write-combining memory.
-///
-/// On x86 this is `sfence`. A Rust `fence(Release)` emits no instruction there and does not order such
-/// stores.
+/// Orders all earlier stores before all later ones, including non-temporal and write-combining stores. On x86
+/// this is `sfence`, because a Rust `fence(Release)` emits no instruction there.
 #[inline(always)]
 pub fn store_fence() {
     #[cfg(target_arch = "x86_64")]
@@ -49,8 +44,7 @@ pub enum Access {
     Bytes32,
     /// 64-byte AVX-512 registers.
     Bytes64,
-    /// Streaming loads into the widest available registers, and non-temporal stores from these registers. The
-    /// stores bypass the cache.
+    /// Streaming loads into the widest available registers, and non-temporal stores, which bypass the cache.
     NonTemporal,
     /// `movdir64b`: 64 bytes that the device receives as one write.
     Direct64,
@@ -93,10 +87,10 @@ impl Access {
     pub fn is_available(self) -> bool {
         match self {
             Access::Bytes4 | Access::Bytes8 | Access::Bytes16 => true,
-            // Require SSE4.1, because the narrowest streaming load (16 bytes) needs it.
+            // The narrowest streaming load (16 bytes) needs SSE4.1.
             Access::NonTemporal => is_x86_feature_detected!("sse4.1"),
-            // Require AVX2. Ordinary 32-byte copies need only AVX. But wherever `Bytes32` is available,
-            // `NonTemporal` uses 32-byte streaming loads, which need AVX2.
+            // Ordinary 32-byte copies need only AVX, but `NonTemporal` uses 32-byte streaming loads, which
+            // need AVX2, wherever `Bytes32` is available.
             Access::Bytes32 => is_x86_feature_detected!("avx2"),
             Access::Bytes64 => is_x86_feature_detected!("avx512f"),
             Access::Direct64 => x86::has_movdir64b(),
@@ -117,11 +111,10 @@ impl Access {
             .unwrap_or(Access::Bytes8)
     }
 
-    /// Returns this access if the CPU supports it, and fails otherwise.
+    /// Returns this access if the CPU supports it.
     ///
     /// # Errors
-    /// [`Error::Device`] if the CPU does not support it. The error names the width of the widest available
-    /// access.
+    /// [`Error::Device`], with the widest available width, if the CPU does not support it.
     pub fn require(self) -> Result<Self> {
         if self.is_available() {
             return Ok(self);
@@ -141,9 +134,8 @@ impl Access {
     /// Copies `count` times [`Access::width`] bytes in ascending order, each piece by one load and one store.
     ///
     /// # Safety
-    /// The access is available. Both spans are valid for `count` accesses and do not overlap. `Direct64`
-    /// needs a destination that is a multiple of 64, and `NonTemporal` needs both addresses to be multiples
-    /// of its width.
+    /// The access is available. Both spans are valid for `count` accesses and do not overlap. For `Direct64`,
+    /// the destination is a multiple of 64. For `NonTemporal`, both addresses are multiples of its width.
     pub unsafe fn copy(self, destination: *mut u8, source: *const u8, count: usize) {
         // SAFETY: the caller promises what each called function requires.
         unsafe {
@@ -170,13 +162,12 @@ impl Access {
         }
     }
 
-    /// Copies `length` bytes in three parts. Narrow accesses copy the first bytes, up to an address that is a
-    /// multiple of this access's width. This access copies the middle, and narrow accesses copy the rest.
-    /// `aligned_by` is the address that must be such a multiple: pass `source` or `destination`, whichever is
-    /// on the device's side.
+    /// Copies `length` bytes: narrow accesses up to an address that is a multiple of this access's width,
+    /// then this access, then narrow accesses for the rest. `aligned_by` is the address that must be such a
+    /// multiple: pass `source` or `destination`, whichever is on the device's side.
     ///
-    /// Two accesses have alignment rules of their own. `NonTemporal` falls back to ordinary accesses of its
-    /// width if source and destination are not equally aligned, and `Direct64` aligns to the destination.
+    /// If source and destination are not equally aligned, `NonTemporal` falls back to ordinary accesses of
+    /// its width. `Direct64` always aligns to the destination.
     ///
     /// # Safety
     /// The access is available. Both spans are valid for `length` bytes and do not overlap.
@@ -185,8 +176,7 @@ impl Access {
         let mut access = self;
         let width = access.width();
         let both_aligned = (destination as usize ^ source as usize).is_multiple_of(width);
-        // Use ordinary accesses of the same width unless source and destination are equally aligned, because
-        // streaming accesses fault on unaligned addresses.
+        // Streaming accesses fault on unaligned addresses.
         if access == Access::NonTemporal && !both_aligned {
             access = match width {
                 64 => Access::Bytes64,
@@ -196,8 +186,8 @@ impl Access {
         }
         let aligned_by = if access == Access::Direct64 { destination as usize } else { aligned_by };
         let head = aligned_by.next_multiple_of(width) - aligned_by;
-        // SAFETY: each step stays within `length`, and the middle part begins where `aligned_by` is a
-        // multiple of the width.
+        // SAFETY: each step stays within `length`. The middle part begins where `aligned_by` is a multiple of
+        // the width.
         unsafe {
             let left = length;
             let mut step = |bytes: usize, access: Option<Access>| {
@@ -243,13 +233,13 @@ impl FromStr for Access {
 }
 
 /// Copies the few bytes before or after the body of a span: in 4-byte words if `bytes` is a multiple of 4,
-/// otherwise byte by byte.
+/// else byte by byte.
 ///
 /// # Safety
 /// Both spans are valid for `bytes` bytes and do not overlap.
 unsafe fn narrow(destination: *mut u8, source: *const u8, bytes: usize) {
     let words = if bytes.is_multiple_of(4) { bytes / 4 } else { 0 };
-    // SAFETY: the words and the single bytes after them are exactly the bytes that the caller promises.
+    // SAFETY: the words and the single bytes after them are the bytes that the caller promises.
     unsafe {
         Access::Bytes4.copy(destination, source, words);
         for index in words * 4..bytes {
@@ -258,9 +248,8 @@ unsafe fn narrow(destination: *mut u8, source: *const u8, bytes: usize) {
     }
 }
 
-/// Copies `count` words. Loads by volatile accesses if `source` is aligned, and stores by volatile accesses
-/// if `destination` is. An address that is not aligned must be in ordinary memory, because the compiler may
-/// split accesses to it.
+/// Copies `count` words. Accesses an aligned address by volatile accesses. An unaligned address must be in
+/// ordinary memory, because the compiler may split accesses to it.
 ///
 /// # Safety
 /// Both spans are valid for `count` words and do not overlap.
@@ -269,7 +258,7 @@ unsafe fn words<T: Copy>(destination: *mut u8, source: *const u8, count: usize) 
     let aligned = |address: usize| address.is_multiple_of(size_of::<T>());
     if aligned(source as usize) && aligned(destination as usize) {
         for index in 0..count {
-            // SAFETY: word `index` is inside both spans, as the caller promises, and aligned.
+            // SAFETY: word `index` is aligned and inside both spans, as the caller promises.
             unsafe { destination.add(index).write_volatile(source.add(index).read_volatile()) };
         }
         return;

@@ -1,4 +1,4 @@
-//! Predicts how long an operation of some size takes, from the waits for earlier operations of this size.
+//! Predicts how long an operation takes, from the waits for earlier operations of its size.
 
 use super::wait::Slept;
 use std::time::Duration;
@@ -6,24 +6,22 @@ use std::time::Duration;
 /// The expected duration of operations by size, and the lead: how long before the expected end a wait wakes
 /// up.
 ///
-/// The expected duration is close to the shortest recent one, because that operation was probably
-/// undisturbed. A shorter duration replaces it at once. A longer one raises it by an eighth of the
-/// difference.
+/// The expected duration is close to the shortest recent one, which probably was undisturbed. A shorter
+/// duration replaces it at once. A longer one raises it by an eighth of the difference.
 ///
-/// Feedback controls the lead. A wake-up after the operation's end is late and lengthens the lead by half. A
-/// wake-up before the end shortens it by a 64th. So about one wake-up in 27 is late, whatever the system's
-/// timers cost. A late wake-up matters less for operations above 200 us. So their lead shortens faster, and
-/// about one wake-up in 7 is late.
+/// A wake-up after the operation's end lengthens the lead by half, and one before the end shortens it by a
+/// 64th. So about one wake-up in 27 is late. For operations above 200 us, a late wake-up matters less. Their
+/// lead shortens faster, and about one wake-up in 7 is late.
 ///
-/// If the lead leaves no time for a sleep, waits only poll. Each of these waits shortens the lead, until
-/// there is time for a sleep again. This never makes the lead shorter than the usual overshoot of a sleep.
+/// If the lead leaves no time for a sleep, waits only poll. Each such wait shortens the lead, but not below
+/// the usual overshoot of a sleep.
 #[derive(Clone, Debug)]
 pub struct Expectation {
     by_size: Vec<Entry>,
     overshoot_ns: u64,
 }
 
-/// The expected duration of one size class, and the lead: how long before the expected end a wait wakes up.
+/// The expected duration of one size class, and the lead.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     /// The expected duration; 0 if no operation of this class was timed.
@@ -35,16 +33,15 @@ struct Entry {
 impl Entry {
     fn sleep_ns(&self) -> Option<u64> {
         let sleep = self.expected_ns.checked_sub(self.lead_ns)?;
-        // Sleep only if the sleep saves more than entering and leaving the kernel costs, and if the thread
-        // would then poll at most twice as long as it sleeps.
+        // Sleep only if the sleep saves more than a system call costs, and the thread would then poll at most
+        // twice as long.
         (sleep >= SHORTEST_SLEEP_NS.max(self.lead_ns / 2)).then_some(sleep)
     }
 }
 
 /// The number of size classes per power of two.
 const STEPS: usize = 4;
-/// The duration above which an operation counts as long. A late wake-up costs only a few percent of such an
-/// operation.
+/// The duration above which a late wake-up costs only a few percent of an operation.
 const LONG_NS: u64 = 200_000;
 /// The shortest sleep that saves more than entering and leaving the kernel costs.
 const SHORTEST_SLEEP_NS: u64 = 15_000;
@@ -55,14 +52,13 @@ const SHORTEN_LONG: u64 = 16;
 
 impl Default for Expectation {
     fn default() -> Self {
-        // Assumes Linux's default timer slack of 50 us, plus 10 us for the wake-up itself.
+        // Linux's default timer slack of 50 us, plus 10 us for the wake-up.
         Self::with_overshoot(Duration::from_micros(60))
     }
 }
 
 impl Expectation {
-    /// Creates an expectation without durations. Sleeps on this system last longer than asked; `overshoot` is
-    /// the usual difference.
+    /// Creates an expectation without durations. Sleeps usually last longer than asked by `overshoot`.
     pub fn with_overshoot(overshoot: Duration) -> Self {
         Self { by_size: vec![Entry::default(); 64 * STEPS], overshoot_ns: overshoot.as_nanos() as u64 }
     }
@@ -84,9 +80,8 @@ impl Expectation {
         }
     }
 
-    /// Learns from the timed sleep of a wait for an operation of `bytes`. Lengthens the lead (how long before
-    /// the expected end a wait wakes up) if the thread woke late, and otherwise shortens it. Updates the
-    /// average overshoot of sleeps.
+    /// Learns from the timed sleep of a wait for an operation of `bytes`: lengthens the lead if the thread
+    /// woke late, and else shortens it. Updates the average overshoot.
     pub fn slept(&mut self, bytes: u64, slept: &Slept) {
         let overshoot = slept.overshoot.as_nanos().min(1_000_000) as u64;
         self.overshoot_ns = (self.overshoot_ns * 7 + overshoot) / 8;
@@ -98,13 +93,12 @@ impl Expectation {
         };
     }
 
-    /// Returns how long to sleep for an operation of `bytes` that begins now; zero means to poll at once.
+    /// Returns how long to sleep for an operation of `bytes` that begins now. Zero: poll at once.
     pub fn sleep(&self, bytes: u64) -> Duration {
         Duration::from_nanos(self.by_size[Self::class(bytes)].sleep_ns().unwrap_or(0))
     }
 
-    /// Returns the expected duration of an operation of `bytes`, or `None` if no operation of about this size
-    /// was timed.
+    /// Returns the expected duration of an operation of `bytes`. `None` if none of about this size was timed.
     pub fn expected(&self, bytes: u64) -> Option<Duration> {
         match self.by_size[Self::class(bytes)].expected_ns {
             0 => None,
@@ -166,7 +160,7 @@ mod tests {
     }
 
     /// Simulates adaptive waits for operations of these durations, with sleeps that overshoot by 2 to 8 us.
-    /// Returns two shares: the bandwidth relative to that of polling, and the time spent polling.
+    /// Returns the bandwidth relative to that of polling, and the share of time spent polling.
     fn simulated(durations: impl Iterator<Item = u64>) -> (f64, f64) {
         const BYTES: u64 = 1 << 20;
         let mut expectation = Expectation::with_overshoot(Duration::from_micros(10));
@@ -191,8 +185,7 @@ mod tests {
     fn adaptive_waits_keep_the_bandwidth_of_polling() {
         let steady = simulated((0..2000).map(|n| 400_000 + n * 104_729 % 20_000));
         assert!(steady.0 > 0.97 && steady.1 < 0.33, "{steady:?}");
-        // Phases of 25 short operations alternate with phases of 25 long ones, as for copies that sometimes
-        // fit the cache.
+        // 25 short operations alternate with 25 long ones, as for copies that sometimes fit the cache.
         let phases = simulated((0..2000).map(|n| if n / 25 % 2 == 0 { 56_000 } else { 100_000 }));
         assert!(phases.0 > 0.97, "{phases:?}");
         let mixed = simulated((0..2000).map(|n: u64| if n * 7_919 % 10 < 5 { 56_000 } else { 100_000 }));

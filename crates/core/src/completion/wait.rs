@@ -9,14 +9,14 @@
 
 use std::time::{Duration, Instant};
 
-/// What a wait does if its first [`Wait::FIRST_POLLS`] polls found the operation incomplete: how long it
-/// sleeps, and how long it then polls before it blocks.
+/// What a wait does after its [`Wait::FIRST_POLLS`]: how long it sleeps, and how long it then polls before it
+/// blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitPlan {
     /// How long to sleep before polling again; zero to poll at once.
     pub sleep: Duration,
-    /// The time after which the wait starts to block, counted from the end of the first polls. It includes
-    /// `sleep`. After this time, the wait calls [`Wait::block`] between the rounds of polls.
+    /// The time, from the end of the first polls and with `sleep`, after which the wait blocks between the
+    /// rounds of polls.
     pub poll_for: Duration,
 }
 
@@ -45,16 +45,14 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// Returns how long the wait lasted after its first polls. The time counts until this call, so call it
-    /// right after the wait. Returns `None` if the operation's duration is unknown: the first polls found it
-    /// completed, or the thread slept past its end.
+    /// Returns how long the wait lasted after its first polls, until this call. `None` if the operation's
+    /// duration is unknown: the first polls found it completed, or the thread slept past its end.
     pub fn took(&self) -> Option<Duration> {
         self.start.map(|start| start.elapsed())
     }
 }
 
-/// One wait for an operation. An implementer defines how to poll, check, block and record sleeps.
-/// [`Wait::run`] calls these methods in a loop.
+/// One wait for an operation. [`Wait::run`] calls the other methods in a loop.
 pub trait Wait {
     /// The error of a failed wait.
     type Error;
@@ -64,15 +62,14 @@ pub trait Wait {
     const POLLS: u32;
 
     /// Polls once. Returns true if the operation has completed. `watched` is true if the previous poll was a
-    /// moment ago: an operation that this poll finds completed has just completed. If it is false, the
-    /// operation may have completed long before.
+    /// moment ago, so that an operation found completed has just completed.
     ///
     /// # Errors
     /// If the operation failed.
     fn poll(&mut self, watched: bool) -> Result<bool, Self::Error>;
 
-    /// Returns how long the wait sleeps, and how long it then polls before it blocks. Called once, and only
-    /// if the first polls did not find the operation completed.
+    /// Returns how long the wait sleeps, and how long it then polls before it blocks. Called once, after the
+    /// first polls.
     fn plan(&mut self) -> WaitPlan;
 
     /// Records how the timed sleep ended. Called after the first poll that follows the sleep.
@@ -245,7 +242,7 @@ mod tests {
         assert!(wait.run().unwrap().took().unwrap() >= plan.sleep);
         let calls = ["unwatched poll", "plan", "unwatched poll", "slept", "block", "unwatched poll"];
         assert_eq!(wait.calls, calls);
-        // This operation completes during the sleep, so its duration is unknown and `took` returns `None`.
+        // The operation completes during the sleep, so its duration is unknown.
         let mut wait = scripted(4, plan);
         assert!(wait.run().unwrap().took().is_none());
         assert_eq!(wait.calls, ["unwatched poll", "plan", "unwatched poll", "slept late"]);
@@ -255,8 +252,7 @@ mod tests {
     fn a_failed_check_ends_the_wait_unless_the_operation_has_completed() {
         let mut wait = Scripted { fails_at_check: 2, ..scripted(100, WaitPlan::POLL) };
         assert_eq!(wait.run().unwrap_err(), "gave up");
-        // After a failed check, the wait polls once more. Here that poll is the twelfth and finds the
-        // operation completed, so the wait succeeds.
+        // After a failed check, the wait polls once more. That twelfth poll finds the operation completed.
         let mut wait = Scripted { fails_at_check: 2, ..scripted(12, WaitPlan::POLL) };
         assert!(wait.run().is_ok());
     }

@@ -1,5 +1,4 @@
-//! A mover that copies with the CPU's loads and stores. It can copy between all memory that the CPU maps,
-//! including BARs and windows.
+//! A mover that copies with the CPU's loads and stores, between all memory that the CPU maps.
 
 use super::{Mover, Ticket, TicketCounter, check_pair, out_of_reach};
 use crate::access::{Access, store_fence};
@@ -9,15 +8,13 @@ use crate::region::{Location, Region};
 
 /// A mover that copies with loads and stores of one [`Access`].
 ///
-/// It is synchronous: a copy is done when [`Mover::submit`] returns. Stores to a BAR or window are then
-/// *issued*: they have left the processor. When [`CpuMover::flush`] has returned, they are also *delivered*:
-/// they are in the destination's memory.
+/// It is synchronous: a copy is done when [`Mover::submit`] returns. Stores to a BAR or window have then left
+/// the processor, but are in the destination's memory only after [`CpuMover::flush`].
 #[derive(Debug)]
 pub struct CpuMover {
     access: Access,
     reads_bars: bool,
-    /// A part of the mover's name, which says how it accesses device memory: `loads`, `stores` or `loads and
-    /// stores`. [`CpuMover::named_after`] sets it.
+    /// How the mover's name says that it accesses device memory: `loads`, `stores` or `loads and stores`.
     work: &'static str,
     tickets: TicketCounter,
 }
@@ -45,8 +42,8 @@ impl CpuMover {
         self
     }
 
-    /// Sets which accesses the mover's name contains. Set `loads` if the mover reads a BAR, and `stores` if
-    /// it writes one. If neither is set, the name contains `stores`.
+    /// Sets which accesses the mover's name contains: `loads` if the mover reads a BAR, `stores` if it writes
+    /// one. If neither is set, `stores`.
     #[must_use]
     pub fn named_after(mut self, loads: bool, stores: bool) -> Self {
         self.work = match (loads, stores) {
@@ -62,8 +59,8 @@ impl CpuMover {
         self.access
     }
 
-    /// Blocks until earlier stores to the device behind `region` are delivered. Reads from the region,
-    /// because on PCIe a read cannot pass earlier posted writes. For ordinary memory, only orders stores.
+    /// Blocks until earlier stores to the device behind `region` are delivered, by a read, which on PCIe
+    /// cannot pass earlier writes. For ordinary memory, only orders stores.
     ///
     /// # Errors
     /// [`Error::Device`] if the mover may not read BARs.
@@ -80,8 +77,8 @@ impl CpuMover {
         }
         let (start, end) = (region.address(), region.address() + region.len() as u64);
         let word = start.next_multiple_of(4);
-        // SAFETY: the load reads an aligned word or the first byte. Both are inside `region`, which keeps its
-        // memory mapped.
+        // SAFETY: the load reads an aligned word or the first byte, inside `region`, which keeps its memory
+        // mapped.
         unsafe {
             if word + 4 <= end {
                 std::hint::black_box((word as *const u32).read_volatile());
@@ -124,8 +121,7 @@ impl Mover for CpuMover {
             return Err(out_of_reach(self, source, destination));
         }
         let device_side = if destination.location().is_cpu_memory() { source } else { destination };
-        // Allow only aligned 4-byte accesses to a BAR, because it may hold registers. A window leads to
-        // memory, which accepts single bytes.
+        // A BAR may hold registers, so allow only aligned 4-byte accesses. A window accepts single bytes.
         let strict = matches!(device_side.location(), Location::Bar { .. });
         if strict && !(device_side.address().is_multiple_of(4) && device_side.len().is_multiple_of(4)) {
             return Err(Error::invalid(
@@ -133,7 +129,7 @@ impl Mover for CpuMover {
                 "a BAR is accessed in aligned words; give an offset and a length that are multiples of 4",
             ));
         }
-        // SAFETY: both regions are mapped while they live; `check_pair` refused overlaps and unequal lengths.
+        // SAFETY: the regions keep their memory mapped. `check_pair` refused overlaps and unequal lengths.
         unsafe {
             let device_address = device_side.address() as usize;
             self.access.copy_span(destination.as_ptr(), source.as_ptr(), source.len(), device_address);
@@ -222,8 +218,8 @@ mod tests {
         assert!(odd.unwrap_err().to_string().contains("multiples of 4"));
     }
 
-    /// Returns one new page of memory as a BAR. The page becomes resident at its first access, so a test can
-    /// find out whether a mover accessed it.
+    /// Returns one new page of memory as a BAR. It becomes resident at its first access, which a test can
+    /// detect.
     #[cfg(not(miri))]
     fn untouched_bar() -> Region {
         struct Page(usize);

@@ -1,7 +1,5 @@
-//! The copies of a mover that are in flight: their tickets, and when each is expected to complete.
-//!
-//! A copy is assumed to begin when it is submitted or when the copy before it completes, whichever is later.
-//! It is expected to take as long as earlier copies of its size.
+//! The copies of a mover that are in flight: their tickets, and when each is expected to complete. A copy is
+//! assumed to begin when it is submitted or when the previous copy completes, whichever is later.
 
 use super::{Ticket, TicketCounter};
 use crate::completion::{Expectation, Slept, Wait, WaitPlan};
@@ -15,15 +13,13 @@ struct Entry {
     submitted: Instant,
 }
 
-/// The copies in flight of one mover. Issues tickets in order, measures how long copies take, and waits for
-/// tickets.
+/// The copies in flight of one mover. Issues tickets in order, measures copies, and waits for tickets.
 #[derive(Debug)]
 pub struct InFlight {
     tickets: TicketCounter,
     done: Ticket,
     entries: VecDeque<Entry>,
-    /// When the last completion was seen. The oldest copy in flight began then, or at its own submission if
-    /// that was later.
+    /// When the last completion was seen. The oldest copy in flight began then, or later at its submission.
     ended: Instant,
     expectation: Expectation,
     /// How long a wait lasts without a completion before it reports the device as lost.
@@ -37,7 +33,7 @@ impl Default for InFlight {
             done: Ticket(0),
             entries: VecDeque::with_capacity(256),
             ended: Instant::now(),
-            // Start with a guess: a sleep lasts 10 us longer than requested. Each sleep corrects the guess.
+            // A first guess. Each sleep corrects it.
             expectation: Expectation::with_overshoot(Duration::from_micros(10)),
             timeout: Duration::from_secs(10),
         }
@@ -71,9 +67,8 @@ impl InFlight {
         self.entries.len()
     }
 
-    /// Records that all copies up to `ticket` are done. Set `watched` if the last poll, a moment ago, found
-    /// `ticket` not done: its copy then completed just now. If no other copy completed since that poll, the
-    /// copy's duration is known and is recorded.
+    /// Records that all copies up to `ticket` are done. Set `watched` if a poll a moment ago found `ticket`
+    /// not done. The copy's duration is then recorded, if no other copy completed since.
     pub fn complete(&mut self, ticket: Ticket, watched: bool) {
         if ticket <= self.done {
             return;
@@ -85,8 +80,7 @@ impl InFlight {
             self.done.0 += 1;
             finished += 1;
             let began = entry.submitted.max(self.ended);
-            // If several copies completed between two polls, the duration of each is unknown. So a duration
-            // is recorded only if exactly one copy completed.
+            // If several copies completed between two polls, the duration of each is unknown.
             if watched && finished == 1 && self.done == ticket {
                 self.expectation.learn(entry.bytes, now.duration_since(began).as_nanos() as u64);
             }
@@ -104,8 +98,8 @@ impl InFlight {
         self.tickets.check(ticket)
     }
 
-    /// Polls until `ticket` is done. `poll` returns the newest ticket that is done, and `device` names the
-    /// device in errors.
+    /// Polls until `ticket` is done. `poll` returns the newest done ticket, and `device` names the device in
+    /// errors.
     ///
     /// # Errors
     /// Errors of `poll`, and [`Error::Device`] if nothing completes for [`InFlight::timeout`].
@@ -145,8 +139,7 @@ impl InFlight {
         CopyWait { copies: self, device, ticket, poll, adaptive, bytes: 0 }.run().map(drop)
     }
 
-    /// Returns how long a wait for `ticket` should sleep from now on, and the size in bytes of the ticket's
-    /// copy.
+    /// Returns how long a wait for `ticket` should sleep from now on, and its copy's size in bytes.
     fn sleep_for(&self, ticket: Ticket) -> (Duration, u64) {
         let ahead = (ticket.0 - self.done.0) as usize;
         let Some(last) = self.entries.get(ahead - 1) else { return (Duration::ZERO, 0) };
@@ -154,8 +147,7 @@ impl InFlight {
         for entry in self.entries.iter().take(ahead - 1) {
             match self.expectation.expected(entry.bytes) {
                 Some(expected) => free = free.max(entry.submitted) + expected,
-                // The end of an earlier copy cannot be predicted, because no copy of its size was timed yet.
-                // So the wait only polls, which also times that copy.
+                // No copy of this size was timed yet, so only poll, which also times it.
                 None => return (Duration::ZERO, last.bytes),
             }
         }
@@ -181,8 +173,7 @@ impl InFlight {
     }
 }
 
-/// A wait until the copy of `ticket` is done. If `adaptive` is set, the wait may sleep after its first poll.
-/// Otherwise it only polls.
+/// A wait until the copy of `ticket` is done. If `adaptive` is set, it may sleep after its first poll.
 struct CopyWait<'a, P> {
     copies: &'a mut InFlight,
     device: &'a dyn Fn() -> String,
@@ -194,7 +185,7 @@ struct CopyWait<'a, P> {
 
 impl<P: FnMut() -> Result<Ticket>> Wait for CopyWait<'_, P> {
     type Error = Error;
-    // Polls only once before the first sleep, because a poll may be a slow call of a driver.
+    // Poll only once before the first sleep, because a poll may be a slow call of a driver.
     const FIRST_POLLS: u32 = 1;
     const POLLS: u32 = 1024;
 
@@ -251,12 +242,11 @@ mod tests {
         assert!(!round(&mut copies), "the second copy has an expected time");
         assert!(polls > 2);
         assert_eq!(copies.done(), copies.newest());
-        // Check that the sleep for the second copy is longer by at least the time of one copy, because the
-        // second copy begins when the first completes.
+        // The second copy begins when the first completes, so its sleep is longer by at least the time of one
+        // copy.
         let first = copies.submit(1 << 20);
         let second = copies.submit(1 << 20);
-        // Accept a sleep of zero, because other jobs may delay this thread until both copies are expected to
-        // be complete.
+        // Other jobs may delay this thread until both copies should be complete. The sleep is then zero.
         let both = copies.sleep_for(second).0;
         assert!(both.is_zero() || both >= copies.sleep_for(first).0 + took);
     }

@@ -1,8 +1,5 @@
-//! Movers, which copy bytes between two regions, and their copies in flight.
-//!
-//! One thread drives a mover. Copies complete in the order in which they were submitted. [`CpuMover`] copies
-//! with the CPU's loads and stores. DMA engines and GPUs are in crates of their own, and track their copies
-//! with [`InFlight`].
+//! Movers, which copy bytes between two regions. One thread drives a mover. Copies complete in the order of
+//! submission. [`CpuMover`] copies with the CPU; DMA engines and GPUs are in crates of their own.
 
 mod cpu;
 mod in_flight;
@@ -15,7 +12,7 @@ use crate::completion::CompletionMode;
 use crate::error::{Error, Result};
 use crate::region::Region;
 
-/// The number of a submitted copy. Each mover numbers its copies 1, 2, 3, ... in the order of submission.
+/// The number of a submitted copy. Each mover numbers its copies 1, 2, 3, ...
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
@@ -65,13 +62,12 @@ pub trait Mover: Send {
     /// Returns true if the mover can copy from `source` to `destination`.
     fn reaches(&self, source: &Region, destination: &Region) -> bool;
 
-    /// Starts copying `source` to `destination`, which have the same length. The mover keeps both alive until
-    /// the ticket is done. Until then, do not write the source or access the destination. A synchronous mover
-    /// has completed the copy when this call returns.
+    /// Starts copying `source` to `destination`, of the same length. The mover keeps both alive until the
+    /// ticket is done. Until then, do not write the source or access the destination.
     ///
     /// # Errors
-    /// If the mover does not reach a region, the regions overlap, their lengths differ, or the device
-    /// refuses.
+    /// - The mover does not reach a region, or the device refuses.
+    /// - The regions overlap, or their lengths differ.
     fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket>;
 
     /// Returns the newest ticket that is done: its copy and all before it have completed.
@@ -91,16 +87,14 @@ pub trait Mover: Send {
         false
     }
 
-    /// Sets the completion mode. Returns the mode in effect, which differs if the mover does not support the
-    /// requested one. A mover that waits for its stages within [`Mover::submit`] uses the mode there, too. If
-    /// the CPU itself copies, the mode in effect is `Poll`.
+    /// Sets the completion mode, also for waits within [`Mover::submit`]. Returns the mode in effect, which
+    /// differs if the mover does not support the requested one. It is `Poll` if the CPU itself copies.
     fn set_completion_mode(&mut self, completion: CompletionMode) -> CompletionMode {
         completion
     }
 
-    /// Waits for all copies, then releases what the mover keeps between copies, such as resident kernels. The
-    /// next copy acquires these resources again. Call it before a pause. Also call it before other work on
-    /// the device, which may otherwise wait for resident kernels.
+    /// Waits for all copies, then releases what the mover keeps between copies, such as resident kernels.
+    /// Call it before a pause, and before other work on the device, which may wait for resident kernels.
     ///
     /// # Errors
     /// As for [`Mover::wait`].
@@ -109,7 +103,7 @@ pub trait Mover: Send {
     }
 }
 
-/// Checks what every mover requires: two regions of the same length, which is not 0, that do not overlap.
+/// Checks that two regions have the same length, which is not 0, and do not overlap.
 ///
 /// # Errors
 /// [`Error::Invalid`] that names both regions.

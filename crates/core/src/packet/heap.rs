@@ -1,7 +1,5 @@
-//! A pool of packet buffers in any region, without DPDK.
-//!
-//! Free buffers are in three lists: one that threads allocate from, one that threads free to, and the
-//! owner's.
+//! A pool of packet buffers in any region, without DPDK. Free buffers are in three lists: one that threads
+//! allocate from, one that threads free to, and the owner's.
 
 use super::{Packet, PacketMeta, Pool};
 use crate::cache::CacheAligned;
@@ -12,7 +10,7 @@ use std::marker::PhantomData;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// A pool of packet buffers in any region. Captures, generators and GPUs use it.
+/// A pool of packet buffers in any region, for captures, generators and GPUs.
 ///
 /// ```text
 /// region: | headroom | data room | headroom | data room |    one buffer per stride, cookie = buffer's index
@@ -24,8 +22,8 @@ pub struct HeapPool {
     count: usize,
     /// The free buffers that threads allocate from.
     free: CacheAligned<Mutex<Vec<u32>>>,
-    /// The buffers that threads freed. They move to `free` when `free` runs short. With two lists, threads
-    /// that free rarely contend with threads that allocate.
+    /// The buffers that threads freed. They move to `free` when it runs short. So freeing threads rarely
+    /// contend with allocating ones.
     returned: CacheAligned<Mutex<Vec<u32>>>,
     /// The number of the thread that owns the pool, or 0.
     owner: AtomicU64,
@@ -40,8 +38,8 @@ struct OwnedList {
     count: AtomicUsize,
 }
 
-// SAFETY: only the holder of a packet accesses its metadata (`Pool`'s contract), locks protect two of the
-// free lists, and only the owner accesses the third (`with_owned`).
+// SAFETY: only the holder of a packet accesses its metadata (`Pool`'s contract). Locks protect two of the
+// free lists, and only the owner accesses the third.
 unsafe impl Sync for HeapPool {}
 // SAFETY: no field is tied to a thread.
 unsafe impl Send for HeapPool {}
@@ -51,8 +49,8 @@ const UNPOISONED: &str = "nothing panics while it holds a free list";
 /// Bytes in front of a packet's data room, as in DPDK: space to prepend headers.
 pub const HEADROOM: usize = 128;
 
-/// The largest data room. It holds the largest frame that Linux sends before segmentation: a 64 KiB datagram
-/// with its Ethernet header and tags.
+/// The largest data room. It holds a 64 KiB datagram with its Ethernet header and tags, as Linux may send
+/// before segmentation.
 const MAX_ROOM: usize = 128 << 10;
 
 impl HeapPool {
@@ -69,16 +67,15 @@ impl HeapPool {
         Self::over(Region::host(bytes)?, room)
     }
 
-    /// Returns the size of the region that [`HeapPool::over`] needs for `count` buffers, or `None` if
-    /// [`HeapPool::new`] would refuse the numbers.
+    /// Returns the bytes that [`HeapPool::over`] needs for `count` buffers. `None` if [`HeapPool::new`] would
+    /// refuse the numbers.
     pub fn bytes(count: usize, room: usize) -> Option<usize> {
         let possible = (1..=1 << 24).contains(&count) && (1..=MAX_ROOM).contains(&room);
         possible.then(|| Self::stride(room) * count)
     }
 
     fn stride(room: usize) -> usize {
-        // Rounds up to whole pairs of cache lines, so that the adjacent-line prefetcher fetches no line of
-        // another buffer.
+        // Whole pairs of cache lines, so that the adjacent-line prefetcher fetches no line of another buffer.
         (HEADROOM + room).next_multiple_of(128)
     }
 
@@ -120,17 +117,16 @@ impl HeapPool {
         if self.owner.load(Ordering::Relaxed) != thread_number() {
             return None;
         }
-        // SAFETY: only the owner thread gets here, and no `f` in this module calls `with_owned`. So there is
-        // only one reference to the list.
+        // SAFETY: only the owner thread gets here, and no `f` in this module calls `with_owned`. So this is
+        // the only reference to the list.
         let list = unsafe { &mut *self.owned.0.list.get() };
         let result = f(list);
         self.owned.0.count.store(list.len(), Ordering::Relaxed);
         Some(result)
     }
 
-    /// Moves buffers from the shared lists to the owner's list, until the owner's list is long enough or the
-    /// shared lists are empty. Long enough means `wanted` buffers, or a quarter of the pool if that is more.
-    /// The remaining buffers stay available to other threads.
+    /// Moves buffers from the shared lists to the owner's list, until it has `wanted` buffers, or a quarter
+    /// of the pool if that is more.
     #[cold]
     fn fetch(&self, owned: &mut Vec<u32>, wanted: usize) {
         let wanted = wanted.max(self.count / 4);
@@ -141,14 +137,12 @@ impl HeapPool {
         }
     }
 
-    /// Allocates from the end of `free`, so that the buffer freed last, which is probably cached, comes
-    /// first.
+    /// Allocates from the end of `free`: the buffer freed last, which is probably cached, comes first.
     #[inline]
     fn fill(&self, packets: &mut [Packet], free: &mut Vec<u32>) -> usize {
         let count = packets.len().min(free.len());
         let keep = free.len() - count;
-        // Load both values before the loop. Otherwise the compiler would load them again for each packet,
-        // because it cannot exclude that `packets` aliases the pool's fields.
+        // Load both values once. The compiler cannot exclude that `packets` aliases the pool's fields.
         let (first, stride) = (self.region.address() + self.headroom as u64, self.stride as u64);
         for (packet, &index) in packets.iter_mut().zip(free[keep..].iter().rev()) {
             *packet =
@@ -163,8 +157,8 @@ impl HeapPool {
     }
 }
 
-// SAFETY: each buffer's index is either in one free list or in one held packet, because the caller of `free`
-// holds the packet. Index times stride lies in the region.
+// SAFETY: each buffer's index is either in one free list or in one held packet. Index times stride lies in
+// the region.
 unsafe impl Pool for HeapPool {
     #[inline]
     fn allocate(&self, packets: &mut [Packet]) -> usize {
@@ -192,8 +186,7 @@ unsafe impl Pool for HeapPool {
         let owned = self.with_owned(|owned| {
             add(owned);
             if owned.len() > self.count / 2 {
-                // Return a quarter of the pool to the shared list, because the owner holds more than half of
-                // the buffers and other threads may need some.
+                // The owner holds more than half of the buffers, and other threads may need some.
                 self.returned.0.lock().expect(UNPOISONED).extend(owned.drain(..self.count / 4));
             }
         });
@@ -234,8 +227,8 @@ unsafe impl Pool for HeapPool {
     }
 }
 
-/// A guard that makes the calling thread a pool's owner; see [`Pool::own`]. When dropped, it returns the
-/// owner's free buffers to all threads.
+/// Makes the calling thread a pool's owner; see [`Pool::own`]. Dropping it returns the owner's free buffers
+/// to all threads.
 pub struct PoolOwner<'a> {
     pool: &'a HeapPool,
     /// Prevents the guard from being sent to another thread.
@@ -251,7 +244,7 @@ impl Drop for PoolOwner<'_> {
     }
 }
 
-/// Returns the number of the calling thread: above 0, and never used by another thread of the process.
+/// Returns the number of the calling thread: above 0 and unique in the process.
 #[inline]
 fn thread_number() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
@@ -338,7 +331,7 @@ mod tests {
                 let got = pool.allocate(&mut packets[..1 + (round * seed) % 13]);
                 for packet in &packets[..got] {
                     // SAFETY: the packet was just allocated, in host memory. If two threads held one buffer,
-                    // both would write here, and the check below would fail.
+                    // the check below would fail.
                     unsafe { *(packet.address as *mut usize) = seed };
                 }
                 held.extend_from_slice(&packets[..got]);

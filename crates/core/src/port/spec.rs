@@ -1,7 +1,6 @@
-//! The syntax of port specifications: `KIND[:ARGUMENT][,KEY=VALUE|,FLAG]...`.
-//!
-//! [`PortSpec`] splits the text; the crate that provides a kind of port reads the argument and the options it
-//! knows. Each kind calls [`PortSpec::finish`] last, which refuses every option that was not read.
+//! The syntax of port specifications: `KIND[:ARGUMENT][,KEY=VALUE|,FLAG]...`. [`PortSpec`] splits the text.
+//! Each kind of port reads its options, and calls [`PortSpec::finish`], which refuses options that were not
+//! read.
 
 use crate::error::{Error, Result};
 use std::ops::RangeInclusive;
@@ -12,11 +11,10 @@ pub struct PortSpec<'a> {
     text: &'a str,
     kind: &'a str,
     argument: &'a str,
-    /// The options of the specification that the port's kind has not read yet. Each has a key, and a value
-    /// unless it is a flag.
+    /// The options that the port's kind has not read yet: a key, and a value unless it is a flag.
     options: Vec<(&'a str, Option<&'a str>)>,
-    /// The names of the options that the port's kind has read so far, for error messages. When
-    /// [`PortSpec::finish`] is called, these are all options of the kind.
+    /// The names of the options read so far, for error messages. At [`PortSpec::finish`], all options of the
+    /// kind.
     known: Vec<&'static str>,
 }
 
@@ -111,8 +109,7 @@ impl<'a> PortSpec<'a> {
         }
     }
 
-    /// Returns the whole number that option `key` gives, which must lie within `range`. Underscores may group
-    /// its digits.
+    /// Returns the whole number of option `key`, within `range`. Underscores may group its digits.
     ///
     /// # Errors
     /// As for [`PortSpec::option`].
@@ -124,8 +121,7 @@ impl<'a> PortSpec<'a> {
         self.option(key, |value| Self::read_number(value, range))
     }
 
-    /// Returns the whole number that the argument gives, or `default` if there is no argument. `what` names
-    /// the number in errors.
+    /// Returns the argument as a whole number, or `default` without one. `what` names it in errors.
     ///
     /// # Errors
     /// If the argument is not a whole number within `range`.
@@ -149,11 +145,10 @@ impl<'a> PortSpec<'a> {
             .ok_or_else(|| format!("give a whole number from {} to {}", range.start(), range.end()))
     }
 
-    /// Checks that every option of the specification was read. Call it last, because an option that was not
-    /// read is one that this kind of port does not have.
+    /// Checks that every option of the specification was read. Call it last.
     ///
     /// # Errors
-    /// Names the first such option, and the options that this kind of port has.
+    /// Names the first option that this kind of port does not have, and those that it has.
     pub fn finish(self) -> Result<()> {
         let Some((key, _)) = self.options.first() else { return Ok(()) };
         let known = match self.known.as_slice() {

@@ -1,5 +1,5 @@
-//! The trait of a row of results ([`Row`]). A row returns its values as names and texts, which the report
-//! crate arranges in tables and lines.
+//! The trait of a row of results ([`Row`]), which returns names and texts. The report crate arranges them in
+//! tables and lines.
 
 use serde::Serialize;
 
@@ -26,28 +26,27 @@ impl Cell {
 
 /// A row of a result document. Each kind of document has its own type of row.
 pub trait Row: Serialize {
-    /// Returns what distinguishes this row from its neighbours: burst, method, size and the like. A parameter
-    /// on which all rows agree is shown once, below the table. The others are the table's first columns.
+    /// Returns what distinguishes this row, such as burst and method. These are a table's first columns. A
+    /// parameter on which all rows agree is shown once, below the table.
     fn parameters(&self) -> Vec<Cell>;
 
     /// Returns the measured values for a table. All rows of a type must return the same names in the same
     /// order. A column without any text is left out.
     fn figures(&self) -> Vec<Cell>;
 
-    /// Returns the measured values as lines of text. They are shown instead of a table if the document has
-    /// only this row. If the list is empty, a table is shown.
+    /// Returns the measured values as lines of text, which replace the table of a document with only this
+    /// row. If the list is empty, a table is shown.
     fn lines(&self) -> Vec<Cell> {
         Vec::new()
     }
 
-    /// Returns what a reader must know besides the measured values, such as the ports. It is shown below the
-    /// result. Lines that several rows share are shown once.
+    /// Returns what a reader must know besides the measured values, such as the ports. Shown below the
+    /// result, once for rows that share a line.
     fn context(&self) -> Vec<Cell> {
         Vec::new()
     }
 
-    /// Returns further facts about the run, such as the path and the ceiling. They are shown only if the
-    /// document has a single row.
+    /// Returns further facts, such as the path and the ceiling. Shown only if the document has a single row.
     fn details(&self) -> Vec<Cell> {
         Vec::new()
     }

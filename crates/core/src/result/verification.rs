@@ -1,5 +1,5 @@
-//! The outcome of checking the data that a run moved: the numbers of lost, duplicated, reordered and altered
-//! packets, or of verified and altered bytes.
+//! The outcome of checking the data that a run moved: counts of lost, duplicated, reordered and altered
+//! packets, or of altered bytes.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -30,8 +30,8 @@ pub struct Verification {
 }
 
 impl Verification {
-    /// Returns true if packets were checked and none was lost, duplicated, reordered or altered. Also returns
-    /// true if no packet had to arrive and none did.
+    /// Returns true if no packet was lost, duplicated, reordered or altered, and some were checked or none
+    /// had to arrive.
     pub fn passed(&self) -> bool {
         !self.failed() && !self.received_nothing()
     }

@@ -11,8 +11,7 @@ pub enum Next<T> {
     Item(T),
     /// No item yet.
     Empty,
-    /// No item will follow: the dispatcher has closed the ring, and this consumer has completed all its
-    /// items.
+    /// No item will follow: the ring is closed, and this consumer has completed all its items.
     Closed,
 }
 
@@ -54,8 +53,8 @@ impl SubmittedItem<'_> {
     #[inline]
     pub fn parts(&mut self) -> (&[Descriptor], &mut [PacketVerdict]) {
         let ring = &self.consumer.ring;
-        // SAFETY: the slot is this consumer's until `complete`: the dispatcher neither writes its descriptors
-        // nor reads its verdicts. `count` is at most `burst`.
+        // SAFETY: the slot is this consumer's until `complete`: the dispatcher accesses neither descriptors
+        // nor verdicts. `count` is at most `burst`.
         unsafe {
             (
                 std::slice::from_raw_parts(ring.descriptors(self.slot), self.count),
@@ -64,8 +63,8 @@ impl SubmittedItem<'_> {
         }
     }
 
-    /// Hands the item back to the dispatcher. `info` is [`UNCHANGED`](super::layout::UNCHANGED) or, if each
-    /// packet's verdict is written, [`VERDICTS`](super::layout::VERDICTS).
+    /// Hands the item back to the dispatcher. `info` is [`UNCHANGED`](super::layout::UNCHANGED), or
+    /// [`VERDICTS`](super::layout::VERDICTS) if each packet's verdict is written.
     #[inline]
     pub fn complete(self, info: u32) {
         self.consumer.cursor.complete(&RingWords(&self.consumer.ring), info);

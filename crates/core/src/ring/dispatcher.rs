@@ -1,7 +1,5 @@
-//! The end of the ring that submits items and takes them back when they are completed.
-//!
-//! The dispatching thread keeps each item's packets until the item is completed. It needs their cookies and
-//! metadata, which do not cross the ring.
+//! The end of the ring that submits items and takes them back when they are completed. It keeps each item's
+//! packets meanwhile, because their cookies and metadata do not cross the ring.
 
 use super::layout::{self, Descriptor, PacketVerdict};
 use super::{Ring, RingWords, protocol};
@@ -20,7 +18,7 @@ impl Dispatcher {
         Self { ring, cursor }
     }
 
-    /// Returns the ring, so that other threads, such as a watchdog, can read the progress of its items.
+    /// Returns the ring, through which other threads, such as a watchdog, can read its progress.
     pub fn ring(&self) -> &Arc<Ring> {
         &self.ring
     }
@@ -48,9 +46,9 @@ impl Dispatcher {
         true
     }
 
-    /// Prefetches half of the cache lines that the next item will be written to. So far, these lines are in
-    /// the cache of the consumer that completed the slot's last item. Call it once for each half, with other
-    /// work in between, because a whole item would exceed the core's line-fill buffers.
+    /// Prefetches half of the cache lines of the next item, which are still in a consumer's cache. Call it
+    /// once for each half, with other work in between: a whole item would exceed the core's line-fill
+    /// buffers.
     #[inline]
     pub fn prefetch_next(&self, half: Half) {
         let Some(slot) = self.cursor.claim(&RingWords(&self.ring)) else { return };
@@ -78,7 +76,7 @@ impl Dispatcher {
         self.cursor.in_flight()
     }
 
-    /// Returns the oldest item in flight if it is completed. If the returned item is dropped without
+    /// Returns the oldest item in flight if it is completed. If it is dropped without
     /// [`CompletedItem::free`], the next poll returns it again.
     #[inline]
     pub fn poll(&mut self) -> Option<CompletedItem<'_>> {
@@ -95,7 +93,7 @@ impl Dispatcher {
 
 impl Drop for Dispatcher {
     fn drop(&mut self) {
-        // Closes the ring even during a panic, so that the consumers end.
+        // Also closes the ring during a panic, so that the consumers end.
         self.close();
     }
 }
@@ -128,8 +126,8 @@ fn prefetch_to_read(line: *const u8) {
 
 #[inline(always)]
 fn prefetch_to_write(line: *const u8) {
-    // Written in assembly, because the compiler's intrinsic becomes a prefetch for reading unless the target
-    // CPU is known to have `prefetchw`. x86-64 CPUs without `prefetchw` ignore it.
+    // In assembly, because the compiler's intrinsic prefetches for reading unless the target CPU is known to
+    // have `prefetchw`. Other x86-64 CPUs ignore it.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch changes no register or memory, and never faults.
     unsafe {
@@ -161,8 +159,8 @@ impl CompletedItem<'_> {
     #[inline]
     pub fn verdict(&self, i: usize) -> PacketVerdict {
         assert!(i < self.dispatcher.ring.burst, "the burst has no such packet");
-        // SAFETY: the slot has room for `burst` verdicts. Faulty device code may still write to a completed
-        // item. A volatile read prevents the compiler from reading a verdict twice and getting two values.
+        // SAFETY: the slot has room for `burst` verdicts. Faulty device code may still write a completed
+        // item, so a volatile read keeps the compiler from reading twice.
         unsafe { self.dispatcher.ring.verdicts(self.slot).add(i).read_volatile() }
     }
 

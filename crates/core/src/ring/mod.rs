@@ -1,8 +1,5 @@
-//! The burst ring: a list of items by which one thread hands bursts to worker threads or to a GPU, and takes
-//! them back.
-//!
-//! `forward` uses it, within one process or between a process and the GPU that it drives. It connects neither
-//! processes nor machines.
+//! The burst ring: a list by which one thread hands bursts to worker threads or to a GPU, and takes them
+//! back.
 //!
 //! ```text
 //!           submission half: bursts                 completion half: verdicts
@@ -10,11 +7,11 @@
 //! ```
 //!
 //! * `protocol.rs` defines how items are handed over, and why no word is mistaken for one of another lap;
-//! * [`layout`] defines their layout in memory, for the host's code and the device's.
+//! * [`layout`] defines their layout in memory.
 //!
-//! The two halves are separate regions: both in host memory between threads, both in pinned memory towards a
-//! GPU. Only descriptors cross. The packets' cookies stay with the dispatching thread, so nothing that a
-//! consumer writes can make the host free a packet that it did not submit.
+//! The two halves are separate regions: in host memory between threads, in pinned memory towards a GPU. Only
+//! descriptors cross. The packets' cookies stay with the dispatching thread, so a consumer cannot make the
+//! host free a packet that it did not submit.
 
 mod consumer;
 mod dispatcher;
@@ -40,8 +37,7 @@ pub use dispatcher::{CompletedItem, Dispatcher, Half};
 pub use protocol::{Word, lap_of};
 pub use verdicts::{VerdictCounts, apply_verdicts};
 
-/// The memory of one burst ring, which the dispatcher and the consumers share. Other threads may observe it:
-/// a watchdog, or a thread that launches kernels.
+/// The memory of one burst ring, which the dispatcher and the consumers share. Other threads may observe it.
 ///
 /// A ring has one dispatcher, which its constructor returns. Nothing creates a second one:
 ///
@@ -64,22 +60,20 @@ pub struct Ring {
     submit: Region,
     complete: Region,
     submit_stride: usize,
-    /// The factor by which `between_threads` keeps neighbouring slots apart in memory: slot n of the
-    /// submission half is stored at index n times this factor, modulo the number of slots. An odd factor
-    /// gives each slot an index of its own.
+    /// Keeps neighbouring slots apart in memory: slot n of the submission half is stored at index n times
+    /// this factor, modulo the number of slots. The factor is odd, so no two slots share an index.
     submit_spread: u32,
     complete_stride: usize,
     freed: CacheAligned<AtomicU64>,
 }
 
-// SAFETY: the shared words are atomics. Each other byte of a slot is accessed only by the end that the
-// protocol gave the slot to. The loom tests check that the hand-over orders those accesses.
+// SAFETY: the shared words are atomics. Each other byte of a slot is accessed only by the end that owns the
+// slot by the protocol, whose order the loom tests check.
 unsafe impl Sync for Ring {}
 // SAFETY: no field is tied to a thread.
 unsafe impl Send for Ring {}
 
-/// Gives the dispatcher and the consumers access to the ring's words. Other code reads the words by
-/// [`Ring`]'s methods.
+/// Gives the dispatcher and the consumers access to the ring's words.
 struct RingWords<'a>(&'a Ring);
 
 impl Words for RingWords<'_> {
@@ -118,7 +112,7 @@ impl Words for RingWords<'_> {
 
 impl Ring {
     /// Creates a ring in host memory, of `slots` items of up to `burst` packets. Returns its dispatcher and
-    /// its consumers, one for each worker.
+    /// one consumer for each worker.
     ///
     /// # Errors
     /// [`Error::Invalid`] unless `slots` is a power of two from 2 to 65536 and `burst` is 1 to 1024.
@@ -131,9 +125,8 @@ impl Ring {
         Self::check(slots, burst)?;
         let submit = Region::host(layout::submit_bytes(slots, burst))?;
         let complete = Region::host(layout::complete_bytes(slots, burst))?;
-        // Store submission slot n at index 5n modulo the number of slots, so that successive slots are not
-        // adjacent in memory. A core that reads an item also prefetches the lines behind it. The dispatcher
-        // is about to write the next slot: if that slot lay there, its lines would move between the cores
+        // Store submission slot n at index 5n modulo the number of slots. A core that reads an item also
+        // prefetches the lines behind it. If the next slot lay there, its lines would move between the cores
         // twice.
         let ring = Self::over(slots, burst, submit, complete, 5)?;
         let consumers = (0..consumers).map(|index| Consumer::new(ring.clone(), index, consumers)).collect();
@@ -145,13 +138,14 @@ impl Ring {
     /// [`layout::complete_bytes`], aligned to [`layout::LINE`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless `slots` is a power of two from 2 to 65536 and `burst` is 1 to 1024. Also if
-    /// the regions are too small, misaligned, overlapping, or in memory that the CPU does not map.
+    /// [`Error::Invalid`] in these cases:
+    ///
+    /// - `slots` is not a power of two from 2 to 65536, or `burst` is not 1 to 1024.
+    /// - The regions are too small, misaligned, overlapping, or not mapped by the CPU.
     ///
     /// # Safety
     /// While the ring exists, nothing else on the host accesses the regions, and device code writes only the
     /// completion half. The caller keeps [`Dispatcher::ring`] or the regions until the device code has ended.
-    /// Otherwise dropping the dispatcher may free memory that the device code still accesses.
     pub unsafe fn to_device(
         slots: usize,
         burst: usize,
@@ -223,14 +217,14 @@ impl Ring {
         &self.submit
     }
 
-    /// Returns the number of packets of the item at `position`, or `None` if it is not submitted or its slot
-    /// was reused. Positions number the items of a ring from 0.
+    /// Returns the number of packets of the item at `position`, counted from 0. `None` if it is not submitted
+    /// or its slot was reused.
     #[inline]
     pub fn submitted(&self, position: u64) -> Option<u32> {
         self.info_of(RingWords(self).submitted(position as u32), position)
     }
 
-    /// Returns true if the item at `position` is completed, and no later item of the same slot is completed.
+    /// Returns true if the item at `position` is completed, and no later item of its slot is.
     #[inline]
     pub fn is_completed(&self, position: u64) -> bool {
         self.info_of(RingWords(self).completed(position as u32), position).is_some()
@@ -241,29 +235,26 @@ impl Ring {
         (word as u32 == lap_of(position, self.slots)).then_some((word >> 32) as u32)
     }
 
-    /// Returns how many items the dispatcher has freed. This is also the position of the oldest item in
-    /// flight.
+    /// Returns how many items the dispatcher has freed, which is the position of the oldest item in flight.
     #[inline]
     pub fn freed(&self) -> u64 {
         self.freed.0.load(Ordering::Acquire)
     }
 
-    /// Returns how many items were submitted in total, if the dispatcher has closed the ring. Returns `None`
-    /// before.
+    /// Returns how many items were submitted in total, or `None` until the ring is closed.
     #[inline]
     pub fn closed_at(&self) -> Option<u64> {
         RingWords(self).end().load(Ordering::Acquire).checked_sub(1)
     }
 
-    /// Ends the waits of device code for items that were never submitted. Call it after the ring was closed;
-    /// before that, it does nothing. `posted` is the number of items for which waits were queued on the
-    /// device. To end a wait, this function writes the word of an item without packets into the slot.
+    /// Ends the waits of device code for items that were never submitted, by words of items without packets.
+    /// Does nothing before the ring is closed. `posted` is the number of items for which waits were queued on
+    /// the device.
     ///
-    /// It does not write into a slot that still holds an earlier item. Device code that waits for such a slot
-    /// keeps waiting, so do not wait for that code to end.
+    /// A slot that holds an earlier item is not written. Device code that waits for such a slot keeps
+    /// waiting, so do not wait for that code.
     pub fn release_waits(&self, posted: u64) {
-        // Return unless the ring is closed, because only the dispatcher may write submitted words while the
-        // ring is open.
+        // While the ring is open, only the dispatcher may write submitted words.
         let Some(closed) = self.closed_at() else { return };
         for position in closed..posted.min(self.freed() + self.slots as u64) {
             let lap = lap_of(position, self.slots);
@@ -271,8 +262,7 @@ impl Ring {
         }
     }
 
-    /// Returns the address of a slot in the submission half. A `slot` beyond the last one wraps around, so
-    /// the address always lies in the region.
+    /// Returns the address of a slot in the submission half. A `slot` beyond the last one wraps around.
     #[inline(always)]
     fn submit_slot(&self, slot: u32) -> *mut u8 {
         let index = slot.wrapping_mul(self.submit_spread) & (self.slots - 1);
@@ -301,8 +291,8 @@ impl Ring {
     }
 
     /// Writes the descriptors of a claimed slot for the item of `lap`, from the last to the first. The
-    /// consumer polls the line that holds the word and the first descriptors, so that line is written last
-    /// and crosses between the cores once.
+    /// consumer polls the line of the word and the first descriptors, which thus crosses between the cores
+    /// once.
     ///
     /// # Safety
     /// The slot is claimed and not published, and there are at most `burst` packets.
@@ -314,9 +304,8 @@ impl Ring {
         let descriptors = self.descriptors(slot);
         for i in (0..packets.len()).rev() {
             // SAFETY: the descriptor is inside the region, and no other thread accesses the claimed slot. A
-            // packet begins with the fields of a descriptor, but with its port in place of the lap. Nobody
-            // reads the lap in a ring with bursts this large. Copying all fields at once needs half the
-            // stores.
+            // packet begins with a descriptor's fields, but has its port in place of the lap, which nobody
+            // reads for bursts this large.
             unsafe { descriptors.add(i).write(packets.as_ptr().add(i).cast::<Descriptor>().read()) };
         }
     }
@@ -332,9 +321,8 @@ impl Ring {
         }
     }
 
-    /// Sets the laps of all descriptors of a slot to 0, which no consumer accepts. Called when the 32-bit lap
-    /// wraps, because a descriptor from 2^32 laps ago would otherwise look current. No item may be in the
-    /// slot.
+    /// Sets the laps of a slot's descriptors to 0, which no consumer accepts. Called when the 32-bit lap
+    /// wraps, because a descriptor from 2^32 laps ago would look current. No item may be in the slot.
     #[cold]
     fn clear_laps(&self, slot: u32) {
         (0..self.burst).for_each(|i| protocol::describe(self.descriptor_words(slot, i), 0, 0, 0));
@@ -344,9 +332,9 @@ impl Ring {
     fn descriptor_words(&self, slot: u32, i: usize) -> [&AtomicU64; 2] {
         debug_assert!(i < self.burst);
         let first = self.descriptors(slot).wrapping_add(i).cast::<u64>();
-        // SAFETY: `i` is below `burst`, so both words are inside the region. They are 8-aligned. No other host
-        // thread accesses them while the dispatcher fills the slot: a worker on the CPU reads descriptors only
-        // after it has seen the item's word. Device code can read them at that time, and then checks the lap.
+        // SAFETY: `i` is below `burst`, so both words are inside the region. They are 8-aligned. While the
+        // dispatcher fills the slot, no other host thread accesses them, because a worker first reads the
+        // item's word. Device code checks the lap of what it reads early.
         unsafe { [AtomicU64::from_ptr(first), AtomicU64::from_ptr(first.add(1))] }
     }
 }

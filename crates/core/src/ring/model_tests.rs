@@ -1,6 +1,6 @@
-//! Model checks of the ring with loom. They explore the interleavings of a small ring's threads up to a
-//! number of preemptions, and the outcomes that weak memory order allows. loom's cells find data races on a
-//! slot's payload, and the assertions find lost or duplicated items.
+//! Model checks of the ring with loom: explores the interleavings of a small ring's threads, up to a number
+//! of preemptions, and the outcomes of weak memory order. loom's cells find data races, the assertions lost
+//! or duplicated items.
 
 use crate::ring::protocol::{Consumer, Dispatcher, Polled, Word, Words, belongs, describe, lap_of};
 use loom::cell::UnsafeCell;
@@ -29,11 +29,10 @@ struct Small {
 }
 
 impl Small {
-    /// Creates a ring whose dispatcher and consumers start at position `start`. Its words hold what the items
-    /// before `start` would have left in them.
+    /// Creates a ring that starts at position `start`, with the words that earlier items would have left.
     fn new(slots: u32, start: u64) -> Arc<Self> {
         let stale = |slot: u32| {
-            // The position of the last item before `start` that used this slot, if there was one.
+            // The position of the last item before `start` that used this slot, if any.
             let before = start.checked_sub(1).map(|last| last - ((last - slot as u64) % slots as u64));
             AtomicU64::new(before.filter(|_| start > 0).map_or(0, |position| lap_of(position, slots) as u64))
         };
@@ -77,9 +76,8 @@ fn write(cell: &UnsafeCell<u64>, value: u64) {
     cell.with_mut(|cell| unsafe { *cell = value });
 }
 
-/// One side of the ring, the dispatcher or a consumer, as a machine of single steps. A side's thread takes a
-/// fixed number of steps, because a model checker cannot follow unbounded spinning. The main thread takes the
-/// remaining steps.
+/// One side of the ring, the dispatcher or a consumer, as a machine of single steps. Its thread takes a fixed
+/// number of steps, because a model checker cannot follow unbounded spinning. The main thread takes the rest.
 trait Side: 'static {
     /// Takes one step. Returns true if this side has finished.
     fn step(&mut self, ring: &Small) -> bool;
@@ -167,8 +165,7 @@ fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preempt
         let dispatcher = Dispatch { cursor, next: 0, taken_back: 0, items, closed: false };
         let mut rest = vec![take(Box::new(dispatcher), ring.clone())];
         rest.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
-        // Let the sides take turns until both have finished. Every store is visible after the joins, so each
-        // round makes progress, and the number of rounds is limited.
+        // Every store is visible after the joins, so each round makes progress.
         for round in 0.. {
             assert!(round <= 4 * items + 4, "no progress");
             for (side, done) in &mut rest {
@@ -181,19 +178,18 @@ fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preempt
     });
 }
 
-/// A function that writes a descriptor: [`describe`], or a wrong one that the model must detect. Its
-/// arguments are the descriptor's two words, the address, the length and the lap.
+/// Writes a descriptor's two words, the address, the length and the lap: [`describe`], or a wrong function
+/// that the model must detect.
 type Describe = fn([&AtomicU64; 2], u64, u32, u32);
 
-/// Runs a ring of one slot. Its consumer reads the descriptor before the word, and uses the descriptor if it
-/// belongs to the word's lap.
+/// Runs a ring of one slot. Its consumer reads the descriptor before the word, and uses it if it belongs to
+/// the word's lap.
 fn read_early(start: u64, items: u64, describe: Describe) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(move || {
         let ring = Small::new(1, start);
-        // The descriptor was written in the previous lap, so a consumer that reads it early may find the old
-        // address.
+        // A consumer that reads the descriptor early may find the previous lap's address.
         let old = lap_of(start, 1).wrapping_sub(1);
         let words = Arc::new([AtomicU64::new(old as u64), AtomicU64::new((old as u64) << 32)]);
         let consumer = {
@@ -203,8 +199,8 @@ fn read_early(start: u64, items: u64, describe: Describe) {
                 let mut position = start;
                 for _ in 0..items + 1 {
                     let lap = lap_of(position, 1);
-                    // A device reads both words in one access. This consumer reads the second word and then
-                    // the first, which allows every outcome of the single access, and more.
+                    // A device reads both words in one access. Two loads in this order allow every outcome of
+                    // that access, and more.
                     let second = Word::load(&words[1]);
                     let early = Word::load(&words[0]);
                     let Polled::Item { slot, info } = cursor.poll(&*ring) else { continue };
@@ -271,7 +267,7 @@ fn an_empty_ring_closes() {
 
 #[test]
 fn laps_wrap() {
-    // The lap wraps in the middle: items 1 and 2 have the largest 32-bit lap, and items 3 and 4 have lap 0.
+    // Items 1 and 2 have the largest 32-bit lap, and items 3 and 4 have lap 0.
     let start = (u32::MAX as u64 - 1) * 2;
     assert_eq!((lap_of(start, 2), lap_of(start + 2, 2)), (u32::MAX, 0));
     run(2, start, 4, 1, 6, 2);

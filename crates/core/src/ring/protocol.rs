@@ -1,5 +1,4 @@
-//! The hand-over protocol of the burst ring. It is generic over its words, so that a model checker can run
-//! it.
+//! The hand-over protocol of the burst ring, generic over its words so that a model checker can run it.
 //!
 //! Items have positions 0, 1, 2, ... Position p uses slot `p % slots` in lap `p / slots + 1`. Each slot has
 //! two words, and each word has one writer:
@@ -10,41 +9,36 @@
 //!                                               takes b, b+n, ...                                  frees the slot
 //! ```
 //!
-//! A word's low half is the lap, and its high half is information about the item. So one aligned 8-byte load
-//! reads both. Readers compare laps for equality only, because a slot's word holds either the lap that the
-//! reader waits for or the one before. Thus the 32-bit lap may wrap. There is no read-modify-write operation,
-//! and a stale word cannot be mistaken for a fresh one.
+//! One aligned 8-byte load reads a word's lap and its information about the item. A slot's word holds either
+//! the lap that the reader waits for or the one before. So readers compare laps for equality only, the 32-bit
+//! lap may wrap, and a stale word is never taken for a fresh one.
 //!
-//! `end` is 0 while the ring is open. Closing sets it to one more than the number of published items, and
-//! consumers end when they reach it. They check the lap before `end`, so they process everything that was
-//! published. `freed` counts freed items. Only observers read it.
+//! `end` is 0 while the ring is open. Closing sets it to one more than the number of published items.
+//! Consumers check the lap before `end`, so they process everything that was published. `freed` counts freed
+//! items, for observers.
 //!
 //! # Descriptors read before the word
 //!
-//! A consumer reads an item's descriptors after its word. Over PCIe these are two round trips, one after the
-//! other. If a burst's descriptors lie in the same cache line as the item's word, device code may load word and
-//! descriptors at the same time, so a descriptor may be older than the word. The code keeps the descriptors
-//! that [`belong`](belongs) to the word's lap, and loads the others again. It keeps no wrong descriptor, because:
+//! Reading descriptors after the word takes a second round trip over PCIe. If a burst's descriptors lie in
+//! the cache line of the item's word, device code may load word and descriptors at the same time. So a
+//! descriptor may be older than the word. The code keeps the descriptors that [`belong`](belongs) to the
+//! word's lap, and loads the others again. It keeps no wrong descriptor, because:
 //!
 //! * [`describe`] writes the lap last, with release ordering, in the second of the descriptor's two words.
-//!   The consumer reads both words by one 16-byte access. Memory that a host and a GPU share is coherent by
-//!   cache lines, and an aligned 16-byte span lies in one line. So a descriptor with the right lap has the
-//!   address that was written before it.
+//!   The consumer reads both words by one aligned 16-byte access, which lies in one coherent cache line. So a
+//!   descriptor with the right lap has the right address.
 //! * A descriptor with the right lap is not written again before the item is completed, and the consumer
 //!   completes it after its read.
-//! * No descriptor from 2^32 laps ago is accepted. Descriptors beyond an item's packets keep their old lap,
-//!   so in lap 0, where the 32-bit lap wraps, the dispatcher clears the laps of all descriptors of the slot.
-//!   Consumers never accept descriptors of lap 0, which is also the lap of fresh memory. A consumer that
-//!   waits for position p sees everything written for the slot's previous position, p - slots. The reason: it
-//!   has already loaded the word of its own previous position, p - consumers. That word was published no
-//!   earlier than the word of p - slots, because there are at most as many consumers as slots.
-//! * An item without packets has no descriptors. Such an item ends a wait for an item that was never
-//!   submitted.
+//! * No descriptor from 2^32 laps ago is accepted. Descriptors beyond an item's packets keep their old lap.
+//!   So in lap 0, where the 32-bit lap wraps, the dispatcher clears the laps of all descriptors of the slot,
+//!   and consumers never accept lap 0. A consumer that waits for position p sees everything written for the
+//!   slot's previous position, p - slots: it has already loaded the word of p - consumers. That word was not
+//!   published earlier, because there are at most as many consumers as slots.
+//! * An item without packets, which ends a wait for an item that was never submitted, has no descriptors.
 //! * Everything that the dispatcher wrote before it published, such as the packets' bytes, is visible once
-//!   the consumer has loaded the word with acquire ordering. This also holds if the consumer read the
-//!   packet's address before the word.
+//!   the consumer has loaded the word with acquire ordering, even if it read the packet's address before.
 
-/// A 64-bit word that one side writes and others read, with acquire loads and release stores at system scope.
+/// A 64-bit word that one side writes and others read, by acquire loads and release stores at system scope.
 pub trait Word {
     /// Loads the word. Everything that its writer wrote before storing it is then visible.
     fn load(&self) -> u64;
@@ -64,8 +58,7 @@ impl Word for std::sync::atomic::AtomicU64 {
     }
 }
 
-/// The words of one burst ring: two for each slot, one that counts the freed items, and one that closes the
-/// ring. They may lie in any memory.
+/// The words of one burst ring, in any memory: two for each slot, the number of freed items, and the end.
 pub trait Words {
     /// The type of the words.
     type Word: Word;
@@ -113,16 +106,16 @@ fn word(lap: u32, info: u32) -> u64 {
     lap as u64 | (info as u64) << 32
 }
 
-/// Writes a descriptor's two words, the one with the lap last. A consumer may read the descriptor before the
-/// item's word, because the lap shows whether the descriptor is already that of the item.
+/// Writes a descriptor's two words, the one with the lap last. By the lap, a consumer that reads the
+/// descriptor before the item's word can tell whether it is the item's.
 #[inline(always)]
 pub fn describe<W: Word>(words: [&W; 2], address: u64, length: u32, lap: u32) {
     words[0].store(address);
     words[1].store(length as u64 | (lap as u64) << 32);
 }
 
-/// Returns true if a descriptor whose second word is `second` was written for the item of `lap`. Both words
-/// must have been read at once. Device code does this check; here only tests do.
+/// Returns true if a descriptor with the second word `second` was written for the item of `lap`. Both words
+/// must have been read at once. Device code makes the same check.
 #[cfg(test)]
 pub fn belongs(second: u64, lap: u32) -> bool {
     lap != 0 && (second >> 32) as u32 == lap
@@ -138,14 +131,14 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// Creates a cursor at `position`. All earlier items of the ring must be completed; for position 0, all
-    /// words must be zero.
+    /// Creates a cursor at `position`. All earlier items must be completed; for position 0, all words must be
+    /// zero.
     pub fn new<W: Words>(words: &W, position: u64) -> Self {
         Self { published: position, freed: position, limit: words.slots() as u64 }
     }
 
-    /// Returns the slot for the next item, or `None` if all are in use or the ring is closed. The slot is the
-    /// caller's until `publish`.
+    /// Returns the slot for the next item, which is the caller's until `publish`. `None` if all are in use or
+    /// the ring is closed.
     #[inline]
     pub fn claim<W: Words>(&self, words: &W) -> Option<u32> {
         (self.in_flight() < self.limit).then(|| slot_of(words, self.published))
@@ -214,8 +207,8 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// Creates the cursor of consumer `index` of `consumers`, which takes positions start + index, start +
-    /// index + consumers and so on.
+    /// Creates the cursor of consumer `index`, which takes positions start + index, start + index + consumers
+    /// and so on.
     pub fn new(start: u64, index: u32, consumers: u32) -> Self {
         Self { position: start + index as u64, stride: consumers as u64 }
     }

@@ -10,8 +10,7 @@ fn packet(id: u64) -> Packet {
     Packet { address: 0x1000 + id, cookie: id, length: 64 + (id % 1000) as u32, port: 0 }
 }
 
-/// Returns the test consumer's verdict on packet `id`: every third is dropped, every fifth shortened by 4
-/// bytes.
+/// Returns the test consumer's verdict on packet `id`: drops every third, shortens every fifth by 4 bytes.
 fn verdict(id: u64, length: u32) -> PacketVerdict {
     match id {
         id if id % 3 == 1 => PacketVerdict { length, verdict: DROP },
@@ -31,7 +30,6 @@ fn process(item: &mut SubmittedItem<'_>, change: bool) -> u32 {
     if change { VERDICTS } else { UNCHANGED }
 }
 
-/// Takes back the oldest item, whose packets are `item`, and applies its verdicts.
 fn take_back(completed: CompletedItem<'_>, item: &mut [Packet]) -> VerdictCounts {
     let counts = match completed.changed() {
         true => apply_verdicts(item, |i| completed.verdict(i), 2048),
@@ -41,7 +39,7 @@ fn take_back(completed: CompletedItem<'_>, item: &mut [Packet]) -> VerdictCounts
     counts
 }
 
-/// Creates a ring to a device. Returns its dispatcher and both regions, through which a test acts as the
+/// Creates a ring to a device. Returns its dispatcher and its two regions, through which a test acts as the
 /// device.
 fn to_device(slots: usize, burst: usize) -> (Dispatcher, Region, Region) {
     let submit = Region::host(layout::submit_bytes(slots, burst)).unwrap();
@@ -73,8 +71,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// An item of the model queue. `processed` is `None` until the consumer has processed the item, then true if
-/// the consumer wrote verdicts.
+/// An item of the model queue. `processed` is `None` until the consumer has processed it, then true if there
+/// are verdicts.
 struct Item {
     packets: Vec<Packet>,
     processed: Option<bool>,
@@ -147,7 +145,7 @@ proptest! {
                 },
             }
         }
-        // Closes the ring, and checks that each consumer ends after its last item and not before.
+        // Each consumer must end after its last item and not before.
         prop_assert_eq!(ring.closed_at(), None);
         dispatcher.close();
         let published = freed + model.len() as u64;
@@ -230,8 +228,7 @@ fn a_hostile_consumer_completes_nothing_that_was_not_submitted() {
     let stride = layout::complete_stride(4);
     write_as_device(&complete, 0, 1);
     assert!(dispatcher.poll().is_none());
-    // The device writes a wrong lap for the first item and the right lap for the second. The first is not
-    // completed, so the poll returns nothing.
+    // A wrong lap for the first item and the right lap for the second: the first is not completed.
     assert!(dispatcher.submit(&[packet(0)]) && dispatcher.submit(&[packet(1)]));
     write_as_device(&complete, 0, 2);
     write_as_device(&complete, stride, 1);
@@ -289,8 +286,8 @@ fn descriptors_have_the_lap_of_their_item_and_never_one_of_2_32_laps_ago() {
     let burst = layout::DESCRIPTORS_WITH_WORD;
     let (mut dispatcher, _, _) = to_device(2, burst);
     let ring = dispatcher.ring().clone();
-    // Begins in the last lap before the 32-bit lap wraps. Each `submit` puts one item into slot 0 and then
-    // advances `position` by a whole lap, so slot 1 stays unused.
+    // Begin in the last lap before the 32-bit lap wraps. Each `submit` advances by a whole lap, so slot 1
+    // stays unused.
     let mut position = (u32::MAX as u64 - 1) * 2;
     let mut submit = |count: u64| {
         dispatcher.cursor = protocol::Dispatcher::new(&RingWords(&ring), position);

@@ -6,7 +6,7 @@ use crate::packet::Packet;
 /// The numbers of packets that an item's verdicts forward and drop.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VerdictCounts {
-    /// The number of packets to forward. They are the first packets of the array, in their original order.
+    /// The number of packets to forward: the first of the array, in their original order.
     pub forwarded: usize,
     /// The number of packets to drop. They follow the forwarded packets in the array.
     pub dropped: usize,
@@ -16,8 +16,8 @@ pub struct VerdictCounts {
 
 /// Applies a verdict to each packet: sets lengths and ports, and moves the packets to forward to the front.
 ///
-/// A verdict may keep a packet's length, shorten it to at least 1 byte, or lengthen it to at most `room`
-/// bytes. Other lengths and unknown verdicts are invalid and drop the packet.
+/// A length may be from 1 byte to the packet's old length or `room`, whichever is greater. Other lengths and
+/// unknown verdicts are invalid and drop the packet.
 #[inline]
 pub fn apply_verdicts(
     packets: &mut [Packet],

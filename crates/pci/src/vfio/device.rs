@@ -39,9 +39,10 @@ impl Device {
     /// open.
     ///
     /// # Errors
-    /// [`Error::NoDevice`]; [`Error::Held`] or [`Error::NotAllowed`] if it is not bound to vfio-pci;
-    /// [`Error::NoIommu`], [`Error::NotViable`], [`Error::Busy`], [`Error::Denied`] or [`Error::NotReady`] if
-    /// the group cannot be used.
+    /// - [`Error::NoDevice`].
+    /// - [`Error::Held`] or [`Error::NotAllowed`] if it is not bound to vfio-pci.
+    /// - [`Error::NoIommu`], [`Error::NotViable`], [`Error::Busy`], [`Error::Denied`] or [`Error::NotReady`]
+    ///   if the group cannot be used.
     pub fn open(sysfs: &Sysfs, address: Address) -> Result<Self> {
         if !sysfs.device(address).is_dir() {
             return Err(Error::NoDevice { address });
@@ -54,8 +55,7 @@ impl Device {
         let group = Group::of(sysfs, address)?;
         let file = group.device(address)?;
         let device = Self { inner: Arc::new(Inner { file, group, address, sysfs: sysfs.clone() }) };
-        // Turns memory decoding on, because BARs respond only then. The kernel restores the register when the
-        // device is closed.
+        // BARs respond only with memory decoding. The kernel restores the register at the end.
         device.command(COMMAND_MEMORY)?;
         Ok(device)
     }
@@ -138,8 +138,7 @@ impl Device {
         Ok(info.count)
     }
 
-    /// Enables the first `vectors` interrupts of a kind, delivered to eventfds. Dropping the result disables
-    /// them.
+    /// Enables the first `vectors` interrupts of a kind, delivered to eventfds, until the result is dropped.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the device has fewer; [`Error::Os`] if some are enabled already.
@@ -147,11 +146,12 @@ impl Device {
         Interrupts::new(self, kind, vectors)
     }
 
-    /// Maps `memory` for DMA by the device at the I/O virtual address `iova`. Dropping the result unmaps it.
+    /// Maps `memory` for DMA by the device at the I/O virtual address `iova`, until the result is dropped.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for memory other than whole pages of host memory; [`Error::NotReady`] if the
-    /// limit of locked memory is reached; [`Error::Os`] if `iova` is in use or out of the IOMMU's reach.
+    /// - [`Error::Unsupported`] for memory other than whole pages of host memory.
+    /// - [`Error::NotReady`] if the limit of locked memory is reached.
+    /// - [`Error::Os`] if `iova` is in use or out of the IOMMU's reach.
     pub fn map_dma(&self, memory: &Region, iova: u64) -> Result<DmaMapping> {
         DmaMapping::new(self, memory, iova)
     }

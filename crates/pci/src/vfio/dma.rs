@@ -8,8 +8,7 @@ use std::io;
 
 const PAGE: u64 = 4096;
 
-/// A mapping of memory for a device's DMA. The mapping keeps the memory alive. Dropping the mapping ends the
-/// device's access.
+/// A mapping of memory for a device's DMA. It keeps the memory alive. Dropping it ends the device's access.
 #[derive(Debug)]
 pub struct DmaMapping {
     device: Device,
@@ -39,8 +38,7 @@ impl DmaMapping {
             iova,
             size: memory.len() as u64,
         };
-        // SAFETY: this is the structure that the request takes. The region keeps the memory valid until it is
-        // unmapped.
+        // SAFETY: this is the structure that the request takes. The region is valid until it is unmapped.
         unsafe { sys::ioctl_with(device.container(), sys::IOMMU_MAP_DMA, &mut map) }.map_err(|error| {
             match error.raw_os_error() {
                 Some(libc::ENOMEM) => Error::NotReady {
@@ -82,7 +80,7 @@ impl Drop for DmaMapping {
         // SAFETY: this is the structure that the request takes.
         let unmapped = unsafe { sys::ioctl_with(self.device.container(), sys::IOMMU_UNMAP_DMA, &mut unmap) };
         if unmapped.is_err() {
-            // Never free the memory if unmapping fails, because the device may still access it.
+            // The device may still access the memory, so never free it.
             std::mem::forget(self.memory.clone());
         }
     }

@@ -1,4 +1,4 @@
-//! A VFIO group, which is the set of devices that the IOMMU cannot tell apart, and its container.
+//! A VFIO group, the set of devices that the IOMMU cannot tell apart, and its container.
 
 use super::sys;
 use crate::address::Address;
@@ -19,8 +19,7 @@ pub(super) struct Group {
     container: File,
 }
 
-/// The groups that this process has open. The kernel refuses to open a group twice, so devices of the same
-/// group share it.
+/// The groups that this process has open. The kernel opens a group once, so its devices share it.
 static OPEN: Mutex<BTreeMap<PathBuf, Weak<Group>>> = Mutex::new(BTreeMap::new());
 
 impl Group {
@@ -80,7 +79,7 @@ impl Group {
     /// Opens one of the group's devices.
     pub fn device(&self, address: Address) -> Result<OwnedFd> {
         let name = std::ffi::CString::new(address.to_string()).expect("an address has no NUL byte");
-        // SAFETY: the request takes a NUL-terminated name, which lives until the call returns.
+        // SAFETY: the request takes a NUL-terminated name, which outlives the call.
         let descriptor =
             unsafe { sys::ioctl(self.file.as_fd(), sys::GROUP_GET_DEVICE_FD, name.as_ptr() as usize) };
         let descriptor =

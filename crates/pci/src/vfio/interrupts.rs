@@ -36,10 +36,10 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The enabled interrupts of a device. Dropping this value disables the interrupts.
+/// The enabled interrupts of a device, which are disabled when this value is dropped.
 ///
-/// Interrupts coalesce: a count above one means that several were raised since the last read. An interrupt
-/// that the device raised before it was enabled is lost.
+/// A count above one means that several interrupts were raised since the last read. Interrupts raised before
+/// they were enabled are lost.
 #[derive(Debug)]
 pub struct Interrupts {
     device: Device,
@@ -106,7 +106,7 @@ impl Interrupts {
 
 impl Drop for Interrupts {
     fn drop(&mut self) {
-        // Ignore an error, because the kernel disables the interrupts anyway when the device is closed.
+        // The kernel disables the interrupts anyway when the device is closed.
         let _ = set(&self.device, self.kind, &[]);
     }
 }

@@ -4,9 +4,8 @@
 //! container (an IOMMU address space) -- group (devices that the IOMMU cannot tell apart) -- device
 //! ```
 //!
-//! A process has one container per group. Opening the group's first device creates the container, and the
-//! other devices share it. The kernel undoes everything when the last descriptor is closed, however the
-//! process ends.
+//! A process has one container per group, which the group's devices share. The kernel undoes everything when
+//! the last descriptor is closed.
 
 mod device;
 mod dma;

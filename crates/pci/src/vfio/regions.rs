@@ -14,7 +14,7 @@ pub struct BarRegion {
     pub offset: u64,
     /// The length in bytes; 0 if the BAR is not implemented.
     pub size_bytes: u64,
-    /// The ranges of the BAR that the kernel allows to map. The kernel may exclude the MSI-X table.
+    /// The ranges of the BAR that the kernel allows to map. It may exclude the MSI-X table.
     pub mappable: Vec<Range<u64>>,
 }
 
@@ -33,8 +33,7 @@ impl BarRegion {
 
 /// Queries VFIO's region `index` of a device: 0 to 5 are the BARs, 7 is the configuration space.
 pub(super) fn query(device: BorrowedFd<'_>, index: u32) -> io::Result<BarRegion> {
-    // Allocate 8-byte words, because the kernel's structure must be aligned. The buffer also has room for the
-    // capability chain.
+    // 8-byte words align the kernel's structure. There is room for the capability chain.
     let mut words = vec![0u64; 512];
     let argsz = (words.len() * 8) as u32;
     let wanted = sys::RegionInfo { argsz, index, ..Default::default() };
@@ -61,8 +60,8 @@ fn mappable(info: &sys::RegionInfo, bytes: &[u8]) -> Vec<Range<u64>> {
         Some(u64::from_ne_bytes(word))
     };
     let mut at = if info.flags & sys::REGION_FLAG_CAPS != 0 { info.cap_offset as usize } else { 0 };
-    // The layout of a capability: struct vfio_info_cap_header { u16 id; u16 version; u32 next; }, then u32
-    // nr_areas, u32 reserved, {offset, size}...
+    // struct vfio_info_cap_header { u16 id; u16 version; u32 next; }, then u32 nr_areas, u32 reserved,
+    // {offset, size}...
     while let (true, Some(id), Some(next)) =
         (at >= size_of::<sys::RegionInfo>(), number(at, 2), number(at + 4, 4))
     {
@@ -74,7 +73,7 @@ fn mappable(info: &sys::RegionInfo, bytes: &[u8]) -> Vec<Range<u64>> {
             };
             return (0..areas).filter_map(area).filter_map(inside).collect();
         }
-        // Follow only offsets that increase, because a cyclic chain would never end.
+        // A cyclic chain would never end, so follow only offsets that increase.
         match next as usize {
             next if next > at => at = next,
             _ => break,
@@ -116,7 +115,7 @@ mod tests {
         );
         assert_eq!(mappable(&info(both, 32), &sparse), [0..0x1000, 0x2000..0x4000]);
         assert_eq!(mappable(&info(both, 32), &chain(3, 0, &[])), [0..0x4000], "another capability");
-        // A cyclic chain, and chains that leave the buffer, list no parts, so the whole BAR is mappable.
+        // Cyclic chains and chains that leave the buffer list no parts, so the whole BAR is mappable.
         assert_eq!(mappable(&info(both, 32), &chain(3, 32, &[])), [0..0x4000]);
         assert_eq!(mappable(&info(both, 32), &chain(3, 4000, &[])), [0..0x4000]);
         assert_eq!(mappable(&info(both, u32::MAX), &sparse), [0..0x4000]);
