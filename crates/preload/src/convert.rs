@@ -19,8 +19,8 @@ pub enum Outcome {
     Failed(c_int),
 }
 
-/// The options that the engine must know when it creates a socket: level, name, and the value that a new
-/// socket of the kernel has. Only options with another value are sent to the engine.
+/// The options that a new socket of the engine needs: level, name, and the kernel's initial value.
+/// Unchanged options are not sent.
 const STREAM_OPTIONS: [NumberOption; 10] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
@@ -34,13 +34,12 @@ const STREAM_OPTIONS: [NumberOption; 10] = [
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0),
 ];
 
-/// Linux's socket option SO_BUF_LOCK. Bit 0 of its value is set if the program has set SO_SNDBUF, bit 1 if it
-/// has set SO_RCVBUF. Linux before 5.14 lacks the option; the engine then does not get buffer sizes that a
-/// program sets before bind or connect.
+/// Linux's socket option SO_BUF_LOCK. Bit 0 is set if the program has set SO_SNDBUF, bit 1 for SO_RCVBUF.
+/// Before Linux 5.14, the engine gets no buffer sizes that were set before bind or connect.
 const BUFFERS_SET: c_int = 72;
 
-/// The options that the engine must know when it creates a UDP socket: level, name, and the value that a new
-/// socket of the kernel has. Only options with another value are sent to the engine.
+/// The options that a new UDP socket of the engine needs: level, name, and the kernel's initial value.
+/// Unchanged options are not sent.
 const DATAGRAM_OPTIONS: [NumberOption; 13] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
@@ -68,8 +67,8 @@ struct Candidate {
     datagrams: bool,
 }
 
-/// Returns the IP version and the protocol of the kernel's socket `fd`, or `None` if the engine cannot run
-/// such sockets.
+/// Returns the IP version and protocol of the kernel's socket `fd`. Returns `None` if the engine cannot run
+/// it.
 fn candidate(fd: RawFd) -> Option<Candidate> {
     let option = |name| real::option(fd, libc::SOL_SOCKET, name);
     let datagrams = match (option(libc::SO_TYPE)?, option(libc::SO_PROTOCOL)?) {
@@ -92,7 +91,7 @@ pub fn is_stream(fd: RawFd) -> bool {
 
 /// Returns true if the kernel's socket `fd` has a local port.
 pub fn has_port(fd: RawFd) -> bool {
-    // SAFETY: an all-zero structure is valid; structures live through the call.
+    // SAFETY: an all-zero structure is valid, and the structures outlive the call.
     unsafe {
         let mut address: libc::sockaddr_storage = std::mem::zeroed();
         let mut len = size_of_val(&address) as socklen_t;
@@ -110,12 +109,11 @@ pub fn offer(fd: RawFd, usage: Use, address: SocketAddr) -> Outcome {
     outcome
 }
 
-/// Offers the kernel's UDP socket `fd` to the engine before the program sends its first datagram, to
-/// `remote`. A socket that has a port already stays with the kernel.
+/// Offers the kernel's UDP socket `fd` before its first datagram, to `remote`. A socket with a port stays
+/// with the kernel.
 pub fn offer_unbound(fd: RawFd, remote: SocketAddr) -> Outcome {
     let before = errno();
-    // Look for a port first, because most sockets that send have one. Such a socket stays with the kernel, so
-    // its kind does not matter.
+    // Most sockets that send have a port and stay with the kernel, so look for it first.
     let unbound = if has_port(fd) { None } else { candidate(fd) };
     let outcome = match unbound {
         Some(socket) if socket.datagrams && remote.is_ipv6() == socket.v6 => {
@@ -144,8 +142,8 @@ fn offer_socket(fd: RawFd, usage: Use, address: SocketAddr) -> Outcome {
     offer_candidate(fd, socket, usage, address, message)
 }
 
-/// Sends the request `message` to the engine, unless the socket must stay with the kernel. If the engine
-/// takes the socket, replaces the socket of `fd` by the program's end that the engine sent.
+/// Sends `message` to the engine, unless the socket must stay with the kernel. If the engine takes the
+/// socket, replaces the socket of `fd` by the program's end.
 fn offer_candidate(
     fd: RawFd,
     socket: Candidate,
@@ -190,7 +188,7 @@ fn offer_candidate(
 }
 
 /// Leaves a socket with the kernel and reports this to the engine. If `matters` is set and the user demands
-/// offloading, prints `reason` and fails the program's call instead.
+/// offloading, prints `reason` and fails the call.
 fn stays(message: &Message, reason: &[u8], matters: bool) -> Outcome {
     if !matters || !settings::require() {
         control::report_kernel(*message, reason);
@@ -203,7 +201,7 @@ fn stays(message: &Message, reason: &[u8], matters: bool) -> Outcome {
         reason,
         b"\n",
     ] {
-        // SAFETY: the text lives through the call. A failure changes nothing.
+        // SAFETY: the text outlives the call.
         unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
     }
     Outcome::Failed(libc::ENETDOWN)
@@ -216,7 +214,7 @@ fn kernel_only(fd: RawFd) -> Option<&'static [u8]> {
     }
     let mut device = [0u8; 16];
     let mut len = device.len() as socklen_t;
-    // SAFETY: value and length live through the call.
+    // SAFETY: value and length outlive the call.
     let code = unsafe {
         real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, device.as_mut_ptr().cast(), &mut len)
     };
@@ -236,7 +234,7 @@ fn add_options(message: &mut Message, fd: RawFd) {
             count += 1;
         }
     }
-    // Read which of the two buffer sizes the program has set, because only these are sent to the engine.
+    // Only the sizes that the program has set are sent to the engine.
     let set = real::option(fd, libc::SOL_SOCKET, BUFFERS_SET).unwrap_or(0);
     for (bit, name) in [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)] {
         if set & bit != 0
@@ -246,7 +244,7 @@ fn add_options(message: &mut Message, fd: RawFd) {
             count += 1;
         }
     }
-    // SAFETY: an all-zero structure is valid; structures live through the call.
+    // SAFETY: an all-zero structure is valid, and the structures outlive the call.
     unsafe {
         let mut linger: libc::linger = std::mem::zeroed();
         let mut len = size_of_val(&linger) as socklen_t;
@@ -259,8 +257,8 @@ fn add_options(message: &mut Message, fd: RawFd) {
     write_options(message, &found[..count]);
 }
 
-/// Makes the descriptor `fd` refer to the socket `new`. The flags, timeouts and epoll registration of the old
-/// socket are kept. Closes the descriptor `new`. Returns false if the replacement failed.
+/// Replaces the socket of `fd` by `new`. Keeps flags, timeouts and epoll registration. Closes `new`.
+/// Returns false on failure.
 fn replace(fd: RawFd, new: RawFd, datagrams: bool) -> bool {
     let registration = Registration::of(fd);
     direct::forget(fd);
@@ -293,7 +291,7 @@ fn copy_options(fd: RawFd, new: RawFd) {
     for name in NAMES {
         let mut value = [0u64; 2];
         let mut len = size_of_val(&value) as socklen_t;
-        // SAFETY: the value lives through the calls, and `len` is what the kernel wrote.
+        // SAFETY: the value outlives the calls, and `len` is what the kernel wrote.
         unsafe {
             if real::getsockopt(fd, libc::SOL_SOCKET, name, value.as_mut_ptr().cast(), &mut len) == 0
                 && value != [0, 0]
@@ -304,9 +302,8 @@ fn copy_options(fd: RawFd, new: RawFd) {
     }
 }
 
-/// Call this after [`offer`] has begun a connection. If `fd` is blocking, waits until the connection is
-/// established or fails, for at most the socket's send timeout. Returns the result of the program's
-/// `connect`.
+/// Waits until a connection begun by [`offer`] is established or fails, but at most the socket's send
+/// timeout. Does not wait if `fd` is non-blocking. Returns the result of the program's `connect`.
 pub fn finish_connect(fd: RawFd) -> c_int {
     match socket::blocks(fd) {
         _ if datagram::name_of(fd).is_some() => 0,

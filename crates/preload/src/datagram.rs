@@ -1,10 +1,9 @@
 //! UDP sockets that the engine runs.
 //!
-//! Each datagram in the pair begins with a header ([`inlane_offload_protocol::datagram`]). So unlike the
-//! bytes of a TCP connection, a datagram cannot be sent or received by the kernel's functions alone: every
-//! function must know beforehand whether its descriptor is a UDP socket of the engine. It asks the kernel for
-//! the name of the UNIX socket behind the descriptor, which tells. Processes without a UDP socket of the
-//! engine save this system call, because [`PRESENT`] is false in them.
+//! Each datagram in the pair begins with a header ([`inlane_offload_protocol::datagram`]). So every
+//! function must know whether its descriptor is a UDP socket of the engine. The name of the UNIX socket
+//! behind the descriptor tells this. Processes without such a socket save the system call, because
+//! [`PRESENT`] is false.
 
 mod ancillary;
 mod many;
@@ -29,8 +28,7 @@ static PRESENT: AtomicBool = AtomicBool::new(false);
 
 /// How many descriptors, from 0 on, are examined when a program starts, to find inherited sockets.
 const MOST_INHERITED: usize = 1024;
-/// The length of the small array on the stack that holds the buffers of most calls, including the buffer of
-/// the header.
+/// The length of the array on the stack that holds the buffers of most calls and the header.
 const FEW: usize = 16;
 /// The most buffers of one call that the kernel accepts.
 const MOST_PARTS: usize = 1024;
@@ -62,8 +60,7 @@ pub fn find_inherited() {
     for (poll, fd) in polls.iter_mut().zip(0..) {
         poll.fd = fd;
     }
-    // poll(2) fails if it is given more entries than RLIMIT_NOFILE, so ask for at most as many.
-    // SAFETY: the structures live through the calls.
+    // poll(2) accepts at most RLIMIT_NOFILE entries. SAFETY: the structures outlive the calls.
     let asked = unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
         libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
@@ -78,8 +75,8 @@ pub fn find_inherited() {
     }
 }
 
-/// Flags of a UDP socket. They are stored in the option SO_PRIORITY of the program's end, so that they
-/// survive fork and passing to other processes.
+/// Flags of a UDP socket, stored in SO_PRIORITY of the program's end. They survive fork and passing to
+/// other processes.
 struct Flags;
 
 impl Flags {
@@ -94,31 +91,29 @@ impl Flags {
         real::option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY).unwrap_or(0)
     }
 
-    /// Replaces the flags. If all three are set, stores 6, without `CONNECTED`, because the kernel reserves
-    /// the value 7 for privileged processes.
+    /// Replaces the flags. All three become 6, without `CONNECTED`, because the kernel reserves 7 for
+    /// privileged processes.
     fn set(fd: RawFd, flags: c_int) {
         real::set_option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY, flags.min(6));
     }
 }
 
-/// Reads and removes the pending error messages of the engine at the head of the pair's queue. Returns the
-/// last one's errno, or 0 if a datagram or nothing is at the head.
+/// Removes the engine's error messages at the head of the pair's queue. Returns the last one's errno, or 0.
 pub fn take_error(fd: RawFd, name: &SocketName) -> c_int {
     let before = errno();
     let mut bytes = [0u8; datagram::LEN];
     let mut error = 0;
     loop {
         let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-        // SAFETY: the buffer lives through the call.
+        // SAFETY: the buffer outlives the call.
         let len = unsafe { real::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), flags) };
         let header = usize::try_from(len).ok().and_then(|len| Header::decode(name.engine, &bytes[..len]));
         match header {
             Some(header) if header.error != 0 => error = header.error,
             _ => break,
         }
-        // Remove the error. If another thread removes it first, this call drops a datagram instead, which is
-        // allowed, because any network may drop datagrams.
-        // SAFETY: the buffer lives through the call.
+        // If another thread removes the error first, this call drops a datagram, as any network may. SAFETY:
+        // the buffer outlives the call.
         unsafe { real::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
     }
     set_errno(before);
@@ -130,11 +125,11 @@ fn total(parts: &[iovec]) -> Option<usize> {
     parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))
 }
 
-/// Passes `call` the array of buffers `[header, parts...]` and its length. Fails with EMSGSIZE if it is
-/// longer than the kernel accepts.
+/// Passes `call` the buffers `[header, parts...]` and their number. Fails with EMSGSIZE if the kernel does
+/// not accept as many.
 ///
 /// # Safety
-/// `call` may use the buffers, so `header` must lead to `datagram::LEN` bytes, and `parts` must be valid.
+/// `call` may use the buffers: `header` must lead to `datagram::LEN` bytes, and `parts` must be valid.
 #[inline]
 unsafe fn with_header(
     header: *mut u8,
@@ -166,7 +161,7 @@ unsafe fn with_header(
 /// Returns the buffers of a message.
 ///
 /// # Safety
-/// As for sendmsg and recvmsg. The slice must not be used after the program's call.
+/// As for sendmsg and recvmsg. The slice must not outlive the program's call.
 unsafe fn parts_of<'a>(message: &msghdr) -> &'a [iovec] {
     let count = message.msg_iovlen;
     if message.msg_iov.is_null() || count == 0 {
@@ -185,7 +180,7 @@ unsafe fn destination(name: &SocketName, message: &msghdr) -> Result<Option<Sock
     if (len as usize) < size_of::<libc::sa_family_t>() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the program passes an address of `len` bytes, which is checked to hold a family.
+    // SAFETY: the program passes `len` bytes, which hold at least a family.
     let (family, address) = unsafe {
         let family = message.msg_name.cast::<libc::sa_family_t>().read_unaligned();
         (c_int::from(family), read_sockaddr(message.msg_name.cast(), len))
@@ -248,7 +243,8 @@ unsafe fn prepare(fd: RawFd, name: &SocketName, message: &msghdr, flags: c_int) 
 
 unsafe fn send_with(fd: RawFd, header: &Header, message: &msghdr, flags: c_int) -> ssize_t {
     let mut bytes = header.encode();
-    // SAFETY: the program's arguments; an all-zero msghdr is valid; the structures live through the call.
+    // SAFETY: the program passes valid arguments. An all-zero msghdr is valid, and the structures outlive the
+    // call.
     let sent = unsafe {
         with_header(bytes.as_mut_ptr(), parts_of(message), |parts, count| {
             let mut own: msghdr = std::mem::zeroed();
@@ -275,7 +271,7 @@ pub unsafe fn send_to(
     address: *const sockaddr,
     len: socklen_t,
 ) -> ssize_t {
-    // SAFETY: an all-zero msghdr is valid; the structures live through the call, which only reads the address.
+    // SAFETY: an all-zero msghdr is valid. The structures outlive the call, which only reads the address.
     unsafe {
         let mut message: msghdr = std::mem::zeroed();
         (message.msg_iov, message.msg_iovlen) = (parts.as_ptr().cast_mut(), parts.len() as _);
@@ -296,7 +292,7 @@ pub unsafe fn receive(fd: RawFd, name: &SocketName, message: &mut msghdr, flags:
     // SAFETY: an all-zero msghdr is valid.
     let mut own: msghdr = unsafe { std::mem::zeroed() };
     (own.msg_control, own.msg_controllen) = (message.msg_control, message.msg_controllen);
-    // SAFETY: the program's arguments; the structures live through the call.
+    // SAFETY: the program passes valid arguments, and the structures outlive the call.
     let received = unsafe {
         with_header(bytes.as_mut_ptr(), parts_of(message), |parts, count| {
             (own.msg_iov, own.msg_iovlen) = (parts, count as _);
@@ -309,7 +305,7 @@ pub unsafe fn receive(fd: RawFd, name: &SocketName, message: &mut msghdr, flags:
     };
     if header.error != 0 {
         if flags & libc::MSG_PEEK != 0 {
-            // SAFETY: the buffer lives through the call.
+            // SAFETY: the buffer outlives the call.
             unsafe { real::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
         }
         return fail(header.error);
@@ -328,8 +324,8 @@ pub unsafe fn receive(fd: RawFd, name: &SocketName, message: &mut msghdr, flags:
     (len - datagram::LEN) as ssize_t
 }
 
-/// Returns what the program gets from a receive without a datagram. `result` is the kernel's result: 0 at the
-/// end of the pair, or -1 for an error.
+/// Returns the program's result for a receive without a datagram. `result` is the kernel's: 0 at the end of
+/// the pair, or -1.
 #[cold]
 fn without_datagram(fd: RawFd, result: ssize_t) -> ssize_t {
     match result {
@@ -341,8 +337,8 @@ fn without_datagram(fd: RawFd, result: ssize_t) -> ssize_t {
     }
 }
 
-/// Receives a datagram into the buffers `parts`, as recvfrom does into one buffer. Stores the sender's
-/// address in `address` and its length in `len`. Both may be null.
+/// Receives a datagram into the buffers `parts`. Stores the sender's address in `address` and its length in
+/// `len`. Both may be null.
 ///
 /// # Safety
 /// As for recvfrom.
@@ -433,7 +429,7 @@ pub fn next_length(fd: RawFd, name: &SocketName) -> c_int {
     let before = errno();
     let mut bytes = [0u8; datagram::LEN];
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-    // SAFETY: the buffer lives through the call.
+    // SAFETY: the buffer outlives the call.
     let len = unsafe { real::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), flags) };
     set_errno(before);
     let Ok(len) = usize::try_from(len) else { return 0 };

@@ -1,10 +1,9 @@
 //! Sends and receives the bytes of offloaded connections through memory that the process shares with the
-//! engine ([`inlane_offload_protocol::lease`]), instead of through the pair of UNIX sockets.
+//! engine ([`inlane_offload_protocol::lease`]).
 //!
-//! A connection that sends often gets a slot of the shared memory. A table maps descriptors to slots. Calls
-//! that the library does not intercept can make the table outdated. Before each use, the library therefore
-//! compares the descriptor's inode with the slot's. A slot is never unmapped. So a thread, a forked child or
-//! a signal handler can safely use an outdated entry, and finds that the inode differs.
+//! A connection that sends often gets a slot. A table maps descriptors to slots. Its entries may be
+//! outdated, so the library compares the descriptor's inode with the slot's before each use. An outdated
+//! entry is safe to read, because slots are never unmapped.
 
 use crate::signals::Held;
 use crate::{control, errno, fail, real, set_errno, socket};
@@ -16,13 +15,13 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, f
 
 /// The number of descriptors in the table. Sockets with higher descriptors always use the pair.
 const MOST: usize = 1024;
-/// The number of sends through the kernel after which the library asks for a slot. Short connections then do
-/// not pay for the request.
+/// The sends through the kernel after which the library asks for a slot. Short connections then save the
+/// request.
 const ENOUGH: u32 = 16;
-/// The number of sends through the kernel after which the library asks again if a connection got no slot.
+/// The sends through the kernel after which the library asks again for a slot.
 const AGAIN: u32 = 1024;
-/// The library uses a lease for this many nanoseconds after the engine's last heartbeat. After that, the
-/// engine may have been killed.
+/// The library uses a lease for this many nanoseconds after the engine's last heartbeat, because the engine
+/// may have ended.
 const ALIVE_NS: u64 = 20_000_000;
 
 struct Entry {
@@ -44,17 +43,16 @@ static ENTRIES: [Entry; MOST] = [const {
     }
 }; MOST];
 
-/// How long a receive polls before it leaves the wait to the kernel, in nanoseconds. The engine chooses this
-/// time. If it is 0, receives do not poll.
+/// How long a receive polls before it waits in the kernel, in nanoseconds, as the engine chooses. With 0,
+/// receives do not poll.
 static WAIT_NS: AtomicU64 = AtomicU64::new(0);
-/// Limits how many receives go straight to the kernel after active waits in which nothing arrived: at most
-/// 63, which is 2 to this power, minus 1.
+/// After active waits without bytes, at most 2 to this power minus 1 receives (63) go straight to the
+/// kernel.
 const MOST_SKIPPED: u32 = 6;
 /// During an active wait, the time in nanoseconds between two checks whether the pair has bytes.
 const LOOK_NS: u64 = 1000;
 
-/// True if the engine has answered that it shares no memory with programs. False if it does, or was not asked
-/// yet.
+/// True if the engine has answered that it shares no memory.
 static UNAVAILABLE: AtomicBool = AtomicBool::new(false);
 
 fn entry(fd: RawFd) -> Option<&'static Entry> {
@@ -69,15 +67,14 @@ pub fn forget(fd: RawFd) {
     }
 }
 
-/// Returns the slot of a descriptor in the table, or `None` if there is none. The slot may be outdated, so
-/// check it with `is_same`.
+/// Returns the slot of a descriptor in the table. The slot may be outdated, so check it with `is_same`.
 fn slot(fd: RawFd) -> Option<Slot> {
     // SAFETY: all slots in the table lie in shared memory that stays mapped.
     unsafe { Slot::from_ptr(entry(fd)?.slot.load(Ordering::Acquire)) }
 }
 
-/// Counts a send through the kernel. Asks the engine for a slot if the descriptor is an offloaded connection
-/// that sends often. Call this after each such send.
+/// Counts a send through the kernel, after which it must be called. Asks for a slot if an offloaded
+/// connection sends often.
 #[inline]
 pub fn note_sent(fd: RawFd) {
     let Some(entry) = entry(fd) else { return };
@@ -110,11 +107,10 @@ fn adopt(fd: RawFd, entry: &Entry) {
     }
 }
 
-/// Returns true if the engine has assigned the slot to the socket `fd`. Returns false if the table is
-/// outdated.
+/// Returns true if the slot belongs to the socket `fd`, so the table is not outdated.
 fn is_same(fd: RawFd, slot: Slot) -> bool {
     let mut status = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: fstat(2) fills the structure if it succeeds. The structure is read only in that case.
+    // SAFETY: fstat(2) fills the structure if it succeeds.
     let status = unsafe {
         if libc::fstat(fd, status.as_mut_ptr()) != 0 {
             return false;
@@ -126,37 +122,35 @@ fn is_same(fd: RawFd, slot: Slot) -> bool {
         && status.st_dev == header.device.load(Ordering::Relaxed)
 }
 
-/// Returns true if the engine has read all bytes that the program has sent through the pair. Returns false if
-/// it has not, or if the kernel gives no answer.
+/// Returns true if the engine has read all bytes that were sent through the pair. Returns false if unknown.
 fn pair_is_empty(fd: RawFd) -> bool {
     let mut bytes: c_int = 1;
-    // SAFETY: the kernel writes one c_int to `bytes`, which lives through the call.
+    // SAFETY: the kernel writes one c_int to `bytes`, which outlives the call.
     unsafe { real::ioctl(fd, libc::TIOCOUTQ, (&raw mut bytes).cast()) == 0 && bytes == 0 }
 }
 
 /// Returns the time of CLOCK_MONOTONIC in nanoseconds.
 fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` lives through the call, which writes it.
+    // SAFETY: `time` outlives the call, which writes it.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Returns true if the engine's last heartbeat is less than `ALIVE_NS` ago. Returns false if the engine may
-/// have ended.
+/// Returns true if the engine's last heartbeat is less than `ALIVE_NS` ago.
 fn is_alive(slot: Slot) -> bool {
     now_ns() < slot.header().alive_ns.load(Ordering::Relaxed).wrapping_add(ALIVE_NS)
 }
 
-/// Sends the bytes of `parts` through shared memory. Returns their number, or `None` if the caller must send
-/// them through the kernel. Leaves errno unchanged.
+/// Sends `parts` through shared memory. Returns the number of bytes, or `None` if they must go through the
+/// kernel. Leaves errno unchanged.
 ///
 /// # Safety
-/// Each element of `parts` points to as many readable bytes as its length says.
+/// The buffers of `parts` are readable.
 #[inline]
 pub unsafe fn send(fd: RawFd, parts: &[iovec]) -> Option<ssize_t> {
     let slot = slot(fd)?;
-    // SAFETY: the caller guarantees that the buffers in `parts` are readable.
+    // SAFETY: the caller promises that the buffers in `parts` are readable.
     unsafe { send_to(fd, slot, parts) }
 }
 
@@ -180,16 +174,15 @@ unsafe fn send_to(fd: RawFd, slot: Slot, parts: &[iovec]) -> Option<ssize_t> {
     }
     let mut at = position;
     for part in parts {
-        // SAFETY: the caller guarantees that the bytes are readable. This thread has claimed the ring, and
-        // the bytes fit.
+        // SAFETY: the caller promises readable bytes. This thread has claimed the ring, and the bytes fit.
         unsafe { slot.write_send(at, part.iov_base.cast(), part.iov_len) };
         at += part.iov_len as u64;
     }
     slot.send().commit(claim, len as u64).then_some(len as ssize_t)
 }
 
-/// Makes later sends on `fd` go to the kernel, which refuses them. Call this before the program shuts down
-/// the sending direction.
+/// Makes later sends on `fd` go to the kernel, which refuses them. Call this before a shutdown of the
+/// sending direction.
 pub fn shut(fd: RawFd) {
     if let Some(slot) = slot(fd).filter(|&slot| is_same(fd, slot)) {
         slot.header().shut.store(1, Ordering::Relaxed);
@@ -197,22 +190,22 @@ pub fn shut(fd: RawFd) {
 }
 
 /// Makes later receives on `fd` go to the kernel, because polling ignores SO_RCVLOWAT. Call this when the
-/// program sets this option.
+/// program sets it.
 pub fn note_low_water(fd: RawFd) {
     if let Some(slot) = slot(fd).filter(|&slot| is_same(fd, slot)) {
         slot.header().low_water.store(1, Ordering::Relaxed);
     }
 }
 
-/// Implements recv(2) without flags. Polls for a short time, because sleeping and waking up costs more.
-/// Returns the result of the program's call, or `None` if the caller must receive through the kernel.
+/// Implements recv(2) without flags. Polls briefly, because a wake-up costs more. Returns `None` if the
+/// caller must receive through the kernel.
 ///
 /// # Safety
 /// `buffer` points to `len` writable bytes.
 #[inline]
 pub unsafe fn receive(fd: RawFd, buffer: *mut c_void, len: usize) -> Option<ssize_t> {
     let slot = slot(fd)?;
-    // SAFETY: the caller guarantees that `buffer` points to `len` writable bytes.
+    // SAFETY: the caller promises `len` writable bytes at `buffer`.
     unsafe { receive_from(fd, entry(fd)?, slot, buffer, len) }
 }
 
@@ -268,17 +261,16 @@ unsafe fn receive_from(
             if result != -1 || errno() != libc::EAGAIN {
                 break Some(result);
             }
-            // Yield, because the thread that sends the bytes may be waiting for this processor.
-            // SAFETY: has no preconditions.
+            // The thread that sends the bytes may be waiting for this processor. SAFETY: has no
+            // preconditions.
             unsafe { libc::sched_yield() };
         }
-        // Post a receive only while the slot belongs to this connection. Check again afterwards, because the
-        // engine may have given the slot to another connection in between. Do not take an offer then: the
-        // bytes are the other connection's.
+        // Post only while the slot is this connection's. Check again afterwards: the engine may have given
+        // the slot to another connection, whose bytes must not be taken.
         if post.is_none() && slot.header().inode.load(Ordering::Relaxed) == inode {
             post = slot.receive().post(len);
-            // The engine clears the inode before it closes the slot, with a fence in between. So this thread
-            // sees the cleared inode, or the engine sees the post.
+            // The engine clears the inode before a fence and closes the slot after it. So this thread sees
+            // the cleared inode, or the engine the post.
             fence(Ordering::SeqCst);
             if slot.header().inode.load(Ordering::Acquire) != inode {
                 if let Some(post) = post.take() {
@@ -308,9 +300,8 @@ unsafe fn receive_from(
     }
 }
 
-/// Copies the bytes that the engine offers for the posted receive `post` to `buffer`, and tells the engine
-/// that they were taken. Returns their number, or `None` if there are none or the engine has withdrawn them.
-/// Sets `post` to `None` unless it still waits.
+/// Copies the bytes offered for `post` to `buffer` and takes them. Returns their number, or `None` without
+/// bytes. Sets `post` to `None` unless it still waits.
 unsafe fn poll_post(slot: Slot, post: &mut Option<Post>, buffer: *mut c_void, len: usize) -> Option<usize> {
     let current = (*post)?;
     match slot.receive().state(current) {
@@ -322,16 +313,15 @@ unsafe fn poll_post(slot: Slot, post: &mut Option<Post>, buffer: *mut c_void, le
         Posted::Offered(bytes) => {
             *post = None;
             let bytes = bytes.min(len);
-            // SAFETY: the caller guarantees that the buffer has room for `len` bytes, and `bytes` is at most
-            // `len`.
+            // SAFETY: the caller promises room for `len` bytes, and `bytes` is at most `len`.
             unsafe { slot.read_received(buffer.cast(), bytes) };
             slot.receive().take(current, bytes).then_some(bytes)
         }
     }
 }
 
-/// Cancels a posted receive. If the engine has already offered bytes for it, takes them if `received` is
-/// `None`, and otherwise declines them. Returns the result of the program's call, or `None` if there is none.
+/// Cancels a posted receive. If bytes are already offered, takes them if `received` is `None`, and
+/// otherwise declines them. Returns the result of the program's call, or `None`.
 unsafe fn end_post(
     slot: Slot,
     post: Post,
@@ -346,6 +336,6 @@ unsafe fn end_post(
     if slot.receive().cancel(post) {
         return None;
     }
-    // SAFETY: the caller gives the same guarantees for `buffer` and `len`.
+    // SAFETY: the caller gives the same promises for `buffer` and `len`.
     unsafe { poll_post(slot, &mut Some(post), buffer, len) }.map(|bytes| bytes as ssize_t)
 }

@@ -1,14 +1,14 @@
 //! Keeps epoll registrations when a descriptor's socket is replaced.
 //!
-//! A registration belongs to the socket, not to the descriptor's number, so it is lost when another socket
-//! replaces the registered one. Programs such as nginx register a socket before they connect it. So this
-//! module remembers the last registration of each descriptor: the epoll instance, the events and the data.
+//! A registration belongs to the replaced socket. Programs such as nginx register a socket before they
+//! connect it. So this module remembers each descriptor's last registration: epoll instance, events and
+//! data.
 
 use crate::real;
 use libc::{c_int, epoll_event};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-/// The number of entries. Two descriptors that are equal modulo this number share an entry, which holds the
+/// The number of entries. Descriptors that are equal modulo this number share an entry, which holds the
 /// later registration.
 const MOST: usize = 1 << 16;
 
@@ -64,15 +64,14 @@ impl Registration {
             u64: entry.data.load(Ordering::Relaxed),
         };
         let mut registration = Self { epoll: entry.epoll.load(Ordering::Relaxed), fd, event };
-        // The entry may be outdated: the descriptor or the epoll instance may have been closed since.
-        // EPOLL_CTL_MOD fails if the registration does not exist. It also fails for registrations with
-        // EPOLLEXCLUSIVE, so these are not restored.
+        // EPOLL_CTL_MOD fails if the entry is outdated. It also fails with EPOLLEXCLUSIVE, so these
+        // registrations are not restored.
         let exists = registration.control(libc::EPOLL_CTL_MOD);
         exists.then_some(registration)
     }
 
     fn control(&mut self, operation: c_int) -> bool {
-        // SAFETY: the event lives through the call; a descriptor that is not an epoll instance is refused.
+        // SAFETY: the event outlives the call. A descriptor that is no epoll instance is refused.
         unsafe { real::epoll_ctl(self.epoll, operation, self.fd, &mut self.event) == 0 }
     }
 

@@ -1,7 +1,7 @@
 //! The functions that replace those of the C library in the program, such as `connect` and `sendto`.
 //!
-//! Each is ordered so that it costs least for sockets that are not offloaded. For example, `sendto` calls the
-//! C library first, and checks whether the socket is offloaded only if that call fails.
+//! Sockets that are not offloaded cost least. For example, `sendto` checks for an offloaded socket only if
+//! the C library's call fails.
 
 use crate::convert::{self, Outcome};
 use crate::socket::name_of;
@@ -28,7 +28,7 @@ macro_rules! hooks {
         // SAFETY: the name is meant to replace the C library's.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
-            // SAFETY: the program keeps the promises of the C library's function, and passes valid arguments.
+            // SAFETY: the program passes valid arguments for the C library's function.
             #[allow(unused_unsafe, reason = "some bodies call no unsafe function")]
             unsafe { $body }
         }
@@ -73,8 +73,7 @@ hooks! {
         if name_of(fd).is_some() {
             return socket::listen(fd, backlog);
         }
-        // `listen` gives a port to a socket that was never bound, so this is the moment to offer that socket
-        // to the engine.
+        // `listen` gives an unbound socket its port, so offer the socket to the engine now.
         let domain = real::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN);
         let any = match domain {
             Some(libc::AF_INET) => Some(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))),
@@ -146,7 +145,7 @@ hooks! {
     }
 
     fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
-        // read(2) of 0 bytes must leave the datagram in the queue, so pass it to the kernel.
+        // A read of 0 bytes must leave the datagram in the queue.
         if len > 0 && let Some(name) = datagram::name_of(fd) {
             return datagram::receive_from(fd, &name, &[datagram::part(buffer, len)], 0, null_mut(), null_mut());
         }
@@ -267,8 +266,7 @@ hooks! {
         let before = errno();
         let mut result = real::sendto(fd, buffer, len, flags | libc::MSG_NOSIGNAL, address, address_len);
         if result == -1 && refuses_addresses(address.cast()) && name_of(fd).is_some() {
-            // A connected TCP socket ignores the address, but the pair's UNIX socket refuses it. So send
-            // again without the address.
+            // A connected TCP socket ignores the address, but a UNIX socket refuses it.
             set_errno(before);
             result = real::sendto(fd, buffer, len, flags | libc::MSG_NOSIGNAL, std::ptr::null(), 0);
         }
@@ -312,8 +310,7 @@ hooks! {
         real::sendmmsg(fd, messages, count, flags)
     }
 
-    // The C library's `ioctl` is variadic. One fixed argument works too, because x86-64 and AArch64 pass both
-    // kinds of arguments alike.
+    // The C library's `ioctl` is variadic. x86-64 and AArch64 pass fixed arguments alike.
     fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
         if request == libc::FIONREAD && !argument.is_null() && let Some(name) = datagram::name_of(fd) {
             argument.cast::<c_int>().write_unaligned(datagram::next_length(fd, &name));
@@ -357,8 +354,7 @@ hooks! {
         real::posix_spawnp(process, file, actions, attributes, arguments, environment)
     }
 
-    // The C library's function takes a variable number of arguments. This one may have six fixed arguments
-    // instead, because x86-64 and AArch64 pass both kinds alike.
+    // The C library's function is variadic. x86-64 and AArch64 pass fixed arguments alike.
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long {
         let fd = a as c_int;
         match number {
@@ -389,8 +385,8 @@ hooks! {
     }
 }
 
-/// Accepts a connection from the engine if the library has already used `fd` as a listener of the engine.
-/// This saves the kernel's accept, which would fail. Otherwise returns `None`.
+/// Accepts a connection from the engine if `fd` was recorded as its listener. This saves the kernel's
+/// accept, which would fail. Otherwise returns `None`.
 unsafe fn accept_from_engine(
     fd: c_int,
     address: *mut sockaddr,
@@ -401,8 +397,8 @@ unsafe fn accept_from_engine(
     name.map(|name| socket::accept(fd, &name, address, len, flags))
 }
 
-/// Sends `count` buffers through memory shared with the engine. Returns the number of bytes, or `None` if the
-/// kernel must send them because the socket or the flags do not allow shared memory.
+/// Sends `count` buffers through shared memory. Returns the number of bytes, or `None` if the kernel must
+/// send them.
 unsafe fn send_directly(fd: c_int, parts: *const iovec, count: usize, flags: c_int) -> Option<ssize_t> {
     if flags & !(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) != 0 || parts.is_null() || count > MOST_PARTS {
         return None;
@@ -411,8 +407,8 @@ unsafe fn send_directly(fd: c_int, parts: *const iovec, count: usize, flags: c_i
     unsafe { direct::send(fd, std::slice::from_raw_parts(parts, count)) }
 }
 
-/// Corrects the result of the kernel's accept, which fails with EINVAL on the program's end of a pair. In
-/// that case, accepts a connection from the engine.
+/// Accepts a connection from the engine if the kernel's accept failed with EINVAL, as it does on the
+/// program's end of a pair.
 unsafe fn after_accept(
     result: c_int,
     fd: c_int,
@@ -432,9 +428,9 @@ unsafe fn after_accept(
     }
 }
 
-/// Call this before a datagram is sent to `address`, which may be null. A UDP socket that was never bound gets
-/// its port now, so this is the moment to offer it to the engine. Returns the name of a UDP socket of the
-/// engine, `None` for other sockets, or the errno with which the send fails.
+/// Offers an unbound UDP socket, which gets its port now, to the engine. Call this before a datagram is
+/// sent to `address`, which may be null. Returns the name of a UDP socket of the engine, `None` for other
+/// sockets, or the errno of the send.
 unsafe fn before_send(
     fd: c_int,
     address: *const sockaddr,
@@ -454,7 +450,7 @@ unsafe fn before_send(
 
 /// Returns true for an address of family AF_UNSPEC, which disconnects a UDP socket.
 unsafe fn is_unspecified(address: *const sockaddr, len: socklen_t) -> bool {
-    // SAFETY: the program's arguments: `len` bytes at `address`.
+    // SAFETY: the program passes `len` bytes at `address`.
     !address.is_null()
         && len >= 2
         && unsafe { address.cast::<u16>().read_unaligned() } == libc::AF_UNSPEC as u16
@@ -470,12 +466,12 @@ unsafe fn bytes(parts: *const iovec, count: usize) -> usize {
     if parts.is_null() {
         return 0;
     }
-    // SAFETY: the program's arguments: the kernel has just read the same parts.
+    // SAFETY: the program passes them, and the kernel has just read them.
     unsafe { std::slice::from_raw_parts(parts, count).iter().map(|part| part.iov_len).sum() }
 }
 
-/// Returns the number of bytes to read: `len`, but at most the buffer size `room`. `__read_chk` and the like
-/// call this. Programs compiled with `_FORTIFY_SOURCE` use them.
+/// Returns `len`, but at most the buffer size `room`. For `__read_chk` and others, which `_FORTIFY_SOURCE`
+/// calls.
 fn bounded(len: size_t, room: size_t) -> size_t {
     len.min(room)
 }

@@ -1,10 +1,10 @@
-//! The library that `inlane offload run` preloads into programs. It replaces some of the C library's socket functions, and hands TCP and UDP
-//! sockets to the offload engine.
+//! The library that `inlane offload run` preloads into programs. It replaces some of the C library's socket
+//! functions, and hands TCP and UDP sockets to the offload engine.
 //!
-//! A socket begins as the kernel's. When the program binds or connects it, the library asks the engine. If the engine takes the socket, its
-//! reply carries one end of a pair of UNIX sockets, which replaces the kernel's socket under the same descriptor. From then on data flows
-//! through the pair. Reads, writes, sendfile, poll, select, epoll, dup, fork, exec and passing to other processes are therefore the
-//! kernel's own and need nothing from this library:
+//! When the program binds or connects a socket, the library asks the engine. If the engine takes the
+//! socket, its reply carries one end of a pair of UNIX sockets, which replaces the kernel's socket under
+//! the same descriptor. From then on bytes flow through the pair. So reads, writes, sendfile, poll, select,
+//! epoll, dup, fork, exec and passing to other processes are the kernel's own:
 //!
 //! ```text
 //! program:  connect(5) ---> library --- request ---> engine           5 was a kernel TCP socket
@@ -13,14 +13,12 @@
 //! program:  write(5) ----------------- pair ---------> engine ---> TCP segments
 //! ```
 //!
-//! The library does not depend on a table of sockets. What it must know about a socket is in the names of the
-//! pair's ends ([`inlane_offload_protocol::name`]) and in the `socket::Flags` that the kernel keeps with the
-//! program's end. So calls that the library does not intercept make nothing outdated. The table of slots in
-//! shared memory (`direct`) is only a hint that is checked at each use.
+//! The library depends on no table of sockets, which calls that it does not intercept could make outdated.
+//! The names of the pair's ends ([`inlane_offload_protocol::name`]) and `socket::Flags` describe a socket.
+//! The table of slots (`direct`) is only a hint.
 //!
-//! The library does not allocate, and never blocks on a lock, because programs call its functions in signal
-//! handlers and after vfork. If anything fails while a socket is handed over, the kernel keeps the socket.
-//! The library never ends the program.
+//! The library does not allocate and blocks on no lock, because programs call it in signal handlers and
+//! after vfork. If a socket cannot be handed over, the kernel keeps it. The library never ends the program.
 
 mod control;
 mod convert;

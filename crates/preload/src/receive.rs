@@ -1,14 +1,13 @@
 //! Corrects what a read returns at the end of a stream.
 //!
-//! The kernel reports the end of a pair as the end of the stream, or as a reset if the engine left data
-//! unread. Only the name of the engine's end says whether the connection itself ended or was reset.
+//! For the kernel, a pair ends in the stream's end or a reset. The name of the engine's end says how the
+//! connection itself ended.
 
 use crate::{datagram, errno, fail, socket};
 use libc::{c_int, msghdr, sockaddr, socklen_t, ssize_t};
 
-/// Corrects the result of a kernel read of `len` bytes. A pair ends in the same way after a FIN and after an
-/// error of the connection. So at the end of the stream, this function looks up which of the two it was. It
-/// returns 0, or -1 with the connection's error in errno. Other results stay unchanged.
+/// Corrects the result of a kernel read of `len` bytes. At the end of the stream, returns 0, or -1 with the
+/// connection's error in errno. Other results stay unchanged.
 #[inline]
 pub fn finish(fd: c_int, len: usize, result: ssize_t) -> ssize_t {
     if result > 0 || len == 0 {
@@ -24,16 +23,15 @@ fn at_end(fd: c_int, result: ssize_t) -> ssize_t {
     }
     match socket::reason_of_end(fd) {
         0 if result == 0 => 0,
-        // The program has read the connection's error already, so this read reports the end of the stream.
+        // The program has already read the connection's error.
         0 if socket::name_of(fd).is_some() => 0,
         0 => result,
         error => fail(error),
     }
 }
 
-/// Hides the sender's address that a receive has stored: sets `len` to 0 if the socket `fd` is offloaded. TCP
-/// gives no sender's address, and the kernel has stored the UNIX name of the engine's end. Call this after
-/// such a receive.
+/// Sets the sender's address to length 0 if `fd` is offloaded: TCP gives none, and the kernel has stored a
+/// UNIX name. Call this after a receive.
 ///
 /// # Safety
 /// `address` and `len` are null, or the kernel has stored an address and its length there.
@@ -41,7 +39,7 @@ pub unsafe fn hide_name(fd: c_int, result: ssize_t, address: *const sockaddr, le
     if result < 0 || address.is_null() || len.is_null() {
         return;
     }
-    // SAFETY: the program's arguments; the family is read only if the kernel wrote it.
+    // SAFETY: the program's arguments. The family is read only if the kernel wrote it.
     let is_unix = unsafe { *len >= 2 && (*address).sa_family == libc::AF_UNIX as libc::sa_family_t };
     if is_unix && socket::name_of(fd).is_some() {
         // SAFETY: as above.
@@ -49,8 +47,8 @@ pub unsafe fn hide_name(fd: c_int, result: ssize_t, address: *const sockaddr, le
     }
 }
 
-/// Checks whether a received message passed UDP sockets of the engine to this process. If so, later calls
-/// look for offloaded UDP sockets. Call this after each receive that may bring descriptors.
+/// Notes if a message passed UDP sockets of the engine to this process, so that later calls look for them.
+/// Call this after each receive that may bring descriptors.
 ///
 /// # Safety
 /// The kernel has filled `message` in a receive, and its control messages are still in place.
@@ -58,7 +56,7 @@ pub unsafe fn note_passed(message: &msghdr) {
     if message.msg_control.is_null() || message.msg_controllen < size_of::<libc::cmsghdr>() {
         return;
     }
-    // SAFETY: the kernel has written whole control messages, and their total length.
+    // SAFETY: the kernel has written whole control messages and their total length.
     unsafe {
         let mut next = libc::CMSG_FIRSTHDR(message);
         while !next.is_null() {

@@ -13,7 +13,7 @@ struct Text<const N: usize> {
     len: AtomicUsize,
 }
 
-// SAFETY: the bytes are written before the length is stored, and never again (`set` checks the length).
+// SAFETY: `set` writes the bytes before it stores the length, and never again.
 unsafe impl<const N: usize> Sync for Text<N> {}
 
 impl<const N: usize> Text<N> {
@@ -51,8 +51,8 @@ static SOCKET: Text<108> = Text::new();
 static RULES: Text<16384> = Text::new();
 static REQUIRE: Text<16> = Text::new();
 static PROGRAM: Text<256> = Text::new();
-/// The environment variables to pass on to programs that this one starts, each as `NAME=VALUE` with a
-/// terminating zero byte.
+/// The environment variables for programs that this one starts, each as `NAME=VALUE` with a terminating
+/// zero byte.
 static EXPORTED: [Text<16640>; 4] = [const { Text::new() }; 4];
 
 unsafe extern "C" {
@@ -66,7 +66,8 @@ pub fn read() {
         let mut terminated = [0u8; 64];
         let room = terminated.get_mut(..name.len())?;
         room.copy_from_slice(name.as_bytes());
-        // SAFETY: a terminated string. The result is null or a terminated string that is read before it can change.
+        // SAFETY: a terminated string. The result is null, or a terminated string that is read before it can
+        // change.
         unsafe {
             let value = libc::getenv(terminated.as_ptr().cast());
             (!value.is_null()).then(|| std::ffi::CStr::from_ptr(value).to_bytes())
@@ -85,7 +86,7 @@ pub fn read() {
     if let Some(require) = variable(REQUIRE_VARIABLE) {
         REQUIRE.set(require);
     }
-    // SAFETY: the C library sets the variable before it calls initialisers; it is null or a terminated string.
+    // SAFETY: the C library sets it before it calls initialisers. It is null or a terminated string.
     let name = unsafe {
         let name = program_invocation_short_name;
         if name.is_null() { &[][..] } else { std::ffi::CStr::from_ptr(name).to_bytes() }
@@ -93,8 +94,8 @@ pub fn read() {
     PROGRAM.set(name);
 }
 
-/// Returns the variables to pass on to programs that this one starts; null for those that are not set. The first is the list of preloaded
-/// libraries.
+/// Returns the variables for programs that this one starts, or null if not set. The first is the list of
+/// preloaded libraries.
 pub fn exported() -> [*const libc::c_char; 4] {
     std::array::from_fn(|index| EXPORTED[index].get().map_or(std::ptr::null(), |text| text.as_ptr().cast()))
 }
@@ -109,14 +110,12 @@ pub fn program() -> &'static [u8] {
     PROGRAM.get().unwrap_or_default()
 }
 
-/// Returns true if the user demands offloading of all sockets, and false if a socket may stay with the
-/// kernel.
+/// Returns true if the user demands offloading of all sockets.
 pub fn require() -> bool {
     REQUIRE.get().is_some_and(|value| !value.is_empty() && value != b"0")
 }
 
-/// Returns the action that the user's rules choose for a socket of this program: whether to offload it.
-/// Returns `None` if no rule applies.
+/// Returns the action that the user's rules choose for a socket, or `None` if no rule applies.
 pub fn decide(datagrams: bool, address: SocketAddr, usage: Use) -> Option<Action> {
     let rules = std::str::from_utf8(RULES.get()?).ok()?;
     let program = std::str::from_utf8(program()).unwrap_or_default();

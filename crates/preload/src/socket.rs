@@ -9,8 +9,8 @@ use libc::{c_int, c_void, sockaddr, socklen_t};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Facts about an offloaded socket that the kernel keeps with the program's end, as the option SO_PRIORITY. That option has no other
-/// effect on a UNIX socket, and every process may set it to these values.
+/// Facts about an offloaded socket, in SO_PRIORITY of the program's end. This option has no other effect on
+/// UNIX sockets, and every process may set it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags(c_int);
 
@@ -30,8 +30,8 @@ impl Flags {
         self.0 & flag != 0
     }
 
-    /// Sets `flag`. If all three flags would then be set, stores 6, without `ERROR_READ`, because the kernel
-    /// reserves the value 7 for privileged processes.
+    /// Sets `flag`. All three flags become 6, without `ERROR_READ`, because the kernel reserves 7 for
+    /// privileged processes.
     fn set(fd: RawFd, flag: c_int) {
         let value = (Self::of(fd).0 | flag).min(6);
         real::set_option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY, value);
@@ -48,7 +48,7 @@ pub fn name_of(fd: RawFd) -> Option<SocketName> {
 
 fn poll(fd: RawFd, events: i16, timeout: c_int) -> Result<i16, c_int> {
     let mut poll = libc::pollfd { fd, events, revents: 0 };
-    // SAFETY: the structure lives through the call.
+    // SAFETY: the structure outlives the call.
     match unsafe { libc::poll(&mut poll, 1, timeout) } {
         -1 => Err(errno()),
         0 => Err(libc::ETIMEDOUT),
@@ -69,10 +69,10 @@ pub fn take_error(fd: RawFd) -> c_int {
     }
 }
 
-/// Waits until the connection is established, but at most for the socket's send timeout (SO_SNDTIMEO), or
-/// without limit if that is 0. Returns 0, or -1 with errno.
+/// Waits until the connection is established, but at most SO_SNDTIMEO (0: no limit). Returns 0, or -1 with
+/// errno.
 pub fn wait_connected(fd: RawFd) -> c_int {
-    // SAFETY: an all-zero timeval is valid; structures live through the call.
+    // SAFETY: an all-zero timeval is valid, and the structures outlive the call.
     let timeout = unsafe {
         let mut limit: libc::timeval = std::mem::zeroed();
         let mut len = size_of_val(&limit) as socklen_t;
@@ -93,8 +93,8 @@ pub fn wait_connected(fd: RawFd) -> c_int {
     }
 }
 
-/// Implements connect(2) for a socket that is already offloaded. Blocks until the connection is established,
-/// unless the descriptor is non-blocking. Returns 0, or -1 with errno set.
+/// Implements connect(2) for an offloaded socket. Blocks until the connection is established, unless the
+/// descriptor is non-blocking. Returns 0, or -1 with errno.
 ///
 /// # Safety
 /// `address` points to `len` readable bytes.
@@ -131,13 +131,11 @@ pub fn blocks(fd: RawFd) -> bool {
     unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK == 0 }
 }
 
-/// The descriptors from 0 to 1023 that were listeners of the engine when the library last used them, one bit
-/// each. This is only a hint: the program may have closed a descriptor since, and its number may belong to
-/// another socket.
+/// The descriptors up to 1023 that were listeners of the engine, one bit each. A hint: the number may since
+/// belong to another socket.
 static LISTENERS: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
-/// Returns the word of `LISTENERS` for `fd`, and a mask with the bit of `fd`. Returns `None` for a descriptor
-/// above 1023.
+/// Returns the word of `LISTENERS` for `fd` and the bit's mask. Returns `None` above 1023.
 fn listener_bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let fd = usize::try_from(fd).ok()?;
     Some((LISTENERS.get(fd / 64)?, 1 << (fd % 64)))
@@ -150,8 +148,8 @@ pub fn note_listener(fd: RawFd) {
     }
 }
 
-/// Returns true if `fd` was recorded as a listener of the engine. The caller must check that it still is one.
-/// Returns false if it was not recorded.
+/// Returns true if `fd` was recorded as a listener of the engine. The caller must check that it still is
+/// one.
 pub fn may_listen(fd: RawFd) -> bool {
     listener_bit(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
 }
@@ -185,9 +183,8 @@ pub fn accept(
         return fail(libc::EINVAL);
     }
     let before = errno();
-    // If no descriptor is free, receiving a record would lose the connection that it carries. As the kernel's
-    // accept does, check first that one is free.
-    // SAFETY: has no preconditions; the duplicate is closed at once.
+    // Without a free descriptor, receiving a record would lose its connection, so check for one. SAFETY: has
+    // no preconditions; the duplicate is closed at once.
     unsafe {
         let free = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0);
         if free < 0 {
@@ -200,13 +197,11 @@ pub fn accept(
     let (received, passed) = control::receive(fd, &mut record, close_on_exec);
     let Some(connection) = passed else {
         return match received {
-            // Keep the errno of recvmsg, for example EAGAIN or EINTR, because accept fails with the same
-            // values.
+            // accept fails with the errno of recvmsg, such as EAGAIN or EINTR.
             -1 => -1,
-            // The engine has closed its end: the listener was shut down, or the engine has ended.
+            // The listener was shut down, or the engine has ended.
             0 => fail(libc::EINVAL),
-            // The record came without its descriptor: the kernel dropped the connection, because another thread
-            // has taken the last free descriptor.
+            // Another thread has taken the last free descriptor, so the kernel dropped the connection.
             _ => fail(libc::ECONNABORTED),
         };
     };
@@ -229,7 +224,7 @@ fn addresses(fd: RawFd) -> Option<Message> {
     (reply.status == 0).then_some(reply)
 }
 
-/// Implements getsockname(2) for an offloaded socket: stores its local address at `address`. Returns 0.
+/// Implements getsockname(2) for an offloaded socket. Returns 0.
 ///
 /// # Safety
 /// `len` points to the number of writable bytes at `address`. Either pointer may be null.
@@ -250,8 +245,7 @@ pub unsafe fn getsockname(
     0
 }
 
-/// Implements getpeername(2) for an offloaded socket: stores its remote address at `address`. Returns 0, or
-/// -1 with errno ENOTCONN if the socket is not connected.
+/// Implements getpeername(2) for an offloaded socket. Returns 0, or -1 with errno ENOTCONN.
 ///
 /// # Safety
 /// `len` points to the number of writable bytes at `address`. Either pointer may be null.
@@ -279,15 +273,15 @@ fn has_failed(fd: RawFd) -> bool {
     matches!(End::of(fd, real::ASKING), End::Failed(_))
 }
 
-/// Options of SOL_SOCKET that the kernel keeps with the program's end and that the engine must know too.
+/// Options of SOL_SOCKET that both the program's end and the engine need.
 const SHARED: [c_int; 3] = [libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR];
 
-/// Gives the program the value of an option, cut to the program's buffer, as getsockopt(2) does. Returns 0.
+/// Stores an option's value, cut to the program's buffer, as getsockopt(2) does. Returns 0.
 ///
 /// # Safety
 /// `value` has `*len` bytes.
 pub unsafe fn put_option(value: *mut c_void, len: *mut socklen_t, bytes: &[u8]) -> c_int {
-    // SAFETY: the caller guarantees both pointers, and at most `*len` bytes are copied.
+    // SAFETY: the caller promises both pointers, and at most `*len` bytes are copied.
     unsafe {
         let count = (len.read() as usize).min(bytes.len());
         value.cast::<u8>().copy_from(bytes.as_ptr(), count);
@@ -296,8 +290,7 @@ pub unsafe fn put_option(value: *mut c_void, len: *mut socklen_t, bytes: &[u8]) 
     0
 }
 
-/// Implements getsockopt(2) for an offloaded TCP socket. Stores the option's value at `value`. Returns 0, or
-/// -1 with errno set.
+/// Implements getsockopt(2) for an offloaded TCP socket. Returns 0, or -1 with errno.
 ///
 /// # Safety
 /// `len` points to the number of writable bytes at `value`. Either pointer may be null.
@@ -312,10 +305,10 @@ pub unsafe fn getsockopt(
     if value.is_null() || len.is_null() {
         return fail(libc::EFAULT);
     }
-    // SAFETY: the program's arguments: `*len` bytes at `value`.
+    // SAFETY: the program passes `*len` bytes at `value`.
     let put = |bytes: &[u8]| unsafe { put_option(value, len, bytes) };
-    // The engine is asked for SO_REUSEPORT, because UNIX sockets lack it, and for SO_SNDBUF while the
-    // connection is being established, because the program's end has a small send buffer during that time.
+    // UNIX sockets lack SO_REUSEPORT. While a connection is being established, the program's end has a small
+    // SO_SNDBUF.
     let asks_engine =
         name == libc::SO_REUSEPORT || name == libc::SO_SNDBUF && Flags::of(fd).has(Flags::CONNECTING);
     if level == libc::SOL_SOCKET && !asks_engine {
@@ -335,9 +328,8 @@ pub unsafe fn getsockopt(
     (message.level, message.name) = (level, name);
     match control::request(&mut message, fd) {
         Some((reply, _)) if reply.status == 0 => put(reply.value()),
-        // Ask the kernel after all if the connection has been established meanwhile: the program's end then
-        // has its full send buffer.
-        // SAFETY: the program's arguments.
+        // If the connection is now established, the program's end has its full send buffer. SAFETY: the
+        // program's arguments.
         Some(_) if level == libc::SOL_SOCKET && name == libc::SO_SNDBUF => unsafe {
             real::getsockopt(fd, level, name, value, len)
         },
@@ -346,7 +338,7 @@ pub unsafe fn getsockopt(
     }
 }
 
-/// Implements setsockopt(2) for an offloaded TCP socket. Returns 0, or -1 with errno set.
+/// Implements setsockopt(2) for an offloaded TCP socket. Returns 0, or -1 with errno.
 ///
 /// # Safety
 /// `value` is null or points to `len` readable bytes.
@@ -365,7 +357,7 @@ pub unsafe fn setsockopt(
             direct::note_low_water(fd);
         }
         if matches!(name, libc::SO_SNDBUF | libc::SO_RCVBUF) {
-            // SAFETY: the caller promises that `value` is null or points to `len` readable bytes.
+            // SAFETY: the caller promises it.
             return unsafe { set_buffer(fd, name, value, len) };
         }
         // SAFETY: the program's arguments.
@@ -378,30 +370,29 @@ pub unsafe fn setsockopt(
     } else if value.is_null() {
         return fail(libc::EFAULT);
     } else if len == 0 || (len < 4 && (level, name) != (libc::IPPROTO_TCP, libc::TCP_CONGESTION)) {
-        // Only TCP options must have four bytes: options of IPv4 and IPv6 may be given in one byte.
+        // Options of IPv4 and IPv6 may have one byte, but TCP options must have four.
         if level == libc::IPPROTO_TCP || len == 0 {
             return fail(libc::EINVAL);
         }
     }
     let mut message = Message::new(Operation::SetOption);
     (message.level, message.name) = (level, name);
-    // SAFETY: the program's arguments: `len` bytes at `value`.
+    // SAFETY: the program passes `len` bytes at `value`.
     message.set_value(unsafe { std::slice::from_raw_parts(value.cast(), (len as usize).min(64)) });
     control::request(&mut message, fd);
     0
 }
 
-/// Sets SO_SNDBUF or SO_RCVBUF. The kernel doubles and limits the value, and the engine uses the resulting
-/// size for its rings. Returns 0, or -1 with errno set.
+/// Sets SO_SNDBUF or SO_RCVBUF. The kernel doubles and limits the value, which the engine then uses for its
+/// rings. Returns 0, or -1 with errno.
 ///
 /// # Safety
 /// `value` is null or points to `len` readable bytes.
 unsafe fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
     let connecting = name == libc::SO_SNDBUF && Flags::of(fd).has(Flags::CONNECTING);
-    // While the connection is being established, the send buffer of the program's end must stay small, so
-    // that the end is not writable. So set the option of a temporary UNIX socket, to get the value that the
-    // kernel makes of it.
-    // SAFETY: has no preconditions; the program's arguments; the descriptor is closed below.
+    // During the handshake, a small send buffer keeps the program's end from becoming writable. A temporary
+    // UNIX socket shows what the kernel makes of the value. SAFETY: the program passes valid arguments, and
+    // the descriptor is closed below.
     let (code, bytes) = unsafe {
         let asked = if connecting {
             libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0)
@@ -426,7 +417,7 @@ unsafe fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_
     code
 }
 
-/// Returns true for options of TCP, IPv4 and IPv6 that programs set on TCP sockets. The engine ignores some of them.
+/// Returns true for options of TCP, IPv4 and IPv6 that programs set. Some have no effect in the engine.
 fn is_known(level: c_int, name: c_int) -> bool {
     match level {
         libc::SOL_SOCKET => name == libc::SO_REUSEPORT,
@@ -463,8 +454,8 @@ pub fn shutdown(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     unsafe { real::shutdown(fd, how) }
 }
 
-/// Call this after the kernel's read of `fd` returned 0, or failed with ECONNRESET. Returns the errno with
-/// which the program's read must fail, or 0 if there is no error to report.
+/// Returns the errno of the program's read after the kernel's read of `fd` returned 0 or ECONNRESET.
+/// Returns 0 without an error.
 pub fn reason_of_end(fd: RawFd) -> c_int {
     if name_of(fd).is_none() {
         return 0;
@@ -481,16 +472,15 @@ pub fn reason_of_end(fd: RawFd) -> c_int {
     }
 }
 
-/// Call this after the kernel's send on `fd` failed with EPIPE. Returns the connection's error if the program has not read it
-/// yet, or 0.
+/// Returns the connection's error, if the program has not read it yet, after a send on `fd` failed with
+/// EPIPE. Otherwise returns 0.
 pub fn reason_of_broken_pipe(fd: RawFd) -> c_int {
     if name_of(fd).is_none() {
         return 0;
     }
     let error = match End::of(fd, real::ASKING) {
         End::Failed(error) => error,
-        // The send failed because the program has shut down writing, or because the engine is gone. The pair
-        // has hung up only in the second case.
+        // The program has shut down writing, or the engine is gone. Only the second case hangs up the pair.
         End::Unnamed if poll(fd, 0, 0).is_ok() && !Flags::of(fd).has(Flags::READ_SHUT) => libc::ECONNRESET,
         End::Finished | End::Unnamed => 0,
     };

@@ -1,12 +1,11 @@
-//! Ancillary data of datagrams: the addresses, TTL and traffic class that programs set and read by control
-//! messages.
+//! Ancillary data of datagrams: addresses, TTL and traffic class in control messages.
 
 use inlane_offload_protocol::datagram::{Header, receive, send};
 use libc::{c_int, cmsghdr, msghdr};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The index of the loopback interface, which programs get for loopback addresses. For others they get 0,
-/// because the engine's port has no index in the program's network namespace.
+/// The index of the loopback interface, for loopback addresses. Others get 0, because the engine's port has
+/// no index here.
 const LOOPBACK: c_int = 1;
 
 /// The most bytes of one control message's data.
@@ -21,8 +20,7 @@ fn number(bytes: &[u8]) -> Option<c_int> {
     }
 }
 
-/// Reads the control messages of `message`, a datagram to send, and stores their values in `header`. Fails
-/// with an errno.
+/// Stores the values of the control messages of `message` in `header`. Fails with an errno.
 ///
 /// # Safety
 /// As for sendmsg.
@@ -31,7 +29,7 @@ pub unsafe fn read(message: &msghdr, header: &mut Header) -> Result<(), c_int> {
         return Ok(());
     }
     let end = message.msg_control as usize + message.msg_controllen;
-    // SAFETY: the program's arguments. CMSG_FIRSTHDR and CMSG_NXTHDR return only headers that lie within the control data; the data's
+    // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return only headers within the program's control data. The data's
     // end is checked here.
     unsafe {
         let mut next = libc::CMSG_FIRSTHDR(message);
@@ -54,7 +52,7 @@ fn read_one(kind: (c_int, c_int), data: &[u8], header: &mut Header) -> Result<()
         (header.class, header.flags) = (class, header.flags | send::CLASS);
     };
     match kind {
-        // Ignore descriptors and credentials, which cannot be sent over a network.
+        // Descriptors and credentials cannot be sent over a network.
         (libc::SOL_SOCKET, libc::SCM_RIGHTS | libc::SCM_CREDENTIALS) => {}
         (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
             let info: &[u8; 12] = data.try_into().map_err(|_| libc::EINVAL)?;
@@ -79,8 +77,7 @@ fn read_one(kind: (c_int, c_int), data: &[u8], header: &mut Header) -> Result<()
             Some(class @ 0..=255) => set_class(header, class as u8),
             _ => return Err(libc::EINVAL),
         },
-        // A hop limit or traffic class of -1 leaves the header unchanged, so the datagram gets the socket's
-        // own value.
+        // For -1, the datagram gets the socket's own hop limit or traffic class.
         (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => match number(data).filter(|_| data.len() == 4) {
             Some(-1) => {}
             Some(hops @ 0..=255) => set_hops(header, hops as u8),
@@ -96,8 +93,8 @@ fn read_one(kind: (c_int, c_int), data: &[u8], header: &mut Header) -> Result<()
     Ok(())
 }
 
-/// Writes control messages to `room` bytes at `next`, the unused rest of the program's buffer. `cut` is set
-/// if one of them did not fit (MSG_CTRUNC).
+/// Writes control messages to `room` bytes at `next` of the program's buffer. Sets `cut` if one does not
+/// fit (MSG_CTRUNC).
 struct Writer {
     next: *mut u8,
     room: usize,
@@ -105,7 +102,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Adds a control message. One that does not fit is cut, as the kernel does it.
+    /// Adds a control message. Cuts one that does not fit, as the kernel does.
     ///
     /// # Safety
     /// `room` bytes at `next` are writable.
@@ -116,7 +113,7 @@ impl Writer {
             self.cut = true;
             return;
         }
-        // SAFETY: the header fits, and `len` is at most the room that is left.
+        // SAFETY: the header fits, and `len` is at most the room left.
         unsafe {
             let wanted = libc::CMSG_LEN(data.len() as u32) as usize;
             let len = wanted.min(self.room);
@@ -131,7 +128,7 @@ impl Writer {
     }
 }
 
-/// Adds the control messages that the program has asked for. The kernel has already used `used` bytes of the message's control data.
+/// Adds the control messages that the program has asked for. The kernel has already used `used` bytes.
 ///
 /// # Safety
 /// As for recvmsg.

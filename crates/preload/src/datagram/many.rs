@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 const MOST: usize = 1024;
 
 fn now() -> i128 {
-    // SAFETY: an all-zero timespec is valid, and the structure lives through the call.
+    // SAFETY: an all-zero timespec is valid and outlives the call.
     unsafe {
         let mut time: timespec = std::mem::zeroed();
         libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time);
@@ -22,7 +22,7 @@ fn nanoseconds(time: &timespec) -> i128 {
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
 }
 
-/// Receives up to `count` datagrams, as recvmmsg does. Like the kernel, checks the timeout only after each datagram.
+/// Receives up to `count` datagrams, as recvmmsg does. Checks the timeout only after each datagram.
 ///
 /// # Safety
 /// As for recvmmsg.
@@ -39,7 +39,7 @@ pub unsafe fn receive_many(
     let mut flags_of_call = flags & !libc::MSG_WAITFORONE;
     let mut received = 0;
     while received < (count as usize).min(MOST) {
-        // SAFETY: the program's arguments: `count` messages.
+        // SAFETY: the program passes `count` messages.
         unsafe {
             let message = &mut *messages.add(received);
             let len = receive(fd, name, &mut message.msg_hdr, flags_of_call);
@@ -54,7 +54,7 @@ pub unsafe fn receive_many(
         }
         if let Some(deadline) = deadline {
             let rest = (deadline - now()).max(0);
-            // SAFETY: the program's argument, which is not null because there is a deadline.
+            // SAFETY: the program passes it, and it is not null because there is a deadline.
             unsafe {
                 (*timeout).tv_sec = (rest / 1_000_000_000) as _;
                 (*timeout).tv_nsec = (rest % 1_000_000_000) as _;
@@ -80,7 +80,7 @@ pub unsafe fn send_many(
 ) -> c_int {
     let mut sent = 0;
     while sent < (count as usize).min(MOST) {
-        // SAFETY: the program's arguments: `count` messages.
+        // SAFETY: the program passes `count` messages.
         unsafe {
             let message = &mut *messages.add(sent);
             let len = send(fd, name, &message.msg_hdr, flags);
@@ -94,8 +94,7 @@ pub unsafe fn send_many(
     outcome(sent, count)
 }
 
-/// Returns `done`, the number of completed messages. Returns -1 if the first one failed, and leaves its
-/// errno.
+/// Returns `done`, the number of completed messages, or -1 with errno if the first one failed.
 fn outcome(done: usize, count: c_uint) -> c_int {
     match done {
         0 if count > 0 => {

@@ -8,13 +8,13 @@ use inlane_offload_protocol::name::SocketName;
 use libc::{c_int, c_void, socklen_t};
 use std::os::fd::RawFd;
 
-/// Returns true for options that the engine must get. The other options of SOL_SOCKET take effect in the
-/// kernel, on the program's end of the pair.
+/// Returns true for options that the engine must get. Other options of SOL_SOCKET take effect in the
+/// kernel.
 fn is_for_engine(level: c_int, name: c_int) -> bool {
     level != libc::SOL_SOCKET || matches!(name, libc::SO_REUSEPORT | libc::SO_REUSEADDR | libc::SO_RCVBUF)
 }
 
-/// Returns true for options of IPv4, IPv6 and UDP that programs set on UDP sockets. The engine stores some of them without effect.
+/// Returns true for options of IPv4, IPv6 and UDP that programs set. Some have no effect in the engine.
 fn is_known(level: c_int, name: c_int) -> bool {
     match level {
         libc::SOL_SOCKET => true,
@@ -51,8 +51,7 @@ fn is_known(level: c_int, name: c_int) -> bool {
     }
 }
 
-/// Implements getsockopt(2) for an offloaded UDP socket. Stores the option's value at `value`. Returns 0, or
-/// -1 with errno set.
+/// Implements getsockopt(2) for an offloaded UDP socket. Returns 0, or -1 with errno.
 ///
 /// # Safety
 /// `len` points to the number of writable bytes at `value`. Either pointer may be null.
@@ -94,7 +93,7 @@ pub unsafe fn getsockopt(
     }
 }
 
-/// Implements setsockopt(2) for an offloaded UDP socket. Returns 0, or -1 with errno set.
+/// Implements setsockopt(2) for an offloaded UDP socket. Returns 0, or -1 with errno.
 ///
 /// # Safety
 /// `value` is null or points to `len` readable bytes.
@@ -118,7 +117,7 @@ pub unsafe fn setsockopt(
         return 0;
     }
     if level == libc::SOL_SOCKET && name == libc::SO_SNDBUF && len >= 4 {
-        // SAFETY: the program passes four bytes at `value`, as `len` was checked.
+        // SAFETY: the program passes `len` bytes at `value`, at least four.
         let wanted = unsafe { value.cast::<c_int>().read_unaligned() };
         return if real::set_option(fd, level, name, wanted.max(LEAST_BUFFER)) { 0 } else { -1 };
     }
@@ -129,14 +128,13 @@ pub unsafe fn setsockopt(
             return code;
         }
     }
-    // Use the operation with a reply, and wait for the reply. The option goes over the control socket and the
-    // program's next datagram through the pair, so the datagram could otherwise overtake the option.
+    // Wait for a reply. The next datagram goes through the pair, and could overtake the option.
     let mut message = Message::new(Operation::SetOptionNow);
     (message.level, message.name) = (level, name);
-    // SAFETY: the program's arguments: `len` bytes at `value`.
+    // SAFETY: the program passes `len` bytes at `value`.
     message.set_value(unsafe { std::slice::from_raw_parts(value.cast(), (len as usize).min(64)) });
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVBUF) {
-        // Send the size that the kernel stored, because the kernel doubles and bounds the program's value.
+        // The kernel doubles and bounds the program's value.
         message.set_value(&real::option(fd, level, name).unwrap_or(0).to_ne_bytes());
     }
     match control::request(&mut message, fd) {

@@ -1,8 +1,7 @@
 //! Checks whether the engine has a route to a datagram's destination, so that a send without a route fails.
 //!
-//! A send only writes the datagram to the pair and gets no reply. So the library asks the engine before it
-//! sends to an address for the first time, and remembers the addresses with a route. An engine's routes do
-//! not change while it runs.
+//! A send through the pair gets no reply. So the library asks the engine before it first sends to an
+//! address, and remembers the addresses with a route. An engine's routes do not change.
 
 use crate::control;
 use inlane_offload_protocol::address;
@@ -16,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The number of remembered addresses, a power of two.
 const PLACES: usize = 256;
 
-/// Hashes of the engine, the socket and a remote address to which the engine has a route. If another address
-/// without a route has the same hash, its datagrams cause no error: the engine drops and counts them.
+/// Hashes of an engine, a socket and a remote address with a route. After a collision, the engine drops and
+/// counts datagrams without a route.
 static ROUTES: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 
 /// Checks that the engine can send from the socket `fd` to `remote`. Fails with an errno.
@@ -35,7 +34,7 @@ pub fn check(fd: RawFd, name: &SocketName, remote: SocketAddr) -> Result<(), c_i
             place.store(hash, Ordering::Relaxed);
             Ok(())
         }
-        // The engine has ended. Report no error here, because the send that follows reports it.
+        // The engine has ended. The send that follows reports it.
         None => Ok(()),
     }
 }
