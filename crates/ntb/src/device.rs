@@ -9,8 +9,7 @@
 //!   peer_scratchpad_write(1, i, v)  ------------------------>  scratchpad_read(i)
 //! ```
 //! Two back-ends implement [`Ntb`]: the twin ([`crate::twin`], processes of one machine) and ivshmem
-//! ([`crate::ivshmem`], virtual machines). Hardware bridges (Intel, AMD, Switchtec, IDT) are not supported
-//! yet. They could implement it over the kernel's ntb_hw drivers or over VFIO.
+//! ([`crate::ivshmem`], virtual machines). Hardware bridges are not supported yet.
 
 use crate::error::Result;
 use crate::window::Window;
@@ -69,8 +68,7 @@ pub struct Capabilities {
 pub struct Link {
     /// True when both sides have enabled the link.
     pub up: bool,
-    /// A number that changes whenever the link goes down or comes up. Compare two readings to notice a link
-    /// that went down and came up in between.
+    /// A number that changes whenever the link goes down or comes up.
     pub generation: u64,
 }
 
@@ -83,9 +81,7 @@ pub enum Event {
     Link,
 }
 
-/// One port of a bridge. The ports are numbered from 0 to [`Ntb::ports`] - 1. Every port except this side's
-/// own is a peer.
-///
+/// One port of a bridge. Ports are numbered from 0 to [`Ntb::ports`] - 1. All ports but this one are peers.
 /// Any thread may call any method.
 pub trait Ntb: Send + Sync {
     /// Returns the capabilities of this bridge.
@@ -102,7 +98,7 @@ pub trait Ntb: Send + Sync {
 
     /// Returns this side's inbound memory, which [`Ntb::set_translation`] can make accessible to peers.
     fn inbound(&self) -> &Region;
-    /// Makes `peer`'s window `window` lead to `memory`, which is a part of [`Ntb::inbound`].
+    /// Makes `peer`'s window `window` lead to `memory`, a part of [`Ntb::inbound`].
     ///
     /// # Errors
     /// [`crate::error::Error::Window`] if the memory lies elsewhere, is misaligned or is larger than the
@@ -118,8 +114,8 @@ pub trait Ntb: Send + Sync {
 
     /// Returns the doorbell bits that were rung and not cleared, whether masked or not.
     fn doorbell_read(&self) -> u64;
-    /// Clears doorbell bits. Clear a bit before you look for the work that it signals. If a peer rings while
-    /// you look, the bit is set again, so that ring is not missed.
+    /// Clears doorbell bits. Clear a bit before you look for the work that it signals: a later ring then
+    /// sets it again.
     fn doorbell_clear(&self, bits: u64);
     /// Returns the doorbell bits that raise no event.
     fn doorbell_mask(&self) -> u64;
@@ -130,8 +126,8 @@ pub trait Ntb: Send + Sync {
     fn doorbell_mask_clear(&self, bits: u64);
     /// Returns the doorbell bits that raise the event of vector `vector`.
     fn vector_bits(&self, vector: u32) -> u64;
-    /// Rings doorbell bits at `peer`. If `peer` sees these bits, it also sees every store that was made
-    /// before the last [`Window::fence`].
+    /// Rings doorbell bits at `peer`. A peer that sees them also sees every store before the last
+    /// [`Window::fence`].
     ///
     /// # Errors
     /// [`crate::error::Error::Invalid`] for a peer that does not exist.

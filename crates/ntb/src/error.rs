@@ -2,11 +2,11 @@
 
 use inlane_core::error::Class;
 
-/// An error of a port, a window or a handshake. Its message names the object, what was found and what to do.
+/// An error of a port, a window or a handshake.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An error from inlane-core, for example about a region, a mover or a quantity that cannot be parsed.
+    /// An error from inlane-core, for example about a region or a mover.
     #[error(transparent)]
     Core(#[from] inlane_core::error::Error),
     /// An error of the operating system.

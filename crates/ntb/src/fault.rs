@@ -1,9 +1,8 @@
 //! Fault injection: makes shared memory behave like a real link with posted writes, or worse.
 //!
-//! A [`Wire`] carries the stores from a port to one peer. It cuts stores into pieces, which can arrive late
-//! and in any order, but not across a fence. Posted write-combining stores have the same guarantees. A
-//! doorbell arrives after the stores before the last fence, unless the chosen [`Faults`] lose it, ring it
-//! twice or advance it. One seed determines all random choices.
+//! A [`Wire`] carries a port's stores to one peer. It cuts stores into pieces, which can arrive late and in
+//! any order, but not across a fence. A doorbell arrives after the stores before the last fence, unless the
+//! chosen [`Faults`] lose it, ring it twice or advance it.
 
 use crate::error::{Error, Result};
 use inlane_core::region::Region;
@@ -15,8 +14,7 @@ use std::time::{Duration, Instant};
 /// The faults to inject. Probabilities are from 0 to 1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// The longest time by which a piece of a store arrives late. Stores are cut into pieces of 64 or 8
-    /// bytes.
+    /// The longest delay of a piece of a store. Pieces have 64 or 8 bytes.
     pub delay: Duration,
     /// True if pieces between two fences arrive in random order.
     pub reorder: bool,
@@ -30,7 +28,7 @@ pub struct Faults {
     pub early: f64,
     /// Probability that a scratchpad keeps its old value for 3 ms after a write.
     pub stale: f64,
-    /// The mean time between two failures of the link, which each last 2 ms. Zero: the link does not fail.
+    /// The mean time between two failures of the link, of 2 ms each. Zero: none.
     pub flap: Duration,
     /// The protocol step at which the process is killed (see [`Faults::step`]).
     pub die: Option<String>,
@@ -153,8 +151,7 @@ enum Action {
 /// A piece of a store, or a register write, on its way to the peer.
 struct Piece {
     due: Instant,
-    /// The order in which the pieces between the same two fences arrive: the lowest rank first. `State::push`
-    /// chooses the rank.
+    /// The order in which the pieces between two fences arrive, the lowest first. `State::push` chooses it.
     rank: (Instant, u64),
     action: Action,
 }
@@ -181,12 +178,11 @@ impl Ord for Piece {
 }
 
 struct State {
-    /// One heap of pieces for each epoch. A fence ends an epoch. Only pieces of the first epoch may be
-    /// delivered; later epochs wait until it is empty.
+    /// The pieces of each epoch. A fence ends an epoch. Only pieces of the first epoch may be delivered;
+    /// later epochs wait until it is empty.
     epochs: VecDeque<BinaryHeap<Piece>>,
     random: Random,
-    /// The time at which the wire was made. Each rank begins with this time if the plan has no `reorder` or
-    /// no delay. These ranks differ only in their second part: the order of sending, or a random number.
+    /// When the wire was made: the first part of a rank that does not depend on when the piece is due.
     start: Instant,
     sent: u64,
     mapped: Vec<Region>,
@@ -206,8 +202,8 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Makes a wire with the faults of `plan` and starts the thread that delivers the pieces. Give each wire
-    /// a different `stream`, so that wires with the same seed make different random choices.
+    /// Makes a wire with the faults of `plan` and starts the thread that delivers the pieces. Wires with the
+    /// same seed need different `stream`s.
     pub fn new(plan: Faults, stream: u64) -> Self {
         let state = State {
             epochs: VecDeque::from([BinaryHeap::new()]),
@@ -239,7 +235,7 @@ impl Wire {
         let mut done = 0;
         while done < length {
             let address = to as usize + done;
-            // End each piece at a multiple of the granule, so that an aligned word of 8 bytes is never split.
+            // Pieces end at multiples of the granule, so an aligned word of 8 bytes is never split.
             let piece = (granule - address % granule).min(length - done);
             let mut bytes = [0; 64];
             // SAFETY: `done + piece` is at most `length`, and `bytes` has room for a piece.
@@ -253,7 +249,7 @@ impl Wire {
     }
 
     /// Sends a doorbell. It rings once all stores before the last fence are delivered, unless a fault loses
-    /// it or lets it ring early.
+    /// or advances it.
     pub(crate) fn doorbell(&self, ring: impl Fn() + Send + Sync + 'static) {
         let mut state = self.shared.lock();
         if state.random.happens(self.shared.plan.lose) {
@@ -265,8 +261,7 @@ impl Wire {
         if state.random.happens(self.shared.plan.early) {
             return ring();
         }
-        // The doorbell register is not write-combining, so a doorbell may overtake the stores since the last
-        // fence. Push it into the current epoch: there it waits only for stores before that fence.
+        // A doorbell may overtake stores, but not the last fence, so push it into the current epoch.
         let due = Instant::now() + state.random.up_to(self.shared.plan.delay);
         state.push(&self.shared.plan, due, Action::Call(Box::new(ring)));
         drop(state);
@@ -289,8 +284,8 @@ impl Wire {
         self.shared.changed.notify_all();
     }
 
-    /// Orders the wire: all stores, doorbells and register writes before this call arrive before all later
-    /// stores and register writes.
+    /// Orders the wire: all earlier stores, doorbells and register writes arrive before all later stores and
+    /// register writes.
     pub(crate) fn fence(&self) {
         self.shared.lock().fence();
     }
@@ -303,8 +298,7 @@ impl Wire {
         }
     }
 
-    /// Discards all stores, doorbells and register writes that have not arrived, as a link that goes down
-    /// does.
+    /// Discards everything that has not arrived, as a link that goes down does.
     pub(crate) fn lose_all(&self) {
         self.shared.lock().epochs = VecDeque::from([BinaryHeap::new()]);
         self.shared.changed.notify_all();
@@ -326,7 +320,7 @@ impl State {
         self.sent += 1;
         let rank = match (plan.reorder, plan.delay.is_zero()) {
             (false, _) => (self.start, self.sent),
-            // Choose the order at random, because without delays all pieces are due at once.
+            // Without delays all pieces are due at once, so choose a random order.
             (true, true) => (self.start, self.random.next_u64()),
             (true, false) => (due, self.random.next_u64()),
         };
@@ -344,8 +338,8 @@ impl State {
         }
     }
 
-    /// Returns the next piece if it is due. Otherwise the error says how long to wait: until the piece is
-    /// due, or an hour if there is none.
+    /// Returns the next piece if it is due. Otherwise the error is the time to wait for it, or an hour if
+    /// there is none.
     fn next(&mut self) -> Result<Piece, Duration> {
         while self.epochs.len() > 1 && self.epochs[0].is_empty() {
             self.epochs.pop_front();
@@ -363,24 +357,23 @@ impl WireShared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Delivers pieces until the wire is closed. After that, delivers pieces that are already due, and drops
-    /// the rest.
+    /// Delivers pieces until the wire is closed. Then delivers pieces that are already due, and drops the
+    /// rest.
     fn pump(&self) {
         let mut state = self.lock();
         loop {
             match state.next() {
-                // Deliver under the lock, so that an empty queue means that everything has arrived.
+                // Under the lock, so that an empty queue means that everything has arrived.
                 Ok(Piece { action: Action::Store { to, bytes, length }, .. }) => {
                     // SAFETY: the caller of `store` promised the destination, and `mapped` keeps it mapped.
-                    // Aligned words are stored whole, so a piece of 8 aligned bytes does not tear further.
+                    // Aligned words are stored whole.
                     unsafe { inlane_core::access::store_device(to as *mut u8, bytes.as_ptr(), length) };
                     inlane_core::access::store_fence();
                 }
                 Ok(Piece { action: Action::Call(call), .. }) => call(),
                 Err(_) if state.closed => return,
                 Err(wait) => {
-                    // Wake threads in `drain`, because no piece is due now: they check whether all pieces
-                    // have arrived.
+                    // Threads in `drain` check whether all pieces have arrived.
                     self.changed.notify_all();
                     state = self
                         .changed
@@ -433,9 +426,8 @@ mod tests {
         }
     }
 
-    /// Checks that the time of a store grows only with its length. An earlier version also slowed down with
-    /// the number of queued pieces: 1 MiB in pieces of 8 bytes took 13.7 s. The limit of 60 s detects such a
-    /// slowdown, and leaves room for a slow machine.
+    /// The time of a store must not grow with the number of queued pieces. A store of 1 MiB in pieces of 8
+    /// bytes then takes far less than the limit of 60 s.
     #[test]
     fn the_time_of_a_store_grows_with_its_length_only() {
         for plan in ["torn", "torn,reorder", "torn,delay=1ms", "torn,reorder,delay=1ms"] {
@@ -448,7 +440,7 @@ mod tests {
             unsafe { wire.store(region.as_ptr(), data.as_ptr(), data.len()) };
             wire.drain();
             assert!(start.elapsed() < Duration::from_secs(60), "{plan}: {:?}", start.elapsed());
-            // SAFETY: the bytes lie inside the region, and the wire is empty, so nothing writes them.
+            // SAFETY: the bytes lie inside the region. The wire is empty, so nothing writes them.
             assert!(unsafe { std::slice::from_raw_parts(region.as_ptr(), region.len()) } == data, "{plan}");
         }
     }
@@ -459,8 +451,7 @@ mod tests {
         let wire = Wire::new(plan, 0);
         let order = Arc::new(Mutex::new(Vec::new()));
         {
-            // Hold the lock while queueing. The pump thread needs the lock to deliver, so no piece arrives
-            // before all are queued.
+            // The pump needs this lock to deliver, so no piece arrives before all are queued.
             let mut state = wire.shared.lock();
             for index in 0..100 {
                 let order = order.clone();

@@ -24,14 +24,13 @@ pub const SCRATCHPADS: u32 = 8 * MAX_PORTS;
 /// Number of doorbell vectors. Vector v covers the doorbell bits 32 v to 32 v + 31.
 pub const VECTORS: u32 = 2;
 
-/// A value that has 128 bytes to itself: a cache line and the neighbour that the processor prefetches with
-/// it. Values with different writers therefore do not slow each other down.
+/// A value with 128 bytes to itself: a cache line, and the neighbour that the processor prefetches with it.
+/// Writers of different values then do not slow each other down.
 #[repr(C, align(128))]
 #[derive(Default)]
 pub(crate) struct PaddedWord<T>(pub T);
 
-/// The part of a port's inbound memory that a peer's window leads to. A length of 0 means that no translation
-/// is set.
+/// The part of a port's inbound memory that a peer's window leads to. A length of 0 means that none is set.
 #[repr(C)]
 pub(crate) struct Translation {
     pub offset: AtomicU64,
@@ -45,14 +44,13 @@ pub(crate) struct PortRegisters {
     pub doorbell: PaddedWord<AtomicU64>,
     /// Doorbell bits that raise no event.
     pub mask: PaddedWord<AtomicU64>,
-    /// The number of times that this port has enabled or disabled its links. While the links are enabled, it
-    /// is odd. While they are disabled, it is even.
+    /// How often this port has enabled or disabled its links: odd while they are enabled.
     pub link: PaddedWord<AtomicU32>,
-    /// Number of processes that have attached to this port. The hub uses this number to ignore the end of a
-    /// process that a later process has replaced.
+    /// Number of processes that have attached to this port. With it, the hub ignores the end of a process
+    /// that was replaced.
     pub attachments: PaddedWord<AtomicU32>,
-    /// A counter that grows while the port's process runs. Back-ends without a hub use it to detect the end
-    /// of the process.
+    /// A counter that grows while the port's process runs. Back-ends without a hub detect the process's end
+    /// by it.
     pub heartbeat: PaddedWord<AtomicU32>,
     /// The translation of each peer's window onto this port.
     pub translations: [Translation; MAX_PORTS as usize],
@@ -82,8 +80,8 @@ impl PortRegisters {
             .is_ok()
     }
 
-    /// Sets doorbell bits and returns the vectors to interrupt. A bit that was already set or is masked does
-    /// not interrupt, so several doorbells may cause one interrupt.
+    /// Sets doorbell bits. Returns the vectors to interrupt: those with a bit that is newly set and not
+    /// masked.
     pub(crate) fn ring(&self, bits: u64) -> impl Iterator<Item = u32> {
         let before = self.doorbell.0.fetch_or(bits, Ordering::SeqCst);
         let rings = bits & !before & !self.mask.0.load(Ordering::SeqCst);
@@ -111,12 +109,12 @@ impl PortRegisters {
         Ok(())
     }
 
-    /// Returns which bytes of this port's inbound memory the window of port `me` leads to. `peer` is the
-    /// number of this port, used in errors, and `window_bytes` is the size of its inbound memory.
+    /// Returns which bytes of this port's inbound memory the window of port `me` leads to. `peer` is this
+    /// port's number, for errors. `window_bytes` is the size of its inbound memory.
     pub(crate) fn window_span(&self, me: u32, peer: u32, window_bytes: u64) -> Result<Range<u64>> {
         let refuse = |why: String| Err(Error::Window { peer, why });
         let translation = &self.translations[me as usize];
-        // Load each value once, so that the values checked here are also the values mapped by the caller.
+        // Load each value once, so that the caller maps the values that are checked here.
         let bytes = translation.bytes.load(Ordering::Acquire);
         let offset = translation.offset.load(Ordering::Acquire);
         if bytes == 0 {

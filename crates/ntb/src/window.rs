@@ -1,7 +1,7 @@
-//! A mapped memory window: the path of stores to a peer.
+//! A mapped memory window: the path of stores to a peer. A hostile peer cannot lead an access outside the
+//! window.
 //!
-//! Every access is checked against the window's length, so no value from the peer leads outside the window. A
-//! store is *issued* when [`Window::store`] returns, and *delivered* when a later [`Window::flush`] has
+//! A store is *issued* when [`Window::store`] returns, and *delivered* when a later [`Window::flush`] has
 //! returned.
 
 use crate::device::Ordering;
@@ -22,15 +22,14 @@ pub struct Window {
     wire: Option<Arc<Wire>>,
 }
 
-// SAFETY: the memory is shared with another process anyway. All accesses are bounds-checked raw copies or
-// atomics. Callers order accesses from different threads.
+// SAFETY: all accesses are bounds-checked raw copies or atomics, because another process shares the memory.
+// Callers order accesses from different threads.
 unsafe impl Send for Window {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Window {}
 
 impl Window {
-    /// Makes a window over `region`, which is mapped memory. With a `wire`, stores go through it and suffer
-    /// its faults.
+    /// Makes a window over mapped memory. With a `wire`, stores suffer its faults.
     pub fn new(peer: u32, region: Region, ordering: Ordering, wire: Option<Arc<Wire>>) -> Self {
         if let Some(wire) = &wire {
             wire.keep(region.clone());
@@ -107,7 +106,7 @@ impl Window {
     #[inline(always)]
     pub unsafe fn store_from(&self, offset: usize, source: *const u8, length: usize) -> Result<()> {
         let to = self.at(offset, length)?;
-        // SAFETY: `at` checked the destination, and the caller guarantees the source.
+        // SAFETY: `at` checked the destination. The caller promises the source.
         unsafe {
             match (&self.wire, self.ordering) {
                 (None, Ordering::Coherent) => copy_coherent(to, source, length),
@@ -130,7 +129,7 @@ impl Window {
         }
         match &self.wire {
             // SAFETY: the word is aligned and inside the mapping, as checked above. Others access it as an
-            // atomic too.
+            // atomic, too.
             None => unsafe { AtomicU64::from_ptr(to.cast()).store(value, Memory::Release) },
             // SAFETY: the word lies inside the mapping, and the source is a local variable.
             Some(wire) => unsafe { wire.store(to, value.to_ne_bytes().as_ptr(), 8) },
@@ -148,11 +147,10 @@ impl Window {
     pub unsafe fn load_into(&self, destination: *mut u8, offset: usize, length: usize) -> Result<()> {
         let from = self.at(offset, length)?;
         if let Some(wire) = &self.wire {
-            // Deliver the writes that are still in the wire, because on hardware a read does not pass earlier
-            // posted writes.
+            // On hardware, a read does not pass earlier posted writes, so deliver those still in the wire.
             wire.drain();
         }
-        // SAFETY: `at` checked the source, and the caller guarantees the destination.
+        // SAFETY: `at` checked the source. The caller promises the destination.
         unsafe {
             match self.ordering {
                 Ordering::Coherent => copy_coherent(destination, from, length),
@@ -162,13 +160,13 @@ impl Window {
         Ok(())
     }
 
-    /// Makes all stores before this call arrive before all later stores through this window. Without injected
-    /// faults, this also orders the calling thread's stores through different windows.
+    /// Makes all earlier stores arrive before all later stores through this window. Without injected faults,
+    /// this also orders the calling thread's stores through different windows.
     #[inline(always)]
     pub fn fence(&self) {
         match (&self.wire, self.ordering) {
-            // Execute the fence instruction on coherent windows too. Large copies may use non-temporal
-            // stores, which only this instruction orders.
+            // Large copies may use non-temporal stores, which only this instruction orders, on coherent
+            // windows, too.
             (None, _) => store_fence(),
             (Some(wire), _) => wire.fence(),
         }
@@ -184,8 +182,7 @@ impl Window {
         }
     }
 
-    /// Blocks until all stores before this call are in the peer's memory. On posted windows this takes a
-    /// read-back.
+    /// Blocks until all earlier stores are in the peer's memory. On posted windows this takes a read-back.
     pub fn flush(&self) {
         fence(Memory::SeqCst);
         store_fence();
@@ -194,7 +191,7 @@ impl Window {
             wire.drain();
         }
         if self.ordering == Ordering::Posted && self.length >= 4 {
-            // SAFETY: the first 4 bytes are inside the mapping. They are aligned, because mappings start at a
+            // SAFETY: the first 4 bytes are inside the mapping, and aligned because mappings start at a
             // page.
             unsafe { self.base.cast::<u32>().read_volatile() };
         }

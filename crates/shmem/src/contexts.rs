@@ -1,5 +1,5 @@
-//! Contexts (OpenSHMEM 1.5, section 9.5). A context numbers PEs as its team does. All contexts of a PE share
-//! one stream of operations, so fence and quiet of one context order and complete the operations of all.
+//! Contexts (OpenSHMEM 1.5, section 9.5). A context numbers PEs as its team does. Fence and quiet of one
+//! context act on the operations of all.
 
 use crate::rma;
 use crate::teams::{self, Team};
@@ -7,8 +7,8 @@ use inlane_pgas::world::Set;
 use std::ffi::c_int;
 use std::sync::{Mutex, PoisonError};
 
-/// A handle, C's `shmem_ctx_t`: a small number for the default context, and otherwise the address of the
-/// context's state.
+/// A handle, C's `shmem_ctx_t`: the default context, SHMEM_CTX_INVALID, or the address of the context's
+/// state.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Context(usize);
@@ -19,7 +19,7 @@ impl Context {
 }
 
 /// The accepted options: SHMEM_CTX_SERIALIZED, SHMEM_CTX_PRIVATE and SHMEM_CTX_NOSTORE. They have no effect,
-/// because every context is safe for all threads.
+/// because all threads may use any context.
 const OPTIONS: i64 = 0b111;
 
 struct State {
@@ -27,8 +27,7 @@ struct State {
     set: Set,
 }
 
-/// States of ended contexts. They are reused and never freed, so that operations read valid memory even with
-/// the handle of an ended context.
+/// States of ended contexts. They are reused and never freed, so that an old handle leads to valid memory.
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 /// Returns the state of a context other than the default one. `None` for SHMEM_CTX_INVALID.
@@ -38,8 +37,8 @@ fn state(context: Context) -> Option<&'static State> {
     (context.0 > Context::DEFAULT.0).then(|| unsafe { &*(context.0 as *const State) })
 }
 
-/// Converts a PE's number in the context's team to its number in the job. For a number outside the team,
-/// returns one that no PE has, so that the operation fails.
+/// Converts a PE's number in the context's team to its number in the job. A number outside the team becomes
+/// one that no PE has, so the operation fails.
 #[inline]
 pub fn pe(context: Context, number: c_int) -> u32 {
     if context == Context::DEFAULT {
@@ -51,8 +50,8 @@ pub fn pe(context: Context, number: c_int) -> u32 {
     }
 }
 
-/// Makes a context of a team and stores its handle in `context`. Returns 0. If an argument is invalid, stores
-/// SHMEM_CTX_INVALID and returns -1.
+/// Makes a context of a team and stores its handle in `context`. Returns 0. If an argument is invalid,
+/// stores SHMEM_CTX_INVALID and returns -1.
 pub unsafe fn create(team: Team, options: i64, context: *mut Context) -> c_int {
     // SAFETY: the caller's pointer is valid, as the specification demands.
     unsafe { context.write(Context::INVALID) };
@@ -71,8 +70,8 @@ pub unsafe fn create(team: Team, options: i64, context: *mut Context) -> c_int {
     0
 }
 
-/// Blocks until the context's operations are complete, and destroys the context. Does nothing for the default
-/// context or SHMEM_CTX_INVALID.
+/// Blocks until the context's operations are complete, and destroys it. Does nothing for the default context
+/// or SHMEM_CTX_INVALID.
 pub fn destroy(context: Context) {
     if context.0 > Context::DEFAULT.0 {
         rma::quiet();

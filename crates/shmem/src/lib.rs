@@ -8,14 +8,11 @@
 //!               -- test `header` -> include/inlane/: prototypes, C11 generics, C++ overloads (checked in)
 //! ```
 //!
-//! The typed functions are thin. They compute a length and call one of a few functions on bytes, which the
-//! modules below contain. `shmem_long_put` is a multiplication and a jump. Contexts translate the number of a
-//! PE from their team. A quiet of a context waits for all operations of the PE, which the specification
-//! permits.
+//! The typed functions compute a length and call one of a few functions on bytes. `shmem_long_put` is a
+//! multiplication and a jump.
 //!
 //! As in the specification, most functions return no error. If one fails, the library prints the error and
-//! ends the job. `long double` has no type in Rust, so functions with such arguments or results are C
-//! (`longdouble.c`), which the exported functions jump to.
+//! ends the job. Rust has no `long double`, so functions with it are C (`longdouble.c`).
 
 mod amo;
 mod collectives;

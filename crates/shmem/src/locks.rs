@@ -17,7 +17,7 @@ use inlane_pgas::transport::Operation;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The PE whose copy of a lock's word names the last PE of the queue, for all locks.
+/// The PE whose copy of each lock's word names the last PE of the queue.
 const HOME: u32 = 0;
 const WAITING: u32 = 1 << 31;
 
@@ -26,11 +26,11 @@ fn links(lock: *mut i64) -> usize {
     lock as usize + 4
 }
 
-/// Loads the second half of the lock's word at this PE. Bit 31 is set while this PE waits for the lock. The
-/// other bits hold the number of the next PE in the queue, plus 1.
+/// Loads the second half of the lock's word at this PE: the next PE in the queue plus 1, and bit 31 while
+/// this PE waits.
 fn own_link(lock: *mut i64) -> u32 {
-    // SAFETY: an earlier atomic on the lock checked that the lock is an aligned word of symmetric memory.
-    // Other PEs change it by atomics that this process carries out.
+    // SAFETY: an earlier atomic checked that the lock is an aligned word of symmetric memory. Other PEs
+    // change it by atomics.
     unsafe { AtomicU32::from_ptr(links(lock) as *mut u32) }.load(Ordering::Acquire)
 }
 
@@ -39,8 +39,7 @@ fn atomic(operation: Operation, target: usize, operand: u32, comparand: u32, pe:
     check(world().atomic(operation, target, 4, operand.into(), comparand.into(), pe)) as u32
 }
 
-/// Acquires a lock. Blocks until this PE holds it. PEs get it in the order in which they called this
-/// function.
+/// Acquires a lock. Blocks until this PE holds it. PEs get it in the order of their calls.
 pub fn set(lock: *mut i64) {
     let me = world().me();
     atomic(Operation::Swap, links(lock), WAITING, 0, me);
@@ -56,14 +55,13 @@ pub fn clear(lock: *mut i64) {
     check(world().quiet());
     let me = world().me();
     let next = || own_link(lock) & !WAITING;
-    // Begin with an atomic, because it checks the address. The plain loads below do not.
+    // This atomic checks the address, which the plain loads below do not.
     let link = atomic(Operation::Fetch, links(lock), 0, 0, me);
     if link & !WAITING == 0 {
         if atomic(Operation::CompareSwap, lock as usize, 0, me + 1, HOME) == me + 1 {
             return;
         }
-        // Wait until another PE has stored its number here. That PE is already in the lock's queue, and
-        // stores its number next.
+        // Another PE is already in the queue, and stores its number here next.
         check(world().wait_word(links(lock), 4, || next() != 0));
     }
     check(world().atomic_nbi(Operation::And, links(lock), 4, (!WAITING).into(), next() - 1));
@@ -72,8 +70,7 @@ pub fn clear(lock: *mut i64) {
 /// Sets a lock if it is free. Returns 0 if this PE holds it now, else 1.
 pub fn test(lock: *mut i64) -> c_int {
     let me = world().me();
-    // Clear this PE's half of the word before the swap: once the lock is taken, the next PE may store its
-    // number there.
+    // Once the lock is taken, the next PE may store its number in this half, so clear it now.
     atomic(Operation::Swap, links(lock), 0, 0, me);
     (atomic(Operation::CompareSwap, lock as usize, me + 1, 0, HOME) != 0) as c_int
 }

@@ -1,14 +1,14 @@
-//! Put, get, put with signal, fence and quiet, on bytes.
+//! Put, get, put with signal, fence and quiet, on bytes. Put and get are `extern "C"`, so that the typed
+//! functions end with a jump to them.
 //!
-//! A caller of an unsafe function passes valid pointers, as the OpenSHMEM specification demands. Put and get
-//! are `extern "C"`, which never unwinds, so that the typed functions end with a jump to them.
+//! A caller of an unsafe function passes valid pointers, as the OpenSHMEM specification demands.
 
 use crate::world::{check, invalid, world};
 use inlane_pgas::world::Signal;
 use std::ffi::{c_int, c_void};
 
-/// Returns the length of `count` elements in bytes. If the product overflows, returns `usize::MAX`. No memory
-/// is that long, so the copy fails.
+/// Returns the length of `count` elements in bytes. If it overflows, returns `usize::MAX`, with which the
+/// copy fails.
 #[inline(always)]
 pub fn bytes(count: usize, width: usize) -> usize {
     count.saturating_mul(width)
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn get_nbi(destination: *mut c_void, source: *const c_void
 #[inline]
 pub unsafe fn get_value<T>(source: *const T, pe: u32) -> T {
     let mut value = std::mem::MaybeUninit::<T>::uninit();
-    // SAFETY: the destination is a local variable, which `get` fills. T is a plain number.
+    // SAFETY: `get` fills the destination, a local variable. T is a plain number.
     unsafe {
         get(value.as_mut_ptr().cast(), source.cast(), size_of::<T>(), pe);
         value.assume_init()
@@ -61,8 +61,8 @@ fn at(element: usize, stride: isize, width: usize) -> isize {
     (element as isize).wrapping_mul(stride).wrapping_mul(width as isize)
 }
 
-/// Calls `copy(destination, source, bytes)` for each of `count` elements of `width` bytes, or once for all if
-/// they are contiguous on both sides.
+/// Calls `copy(destination, source, bytes)` for each of `count` elements of `width` bytes. Calls it once for
+/// all if they are contiguous on both sides.
 #[inline(always)]
 fn strided(
     destination: *mut c_void,
@@ -110,7 +110,7 @@ pub unsafe fn get_strided(
     });
 }
 
-/// Copies to a PE, then updates a signal word there. The signal is the address of the word, a value, and
+/// Copies to a PE, then updates a signal word there. The signal is the word's address, a value, and
 /// SHMEM_SIGNAL_SET (0) or SHMEM_SIGNAL_ADD (1).
 pub unsafe fn put_signal(
     destination: *mut c_void,
@@ -132,7 +132,7 @@ pub unsafe fn put_signal(
     check(unsafe { world().put_signal_bytes(destination as usize, source.cast(), bytes, signal, pe) });
 }
 
-/// Orders puts and atomics. Those before this call arrive at each PE before all later ones to that PE.
+/// Orders puts and atomics: earlier ones arrive at each PE before later ones to that PE.
 pub fn fence() {
     check(world().fence());
 }

@@ -1,9 +1,8 @@
-//! Makes the program's static objects symmetric: its writable data segment becomes part of the inbound
-//! memory.
+//! Makes the program's static objects symmetric: its writable data segment (`.data`, `.bss`) becomes part of
+//! the inbound memory.
 //!
-//! The segment (`.data`, `.bss`) keeps its address. Its contents are copied to the inbound memory. The pages
-//! of the inbound memory are then mapped a second time, over the segment. Pages that the loader made
-//! read-only after relocation are left out.
+//! The segment keeps its address. Its contents are copied to the inbound memory, whose pages are then mapped
+//! over the segment. Pages that are read-only after relocation are left out.
 //!
 //! ```text
 //! program   | .text | .data.rel.ro | .data .bss |          same pages
@@ -15,20 +14,19 @@ use inlane_ntb::twin::Twin;
 use inlane_pgas::error::Result;
 use std::ffi::c_void;
 
-/// Returns the address and length of the span of the program's writable segments, in whole pages. Returns
-/// `None` if there is none.
+/// Returns the address and length of the program's writable segments, in whole pages. `None` if there are
+/// none.
 pub fn find() -> Option<(usize, usize)> {
     let mut found: Option<(usize, usize)> = None;
-    // SAFETY: `segments` gets a valid description from the loader, and a pointer to `found`, which outlives
-    // the call.
+    // SAFETY: the loader passes a valid description to `segments`. `found` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(segments), (&raw mut found).cast()) };
     found
 }
 
-/// A callback of `dl_iterate_phdr`. Looks at the first loaded object only, which is the program itself, and
-/// stores the span of its writable segments in `found`.
+/// A callback of `dl_iterate_phdr`. Stores the span of the program's writable segments in `found`. The
+/// program is the first loaded object.
 unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found: *mut c_void) -> i32 {
-    // SAFETY: `info` is the loader's description of the program. It is valid during the call.
+    // SAFETY: `info` is the loader's description of the program, valid during the call.
     let (base, headers) = unsafe {
         let info = &*info;
         (info.dlpi_addr as usize, std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum as usize))
@@ -45,14 +43,13 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
         .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
     let Some((mut start, end)) = writable else { return 1 };
     start = start / page * page;
-    // After relocation, the loader has made the RELRO pages read-only, up to the last page boundary within
-    // them. Start at that boundary.
+    // The loader has made the RELRO pages read-only, up to the last page boundary within them.
     if let Some(relro) = headers.iter().find(|header| header.p_type == libc::PT_GNU_RELRO) {
         start = start.max(span(relro).1 / page * page);
     }
     let end = end.next_multiple_of(page);
     if end > start {
-        // SAFETY: `found` points to a local `Option<(usize, usize)>` of `find`, which is still running.
+        // SAFETY: `found` points to a local variable of `find`, which is still running.
         unsafe { *found.cast::<Option<(usize, usize)>>() = Some((start, end - start)) };
     }
     1
@@ -70,10 +67,10 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
 pub unsafe fn move_to(twin: &Twin, offset: usize, address: usize, length: usize) -> Result<()> {
     let inbound = twin.inbound().slice(offset, length)?;
     let (from, to) = (address as *const u64, inbound.as_ptr().cast::<u64>());
-    // Copy word by word, because the span contains red zones of AddressSanitizer between static objects.
-    // AddressSanitizer would report a memcpy that reads these.
+    // AddressSanitizer would report a memcpy that reads its red zones between static objects, so copy word
+    // by word.
     for word in 0..length / 8 {
-        // SAFETY: both spans are mapped, and the caller guarantees that no thread writes them.
+        // SAFETY: both spans are mapped, and the caller promises that no thread writes them.
         unsafe { to.add(word).write_volatile(from.add(word).read_volatile()) };
     }
     // SAFETY: the pages of the inbound memory hold the segment's contents now.

@@ -1,9 +1,8 @@
 //! Teams: regular sets of PEs (OpenSHMEM 1.5, section 9.4).
 //!
-//! Every PE of the parent team computes the same set. The PEs of the new team then open a channel, so that
-//! threads of one PE can run collectives of different teams at the same time. A predefined team's handle is a
-//! small number. Any other handle is the address of the team's state. The state's memory is reused after the
-//! team is destroyed, but never freed, so an outdated handle still points to valid memory.
+//! The PEs of a new team open a channel, so that threads of one PE can run collectives of different teams at
+//! the same time. A predefined team's handle is a small number. Any other handle is the address of the
+//! team's state, which is reused but never freed, so an old handle leads to valid memory.
 
 use crate::setup;
 use crate::world::{check, world};
@@ -39,13 +38,13 @@ const NUM_CONTEXTS: i64 = 1;
 pub struct State {
     set: Set,
     config: TeamConfig,
-    /// The channel of the team's collectives. `None` for the team of all PEs, and if a PE had no free place
+    /// The channel of the team's collectives. `None` for the team of all PEs, or if a PE had no free place
     /// for a channel.
     channel: Option<Arc<Channel>>,
 }
 
 impl State {
-    /// Returns what to pass to the team's collectives: its channel, or its set of PEs if it has no channel.
+    /// Returns what to pass to the team's collectives: its channel or, if it has none, its set of PEs.
     pub fn group(&self) -> Group<'_> {
         self.channel.as_deref().map_or(self.set.into(), Group::from)
     }
@@ -63,7 +62,7 @@ fn shared() -> State {
     State { set, config: TeamConfig::default(), channel }
 }
 
-/// The memory of a team's state, to which handles of the team point. `None` after the team was destroyed.
+/// The memory of a team's state. `None` after the team was destroyed.
 type Slot = Mutex<Option<State>>;
 
 static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
@@ -131,8 +130,8 @@ pub fn translate_pe(from: Team, pe: c_int, to: Team) -> c_int {
     }
 }
 
-/// Returns the configuration for a new team: the default if `mask` is 0, otherwise `config`. Returns `None`
-/// if an argument is invalid.
+/// Returns the configuration for a new team: the default if `mask` is 0, else `config`. `None` if an
+/// argument is invalid.
 unsafe fn wanted(config: *const TeamConfig, mask: i64) -> Option<TeamConfig> {
     if mask == 0 {
         return Some(TeamConfig::default());
@@ -149,8 +148,8 @@ fn subset(parent: Set, start: c_int, stride: c_int, size: c_int) -> Option<Set> 
     within.is_within(parent.size).then(|| Set { start: parent.pe(within.start), stride, size: within.size })
 }
 
-/// Makes a team of PEs of `parent`. Stores its handle in `team`, or [`Team::INVALID`] on a PE that is not in
-/// the new team. Returns 0, or -1 if an argument is invalid.
+/// Makes a team of PEs of `parent`. Stores its handle in `team`, or [`Team::INVALID`] on other PEs. Returns
+/// 0, or -1 if an argument is invalid.
 pub unsafe fn split_strided(
     parent: Team,
     (start, stride, size): (c_int, c_int, c_int),
@@ -172,8 +171,8 @@ pub unsafe fn split_strided(
     0
 }
 
-/// One of the two dimensions of a 2D split: the configuration of its team, the mask of the fields to use, and
-/// where to store the handle.
+/// One dimension of a 2D split: the configuration of its team, the mask of the fields to use, and where to
+/// store the handle.
 type Axis = (*const TeamConfig, i64, *mut Team);
 
 /// Puts each PE of `parent` into two new teams: its row of `xrange` PEs, and its column. Returns 0, or -1 if
@@ -212,8 +211,8 @@ pub fn destroy(team: Team) {
     }
 }
 
-/// Returns the address at which this PE's loads and stores reach the copy of the symmetric object at
-/// `address` that belongs to PE `pe` of the team. Returns null if they cannot reach it.
+/// Returns the address for this PE's loads and stores to the copy of the symmetric object at `address` at PE
+/// `pe` of the team. Returns null if they cannot reach it.
 pub fn ptr(team: Team, address: *const c_void, pe: c_int) -> *mut c_void {
     match (set(team), u32::try_from(pe)) {
         (Some(set), Ok(pe)) if pe < set.size => setup::ptr(address, set.pe(pe) as c_int),

@@ -1,5 +1,4 @@
-//! The process's `World`, through which all functions of this library communicate. `shmem_init` creates it.
-//! `shmem_finalize` or the exit handler ends it.
+//! The process's `World`. `shmem_init` creates it; `shmem_finalize` or the exit handler ends it.
 
 use crate::statics;
 use inlane_ntb::device::Ntb;
@@ -20,8 +19,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 struct Process {
-    /// The PID of the process that called shmem_init. A forked child has another PID, so it does not act as a
-    /// PE.
+    /// The PID of the process that called shmem_init. A forked child has another one and is no PE.
     id: u32,
     world: World<AnyTransport>,
     control: Arc<dyn JobControl>,
@@ -45,7 +43,7 @@ impl Process {
 // Never dropped, because peers may still read the memory when this process ends.
 static PROCESS: OnceLock<Process> = OnceLock::new();
 static FINISHED: AtomicBool = AtomicBool::new(false);
-/// True once this process has called shmem_global_exit. It then ends by `exit`, so `watch` need not end it.
+/// True once this process has called shmem_global_exit. It then ends by itself, so `watch` need not end it.
 static EXITING: AtomicBool = AtomicBool::new(false);
 /// The longest time that a process waits for the flush of its output streams before it ends.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
@@ -63,7 +61,7 @@ pub fn world() -> &'static World<AnyTransport> {
 pub fn print(what: &str) {
     use std::io::Write;
     let line = format!("inlane shmem: {what}\n");
-    // Ignore the error, because an error of standard error cannot be reported anywhere.
+    // An error of standard error cannot be reported.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
@@ -89,7 +87,7 @@ pub fn fail(error: &Error) -> ! {
         Some(process) => {
             print(&format!("PE {}: {error}", process.world.me()));
             match error {
-                // Another PE ended first, so tell the launcher to look for the cause there.
+                // The launcher must look for the cause at the PE that ended first.
                 Error::LinkLost { peer, .. } | Error::Unreachable { peer, .. } => {
                     process.control.report_lost(*peer)
                 }
@@ -98,8 +96,8 @@ pub fn fail(error: &Error) -> ! {
         }
         None => print(&error.to_string()),
     }
-    // Exit handlers would enter the library again, so end the process without running them.
-    // SAFETY: the call ends the process at once and runs no other code of it.
+    // Exit handlers would enter the library again.
+    // SAFETY: the call ends the process and runs no other code of it.
     unsafe { libc::_exit(1) }
 }
 
@@ -157,8 +155,7 @@ fn connect_over_ucx(session: UcxSession, address: usize, length: usize) -> Resul
     })
 }
 
-/// Waits until the launcher asks this process to end, or until the launcher has ended. Then ends this
-/// process, unless it is ending anyway.
+/// Waits until the launcher asks this process to end, or has ended. Then ends this process.
 fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
     let status = match (control.wait_for_end(), member) {
         (Some(_), _) if EXITING.load(Ordering::Acquire) => return,
@@ -168,8 +165,8 @@ fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
             }
             status
         }
-        // In a job that a process manager started, PE 0 runs the hub. PE 0 ends after all PEs have finished,
-        // so the end of its hub is no failure if this PE has finished.
+        // PE 0 runs the hub, which ends after all PEs have finished. That is no failure if this PE has
+        // finished.
         (None, Some(_)) if FINISHED.load(Ordering::Acquire) => return,
         (None, Some(_)) => {
             print(&format!("PE {pe}: PE 0 has ended before the others; look for the cause at PE 0"));
@@ -183,8 +180,7 @@ fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
             1
         }
     };
-    // Flush the program's output streams. Another thread may hold a stream's lock forever, so wait only for a
-    // limited time.
+    // Another thread may hold a stream's lock forever, so limit the time.
     let (sender, flushed) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         // SAFETY: null stands for all open streams.
@@ -192,15 +188,15 @@ fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
         let _ = sender.send(());
     });
     let _ = flushed.recv_timeout(FLUSH_LIMIT);
-    // Do not run exit handlers, because the program's other threads still use what they destroy.
-    // SAFETY: the call ends the process at once and runs no other code of it.
+    // Exit handlers would destroy what other threads still use.
+    // SAFETY: the call ends the process and runs no other code of it.
     unsafe { libc::_exit(status) }
 }
 
-/// Starts the thread that runs [`watch`]. It handles no signals, because the program expects them in its own
+/// Starts the thread that runs [`watch`]. It handles no signals: the program expects them in its own
 /// threads.
 fn start_watching(pe: u32, control: Arc<dyn JobControl>, member: Option<Arc<Member>>) -> Result<()> {
-    // SAFETY: the sets lie on the stack, and the calls only change this thread's mask.
+    // SAFETY: the sets are local variables, and the calls change only this thread's mask.
     unsafe {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
             (std::mem::zeroed(), std::mem::zeroed());
@@ -214,8 +210,7 @@ fn start_watching(pe: u32, control: Arc<dyn JobControl>, member: Option<Arc<Memb
     }
 }
 
-/// Returns the process that called shmem_init. `None` in a forked child, which is not a PE and must not act
-/// as one.
+/// Returns the process that called shmem_init. `None` in a forked child, which is no PE.
 fn own_process() -> Option<&'static Process> {
     PROCESS.get().filter(|process| process.id == std::process::id())
 }
@@ -225,7 +220,7 @@ unsafe extern "C" {
     fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
-/// Makes the world, and waits until all PEs have made theirs. Does nothing if the world exists already.
+/// Makes the world, unless it exists, and waits until all PEs have made theirs.
 pub fn start() {
     if PROCESS.get().is_some() {
         return;
@@ -238,8 +233,8 @@ pub fn start() {
     }
     check(world().barrier_all());
     describe();
-    // Runs at exit. Programs for versions of OpenSHMEM before 1.2 never finalize, so this handler does it. A
-    // PE that exits with an error does not wait for the others, because they may be waiting for it.
+    // Finalizes at exit, because programs for OpenSHMEM before 1.2 do not. A PE that exits with an error
+    // does not wait for the others, because they may wait for it.
     extern "C" fn at_exit(status: c_int, _: *mut c_void) {
         if status == 0 {
             finish();

@@ -1,7 +1,6 @@
 //! Compares the headers and the exported names with `functions.txt` and with the specification.
 //!
-//! After a change of `functions.txt`, `INLANE_WRITE_HEADERS=1 cargo test -p inlane-shmem --test header` writes
-//! the headers.
+//! `INLANE_WRITE_HEADERS=1 cargo test -p inlane-shmem --test header` writes the headers after a change.
 
 #[allow(dead_code)] // The build script uses the rest.
 #[path = "../table.rs"]
@@ -35,8 +34,8 @@ fn headers_are_made_from_the_table() {
     }
 }
 
-/// The element types of put and get, as they appear in function names. This constant and those below are
-/// tables 5 to 10 of the OpenSHMEM specification.
+/// The element types of put and get, in function names. This and the constants below are tables 5 to 10 of
+/// the OpenSHMEM specification.
 const RMA: &str = "float double longdouble char schar short int long longlong uchar ushort uint ulong ulonglong \
                    int8 int16 int32 int64 uint8 uint16 uint32 uint64 size ptrdiff";
 const AMO: &str = "int long longlong uint ulong ulonglong int32 int64 uint32 uint64 size ptrdiff";
@@ -53,8 +52,8 @@ const ACTIVE_INTEGERS: &str = "short int long longlong";
 const ACTIVE_ORDER: &str = "short int long longlong float double longdouble";
 const ACTIVE_SUM: &str = "short int long longlong float double longdouble complexf complexd";
 
-/// The functions of OpenSHMEM 1.5, chapters 9 and 10 and the table of deprecated names. Each row has a name
-/// with `*`, the words that replace the `*`, and true if there is also a variant with a context.
+/// The functions of OpenSHMEM 1.5, chapters 9 and 10, and its deprecated names. Each row has a name with
+/// `*`, the words that replace the `*`, and true if there is also a variant with a context.
 const SPECIFICATION: &[(&str, &str, bool)] = &[
     (
         "shmem_*",
@@ -172,8 +171,7 @@ const SPECIFICATION: &[(&str, &str, bool)] = &[
     ("*", "start_pes _my_pe _num_pes shmalloc shfree shrealloc shmemalign", false),
 ];
 
-/// Functions of `functions.txt` that OpenSHMEM 1.5 does not have. Each row has a name with `*`, and the words
-/// that replace the `*`.
+/// Functions beyond OpenSHMEM 1.5. Each row has a name with `*`, and the words that replace the `*`.
 const BEYOND: &[(&str, &str)] = &[
     ("shmem_*_and_reduce", ACTIVE_INTEGERS), // Sandia OpenSHMEM has these too.
     ("shmem_*_or_reduce", ACTIVE_INTEGERS),
@@ -214,7 +212,7 @@ fn the_table_has_the_specifications_functions() {
 fn every_function_and_its_profiling_name_is_exported() {
     let path = std::env::current_exe().unwrap().with_file_name("libinlane_shmem.so");
     let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-    // SAFETY: the library has no initialisers of its own. It starts nothing before shmem_init.
+    // SAFETY: the library has no initialisers of its own.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     assert!(!library.is_null(), "cannot load {path:?}");
     for function in read().iter().flat_map(|section| &section.functions) {

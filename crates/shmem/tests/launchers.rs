@@ -1,5 +1,4 @@
-//! Runs a C program under Open MPI's mpirun, PRRTE's prterun, MPICH's mpiexec and Slurm's srun, over windows and
-//! over UCX, and with settings from the environment.
+//! Runs a C program under mpirun, prterun, mpiexec and srun, over windows and over UCX.
 
 mod compiling;
 
@@ -8,8 +7,8 @@ use inlane_pgas::transport::ucx::Ucx;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// The launchers: the program's name, its options, and its package. The options let the launcher run as root,
-/// and start more processes than there are processors.
+/// The launchers: the program's name, its options, and its package. The options allow root, and more
+/// processes than processors.
 const LAUNCHERS: [(&str, &[&str], &str); 4] = [
     ("mpirun.openmpi", &["--allow-run-as-root", "--oversubscribe"], "openmpi-bin"),
     ("mpiexec.hydra", &[], "mpich"),
@@ -17,7 +16,7 @@ const LAUNCHERS: [(&str, &[&str], &str); 4] = [
     ("srun", &["--mpi=pmi2", "--overcommit"], "slurm-wlm"),
 ];
 
-/// Runs a launcher with arguments. A hanging job is killed.
+/// Runs a launcher with arguments. Kills a job that hangs.
 fn launch(
     launcher: &str,
     options: &[&str],
@@ -25,14 +24,13 @@ fn launch(
     environment: &[(&str, &str)],
 ) -> Option<Output> {
     let mut command = Command::new("timeout");
-    // Launchers keep files in a common folder and remove it, so a launcher that starts meanwhile would fail.
+    // Launchers share a folder and remove it, so each gets a temporary folder.
     let folder = tempfile::tempdir().unwrap();
     command.env("TMPDIR", folder.path());
     command.args(["-k", "1", "100", launcher]).args(options).args(program).envs(environment.iter().copied());
     command.output().ok()
 }
 
-/// Calls `check` with each launcher that works here.
 fn with_each_launcher(check: impl Fn(&str, &[&str])) {
     for (launcher, options, package) in LAUNCHERS {
         match launch(launcher, options, &["-n", "1", "true"], &[]) {
@@ -61,8 +59,7 @@ fn launchers_start_one_job() {
             assert!(output.status.success(), "{launcher} {pes}: {}", text(&output));
         }
         let output = launch(launcher, options, &["-n", "2", program, "2", "global"], &[]).unwrap();
-        // Do not check for the exact status of the PEs. A launcher may kill a PE that is slow to end, and
-        // then return the signal's number instead.
+        // A launcher may kill a slow PE and return the signal's number, so the exact status is not checked.
         assert!(!output.status.success(), "{launcher}: {}", text(&output));
         let heap = [("SHMEM_SYMMETRIC_SIZE", "4.5M"), ("SHMEM_DEBUG", "1")];
         let output = launch(launcher, options, &["-n", "2", program, "2", "large"], &heap).unwrap();
@@ -94,7 +91,7 @@ fn launchers_start_one_job_over_ucx() {
         let output = launch(launcher, options, &["-n", "2", program, "2", "global"], &over_ucx).unwrap();
         assert!(!output.status.success(), "{launcher}: {}", text(&output));
     });
-    // A program that is started without a launcher is a job of one PE.
+    // A program without a launcher is a job of one PE.
     let output = alone(Path::new(program), &over_ucx);
     assert!(output.status.success() && text(&output).contains(": UCX "), "{}", text(&output));
     for (address, why) in [("192.0.2.1", "an address of this machine"), ("here", "give an IP address")] {
@@ -149,13 +146,12 @@ fn only_timeouts_that_are_set_end_a_job() {
     let Some(program) = compile(directory.path(), "launched.c") else { return };
     let folder = directory.path().join("folder");
     let run = |variable: &str, how: &str| {
-        // Run the program through `env`, because it sets the variable for this job only.
+        // `env` sets the variable for this job only.
         let arguments = [format!("{variable}=200ms"), program.display().to_string(), "2".into(), how.into()];
         let arguments: Vec<_> =
             arguments.into_iter().map(Into::into).chain([folder.clone().into()]).collect();
-        // If faults are injected, the owner of a word carries out the atomics on it, so a stopped owner does
-        // not answer. Link failures every 2 h are too rare to affect the test. The fault `delay` would also
-        // hold back what the owner sent before it stopped.
+        // With any fault, the owner of a word carries out the atomics on it, so a stopped owner does not
+        // answer. A link failure every 2 h does not affect the test.
         let job = Job { pes: 2, heap_bytes: 4 << 20, faults: "flap=2h".into(), ..Job::default() };
         job.run(&"env".into(), &arguments).unwrap().0
     };

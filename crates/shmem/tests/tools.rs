@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Copies the tools and a fake `inlane` to a folder.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/openshmem");

@@ -1,4 +1,4 @@
-//! Runs C programs as jobs over UCX, by shared memory and by TCP, and jobs in which a PE is killed.
+//! Runs C programs as jobs over UCX, by shared memory and by TCP, also with a PE that is killed.
 
 mod compiling;
 
@@ -12,7 +12,7 @@ use std::path::Path;
 /// Values of `UCX_TLS`: shared memory, TCP, and UCX's choice.
 const METHODS: [&str; 3] = ["shm,self", "tcp,self", "all"];
 
-/// Returns true if UCX is installed. Otherwise prints that `test` is skipped, and returns false.
+/// Returns true if UCX is installed. If not, prints that `test` is skipped.
 fn has_ucx(test: &str) -> bool {
     let found = Ucx::version();
     if let Err(error) = &found {
@@ -21,8 +21,8 @@ fn has_ucx(test: &str) -> bool {
     found.is_ok()
 }
 
-/// Runs a program as a job of `pes` PEs over UCX, which may use the transports `methods` (UCX_TLS). Returns
-/// the job's status and the reason for a failure.
+/// Runs a program as a job of `pes` PEs over UCX with the transports `methods` (UCX_TLS). Returns the job's
+/// status and the reason for a failure.
 fn run(program: &Path, methods: &str, pes: u32, arguments: &[&str]) -> (i32, Option<String>) {
     let job = Job { pes, heap_bytes: 64 << 20, transport: Kind::Ucx, ..Job::default() };
     let all = [format!("UCX_TLS={methods}").into(), program.into()];

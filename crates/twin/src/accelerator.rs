@@ -1,5 +1,4 @@
-//! The twin of an accelerator: memory, a DMA engine for each direction, and a BAR through which the CPU
-//! reaches the memory.
+//! The twin of an accelerator: memory, a DMA engine for each direction, and a BAR for access by the CPU.
 
 use crate::costs::{BarCosts, Costs};
 use crate::dma::DmaEngine;
@@ -61,8 +60,7 @@ impl Accelerator {
         Ok(unsafe { Region::from_raw(address, bytes, Location::Twin(self.index), Arc::new(allocation)) })
     }
 
-    /// Starts a DMA engine of the accelerator, into its memory or out of it. Each engine has a thread of its
-    /// own.
+    /// Starts a DMA engine of the accelerator, into its memory or out of it. Each engine has its own thread.
     ///
     /// # Errors
     /// [`Error::Os`] if the system refuses a thread.
@@ -90,8 +88,8 @@ impl Drop for Allocation {
     }
 }
 
-/// A mover that copies with the CPU from or to a twin's BAR. It copies real bytes by 4-byte stores and takes
-/// the time of the model. It spins during this time, because slow loads and stores occupy a real CPU too.
+/// A mover by the CPU from or to a twin's BAR. It copies real bytes, and spins for the time of the model, as
+/// slow loads and stores would occupy a real CPU.
 pub struct BarMover {
     /// The costs of reading the source, if the source is a twin.
     read: Option<BarCosts>,

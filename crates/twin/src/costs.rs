@@ -1,4 +1,4 @@
-//! The costs of a twin's link, DMA engines and BAR, and the figures that were published for one accelerator.
+//! The costs of a twin's link, DMA engines and BAR, and those published for one accelerator.
 
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ impl DmaCosts {
         }
     }
 
-    /// Returns the time that a transfer of `bytes` takes in the model: to the device if `to_device` is true,
-    /// else out of the device.
+    /// Returns the time of a transfer of `bytes` in the model: to the device if `to_device` is set, else
+    /// from it.
     pub fn time(&self, bytes: usize, to_device: bool) -> Duration {
         let rate = if to_device { self.to_device } else { self.from_device };
         self.per_transfer + Duration::from_secs_f64(bytes as f64 / rate)
@@ -64,9 +64,8 @@ impl Costs {
     /// Returns the costs of the published accelerator in slot 0 (PCIe Gen4 x8) or 1 (Gen3 x4). Other slots
     /// count modulo 2.
     ///
-    /// The rates are the published ones, with MB = 2^20 bytes. The fixed time of a transfer was not
-    /// published. We assume 10 us for a driver call, a descriptor and a doorbell; the published figures are
-    /// compatible with any small value.
+    /// The rates are the published ones, with MB = 2^20 bytes. The fixed time of a transfer, 10 us for a
+    /// driver call, a descriptor and a doorbell, is an assumption.
     pub fn published(slot: u32) -> Self {
         let (name, link, to_device, from_device, write, read) = match slot % 2 {
             0 => ("published NPU, Gen4 x8", 15.754e9, 8014.24, 9558.77, 6.76, 28.11),
@@ -93,9 +92,12 @@ mod tests {
 
     #[test]
     fn rates_are_the_published_shares_of_the_link() {
-        // The published rates as shares of the link's rate, to the device and from it. Slot 0: 49.68 % and
-        // 59.25 % of 15.754 GB/s. Slot 1: 60.80 % and 74.96 % of 3.94 GB/s. The publication computes the
-        // shares with 1 GB = 1024 MB.
+        // The published rates as shares of the link's rate, with 1 GB = 1024 MB:
+        //
+        // | slot | link's rate | to the device | from the device |
+        // | --- | --- | --- | --- |
+        // | 0 | 15.754 GB/s | 49.68 % | 59.25 % |
+        // | 1 | 3.94 GB/s | 60.80 % | 74.96 % |
         let share = |slot, to_device: bool| {
             let costs = Costs::published(slot);
             let rate = if to_device { costs.dma.to_device } else { costs.dma.from_device };

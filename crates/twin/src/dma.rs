@@ -1,12 +1,10 @@
-//! The twin of a DMA engine: a thread that copies bytes, completes transfers when its model says, and raises
-//! interrupts.
+//! The twin of a DMA engine: a thread that copies bytes in the time of its model, and raises interrupts.
 //!
 //! ```text
 //!  submit -> queue -> thread: copy bytes | wait until start + cost + bytes/rate | done = n | interrupt if requested
 //! ```
 //!
-//! Transfers run one after another, as on one DMA channel. If this machine copies more slowly than the model,
-//! transfers complete late.
+//! Transfers run one after another. If this machine copies more slowly than the model, they complete late.
 
 use crate::costs::DmaCosts;
 use crate::fault::Faults;
@@ -20,11 +18,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The number of bytes that are copied between two checks whether a fault is due or the engine is being
-/// dropped.
+/// The number of bytes to copy between two checks for a fault or for the end of the engine.
 const STEP: usize = 256 << 10;
-/// How long a thread waits for an interrupt before it checks the number of completed transfers anyway. A lost
-/// interrupt delays a transfer by this at most.
+/// The longest wait for an interrupt. After it, the number of completed transfers is checked, because the
+/// interrupt may be lost.
 const BACKSTOP: Duration = Duration::from_millis(50);
 
 /// State that the engine shares with its thread.
@@ -78,8 +75,7 @@ impl DmaEngine {
         &self.shared.faults
     }
 
-    /// Returns how often a wait found a completed transfer although no interrupt came, because the interrupt
-    /// was lost.
+    /// Returns how often a wait found a completed transfer whose interrupt was lost.
     pub fn recovered_interrupts(&self) -> u64 {
         self.shared.recovered.load(Ordering::Relaxed)
     }
@@ -131,8 +127,7 @@ impl Wait for InterruptWait<'_> {
     const FIRST_POLLS: u32 = 1;
     const POLLS: u32 = 1;
 
-    /// Requests the interrupt before it checks for completed transfers. A transfer that completes after the
-    /// check then raises the interrupt.
+    /// Requests the interrupt before the check, so that a transfer that completes after the check raises it.
     fn poll(&mut self, _watched: bool) -> Result<bool> {
         self.shared.interrupt_wanted.store(true, Ordering::SeqCst);
         self.seen = DmaEngine::newest_done(self.shared, self.name)?;
@@ -199,8 +194,7 @@ impl Mover for DmaEngine {
         let (shared, name) = (self.shared.clone(), self.name.clone());
         let mut turns = 0u32;
         let poll = || {
-            // The engine is a thread. On a machine with few cores it needs the core of the polling thread, so
-            // the polling thread yields once in 64 polls.
+            // On a machine with few cores, the engine's thread needs the core of the polling thread.
             turns = turns.wrapping_add(1);
             if turns.is_multiple_of(64) {
                 std::thread::yield_now();
@@ -258,7 +252,7 @@ impl Worker {
     }
 
     /// Copies `source` to `destination` in steps of `STEP` bytes. Returns false if the device was lost, the
-    /// engine was dropped meanwhile, or a copy failed.
+    /// engine was dropped, or a copy failed.
     fn copy(&mut self, source: &Region, destination: &Region) -> bool {
         let mut offset = 0;
         while offset < source.len() {
@@ -286,8 +280,7 @@ impl Worker {
         true
     }
 
-    /// Waits until `end`, and longer while the engine is stalled. Returns false if the engine was dropped
-    /// meanwhile.
+    /// Waits until `end`, and longer while the engine is stalled. Returns false if the engine was dropped.
     fn wait_until(&self, end: Instant) -> bool {
         while self.shared.faults.is_stalled() {
             if self.stopped() {

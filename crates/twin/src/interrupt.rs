@@ -32,12 +32,11 @@ impl Interrupt {
 
     /// Raises the line.
     pub fn raise(&self) {
-        // The write fails only if the counter is full, and then the line is raised already.
+        // The write fails only if the counter is full. The line is then raised already.
         let _ = (&self.file).write(&1u64.to_ne_bytes());
     }
 
-    /// Sleeps until the line is raised, and lowers it. Returns false if the line was not raised within
-    /// `limit`.
+    /// Sleeps until the line is raised, and lowers it. Returns false if it was not raised within `limit`.
     pub fn wait(&self, limit: Duration) -> bool {
         let mut poll = libc::pollfd { fd: self.file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let milliseconds = limit.as_millis().clamp(1, i32::MAX as u128) as i32;

@@ -1,8 +1,7 @@
-//! Twins: software stand-ins for devices, so that everything above them runs and can be tested on a laptop.
+//! Twins: software stand-ins for devices, so that everything above them can be tested on any machine.
 //!
 //! A twin moves real bytes, takes the time of its model, signals interrupts through an eventfd, and fails on
-//! request. Its figures are those of a model. Results mark them, and they never stand in a table of
-//! measurements.
+//! request. Results mark a twin's figures, which are those of a model.
 
 mod accelerator;
 mod costs;

@@ -1,7 +1,7 @@
-//! The handshake with one peer: both sides exchange sizes and epochs through scratchpads until they agree.
+//! The handshake with one peer: both sides exchange sizes and epochs through scratchpads.
 //!
-//! [`protocol`] defines the exchanged values. This module writes them over a bridge and repeats them until
-//! the peer answers. A lost write or doorbell therefore only delays the handshake.
+//! [`protocol`] defines the exchanged values. This module writes them repeatedly until the peer answers, so
+//! a lost write or doorbell only delays the handshake.
 
 pub mod protocol;
 #[cfg(test)]
@@ -14,8 +14,7 @@ use inlane_core::region::Region;
 use protocol::{Connection, Handshake, Progress, ROW, VERSION};
 use std::time::{Duration, Instant};
 
-/// The doorbell bit that tells the peer to read this side's row of scratchpads. [`protocol`] describes the
-/// row.
+/// The doorbell bit that tells the peer to read this side's scratchpads.
 pub const DOORBELL: u64 = 1 << 33;
 const PAGE: u64 = 4096;
 /// How long to wait for an answer before a row is written again.
@@ -25,17 +24,16 @@ const REWRITE_AFTER: Duration = Duration::from_millis(20);
 pub struct Offer<'a> {
     /// The memory onto which the peer gets a window.
     pub inbound: &'a Region,
-    /// This side's epoch, a number that identifies one attempt to connect. Use a new number for each attempt.
+    /// This side's epoch: a number that differs for each attempt to connect.
     pub epoch: u32,
     /// How long to try before the handshake fails.
     pub timeout: Duration,
 }
 
-/// Returns a random epoch. It almost certainly differs from the epochs of this port's earlier processes and
-/// connections.
+/// Returns a random epoch, which almost certainly differs from this port's earlier ones.
 pub fn fresh_epoch() -> u32 {
     let mut bytes = [0u8; 4];
-    // SAFETY: the call writes at most 4 bytes to a local variable of that size.
+    // SAFETY: the call writes at most the variable's 4 bytes.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), 4, 0) };
     let random = if got == 4 { u32::from_ne_bytes(bytes) } else { 0 };
     let time =
@@ -47,7 +45,7 @@ fn read_row(ntb: &dyn Ntb, peer: u32) -> [u32; ROW] {
     std::array::from_fn(|index| ntb.scratchpad_read(peer * ROW as u32 + index as u32))
 }
 
-/// Returns the epoch in the row of scratchpads that `peer` wrote. If this epoch differs from the epoch in the
+/// Returns the epoch that `peer` wrote into its scratchpads here. If it differs from that of the
 /// [`Connection`], the peer has restarted or is reconnecting.
 pub fn epoch_in_row(ntb: &dyn Ntb, peer: u32) -> u32 {
     ntb.scratchpad_read(peer * ROW as u32 + 1)
@@ -55,7 +53,7 @@ pub fn epoch_in_row(ntb: &dyn Ntb, peer: u32) -> u32 {
 
 fn write_row(ntb: &dyn Ntb, peer: u32, words: &[u32; ROW]) -> Result<()> {
     let row = ntb.port() * ROW as u32;
-    // Invalidate the check word first, so the peer never takes a half-written row for a whole one.
+    // Invalidate the check word first, so that the peer does not accept a half-written row.
     ntb.peer_scratchpad_write(peer, row + ROW as u32 - 1, !words[ROW - 1])?;
     for (index, word) in words.iter().enumerate() {
         ntb.peer_scratchpad_write(peer, row + index as u32, *word)?;
@@ -109,7 +107,7 @@ pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> 
         }
         match progress {
             Progress::Connected(connection) => {
-                // Write the row once more: the peer connects only after it has read this final row.
+                // The peer connects only after it has read this final row.
                 write_row(ntb, peer, &side.row().encode())?;
                 faults.step("connected");
                 return Ok(connection);
@@ -128,7 +126,7 @@ pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> 
         if start.elapsed() > offer.timeout {
             return Err(Error::Handshake { peer, why: no_answer(ntb, peer, &side, offer) });
         }
-        // Sleep instead of polling, because the peer may need this core.
+        // The peer may need this core.
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_micros(500));
     }

@@ -1,8 +1,7 @@
 //! The handshake as a state machine without registers and time, so that a model checker can run it.
 //!
-//! Each side writes its epoch, its sizes and the epoch it has read into a row of 8 scratchpads at the peer. A
-//! row is a state, not a command. It may be read twice, late or half-written. It may also remain from an
-//! earlier process. The last word is a check over the other words, so a half-written row does not decode.
+//! Each side writes a row of 8 scratchpads at the peer. A row may be read twice, late or half-written, and
+//! may remain from an earlier process. A half-written row does not decode.
 //!
 //! ```text
 //! 0  magic << 16 | version         4  limit: pages of the largest window this side has onto the peer
@@ -11,9 +10,9 @@
 //! 3  reserved, 0                   7  check over 0..6, written last; then the doorbell
 //! ```
 //!
-//! A side is connected when it reads a row that names its own epoch and says that the translation is set.
-//! Both sides then know both epochs. A tag computed from the epochs marks every word written later, so stores
-//! of an older connection are ignored.
+//! A side is connected when it reads a row that names its own epoch and says that the translation is set. A
+//! tag computed from both epochs marks every word written later, so stores of an older connection are
+//! ignored.
 
 /// Version of everything that peers exchange: this row, the layout of inbound memory, and requests.
 pub const VERSION: u16 = 1;
@@ -39,7 +38,7 @@ pub struct Row {
 }
 
 fn check(words: &[u32]) -> u32 {
-    // FNV-1a suffices, because the check guards against torn and stale rows, not against forged rows.
+    // FNV-1a suffices, because the check guards against torn rows, not against forged rows.
     words.iter().fold(0x811C_9DC5, |hash, word| (hash ^ word).wrapping_mul(0x0100_0193))
 }
 
@@ -60,8 +59,7 @@ impl Row {
         words
     }
 
-    /// Decodes a row from scratchpad values. Returns `None` if the values are not a row, or are parts of
-    /// different rows (torn).
+    /// Decodes a row. Returns `None` if the values are not one, or are parts of different rows.
     pub fn decode(words: &[u32; ROW]) -> Option<Self> {
         let good = words[0] >> 16 == MAGIC && words[7] == check(&words[..7]) && words[1] != 0;
         good.then(|| Self {
@@ -85,8 +83,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Returns the tag for words written over this connection. Both sides compute the same tag, which is
-    /// never 0.
+    /// Returns the tag for words written over this connection: never 0, and the same at both sides.
     pub fn tag(&self) -> u32 {
         let (low, high) = (self.ours.min(self.theirs), self.ours.max(self.theirs));
         check(&[low, high]) | 1
@@ -114,8 +111,8 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// Starts a handshake in a new `epoch` (not 0) with this side's sizes. Set `ready` if this side's
-    /// translation is already set.
+    /// Starts a handshake in a new `epoch` (not 0) with this side's sizes. Set `ready` if its translation is
+    /// already set.
     pub fn new(epoch: u32, limit_pages: u32, inbound_pages: u32, ready: bool) -> Self {
         let own = Row { version: VERSION, epoch: epoch.max(1), seen: 0, limit_pages, inbound_pages, ready };
         Self { own, peer: None }
@@ -143,8 +140,7 @@ impl Handshake {
         self.own.seen = row.epoch;
         self.peer = Some(row);
         if row.version != VERSION {
-            // A stale row may have any version. Report another version only if the row names this side's
-            // epoch, which shows that the row answers this side.
+            // Only a row that names this side's epoch answers it. A stale row may have any version.
             let ours = row.seen == self.own.epoch;
             return if ours { Progress::OtherVersion(row.version) } else { self.changed(fresh) };
         }

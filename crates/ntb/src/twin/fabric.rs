@@ -1,8 +1,7 @@
 //! The fabric of a twin: the memories and registers of all ports, and the hub that owns them.
 //!
-//! The hub stands in for the bridge's hardware. It outlives the ports' processes, so memory and registers
-//! survive a restart, stale scratchpads included. When a port's process ends, the hub takes the port's links
-//! down.
+//! The hub stands in for the bridge's hardware. It outlives the ports' processes, and takes the links of a
+//! port down when its process ends.
 
 use super::descriptors;
 use crate::error::{Error, Result};
@@ -15,8 +14,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-/// Length in bytes of the hub's first message to a process that attaches. It holds the magic number, the
-/// port, the number of ports and the size of each port's inbound memory.
+/// Length of the hub's first message to a process: the magic number, the port, the number of ports and the
+/// size of each port's inbound memory.
 pub(super) const HELLO_BYTES: usize = 24;
 pub(super) const MAGIC: u64 = 0x3130_4254_4e4c_4e49;
 /// Number of eventfds of a port: its doorbell vectors and the link event.
@@ -36,13 +35,12 @@ pub(super) struct Fabric {
 impl Fabric {
     pub(super) fn port(&self, port: u32) -> &PortRegisters {
         assert!(port < self.ports, "port checked by the caller");
-        // SAFETY: the mapping is page-aligned and holds the registers of `ports` ports. All registers are
-        // atomics.
+        // SAFETY: the page-aligned mapping holds the registers of `ports` ports. All registers are atomics.
         unsafe { &*self.registers.as_ptr().cast::<PortRegisters>().add(port as usize) }
     }
 
     pub(super) fn signal(&self, port: u32, event: usize) {
-        // Ignore errors: if the eventfd's counter is full, a wake-up is already pending.
+        // If the eventfd's counter is full, a wake-up is already pending.
         let _ = rustix::io::write(&self.eventfds[port as usize * EVENTS + event], &1u64.to_ne_bytes());
     }
 
@@ -59,8 +57,7 @@ pub enum PortEvent {
     Attached,
     /// The process has finished and will not use the fabric any more.
     Finished,
-    /// The process ends because its link to the port with this number went down. The process at that port is
-    /// the cause.
+    /// The process ends because its link to this port, whose process is the cause, went down.
     Lost(u32),
     /// The process asks the launcher to end all processes, and to exit with this status.
     ExitAll(i32),
@@ -91,7 +88,7 @@ fn lock(sockets: &Sockets) -> std::sync::MutexGuard<'_, Vec<(u32, Arc<OwnedFd>)>
 }
 
 impl Hub {
-    /// Makes a fabric of `ports` ports with `window_bytes` of inbound memory each, rounded up to whole pages.
+    /// Makes a fabric of `ports` ports, each with `window_bytes` of inbound memory, rounded up to pages.
     /// Untouched pages take no memory.
     ///
     /// # Errors
@@ -129,11 +126,8 @@ impl Hub {
         self.receiver.lock().unwrap_or_else(|poison| poison.into_inner()).take()
     }
 
-    /// Admits a process to `port`. Pass the returned socket to that process, which gives it to
-    /// [`super::Twin::attach`].
-    ///
-    /// When the socket closes, the port's link goes down. A port may be admitted again after its process has
-    /// ended.
+    /// Admits a process to `port`. Returns a socket for the process to pass to [`super::Twin::attach`]. When
+    /// the socket closes, the port's link goes down. The port can then be admitted again.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a port that does not exist, [`Error::Os`] if the system refuses a socket or
@@ -146,8 +140,8 @@ impl Hub {
         Ok(theirs)
     }
 
-    /// Admits a process to `port` as [`Hub::admit`] does, but over an existing connection. `socket` is the
-    /// hub's end of a connected UNIX socket of type SOCK_SEQPACKET. The process holds the other end.
+    /// Admits a process to `port` like [`Hub::admit`], over an existing connection. `socket` is the hub's
+    /// end of a UNIX socket of type SOCK_SEQPACKET. The process holds the other end.
     ///
     /// # Errors
     /// As for [`Hub::admit`].
@@ -197,8 +191,8 @@ fn send_fabric(fabric: &Fabric, port: u32, socket: &OwnedFd) -> Result<()> {
     descriptors::send_descriptors(socket.as_fd(), &fds)
 }
 
-/// Serves one port's process until its socket closes. The descriptors are sent only when the process asks for
-/// them, because the system limits how many unreceived descriptors a user may have.
+/// Serves one port's process until its socket closes. Sends the descriptors only on request, because the
+/// system limits a user's unreceived descriptors.
 fn serve(fabric: &Fabric, port: u32, socket: &OwnedFd, events: &Sender<(u32, PortEvent)>) {
     let mut attachment = None;
     loop {
@@ -227,8 +221,7 @@ fn serve(fabric: &Fabric, port: u32, socket: &OwnedFd, events: &Sender<(u32, Por
         let _ = events.send((port, what));
     }
     let registers = fabric.port(port);
-    // Take the link down only if no later process has attached to this port. A later process has its own
-    // socket.
+    // A later process may have attached to this port, by another socket.
     if attachment.is_some_and(|attachment| registers.attachments.0.load(Ordering::Acquire) == attachment)
         && registers.set_link(false)
     {

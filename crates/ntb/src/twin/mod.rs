@@ -1,9 +1,8 @@
 //! The twin: ports in processes of one machine, joined by shared memory and eventfds.
 //!
-//! A window is a mapping of the peer's memory. A translation is an offset in that memory. A doorbell is a bit
-//! in a shared register, with an eventfd for each vector. The memory is coherent and ordered. The faults of
-//! [`crate::fault`] can delay, tear and reorder stores. One difference from hardware remains: a mapped window
-//! keeps working after its translation was cleared.
+//! A window is a mapping of the peer's memory. A doorbell is a bit in a shared register, with an eventfd for
+//! each vector. The memory is coherent and ordered, but [`crate::fault`] can delay, tear and reorder stores.
+//! Unlike in hardware, a mapped window keeps working after its translation was cleared.
 
 mod descriptors;
 mod fabric;
@@ -29,13 +28,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// One port of a twin's fabric. Each process attaches to its port and reaches the other ports through it.
+/// One port of a twin's fabric, through which a process reaches the other ports.
 pub struct Twin {
     inner: Arc<Inner>,
 }
 
-/// The largest alignment of the inbound memory's address, in bytes. Symmetric memory lies in the inbound
-/// memory, so a program cannot allocate it with a larger alignment.
+/// The largest alignment of the inbound memory's address, and thus of symmetric allocations, in bytes.
 const ALIGNMENT: usize = 1 << 30;
 
 /// How long to wait for the hub's answer.
@@ -60,8 +58,7 @@ impl Twin {
         Self::attach_with(socket, faults, |_| usize::MAX)
     }
 
-    /// Attaches like [`Twin::attach`], but maps only the start of the inbound memory. `needed` returns how
-    /// many bytes to map. Its argument is the fabric's number of ports.
+    /// Attaches like [`Twin::attach`], but maps only the first `needed(ports)` bytes of the inbound memory.
     ///
     /// # Errors
     /// As for [`Twin::attach`].
@@ -102,8 +99,7 @@ impl Twin {
         })?;
         let memories: Vec<_> = fds.by_ref().take(ports as usize).collect();
         let register_bytes = ports as usize * size_of::<PortRegisters>();
-        // Wait without a timeout from now on. The hub's next message asks this process to end, and that
-        // message may come at any time.
+        // The hub's next message asks this process to end, and may come at any time.
         set_socket_timeout(&socket, Timeout::Recv, None).map_err(os)?;
         descriptors::check_sealed(registers_fd.as_fd(), register_bytes as u64)?;
         for memory in &memories {
@@ -112,8 +108,7 @@ impl Twin {
         let registers = descriptors::map(registers_fd.as_fd(), 0, register_bytes, Location::Host)?;
         let memory = memories[port as usize].as_fd();
         let bytes = needed(ports).clamp(1, window_bytes as usize).next_multiple_of(4096);
-        // Align to no more than the memory's size, because `map_aligned` reserves `align` more bytes of
-        // addresses, which takes long under memory checkers such as AddressSanitizer.
+        // `map_aligned` reserves `align` more bytes of addresses, which takes long under AddressSanitizer.
         let align = bytes.next_power_of_two().clamp(4096, ALIGNMENT);
         let inbound = descriptors::map_aligned(memory, bytes, align, Location::Host)?;
         let fabric = Arc::new(Fabric {
@@ -164,8 +159,8 @@ impl Twin {
         self.inner.send_message(MESSAGE_EXIT, status as u32);
     }
 
-    /// Blocks until the hub asks this process to end, and returns the status to end with. Returns `None` if
-    /// the hub itself has ended. Call it from one thread only.
+    /// Blocks until the hub asks this process to end. Returns the status to end with, or `None` if the hub
+    /// has ended. Call it from one thread only.
     pub fn wait_for_end(&self) -> Option<i32> {
         loop {
             let mut message = [0u8; 8];
@@ -180,15 +175,14 @@ impl Twin {
     }
 
     /// Maps `bytes` of the inbound memory from `offset` a second time, at `address`, in place of what was
-    /// mapped there. Use it to let peers access static objects, whose addresses are fixed. All three numbers
-    /// are multiples of the page size.
+    /// mapped there. Peers can then access static objects. All three numbers are multiples of the page size.
     ///
     /// # Errors
     /// [`Error::Invalid`] for bytes outside the inbound memory; [`Error::Os`] if the system refuses.
     ///
     /// # Safety
-    /// No thread accesses the `bytes` at `address` during the call. Their contents may be lost: the inbound
-    /// memory replaces them.
+    /// No thread accesses the `bytes` at `address` during the call. The inbound memory replaces their
+    /// contents.
     pub unsafe fn map_inbound_at(&self, offset: usize, bytes: usize, address: *mut u8) -> Result<()> {
         self.inner.inbound.slice(offset, bytes)?;
         let memory = &self.inner.fabric.memories[self.inner.port as usize];
@@ -211,8 +205,8 @@ fn capabilities(window_bytes: u64) -> Capabilities {
     }
 }
 
-/// Takes the link down for 2 ms at random intervals, until the port is dropped. The intervals are half to one
-/// and a half times `faults.flap`.
+/// Takes the link down for 2 ms at random intervals, until the port is dropped. The intervals are 0.5 to 1.5
+/// times `faults.flap`.
 fn flap(port: Weak<Inner>, faults: Faults) {
     let mut random = Random::new(faults.seed ^ 0xF1A9);
     std::thread::spawn(move || {
@@ -234,7 +228,7 @@ fn send_message(socket: &OwnedFd, what: u32, value: u32) {
     let mut message = [0u8; 8];
     message[..4].copy_from_slice(&what.to_ne_bytes());
     message[4..].copy_from_slice(&value.to_ne_bytes());
-    // Ignore errors, because a hub that has ended needs no message.
+    // A hub that has ended needs no message.
     let _ = rustix::net::send(socket, &message, SendFlags::NOSIGNAL);
 }
 

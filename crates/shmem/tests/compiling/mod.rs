@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Compiles a program and links it to the library beside this test. Returns `None` if there is no compiler.
+/// Compiles a program and links it to the library. Returns `None` if there is no compiler.
 pub fn compile(directory: &Path, source: &str) -> Option<PathBuf> {
     compile_with(directory, source, &[], &["-linlane_shmem"])
         .map(|compiled| compiled.unwrap_or_else(|error| panic!("{error}")))
 }
 
-/// Compiles a program with the additional flags `flags`, and links it to `libraries`. Returns the compiler's
-/// messages as the error, or `None` if there is no compiler.
+/// Compiles a program with `flags` and links it to `libraries`. The error is the compiler's messages.
+/// Returns `None` if there is no compiler.
 #[allow(dead_code)] // Not all tests need flags.
 pub fn compile_with(
     directory: &Path,
@@ -20,7 +20,7 @@ pub fn compile_with(
 ) -> Option<Result<PathBuf, String>> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let library = std::env::current_exe().unwrap().with_file_name("libinlane_shmem.so");
-    // Make links under both names: the linker looks for the first, and the loader for the soname.
+    // The linker looks for the first name, the loader for the second, the soname.
     for name in ["libinlane_shmem.so", "libinlane_shmem.so.0"] {
         let link = directory.join(name);
         if !link.exists() {
