@@ -3,21 +3,20 @@
 // Channel n is block n of the pusher and block n of the puller. They share a ring for chunks and a ring for
 // lines, with `slots` slots each, and these words:
 //
-//   ready   written by the pusher: the number of chunks that it published seen    written by the pusher: the
-//   newest command that it read taken   written by the puller: the number of chunks that it copied out
+//   ready   written by the pusher: the number of chunks that it published
+//   seen    written by the pusher: the newest command that it read
+//   taken   written by the puller: the number of chunks that it copied out
 //
 // Chunk k lies in slot k % slots. The pusher may write it while k - taken < slots.
 //
 // A command selects one of two ways to hand chunks over:
 //
-//   plain   The pusher stores the bytes, executes a fence at system scope, and stores ready = k + 1. The
-//   fence waits until
-//           the stores crossed PCIe, at least 1 us. The puller loads `ready`, then the bytes: two round trips. This way
-//           reaches the link's full bandwidth.
+//   plain   The pusher stores the bytes, executes a fence at system scope, and stores ready = k + 1. The fence
+//           waits until the stores crossed PCIe, at least 1 us. The puller loads `ready`, then the bytes: two
+//           round trips. This way reaches the link's full bandwidth.
 //   lines   The pusher stores 16 bytes at a time, 12 of data and 4 of lap. The puller loads lines until their
-//   lap is the
-//           command's number. This way needs no fence and one round trip, and reaches three quarters of the bandwidth.
-//           Lines have a ring of their own, so that the bytes at a lap's place are always a lap.
+//           lap is the command's number. This way needs no fence and one round trip, and reaches three quarters
+//           of the bandwidth. Lines have a ring of their own.
 //
 // The CPU writes commands to a ring of 64-byte lines in pinned memory. Block 0 of each GPU relays them to the
 // other blocks through a ring in its GPU's memory, because loads of one host line by many blocks queue behind
