@@ -1,5 +1,5 @@
-//! Compiles the built-in packet functions in `functions/` for the CPU: once for every CPU of the target, and
-//! on x86-64 a second time for CPUs with AVX2. The program selects one of the two builds at run time.
+//! Compiles the built-in packet functions in `functions/` for every CPU of the target, and on x86-64 also for
+//! CPUs with AVX2. The program selects a build at run time.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ fn compile(sources: &[PathBuf], variant: &str, flag: Option<&str>) {
         .cpp_link_stdlib(None)
         .include("include")
         .define("INLANE_VARIANT", format!("_{variant}").as_str())
-        // The functions are optimized in debug builds, too, because tests would be slow otherwise.
+        // Tests would be slow if debug builds did not optimize the functions.
         .opt_level(3)
         .flags(["-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra", "-xc++"])
         .files(sources);
@@ -42,8 +42,7 @@ fn compile(sources: &[PathBuf], variant: &str, flag: Option<&str>) {
     build.compile(&format!("inlane_functions_{variant}"));
 }
 
-/// Returns the Rust source of the table of functions: their names, sources, and entries for any CPU and for
-/// CPUs with AVX2.
+/// Returns the Rust source of the table of functions: their names, sources, and entries for each build.
 fn bindings(sources: &[PathBuf], x86: bool) -> String {
     let name = |path: &Path| {
         path.file_stem().and_then(|stem| stem.to_str()).expect("source names are plain UTF-8").to_owned()
@@ -59,8 +58,8 @@ fn bindings(sources: &[PathBuf], x86: bool) -> String {
     writeln!(text, "}}\nstatic BUILT: [Built; {}] = [", sources.len())
         .expect("writing to a string cannot fail");
     for source in sources {
-        // The path within the crate. `include_str!` puts CARGO_MANIFEST_DIR in front of it when the crate is
-        // compiled, because the crate's directory may be moved after this script ran.
+        // `include_str!` puts CARGO_MANIFEST_DIR before this path when the crate is compiled, because its
+        // directory may have moved by then.
         let path = format!("/{}", source.to_str().expect("source names are plain UTF-8"));
         let name = name(source);
         writeln!(

@@ -1,4 +1,4 @@
-//! Measures the packet rate of each built-in function on bursts of 32 packets that stay in the cache.
+//! Measures the packet rate of each built-in function on bursts of 32 packets in the cache.
 
 #![allow(missing_docs, reason = "criterion's macros generate public items")]
 
@@ -28,8 +28,8 @@ fn functions(criterion: &mut Criterion) {
         group.bench_function(builtin.name, |bencher| {
             bencher.iter(|| {
                 if builtin.name == "l3-decrement" {
-                    // Resets the time to live, so that no packet expires. Costs one store per packet.
-                    // SAFETY: this function owns the packets, which are in host memory.
+                    // Resets the time to live, so that no packet expires. SAFETY: this function owns the
+                    // packets, which are in host memory.
                     packets.iter().for_each(|packet| unsafe { packet.bytes_mut()[22] = 255 });
                 }
                 // SAFETY: this function owns the packets, which are in host memory.
@@ -39,8 +39,7 @@ fn functions(criterion: &mut Criterion) {
     }
 }
 
-/// Returns a frame of 64 bytes, without FCS, with Ethernet, IPv4 and UDP headers. Each `flow` has another
-/// source address.
+/// Returns a UDP frame of 64 bytes, without FCS. Each `flow` has another source address.
 fn udp(flow: u8) -> [u8; 64] {
     let mut frame = [0u8; 64];
     frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0]);
@@ -53,7 +52,7 @@ fn udp(flow: u8) -> [u8; 64] {
     };
     let header = sum(&frame[14..34], 0);
     frame[24..26].copy_from_slice(&header);
-    // Sum the pseudo-header too: the addresses from byte 26 on, the protocol (17) and the length (30).
+    // The pseudo-header has the addresses from byte 26 on, the protocol (17) and the length (30).
     let segment = sum(&frame[26..64], 17 + 30);
     frame[40..42].copy_from_slice(&segment);
     frame

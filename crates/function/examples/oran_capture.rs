@@ -9,8 +9,7 @@ mod fronthaul;
 
 use fronthaul::{Carrier, UPlane, pcap, whole};
 
-/// A carrier of 40 MHz with 30 kHz subcarriers, two antenna-carriers and 16-bit samples, in frames of 1474
-/// bytes.
+/// A carrier of 40 MHz: 30 kHz subcarriers, two antenna-carriers, 16-bit samples, frames of 1474 bytes.
 const CARRIER: Carrier =
     Carrier { eaxc: &[0, 1], prbs: 106, slots_per_subframe: 2, prb_bytes: 48, header: None };
 const SLOT_NS: u64 = 500_000;

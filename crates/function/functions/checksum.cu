@@ -1,6 +1,6 @@
 // Verifies the checksums (RFC 1071) of IPv4 headers and of TCP, UDP, ICMP and ICMPv6. Drops packets with a
-// wrong checksum and forwards the others unchanged. It is a burst function, because on a GPU the 32 threads
-// of a warp sum one packet together.
+// wrong checksum and forwards the others unchanged. On a GPU, the 32 threads of a warp sum one packet
+// together.
 #include <inlane.h>
 
 struct checksum {
@@ -52,8 +52,8 @@ struct checksum {
         return folded(pseudo + sum(packet, at.upper, at.upper + bytes)) == 0xffff ? is_right : is_wrong;
     }
 
-    // Returns the sum of bytes `from` to `to - 1` as 16-bit little-endian words. `from` must be even. Folded
-    // to 16 bits, it is the big-endian sum with its two bytes swapped (RFC 1071, section 2(B)).
+    // Returns the sum of bytes `from` to `to - 1` as 16-bit little-endian words. `from` must be even. The
+    // big-endian sum has the two bytes swapped (RFC 1071, section 2(B)).
     INLANE static uint64_t sum(const inlane::packet &packet, uint32_t from, uint32_t to) {
         uint32_t total = 0;
         for (uint32_t at = from / 16 * 16 + inlane::lane() * 16; at < to; at += inlane::lanes() * 16) {

@@ -1,5 +1,5 @@
-// Applies the first matching rule to each packet: drops it or sends it to a port. Packets that match no rule
-// are forwarded unchanged. The host writes the rules to the beginning of the state (src/builtins/rules.rs).
+// Applies the first matching rule to each packet: drops it or sends it to a port. Forwards packets without a
+// match. The host writes the rules into the state (src/builtins/rules.rs).
 #include <inlane.h>
 
 struct rule {

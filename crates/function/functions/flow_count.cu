@@ -1,9 +1,8 @@
 // Counts packets and bytes per flow (addresses, protocol, ports) in a hash table, and forwards packets
 // unchanged.
 //
-// The table uses open addressing, and entries stay where they are. A packet's flow is searched in `probes`
-// places, starting at its hash. If other flows occupy all these places, the packet is counted as unplaced.
-// Fragments have no ports, so they count with port 0.
+// The table uses open addressing. A packet's flow is searched in `probes` places, starting at its hash. If
+// other flows occupy them all, the packet counts as unplaced. Fragments count with port 0.
 #include <inlane.h>
 
 // src/builtins/flows.rs has the same structs for the host.

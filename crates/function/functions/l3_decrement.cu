@@ -2,8 +2,7 @@
 // 1624, equation 3), or decrements IPv6's hop limit (RFC 8200). Drops packets that expire. Forwards other
 // packets unchanged.
 //
-// Hosts ignore IPv6 neighbour discovery unless its hop limit is 255 (RFC 4861). So these packets are
-// forwarded unchanged, and hosts on both sides of a run still find each other.
+// Does not change IPv6 neighbour discovery, because hosts accept it only with hop limit 255 (RFC 4861).
 #include <inlane.h>
 
 struct l3_decrement {
@@ -12,8 +11,7 @@ struct l3_decrement {
     uint64_t expired;
     uint64_t others;
 
-    // Returns true for ICMPv6 types 133 to 137 directly behind the IPv6 header: router and neighbour
-    // solicitations and advertisements, and redirects.
+    // Returns true for neighbour discovery: ICMPv6 types 133 to 137 directly behind the IPv6 header.
     template <class Head> INLANE static bool is_discovery(const Head &head, const inlane::layers &at) {
         if (at.version != 6 || head.u8(at.ip + 6) != 58 || !head.has(at.ip + 40, 1)) return false;
         uint8_t type = head.u8(at.ip + 40);

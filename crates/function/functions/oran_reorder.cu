@@ -1,14 +1,13 @@
 // Assembles O-RAN U-plane packets (eCPRI message type 0, O-RAN.WG4.CUS section 8) in contiguous symbol
-// buffers in the output region. Packets may arrive in any order; eAxC, frame, subframe, slot, symbol and PRB
-// say where their samples belong. inlane_oran.h describes the output region.
+// buffers in the output region. Packets may arrive in any order. inlane_oran.h describes the output region.
 //
 // A window is the memory in which one slot is assembled. Slot n uses window n % windows. A slot is delivered
 // when all of its PRBs have arrived, when its time limit has passed, or when a later slot needs its window.
-// Packets that arrive for a delivered slot are late.
+// Packets of a delivered slot are late.
 //
-// Blocks share windows. A block that writes into a window is counted in `writers`, and waits for nothing
-// until it has finished. The block that delivers a window first marks the window busy, then waits until no
-// block writes into it. So blocks never wait for each other in a cycle.
+// Blocks share windows. A block that writes into a window counts in `writers`, and meanwhile waits for
+// nothing. The block that delivers a window marks it busy, then waits for its writers. So blocks never wait
+// for each other in a cycle.
 #include <inlane.h>
 #include <inlane_oran.h>
 
@@ -29,7 +28,7 @@ struct oran_reorder {
         uint32_t prbs[most_streams][symbols][words]; // a bit per PRB that arrived
     };
 
-    // Settings, written by the host (src/builtins/oran.rs). That file also reads the counters.
+    // Settings, written by the host (src/builtins/oran.rs), which also reads the counters.
     uint32_t streams;
     uint32_t prbs;               // per symbol
     uint32_t prb_bytes;
@@ -52,8 +51,7 @@ struct oran_reorder {
     uint64_t next_record;
     alignas(128) window at[most_windows];
 
-    // A block's next action for the packets of one slot. Thread 0 decides it, and the other threads read it
-    // after a barrier.
+    // A block's next action for the packets of one slot. Thread 0 decides it for all threads.
     struct plan {
         uint32_t window;
         uint32_t step; // one of enum step
@@ -79,8 +77,7 @@ struct oran_reorder {
             if (taken != inlane::forward) burst.set(i, taken);
         }
         inlane::sync();
-        // Handles the packets of one O-RAN slot after the other. Most bursts have packets of one slot, or of
-        // two where a slot ends.
+        // Handles the packets of each O-RAN slot together. Most bursts have packets of one or two slots.
         for (uint32_t first = 0; first < burst.count(); first++) {
             uint32_t slot = slot_of[first];
             if (slot != none) round(burst, call, slot_of, slot, plan);
@@ -112,8 +109,7 @@ struct oran_reorder {
             type = packet.be16(16);
             at = 18;
         }
-        // Accepts only eCPRI (2.0, section 3.1.3) of version 1, without concatenation, with message type 0
-        // (IQ data).
+        // Accepts only eCPRI (2.0, section 3.1.3) of version 1, without concatenation, with IQ data (type 0).
         if (type != 0xaefe || (packet.be16(at) & 0xf1ff) != 0x1000) return found;
         uint32_t id = packet.be16(at + 4);
         while (found.stream < streams && eaxc[found.stream] != id) found.stream++;
@@ -171,8 +167,7 @@ struct oran_reorder {
         if (all > fresh) inlane::add(duplicates, all - fresh);
     }
 
-    // Returns word number `word` (32 bits) of a mask that has `count` bits set: bits start, start + step,
-    // start + 2 * step, ...
+    // Returns 32-bit word `word` of a mask with `count` bits set: bits start, start + step, ...
     INLANE static uint32_t bits_of(uint32_t word, uint32_t start, uint32_t step, uint32_t count) {
         uint32_t base = word * 32, stop = start + step * (count - 1) + 1;
         if (stop <= base || start >= base + 32) return 0;
@@ -245,9 +240,8 @@ struct oran_reorder {
         inlane::sync();
     }
 
-    // Decides what this block does for a slot, and sets `plan.step`. Called by thread 0. After `go`, this
-    // block counts as a writer of the slot's window. After `open_first` or `deliver_first`, this block has
-    // marked the window busy, so no other block uses it.
+    // Sets `plan.step` for a slot; called by thread 0. After `go`, this block is a writer of the slot's
+    // window. After `open_first` or `deliver_first`, this block has marked the window busy.
     INLANE void enter(window &window, uint32_t slot, uint64_t now, plan &plan) {
         for (;;) {
             uint32_t tag = inlane::load_acquire(window.tag);
@@ -276,10 +270,9 @@ struct oran_reorder {
                 plan.why = overtaken;
                 return;
             case closed:
-                // A packet of the window's last slot counts as late until half a cycle after that slot's
-                // delivery. Later, its number means a slot of the next cycle. A packet of an older slot counts
-                // as late only until twice the time limit after the delivery: if the last slot's number was
-                // wrong, correct packets seem older, and would be refused for up to half a cycle.
+                // After its delivery, a slot's own packets count as late for half a cycle. Later, its number
+                // means a slot of the next cycle. Packets of older slots count as late for two time limits
+                // only, because a wrong slot number may make correct packets seem older.
                 if (!newer && now <= window.since_ns + (ahead == 0 ? half_cycle_ns : 2 * limit_ns)) {
                     plan.step = is_late;
                     return;
@@ -293,8 +286,8 @@ struct oran_reorder {
         }
     }
 
-    // Called by thread 0. Marks an open window busy and waits for its writers. Returns false if another block
-    // marked it first.
+    // Marks an open window busy and waits for its writers; called by thread 0. Returns false if another block
+    // was first.
     INLANE static bool close(window &window, uint32_t tag) {
         if (inlane::compare_and_swap(window.tag, tag, (tag & ~3u) | busy) != tag) return false;
         inlane::fence();
@@ -303,8 +296,8 @@ struct oran_reorder {
         return true;
     }
 
-    // Delivers the radio slot that window `index` assembles: counts its PRBs, zeroes the missing ones, writes
-    // its record, and closes the window.
+    // Delivers the slot in window `index`: counts its PRBs, zeroes the missing ones, writes its record, and
+    // closes the window.
     INLANE void deliver(uint32_t index, const inlane::context &call, plan &plan) {
         window &window = at[index];
         if (inlane::thread_index() == 0) plan.missing = 0;
@@ -350,7 +343,7 @@ struct oran_reorder {
         inlane::sync();
     }
 
-    // Clears the record of received PRBs in a window, before a new radio slot uses it.
+    // Clears a window's record of received PRBs, before a new slot uses the window.
     INLANE void clear(window &window) const {
         for (uint32_t i = inlane::thread_index(); i < streams * symbols * words; i += inlane::threads())
             window.prbs[i / words / symbols][i / words % symbols][i % words] = 0;

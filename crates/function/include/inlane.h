@@ -1,5 +1,5 @@
-// The header that packet functions include. The same source is compiled for the CPU (g++, clang++) and for
-// GPUs (NVRTC, nvcc), as C++17 without exceptions, RTTI or the standard library.
+// The header that packet functions include. CPU compilers (g++, clang++) and GPU compilers (NVRTC, nvcc)
+// compile the same source, as C++17 without exceptions, RTTI or the standard library.
 //
 //   #include <inlane.h>
 //
@@ -23,8 +23,8 @@
 //   void tick(const context &)  Optional. Called between bursts while no packets are waiting, on a GPU at most once per millisecond by all
 //                               threads of one block. Use it for time limits. The last call of a run has the time UINT64_MAX.
 //
-// `packet` and `burst` may take a `const inlane::context &` as a second argument. It has the time and the
-// output region; see inlane_block.h. For a function without this argument, executors need not read the clock.
+// `packet` and `burst` may take a `const inlane::context &` as a second argument, with the time and the
+// output region. See inlane_block.h.
 //
 // These constants, declared as `static constexpr`, are optional:
 //
@@ -38,8 +38,7 @@
 //   CPU   One thread runs an instance, with a state of its own. A block is that one thread.
 //   GPU   Many blocks run the function on the same state at the same time. Change state with `add` and the other atomic functions.
 //
-// Access to a packet is bounded by its length: reading outside returns 0, writing outside does nothing. No
-// alignment is needed.
+// Reading beyond a packet's length returns 0, and writing there does nothing. No alignment is needed.
 #ifndef INLANE_H
 #define INLANE_H
 

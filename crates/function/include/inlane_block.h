@@ -1,5 +1,5 @@
-// The building blocks of packet functions: the threads of a block, atomic functions on shared state, and
-// bytes at any alignment. Start with inlane.h.
+// The building blocks of packet functions: threads of a block, atomic functions on state, bytes. Start with
+// inlane.h.
 //
 // Functions marked INLANE run on the GPU, or are inlined on the CPU. Mark your own functions with it.
 #ifndef INLANE_BLOCK_H
@@ -19,8 +19,7 @@
 #define INLANE_SHARED
 #endif
 
-// The offset of a member in a struct, in bytes, as a constant. NVRTC has neither offsetof nor
-// __builtin_offsetof.
+// The offset of a member in bytes, as a constant. NVRTC has neither offsetof nor __builtin_offsetof.
 #if defined(__CUDACC_RTC__)
 #define INLANE_OFFSETOF(type, member) __INTADDR__(&(static_cast<type *>(nullptr))->member)
 #else
@@ -59,8 +58,8 @@ namespace inlane {
 using context = inlane_context;
 using verdict = uint32_t;
 
-// Verdicts, which decide what becomes of a packet: `forward` sends it to the first `--tx` port, `drop` drops
-// it, and `to_port(n)` sends it to the nth `--tx` port, counted from 0.
+// Verdicts: `forward` sends a packet to the first `--tx` port, `drop` drops it, and `to_port(n)` sends it to
+// the nth `--tx` port, counted from 0.
 constexpr verdict forward = INLANE_FORWARD;
 constexpr verdict drop = INLANE_DROP;
 INLANE_ANYWHERE constexpr verdict to_port(uint32_t n) { return INLANE_PORT_BASE + n; }
@@ -195,7 +194,7 @@ INLANE uint32_t swap_bytes(uint32_t value) {
 #endif
 }
 
-// Sixteen bytes in memory order: the most that one GPU thread loads or stores at a time.
+// Sixteen bytes in memory order: the most that one GPU thread loads at a time.
 struct alignas(16) bytes16 {
     uint64_t low;  // bytes 0 to 7
     uint64_t high; // bytes 8 to 15

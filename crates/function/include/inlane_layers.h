@@ -1,5 +1,5 @@
-// Finds where the headers of a frame begin: Ethernet with up to two VLAN tags, IPv4 or IPv6 with up to eight
-// extension headers, and the upper layer.
+// Finds the headers of a frame: Ethernet with up to two VLAN tags, IPv4 or IPv6 with up to eight extension
+// headers, and the upper layer.
 //
 //   auto head = packet.front<96>();                  // 96 bytes hold the usual headers
 //   inlane::layers at = inlane::layers_of(head);
@@ -11,8 +11,7 @@
 
 namespace inlane {
 
-// Offsets are bytes from the frame's first byte. A header is found only if all of it lies in the frame and in
-// the bytes that `head` covers.
+// Offsets count from the frame's first byte. A header counts only if `head` covers all of it.
 struct layers {
     uint16_t type;     // the EtherType after the tags
     uint8_t version;   // 4 or 6; 0 if the frame is not IP, or the IP header is invalid or cut off

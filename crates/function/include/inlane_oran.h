@@ -4,13 +4,11 @@
 //   offset 4096   uint32_t          the number of received PRBs, for each window, stream (eAxC) and symbol
 //   then          data              the PRBs in order, as received (compressed or not), for each window, stream and symbol
 //
-// A radio slot is delivered when its record and its data are published in the output region. That happens
-// when all of its PRBs have arrived, when its time limit has passed, or when a later slot needs its
-// window, the memory in which it is assembled.
+// A radio slot is delivered when all of its PRBs have arrived, when its time limit has passed, or when a
+// later slot needs its window, which is the memory in which a slot is assembled.
 //
-// A slot's data stays valid until its memory is reused. Radio slots whose numbers differ by a multiple of the
-// setting `windows` share memory, so the first packet of a later one overwrites the data. PRBs that did not
-// arrive are zero.
+// Slots whose numbers differ by a multiple of the setting `windows` share memory, so the first packet of a
+// later one overwrites the data. PRBs that did not arrive are zero.
 #ifndef INLANE_ORAN_H
 #define INLANE_ORAN_H
 
@@ -19,7 +17,7 @@
 #define INLANE_ORAN_RECORDS 64u
 #define INLANE_ORAN_SYMBOLS 14u
 
-// The record of a delivered radio slot. src/builtins/oran.rs has the same struct for the host.
+// The record of a delivered slot. src/builtins/oran.rs has the same struct for the host.
 struct oran_record {
     uint64_t sequence;     // n + 1 for record n; written last
     uint64_t opened_ns;    // when the slot's first packet arrived, in nanoseconds of the executor's clock
@@ -41,10 +39,9 @@ static_assert(sizeof(oran_record) == 64, "64 records fill the first 4096 bytes")
 
 namespace inlane {
 
-// Returns the record of the nth delivered radio slot, counted from 0. Returns null if that slot has not been
-// delivered or is not among the last 64. If the threads of a block work on a record together, let one of them
-// call this function and pass the result to the others through shared memory and a barrier. Otherwise some
-// threads may get null and others the record, because a slot can be delivered between their calls.
+// Returns the record of the nth delivered radio slot, counted from 0, or null if it is not among the last 64
+// delivered slots. Let one thread of a block call this and pass the result on: a slot may be delivered
+// between the calls of two threads.
 INLANE const oran_record *oran_slot(const uint8_t *output, uint64_t n) {
     const oran_record *record = reinterpret_cast<const oran_record *>(output) + n % INLANE_ORAN_RECORDS;
     return load_acquire(record->sequence) == n + 1 ? record : nullptr;

@@ -7,8 +7,7 @@
 namespace inlane {
 
 namespace detail {
-// Loads 16 bytes at offset `at`; bytes beyond the packet's end are 0. `put_some` stores 16 bytes, but none
-// beyond the end. Both are rare, so they are not inlined.
+// Loads 16 bytes at offset `at`; bytes beyond the packet's end are 0. Rare, so not inlined.
 INLANE_RARE bytes16 get_some(const uint8_t *data, uint32_t length, uint32_t at) {
     bytes16 value = {0, 0};
     for (uint32_t i = 0; i < 16 && at < length && i < length - at; i++)
@@ -21,8 +20,7 @@ INLANE_RARE void put_some(uint8_t *data, uint32_t length, uint32_t at, bytes16 v
 }
 } // namespace detail
 
-// Bounded reads, for any class with `length()` and `data()`. `at` is the offset in bytes. Reading beyond the
-// end returns 0.
+// Bounded reads, for any class with `length()` and `data()`. `at` is the offset in bytes.
 //
 //   has(at, bytes)     true if all of these bytes are inside
 //   u8(at)             one byte
@@ -59,8 +57,8 @@ template <class Bytes> class reader {
 
 template <uint32_t N> class front_bytes;
 
-// One packet. On a GPU its bytes may be in host memory, so that each access crosses PCIe: read many bytes at
-// once, with `front` or `load16`, and write few.
+// One packet. On a GPU its bytes may be in host memory, so each access may cross PCIe: read many bytes at
+// once, and write few.
 //
 //   length(), data()             the length in bytes, and the first byte
 //   resize(length)               changes the length; the start stays
@@ -79,7 +77,7 @@ class packet : public reader<packet> {
     INLANE uint8_t *data() const { return data_; }
 
     // Changes the packet's length. Returns false and changes nothing if `length` is 0 or exceeds the buffer's
-    // room. Bytes that are added have any value.
+    // room. Added bytes have any value.
     INLANE bool resize(uint32_t length) {
         if (length == 0 || (length > length_ && length > room_)) return false;
         length_ = length;
@@ -110,8 +108,8 @@ class packet : public reader<packet> {
         detail::put_some(data_, length_, at, value);
     }
 
-    // Returns a copy of the first N bytes, to read headers from. N is a multiple of 16. The copy's `length()`
-    // is N, or the packet's length if that is shorter. On a GPU all N / 16 loads are in flight together.
+    // Returns a copy of the first N bytes, where N is a multiple of 16. Its `length()` is N, or the packet's
+    // if that is shorter. On a GPU all loads are in flight together.
     template <uint32_t N> INLANE front_bytes<N> front() const { return front_bytes<N>(*this); }
 };
 
@@ -139,14 +137,13 @@ template <uint32_t N> class front_bytes : public reader<front_bytes<N>> {
     INLANE uint32_t length() const { return length_; }
 };
 
-// Copies `bytes` bytes of a packet, from offset `at` on. All lanes of a warp call it together. Does nothing
-// if the bytes are not all inside the packet.
+// Copies `bytes` bytes of a packet from offset `at`. All lanes of a warp call it. Does nothing unless all
+// bytes are inside the packet.
 INLANE void copy(uint8_t *to, const packet &from, uint32_t at, uint32_t bytes) {
     if (!from.has(at, bytes)) return;
     const uint8_t *source = from.data() + at;
 #if INLANE_GPU
-    // Copies single bytes until the destination is aligned to 16. Then copies sixteen bytes at a time, each
-    // time from two aligned loads.
+    // Copies single bytes until the destination is aligned to 16, then sixteen from two aligned loads.
     uint32_t head = static_cast<uint32_t>(-reinterpret_cast<uintptr_t>(to) & 15);
     head = head < bytes ? head : bytes;
     for (uint32_t i = lane(); i < head; i += lanes()) to[i] = source[i];
@@ -181,7 +178,7 @@ INLANE void copy(uint8_t *to, const packet &from, uint32_t at, uint32_t bytes) {
 //   set(i, verdict, length)  the same, and changes its length, which must fit the buffer's room
 //
 // Packets without `set` are forwarded unchanged. Only one thread may call `set` for a packet. Resizing
-// `burst[i]` has no effect, because `burst[i]` is a copy.
+// `burst[i]`, a copy, has no effect.
 class burst {
     const uint8_t *packets_;
     uint32_t stride_;

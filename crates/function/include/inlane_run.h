@@ -1,5 +1,4 @@
-// How executors call a packet function, and INLANE_FUNCTION, which registers it. Users of inlane need only
-// INLANE_FUNCTION.
+// How executors call a packet function, and INLANE_FUNCTION, which registers it.
 //
 //   CPU   The executor finds the symbol `inlane_function_NAME`, an `inlane_entry`. One thread calls its `run` once per burst.
 //   GPU   All threads of a block call `inlane::run_item<NAME>` once per item. Before the call, one thread acquires the item, and a
@@ -18,8 +17,7 @@
 #define INLANE_KIND_BURST 1u
 #define INLANE_WHOLE_PACKET 0xffffffffu
 
-// A function's properties. The host reads them before it runs the function. src/abi.rs has the same struct;
-// both compilers check that the layouts agree.
+// A function's properties. src/abi.rs has the same struct; both compilers check that the layouts agree.
 struct inlane_info {
     uint32_t abi;           // the version of these structs: INLANE_ABI
     uint32_t kind;          // INLANE_KIND_PACKET or INLANE_KIND_BURST
@@ -35,8 +33,8 @@ struct inlane_info {
 // A function that was compiled for the CPU.
 struct inlane_entry {
     inlane_info info;
-    // Runs the function on `count` packets. `packets` is the first inlane_descriptor; the descriptors are
-    // `stride` bytes apart (16 or 24).
+    // Runs the function on `count` packets. `packets` is the first inlane_descriptor, and `stride` the bytes
+    // from one to the next (16 or 24).
     uint32_t (*run)(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                     const inlane_context *context);
     void (*tick)(const inlane_context *context);
@@ -48,8 +46,8 @@ namespace detail {
 
 template <class T> INLANE_ANYWHERE T &a(); // stands for a T in unevaluated expressions
 
-// Detects which members a function declares (SFINAE). Call a generated function with `first()`: it returns
-// true if its expression is valid for F, and false otherwise.
+// Detects which members a function declares (SFINAE). `name<F>(first())` is true if `expression` is valid for
+// F.
 struct last {};
 struct first : last {};
 #define INLANE_DETECT(name, expression)                                                                                 \
@@ -113,9 +111,8 @@ INLANE bool differs(const inlane_packet_verdict &now, const inlane_descriptor &b
 
 #if INLANE_GPU
 
-// Runs a `packet` function on a burst. Thread i handles packets i, i + threads, ... Writes no verdicts while
-// every packet is forwarded with its length unchanged. After the first packet that `differs`, writes the
-// verdicts of all packets, including the earlier ones.
+// Runs a `packet` function on a burst. Thread i handles packets i, i + threads, ... Writes no verdicts until
+// a packet `differs`. From then on, every packet has a verdict, including the earlier ones.
 template <class F>
 INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                             const context &call) {
@@ -142,9 +139,8 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 
 #else
 
-// Writes verdicts for all packets of a burst after the function has changed or dropped one. The first `done`
-// packets get the verdict `forward`, and the next `some` packets get the verdicts in `known`. Runs the
-// function on the remaining packets, and writes their verdicts.
+// Writes verdicts for all packets of a burst: `forward` for the first `done` packets, those in `known` for
+// the next `some` packets, and the function's results for the others.
 template <class F>
 INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done, const inlane_packet_verdict *known, uint32_t some,
                              uint32_t count, inlane_packet_verdict *verdicts, const context &call, F &function) {
@@ -154,9 +150,8 @@ INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done
     return INLANE_VERDICTS;
 }
 
-// Runs a `packet` function on a burst, four packets at a time. Before packets i to i + 3, prefetches packets
-// i + 8 to i + 11. If the function reads at most 16 bytes, nothing is prefetched, because the CPU's
-// out-of-order execution reaches that far ahead by itself.
+// Runs a `packet` function on a burst, four packets at a time. Prefetches 8 packets ahead, unless the
+// function reads at most 16 bytes: out-of-order execution then suffices.
 template <class F, uint32_t Stride>
 INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_packet_verdict *verdicts, const context &call) {
     constexpr uint32_t ahead = 8;
@@ -191,8 +186,7 @@ INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_packet_v
 template <class F>
 INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                             const context &call) {
-    // A constant stride makes the loop faster. It is 16 for a ring's descriptors, and 24 for a port's
-    // packets, which begin with a descriptor.
+    // A constant stride makes the loop faster: 16 for a ring's descriptors, 24 for a port's packets.
     return stride == 16 ? run_strided<F, 16>(packets, count, verdicts, call)
                         : run_strided<F, 24>(packets, count, verdicts, call);
 }
@@ -202,8 +196,7 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 template <class F>
 INLANE uint32_t run_burst(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                           const context &call) {
-    // Collects the verdicts in the block's shared memory. They are copied to `verdicts` only if a thread
-    // called `set`.
+    // Collects the verdicts in shared memory. They are copied to `verdicts` if a thread called `set`.
     INLANE_SHARED inlane_packet_verdict staged[INLANE_MAX_BURST];
     for (uint32_t i = thread_index(); i < count; i += threads())
         staged[i] = {descriptor_at(packets, stride, i).length, INLANE_FORWARD};
@@ -221,8 +214,8 @@ INLANE uint32_t run_burst(const void *packets, uint32_t stride, uint32_t count, 
 
 } // namespace detail
 
-// Runs function F on one item of up to INLANE_MAX_BURST packets. All threads of a block call it, and all get
-// the same result.
+// Runs function F on one item of up to INLANE_MAX_BURST packets. All threads of a block call it and get the
+// same result.
 template <class F>
 INLANE uint32_t run_item(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                          const context &call) {
@@ -248,8 +241,7 @@ template <class F> INLANE void run_tick(const context &call) {
 #endif
 
 // Registers the struct `name`, which has `packet` or `burst`, as the packet function of that name. Write it
-// after the struct, outside any namespace. The keyword `struct` below allows names that are also functions of
-// the system, such as `read`.
+// after the struct, outside any namespace.
 #if INLANE_GPU
 #define INLANE_FUNCTION(name)                                                                                           \
     using inlane_registered_##name = struct ::name;                                                                     \

@@ -1,8 +1,8 @@
 //! The structs that Rust and compiled packet functions share: those of `include/inlane_run.h` and
 //! `include/inlane_block.h`.
 //!
-//! Both sides define these structs. [`layout_assertions`] makes the C++ compiler and NVRTC check every
-//! field's offset and size against the Rust definition whenever a function is compiled.
+//! Whenever a function is compiled, [`layout_assertions`] makes the compiler check every field's offset and
+//! size.
 
 use inlane_core::ring::layout::PacketVerdict;
 use inlane_core::struct_layout;
@@ -31,16 +31,13 @@ pub struct FunctionInfo {
     pub abi: u32,
     /// 0 if the function is called per packet, 1 if per burst. See [`FunctionInfo::kind`].
     pub kind: u32,
-    /// The size of a pipeline's state in bytes. The executor provides the state zeroed and aligned to 128
-    /// bytes.
+    /// The size of a pipeline's state in bytes. The executor zeroes the state and aligns it to 128 bytes.
     pub state_bytes: u64,
-    /// The size of a pipeline's output region in bytes, 0 if there is none. The executor provides the region
-    /// zeroed.
+    /// The size of a pipeline's output region in bytes, 0 for none. The executor zeroes it.
     pub output_bytes: u64,
     /// The number of bytes at a packet's front that the function may read, or [`WHOLE_PACKET`].
     pub reads: u32,
-    /// The number of bytes at a packet's front that the function may write, or [`WHOLE_PACKET`]. 0 if it
-    /// never changes packets.
+    /// The bytes at a packet's front that the function may write, or [`WHOLE_PACKET`]. 0 for none.
     pub writes: u32,
     /// Bit 0: the function has a `tick`, see [`FunctionInfo::ticks`]. Bit 1: it reads the time, see
     /// [`FunctionInfo::needs_time`].
@@ -55,19 +52,18 @@ impl FunctionInfo {
         if self.kind == 0 { CallKind::Packet } else { CallKind::Burst }
     }
 
-    /// Returns true if the function has a `tick`. Executors must call it while no packets arrive, because the
-    /// function has time limits.
+    /// Returns true if the function has a `tick`. Executors must call it while no packets arrive.
     pub fn ticks(&self) -> bool {
         self.time & 1 != 0
     }
 
-    /// Returns true if the function reads the time or has a `tick`. Other functions may be given the time 0.
+    /// Returns true if the function reads the time or has a `tick`. For others, the time may be 0.
     pub fn needs_time(&self) -> bool {
         self.time != 0
     }
 
-    /// Reads a `FunctionInfo` from the bytes of the variable `inlane_info` in a compiled module. Returns
-    /// `None` if the number of bytes, the [`ABI`] version or the kind is wrong.
+    /// Reads a `FunctionInfo` from the bytes of a compiled module's `inlane_info`. Returns `None` if their
+    /// number, the [`ABI`] version or the kind is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != size_of::<Self>() {
             return None;
@@ -111,9 +107,12 @@ pub struct CallContext {
 pub struct FunctionEntry {
     /// The function's properties.
     pub info: FunctionInfo,
-    /// Runs the function on a number of packets. The arguments are: the address of the first
-    /// `inlane_descriptor`; the bytes from one descriptor to the next, 16 or 24; the number of packets; where
-    /// to write verdicts; the context.
+    /// Runs the function on packets. Arguments:
+    /// 1. the first `inlane_descriptor`
+    /// 2. the bytes from one descriptor to the next, 16 or 24
+    /// 3. the number of packets
+    /// 4. where to write verdicts
+    /// 5. the context
     pub run: unsafe extern "C" fn(*const u8, u32, u32, *mut PacketVerdict, *const CallContext) -> u32,
     /// Calls the function's `tick`.
     pub tick: unsafe extern "C" fn(*const CallContext),
@@ -145,7 +144,7 @@ mod tests {
             time: 1,
             parameters: 3,
         };
-        // SAFETY: this is a plain struct of 40 bytes; its fields add up to 40, so it has no padding.
+        // SAFETY: the struct is plain, and its fields add up to its 40 bytes, so it has no padding.
         let bytes: [u8; 40] = unsafe { std::mem::transmute(info) };
         assert_eq!(FunctionInfo::from_bytes(&bytes), Some(info));
         assert_eq!(FunctionInfo::from_bytes(&bytes[..39]), None, "too short");

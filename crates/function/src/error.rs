@@ -3,7 +3,7 @@
 use inlane_core::error::Class;
 use std::path::PathBuf;
 
-/// An error of a packet function. Each names the function or the file, and says what to do.
+/// An error of a packet function. It names the function or the file, and says what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -70,8 +70,8 @@ impl Error {
     }
 }
 
-/// Returns the beginning of an error message: the settings in quotes, and a colon. Returns an empty string if
-/// there are no settings, or if `why` already begins with the setting that is wrong.
+/// Returns how an error message begins: the settings in quotes, and a colon. Empty if there are no settings,
+/// or if `why` already names the wrong one.
 fn quoted(settings: &str, why: &str) -> String {
     match settings.is_empty() || why.starts_with('\'') || why.starts_with("rule '") {
         true => String::new(),

@@ -1,5 +1,4 @@
-//! The text that a GPU executor compiles: inlane's header, a packet function's source, the two functions that
-//! kernels call, and the kernels.
+//! The text that a GPU executor compiles:
 //!
 //! ```text
 //! inlane.h | the function's source, with its own file name and lines | inlane_run_item, inlane_run_tick | the executor's kernels
@@ -8,11 +7,10 @@
 use crate::packet_function::PacketFunction;
 
 impl PacketFunction {
-    /// Returns the beginning of a translation unit for NVRTC (C++17, with [`crate::HEADERS`]). The executor
-    /// appends its kernels.
+    /// Returns the beginning of a translation unit for NVRTC (C++17, with [`crate::HEADERS`]), to which the
+    /// executor appends its kernels.
     ///
-    /// The text defines the items below. All threads of a block call the functions together; their number is
-    /// a multiple of 32.
+    /// All threads of a block, a multiple of 32, call these functions together:
     ///
     /// ```text
     /// uint32_t inlane_run_item(const inlane_descriptor *, uint32_t count, inlane_packet_verdict *, const inlane_context &);
@@ -20,8 +18,8 @@ impl PacketFunction {
     /// constexpr bool inlane_needs_time; // false: `now_ns` may be 0
     /// ```
     ///
-    /// `inlane_run_item` returns `INLANE_UNCHANGED` or `INLANE_VERDICTS`, the same to all threads. See
-    /// `inlane_run.h` for the barriers that it needs. The module's global `inlane_info_SYMBOL` is a
+    /// `inlane_run_item` returns `INLANE_UNCHANGED` or `INLANE_VERDICTS` to all threads. `inlane_run.h`
+    /// describes the barriers that it needs. The module's global `inlane_info_SYMBOL` is a
     /// [`FunctionInfo`](crate::FunctionInfo).
     pub fn gpu_source(&self) -> String {
         format!(

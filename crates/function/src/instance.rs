@@ -19,8 +19,7 @@ pub struct Instance {
     context: CallContext,
 }
 
-// SAFETY: the entry is a constant that `function` keeps loaded. State and output are changed only through
-// `&mut self`.
+// SAFETY: `function` keeps the entry loaded. Only `&mut self` changes state and output.
 unsafe impl Send for Instance {}
 
 impl Instance {
@@ -35,7 +34,7 @@ impl Instance {
         };
         let state = Region::host(size(info.state_bytes)?.max(1))?;
         let initial = function.initial_state(&info)?;
-        // SAFETY: `initial_state` returns at most `state_bytes` bytes, and nothing else uses the new region.
+        // SAFETY: `initial_state` returns at most `state_bytes` bytes. Nothing else uses the new region.
         unsafe { state.as_ptr().copy_from_nonoverlapping(initial.as_ptr(), initial.len()) };
         let output = match size(info.output_bytes)? {
             0 => None,
@@ -57,22 +56,21 @@ impl Instance {
         &self.function
     }
 
-    /// Allows packets to grow to at most `room` bytes, counted from their address. Pass the room of the
-    /// packets' pool, [`inlane_core::Pool::room`]. Without this call, packets can only shrink.
+    /// Sets the most bytes to which packets may grow, usually [`inlane_core::Pool::room`]. Without this call,
+    /// packets can only shrink.
     pub fn set_room(&mut self, room: u32) {
         self.context.room = room;
     }
 
-    /// Runs the function on `count` packets. `packets` is the first [`Descriptor`], and `stride` the bytes
-    /// from one to the next.
+    /// Runs the function on `count` packets. `packets` is the first [`Descriptor`], and the next ones follow
+    /// every `stride` bytes.
     ///
-    /// Returns [`UNCHANGED`](inlane_core::ring::layout::UNCHANGED) if every packet is forwarded with its
-    /// length unchanged; `verdicts` is then not written. Otherwise returns
-    /// [`VERDICTS`](inlane_core::ring::layout::VERDICTS), and `verdicts` holds one verdict for each packet.
+    /// Returns [`UNCHANGED`](inlane_core::ring::layout::UNCHANGED) and does not write `verdicts` if every
+    /// packet is forwarded with its length unchanged. If not, returns
+    /// [`VERDICTS`](inlane_core::ring::layout::VERDICTS) and writes a verdict for each packet.
     ///
     /// # Panics
-    /// If the stride is neither 16 (descriptors) nor 24 (packets), or if there are more than [`MAX_BURST`]
-    /// packets.
+    /// If `stride` is neither 16 (descriptors) nor 24 (packets), or `count` exceeds [`MAX_BURST`].
     ///
     /// # Safety
     /// * `packets` is valid for reads of `count * stride` bytes, and `verdicts` for writes of `count`
@@ -96,8 +94,8 @@ impl Instance {
         );
         assert!(count <= MAX_BURST, "a burst has at most MAX_BURST packets");
         self.context.now_ns = now_ns;
-        // SAFETY: the code is loaded, and state and output have the sizes that it declares. The caller
-        // promises the rest.
+        // SAFETY: the code is loaded, and state and output have the declared sizes. The caller promises the
+        // rest.
         unsafe { ((*self.entry).run)(packets, stride as u32, count as u32, verdicts, &self.context) }
     }
 
@@ -147,23 +145,22 @@ impl Instance {
         unsafe { (*self.entry).info.ticks() }
     }
 
-    /// Returns true if the function reads the time that is passed to [`Instance::run`]. For other functions
-    /// pass 0.
+    /// Returns true if the function reads the time passed to [`Instance::run`]. For others, pass 0.
     pub fn needs_time(&self) -> bool {
         // SAFETY: as in `ticks`.
         unsafe { (*self.entry).info.needs_time() }
     }
 
-    /// Calls the function's `tick` with the time in nanoseconds. Call it while no packets arrive, at least
-    /// every millisecond.
+    /// Calls the function's `tick` with the time in nanoseconds. Call it at least every millisecond while no
+    /// packets arrive.
     pub fn tick(&mut self, now_ns: u64) {
         self.context.now_ns = now_ns;
         // SAFETY: as in `run`.
         unsafe { ((*self.entry).tick)(&self.context) }
     }
 
-    /// Ends the run: calls `tick` with the greatest time, so that the function delivers what it has assembled
-    /// so far.
+    /// Ends the run: calls `tick` with the greatest time, so that the function delivers all that it has
+    /// assembled.
     pub fn finish(&mut self) {
         if self.ticks() {
             self.tick(u64::MAX);

@@ -1,9 +1,9 @@
 //! Packet functions: operations on packets that are written once and run by every executor.
 //!
 //! A packet function is a C++ struct that includes `include/inlane.h`. Its members are the state of a
-//! pipeline, and its `packet` or `burst` is called with the packets. The same source is compiled for the CPU,
-//! and by GPU executors with NVRTC for the installed GPU. The C++ compiler compiles built-in functions when
-//! inlane is built, and users' functions when they first run on the CPU.
+//! pipeline, and its `packet` or `burst` is called with the packets. The same source is compiled for the CPU
+//! and for GPUs. For the CPU, built-in functions are compiled when inlane is built, and users' functions when
+//! they first run. GPU executors compile with NVRTC.
 //!
 //! * [`builtins`] lists the built-in functions. [`PacketFunction::parse`] finds one by name and reads its
 //!   settings.

@@ -32,8 +32,8 @@ enum Code {
 }
 
 impl PacketFunction {
-    /// Returns the function that a command line names: `NAME[:SETTINGS]` for a built-in function, or
-    /// `FILE.cu[:NAME[:N,N...]]` for a user's function. Compiles and runs nothing.
+    /// Returns a built-in function, named `NAME[:SETTINGS]`, or a user's function, named
+    /// `FILE.cu[:NAME[:N,N...]]`. Compiles and runs nothing.
     ///
     /// # Errors
     /// [`Error::Unknown`] if there is no such built-in function. [`Error::Settings`] if the settings are
@@ -72,9 +72,8 @@ impl PacketFunction {
         matches!(self.code, Code::User(_))
     }
 
-    /// Returns the function `name` of a user's source file. An empty name stands for the only function of the
-    /// file. `parameters` are whole numbers, for example `4789,0x10`, which become the first members of the
-    /// state. Compiles and runs nothing.
+    /// Returns the function `name` of a user's source file. An empty name stands for its only function.
+    /// `parameters`, such as `4789,0x10`, become the first members of the state. Compiles and runs nothing.
     ///
     /// # Errors
     /// [`Error::File`] if the file cannot be read or has no such function, and [`Error::Settings`] if the
@@ -115,8 +114,7 @@ impl PacketFunction {
         }
     }
 
-    /// Returns the name of the function's C++ struct, SYMBOL. A compiled module exports `inlane_info_SYMBOL`,
-    /// and the source defines the type `inlane_registered_SYMBOL`.
+    /// Returns the name of the function's C++ struct, SYMBOL. A compiled module exports `inlane_info_SYMBOL`.
     pub fn symbol(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().symbol,
@@ -140,14 +138,14 @@ impl PacketFunction {
         }
     }
 
-    /// Returns the function's properties. A user's function is compiled for the CPU and loaded to get them.
-    /// For a GPU, read them from the module instead, see [`PacketFunction::gpu_source`].
+    /// Returns the function's properties. Compiles a user's function for the CPU and loads it. For a GPU,
+    /// read them from the module instead, see [`PacketFunction::gpu_source`].
     ///
     /// # Errors
     /// For users' functions only: [`Error::Compile`] with the compiler's messages. [`Error::Environment`] if
     /// the compiler is missing, or its output cannot be stored or loaded.
     pub fn info(&self) -> Result<FunctionInfo> {
-        // SAFETY: an entry is a constant of loaded code, which lives as long as this value.
+        // SAFETY: an entry is a constant of loaded code, which lives as long as `self`.
         Ok(unsafe { (*self.entry()?).info })
     }
 
@@ -159,8 +157,8 @@ impl PacketFunction {
         }
     }
 
-    /// Returns the first bytes of a pipeline's state at the start of a run, which hold the settings. All
-    /// further bytes are zero.
+    /// Returns the first bytes of a pipeline's initial state, which hold the settings. All further bytes are
+    /// zero.
     ///
     /// # Errors
     /// [`Error::Settings`] if the function's state has no place for the settings.
@@ -182,8 +180,7 @@ impl PacketFunction {
         Ok(image.clone())
     }
 
-    /// Makes the function's report from the state of a pipeline after a run. If the state is on a GPU, copy
-    /// it to the host first.
+    /// Makes the function's report from a pipeline's state after a run. The state must be in host memory.
     pub fn report(&self, state: &[u8]) -> FunctionReport {
         match &self.code {
             Code::Builtin(builtin) => (builtin.report)(state, &self.settings.text),
@@ -191,8 +188,8 @@ impl PacketFunction {
         }
     }
 
-    /// Creates an instance for one CPU thread. A user's function is compiled and loaded if that has not
-    /// happened yet: its code is trusted and gets all rights of the process, so drop privileges before.
+    /// Creates an instance for one CPU thread. Compiles and loads a user's function if necessary. Its code
+    /// gets all rights of the process, so drop privileges before.
     ///
     /// # Errors
     /// [`Error::Core`] if there is no memory for the state. For users' functions also as for

@@ -38,8 +38,8 @@ impl FunctionReport {
         self.counters.iter().find(|counter| counter.name == name).map(|counter| counter.value)
     }
 
-    /// Makes a report of counters from consecutive 64-bit numbers in a state. The first number is at
-    /// `offset`; `names` has one name for each counter.
+    /// Makes a report of counters, one for each of `names`: consecutive 64-bit numbers in a state, from
+    /// `offset` on.
     pub(crate) fn from_numbers(state: &[u8], offset: usize, names: &[&str]) -> Self {
         let counters = names
             .iter()

@@ -1,6 +1,6 @@
 //! Tests of the functions' GPU code without a GPU. Blocks of GPU threads are emulated on CPU threads
-//! (`emulated/cuda.h`). The blocks must give the same results as the CPU code, in any order of their threads.
-//! This holds for one block alone and for several blocks on one state.
+//! (`emulated/cuda.h`). One block alone, and several blocks on one state, must give the same results as the
+//! CPU code.
 
 #[path = "harness/dissect.rs"]
 mod dissect;
@@ -75,9 +75,8 @@ impl Emulated {
                 .output()
                 .expect("the compiler that built this crate")
         };
-        // Compile with -fno-gnu-unique, because each emulated block loads its own copy of the object, and the
-        // copies must not share static variables. Without this flag, GCC gives some of them one instance in
-        // the whole process. A compiler that refuses the flag is called again without it.
+        // Each emulated block loads a copy of the object. Without -fno-gnu-unique, GCC shares some static
+        // variables between them. Some compilers refuse the flag.
         let output = Some(compile(&["-fno-gnu-unique"])).filter(|output| output.status.success());
         let output = output.unwrap_or_else(|| compile(&[]));
         assert!(output.status.success(), "{text}:\n{}", String::from_utf8_lossy(&output.stderr));
@@ -97,7 +96,7 @@ impl Emulated {
     fn block(&self, index: usize) -> Block {
         let copy = self.folder.path().join(format!("block{index}.so"));
         std::fs::copy(&self.object, &copy).expect("copied");
-        // SAFETY: the library was compiled above from block.h, which declares the symbol with this type.
+        // SAFETY: the library was compiled from block.h, which declares the symbol with this type.
         unsafe {
             let library = libloading::Library::new(&copy).expect("loads");
             let run = *library.get::<Run>(b"emulated_run\0").expect("block.h defines the symbol");
@@ -140,8 +139,7 @@ impl Block {
         verdicts: &mut [PacketVerdict],
         context: &CallContext,
     ) -> u32 {
-        // SAFETY: the slices have the length that is passed. The buffers and the context's memory outlive the
-        // call.
+        // SAFETY: the slices have the passed length. The buffers and the context's memory outlive the call.
         unsafe {
             (self.run)(threads, seed, packets.as_ptr(), packets.len() as u32, verdicts.as_mut_ptr(), context)
         }
@@ -312,8 +310,7 @@ fn a_block_assembles_the_same_slots_as_the_cpu() {
 fn blocks_assemble_together() {
     const BLOCKS: usize = 4;
     const SLOTS: u32 = 40;
-    // `windows` is the number of slots that can be assembled at the same time. If it is small, several
-    // emulated blocks need the same window.
+    // With few windows, several emulated blocks need the same window.
     for (windows, lost) in [(8, 0), (8, 3), (1, 0), (2, 0), (2, 3)] {
         let emulated = Emulated::new(&format!("oran-reorder:eaxc=0+1,prbs=24,windows={windows},limit=1s"));
         let blocks: Vec<Block> = (0..BLOCKS).map(|index| emulated.block(index)).collect();
@@ -341,14 +338,13 @@ fn blocks_assemble_together() {
         let whole = 2 * 14 * PRBS as u32;
         let received: u64 = delivered.iter().map(|slot| slot.received_and_missing().0 as u64).sum();
         assert_eq!(received, count("received_prbs"), "PRBs were assembled that no delivered slot counts");
-        // Check that every slot is complete, unless packets were lost or late. Packets are late if one block
-        // runs far ahead of another: later slots then take over the windows of earlier ones, which stay
-        // incomplete.
+        // Packets are late if one block runs far ahead: later slots then take over the windows of earlier
+        // ones, which stay incomplete.
         if lost == 0 && count("late_packets") == 0 {
             assert!(delivered.iter().all(|slot| slot.reason() == Reason::Complete));
             assert_eq!(delivered.len(), SLOTS as usize);
         }
-        // Compares the data of slots that no later slot has begun to overwrite.
+        // Later slots overwrite the data of earlier ones.
         let mut checked = 0;
         for (n, slot) in delivered.iter().enumerate() {
             let number = |slot: &inlane_function::OranSlot<'_>| {

@@ -1,5 +1,4 @@
-//! Compares `l3-decrement`, `flow-count`, `drop-rule` and `checksum` with references in Rust, on valid and on
-//! hostile frames.
+//! Compares `l3-decrement`, `flow-count`, `drop-rule` and `checksum` with references in Rust.
 
 #[path = "harness/dissect.rs"]
 mod dissect;
@@ -29,8 +28,8 @@ fn decremented(frame: &[u8]) -> Fate {
     }
     frame[life] -= 1;
     if ip.version == 4 {
-        // Update the checksum by the difference of the changed word (RFC 1624), so a wrong checksum stays
-        // wrong. The time to live is the upper byte of the word, so the word decreases by 0x100.
+        // RFC 1624: a wrong checksum stays wrong. The time to live is the upper byte of its 16-bit word,
+        // which decreases by 0x100.
         let sum = ip.start + 10;
         let old = u16::from_be_bytes([frame[sum], frame[sum + 1]]);
         let (new, carry) = (!old).overflowing_add(0xfeff);
@@ -61,8 +60,7 @@ fn l3_decrement_leaves_neighbour_discovery_alone() {
         (58, 255, 133, 255),
         (58, 255, 135, 255),
         (58, 255, 137, 255),
-        // These packets are not neighbour discovery, so their hop limit is decremented: an echo, a
-        // solicitation that came over a router, and UDP.
+        // No neighbour discovery: an echo, a solicitation that crossed a router, and UDP.
         (58, 255, 128, 254),
         (58, 254, 135, 253),
         (17, 255, 135, 254),
@@ -78,8 +76,7 @@ fn l3_decrement_leaves_neighbour_discovery_alone() {
     }
 }
 
-/// Applies the reference of `checksum`: returns true if all checksums are right, or `None` if there is none
-/// to check.
+/// Returns true if all checksums are right, or `None` if there is none to check.
 fn is_right(frame: &[u8]) -> Option<bool> {
     let ip = dissect::ip(frame)?;
     if ip.version == 4 && ones_sum(&[&frame[ip.start..ip.upper]]) != 0xffff {
@@ -190,8 +187,8 @@ proptest! {
         let mut instance = instance("checksum");
         prop_assert_eq!(run_shaped(&mut instance, std::slice::from_ref(&frame), 1, true, 0, 0), vec![Fate::Forward(frame.clone())]);
         prop_assume!(instance.report().counter("right_packets") == Some(1));
-        // Changes a bit that the checksum covers, so that the checksum is wrong. UDP's header is left out,
-        // because a change there could clear the checksum or alter the length.
+        // A change of UDP's header could clear the checksum or alter the length, so change only covered bytes
+        // behind it.
         let from = ip.upper + if ip.protocol == 17 { 8 } else { 0 };
         prop_assume!(ip.end > from);
         let bit = bit.index((ip.end - from) * 8);

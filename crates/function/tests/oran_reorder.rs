@@ -1,5 +1,4 @@
-//! Compares `oran-reorder` with a reference in Rust: packets in any order, lost, duplicated and late; time
-//! limits; hostile packets.
+//! Compares `oran-reorder` with a reference in Rust, also for late, lost and hostile packets.
 
 #[path = "../examples/fronthaul/mod.rs"]
 #[allow(dead_code, reason = "the example uses the rest")]
@@ -14,7 +13,7 @@ use std::collections::BTreeMap;
 
 const EAXC: [u16; 2] = [0x0102, 7];
 const PRBS: u16 = 40;
-/// Half of the cycle after which slot numbers repeat. The cycle is 256 frames of 10 ms.
+/// Half of the cycle after which slot numbers repeat: 256 frames of 10 ms.
 const HALF_CYCLE_NS: u64 = 1_280_000_000;
 const LIMIT_NS: u64 = 1_000_000;
 const WINDOWS: u32 = 2;
@@ -114,8 +113,8 @@ impl Reference {
         }
     }
 
-    /// Compares the slots that the function and the reference delivered, from index `from` on, but at most
-    /// the last 64. A slot's samples are compared only if its window has not been reused since.
+    /// Compares the slots that the function and the reference delivered, from index `from` on, at most the
+    /// last 64. Skips samples of reused windows.
     fn compare(&self, instance: &Instance, from: usize) {
         for (n, expected) in
             self.delivered.iter().enumerate().skip(from.max(self.delivered.len().saturating_sub(64)))
@@ -203,7 +202,7 @@ fn packet() -> impl Strategy<Value = UPlane> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Compares the function with the reference for any sections, slots in any order, and any time steps.
+    /// Any sections, slots in any order, any time steps.
     #[test]
     fn any_packets(
         bursts in proptest::collection::vec((proptest::collection::vec(packet(), 0..12), 0..LIMIT_NS), 1..24),
@@ -217,8 +216,7 @@ proptest! {
         drive(if compressed { COMPRESSED } else { PLAIN }, &bursts);
     }
 
-    /// Compares the function with the reference for complete slots. Packets are out of order by a limited
-    /// distance, and some are lost or duplicated.
+    /// Complete slots, with packets out of order by a limited distance, lost or duplicated.
     #[test]
     fn slots_out_of_order(
         first in 0..5120u32,
@@ -254,8 +252,7 @@ proptest! {
         }
     }
 
-    /// Checks that packets with changed bytes, truncated to any length, are harmless: the function ends, and
-    /// changes no byte outside the packets.
+    /// Packets with changed bytes, truncated to any length, change no byte outside the packets.
     #[test]
     fn hostile_packets(
         packets in proptest::collection::vec((packet(), proptest::collection::vec((0..40usize, any::<u8>()), 0..4), any::<prop::sample::Index>(), any::<bool>()), 1..20),
@@ -296,8 +293,8 @@ fn tick_delivers_a_slot_after_its_time_limit() {
     assert_eq!((slot.received(0, 0), slot.received(0, 1), slot.received(0, 2)), (40, 10, 0));
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + 5);
     assert_eq!(instance.report().counter("late_packets"), Some(5));
-    // Send the packets again, first exactly half a cycle after the slot's delivery and then 1 ns later. The
-    // first are late. The others belong to a new slot, because slot numbers repeat after a cycle.
+    // Send the packets again exactly half a cycle after the slot's delivery, when they are late, and 1 ns
+    // later, when they belong to a new slot.
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + HALF_CYCLE_NS);
     assert_eq!(instance.report().counter("late_packets"), Some(10));
     run_shaped(&mut instance, &frames, 5, true, 0, 1001 + LIMIT_NS + HALF_CYCLE_NS);
@@ -353,8 +350,7 @@ fn the_example_computes_the_power_of_symbols() {
         .arg(here.join("../../examples/functions/oran_power.cu"))
         .status();
     assert!(compiled.expect("the compiler that built this crate").success());
-    // SAFETY: compiled above from a source that declares the symbol with this type, and the output region is
-    // complete.
+    // SAFETY: the source declares the symbol with this type, and the output region is complete.
     let power = |output: &[u8], n: u64| unsafe {
         let library = libloading::Library::new(&object).expect("loads");
         let power =

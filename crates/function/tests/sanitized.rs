@@ -1,5 +1,5 @@
 //! Builds the built-in functions with AddressSanitizer and UndefinedBehaviorSanitizer, and runs them on
-//! hostile frames. Each frame is an allocation of exactly its length.
+//! hostile frames.
 
 #[path = "harness/dissect.rs"]
 mod dissect;

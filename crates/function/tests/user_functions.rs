@@ -1,5 +1,4 @@
-//! Tests of packet functions that users write: compares the examples with references on the CPU, and checks
-//! the cache of compiled functions and the error messages.
+//! Tests of packet functions that users write, of the cache of compiled functions, and of error messages.
 
 mod harness;
 
@@ -8,14 +7,14 @@ use inlane_function::{Error, PacketFunction};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// A lock that tests hold while they set environment variables, because these belong to the whole process.
+/// Tests hold this lock while they set environment variables, which belong to the whole process.
 static ENVIRONMENT: Mutex<()> = Mutex::new(());
 
-/// Runs a test with an empty cache of its own. Passes it the cache's directory.
+/// Runs a test with an empty cache of its own, whose directory the test receives.
 fn with_cache<T>(what: impl FnOnce(&Path) -> T) -> T {
     let _turn = ENVIRONMENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let cache = tempfile::tempdir().expect("a temporary directory");
-    // SAFETY: all tests in this process hold the lock, so no other thread uses the environment.
+    // SAFETY: all tests in this process hold the lock while they use the environment.
     unsafe { std::env::set_var("INLANE_CACHE", cache.path()) };
     what(cache.path())
 }
@@ -148,8 +147,7 @@ fn compiled_functions_are_cached() {
         assert_eq!(first.len(), 1, "one object and no temporary file: {first:?}");
         load();
         assert_eq!(stored(), first, "the second load used the cache");
-        // A cached object must not be loaded if it is incomplete or if other users can write it. It is
-        // compiled again.
+        // A cached object that is incomplete, or that other users can write, is compiled again.
         let object = &first[0].0;
         let bytes = std::fs::read(object).expect("readable");
         std::fs::write(object, &bytes[..bytes.len() - 1]).expect("writable");
@@ -165,8 +163,7 @@ fn compiled_functions_are_cached() {
     });
 }
 
-/// Parsing a user's function and reading its name, description and source do not run the compiler. Callers
-/// rely on that: they drop privileges before they load the function.
+/// Callers drop privileges before they load the function. Until then, the compiler must not run.
 #[test]
 fn the_compiler_does_not_run_before_the_function_is_loaded() {
     use std::os::unix::fs::PermissionsExt;

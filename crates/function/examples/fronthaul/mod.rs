@@ -10,7 +10,7 @@ pub struct Carrier {
     pub prbs: u16,
     /// The number of slots per subframe: 1, 2, 4 or 8, for subcarriers of 15, 30, 60 or 120 kHz.
     pub slots_per_subframe: u32,
-    /// The size of a PRB in bytes: 48 for 16-bit I and Q, 28 for block floating point with 9 bits.
+    /// Bytes of a PRB: 48 for 16-bit I and Q, 28 for block floating point with 9 bits.
     pub prb_bytes: usize,
     /// The value of udCompHdr, if sections carry it.
     pub header: Option<u8>,
@@ -57,8 +57,8 @@ pub struct UPlane {
     pub sections: Vec<Section>,
 }
 
-/// Returns test samples for a PRB. They depend only on the arguments, so a check can compute them again. No
-/// byte is zero, so samples differ from the zeros of a missing PRB.
+/// Returns test samples for a PRB, which depend only on the arguments. No byte is zero, unlike in a missing
+/// PRB.
 pub fn samples(carrier: &Carrier, slot: u32, stream: usize, symbol: u8, prb: u16) -> Vec<u8> {
     let seed = slot.wrapping_mul(1_000_003) + stream as u32 * 10_007 + symbol as u32 * 331 + prb as u32;
     (0..carrier.prb_bytes as u32)
@@ -116,8 +116,7 @@ pub fn whole(carrier: &Carrier, slot: u32, prbs_per_packet: u16) -> Vec<UPlane> 
     packets
 }
 
-/// Returns a capture file in classic pcap format with nanosecond times. `frames` holds each frame with its
-/// time.
+/// Returns a classic pcap file with nanosecond times. `frames` holds each frame with its time.
 pub fn pcap(frames: &[(u64, Vec<u8>)]) -> Vec<u8> {
     let mut file = Vec::new();
     for word in [0xa1b2_3c4du32, 4 << 16 | 2, 0, 0, 65535, 1] {

@@ -1,5 +1,5 @@
-//! The built-in packet functions. build.rs compiles their sources in `functions/` into this crate. This
-//! module says what each one does, how its settings are written, and what it reports.
+//! The built-in packet functions: what each does, its settings and its report. build.rs compiles their
+//! sources in `functions/` into this crate.
 
 mod flows;
 mod oran;
@@ -34,8 +34,7 @@ pub struct Builtin {
     pub name: &'static str,
     /// A description of the function in one line.
     pub about: &'static str,
-    /// The syntax of the function's settings, which follow its name and a colon on the command line. Empty if
-    /// it has no settings.
+    /// The syntax of the function's settings, which follow its name and a colon. Empty if it has none.
     pub syntax: &'static str,
     /// An example for the command line.
     pub example: &'static str,
@@ -43,8 +42,7 @@ pub struct Builtin {
     pub(crate) settings: fn(&str) -> Result<Vec<u8>, String>,
     /// Makes the report from the state after a run and the text of the settings.
     pub(crate) report: fn(&[u8], &str) -> FunctionReport,
-    /// Returns C++ assertions for the layout of the function's state. Returns an empty text if no Rust code
-    /// accesses the state.
+    /// Returns C++ assertions for the layout of the function's state. Empty if no Rust code accesses it.
     pub(crate) layout: fn() -> String,
 }
 
@@ -166,8 +164,7 @@ impl Builtin {
         BUILT.iter().find(|built| built.symbol == symbol).expect("a test shows that every name has a source")
     }
 
-    /// Returns the function's compiled code for the CPU that this program runs on: the AVX2 build if the CPU
-    /// supports it.
+    /// Returns the function's code for this CPU: the AVX2 build if the CPU supports it.
     pub(crate) fn entry(&self) -> *const FunctionEntry {
         let built = self.built();
         if has_avx2() { built.avx2 } else { built.any }
@@ -197,8 +194,7 @@ mod tests {
     use super::*;
     use inlane_core::ring::layout::{Descriptor, PacketVerdict};
 
-    /// Compiles each function's source with the layout assertions. They check that each shared field has the
-    /// same offset and size in C++ and in Rust.
+    /// Compiles each function's source with assertions that C++ and Rust lay out the shared fields alike.
     #[test]
     fn rust_and_cpp_lay_out_shared_structs_alike() {
         use std::io::Write;
@@ -223,8 +219,7 @@ mod tests {
             let (source, layout) = (function.source(), function.layout_assertions());
             let output = compile(&format!("{source}\n{layout}"));
             assert!(output.status.success(), "{}: {}", builtin.name, String::from_utf8_lossy(&output.stderr));
-            // Checks the assertions themselves: with a wrong size for the first field, the text must not
-            // compile.
+            // With a wrong size for the first field, the assertions must not compile.
             let wrong = layout.replacen("sizeof(inlane_info::abi) == 4", "sizeof(inlane_info::abi) == 8", 1);
             assert_ne!(wrong, layout);
             assert!(!compile(&format!("{source}\n{wrong}")).status.success(), "a wrong layout compiled");
@@ -252,8 +247,7 @@ mod tests {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (seed >> 16) as u8
         };
-        // Makes a frame of random bytes and random length. Most frames get the fixed fields of Ethernet, IPv4
-        // and UDP to port 53, so that they are parsed as such.
+        // Makes a random frame. Most frames get the fixed fields of Ethernet, IPv4 and UDP to port 53.
         let frame = |random: &mut dyn FnMut() -> u8| {
             let mut frame: Vec<u8> = (0..12 + random() as usize % 90).map(|_| random()).collect();
             for (at, byte) in

@@ -1,5 +1,5 @@
-//! Reads the settings and the output region of `oran-reorder`. Its packet processing is in
-//! `functions/oran_reorder.cu`, and its output region is described in `include/inlane_oran.h`.
+//! Reads the settings and the output region of `oran-reorder`. `functions/oran_reorder.cu` processes packets,
+//! and `include/inlane_oran.h` describes the output region.
 //!
 //! ```text
 //! oran-reorder[:KEY=VALUE,...]
@@ -54,8 +54,7 @@ struct State {
     next_record: u64,
 }
 
-/// What the output region records about a radio slot that `oran-reorder` has delivered, complete or not. The
-/// C++ header calls this struct `oran_record`.
+/// The record of a delivered slot in the output region: `oran_record` in the C++ header.
 #[repr(C)]
 struct Record {
     sequence: u64,
@@ -120,11 +119,11 @@ pub struct OranSlot<'a> {
     record: &'a [u8],
 }
 
-/// Returns the `n`th delivered slot, counted from 0. Returns `None` if it has not been delivered yet, or is
-/// not among the last 64.
+/// Returns the `n`th delivered slot, counted from 0. Returns `None` if it is not among the last 64 delivered
+/// slots.
 ///
-/// The slot's data stays valid until its memory is reused. Radio slots whose numbers differ by a multiple of
-/// the setting `windows` share memory, so the first packet of a later one overwrites the data.
+/// Slots whose numbers differ by a multiple of the setting `windows` share memory, so the first packet of a
+/// later one overwrites the data.
 pub fn oran_slot(output: &[u8], n: u64) -> Option<OranSlot<'_>> {
     let at = (n % RECORDS as u64) as usize * size_of::<Record>();
     let record = output.get(at..at + size_of::<Record>())?;
@@ -168,7 +167,7 @@ impl<'a> OranSlot<'a> {
         u32_at(self.output, counts + 4 * (stream * SYMBOLS + symbol))
     }
 
-    /// Returns the first `prbs` PRBs of a symbol, one after the other. PRBs that did not arrive are zero.
+    /// Returns the first `prbs` PRBs of a symbol in order. PRBs that did not arrive are zero.
     ///
     /// # Panics
     /// If the output region does not hold that many.
@@ -278,27 +277,24 @@ impl Settings {
         Ok(())
     }
 
-    /// Returns the size of a PRB in bytes: twelve subcarriers of I and Q, and the exponent of block floating
-    /// point.
+    /// Returns the size of a PRB in bytes: twelve I and Q, and any exponent of block floating point.
     fn prb_bytes(&self) -> usize {
         (12 * 2 * self.bits as usize).div_ceil(8) + self.block_floating_point as usize
     }
 
-    /// Returns the distance in bytes from one symbol's data to the next symbol's. `symbol_bytes` of
-    /// `oran_reorder.cu` computes the same.
+    /// Returns the bytes from one symbol's data to the next one's. `oran_reorder.cu` computes the same.
     fn symbol_bytes(&self) -> usize {
         (self.prbs as usize * self.prb_bytes()).next_multiple_of(128)
     }
 
-    /// Returns the value of udCompHdr: the width of I and Q in the high four bits, where 0 stands for 16, and
-    /// the compression method in the low four.
+    /// Returns the value of udCompHdr: the width of I and Q in the high four bits (0 for 16), the compression
+    /// method in the low four.
     fn compression(&self) -> u32 {
         (self.bits % 16) << 4 | self.block_floating_point as u32
     }
 }
 
-/// Parses the settings of `oran-reorder`, and returns them as the first bytes of the function's state, which
-/// the counters follow.
+/// Parses the settings of `oran-reorder`. Returns the first bytes of the state; the counters follow.
 pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     let settings = Settings::parse(text)?;
     let mut eaxc = settings.eaxc.clone();

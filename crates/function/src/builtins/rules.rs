@@ -1,5 +1,5 @@
-//! Converts the settings of `drop-rule` to the rules that `functions/drop_rule.cu` applies. After a run,
-//! reads the rules' counts from the state.
+//! Converts the settings of `drop-rule` to the rules of `functions/drop_rule.cu`, and reads their counts
+//! after a run.
 //!
 //! ```text
 //! drop-rule:RULE[,RULE...]      RULE = MATCH[@PORT]: matching packets are dropped, or sent to port PORT
@@ -15,7 +15,7 @@ use std::net::IpAddr;
 /// The most rules that the settings of `drop-rule` can contain.
 const MOST: usize = 32;
 
-// Bits of `Rule::checks`. Each bit says that the rule checks this field of a packet.
+// Bits of `Rule::checks`: the fields of a packet that the rule checks.
 const TYPE: u32 = 1;
 const VERSION: u32 = 2;
 const PROTOCOL: u32 = 4;
@@ -49,8 +49,7 @@ struct State {
     hits: [u64; MOST],
 }
 
-/// Returns C++ text that asserts that the C++ structs of `drop-rule`, its state and its rules, have the
-/// layout of the Rust structs.
+/// Returns C++ assertions that the C++ structs of `drop-rule` have the layout of the Rust structs.
 pub(super) fn layout() -> String {
     let rule = struct_layout!(Rule as "rule" {
         checks, ether_type as "type", version, protocol, first_port, last_port, verdict, reserved, net, mask
@@ -58,7 +57,7 @@ pub(super) fn layout() -> String {
     rule + &struct_layout!(State as "drop_rule" { count, reserved, rules, hits })
 }
 
-/// Converts the settings to the beginning of the state: the number of rules, and the rules that are used.
+/// Converts the settings to the beginning of the state: the number of rules, and the rules.
 pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     if text.is_empty() {
         return Err(

@@ -26,7 +26,7 @@ pub(super) struct Compiler {
 }
 
 impl Compiler {
-    /// Finds the compiler: the program named by `CXX`, otherwise the first of c++, g++ and clang++ that runs.
+    /// Finds the compiler: the program named by `CXX`, else the first of c++, g++ and clang++ that runs.
     pub fn find() -> Result<Self> {
         let set = std::env::var_os("CXX").filter(|set| !set.is_empty());
         let candidates: Vec<PathBuf> = match set {
@@ -52,8 +52,8 @@ impl Compiler {
         })
     }
 
-    /// Returns the translation unit for a user's source: the header, the source under its own file name and
-    /// line numbers, and assertions that the shared structs have the layout that this build expects.
+    /// Returns the translation unit for a user's source: the header, the source with its own file name and
+    /// lines, and assertions on the layout of the shared structs.
     pub fn unit(&self, file: &str, source: &str) -> String {
         format!(
             "#include <inlane.h>\n#line 1 \"{}\"\n{source}\n#line 1 \"inlane layout\"\n{}",
@@ -62,8 +62,8 @@ impl Compiler {
         )
     }
 
-    /// Returns the cache key of the compiled code, made of everything that the code depends on: the compiler
-    /// and its flags, the processor, the headers and the source.
+    /// Returns the cache key of the compiled code: the compiler and its flags, the processor, the headers and
+    /// the source.
     pub fn key(&self, unit: &str) -> Vec<u8> {
         let (path, processor) = (self.path.to_string_lossy(), processor());
         let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
@@ -71,8 +71,8 @@ impl Compiler {
         code_cache::key(fixed.into_iter().chain(FLAGS).chain(headers))
     }
 
-    /// Compiles `unit` into the shared object `to`. While the compiler runs, inlane's headers are in a
-    /// temporary directory beside `to`.
+    /// Compiles `unit` into the shared object `to`. Puts inlane's headers into a temporary directory beside
+    /// `to`.
     pub fn compile(&self, file: &str, unit: &str, to: &Path) -> Result<()> {
         let failed = |error: std::io::Error| Error::Environment {
             what: format!("compiling {file} with {}", self.path.display()),
@@ -96,8 +96,7 @@ impl Compiler {
             .spawn()
             .map_err(failed)?;
         let mut input = child.stdin.take().expect("stdin is piped");
-        // If the compiler fails early, it closes its input and this write fails. That is ignored, because the
-        // compiler's own messages say what is wrong.
+        // This write fails if the compiler fails early. Its own messages say what is wrong.
         let _ = input.write_all(unit.as_bytes());
         drop(input);
         let output = child.wait_with_output().map_err(failed)?;
@@ -113,8 +112,8 @@ impl Compiler {
     }
 }
 
-/// Describes the processor that `-march=native` compiles for. It is part of the key, because machines with
-/// different processors may share a cache directory.
+/// Describes the processor that `-march=native` compiles for. Machines with different processors may share a
+/// cache.
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();

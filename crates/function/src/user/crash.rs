@@ -1,7 +1,4 @@
-//! Names the packet function if the process crashes in compiled code of the user.
-//!
-//! The function runs with the rights of the process and may access any memory. Without this handler, a wrong
-//! access would end the process with the shell's bare "Segmentation fault".
+//! Names the packet function if the process crashes in the user's compiled code, which may access any memory.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -19,8 +16,8 @@ static LENGTH: AtomicUsize = AtomicUsize::new(0);
 static FORMER: [AtomicPtr<libc::sigaction>; SIGNALS.len()] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; SIGNALS.len()];
 
-/// Installs signal handlers that, if the process crashes, print a message that names the function's `file`.
-/// The process still ends by the signal. Only the first call has an effect.
+/// Installs signal handlers that print a message with the function's `file` if the process crashes. The
+/// process still ends by the signal. Only the first call has an effect.
 pub(super) fn explain(file: &str) {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
@@ -36,11 +33,9 @@ pub(super) fn explain(file: &str) {
             // SAFETY: an all-zero sigaction is valid.
             let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
             action.sa_sigaction = handler as extern "C" fn(c_int) as libc::sighandler_t;
-            // Runs the handler on the alternate signal stack, because after a stack overflow the thread's own
-            // stack has no room.
+            // After a stack overflow, the thread's own stack has no room for the handler.
             action.sa_flags = libc::SA_ONSTACK;
-            // SAFETY: both structures live through the calls. The first call writes `before`. The handler is
-            // installed only after the pointer was stored.
+            // SAFETY: both structures outlive the calls. `before` is written before it is read.
             unsafe {
                 if libc::sigaction(signal, std::ptr::null(), before.as_mut_ptr()) == 0 {
                     former.store(Box::leak(Box::new(before.assume_init())), Ordering::Release);
@@ -51,14 +46,13 @@ pub(super) fn explain(file: &str) {
     });
 }
 
-/// Writes the message and restores the signal's former action. When the handler returns, the faulting
-/// instruction runs again and raises the signal again, which then takes that action. Calls only
-/// async-signal-safe functions.
+/// Writes the message and restores the signal's former action. The faulting instruction then raises the
+/// signal again. Calls only async-signal-safe functions.
 extern "C" fn handler(signal: c_int) {
     let (message, length) = (MESSAGE.load(Ordering::Acquire), LENGTH.load(Ordering::Relaxed));
     let former =
         SIGNALS.iter().position(|&one| one == signal).map(|index| FORMER[index].load(Ordering::Acquire));
-    // SAFETY: the message is never freed. The former action was stored before this handler was installed.
+    // SAFETY: the message is never freed. The former action was stored before this handler.
     unsafe {
         libc::write(libc::STDERR_FILENO, message.cast(), length);
         libc::sigaction(signal, former.unwrap_or(std::ptr::null_mut()), std::ptr::null_mut());

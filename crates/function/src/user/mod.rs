@@ -1,11 +1,10 @@
-//! Packet functions that the user wrote: a `.cu` file named on the command line, compiled for the CPU when it
-//! first runs there.
+//! Packet functions that the user wrote: a `.cu` file named on the command line, compiled when it first runs
+//! on the CPU.
 //!
 //! # Privileges
 //!
-//! The code is trusted: it runs in this process with all rights of the process. Reading the file, which
-//! [`UserFunction::read`] does, runs nothing. [`UserFunction::load`] runs the compiler (`CXX`) and loads the
-//! result, so callers drop privileges before it.
+//! The code runs with all rights of the process. [`UserFunction::read`] runs nothing. [`UserFunction::load`]
+//! runs the compiler (`CXX`) and loads the result, so callers drop privileges before it.
 
 mod compiler;
 mod crash;
@@ -33,7 +32,7 @@ struct LoadedCode {
     _library: Library,
 }
 
-// SAFETY: the entry is a constant in the library, which stays loaded as long as this value lives.
+// SAFETY: the entry is a constant in the library, which stays loaded while this value lives.
 unsafe impl Send for LoadedCode {}
 
 /// Splits `FILE.cu[:NAME[:PARAMETERS]]` into its three parts. Returns `None` if `text` names no source file.
@@ -52,8 +51,7 @@ pub(crate) fn split(text: &str) -> Option<(&str, &str, &str)> {
 }
 
 impl UserFunction {
-    /// Reads the file and finds the function called `name`. An empty name stands for the only function in the
-    /// file.
+    /// Reads the file and finds the function `name`. An empty name stands for the file's only function.
     pub fn read(path: &Path, name: &str) -> Result<Self> {
         let wrong = |why: String| Error::File { path: path.into(), why };
         let source = std::fs::read_to_string(path).map_err(|error| match error.kind() {
@@ -87,8 +85,7 @@ impl UserFunction {
         Ok(Self { symbol, file: path.display().to_string(), source, code: Mutex::new(None) })
     }
 
-    /// Returns the function's code for this CPU. The first call compiles it, or takes it from the cache, and
-    /// loads it.
+    /// Returns the function's code for this CPU. The first call compiles it or takes it from the cache.
     pub fn load(&self) -> Result<*const FunctionEntry> {
         let mut code = self.code.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(loaded) = &*code {
@@ -99,8 +96,8 @@ impl UserFunction {
         let unit = compiler.unit(&self.file, &self.source);
         let library = library(&compiler.key(&unit), |to| compiler.compile(&self.file, &unit, to))?;
         let symbol = format!("inlane_function_{}\0", self.symbol);
-        // SAFETY: INLANE_FUNCTION defines a symbol of this name as an inlane_entry. Its version is checked
-        // before other fields are used.
+        // SAFETY: INLANE_FUNCTION defines this symbol as an inlane_entry. Its version is checked before other
+        // fields are used.
         let entry = unsafe { library.get::<*const FunctionEntry>(symbol.as_bytes()).map(|symbol| *symbol) }
             .map_err(|error| {
             failed(format!("compiled, but its function is missing from the result: {error}"))
@@ -118,15 +115,15 @@ impl UserFunction {
     }
 }
 
-/// Loads the shared object that the cache holds for `key`. If there is none, `compile` writes it to the given
-/// path first. Without a usable cache, the object is compiled into a temporary directory and not kept.
+/// Loads the cached shared object for `key`. If there is none, `compile` first writes it to the given path.
+/// Without a usable cache, the object goes into a temporary directory.
 fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Library> {
     let failed = |path: &Path, error: &dyn std::fmt::Display| Error::Environment {
         what: format!("compiled packet function {}", path.display()),
         why: format!("{error}; set INLANE_CACHE to a directory of your own on a file system without noexec"),
     };
     let open = |path: &Path| {
-        // SAFETY: the object holds the user's own code, which is trusted. Only this user can write the file.
+        // SAFETY: the object holds the user's own code, which is trusted.
         unsafe { Library::new(path) }.map_err(|error| failed(path, &error))
     };
     let cache = CodeCache::open("functions").unwrap_or_else(|error| {
@@ -148,8 +145,7 @@ fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Libr
     let entry = cache.insert(key);
     compile(entry.path())?;
     let path = entry.commit().map_err(|error| failed(cache.directory(), &error))?;
-    // Load the object before this function returns, because a temporary cache then removes its files. A
-    // loaded object no longer needs its file.
+    // A temporary cache removes its files when this function returns. A loaded object needs no file.
     open(&path)
 }
 
@@ -182,8 +178,8 @@ fn without_comments(source: &str) -> String {
     code + rest
 }
 
-/// Converts parameters such as `1,0x20,3` to the bytes at the beginning of a packet function's state: 64-bit
-/// numbers in native byte order.
+/// Converts parameters such as `1,0x20,3` to the first bytes of a function's state: 64-bit numbers in native
+/// byte order.
 pub(crate) fn parameters(text: &str) -> Result<Vec<u8>, String> {
     if text.is_empty() {
         return Ok(Vec::new());

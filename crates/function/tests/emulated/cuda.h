@@ -1,11 +1,10 @@
-// Emulates a block of GPU threads on one CPU thread, with the parts of CUDA that inlane's headers use. Tests
-// run device code with it without a GPU.
+// Emulates a block of GPU threads on one CPU thread, with the parts of CUDA that inlane's headers use.
 //
 // Each GPU thread is a fiber. Fibers switch at random, depending on a seed, at barriers, atomics and fences.
-// Each block is a copy of the shared object that contains this header, and a CPU thread of its own runs it.
-// Blocks share the function's state.
+// Each block is a copy of the shared object that contains this header, on its own CPU thread. Blocks share
+// the function's state.
 //
-// Weak memory order, coalescing and timing are not emulated. If a barrier is not reached by all threads, the
+// Weak memory order, coalescing and timing are not emulated. If some threads do not reach a barrier, the
 // program ends with a message.
 #include <stdint.h>
 #include <stdio.h>
@@ -59,7 +58,7 @@ static bool can_run(const fiber &one) {
     return !one.done && (one.waits == nullptr || one.waits->generation != one.generation);
 }
 
-// Switches to a fiber that can run, or ends the block if all are done.
+// Switches to a fiber that can run, or ends the block if all fibers are done.
 static void switch_away() {
     unsigned from = current, first = chance() % threads;
     for (unsigned i = 0; i < threads; i++) {
@@ -84,8 +83,7 @@ static void turn() {
     if (what < 16) switch_away();
 }
 
-// Blocks the calling fiber until `members` fibers have arrived at the barrier. Returns true if any of them
-// gave a `value` other than 0.
+// Blocks the calling fiber until `members` fibers have arrived. Returns true if any `value` is not 0.
 static int wait_at(barrier &at, unsigned members, int value) {
     at.any |= value;
     if (++at.arrived == members) {

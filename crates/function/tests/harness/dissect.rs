@@ -1,15 +1,14 @@
-//! Dissects frames for the reference implementations, and generates frames for tests. The dissector is
-//! written from the RFCs.
+//! Dissects frames for the reference implementations, from the RFCs, and generates frames for tests.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use proptest::prelude::*;
 use std::net::IpAddr;
 
-/// The number of bytes at a frame's front in which functions look for headers.
+/// The bytes at a frame's front in which functions look for headers.
 const HEAD: usize = 96;
 
-/// An IP header, with offsets in bytes from the frame's beginning.
+/// An IP header. Offsets are in bytes from the frame's beginning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ip {
     pub version: u8,
@@ -34,7 +33,7 @@ pub fn ether_type(frame: &[u8]) -> (u16, usize) {
     (word(head, at).unwrap_or(0), at + 2)
 }
 
-/// Returns the IP header of a frame. Returns `None` if there is no valid one in the first [`HEAD`] bytes.
+/// Returns the IP header of a frame, or `None` if the first [`HEAD`] bytes hold no valid one.
 pub fn ip(frame: &[u8]) -> Option<Ip> {
     let head = &frame[..frame.len().min(HEAD)];
     match ether_type(frame) {
@@ -115,8 +114,8 @@ pub fn ones_sum(parts: &[&[u8]]) -> u16 {
     sum
 }
 
-/// Generates valid frames: Ethernet, up to two tags, IPv4 with options or IPv6 with extension headers, and
-/// TCP, UDP or ICMP, with correct checksums. Some have padding at the end.
+/// Generates valid frames: Ethernet, up to two tags, IPv4 or IPv6 with options or extension headers, and TCP,
+/// UDP or ICMP. Some have padding at the end.
 pub fn well_formed() -> impl Strategy<Value = Vec<u8>> {
     let tags = proptest::collection::vec((prop_oneof![Just(0x8100u16), Just(0x88a8)], any::<u16>()), 0..=2);
     let payload = proptest::collection::vec(any::<u8>(), 0..200);
@@ -127,7 +126,7 @@ pub fn well_formed() -> impl Strategy<Value = Vec<u8>> {
                 frame.extend(kind.to_be_bytes());
                 frame.extend(tag.to_be_bytes());
             }
-            // Uses few addresses and ports, so that flows repeat.
+            // With few addresses and ports, flows repeat.
             let low = |byte: u8| byte % 3;
             let mut segment: Vec<u8> = match upper {
                 0 => [
@@ -139,7 +138,7 @@ pub fn well_formed() -> impl Strategy<Value = Vec<u8>> {
                 1 => [&[0, 53 + low(flows), 2, low(random[13])][..], &[0, 0, 0, 0]].concat(),
                 _ => [&[8, 0, 0, 0][..], &random[14..18]].concat(),
             };
-            // Set the data offset to 6 words, because the TCP header above has 4 + 12 + 8 = 24 bytes.
+            // The TCP header above has 24 bytes, so the data offset is 6 words.
             if upper == 0 {
                 segment[12] = 0x60;
             }
@@ -221,7 +220,7 @@ pub fn hostile() -> impl Strategy<Value = Vec<u8>> {
         (well_formed(), proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6));
     let changed = changed.prop_map(|(mut frame, changes)| {
         for (at, byte) in changes {
-            // Changes only the first 70 bytes, because the headers matter most.
+            // Changes only headers, which matter most.
             let at = at.index(frame.len().min(70));
             frame[at] = byte;
         }

@@ -1,5 +1,4 @@
-//! Runs packet functions on frames in bursts, as packets or as descriptors, and checks that no byte around a
-//! frame changes.
+//! Runs packet functions on bursts of frames, and checks that no byte around a frame changes.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -7,17 +6,16 @@ use inlane_core::packet::Packet;
 use inlane_core::ring::layout::{DROP, Descriptor, FORWARD, PacketVerdict, UNCHANGED, VERDICTS};
 use inlane_function::{Instance, PacketFunction};
 
-/// The number of guard bytes before each frame, and after it. A changed guard byte shows that a function
-/// wrote outside the frame.
+/// The guard bytes before and after each frame. A change shows that a function wrote outside the frame.
 const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xa5;
 
 /// What a packet function did with a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// The function forwarded the frame, which then had these bytes.
+    /// The function forwarded the frame with these bytes.
     Forward(Vec<u8>),
-    /// The function sent the frame to the port with this number. The bytes are those of the sent frame.
+    /// The function sent the frame, with these bytes, to the port with this number.
     Port(u32, Vec<u8>),
     /// The function dropped the frame.
     Drop,
@@ -28,9 +26,8 @@ pub fn instance(text: &str) -> Instance {
     PacketFunction::parse(text).expect(text).instance().expect(text)
 }
 
-/// Runs the instance's function on frames in bursts of `burst`, and returns what became of each frame.
-/// Passes the frames as packets (24 bytes each) or as descriptors (16 bytes). Each frame's address is a
-/// multiple of 64 plus `shift`. Checks that nothing outside the frames was written.
+/// Runs the instance's function on frames in bursts of `burst`. Returns what became of each frame. Passes
+/// packets (24 bytes each) or descriptors (16 bytes). Addresses are a multiple of 64 plus `shift`.
 pub fn run_shaped(
     instance: &mut Instance,
     frames: &[Vec<u8>],
@@ -55,7 +52,7 @@ pub fn run_shaped(
 }
 
 /// Passes frames to `run` in bursts, and checks them as [`run_shaped`] does. `run` processes one burst and
-/// returns `UNCHANGED` or `VERDICTS`, as a packet function does.
+/// returns `UNCHANGED` or `VERDICTS`.
 pub fn run_by(
     frames: &[Vec<u8>],
     burst: usize,
@@ -64,8 +61,7 @@ pub fn run_by(
 ) -> Vec<Fate> {
     let mut fates = Vec::new();
     for frames in frames.chunks(burst) {
-        // Each frame has its own allocation, so that a sanitizer finds accesses outside a frame. Without a
-        // sanitizer, the guard bytes show writes outside a frame.
+        // Each frame has its own allocation, so that a sanitizer finds accesses outside it.
         let mut buffers: Vec<Vec<u8>> = frames
             .iter()
             .map(|frame| {
@@ -125,7 +121,7 @@ fn start_of(buffer: &[u8], shift: usize) -> usize {
     (buffer.as_ptr() as usize + GUARD).next_multiple_of(64) + shift - buffer.as_ptr() as usize
 }
 
-/// Runs the instance's function on frames in bursts of 32 at aligned addresses, as an executor would.
+/// Runs the instance's function on frames in bursts of 32 at aligned addresses.
 pub fn run(instance: &mut Instance, frames: &[Vec<u8>]) -> Vec<Fate> {
     run_shaped(instance, frames, 32, true, 0, 0)
 }
