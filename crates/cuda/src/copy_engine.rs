@@ -9,14 +9,13 @@ use inlane_core::{CompletionMode, Location, Region};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A mover that copies with a GPU's DMA engines. It has one stream, and an event per copy.
+/// A mover that copies with a GPU's DMA engines, on one stream with an event per copy.
 ///
 /// ```text
 /// stream: | copy | event | copy | event | ...
 /// ```
 ///
-/// The driver decides which engine runs a stream's copies. Use two movers for two directions at the same
-/// time, because they then use two engines.
+/// For two directions at the same time, use two movers: they use two engines.
 pub struct CopyEngine {
     stream: Stream,
     pending: Pending,
@@ -42,7 +41,7 @@ impl CopyEngine {
         self.pending.set_timeout(timeout);
     }
 
-    /// Makes all copies that are submitted from now on wait for `event`. The GPU waits, not the CPU.
+    /// Makes later copies wait for `event`. The GPU waits, not the CPU.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -60,9 +59,8 @@ impl Mover for CopyEngine {
         let mine = Location::Gpu(self.stream.gpu().index());
         let gpu = |region: &Region| matches!(region.location(), Location::Gpu(_));
         let reachable = |region: &Region| gpu(region) || *region.location() == Location::Pinned;
-        // Accept copies between this GPU's memory and pinned host memory or the memory of any GPU. Without a
-        // direct path the driver stages the copy. Refuse host memory that is not pinned, because the driver
-        // call would block until the copy has run.
+        // The driver stages copies without a direct path. It blocks on host memory that is not pinned until
+        // the copy has run, so that memory is refused.
         reachable(source)
             && reachable(destination)
             && (*source.location() == mine || *destination.location() == mine)
@@ -76,8 +74,8 @@ impl Mover for CopyEngine {
             )
             .into());
         }
-        // SAFETY: `pending` keeps the regions alive until the copy has run. The trait's contract forbids
-        // access to them until then.
+        // SAFETY: `pending` keeps the regions until the copy has run. The trait's contract forbids access
+        // until then.
         unsafe { self.stream.copy(source, destination)? };
         self.pending.push(&self.stream, [source.clone(), destination.clone()])
     }
@@ -94,7 +92,7 @@ impl Mover for CopyEngine {
 
 impl Drop for CopyEngine {
     fn drop(&mut self) {
-        // Waits for the copies in flight, because their regions may be freed once this function returns.
+        // The regions of copies in flight may be freed once this function returns.
         if !self.pending.is_empty() {
             drain(&[&self.stream]);
         }

@@ -125,7 +125,7 @@ fn describe(index: u32, device: CUdevice) -> Result<DeviceInfo> {
     let mut name = [0u8; 128];
     let mut address = [0u8; 32];
     let mut memory = 0;
-    // SAFETY: the buffers have the lengths that are passed, and the driver terminates strings with 0.
+    // SAFETY: the buffers have the passed lengths, and the driver terminates strings with 0.
     unsafe {
         call!(label, cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device))?;
         call!(label, cuDeviceGetPCIBusId(address.as_mut_ptr().cast(), address.len() as i32, device))?;
@@ -167,7 +167,7 @@ fn sysfs(address: &str, file: &str) -> Option<String> {
 }
 
 fn link(address: &str) -> Option<Link> {
-    // Parses the first word of a text such as "32.0 GT/s PCIe". The text "Unknown" yields `None`.
+    // Parses the first word of a text such as "32.0 GT/s PCIe". "Unknown" yields `None`.
     let speed = |file| sysfs(address, file)?.split_whitespace().next()?.parse::<f64>().ok();
     let width = |file| sysfs(address, file)?.parse::<u32>().ok();
     Some(Link {
@@ -183,22 +183,22 @@ static OPENED: Mutex<Vec<Arc<Gpu>>> = Mutex::new(Vec::new());
 
 static ANY_ABANDONED: AtomicBool = AtomicBool::new(false);
 
-/// Returns true if a GPU of this process was abandoned ([`Gpu::abandon`]). End the process with `_exit` then,
-/// because exit handlers would wait for the GPU.
+/// Returns true if a GPU of this process was abandoned ([`Gpu::abandon`]). End the process with `_exit` then:
+/// exit handlers would wait for the GPU.
 pub fn any_abandoned() -> bool {
     ANY_ABANDONED.load(Ordering::Relaxed)
 }
 
-/// Abandons every GPU that this process has opened. Call it even if only one GPU hangs, because freeing
-/// pinned memory waits for all GPUs.
+/// Abandons every GPU of this process. Call it if one GPU hangs, because freeing pinned memory waits for all
+/// GPUs.
 pub fn abandon_all() {
     let opened = OPENED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     opened.iter().for_each(|gpu| gpu.abandon());
 }
 
-/// An open GPU. Streams, events, memory, modules and graphs belong to a GPU and keep it open.
+/// An open GPU. Streams, events, memory, modules and graphs keep it open.
 ///
-/// An open GPU uses the device's primary context, so other CUDA libraries in the process see the same memory.
+/// It uses the device's primary context, so other CUDA libraries in the process see the same memory.
 pub struct Gpu {
     info: DeviceInfo,
     device: CUdevice,
@@ -212,8 +212,7 @@ unsafe impl Send for Gpu {}
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
-    /// Opens `gpu:index`. The GPU stays open until the process ends, because creating a context takes tenths
-    /// of a second and most callers open the same GPU again.
+    /// Opens `gpu:index`. The GPU stays open until the process ends.
     ///
     /// # Errors
     /// If there is no driver, no such device, or no context, or if a GPU was abandoned in this process.
@@ -261,7 +260,6 @@ impl Gpu {
     }
 
     /// Makes the GPU's context current for the calling thread. Call it before you call the driver directly.
-    /// The functions of this crate do it themselves.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -295,9 +293,8 @@ impl Gpu {
         Ok(most as u32)
     }
 
-    /// Abandons the GPU because a kernel on it will never end. None of its memory and handles are freed from
-    /// now on, because freeing would wait for that kernel. The system frees everything when the process ends.
-    /// End the process soon, with `_exit`, which skips exit handlers.
+    /// Abandons the GPU because a kernel on it will never end. Its memory and handles are then not freed,
+    /// because that would wait for the kernel. End the process soon, with `_exit`, which skips exit handlers.
     pub fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
         ANY_ABANDONED.store(true, Ordering::Relaxed);
@@ -308,9 +305,8 @@ impl Gpu {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// Calls `free`, which releases a stream, memory or another object of this GPU. Makes the GPU's context
-    /// current before the call. Does nothing if the GPU was abandoned. Logs errors, because `drop` calls this
-    /// function and cannot return them.
+    /// Calls `free`, which releases an object of this GPU, with the GPU's context current. Does nothing if
+    /// the GPU was abandoned. Logs errors, because `drop` calls this function.
     pub(crate) fn release(&self, what: &str, free: impl FnOnce() -> Result<()>) {
         if self.is_abandoned() {
             return;
@@ -328,7 +324,7 @@ impl Gpu {
         Stream::new(self, false)
     }
 
-    /// Creates a stream of the highest priority: its waiting blocks are placed before those of other streams.
+    /// Creates a stream of the highest priority. Its waiting blocks are placed before those of other streams.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -346,8 +342,7 @@ impl fmt::Display for Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         self.release("a context", || {
-            // SAFETY: `open` retained the context once. Every object of the context holds an `Arc` of this
-            // value, so none is left when it is dropped.
+            // SAFETY: `open` retained the context once. Its objects keep this value, so none is left now.
             unsafe { call!(self, cuDevicePrimaryCtxRelease_v2(self.device)) }
         });
     }

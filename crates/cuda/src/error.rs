@@ -120,8 +120,8 @@ impl Error {
 }
 
 fn is_environment(code: u32) -> bool {
-    // The codes that mean that the machine is not ready: out of memory, stub library, device unavailable, no
-    // device, invalid device, not permitted, not supported, driver mismatch, compatibility mode unsupported.
+    // The machine is not ready: out of memory, stub library, device unavailable, no device, invalid device,
+    // not permitted, not supported, driver mismatch, compatibility mode unsupported.
     matches!(code, 2 | 34 | 46 | 100 | 101 | 800 | 801 | 803 | 804)
 }
 
@@ -131,8 +131,8 @@ impl From<Error> for inlane_core::Error {
     }
 }
 
-/// Converts the return code of a driver call to a result. `device` returns the name of the device for the
-/// error. It is called only after an error, because formatting costs time.
+/// Converts the return code of a driver call to a result. `device` names the device and is called only after
+/// an error.
 pub(crate) fn check(answer: CUresult, call: &'static str, device: impl FnOnce() -> String) -> Result<()> {
     match answer {
         CUresult::CUDA_SUCCESS => Ok(()),
@@ -144,8 +144,7 @@ pub(crate) fn check(answer: CUresult, call: &'static str, device: impl FnOnce() 
 fn describe(answer: CUresult, call: &'static str, device: String) -> Error {
     let text = |get: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
         let mut text = std::ptr::null();
-        // SAFETY: the driver answered, so it is loaded. `get` sets the pointer to a static string, or leaves
-        // it null.
+        // SAFETY: the driver is loaded. `get` sets the pointer to a static string, or leaves it null.
         unsafe {
             get(answer, &mut text);
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())

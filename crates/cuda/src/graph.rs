@@ -16,7 +16,7 @@ pub struct Graph {
     functions: Vec<Kernel>,
 }
 
-/// A node of a graph. Pass it to the graph that returned it, as a dependency of later nodes.
+/// A node of a graph, which later nodes of the same graph may depend on.
 #[derive(Clone, Copy)]
 pub struct Node(sys::CUgraphNode);
 
@@ -65,8 +65,7 @@ impl Graph {
         };
         let after = handles(after);
         let mut node = std::ptr::null_mut();
-        // SAFETY: the driver copies parameters and arguments. The caller promises that the nodes are of this
-        // graph.
+        // SAFETY: the driver copies parameters and arguments. The caller promises nodes of this graph.
         unsafe {
             call!(
                 self.gpu,
@@ -99,7 +98,7 @@ impl Graph {
         };
         let after = handles(after);
         let mut node = std::ptr::null_mut();
-        // SAFETY: the driver copies the parameters. The caller promises that the nodes are of this graph.
+        // SAFETY: the driver copies the parameters. The caller promises nodes of this graph.
         unsafe {
             call!(
                 self.gpu,
@@ -142,11 +141,11 @@ pub struct GraphExec {
     _functions: Vec<Kernel>,
 }
 
-// SAFETY: the driver requires that only one thread at a time uses the handle. The methods take `&mut self`.
+// SAFETY: only one thread at a time may use the handle, and the methods take `&mut self`.
 unsafe impl Send for GraphExec {}
 
 impl GraphExec {
-    /// Sends the graph to the GPU, so that the first launch is not slower than later ones.
+    /// Sends the graph to the GPU, so that the first launch is not slower.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -159,14 +158,14 @@ impl GraphExec {
     /// Queues one run of the graph.
     ///
     /// # Safety
-    /// The safety conditions of every node hold until this run has ended: see [`Graph::kernel`] and
-    /// [`Graph::memory_operations`].
+    /// The conditions of [`Graph::kernel`] and [`Graph::memory_operations`] hold for every node until this
+    /// run has ended.
     ///
     /// # Errors
     /// If the driver call fails, or earlier work on the GPU failed.
     pub unsafe fn launch(&mut self, stream: &Stream) -> Result<()> {
         self.gpu.make_current()?;
-        // SAFETY: both handles are valid. The caller promises that every node's safety conditions hold.
+        // SAFETY: both handles are valid. The caller promises every node's conditions.
         unsafe { call!(self.gpu, cuGraphLaunch(self.raw, stream.raw())) }
     }
 }

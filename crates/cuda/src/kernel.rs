@@ -40,8 +40,7 @@ impl Module {
         Ok(Arc::new(Self { gpu: gpu.clone(), raw }))
     }
 
-    /// Returns the kernel called `name`, which the source declares `extern "C"`. Loads it, so that its first
-    /// launch is not delayed.
+    /// Returns and loads the kernel `name`, which the source declares `extern "C"`.
     ///
     /// # Errors
     /// If the module has no kernel of that name.
@@ -56,13 +55,13 @@ impl Module {
                 cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr())
             )?
         };
-        // Loads the kernel now. With lazy loading, the driver would load it at its first launch.
-        // SAFETY: the handle is valid.
+        // With lazy loading, the driver would load the kernel at its first launch. SAFETY: the handle is
+        // valid.
         unsafe { call!(self.gpu, cuFuncLoad(raw))? };
         Ok(Kernel { module: self.clone(), raw, name: name.into() })
     }
 
-    /// Returns the memory of the variable called `name`, which the source declares `extern "C"`.
+    /// Returns the memory of the variable `name`, which the source declares `extern "C"`.
     ///
     /// # Errors
     /// If the module has no variable of that name.
@@ -109,8 +108,8 @@ unsafe impl Send for Kernel {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Kernel {}
 
-/// The shape of a kernel launch: how many blocks and threads, how much shared memory, and whether all blocks
-/// must be resident at once.
+/// The shape of a kernel launch: blocks, threads, shared memory, and whether all blocks must be resident at
+/// once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchConfig {
     /// The number of blocks.
@@ -119,13 +118,12 @@ pub struct LaunchConfig {
     pub threads: u32,
     /// The bytes of dynamic shared memory per block.
     pub shared_bytes: u32,
-    /// If true, the launch fails unless all blocks are resident at once. Needed if blocks wait for each other
-    /// or for the host.
+    /// If true, the launch fails unless all blocks are resident at once. Set it if blocks wait for each other
+    /// or the host.
     pub cooperative: bool,
 }
 
-/// The arguments of a launch: [`Arguments`], or an array of results of [`argument`]. The driver copies the
-/// values during the launch.
+/// The arguments of a launch: [`Arguments`], or an array of results of [`argument`].
 pub trait KernelArguments<const N: usize> {
     /// Returns the address of each argument's value. The values must stay valid during the launch.
     fn pointers(&self) -> [*const c_void; N];
@@ -137,14 +135,13 @@ pub struct Arguments<const N: usize>(pub [u64; N]);
 
 impl<const N: usize> KernelArguments<N> for Arguments<N> {
     fn pointers(&self) -> [*const c_void; N] {
-        // A parameter of 4 bytes gets the low half of its 8-byte argument: the driver reads from the first
-        // byte, and all supported hosts are little-endian.
+        // For a parameter of 4 bytes, the driver reads the low half of its 8-byte argument, because all
+        // supported hosts are little-endian.
         self.0.each_ref().map(argument)
     }
 }
 
-/// Returns the address of a kernel argument, which is a number or a `repr(C)` struct that the kernel takes by
-/// value.
+/// Returns the address of a kernel argument: a number, or a `repr(C)` struct.
 pub fn argument<T: Copy>(value: &T) -> *const c_void {
     std::ptr::from_ref(value).cast()
 }
@@ -181,7 +178,7 @@ impl Kernel {
         Ok(value as u32)
     }
 
-    /// Returns how many blocks of this size the whole GPU can run at the same time.
+    /// Returns how many blocks of this size the whole GPU can run at once.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -204,7 +201,7 @@ impl Kernel {
         Ok(blocks as u32 * gpu.info().multiprocessors)
     }
 
-    /// Returns the bytes of shared memory per block that the kernel declares, without the dynamic part.
+    /// Returns the bytes of shared memory per block that the kernel declares.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -212,9 +209,8 @@ impl Kernel {
         self.attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
     }
 
-    /// Allows launches with up to `bytes` bytes of dynamic shared memory. Without this call the limit is 48
-    /// KiB, including the shared memory that the kernel declares. With it, the limit is
-    /// [`Gpu::max_shared_bytes_per_block`].
+    /// Allows launches with up to `bytes` bytes of dynamic shared memory, at most
+    /// [`Gpu::max_shared_bytes_per_block`]. Without this call, the limit of all shared memory is 48 KiB.
     ///
     /// # Errors
     /// If `bytes` is too much, or the driver call fails.
@@ -231,8 +227,8 @@ impl Kernel {
     /// Queues a launch on `stream`.
     ///
     /// # Safety
-    /// The arguments have the number, types and order that the kernel declares. Memory that they refer to
-    /// stays valid until the kernel has run, and the kernel's accesses to it do not race with others.
+    /// The arguments have the number, types and order that the kernel declares. Until the kernel has run,
+    /// their memory stays valid and nothing else accesses what the kernel writes.
     ///
     /// # Errors
     /// If the GPU cannot run this shape, or an earlier kernel failed.
@@ -245,8 +241,7 @@ impl Kernel {
         let gpu = &self.module.gpu;
         gpu.make_current()?;
         let mut pointers = arguments.pointers().map(<*const c_void>::cast_mut);
-        // SAFETY: the driver copies the arguments before it returns. The caller promises that they fit the
-        // kernel.
+        // SAFETY: the driver copies the arguments. The caller promises that they fit the kernel.
         unsafe {
             if shape.cooperative {
                 call!(

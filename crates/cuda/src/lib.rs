@@ -1,22 +1,19 @@
 //! NVIDIA GPUs through the CUDA driver API: memory, streams, events, graphs, kernels and copy engines.
 //!
 //! The driver (`libcuda.so.1`) and the run-time compiler (`libnvrtc.so`) are loaded when they are first
-//! needed. So one program runs on machines with and without a GPU. Without one, [`devices`] returns an
-//! [`Error`].
+//! needed. Without a GPU, [`devices`] returns an [`Error`].
 //!
 //! * [`Gpu`]: an open device: its primary context, properties, and memory as core
 //!   [`Region`](inlane_core::Region)s.
-//! * [`Stream`], [`Event`], [`Graph`]: the order of work. All streams are non-blocking, because a blocking
-//!   one would wait on the legacy default stream for persistent kernels.
+//! * [`Stream`], [`Event`], [`Graph`]: the order of work. All streams are non-blocking.
 //! * [`compile`], [`Module`], [`Kernel`]: kernels, compiled from source for the installed GPU and cached on
 //!   disk.
-//! * [`LinkMeter`]: the traffic on a GPU's PCIe link, from the GPU's own counters (NVML, loaded when needed).
+//! * [`LinkMeter`]: the traffic on a GPU's PCIe link, from NVML's counters.
 //! * [`CopyEngine`], [`GpuStagedCopy`]: core [`Mover`](inlane_core::mover::Mover)s that use a GPU's DMA
 //!   engines. [`Pending`] keeps track of copies in flight on streams.
 //!
-//! Some calls wait for all running kernels, including persistent ones: allocating and freeing memory,
-//! registering host memory, and loading a module. Allocate and load everything before a persistent kernel
-//! starts.
+//! Allocating and freeing memory, registering host memory and loading a module wait for all running kernels.
+//! Do all this before a persistent kernel starts.
 
 mod copy_engine;
 mod device;
@@ -49,6 +46,6 @@ pub use peer::{PeerInfo, enable_peer_access, peer_info};
 pub use pending::{Pending, drain, finish};
 pub use stream::{Event, EventKind, MemoryOperation, Stream, WaitUntil};
 
-/// The name and the text of a header for device code. It declares the words that GPUs and the CPU share, and
-/// loads that bypass the L1 cache.
+/// The name and text of a header for device code: words that GPUs and the CPU share, and loads that bypass
+/// the L1 cache.
 pub const SYSTEM_HEADER: (&str, &str) = ("system.cuh", include_str!("system.cuh"));

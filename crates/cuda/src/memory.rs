@@ -46,7 +46,7 @@ struct Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         self.gpu.release("a registration of host memory", || {
-            // SAFETY: the memory was registered once. The region keeps it alive until after this call.
+            // SAFETY: the memory was registered once. The region keeps it until after this call.
             unsafe { call!(self.gpu, cuMemHostUnregister(self.memory.as_ptr().cast())) }
         });
     }
@@ -64,10 +64,10 @@ impl Gpu {
         unsafe { call!(self.with_memory(bytes, "GPU memory"), cuMemAlloc_v2(&mut address, bytes))? };
         let keeper = Device { gpu: self.clone(), address };
         let stream = self.stream()?;
-        // SAFETY: the allocation above has this length. It lives until the wait below has returned.
+        // SAFETY: the allocation has this length. It lives until the wait below has returned.
         unsafe { call!(self, cuMemsetD8Async(address, 0, bytes, stream.raw()))? };
         stream.synchronize()?;
-        // SAFETY: `keeper` frees the allocation when it is dropped, and the region keeps it until then.
+        // SAFETY: the region holds `keeper`, which frees the allocation when dropped.
         Ok(unsafe { Region::from_raw(address, bytes, Location::Gpu(self.index()), Arc::new(keeper)) })
     }
 
@@ -91,8 +91,8 @@ impl Gpu {
         Ok(unsafe { Region::from_raw(pointer as u64, bytes, Location::Pinned, Arc::new(keeper)) })
     }
 
-    /// Registers host memory that was allocated elsewhere, for example a packet pool in hugepages, so that
-    /// every GPU can access it. The returned region keeps `memory` alive.
+    /// Registers host memory that was allocated elsewhere, so that every GPU can access it. The returned
+    /// region keeps `memory` alive.
     ///
     /// # Errors
     /// If `memory` is not ordinary host memory, is already registered, or cannot be locked.
@@ -118,8 +118,7 @@ impl Gpu {
         Ok(unsafe { Region::from_raw(memory.address(), memory.len(), Location::Pinned, Arc::new(keeper)) })
     }
 
-    /// Copies a region of this GPU's memory to the host and waits for the copy. Use it for set-up and
-    /// reports.
+    /// Copies a region of this GPU's memory to the host and waits for the copy.
     ///
     /// # Errors
     /// If the region is not in this GPU's memory, or the driver call fails.
@@ -138,8 +137,7 @@ impl Gpu {
         Ok(bytes)
     }
 
-    /// Copies `bytes` to the beginning of a region of this GPU's memory and waits for the copy. Use it for
-    /// set-up.
+    /// Copies `bytes` to the beginning of a region of this GPU's memory and waits for the copy.
     ///
     /// # Errors
     /// If the region is not in this GPU's memory or is too small, or the driver call fails.
@@ -169,8 +167,8 @@ impl Gpu {
         Err(Error::invalid(format!("{region:?}"), format!("the region is not in the memory of {self}")))
     }
 
-    /// Checks that the GPU and the CPU use the same address for the host memory at `host`, because a region
-    /// has only one address. CUDA's unified addressing guarantees this on 64-bit systems.
+    /// Checks that the GPU and the CPU use the same address for the host memory at `host`. CUDA's unified
+    /// addressing guarantees this on 64-bit systems.
     fn same_address(&self, host: u64) -> Result<()> {
         let mut device = 0;
         // SAFETY: the driver has just mapped this memory.

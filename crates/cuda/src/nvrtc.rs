@@ -1,18 +1,19 @@
 //! NVRTC, CUDA's run-time compiler: finding and loading the library, compiling, caching the results.
 //!
-//! The library is searched in this order: the file named by `INLANE_NVRTC`, and no other if it is set; the
-//! dynamic loader's paths; the directories of Python's site-packages into which NVIDIA's wheels of NVRTC
-//! install it; `/usr/local/cuda` and `/usr/local/cuda-13.0`.
+//! The library is searched in this order:
+//! 1. the file named by `INLANE_NVRTC`, and no other if it is set
+//! 2. the dynamic loader's paths
+//! 3. NVIDIA's wheels in Python's site-packages
+//! 4. `/usr/local/cuda` and `/usr/local/cuda-13.0`
 //!
 //! Kernels are compiled to machine code for the GPU's own architecture. PTX from a newer compiler would not
 //! load on an older driver.
 //!
 //! # Privileges
 //!
-//! The library is code that the user chooses. Nothing in this crate loads it before [`compile`] or
-//! [`compiler_version`] is called, so a process with privileges drops them first. If the library's directory
-//! may be unreadable afterwards, call [`locate_compiler`] before dropping: it opens the files and runs none
-//! of their code.
+//! The user chooses the library's code. Only [`compile`] and [`compiler_version`] load it, so a process with
+//! privileges drops them before. [`locate_compiler`] opens the files before that, if they may be unreadable
+//! afterwards.
 
 use crate::error::{Error, Result};
 use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
@@ -77,16 +78,15 @@ pub fn compiler_version() -> Result<(String, PathBuf)> {
     Ok((compiler.version.clone(), compiler.path.clone()))
 }
 
-/// Opens the compiler's library files so that they can be loaded later, even if their directory is unreadable
-/// by then. Runs none of their code. Call it before dropping privileges. Libraries that only the dynamic loader
-/// can find are not opened.
+/// Opens the compiler's library files, so that they can be loaded even if their directory becomes unreadable.
+/// Runs none of their code. Call it before dropping privileges. Does not open libraries that only the dynamic
+/// loader finds.
 pub fn locate_compiler() {
     LOCATED.get_or_init(locate);
 }
 
-/// Compiles `source` for `arch`, which is an architecture as [`crate::DeviceInfo::arch`] returns it. Uses the
-/// cache unless an option asks the assembler for output (`--ptxas-options=-v`), because that output is not
-/// cached.
+/// Compiles `source` for `arch`, which [`crate::DeviceInfo::arch`] returns. Uses the cache, unless an option
+/// asks the assembler for output (`--ptxas-options=-v`).
 ///
 /// # Errors
 /// [`Error::DoesNotCompile`] with the compiler's messages. [`Error::NoCompiler`] if there is no compiler.
@@ -139,16 +139,14 @@ fn compiler() -> Result<&'static Compiler> {
 /// A library file that was found, and what is needed to load it later.
 struct Located {
     path: PathBuf,
-    /// The open file. `None` for a bare name, which the dynamic loader searches, and for a file that cannot
-    /// be opened.
+    /// The open file. `None` if it cannot be opened, and for a bare name, which the dynamic loader searches.
     file: Option<File>,
     /// The open files `libnvrtc-builtins.so.*` in the library's directory. They must be loaded before the
     /// library.
     builtins: Vec<File>,
 }
 
-/// The NVRTC libraries to try, in order. The search runs once per process, and keeps open each file that it
-/// can open.
+/// The NVRTC libraries to try, in order, with their open files. The search runs once per process.
 static LOCATED: OnceLock<Vec<Located>> = OnceLock::new();
 
 fn locate() -> Vec<Located> {
@@ -172,8 +170,7 @@ type CreateProgram = unsafe extern "C" fn(
 ) -> nvrtcResult;
 type OnProgram<T> = unsafe extern "C" fn(nvrtcProgram, T) -> nvrtcResult;
 
-/// The loaded library's functions. cudarc's own loader is not used, because it cannot load a library by its
-/// path.
+/// The loaded library's functions. cudarc's own loader cannot load a library by its path.
 struct Compiler {
     path: PathBuf,
     version: String,
@@ -188,11 +185,11 @@ struct Compiler {
 }
 
 impl Compiler {
-    /// Loads the first NVRTC library that can be loaded. If there is none, returns what was tried, as text.
+    /// Loads the first NVRTC library that works. If there is none, returns what was tried.
     fn load() -> std::result::Result<Self, String> {
         // Environment variables select the library. If the program's file has capabilities (setcap), any user
-        // could name a library and thereby run their own code with these capabilities. So a process that has
-        // capabilities loads no library, unless it runs as root.
+        // could run their own code with them. So a process with capabilities loads no library, unless it runs
+        // as root.
         let root = rustix::process::geteuid().is_root();
         if !root && rustix::thread::capabilities(None).is_ok_and(|sets| !sets.permitted.is_empty()) {
             let why =
@@ -220,24 +217,22 @@ impl Compiler {
 
     fn open(located: &Located) -> std::result::Result<Self, String> {
         let by_descriptor = |file: &File| PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        // Load NVRTC's built-ins first, because NVRTC loads them by their bare name, and the loader finds
-        // them only if they are already loaded.
+        // NVRTC loads its built-ins by their bare name, which the loader finds only if they are already
+        // loaded.
         for builtins in &located.builtins {
             let path = by_descriptor(builtins);
-            // SAFETY: this is NVRTC's built-ins library from the same folder as NVRTC. Its initializers have
-            // no requirements.
+            // SAFETY: this is NVRTC's built-ins library, whose initializers have no requirements.
             let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
             if let Ok(library) = library {
                 std::mem::forget(library);
             }
         }
         let path = located.file.as_ref().map_or_else(|| located.path.clone(), by_descriptor);
-        // SAFETY: the library is the compiler, from a well-known folder or chosen by the user. The user may
-        // run any code in this process.
+        // SAFETY: the library is the compiler, or chosen by the user, who may run any code in this process.
         let library =
             unsafe { Library::open(Some(path), RTLD_NOW) }.map_err(|error| short(&error.to_string()))?;
         let failed = |error: libloading::Error| short(&error.to_string());
-        // SAFETY: the types are those of nvrtc.h, unchanged since CUDA 11.1. The library is never unloaded.
+        // SAFETY: the types are those of nvrtc.h since CUDA 11.1. The library is never unloaded.
         let compiler = unsafe {
             let (mut major, mut minor) = (0, 0);
             let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> nvrtcResult =
@@ -276,7 +271,7 @@ impl Compiler {
         let options = strings(options)?;
 
         let mut raw = std::ptr::null_mut();
-        // SAFETY: strings and arrays live until the calls return; the guard destroys the program once.
+        // SAFETY: strings and arrays outlive the calls; the guard destroys the program once.
         unsafe {
             self.check(
                 "nvrtcCreateProgram",
@@ -301,8 +296,8 @@ impl Compiler {
         }
     }
 
-    /// Reads one result of an NVRTC program, such as its log or its machine code. `size` is the NVRTC
-    /// function that returns the result's length, and `get` is the one that copies the result.
+    /// Reads one result of an NVRTC program, such as its log or its machine code. `size` returns the result's
+    /// length, and `get` copies the result.
     ///
     /// # Safety
     /// `raw` is a live program, and `size` and `get` are a matching pair of NVRTC functions.
@@ -314,8 +309,8 @@ impl Compiler {
         call: &'static str,
     ) -> Result<Vec<u8>> {
         let mut bytes = 0;
-        // SAFETY: the caller promises a live program and matching functions. The buffer has the length that
-        // `size` gave.
+        // SAFETY: the caller promises a live program and matching functions. The buffer has the length from
+        // `size`.
         unsafe {
             self.check(call, size(raw, &mut bytes))?;
             let mut buffer = vec![0u8; bytes];
@@ -370,8 +365,7 @@ fn candidates() -> Vec<PathBuf> {
     if let Some(set) = std::env::var_os("INLANE_NVRTC") {
         return vec![set.into()];
     }
-    // List the bare names first, which the dynamic loader searches for. Then add the files in Python's
-    // packages and those of the CUDA toolkit.
+    // The dynamic loader searches for bare names. Then come Python's packages and the CUDA toolkit.
     let mut found: Vec<PathBuf> =
         ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"].map(PathBuf::from).into();
     for site in site_packages() {
@@ -387,8 +381,7 @@ fn candidates() -> Vec<PathBuf> {
     found
 }
 
-/// Returns Python's package directories: those of `PYTHONPATH`, of the active virtual environment, of the
-/// user and of the system.
+/// Returns Python's package directories: of `PYTHONPATH`, the virtual environment, the user and the system.
 fn site_packages() -> Vec<PathBuf> {
     let mut sites: Vec<PathBuf> = Vec::new();
     if let Some(paths) = std::env::var_os("PYTHONPATH") {
@@ -398,8 +391,7 @@ fn site_packages() -> Vec<PathBuf> {
     roots.extend(std::env::var_os("VIRTUAL_ENV").map(PathBuf::from));
     roots.extend(std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local")));
     if let Some(paths) = std::env::var_os("PATH") {
-        // A python3 in ROOT/bin has its packages in ROOT/lib, so look for python3 in each directory of
-        // `PATH`.
+        // A python3 in ROOT/bin has its packages in ROOT/lib.
         let pythons = std::env::split_paths(&paths).filter(|directory| directory.join("python3").exists());
         roots.extend(pythons.filter_map(|directory| directory.parent().map(Path::to_path_buf)));
     }

@@ -40,8 +40,7 @@ pub fn peer_info(from: &Gpu, to: &Gpu) -> Result<PeerInfo> {
 }
 
 /// Allows `from` to access all memory of `to` until the process ends. Copies between the two are direct from
-/// then on. This cannot be undone, so measure without peer access in another process. Calling it again has no
-/// effect.
+/// then on. Cannot be undone. Calling it again has no effect.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the GPUs cannot access each other's memory.

@@ -44,7 +44,7 @@ pub enum MemoryOperation {
         /// The condition.
         until: WaitUntil,
     },
-    /// Writes a 32-bit word. Earlier work in the stream has run by then, and its writes are visible.
+    /// Writes a 32-bit word after all earlier work in the stream, whose writes are then visible.
     Write {
         /// The device address, aligned to 4 bytes.
         address: u64,
@@ -122,25 +122,25 @@ impl Stream {
     /// Queues memory operations, which execute in order.
     ///
     /// # Safety
-    /// The addresses stay valid for the GPU until the operations have run, and writes do not race with other
-    /// accesses. A wait that is never satisfied blocks this stream, and everything that synchronizes with it.
+    /// Until the operations have run, the addresses stay valid for the GPU, and nothing else accesses the
+    /// written words. A wait that is never satisfied blocks this stream, and everything that synchronizes
+    /// with it.
     ///
     /// # Errors
     /// If the driver call fails.
     pub unsafe fn memory_operations(&self, operations: &[MemoryOperation]) -> Result<()> {
         self.gpu.make_current()?;
         if let [one] = operations {
-            // SAFETY: the pointer is to one operation. The caller promises that its address is valid.
+            // SAFETY: the pointer is to one operation, whose address the caller promises to be valid.
             return unsafe { call!(self.gpu, cuStreamBatchMemOp_v2(self.raw, 1, &mut one.raw(), 0)) };
         }
-        // The driver accepts fewer than 256 operations per call, so longer lists are queued in parts of 128.
+        // The driver accepts fewer than 256 operations per call.
         for chunk in operations.chunks(128) {
             let mut raw = [MemoryOperation::Write { address: 0, value: 0 }.raw(); 128];
             for (raw, operation) in raw.iter_mut().zip(chunk) {
                 *raw = operation.raw();
             }
-            // SAFETY: the array has room for a chunk of at most 128 operations. The caller promises that the
-            // addresses are valid.
+            // SAFETY: a chunk has at most 128 operations. The caller promises that the addresses are valid.
             unsafe {
                 call!(self.gpu, cuStreamBatchMemOp_v2(self.raw, chunk.len() as u32, raw.as_mut_ptr(), 0))?
             };
@@ -215,7 +215,7 @@ impl Stream {
         unsafe { call!(self.gpu, cuStreamWaitEvent(self.raw, event.raw, 0)) }
     }
 
-    /// Blocks until all queued work has run. There is no timeout; see [`Stream::is_idle_within`].
+    /// Blocks until all queued work has run, without timeout; see [`Stream::is_idle_within`].
     ///
     /// # Errors
     /// If some of the work failed.
@@ -240,8 +240,8 @@ impl Stream {
 }
 
 impl Stream {
-    /// Waits until all queued work has run, but at most for the time `limit`. Polls for 200 us, then sleeps
-    /// between polls. Returns false if work is still running.
+    /// Waits at most `limit` until all queued work has run. Polls for 200 us, then sleeps between polls.
+    /// Returns false if work is still running.
     ///
     /// # Errors
     /// If some of the work failed.
@@ -265,8 +265,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.gpu.release("a stream", || {
-            // SAFETY: the stream is created once and destroyed once. The driver defers destruction until the
-            // stream's work has run.
+            // SAFETY: the stream is created once and destroyed once. The driver lets queued work run first.
             unsafe { call!(self.gpu, cuStreamDestroy_v2(self.raw)) }
         });
     }
@@ -330,8 +329,8 @@ impl Event {
         }
     }
 
-    /// Blocks until the work before the event has run. Sleeps if the event is of [`EventKind::Completion`].
-    /// There is no timeout.
+    /// Blocks until the work before the event has run, without timeout. Sleeps if the event is of
+    /// [`EventKind::Completion`].
     ///
     /// # Errors
     /// If that work failed.
@@ -345,7 +344,7 @@ impl Event {
     /// [`EventKind::Timing`] and complete.
     ///
     /// # Errors
-    /// If one of the two events is not complete, or records no time.
+    /// If one of them is not complete, or records no time.
     pub fn since_ns(&self, start: &Event) -> Result<f64> {
         self.gpu.make_current()?;
         let mut milliseconds = 0.0;

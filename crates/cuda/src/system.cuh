@@ -1,18 +1,18 @@
-// Device functions for memory that a GPU shares with the CPU and with other GPUs. Kernels include this header
-// as "system.cuh"; Rust has it as inlane_cuda::SYSTEM_HEADER.
+// Device functions for memory that a GPU shares with the CPU and with other GPUs. Rust has this header as
+// inlane_cuda::SYSTEM_HEADER.
 #pragma once
 
 namespace inlane_system {
 
 // Loads a word with acquire semantics at system scope. Words are aligned to 8 bytes and have one writer each.
-// There are no atomic read-modify-write functions, because PCIe need not support them.
+// PCIe need not support atomic read-modify-write.
 __device__ __forceinline__ unsigned long long load_acquire(const void *word) {
     unsigned long long value;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
 }
 
-// Two adjacent words, loaded together by one aligned 16-byte access. No store can come between the two loads.
+// Two adjacent words, loaded together by one aligned 16-byte access.
 struct pair {
     unsigned long long low;
     unsigned long long high;
@@ -39,8 +39,7 @@ __device__ __forceinline__ unsigned long long now_ns() {
     return time;
 }
 
-// Loads sixteen bytes without keeping them in the L1 cache, because they are read once and the host may
-// change them.
+// Loads sixteen bytes past the L1 cache, because the host may change them.
 __device__ __forceinline__ uint4 load16(const void *from) {
     uint4 value;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -4,8 +4,7 @@ use super::*;
 use inlane_core::error::Class;
 use std::process::Command;
 
-/// Runs one of the ignored tests below in a child process with the given environment, and asserts that it
-/// passes.
+/// Runs one of the ignored tests below in a child process with the given environment. It must pass.
 fn passes_in_a_child(test: &str, environment: &[(&str, &str)]) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &format!("tests::{test}"), "--ignored", "--nocapture"])
@@ -16,7 +15,7 @@ fn passes_in_a_child(test: &str, environment: &[(&str, &str)]) {
     assert!(output.status.success() && text.contains("1 passed"), "{test}: {text}");
 }
 
-/// An empty CUDA_VISIBLE_DEVICES hides all GPUs from the driver. So this test finds no GPU on any machine.
+/// An empty CUDA_VISIBLE_DEVICES hides all GPUs from the driver.
 #[test]
 fn a_machine_without_a_gpu_gets_an_environment_error() {
     passes_in_a_child("no_gpu_is_an_environment_error", &[("CUDA_VISIBLE_DEVICES", "")]);
@@ -45,20 +44,19 @@ fn driver_errors_have_the_class_of_their_cause() {
         remedy: "",
         code,
     };
-    // These codes mean that the machine is not ready: CUDA_ERROR_OUT_OF_MEMORY, _STUB_LIBRARY, _NO_DEVICE,
-    // _NOT_PERMITTED, _SYSTEM_DRIVER_MISMATCH.
+    // The machine is not ready: CUDA_ERROR_OUT_OF_MEMORY, _STUB_LIBRARY, _NO_DEVICE, _NOT_PERMITTED,
+    // _SYSTEM_DRIVER_MISMATCH.
     for code in [2, 34, 100, 800, 803] {
         assert_eq!(error(code).class(), Class::Environment, "{code}");
     }
-    // These codes mean that the call or a kernel failed: CUDA_ERROR_INVALID_VALUE, _ILLEGAL_ADDRESS,
-    // _LAUNCH_FAILED.
+    // The call or a kernel failed: CUDA_ERROR_INVALID_VALUE, _ILLEGAL_ADDRESS, _LAUNCH_FAILED.
     for code in [1, 700, 719] {
         assert_eq!(error(code).class(), Class::Failed, "{code}");
     }
 }
 
-/// The C source of a library with NVRTC's symbols. Its initializer creates the file that the variable
-/// `LOADED_MARKER` names, so a test can tell whether the library was loaded.
+/// The C source of a library with NVRTC's symbols. When loaded, it creates the file that `LOADED_MARKER`
+/// names.
 const FAKE_COMPILER: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,8 +67,7 @@ SYMBOL(nvrtcCreateProgram) SYMBOL(nvrtcDestroyProgram) SYMBOL(nvrtcCompileProgra
 SYMBOL(nvrtcGetProgramLog) SYMBOL(nvrtcGetCUBINSize) SYMBOL(nvrtcGetCUBIN) SYMBOL(nvrtcGetErrorString)
 "#;
 
-/// The compiler that the user names in INLANE_NVRTC is loaded only when it is needed, so that callers can
-/// drop privileges first.
+/// The library that INLANE_NVRTC names is loaded only when needed, so that callers can drop privileges first.
 #[test]
 fn the_compiler_is_not_loaded_before_it_is_used() {
     let folder = tempfile::tempdir().unwrap();
@@ -94,8 +91,7 @@ fn locating_the_compiler_runs_none_of_its_code() {
     let _ = (devices(), Gpu::open(0).map(drop));
     locate_compiler();
     assert!(!marker.exists(), "nothing of the library has run");
-    // Moves the library's directory away, as a stand-in for a directory that cannot be read after privileges
-    // were dropped.
+    // Moves the library's directory away, as if it became unreadable with the privileges.
     std::fs::rename(library.parent().unwrap(), library.parent().unwrap().with_extension("hidden")).unwrap();
     let (version, found) = compiler_version().unwrap();
     assert!(marker.exists() && version == "13.0" && found == library, "{version} {found:?}");
@@ -137,7 +133,7 @@ fn source_compiles_to_machine_code_which_is_cached() {
     if !compiler_is_installed("source_compiles_to_machine_code_which_is_cached") {
         return;
     }
-    // The process id makes the text new, so no earlier run has cached it.
+    // With the process id in the text, no earlier run has cached it.
     let text = format!("// {}\nextern \"C\" __global__ void f(int* p) {{ *p = N; }}\n", std::process::id());
     let source = Source { name: "f.cu", source: &text, headers: &[], options: &["-DN=3"] };
     for arch in ["sm_80", "sm_90", "sm_100"] {

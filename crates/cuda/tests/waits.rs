@@ -1,6 +1,5 @@
-//! Tests waits for copies on GPUs that are slow, hang or fail. A stub replaces the driver, and hangs where
-//! the driver would. Each test runs in a process of its own, because an abandoned GPU stays abandoned for the
-//! whole process.
+//! Tests waits for copies on GPUs that are slow, hang or fail. A stub replaces the driver. Each test runs in
+//! its own process, because abandoned GPUs stay abandoned there.
 
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::{CompletionMode, Region, Result};
@@ -12,8 +11,7 @@ use std::time::{Duration, Instant};
 
 const ALL: [CompletionMode; 3] = [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive];
 
-/// Builds the stub of the driver. Returns a directory with its `libcuda.so.1`, or `None` if there is no C
-/// compiler.
+/// Builds the stub driver. Returns a directory with its `libcuda.so.1`, or `None` without a C compiler.
 fn stub() -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir().unwrap();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/driver.c");
@@ -69,7 +67,7 @@ fn every_wait_ends() {
     }
 }
 
-/// A stream of the stub driver. The test decides which of its copies complete or fail, and when.
+/// A stream of the stub driver. The test decides which copies complete or fail, and when.
 #[derive(Clone, Copy)]
 struct ScriptedStream(usize);
 
@@ -79,8 +77,8 @@ impl ScriptedStream {
     }
 
     fn call(self, name: &str, number: i32) {
-        // SAFETY: the stub is already loaded, so opening it again does not run its initializers. Each of its
-        // functions takes a stream and a number, or only a stream; the latter ignore the number.
+        // SAFETY: the stub is already loaded. Its functions take a stream and a number; some take only a
+        // stream and ignore the number.
         unsafe {
             let library = libloading::Library::new("libcuda.so.1").unwrap();
             let function: libloading::Symbol<unsafe extern "C" fn(*mut c_void, i32)> =
@@ -119,8 +117,8 @@ fn slow() {
     let (mut engine, source, destination) = engine();
     let script = ScriptedStream::of(engine.stream());
     for round in 0..60 {
-        // Let the copy complete before the wait begins, or 2 ms or 400 ms later. Within 400 ms, a sleeping
-        // wait has checked the other streams once.
+        // Let the copy complete before the wait, or 2 ms or 400 ms later. Within 400 ms, a sleeping wait has
+        // checked the other streams once.
         let late =
             Duration::from_millis([0, 2, 400][usize::from(round % 5 == 0) + usize::from(round % 15 == 0)]);
         script.allow(if late.is_zero() { round + 1 } else { round });
@@ -132,12 +130,11 @@ fn slow() {
         engine.wait(ticket, ALL[round as usize % 3]).unwrap();
         assert!(began.elapsed() + Duration::from_millis(1) >= late.min(Duration::from_millis(400)));
         assert_eq!(engine.done().unwrap(), ticket);
-        // `later` starts a thread that calls `allow`. In a round without delay, that call may come after the
-        // wait. Let it happen now, because in the next round it could take back a copy that is already allowed.
+        // Without delay, `later` may call `allow` after the wait. In the next round, that call would take
+        // back a copy that is already allowed.
         std::thread::sleep(Duration::from_millis(5));
     }
-    // The whole wait takes longer than the timeout. It must still succeed, because a copy completes every
-    // 500 ms.
+    // The whole wait takes longer than the timeout, but a copy completes every 500 ms.
     engine.set_timeout(Duration::from_millis(1000));
     script.allow(60);
     let last = (0..4).map(|_| engine.submit(&source, &destination).unwrap()).next_back().unwrap();
@@ -150,8 +147,8 @@ fn slow() {
     assert!(!any_abandoned());
 }
 
-/// Checks that waits, drops and frees return at once after a GPU was abandoned. If one of them called the
-/// stub driver, that call would never return.
+/// Checks that waits, drops and frees return at once after a GPU was abandoned. In the stub driver, they
+/// would never return.
 fn nothing_waits_any_more(engine: CopyEngine, ticket: Ticket, memory: [Region; 2]) {
     let mut engine = engine;
     assert!(any_abandoned());
@@ -213,8 +210,7 @@ fn hangs_unawaited() {
     drop((source, destination));
 }
 
-/// Waiting for a failed copy returns its error at once. No GPU is abandoned, because the driver still
-/// answers.
+/// Waiting for a failed copy returns its error at once. No GPU is abandoned, because the driver answers.
 #[test]
 #[ignore = "as above"]
 fn a_failed_copy_gives_its_error() {
@@ -232,8 +228,8 @@ fn a_failed_copy_gives_its_error() {
     }
 }
 
-/// Waits for a copy whose stream waits for a failing stream of another GPU. The wait returns that stream's
-/// error before the timeout.
+/// Waits for a copy whose stream waits for a failing stream of another GPU. The wait returns that error
+/// before the timeout.
 fn another_fails(completion: CompletionMode) {
     let (from, to) = (Gpu::open(0).unwrap(), Gpu::open(1).unwrap());
     let (out, into) = (from.stream().unwrap(), to.stream().unwrap());
@@ -249,13 +245,13 @@ fn another_fails(completion: CompletionMode) {
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("ILLEGAL_ADDRESS") && error.contains("gpu:0"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
-    // The stream that waits for the failed one never ends, so both GPUs must have been abandoned.
+    // The stream that waits for the failed one never ends.
     assert!(from.is_abandoned() && to.is_abandoned());
     drop((pending, memory, out, into));
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
-/// Checks that `drain` notices the failed stream, and waits only briefly for the stream that never ends.
+/// `drain` notices the failed stream, and waits only briefly for the stream that never ends.
 #[test]
 #[ignore = "as above"]
 fn another_fails_unawaited() {
