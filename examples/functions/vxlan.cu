@@ -1,5 +1,5 @@
-// Forwards the packets of one VXLAN network (RFC 7348), sends other networks' packets to port 1, and drops
-// packets that are not VXLAN:
+// Forwards packets of one VXLAN network (RFC 7348), sends other networks' packets to port 1, and drops other
+// packets:
 //
 //     inlane forward --rx ... --tx ... --function examples/functions/vxlan.cu:only_network:42
 #include <inlane.h>

@@ -1,10 +1,11 @@
-//! Drives a whole offload engine from both sides: hostile frames of every kind on its port, and a hostile
-//! program on its control socket and its pairs. The engine must not panic or loop. An honest connection that
-//! was opened before must still carry data, and an honest program must still be served afterwards. The engine
-//! must hold no state once every program has closed its sockets.
+//! Drives an offload engine with hostile frames on its port, and with a hostile program on its control socket
+//! and its pairs.
 //!
-//! The input is a list of operations. Their frames go to existing flows of the engine, with valid checksums
-//! and with numbers near those of the engine's last segments, because the engine drops other frames early.
+//! The engine must not panic or loop. It must still serve an honest connection and an honest program. It must
+//! hold no state once every program has closed its sockets.
+//!
+//! The input is a list of operations. Frames have valid checksums and plausible numbers, because the engine
+//! drops others early.
 
 #![no_main]
 
@@ -33,21 +34,20 @@ const OURS: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1))];
 const PEER: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2))];
-/// The most sockets that the engine allows a process. To the engine, the hostile and the honest program are
-/// one process, because the fuzzer opens both control connections.
+/// The most sockets of a process. The hostile and the honest program count as one process, because the fuzzer
+/// opens both control connections.
 const SOCKETS: usize = 256;
-/// The most descriptors of sockets that the hostile program keeps open.
+/// The most sockets that the hostile program keeps open.
 const MOST_ENDS: usize = 24;
-/// The most operations that are carried out for one input. More would take too long on a loaded machine.
+/// The most operations that are carried out for one input, to limit its time.
 const MOST_OPERATIONS: usize = 200;
-/// The most deadlines of the engine at which one step of the clock stops. Then the clock moves on to the
-/// step's end.
+/// The most deadlines of the engine at which one step of the clock stops.
 const MOST_DEADLINES: usize = 200;
 const MILLISECOND: u64 = 1_000_000;
 /// The bytes that honest programs send.
 const HONEST: &[u8] = b"data of an honest program";
 
-/// The part of the fuzzer's input that was not used yet. Once it is empty, all further numbers are 0.
+/// The unused part of the fuzzer's input. Once it is empty, all further numbers are 0.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -72,14 +72,13 @@ impl<'a> Input<'a> {
         bytes
     }
 
-    /// Returns one of `choices`, selected by the next byte of the input. Returns the first one if the input
-    /// has ended.
+    /// Returns one of `choices`, selected by the next byte of the input, or the first one if the input has
+    /// ended.
     fn choose<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[usize::from(self.byte()) % choices.len()]
     }
 
-    /// Returns a number near `base` for most values of the next byte of the input, and an arbitrary number
-    /// for one value.
+    /// Usually returns a number near `base`, sometimes an arbitrary one.
     fn near(&mut self, base: u32) -> u32 {
         match self.byte() {
             255 => self.number(),
@@ -91,8 +90,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A TCP flow between the engine and the simulated peer: the ports, and the numbers for the peer's next
-/// segment.
+/// A TCP flow between the engine and the simulated peer, with the numbers of the peer's next segment.
 #[derive(Clone, Copy, Default)]
 struct Flow {
     v6: bool,
@@ -103,7 +101,7 @@ struct Flow {
     timestamp: u32,
 }
 
-/// A simulated program: its connection to the engine's control socket, and its offloaded sockets.
+/// A simulated program: its connection to the control socket, and its offloaded sockets.
 struct Program {
     control: OwnedFd,
     ends: Vec<OwnedFd>,
@@ -119,7 +117,7 @@ impl Program {
     }
 }
 
-/// Sends bytes, with a descriptor if one is given. Returns true if they were sent, and false on any error.
+/// Sends bytes, with a descriptor if one is given. Returns false on any error.
 fn send(to: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> bool {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -131,8 +129,7 @@ fn send(to: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) ->
     rustix::net::sendmsg(to, &[IoSlice::new(bytes)], &mut control, flags).is_ok()
 }
 
-/// Receives bytes, and the descriptor that came with them, if any. Returns `None` on an error, or if nothing
-/// has arrived.
+/// Receives bytes, and any descriptor with them. Returns `None` on an error, or if nothing has arrived.
 fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> Option<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -150,7 +147,7 @@ struct World {
     engine: Stepped,
     now: u64,
     flows: Vec<Flow>,
-    /// The first bytes of the last IP packet that the engine sent. ICMP errors to the engine quote them.
+    /// The first bytes of the engine's last IP packet, which ICMP errors to the engine quote.
     quoted: Vec<u8>,
     hostile: Program,
     honest: Program,
@@ -202,8 +199,7 @@ impl World {
         }
     }
 
-    /// Moves the clock forward by `time` nanoseconds. On the way, stops at the engine's deadlines and runs
-    /// the engine.
+    /// Moves the clock forward by `time` nanoseconds, and runs the engine at each of its deadlines.
     fn advance(&mut self, time: u64) {
         let end = self.now + time;
         for _ in 0..MOST_DEADLINES {
@@ -218,7 +214,7 @@ impl World {
         self.settle();
     }
 
-    /// Checks a frame that the engine has sent, and records the numbers of its TCP flow.
+    /// Checks a frame from the engine, and records the numbers of its TCP flow.
     fn learn(&mut self, frame: &[u8]) {
         let frame = Frame::new(frame).expect("the engine sends whole frames");
         let packet = frame.payload();
@@ -271,8 +267,8 @@ impl World {
         }
     }
 
-    /// Sends a request of the honest program, or of the hostile one if `honest` is false. Runs the engine.
-    /// Returns the reply, if any. `attached` is the index of the socket to send with the request.
+    /// Sends a request of the honest or the hostile program, and runs the engine. Returns any reply.
+    /// `attached` is the index of the socket to send with the request.
     fn ask(&mut self, honest: bool, message: &Message, attached: Option<usize>) -> Option<Message> {
         let program = if honest { &self.honest } else { &self.hostile };
         let attached = attached.and_then(|index| program.ends.get(index)).map(AsFd::as_fd);
@@ -282,7 +278,7 @@ impl World {
         let mut bytes = [0; message::LEN];
         let (len, descriptor) = receive(program.control.as_fd(), &mut bytes)?;
         if len == 0 {
-            // The engine has closed the program's control connection. Connect again, and keep the sockets.
+            // The engine has closed the control connection. Connect again, and keep the sockets.
             let ends = std::mem::take(&mut program.ends);
             *program = Program { ends, ..Program::new(&path()) };
             return None;
@@ -296,8 +292,8 @@ impl World {
         Message::decode(&bytes[..len])
     }
 
-    /// Hands an IP packet with `payload` and correct checksums to the engine. The input may choose other
-    /// addresses, change a byte, cut the packet short or fragment it.
+    /// Hands the engine an IP packet with `payload` and correct checksums. The input may then alter the
+    /// packet.
     fn deliver(&mut self, input: &mut Input<'_>, v6: bool, protocol: u8, payload: Vec<u8>) {
         let source = if input.byte() == 1 { random_address(input, v6) } else { PEER[usize::from(v6)] };
         let destination = if input.byte() == 1 { random_address(input, v6) } else { OURS[usize::from(v6)] };
@@ -315,8 +311,8 @@ impl World {
         }
     }
 
-    /// Cuts an IP packet into fragments, and hands them to the engine. The input chooses their size and
-    /// order, and may leave out, repeat or shift fragments.
+    /// Hands an IP packet to the engine in fragments. The input chooses their size and order, and may leave
+    /// out, repeat or shift fragments.
     fn fragments(&mut self, input: &mut Input<'_>, v6: bool, frame: &[u8]) {
         let header = ethernet::HEADER + if v6 { ipv6::HEADER } else { ipv4::HEADER };
         if frame.len() <= header {
@@ -361,8 +357,7 @@ impl World {
         }
     }
 
-    /// Hands the engine a TCP segment of a flow that exists, or from a new peer port to a port that may have
-    /// a listener.
+    /// Hands the engine a TCP segment of an existing flow, or from a new peer port to a possible listener.
     fn segment(&mut self, input: &mut Input<'_>) {
         let choice = usize::from(input.byte());
         let mut flow = match self.flows.len() {
@@ -419,7 +414,7 @@ impl World {
         };
         let mut bytes = vec![0; header.wire_len() + payload.len()];
         let at = header.write(flow.remote, flow.local, &mut bytes).unwrap();
-        // Leave out the options that do not fit into the header.
+        // Options that do not fit into the header are left out.
         bytes.truncate(at);
         bytes.extend_from_slice(&payload);
         self.deliver(input, flow.v6, ipv4::TCP, bytes);
@@ -495,7 +490,7 @@ impl World {
         self.engine.receive(self.now, &frame);
     }
 
-    /// Sends the engine a request of the hostile program with arbitrary fields.
+    /// Sends a request of the hostile program with arbitrary fields.
     fn request(&mut self, input: &mut Input<'_>) {
         let mut bytes = Message::new(Operation::Bind).encode();
         bytes[1] = 1 + input.byte() % 12;
@@ -532,7 +527,7 @@ impl World {
         self.ask(false, &message, attached);
     }
 
-    /// Lets the hostile program use one of its sockets, partly in ways that the preloaded library never does.
+    /// Lets the hostile program use one of its sockets, also in ways that the preloaded library never does.
     fn use_end(&mut self, input: &mut Input<'_>) {
         if self.hostile.ends.is_empty() {
             return;
@@ -564,8 +559,8 @@ impl World {
                 let other = self.hostile.ends[usize::from(input.byte()) % self.hostile.ends.len()].as_fd();
                 send(end, b"z", Some(other));
             }
-            // Send a datagram whose header the program has made up. Its first 8 bytes are taken from a
-            // received message, because they must be the engine's number.
+            // A datagram with a made-up header. Its first 8 bytes must be the engine's number, so take them
+            // from a received message.
             _ => {
                 let mut bytes = vec![0; 2048];
                 if let Some((len, _)) = receive(end, &mut bytes)
@@ -582,8 +577,7 @@ impl World {
         self.settle();
     }
 
-    /// Opens a connection between two sockets of the honest program. Returns the indices of both in the
-    /// program's `ends`.
+    /// Connects two sockets of the honest program. Returns their indices in the program's `ends`.
     fn connect_honest(&mut self) -> [usize; 2] {
         let mut message = Message::new(Operation::Bind);
         message.local = Some("127.0.0.1:0".parse().unwrap());
@@ -609,7 +603,7 @@ impl World {
         [client, self.honest.ends.len() - 1]
     }
 
-    /// Sends data through an honest connection in both directions, and checks that it arrives unchanged.
+    /// Sends data through an honest connection in both directions. It must arrive unchanged.
     fn exchange(&mut self, [a, b]: [usize; 2]) {
         for (from, to) in [(a, b), (b, a)] {
             assert!(send(self.honest.ends[from].as_fd(), HONEST, None), "an honest program can send");
@@ -626,8 +620,7 @@ fn path() -> PathBuf {
     std::env::temp_dir().join(format!("inlane-fuzz-engine-{}", std::process::id()))
 }
 
-/// Returns an address that the input chooses. Each of the possible addresses is of a kind that the engine
-/// treats differently.
+/// Returns one of several addresses, which the engine treats differently.
 fn address(input: &mut Input<'_>) -> IpAddr {
     let texts = [
         "10.0.0.1",
@@ -654,11 +647,10 @@ fn random_address(input: &mut Input<'_>, v6: bool) -> IpAddr {
     }
 }
 
-/// Returns the level and the name of a socket option: usually one that the engine implements, sometimes an
-/// arbitrary one.
+/// Returns the level and the name of a socket option, usually one that the engine implements.
 fn option(input: &mut Input<'_>) -> (i32, i32) {
-    // First SO_REUSEADDR, SO_SNDBUF, SO_RCVBUF, SO_KEEPALIVE, SO_LINGER and SO_REUSEPORT of SOL_SOCKET (1).
-    // Then options of TCP (6), UDP (17), IPv4 (0) and IPv6 (41).
+    // Of SOL_SOCKET (1): SO_REUSEADDR, SO_SNDBUF, SO_RCVBUF, SO_KEEPALIVE, SO_LINGER, SO_REUSEPORT. Then
+    // options of TCP (6), UDP (17), IPv4 (0) and IPv6 (41).
     let known = [
         (1, 2),
         (1, 7),
@@ -689,7 +681,7 @@ fn option(input: &mut Input<'_>) -> (i32, i32) {
     }
 }
 
-/// Returns an Ethernet frame to the engine that contains an IP packet. All checksums are correct.
+/// Returns an Ethernet frame to the engine with an IP packet and correct checksums.
 fn ip(source: IpAddr, destination: IpAddr, protocol: u8, payload: Vec<u8>) -> Vec<u8> {
     let header = if source.is_ipv4() { ipv4::HEADER } else { ipv6::HEADER };
     let mut bytes = vec![0; ethernet::HEADER + header + payload.len()];
@@ -752,7 +744,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut world = World::new(choices);
     let connection = world.connect_honest();
     world.exchange(connection);
-    // Open a listener and a UDP socket of the hostile program for IPv4, and both for IPv6.
+    // The hostile program gets a listener and a UDP socket for IPv4, and both for IPv6.
     for (text, datagrams) in
         [("0.0.0.0:8080", false), ("[fd00::1]:8080", false), ("0.0.0.0:9000", true), ("[fd00::1]:9000", true)]
     {
@@ -801,8 +793,7 @@ fuzz_target!(|bytes: &[u8]| {
     let other = world.connect_honest();
     world.exchange(other);
     world.honest.ends.clear();
-    // Move the clock forward by 40 minutes. Every connection ends within this time: it gives up its
-    // retransmissions, and TIME-WAIT lasts a minute.
+    // Within 40 minutes every connection ends: it gives up its retransmissions, and TIME-WAIT lasts a minute.
     for _ in 0..40 {
         world.advance(60_000 * MILLISECOND);
     }

@@ -1,5 +1,5 @@
-//! A hostile host. It completes the handshake of an admin queue and of an I/O queue, then sends arbitrary bytes, or well-formed
-//! command capsules with arbitrary fields. The target must answer with well-formed PDUs, and must neither stop nor touch a byte
+//! A hostile host. After the handshake of an admin queue and an I/O queue, it sends arbitrary bytes, or
+//! command capsules with arbitrary fields. The target must answer with well-formed PDUs, and touch no byte
 //! outside the namespace.
 
 #![no_main]
@@ -45,8 +45,8 @@ impl Host {
         host
     }
 
-    /// Hands bytes from the host to the target's connection, and makes the system calls that the connection
-    /// then asks for.
+    /// Hands the host's bytes to the target's connection, and makes the system calls that the connection asks
+    /// for.
     fn send(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let Some(space) = self.connection.space() else { return };
@@ -68,7 +68,7 @@ impl Host {
         }
     }
 
-    /// Sends a command and its data, with the digests that were negotiated.
+    /// Sends a command and its data, with the negotiated digests.
     fn command(&mut self, command: Command, data: &[u8]) {
         let mut bytes = vec![0; MAX_HEADER];
         let length = encode(&CapsuleCmd::new(command), data.len() as u32, self.digests, 4, &mut bytes);
@@ -80,7 +80,7 @@ impl Host {
         self.send(&bytes);
     }
 
-    /// Checks that everything received consists of well-formed PDUs. Returns dword 0 of the last completion.
+    /// Checks that all received PDUs are well-formed. Returns dword 0 of the last completion.
     fn check(&mut self) -> u32 {
         let rules = Rules {
             sender: Sender::Controller,
@@ -104,8 +104,7 @@ impl Host {
     }
 }
 
-/// Returns the subsystem. It has a namespace in memory and one in a file. The file is open, but already
-/// removed from its directory.
+/// Returns the subsystem: a namespace in memory and one in an open file without a name.
 fn subsystem() -> Arc<Subsystem> {
     static SHARED: OnceLock<Arc<Subsystem>> = OnceLock::new();
     let make = || {
@@ -153,8 +152,7 @@ fuzz_target!(|data: &[u8]| {
     if mode & 8 != 0 {
         target.send(data);
     } else {
-        // Each 64 bytes are a command. Half of the commands get small numbers in the fields that are compared
-        // with limits, so that some commands are valid.
+        // Each 64 bytes are a command. Half of the commands get small numbers, so that some are valid.
         for chunk in data.chunks_exact(64) {
             let Ok(mut command) = Command::read_from_bytes(chunk) else { return };
             let choice = command.flags;
@@ -173,7 +171,7 @@ fuzz_target!(|data: &[u8]| {
                 (false, false) => command.sgl,
             };
             target.command(command, &vec![chunk[63]; if in_capsule { bytes.min(8192) as usize } else { 0 }]);
-            // Send an H2CData with fields from the input.
+            // Send an H2CData with arbitrary fields.
             if choice & 0x80 != 0 {
                 let length = u32::from(chunk[60]) * 32 + 4;
                 let header = Data::new(

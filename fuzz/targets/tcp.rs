@@ -1,6 +1,5 @@
-//! Drives a TCP connection and a listener with arbitrary segments, timers and application calls. Nothing may
-//! panic or loop, the connection's indices into its streams must stay in order, and nothing may be written
-//! outside the receive ring.
+//! Drives a TCP connection and a listener with arbitrary segments, timers and calls. Nothing may panic, loop
+//! or write outside the receive ring, and the connection's stream indices must stay in order.
 
 #![no_main]
 
@@ -9,8 +8,8 @@ use libfuzzer_sys::fuzz_target;
 
 const CAPACITY: u32 = 4096;
 
-/// A receive ring of [`CAPACITY`] bytes that stores nothing. It checks that each write lies within the
-/// `CAPACITY` bytes that follow the bytes which the application has consumed.
+/// A receive ring that stores nothing. It checks that each write lies within [`CAPACITY`] bytes from the
+/// first byte that the application has not consumed.
 struct Ring {
     consumed: u64,
 }
@@ -22,8 +21,7 @@ impl ReceiveBuffer for Ring {
     }
 }
 
-/// The rest of the fuzzer's input, from which numbers are taken one after the other. After its end, all
-/// numbers are 0.
+/// The unused part of the fuzzer's input. Once it is empty, all further numbers are 0.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -37,8 +35,7 @@ impl Input<'_> {
         u32::from_le_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
     }
 
-    /// Returns a number that is near `base` for most inputs, and arbitrary for others, so that both valid and
-    /// invalid segments occur.
+    /// Usually returns a number near `base`, sometimes an arbitrary one.
     fn near(&mut self, base: u32) -> u32 {
         match self.byte() {
             255 => self.number(),

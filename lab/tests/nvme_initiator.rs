@@ -1,10 +1,10 @@
-//! inlane's initiator against the NVMe/TCP target of Linux, in a virtual machine. Skipped with a message if QEMU or a kernel is
+//! inlane's initiator against Linux's NVMe/TCP target in a virtual machine. Skipped if QEMU or a kernel is
 //! missing.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What the guest runs after `guest/nvmet.sh`. The drive is the file /tmp/drive of the guest.
+/// What the guest runs after `guest/nvmet.sh`. The drive is the guest's file /tmp/drive.
 const SCRIPT: &str = "
 inlane nvme discover 127.0.0.1:4420 || exit 1
 head -c 1048576 /dev/urandom >/tmp/in
@@ -34,7 +34,7 @@ fn the_initiator_uses_the_target_of_linux() {
     let lab = Path::new(env!("CARGO_MANIFEST_DIR"));
     let output = Command::new(lab.join("vm/run.py"))
         .args(["--memory", "1G", "--timeout", "240"])
-        // Load crc32c_generic too, because Linux's NVMe/TCP target computes digests with it.
+        // Linux's NVMe/TCP target computes digests with crc32c_generic.
         .args(["--module", "crc32c_generic", "--module", "nvmet_tcp", "--module", "loop"])
         .args(["--file", lab.join("guest/nvmet.sh").to_str().unwrap()])
         .args(["--file", &format!("{}:/bin/session.sh", script.display())])

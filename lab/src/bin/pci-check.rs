@@ -1,5 +1,4 @@
-//! Runs in a virtual machine and checks `inlane-pci` on QEMU's devices: refusals, stores and loads through
-//! BARs, DMA through the IOMMU, and interrupts.
+//! Runs in a virtual machine and checks `inlane-pci` on QEMU's devices.
 //!
 //! ```sh
 //! pci-check memory ADDR HELD FREE     # three ivshmem-plain: bound to vfio-pci, to a kernel driver, and to no driver
@@ -78,8 +77,7 @@ fn memory(ours: Address, held: Address, free: Address) -> anyhow::Result<()> {
     for access in Access::ALL.into_iter().filter(|access| access.is_available()) {
         check_bytes(&bar, access)?;
     }
-    // Fills the permitted range with a pattern. After the machine ends, the host checks that the rest of the
-    // memory is still zero.
+    // Fills the permitted range. Afterwards, the host checks that the rest of the memory is still zero.
     let mut mover = CpuMover::new(Access::Bytes8)?.reading_bars(true);
     mover.submit(&filled(&pattern(bar.len(), 0))?, &bar.region())?;
     mover.flush(&bar.region())?;
@@ -89,8 +87,7 @@ fn memory(ours: Address, held: Address, free: Address) -> anyhow::Result<()> {
     mover.submit(&reader.region().slice(RANGE.start as usize, bar.len())?, &back)?;
     ensure!(bytes(&back) == pattern(bar.len(), 0), "another mapping sees other bytes");
 
-    // A device without a driver may be disabled. Opening its BAR then fails with a message that says how to
-    // enable it, as done below.
+    // A device without a driver may be disabled. The error then says how to enable it, as done here.
     if let Err(error @ Error::NotReady { .. }) = open(&spec, all().device(free)) {
         println!("not ready: {error}");
         std::fs::write(sysfs.device(free).join("enable"), "1")?;
@@ -163,15 +160,15 @@ fn check_bytes(bar: &Bar, access: Access) -> anyhow::Result<()> {
     mover.flush(&region)?;
     mover.submit(&region, &back)?;
     ensure!(bytes(&back) == data, "{}: access {access}: other bytes came back", bar.name());
-    // Copy 12 bytes at offset 4, because neither number is a multiple of the wide accesses.
+    // Neither 4 nor 12 is a multiple of the wide accesses.
     mover.submit(&filled(b"a dozen byte")?, &region.slice(4, 12)?)?;
     mover.submit(&region.slice(4, 12)?, &back.slice(0, 12)?)?;
     ensure!(bytes(&back.slice(0, 12)?) == b"a dozen byte");
     Ok(())
 }
 
-/// Registers of QEMU's educational device (QEMU, docs/specs/edu). The device copies between the machine's
-/// memory and its own 4 KiB at 0x40000.
+/// Registers of QEMU's educational device (QEMU, docs/specs/edu), which copies between the machine's memory
+/// and its own 4 KiB at 0x40000.
 mod edu {
     pub const IDENTIFICATION: usize = 0x00;
     pub const LIVENESS: usize = 0x04;
@@ -228,7 +225,7 @@ fn dma(address: Address) -> anyhow::Result<()> {
     ensure!(second_page() == data, "DMA returned other bytes");
     println!("dma: {BYTES} bytes to the device and back, interrupt after {took:?}");
 
-    // The memory is unmapped from the IOMMU, so a further copy by the device must not change the memory.
+    // The memory is unmapped from the IOMMU, so a copy by the device must not change it.
     drop(mapping);
     write(&pattern(8192, 9));
     let before = second_page();
@@ -242,8 +239,8 @@ fn dma(address: Address) -> anyhow::Result<()> {
 const IV_POSITION: usize = 8;
 const DOORBELL: usize = 12;
 
-/// Checks that two machines interrupt each other in turn. Before each interrupt, the machine writes the
-/// number of the round to its word of the shared memory.
+/// Checks that two machines interrupt each other in turn. Before an interrupt, a machine writes the round to
+/// its word of the shared memory.
 fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
     const LIMIT: Duration = Duration::from_secs(60);
     const VECTOR: u32 = 1;
@@ -256,8 +253,7 @@ fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
     let word = |of: u32| of as usize * 64;
     let interrupts = device.interrupts(InterruptKind::MsiX, 2)?;
 
-    // Each machine writes this value when it has enabled its interrupts, and waits for the other's. An
-    // earlier interrupt would be lost.
+    // Each machine writes this value once its interrupts are enabled. An earlier interrupt would be lost.
     const READY: u32 = 0x5eed;
     shared.write_u32(word(me), READY)?;
     let start = Instant::now();
@@ -281,7 +277,7 @@ fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
         }
     }
     println!("doorbell: machine {me}, {rounds} rounds of {:?}, ok", start.elapsed() / rounds.max(1));
-    // Waits, because the peer may still be handling the last interrupt when this machine ends.
+    // The peer may still be handling the last interrupt when this machine ends.
     std::thread::sleep(Duration::from_millis(500));
     Ok(())
 }
