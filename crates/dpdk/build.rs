@@ -129,8 +129,8 @@ fn inline_functions(flags: &[String]) {
         .flag("-std=gnu11")
         // `burst.c` writes a packet's length and port by one 64-bit store.
         .flag("-fno-strict-aliasing")
-        // GCC may otherwise merge stores into a vector store. Loads of single words would then stall, because
-        // a CPU cannot forward part of a vector store.
+        // Without this flag, GCC may merge stores into a vector store. Loads of single words would then
+        // stall, because a CPU cannot forward part of a vector store.
         .flag_if_supported("-fno-tree-slp-vectorize")
         .opt_level(3)
         .warnings(false);
@@ -176,8 +176,8 @@ fn renamed_af_xdp_driver(directory: &Path) -> String {
     name.to_owned()
 }
 
-/// Prints the libraries to link, in DPDK's own order. With `-bundle`, only the program's final link reads the
-/// archives.
+/// Prints the libraries to link, in DPDK's own order. By the modifier `-bundle`, the archives are read only
+/// at the program's final link.
 fn link() {
     let directory = PathBuf::from(pkg_config(&["--variable=libdir", "libdpdk"]));
     println!("cargo:rustc-link-search=native={}", directory.display());

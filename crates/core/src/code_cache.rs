@@ -77,8 +77,8 @@ impl CodeCache {
         &self.directory
     }
 
-    /// Returns the file that holds the code for `key`. `None` if there is none, or if it is incomplete or
-    /// another user can write it.
+    /// Returns the file that holds the code for `key`. `None` if it does not exist, is incomplete, or can be
+    /// written by another user.
     pub fn find(&self, key: &[u8]) -> Option<PathBuf> {
         let path = self.directory.join(file_name(key));
         let expected = trailer(key);

@@ -101,7 +101,7 @@ pub unsafe trait Pool: std::any::Any + Send + Sync {
     unsafe fn free(&self, packets: &[Packet]);
 
     /// Makes the calling thread the pool's owner until the guard is dropped. The owner needs no lock. Returns
-    /// `None` if another thread is the owner, or this kind of pool has none.
+    /// `None` if another thread is the owner, or this kind of pool has no owner.
     fn own(&self) -> Option<PoolOwner<'_>> {
         None
     }

@@ -8,8 +8,8 @@
 //! | af_xdp | CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF; CAP_IPC_LOCK if little memory may be locked | nothing: closing the link's descriptor detaches the XDP program |
 //! | pci | root, or access to /dev/vfio and locked memory | nothing: mappings and interrupts are set up when the port starts |
 //!
-//! Open, configure and start all ports, then call [`drop_privileges`], also without ports. Compile and load
-//! the user's code only after that.
+//! Open, configure and start all ports, if any. Then call [`drop_privileges`]. Compile and load the user's
+//! code only after that.
 
 mod capability;
 
@@ -144,7 +144,7 @@ pub fn drop_privileges_to(successor: Successor) -> Result<Option<Dropped>> {
 /// Leaves all groups, and changes the user and group of every thread. The kernel drops the capabilities of
 /// threads whose user was root.
 fn become_user(Dropped { user, group }: Dropped) -> Result<()> {
-    // First, because an ordinary user may not change groups.
+    // Leave the groups first, because an ordinary user may not change groups.
     // SAFETY: the list has length 0, so nothing is read from the null pointer.
     step("leaving all groups", || unsafe { libc::setgroups(0, std::ptr::null()) })?;
     // SAFETY: the call gets only numbers.

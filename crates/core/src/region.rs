@@ -1,5 +1,5 @@
 //! Regions: spans of memory with their location. A region keeps its memory valid through a handle, such as a
-//! mapping. It does not control access: the ring, mover or window that uses it does.
+//! mapping. The ring, mover or window that uses a region controls the access to it.
 
 use crate::error::{Error, Result};
 use std::alloc::Layout;

@@ -143,8 +143,9 @@ pub(crate) fn attach(spec: &EthSpec) -> Result<Device> {
 }
 
 impl Device {
-    /// Finds the driver's port and the tap's interface or packet sockets. Makes an existing interface
-    /// promiscuous. Installs the filter by which packet sockets refuse frames that exceed their slots.
+    /// Finds what the driver created: its port, and a tap's interface or packet sockets. Makes an existing
+    /// interface promiscuous. Installs the filter by which packet sockets refuse frames that exceed their
+    /// slots.
     fn find(
         &mut self,
         spec: &EthSpec,
@@ -184,8 +185,8 @@ impl Device {
     }
 
     /// Makes the driver receive frames for every MAC address. Does nothing for an existing kernel interface,
-    /// where [`Interface::make_promiscuous`] was used: the driver's function would set the administrator's
-    /// flag and never clear it.
+    /// for which [`Interface::make_promiscuous`] was called. The driver's function would set the
+    /// administrator's flag and never clear it.
     pub(crate) fn receive_every_address(&self) {
         if self.promiscuous.is_none() {
             // SAFETY: the port is valid.

@@ -62,7 +62,7 @@ fn initialise() -> Result<Environment, String> {
         .map(|argument| CString::new(argument).map_err(|_| "an argument holds a zero byte".to_owned()))
         .collect::<Result<_, _>>()?;
     let mark = log::Mark::new();
-    // DPDK keeps pointers to its arguments, and its parser (getopt) reorders them.
+    // DPDK keeps pointers to its arguments, so leak them. Its parser (getopt) reorders the pointers.
     let arguments: &'static [CString] = arguments.leak();
     let mut pointers: Vec<*mut c_char> = arguments.iter().map(|a| a.as_ptr().cast_mut()).collect();
     pointers.push(std::ptr::null_mut());
@@ -103,7 +103,8 @@ fn arguments(hugepages: bool) -> Vec<String> {
     if !some_card_needs_physical_addresses() {
         arguments.push("--iova-mode=va".into());
     }
-    // Each keeps DPDK from sharing files with other processes. DPDK refuses `--in-memory` with `--no-huge`.
+    // `--in-memory` and `--no-shconf` both keep DPDK from sharing files with other processes. DPDK refuses
+    // `--in-memory` together with `--no-huge`.
     if hugepages {
         arguments.push("--in-memory".into());
     } else {
@@ -140,7 +141,7 @@ fn some_card_needs_physical_addresses() -> bool {
     let bound = |driver: &str| {
         let folder = std::path::Path::new("/sys/bus/pci/drivers").join(driver);
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        // Entries that name a PCI address, with two colons, are devices.
+        // Only an entry named by a PCI address, which has two colons, is a device.
         entries.filter(|entry| entry.file_name().to_string_lossy().matches(':').count() == 2).count() > 0
     };
     let no_iommu = || {

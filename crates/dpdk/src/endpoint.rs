@@ -27,18 +27,18 @@ pub(crate) struct BurstFunctions {
 }
 
 impl BurstFunctions {
-    /// For most drivers, which write an mbuf right before they return it. Loads each field by itself, because
-    /// a wider load would stall on store forwarding.
+    /// The functions for most drivers, which write an mbuf right before they return it. Each field is loaded
+    /// by itself, because a wider load would stall on store forwarding.
     pub(crate) const PLAIN: Self = Self {
         receive: sys::inlane_rx_burst,
         send: sys::inlane_tx_burst,
         send_as_received: sys::inlane_tx_burst_as_received,
     };
-    /// For drivers that return mbufs without writing to them. Several fields can be loaded at once without a
-    /// stall.
+    /// The functions for drivers that return mbufs without writing to them. Several fields can be loaded at
+    /// once without a stall.
     pub(crate) const SETTLED: Self = Self { receive: sys::inlane_rx_burst_settled, ..Self::PLAIN };
-    /// For drivers that lose buffers when they close. Marks in each mbuf whether a program or a device holds
-    /// it.
+    /// The functions for drivers that lose buffers when they close. They mark in each mbuf whether a program
+    /// or a device holds it.
     pub(crate) const MARKING: Self = Self {
         receive: sys::inlane_rx_burst_marking,
         send: sys::inlane_tx_burst_marking,
@@ -63,8 +63,8 @@ pub(crate) struct PortContext {
     gate: Arc<Gate>,
     /// True once the port was stopped. It cannot be started again.
     stopped: AtomicBool,
-    /// The number of packets that dropped transmit queues have sent. An [`EthTx`] adds its count when it is
-    /// dropped.
+    /// The number of packets sent by transmit queues that no longer exist. An [`EthTx`] adds its count when
+    /// it is dropped.
     sent: AtomicU64,
 }
 
@@ -102,8 +102,7 @@ impl PortContext {
         self.stopped.store(true, Ordering::Release);
     }
 
-    /// Returns how many packets the port's dropped transmit queues have sent. Queues that still exist do not
-    /// count.
+    /// Returns how many packets were sent by those transmit queues of the port that no longer exist.
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Acquire)
     }

@@ -1,5 +1,6 @@
 //! Gates: locks that keep threads out of some code. A port's gate keeps threads out of its driver until the
-//! port is started and while it closes. [`Pause`] holds every gate while a port takes lost buffers back.
+//! port is started and while it closes. [`Pause`] pauses every gate while a port takes back the buffers that
+//! its driver lost.
 //!
 //! A thread sets a flag, by a plain store, while it is inside. The closing thread runs a memory barrier on
 //! all threads (membarrier(2)), so a burst needs no fence.

@@ -12,8 +12,8 @@ pub(crate) fn dropped_by_packet_sockets(sockets: &[RawFd]) -> u64 {
     statistics.map(|[_, dropped]| u64::from(dropped)).sum()
 }
 
-/// Returns a packet socket's `struct tpacket_stats`: the number of received packets, with dropped ones, and
-/// of dropped packets. Both count from the last call.
+/// Returns the numbers of received and of dropped packets of a packet socket since the last call (`struct
+/// tpacket_stats`). Received packets include dropped ones.
 pub(crate) fn packet_statistics(socket: RawFd) -> Option<[u32; 2]> {
     let mut statistics = [0u32; 2];
     read(socket, libc::SOL_PACKET, libc::PACKET_STATISTICS, &mut statistics).map(|()| statistics)

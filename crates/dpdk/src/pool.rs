@@ -49,7 +49,7 @@ thread_local! {
 fn pass<T>(work: impl FnOnce() -> T) -> T {
     let mut work = Some(work);
     let mut run = |gate: &Gate, mark: &Mark| gate.pass(mark, || work.take().expect("passes once")());
-    // While the thread ends, its flag may already be destroyed. Create one for this call then.
+    // While the thread ends, its flag may already be destroyed. Then create a flag for this call.
     let outcome = PASS.try_with(|(gate, mark)| run(gate, mark)).unwrap_or_else(|_| run(&GATE, &GATE.mark()));
     outcome.expect("the gate of pools is never closed")
 }
@@ -80,7 +80,7 @@ impl MbufPool {
     pub fn new(count: usize, room: usize) -> Result<Arc<Self>> {
         let environment = eal::start()?;
         let (count32, room32) = in_range(count, room)?;
-        // For virtual addresses, objects may cross pages (`page` is 0). For physical addresses, only the
+        // With virtual addresses, objects may cross pages (`page` is 0). With physical addresses, only the
         // bytes of one hugepage are contiguous.
         let page = if environment.hugepages && !environment.virtual_addresses { memory::HUGE } else { 0 };
         // SAFETY: the call only computes a size.
@@ -359,7 +359,7 @@ pub(crate) unsafe fn free_received(port: u16, queue: u16) {
 /// Frees the mbufs that the closed device `port` still held, and returns their number. `filled` are the pools
 /// that the device received into.
 pub(crate) fn reclaim(port: u16, filled: &[Arc<MbufPool>]) -> u32 {
-    // Drivers use mempools while other threads set up or close devices.
+    // While other threads set up or close devices, the drivers use mempools.
     let _control = device::control();
     let pools = pools();
     let _pause = Pause::begin();

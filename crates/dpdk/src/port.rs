@@ -24,7 +24,8 @@ use std::time::{Duration, Instant};
 /// The longest wait for the kernel to release the queue of a closed AF_XDP socket.
 const QUEUE_RELEASE: Duration = Duration::from_millis(1000);
 
-/// The buffers in the pool of a port that only sends, because some drivers have only pairs of queues.
+/// The number of buffers of a send-only port's pool. It is needed because some drivers have only pairs of
+/// queues.
 const BUFFERS_OF_SENDER: usize = 4096;
 
 /// Opens the port that `spec` describes ([`crate::spec`]) for one queue in each direction. The first call
@@ -174,8 +175,8 @@ impl EthPort {
         }
     }
 
-    /// Returns the most queues of an AF_XDP port whose interface has more receive queues than pairs: each
-    /// queue then needs a DPDK device of its own. `None` for all other ports.
+    /// Returns the most queues that the port can have if each needs a DPDK device of its own. That is so for
+    /// an AF_XDP port whose interface has more receive queues than pairs. `None` for all other ports.
     fn queues_of_separate_devices(&self) -> Option<u16> {
         let Kind::AfXdp { queue, .. } = self.spec.kind else { return None };
         let existing = self.context.interface.as_ref()?.queues();
@@ -186,8 +187,8 @@ impl EthPort {
         Error::Usage { port: self.spec.text.clone(), why: why.into() }
     }
 
-    /// Configures this port by a DPDK call, under the lock of [`device::control`]. `doing` names the step in
-    /// the error, which contains DPDK's warnings.
+    /// Configures this port by a DPDK call, under the lock of [`device::control`]. The error contains DPDK's
+    /// warnings, and names the step by `doing`.
     fn call(&self, doing: &str, call: impl FnOnce(u16) -> i32) -> Result<()> {
         let mark = log::Mark::new();
         let _lock = device::control();
@@ -374,7 +375,7 @@ impl Port for EthPort {
         }
         let receives = !pools.is_empty();
         let mut outcome = self.configure_device(filled.clone(), queues as u16, receives);
-        // If a port was just closed, the kernel may not have released its queue yet.
+        // If a port was just closed, the kernel may not have released its queue yet. So try again.
         let start = Instant::now();
         while self.context.loses_buffers
             && matches!(outcome, Err(Error::Busy { .. }))

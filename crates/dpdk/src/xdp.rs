@@ -1,8 +1,8 @@
 //! The XDP program and the sockets of AF_XDP ports. DPDK's driver opens the sockets. inlane's own XDP program
 //! (`sys/xdp.c`) gives the frames of a queue to the queue's socket:
 //!
-//! * A BPF link attaches it, unless the interface has another program. The kernel detaches it when the link's
-//!   last descriptor is closed, also when the process is killed.
+//! * A BPF link attaches the program, unless the interface has another one. The kernel detaches the program
+//!   when the link's last descriptor is closed, also when the process is killed.
 //! * All ports of an interface share one program. A process opens the link of another inlane process by the
 //!   link's number, which needs CAP_SYS_ADMIN.
 //!
@@ -114,7 +114,7 @@ fn refusal(interface: i32, error: i32) -> Refusal {
         CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
     };
     match (program, error) {
-        // Without a program on the interface, the kernel itself refused inlane's program.
+        // If the interface has no program, the kernel itself refused inlane's program.
         (0, _) => Refusal::Failed(io::Error::from_raw_os_error(error)),
         (_, libc::EPERM) => Refusal::NotShared,
         _ => Refusal::Taken { program, name },

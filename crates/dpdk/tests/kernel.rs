@@ -184,7 +184,7 @@ fn a_port_of_another_process_at_the_other_end_does_not_disturb() {
     veth();
     ip("link set v1 up");
     // Take the socket group (PACKET_FANOUT) that DPDK's driver would choose for this process and v0. inlane
-    // must choose another.
+    // must choose another group.
     // SAFETY: the string is terminated.
     let index = unsafe { libc::if_nametoindex(c"v0".as_ptr()) };
     let group = i32::from((std::process::id() ^ index) as u16);
@@ -246,7 +246,8 @@ fn fragments_are_not_reassembled() {
     std::thread::sleep(Duration::from_millis(300));
     let early = receive(&mut *rx, 64);
     free(&pool, &early);
-    // Two fragments of a datagram. Reassembled by the kernel, it would exceed the buffers.
+    // Two fragments of a datagram. The kernel must not reassemble them, because the datagram would exceed the
+    // buffers.
     let fragment = |offset: u16, more: bool| {
         let mut frame = frame(14 + 20 + 1480, offset as u8);
         frame[12..14].copy_from_slice(&[0x08, 0x00]);

@@ -38,7 +38,7 @@ impl Testpmd {
             return None;
         };
         // As server, testpmd disconnects clients until its device is started, and in DPDK 22.11 may then use
-        // freed memory. So wait until it is ready.
+        // freed memory. So wait until testpmd is ready.
         let start = Instant::now();
         while device.contains("role=server")
             && !std::fs::read_to_string(output.path()).is_ok_and(|text| text.contains("testpmd>"))

@@ -130,8 +130,8 @@ fn as_root(spec: &str) {
     }
 }
 
-/// Runs a copy of this program with file capabilities as an ordinary user. Once dropped, no thread may hold
-/// one.
+/// Runs a copy of this program with file capabilities as an ordinary user. After the copy has dropped them,
+/// none of its threads may hold a capability.
 #[test]
 fn capabilities_of_the_programs_file_are_dropped_in_every_thread() {
     const TEST: &str = "capabilities_of_the_programs_file_are_dropped_in_every_thread";

@@ -91,7 +91,7 @@ pub struct Config {
     /// The rate at which packets are offered; `None` for as fast as possible. If the pipeline is too slow, a
     /// generator delivers packets late, and other sources lose packets.
     pub rate: Option<Rate>,
-    /// Drop privileges once the ports are open, if a port needed them or if user code is to be loaded.
+    /// True to drop privileges once the ports are open, if a port needed them or user code is to be loaded.
     pub drop_privileges: bool,
     /// The pace at which the packets of a capture file are played, and whether they repeat.
     pub playback: Playback,

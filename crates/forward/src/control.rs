@@ -24,8 +24,8 @@ impl Control {
         Self { parent: Some(parent.clone()), ..Self::default() }
     }
 
-    /// Stops or aborts this run if the parent was stopped or aborted. The thread that waits for the run's end
-    /// calls it several times a second.
+    /// Stops or aborts this run if the parent was stopped or aborted. Called several times a second by the
+    /// thread that waits for the run's end.
     pub fn follow_parent(&self) {
         let Some(parent) = &self.parent else { return };
         parent.follow_parent();

@@ -129,7 +129,7 @@ pub(crate) fn access_method(
             };
             Err(Error::Held { address, driver, note })
         }
-        // A link `driver` that cannot be read shows that a driver is bound.
+        // A link `driver` that exists but cannot be read shows that a driver is bound.
         None if sysfs.device(address).join("driver").symlink_metadata().is_ok() => {
             Err(Error::Held { address, driver: "(unknown)".into(), note: "" })
         }

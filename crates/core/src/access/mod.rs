@@ -89,8 +89,8 @@ impl Access {
             Access::Bytes4 | Access::Bytes8 | Access::Bytes16 => true,
             // The narrowest streaming load (16 bytes) needs SSE4.1.
             Access::NonTemporal => is_x86_feature_detected!("sse4.1"),
-            // Ordinary 32-byte copies need only AVX, but `NonTemporal` uses 32-byte streaming loads, which
-            // need AVX2, wherever `Bytes32` is available.
+            // Ordinary 32-byte copies need only AVX. But wherever `Bytes32` is available, `NonTemporal` uses
+            // 32-byte streaming loads, which need AVX2.
             Access::Bytes32 => is_x86_feature_detected!("avx2"),
             Access::Bytes64 => is_x86_feature_detected!("avx512f"),
             Access::Direct64 => x86::has_movdir64b(),
@@ -162,9 +162,9 @@ impl Access {
         }
     }
 
-    /// Copies `length` bytes: narrow accesses up to an address that is a multiple of this access's width,
-    /// then this access, then narrow accesses for the rest. `aligned_by` is the address that must be such a
-    /// multiple: pass `source` or `destination`, whichever is on the device's side.
+    /// Copies `length` bytes in three parts: by narrow accesses, by this access, and by narrow accesses
+    /// again. The second part begins where the address `aligned_by` is a multiple of this access's width.
+    /// Pass `source` or `destination`, whichever is on the device's side.
     ///
     /// If source and destination are not equally aligned, `NonTemporal` falls back to ordinary accesses of
     /// its width. `Direct64` always aligns to the destination.

@@ -9,14 +9,12 @@
 
 use std::time::{Duration, Instant};
 
-/// What a wait does after its [`Wait::FIRST_POLLS`]: how long it sleeps, and how long it then polls before it
-/// blocks.
+/// What a wait does after its first polls: how long it sleeps, and how long it then polls before it blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitPlan {
     /// How long to sleep before polling again; zero to poll at once.
     pub sleep: Duration,
-    /// The time, from the end of the first polls and with `sleep`, after which the wait blocks between the
-    /// rounds of polls.
+    /// How long the wait sleeps and polls before it starts to block, counted from the end of the first polls.
     pub poll_for: Duration,
 }
 
@@ -68,8 +66,8 @@ pub trait Wait {
     /// If the operation failed.
     fn poll(&mut self, watched: bool) -> Result<bool, Self::Error>;
 
-    /// Returns how long the wait sleeps, and how long it then polls before it blocks. Called once, after the
-    /// first polls.
+    /// Returns how long the wait sleeps, and how long it then polls before it blocks. Called once, if the
+    /// first polls found the operation incomplete.
     fn plan(&mut self) -> WaitPlan;
 
     /// Records how the timed sleep ended. Called after the first poll that follows the sleep.

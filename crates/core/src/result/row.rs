@@ -41,7 +41,7 @@ pub trait Row: Serialize {
     }
 
     /// Returns what a reader must know besides the measured values, such as the ports. Shown below the
-    /// result, once for rows that share a line.
+    /// result. Lines that several rows share are shown once.
     fn context(&self) -> Vec<Cell> {
         Vec::new()
     }

@@ -30,8 +30,8 @@ pub struct Verification {
 }
 
 impl Verification {
-    /// Returns true if no packet was lost, duplicated, reordered or altered, and some were checked or none
-    /// had to arrive.
+    /// Returns true if packets were checked and none was lost, duplicated, reordered or altered. Also returns
+    /// true if no packet had to arrive and none did.
     pub fn passed(&self) -> bool {
         !self.failed() && !self.received_nothing()
     }

@@ -127,7 +127,7 @@ fn prefetch_to_read(line: *const u8) {
 #[inline(always)]
 fn prefetch_to_write(line: *const u8) {
     // In assembly, because the compiler's intrinsic prefetches for reading unless the target CPU is known to
-    // have `prefetchw`. Other x86-64 CPUs ignore it.
+    // have `prefetchw`. CPUs without `prefetchw` ignore it.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch changes no register or memory, and never faults.
     unsafe {

@@ -178,8 +178,8 @@ fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preempt
     });
 }
 
-/// Writes a descriptor's two words, the address, the length and the lap: [`describe`], or a wrong function
-/// that the model must detect.
+/// A function that writes a descriptor: [`describe`], or a wrong one that the model must detect. Its
+/// arguments are the descriptor's two words, the address, the length and the lap.
 type Describe = fn([&AtomicU64; 2], u64, u32, u32);
 
 /// Runs a ring of one slot. Its consumer reads the descriptor before the word, and uses it if it belongs to

@@ -32,8 +32,8 @@
 //! * No descriptor from 2^32 laps ago is accepted. Descriptors beyond an item's packets keep their old lap.
 //!   So in lap 0, where the 32-bit lap wraps, the dispatcher clears the laps of all descriptors of the slot,
 //!   and consumers never accept lap 0. A consumer that waits for position p sees everything written for the
-//!   slot's previous position, p - slots: it has already loaded the word of p - consumers. That word was not
-//!   published earlier, because there are at most as many consumers as slots.
+//!   slot's previous position, p - slots: it has already loaded the word of p - consumers. That word was
+//!   published no earlier than the word of p - slots, because there are at most as many consumers as slots.
 //! * An item without packets, which ends a wait for an item that was never submitted, has no descriptors.
 //! * Everything that the dispatcher wrote before it published, such as the packets' bytes, is visible once
 //!   the consumer has loaded the word with acquire ordering, even if it read the packet's address before.
@@ -106,8 +106,8 @@ fn word(lap: u32, info: u32) -> u64 {
     lap as u64 | (info as u64) << 32
 }
 
-/// Writes a descriptor's two words, the one with the lap last. By the lap, a consumer that reads the
-/// descriptor before the item's word can tell whether it is the item's.
+/// Writes a descriptor's two words, the one with the lap last. A consumer may read the descriptor before the
+/// item's word, because the lap shows whether the descriptor is that of the item.
 #[inline(always)]
 pub fn describe<W: Word>(words: [&W; 2], address: u64, length: u32, lap: u32) {
     words[0].store(address);

@@ -32,7 +32,8 @@ impl Slots {
     /// Returns the smallest slot size that is at least `bytes`, and the smallest block size for such slots.
     fn of(bytes: u32) -> Self {
         let slot = bytes.next_multiple_of(SLOT_ALIGNMENT);
-        // The greatest common divisor of slot and page. The page size is a power of two, so this is, too.
+        // The greatest common divisor of slot and page: the largest power of two that divides the slot, but
+        // at most a page.
         let shared = (1 << slot.trailing_zeros()).min(PAGE);
         Self { slot, block: slot * (PAGE / shared) }
     }
@@ -102,7 +103,7 @@ pub(super) fn af_xdp(spec: &EthSpec, interface: &str, queue: u16, busy: u32, cop
         return Err(Error::Spec { spec: spec.text.clone(), why });
     }
     // Use one DPDK device for `queue` and all later pairs of queues. For a receive queue behind the last
-    // pair, use a device of its own: `xdp_queues` combines several.
+    // pair, use a device of its own: `xdp_queues` combines several such devices.
     let queues = existing.pairs.saturating_sub(queue).max(1);
     remove_limit_of_locked_memory();
     let program = Program::attach(&found).map_err(|refusal| no_program(spec, interface, refusal))?;

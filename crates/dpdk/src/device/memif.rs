@@ -73,14 +73,14 @@ fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
         return Err(invalid(spec, format!("{} exists and is no socket; name another path", path.display())));
     }
     if server && nobody_listens(path) {
-        // The driver reports a failure when it binds its socket.
+        // Ignore a failure, because the driver reports it when it binds its socket.
         let _ = std::fs::remove_file(path);
     }
     Ok(())
 }
 
-/// Returns true if no process listens on the Unix socket at `path`. Tries both socket types that can listen,
-/// because the wrong one may get another error.
+/// Returns true if no process listens on the Unix socket at `path`. Tries both types of sockets that can
+/// listen, because the wrong type may get another error.
 fn nobody_listens(path: &Path) -> bool {
     use rustix::io::Errno;
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};

@@ -7,7 +7,7 @@ use crate::{MbufPool, device, dma, sys, xdp};
 use inlane_core::packet::Pool;
 use std::sync::Arc;
 
-/// The descriptors of each receive and transmit queue, by default. DPDK reduces the number if the device
+/// The default number of descriptors of each receive and transmit queue. DPDK reduces it if the device
 /// supports fewer.
 const DESCRIPTORS: u16 = 1024;
 

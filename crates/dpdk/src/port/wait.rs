@@ -18,8 +18,8 @@ const LINK_UP: Duration = Duration::from_secs(9);
 const LAST_PACKETS: Duration = Duration::from_millis(200);
 
 impl EthPort {
-    /// Starts the device. A memif client can start only while its server listens, so it tries again during
-    /// the specification's `wait=`.
+    /// Starts the device. A memif client can start only while its server listens, so it tries again for as
+    /// long as the specification's `wait=` says.
     pub(super) fn start_device(&self) -> Result<()> {
         // SAFETY: `start` checks that the device is configured.
         let start = || self.call("starting the device", |port| unsafe { sys::rte_eth_dev_start(port) });

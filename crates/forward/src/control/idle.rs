@@ -1,8 +1,8 @@
 //! Waits in polling loops, and measures how long a thread had no work.
 //!
 //! A loop calls [`Idle::wait`] in each round without work, and [`Idle::found_work`] in each other round.
-//! Consecutive rounds without work form an idle period. It lasts from its first round to its last round. All
-//! other time counts as work.
+//! Consecutive rounds without work form an idle period, from the first of these rounds to the last. All other
+//! time counts as work.
 //!
 //! Reading the clock in each round would increase latencies. So only every 64th idle period is timed.
 

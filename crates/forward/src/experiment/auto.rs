@@ -26,8 +26,8 @@ use std::time::{Duration, Instant};
 const TRIAL: Duration = Duration::from_millis(150);
 /// The time since the start of the search after which no further candidate is tried.
 const LAST_START: Duration = Duration::from_secs(25);
-/// A method carries the offered rate if this share of it arrives. The start and end of a run cost some
-/// packets.
+/// The share of the offered rate that must arrive if a method carries that rate. It is below 1, because a
+/// run's start and end cost some packets.
 const CARRIED: f64 = 0.95;
 /// A rate that is at least this share of the highest rate counts as equal to it.
 const EQUAL: f64 = 0.97;

@@ -42,8 +42,8 @@ impl Ceilings {
     /// link's rate in one direction.
     ///
     /// On the CPU, the ceiling includes the time of the packet function, measured on 64 packets of the
-    /// source. If the source cannot be read twice, they are UDP packets of the mean size. Returns `None` if
-    /// the measurement fails.
+    /// source. If the source cannot be read twice, UDP packets of the mean size are used instead. Returns
+    /// `None` if the measurement fails.
     pub fn of(
         &mut self,
         config: &Config,
@@ -76,8 +76,8 @@ fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketRe
     }
 }
 
-/// Returns the ceiling of a run on the CPU, for all directions together: the slowest link's rate, or else the
-/// rate at which the workers can run the packet function.
+/// Returns the ceiling of a run on the CPU, for all directions together: the slowest link's rate if it is
+/// known, or else the rate at which the workers can run the packet function.
 fn cpu_ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
     let directions = config.route.directions();
     // Function `io` does nothing, so timing it would measure only the call.

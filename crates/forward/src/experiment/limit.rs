@@ -31,15 +31,16 @@ use std::time::Duration;
 
 /// A thread that is busy for at least this share of the run has no time left.
 const BUSY: f64 = 0.9;
-/// If this share of the offered packets arrived, all count as arrived. The start and end of a run lose a few
-/// packets.
+/// If at least this share of the offered packets arrived, all count as arrived, because the start and end of
+/// a run lose a few.
 const ALL: f64 = 0.99;
-/// Below [`ALL`], for runs whose threads were not busy: they could have handled more packets than were
-/// offered.
+/// Like [`ALL`], but for runs whose threads were not busy. It is lower, because such threads could have
+/// handled more packets.
 const NEARLY_ALL: f64 = 0.95;
 /// A run that reaches at least this share of a ceiling is limited by that ceiling.
 const CEILING: f64 = 0.9;
-/// If threads wait for a processor, or sleep in system calls, for this share of the run, that is the limit.
+/// If threads wait for a processor, or sleep in system calls, for at least this share of the run, that is the
+/// limit.
 const NOT_RUNNING: f64 = 0.2;
 /// A port that accepts nothing for at least this share of the run is the limit.
 const BLOCKED: f64 = 0.5;
@@ -216,9 +217,9 @@ fn threads(config: &Config, outcome: &RunOutcome) -> String {
     format!("{what}: {feeding}{busy}; {more}{share}")
 }
 
-/// Describes how busy one kind of thread was in the pipelines. `share` reads its share of time with work.
-/// `one` completes "the thread that ...", and `several` "the threads that ...". Returns the text and the
-/// largest share.
+/// Describes how busy one kind of thread was. `share` reads the share of time in which it had work. `one`
+/// completes "the thread that ...", and `several` "the threads that ...". Returns the text and the largest
+/// share.
 fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]: [&str; 2]) -> (String, f64) {
     let shares = || outcome.time_shares.iter().map(share);
     let (least, most) = (shares().fold(1.0, f64::min), shares().fold(0.0, f64::max));

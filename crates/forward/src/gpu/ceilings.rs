@@ -157,8 +157,8 @@ fn timed(
 /// The latency of a bare kernel that processes items of one packet.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct RoundTrip {
-    /// The time from the host's write of the flag until it sees the answer. The GPU reads flag, descriptor
-    /// and packet, changes the packet, and answers. `None` if nothing was measured.
+    /// The time from the host's write of the flag until the host sees the answer. The GPU reads flag,
+    /// descriptor and packet, changes the packet, and answers. `None` if nothing was measured.
     pub nanoseconds: Option<Percentiles>,
 }
 

@@ -68,7 +68,8 @@ impl<'a> Feeder<'a> {
         Ok(())
     }
 
-    /// Feeds the GPU until the ring is closed and every item has its kernel, or the run is aborted.
+    /// Feeds the GPU until the ring is closed and a kernel was launched or posted for every item, or the run
+    /// is aborted.
     ///
     /// # Errors
     /// If a driver call fails, or an earlier kernel failed.
@@ -93,9 +94,11 @@ impl<'a> Feeder<'a> {
         Ok(())
     }
 
-    /// Waits, after the dispatcher has ended, until the lane's streams are idle. Abandons the GPU if that
-    /// takes longer than the watchdog's limit. `clean`: the run ended normally. If not, kernels are ordered
-    /// to stop. `stuck`: the watchdog found a stuck item. The GPU is then abandoned without a wait.
+    /// Waits until the lane's streams are idle. Call it after the dispatcher has ended. Abandons the GPU if
+    /// the wait exceeds the watchdog's limit.
+    ///
+    /// - `clean`: true if the run ended normally. If false, kernels are ordered to stop.
+    /// - `stuck`: true if the watchdog found a stuck item. The GPU is then abandoned without a wait.
     ///
     /// # Errors
     /// If a kernel failed, or did not end in time.
@@ -138,8 +141,8 @@ impl<'a> Feeder<'a> {
     }
 }
 
-/// Uses each stream once, because the driver sets a stream up at its first use. During the run, that would
-/// delay packets and block on other lanes' kernels.
+/// Uses each stream once, because the driver sets a stream up at its first use. During the run, the set-up
+/// would delay packets and block on other lanes' kernels.
 fn warm_up<'a>(lane: &Lane, streams: impl Iterator<Item = &'a Stream>) -> Result<()> {
     let streams: Vec<_> = streams.collect();
     for stream in &streams {

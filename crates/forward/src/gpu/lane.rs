@@ -220,7 +220,7 @@ impl Lane {
     }
 
     /// Blocks until every lane has allocated its GPU memory. An allocation waits for all kernels and posted
-    /// waits of the GPU, so lanes that already run would deadlock with it.
+    /// waits of the GPU. So if another lane already ran, both would wait forever.
     pub(super) fn start_together(&self) {
         self.barrier(&self.starting, &self.loaded.starting);
     }

@@ -67,8 +67,8 @@ pub(super) unsafe fn launch_items(
     unsafe { lane.loaded.items.launch(stream, shape, arguments) }.map_err(Error::from)
 }
 
-/// Launches a kernel that finds no packets and ends. Call it before item 0, to make the driver set up the
-/// stream.
+/// Launches a kernel that finds no packets and ends. Call it before item 0 is submitted, to make the driver
+/// set up the stream.
 ///
 /// # Safety
 /// The lane lives until the kernel has run.

@@ -84,7 +84,8 @@ impl LoadedFunction {
         Ok(blocks.saturating_sub(kept))
     }
 
-    /// Permits launches with the shared memory for items of `burst` packets. Returns its bytes per block.
+    /// Permits launches with the shared memory for items of `burst` packets. Returns the bytes of shared
+    /// memory per block.
     ///
     /// # Errors
     /// If a block of this GPU cannot have that much shared memory.

@@ -85,8 +85,9 @@ impl PostingCursor {
     ///
     /// - If a whole stretch is submitted, posts kernels for all submitted stretches, but for at most `most`
     ///   items.
-    /// - If not, posts waits and kernels for the next stretch. Posts nothing if it ends more than `ahead`
-    ///   stretches beyond the submitted items, or if an older item is in flight in one of its slots.
+    /// - If not, posts waits and kernels for the next stretch. But posts nothing if that stretch ends more
+    ///   than `ahead` stretches beyond the submitted items, or if an older item is in flight in one of its
+    ///   slots.
     #[inline]
     pub(super) fn next(&mut self, ring: &impl RingView, stretch: u64, ahead: u64, most: u64) -> NextPost {
         // Freed items count as submitted. Their slots may already be reused, so do not read the words.
@@ -197,9 +198,9 @@ impl<'a> GraphPoster<'a> {
         Ok(Self { lane, streams, stretches, items: items as u64, cursor: PostingCursor::default() })
     }
 
-    /// Launches a graph for the next group of `items` slots: the one without waits if all its items were
-    /// submitted, or else the one with waits, if a stream has no waiting graph. Returns false if it launched
-    /// none.
+    /// Launches a graph for the next stretch. If all its items were submitted, that is the graph without
+    /// waits. If not, it is the graph with waits, and is launched only if a stream has no waiting graph.
+    /// Returns false if it launched none.
     ///
     /// # Errors
     /// If a driver call fails, or an earlier kernel failed.

@@ -6,8 +6,8 @@
 //! split, stream, graph   [ receive -> submit ... take back -> send ]   [ launch, or post ahead ]
 //! ```
 //!
-//! The thread that starts these threads owns the packets, the ring and the streams. So they survive a panic
-//! of these threads.
+//! The thread that starts these threads owns the packets, the ring and the streams. So a panic of a started
+//! thread does not drop them.
 
 use super::feeder::{Feeder, Ticks, wait_until_idle};
 use super::lane::Lane;
@@ -118,8 +118,8 @@ fn on_streams(
 /// have ended.
 ///
 /// `moving` moves packets, `feeding` launches or posts kernels, `watching` is the watchdog. `moving` may
-/// block in a port. When it ends, the channel that `watching` receives from is disconnected. `watching` must
-/// then return.
+/// block in a port. When `moving` ends, the channel that `watching` receives from is disconnected, and
+/// `watching` must return.
 pub(super) fn on_threads(
     moving: impl FnOnce() -> Tally + Send,
     feeding: Option<impl FnOnce() -> Result<()> + Send>,

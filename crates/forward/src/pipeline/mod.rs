@@ -37,7 +37,8 @@ pub enum Overload {
     Wait,
     /// Drop the newest packets and count them.
     Drop,
-    /// Wait, and halve the size of the next bursts, down to one packet. It doubles again once there is room.
+    /// Wait, and halve the size of the next bursts, down to one packet. The size doubles again once there is
+    /// room.
     Shrink,
 }
 
@@ -129,7 +130,8 @@ pub struct Tally {
     pub dropped_verdict: u64,
     /// Packets dropped because the verdict, the length or the verdict's port was invalid.
     pub dropped_invalid: u64,
-    /// Packets dropped because the sending port failed, it took no more at the end, or the run was aborted.
+    /// Packets dropped because the sending port failed or took no more at the end, or because the run was
+    /// aborted.
     pub dropped_unsent: u64,
     /// The processor time of the pipeline's threads.
     pub time: ThreadTime,
@@ -185,7 +187,8 @@ pub struct StageHistograms {
 }
 
 impl StageHistograms {
-    /// Records a burst of `count` packets. The array holds the raw clock readings at the end of each stage.
+    /// Records a burst of `count` packets, by the raw clock readings when it was received, queued, processed
+    /// and sent.
     pub(crate) fn record(
         &mut self,
         clock: &Clock,

@@ -72,10 +72,11 @@ pub(super) fn pools(
                 (Memory::Pool, false) => {
                     return Ok(Arc::new(HeapPool::over(gpu.allocate(bytes()?)?, room)?));
                 }
-                // Memory of the GPU's driver has larger pages than memory that is only registered with it.
+                // Memory that the GPU's driver allocates has larger pages than memory that is only registered
+                // with it.
                 (_, false) => return Ok(Arc::new(HeapPool::over(gpu.pinned(bytes()?)?, room)?)),
-                // Created below, as for the CPU. `Lane::new` then registers DPDK's memory with the GPU's
-                // driver.
+                // The pool of mbufs is created below, as for the CPU. `Lane::new` then registers its memory
+                // with the GPU's driver.
                 (_, true) => {}
             }
         }

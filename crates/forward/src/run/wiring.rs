@@ -16,7 +16,7 @@ pub(super) struct Direction {
 }
 
 /// Lists the ports of a route, and its directions. A port named twice is listed once if one open port can
-/// serve both.
+/// serve both directions.
 ///
 /// # Errors
 /// [`Error::Config`] for two names of one ring with different options.

@@ -55,7 +55,8 @@ impl Device {
         let group = Group::of(sysfs, address)?;
         let file = group.device(address)?;
         let device = Self { inner: Arc::new(Inner { file, group, address, sysfs: sysfs.clone() }) };
-        // BARs respond only with memory decoding. The kernel restores the register at the end.
+        // Turn on memory decoding, without which BARs do not respond. The kernel restores the register when
+        // the device is closed.
         device.command(COMMAND_MEMORY)?;
         Ok(device)
     }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The type of `emulated_launch` in `launch.h`: kernel, threads, seed, block, blocks, lane, and the kernel's
-/// two parameters after the lane. A kernel ignores those that it lacks.
+/// two parameters after the lane. Kernels with fewer parameters ignore the rest.
 type LaunchBlock = unsafe extern "C" fn(u32, u32, u64, u32, u32, *const Parameters, u64, u32);
 
 /// A kernel of `executor.cu`. The variants have the numbers by which `launch.h` selects kernels.

@@ -170,8 +170,8 @@ __device__ void write_back(const inlane_lane &lane, const slot &at, uint32_t cou
     }
 }
 
-// Returns the current time, the same for all threads of a block: else a function whose barriers depend on the
-// time could deadlock.
+// Returns the current time, the same for all threads of a block. With different times, a function whose
+// barriers depend on the time could deadlock.
 __device__ __forceinline__ uint64_t time_of_block() {
     __shared__ uint64_t time;
     if (threadIdx.x == 0) time = now_ns();
@@ -179,13 +179,14 @@ __device__ __forceinline__ uint64_t time_of_block() {
     return time;
 }
 
-// Returns the time at which an item's processing begins; 0 if nothing needs the time.
+// Returns the time at which an item's processing begins; 0 if neither the function nor the added work needs
+// it.
 __device__ __forceinline__ uint64_t time_of_item(const inlane_lane &lane) {
     if constexpr (inlane_needs_time) return time_of_block();
     return lane.work_ns ? now_ns() : 0;
 }
 
-// Completes an item: stores its completed word. All threads of the block call it. Then the slot may be
+// Completes an item: stores its completed word. All threads of the block call it. Afterwards the slot may be
 // reused, so no thread may access the item.
 __device__ __forceinline__ void complete(const inlane_lane &lane, const slot &at, uint32_t count, uint64_t begun_ns, uint32_t info) {
     if (lane.work_ns) {
@@ -264,15 +265,15 @@ __device__ __forceinline__ bool comes_with_word(const inlane_lane &lane) { retur
 
 // Waits for the item at `position`. All threads of a block's first warp call it. Returns the item's word, or
 // 0 if the block must end. If comes_with_word, also writes the item's descriptors to `given`. In block 0,
-// `polls` counts the polls: only every 32nd also reads the words that concern all blocks.
+// `polls` counts the polls, because only every 32nd poll also reads the words that concern all blocks.
 //
 // Every poll is a read over PCIe. If several blocks read one line, their reads queue up, which costs
 // microseconds per block. So a block polls only its item's word. Block 0 also polls the words that concern
 // all blocks, and copies them to GPU memory, where the other blocks poll them.
 //
 // If the host orders a stop, the block ends even if the item was submitted. The host then frees the packets.
-// The word for the ring's end is 0 while the ring is open, then the number of items plus one. A block ends
-// only if `position` is beyond the last item.
+// The word for the ring's end is 0 while the ring is open, then the number of items plus one. At the ring's
+// end, a block ends only if `position` is beyond the last item.
 __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t position, uint32_t &polls,
                                              uint4 *given) {
     static_assert(INLANE_RING_DESCRIPTORS_WITH_WORD < RELAY && INLANE_RING_ENTRIES == 16, "thread n reads the line's bytes from 16 n on");
