@@ -60,7 +60,8 @@ pub fn find_inherited() {
     for (poll, fd) in polls.iter_mut().zip(0..) {
         poll.fd = fd;
     }
-    // poll(2) accepts at most RLIMIT_NOFILE entries. SAFETY: the structures outlive the calls.
+    // poll(2) accepts at most RLIMIT_NOFILE entries.
+    // SAFETY: the structures outlive the calls.
     let asked = unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
         libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
@@ -112,8 +113,8 @@ pub fn take_error(fd: RawFd, name: &SocketName) -> c_int {
             Some(header) if header.error != 0 => error = header.error,
             _ => break,
         }
-        // If another thread removes the error first, this call drops a datagram, as any network may. SAFETY:
-        // the buffer outlives the call.
+        // If another thread removes the error first, this call drops a datagram, as any network may.
+        // SAFETY: the buffer outlives the call.
         unsafe { real::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
     }
     set_errno(before);

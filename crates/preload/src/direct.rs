@@ -261,8 +261,8 @@ unsafe fn receive_from(
             if result != -1 || errno() != libc::EAGAIN {
                 break Some(result);
             }
-            // The thread that sends the bytes may be waiting for this processor. SAFETY: has no
-            // preconditions.
+            // The thread that sends the bytes may be waiting for this processor.
+            // SAFETY: has no preconditions.
             unsafe { libc::sched_yield() };
         }
         // Post only while the slot is this connection's. Check again afterwards: the engine may have given

@@ -183,8 +183,8 @@ pub fn accept(
         return fail(libc::EINVAL);
     }
     let before = errno();
-    // Without a free descriptor, receiving a record would lose its connection, so check for one. SAFETY: has
-    // no preconditions; the duplicate is closed at once.
+    // Without a free descriptor, receiving a record would lose its connection, so check for one.
+    // SAFETY: has no preconditions; the duplicate is closed at once.
     unsafe {
         let free = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0);
         if free < 0 {
@@ -328,8 +328,8 @@ pub unsafe fn getsockopt(
     (message.level, message.name) = (level, name);
     match control::request(&mut message, fd) {
         Some((reply, _)) if reply.status == 0 => put(reply.value()),
-        // If the connection is now established, the program's end has its full send buffer. SAFETY: the
-        // program's arguments.
+        // If the connection is now established, the program's end has its full send buffer.
+        // SAFETY: the program's arguments.
         Some(_) if level == libc::SOL_SOCKET && name == libc::SO_SNDBUF => unsafe {
             real::getsockopt(fd, level, name, value, len)
         },
@@ -391,8 +391,8 @@ pub unsafe fn setsockopt(
 unsafe fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
     let connecting = name == libc::SO_SNDBUF && Flags::of(fd).has(Flags::CONNECTING);
     // During the handshake, a small send buffer keeps the program's end from becoming writable. A temporary
-    // UNIX socket shows what the kernel makes of the value. SAFETY: the program passes valid arguments, and
-    // the descriptor is closed below.
+    // UNIX socket shows what the kernel makes of the value.
+    // SAFETY: the program passes valid arguments, and the descriptor is closed below.
     let (code, bytes) = unsafe {
         let asked = if connecting {
             libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0)
