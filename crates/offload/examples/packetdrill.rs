@@ -6,15 +6,14 @@
 //!             --- netdev_send, netdev_receive: IP packets --------------------------> engine
 //! ```
 //!
-//! The socket calls of a script pass through the preloaded library, so a script tests the library, the engine
-//! and its TCP together. Time is virtual: it moves only while packetdrill waits, so the times in a script
-//! hold on a loaded machine too.
+//! A script tests the preloaded library, the engine and its TCP together. Time is virtual: it moves only
+//! while packetdrill waits.
 //!
 //! `--so_flags` takes settings separated by commas:
 //!
 //! * `preload=FILE`: the preloaded library. By default, it is in the parent of this library's folder.
-//! * `local=ADDRESS/LENGTH`: the engine's address. Give packetdrill the same address with `--local_ip`.
-//! * `gateway=ADDRESS`: the engine's router. Give packetdrill the same address with `--gateway_ip`.
+//! * `local=ADDRESS/LENGTH`: the engine's address, the same as `--local_ip`.
+//! * `gateway=ADDRESS`: the engine's router, the same as `--gateway_ip`.
 //! * `mtu=BYTES`: the MTU of the engine's link.
 //! * `buffer=BYTES`: the size of each ring of a connection.
 
@@ -36,13 +35,12 @@ use std::time::Duration;
 
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 0, 2]);
-/// How far a call of `gettimeofday` moves the virtual clock, in nanoseconds. packetdrill calls it repeatedly
-/// while it waits. The first call after a socket call does not move the clock.
+/// How far a call of `gettimeofday` moves the clock, in nanoseconds, except the first one after a socket
+/// call.
 const TICK_NS: u64 = 10_000;
 /// How long `netdev_receive` waits for a packet in virtual time before it gives up, in nanoseconds.
 const LONGEST_WAIT_NS: u64 = 30_000_000_000;
-/// The virtual time at which a script begins, in nanoseconds. It is not 0, because packetdrill treats times
-/// near 0 as unset.
+/// The virtual time at which a script begins, in nanoseconds. packetdrill treats times near 0 as unset.
 const START_NS: u64 = 1_000_000_000_000;
 
 /// The engine, the virtual clock, and the threads that are in a socket call.
@@ -53,17 +51,15 @@ struct World {
     calling: Vec<c_int>,
 }
 
-// SAFETY: the mutex gives the engine to one thread at a time. Its pointers refer to mappings of the process, which
-// every thread can use.
+// SAFETY: the mutex gives the engine to one thread at a time. Every thread can use its mappings.
 unsafe impl Send for World {}
 
 static WORLD: OnceLock<Mutex<World>> = OnceLock::new();
 static PRELOAD: OnceLock<usize> = OnceLock::new();
 
 thread_local! {
-    /// The virtual time at which this thread's last socket call returned, in nanoseconds. The thread's next
-    /// call of `gettimeofday` returns and clears it, because another thread may have moved the clock
-    /// meanwhile.
+    /// When this thread's last socket call returned, in virtual nanoseconds. The next `gettimeofday` returns
+    /// and clears it, because other threads move the clock.
     static RETURNED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
@@ -75,12 +71,10 @@ fn world() -> MutexGuard<'static, World> {
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns true if the thread of this process with the ID `thread` sleeps. Returns false if it runs or has
-/// ended.
+/// Returns true if the thread with the ID `thread` sleeps.
 fn sleeps(thread: c_int) -> bool {
     let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
-    // In the `stat` file of a thread, its state follows its name. The name is in parentheses and may contain
-    // any character.
+    // The state follows the thread's name, which is in parentheses and may contain any character.
     text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
 }
 
@@ -88,11 +82,11 @@ fn sleeps(thread: c_int) -> bool {
 fn has_events(engine: &Stepped) -> bool {
     use std::os::fd::AsRawFd;
     let mut poll = pollfd { fd: engine.events().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: the structure lives through the call.
+    // SAFETY: the structure outlives the call.
     unsafe { libc::poll(&mut poll, 1, 0) == 1 }
 }
 
-/// Runs the engine until it is idle and every other thread that is in a socket call sleeps.
+/// Runs the engine until it is idle and every other thread in a socket call sleeps.
 fn settle() {
     let mut still = 0;
     while still < 2 {
@@ -114,8 +108,8 @@ fn this_thread() -> c_int {
     unsafe { libc::gettid() }
 }
 
-/// Moves the virtual clock to `to`, in nanoseconds, and runs the engine at each of its deadlines on the way.
-/// Ends early once `until` returns true.
+/// Moves the clock to `to`, in nanoseconds, and runs the engine at each deadline. Ends early once `until`
+/// returns true.
 fn advance(to: u64, mut until: impl FnMut(&mut World) -> bool) {
     loop {
         settle();
@@ -128,13 +122,12 @@ fn advance(to: u64, mut until: impl FnMut(&mut World) -> bool) {
     }
 }
 
-/// Runs `function`, which is a socket call of packetdrill. Lets the engine work before and after it, and
-/// preserves errno.
+/// Runs a socket call. Lets the engine work before and after it, and preserves errno.
 fn call<T>(function: impl FnOnce() -> T) -> T {
     settle();
     world().calling.push(this_thread());
     let result = function();
-    // SAFETY: every thread has its own errno, which is always valid.
+    // SAFETY: every thread has its own valid errno.
     let errno = unsafe { *libc::__errno_location() };
     let mut world = world();
     world.calling.retain(|&thread| thread != this_thread());
@@ -146,8 +139,7 @@ fn call<T>(function: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Returns the address of the preloaded library's function `name`, or of the C library's if the preloaded
-/// library has none.
+/// Returns the preloaded library's function `name`, or the C library's if it has none.
 fn symbol(name: &CStr) -> *mut c_void {
     let library = *PRELOAD.get().expect("packetdrill has initialised the library") as *mut c_void;
     // SAFETY: the library is never closed, and the name is terminated.
@@ -156,8 +148,7 @@ fn symbol(name: &CStr) -> *mut c_void {
     found
 }
 
-/// Defines functions of packetdrill's interface. Each passes its arguments on to the preloaded library's
-/// function of the same name.
+/// Defines functions that pass their arguments on to the preloaded library's functions of the same names.
 macro_rules! forward {
     ($($name:ident / $wanted:literal ($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
         extern "C" fn $name(_: *mut c_void, $($argument: $type),*) -> $result {
@@ -239,7 +230,7 @@ pub struct Interface {
         socklen_t,
     ) -> ssize_t,
     sendmsg: extern "C" fn(*mut c_void, c_int, *const msghdr, c_int) -> ssize_t,
-    /// The C declaration is variadic. On x86-64 and aarch64 Linux, an integer argument is passed in the same way.
+    /// The C function is variadic. x86-64 and aarch64 Linux pass an integer in the same way.
     fcntl: extern "C" fn(*mut c_void, c_int, c_int, c_long) -> c_int,
     /// The C declaration is variadic, like that of `fcntl`.
     ioctl: extern "C" fn(*mut c_void, c_int, c_ulong, *mut c_void) -> c_int,
@@ -282,8 +273,8 @@ extern "C" fn netdev_send(_: *mut c_void, bytes: *const c_void, len: size_t) -> 
     0
 }
 
-/// Returns the next IP packet that the engine sends. Waits for it in virtual time. If none comes within 30 s
-/// of virtual time, ends the process, because otherwise packetdrill would wait forever.
+/// Waits in virtual time for the next IP packet that the engine sends, and returns it. After 30 s, ends the
+/// process, because packetdrill would wait forever.
 extern "C" fn netdev_receive(
     _: *mut c_void,
     bytes: *mut c_void,
@@ -363,11 +354,10 @@ fn folder() -> Option<PathBuf> {
     Some(path.canonicalize().ok()?.parent()?.parent()?.to_owned())
 }
 
-/// Starts the engine with the settings in `flags`, and writes the addresses of this library's functions to
-/// `interface`. packetdrill calls it once.
+/// Starts the engine with the settings in `flags`, and writes this library's functions to `interface`.
 ///
 /// # Panics
-/// If a setting is wrong, or the engine or the preloaded library cannot be loaded. packetdrill then ends.
+/// If a setting is wrong, or the engine or the preloaded library cannot be loaded.
 ///
 /// # Safety
 /// `flags` is null or a terminated string, and `interface` points to packetdrill's structure.
@@ -399,15 +389,14 @@ pub unsafe extern "C" fn packetdrill_interface_init(flags: *const c_char, interf
     engine.set_neighbour(START_NS, gateway, GATEWAY_MAC);
     let known = WORLD.set(Mutex::new(World { engine, now: START_NS, calling: Vec::new() }));
     assert!(known.is_ok(), "packetdrill initialises the library once");
-    // Run the engine on a thread of its own whenever a program has sent it something. A socket call blocks
-    // until the engine has replied to its request.
+    // A blocking socket call waits for the engine's reply, so another thread must run the engine.
     std::thread::spawn(|| {
         loop {
             use std::os::fd::{AsFd, AsRawFd};
             let events = world().engine.events().as_fd().try_clone_to_owned();
             let Ok(events) = events else { return };
             let mut poll = pollfd { fd: events.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: the structure lives through the call.
+            // SAFETY: the structure outlives the call.
             unsafe { libc::poll(&mut poll, 1, -1) };
             let mut world = world();
             let now = world.now;
@@ -418,7 +407,7 @@ pub unsafe extern "C" fn packetdrill_interface_init(flags: *const c_char, interf
     });
     let library = value("preload")
         .map_or_else(|| folder().unwrap_or_default().join("libinlane_preload.so"), PathBuf::from);
-    // SAFETY: this runs before packetdrill starts its threads, and the engine's thread reads no environment
+    // SAFETY: packetdrill has not started its threads, and the engine's thread reads no environment
     // variables.
     unsafe { std::env::set_var(SOCKET_VARIABLE, control_socket()) };
     let name = CString::new(library.as_os_str().as_bytes()).expect("a path has no zero byte");

@@ -1,7 +1,7 @@
 //! The engine's side of the memory that it shares with programs ([`inlane_offload_protocol::lease`]).
 //!
-//! Programs may write anything into this memory at any time. So the engine keeps its own copy of every number
-//! that it relies on, and checks each number that it reads.
+//! Programs may write anything into it at any time. So the engine checks each number that it reads, and
+//! keeps its own copy.
 
 use crate::ring::Ring;
 use inlane_offload_protocol::lease::{Answer, Area, Offer, RECEIVE, SEND, SLOTS, Slot};
@@ -13,38 +13,36 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// How long a thread of a program may hold a claim of the send ring, in nanoseconds. Then the engine ends the
-/// claim. A claim takes less than a microsecond unless the thread is stopped, killed or descheduled.
+/// How long a thread may hold a claim of the send ring, in nanoseconds. Normally it takes less than a
+/// microsecond.
 const CLAIM_LIMIT_NS: u64 = 100_000_000;
-/// How long a program may leave an offer unanswered, in nanoseconds. Then the engine withdraws the offer. An
-/// answer takes less than a microsecond unless the thread is stopped, killed or descheduled.
+/// How long a program may leave an offer unanswered, in nanoseconds. Normally it takes less than a
+/// microsecond.
 const OFFER_LIMIT_NS: u64 = 500_000;
 /// How long a lease lasts without use before the engine ends it, in nanoseconds.
 const IDLE_NS: u64 = 1_000_000;
-/// The interval at which the engine writes the time into a slot while a lease is granted, in nanoseconds.
+/// The interval at which the engine writes the time into a leased slot, in nanoseconds.
 const ALIVE_NS: u64 = 1_000_000;
 
-/// The memory that the engine shares with one process. It is unmapped once neither the process nor any of its
-/// connections uses it.
+/// The memory that the engine shares with one process. It is unmapped once no connection uses it and the
+/// process is gone.
 #[derive(Debug)]
 pub struct SharedArea {
     file: OwnedFd,
     start: NonNull<u8>,
     /// The ID of the process that shares the memory.
     pub process: i32,
-    /// Bit n is 1 while slot n is reserved: a connection uses it, or a thread may still write to it after the
-    /// engine ended that thread's claim.
+    /// Bit n is 1 while slot n is reserved: by a connection, or by a thread whose claim the engine has ended.
     used: AtomicU64,
 }
 
-// SAFETY: the mapping belongs to this value, and its memory is accessed only by atomics and copies.
+// SAFETY: the mapping is this value's, and its memory is accessed only by atomics and copies.
 unsafe impl Send for SharedArea {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for SharedArea {}
 
 impl SharedArea {
-    /// Creates an area for the process with the ID `process`. Seals prevent the process from changing the
-    /// area's size.
+    /// Creates an area for the process with the ID `process`, which cannot change the area's size (seals).
     ///
     /// # Errors
     /// Errors of the system: too many descriptors, too little memory.
@@ -69,8 +67,7 @@ impl SharedArea {
     /// Reserves a slot, and returns its index with it. Returns `None` if all slots are reserved.
     fn reserve(&self) -> Option<(usize, Slot)> {
         let index = self.used.load(Ordering::Relaxed).trailing_ones() as usize;
-        // SAFETY: the area is mapped as long as this value lives. The `Direct` that uses the slot keeps a
-        // reference to this value.
+        // SAFETY: the area is mapped while this value lives, and the slot's `Direct` refers to it.
         let slot = unsafe { Area::new(self.start) }.slot(index).filter(|_| index < SLOTS)?;
         self.used.fetch_or(1 << index, Ordering::Relaxed);
         Some((index, slot))
@@ -97,8 +94,7 @@ pub struct Hostile;
 pub enum Turn {
     /// Yes: the program commits no more bytes, and all committed bytes were copied.
     Pair,
-    /// No: the program commits no more bytes, but some committed bytes must be copied first. The program sent
-    /// them before those in the pair.
+    /// No: some committed bytes must be copied first, because they precede those in the pair.
     Behind,
     /// No: a thread of the program has claimed the send ring. Try again in the next round.
     Claimed,
@@ -112,12 +108,11 @@ pub struct Direct {
     slot: Slot,
     /// The position up to which bytes were copied out of the send ring.
     copied: u64,
-    /// When a claim first kept the engine from ending the lease, in nanoseconds. `None` if no claim does.
+    /// When a claim first kept the engine from ending the lease, in nanoseconds.
     claimed_since: Option<u64>,
     /// The offer that the program has not answered yet, and when it was made, in nanoseconds.
     offer: Option<(Offer, u64)>,
-    /// True if the engine found the pair empty and has written nothing to it since. If false, the engine
-    /// checks the pair before it makes an offer.
+    /// True if the pair was found empty and not written since. If false, check it before an offer.
     pair_empty: bool,
     /// When the slot was last used to send or receive, or the lease was granted, in nanoseconds.
     used_at: u64,
@@ -137,7 +132,7 @@ pub struct Direct {
 
 impl Direct {
     /// Assigns a slot of `area` to a connection. `inode` and `device` are those of the program's end. Returns
-    /// `None` if the area has no free slot.
+    /// `None` without a free slot.
     pub fn new(area: &Arc<SharedArea>, inode: u64, device: u64) -> Option<Self> {
         let (index, slot) = area.reserve()?;
         let header = slot.header();
@@ -174,13 +169,13 @@ impl Direct {
     /// Returns how many of the first `committed` bytes were not copied yet.
     ///
     /// # Errors
-    /// If `committed`, which the program wrote, is less than was copied, or more than the send ring can hold.
+    /// If `committed`, which the program wrote, is impossible.
     fn ahead(&self, committed: u64) -> Result<u64, Hostile> {
         committed.checked_sub(self.copied).filter(|&ahead| ahead <= SEND as u64).ok_or(Hostile)
     }
 
-    /// Returns true if the connection has work: the program has committed bytes for which there may be room, or
-    /// has answered an offer, or has left it unanswered for too long.
+    /// Returns true if the program has committed bytes for which there may be room, has answered an offer, or
+    /// is too late to answer.
     #[inline]
     pub fn has_work(&self, now: u64) -> bool {
         let answered = self.offer.is_some_and(|(offer, since)| {
@@ -189,13 +184,12 @@ impl Direct {
         answered || !self.stalled && self.slot.send().committed() != self.copied
     }
 
-    /// Returns true if committed bytes wait for room in the connection's ring, as of the last call of `copy`.
+    /// Returns true if the last `copy` had no room for some committed bytes.
     pub fn is_stalled(&self) -> bool {
         self.stalled
     }
 
-    /// Copies at most `room` committed bytes from the slot to `ring`, beginning at index `written`. Returns
-    /// how many.
+    /// Copies at most `room` committed bytes to `ring`, from index `written` on. Returns how many.
     ///
     /// # Errors
     /// If the program broke the protocol.
@@ -215,8 +209,8 @@ impl Direct {
         Ok(len)
     }
 
-    /// Ends the lease, so that the engine may read the pair. If a claim lasts too long, ends it by force. The
-    /// connection then never sends through the slot again.
+    /// Ends the lease, so that the engine may read the pair. If a claim lasts too long, ends it by force, and
+    /// the connection never uses the slot for sending again.
     ///
     /// # Errors
     /// If the program broke the protocol.
@@ -244,8 +238,8 @@ impl Direct {
         self.slot.send().grant();
     }
 
-    /// Writes the time into the slot if the last one is at least 1 ms old. The program uses a lease only if
-    /// the time is recent.
+    /// Writes the time into the slot if the last one is 1 ms old. The program uses a lease only if the time
+    /// is recent.
     pub fn refresh(&mut self, now: u64) {
         if now >= self.alive_at + ALIVE_NS || self.alive_at == 0 {
             self.alive_at = now;
@@ -253,20 +247,18 @@ impl Direct {
         }
     }
 
-    /// Returns true if no offer waits for an answer and the slot was not used for at least 1 ms.
+    /// Returns true if no offer is pending and the slot was not used for 1 ms.
     pub fn is_idle(&self, now: u64) -> bool {
         self.offer.is_none() && now >= self.used_at + IDLE_NS
     }
 
-    /// Returns true if an offer waits for an answer of the program. The offered bytes then stay in the
-    /// connection's ring, and no other bytes may be delivered.
+    /// Returns true if an offer is pending. Then its bytes stay in the ring, and no others may be delivered.
     pub fn has_offer(&self) -> bool {
         self.offer.is_some()
     }
 
-    /// Offers the received bytes `first` and `second` to the thread of the program that has posted a receive.
-    /// Returns false if the bytes must go through the pair: no receive is posted, the bytes are too many for
-    /// it, or the pair has earlier bytes.
+    /// Offers `first` and `second` to a posted receive. Returns false if the bytes must go through the pair:
+    /// no receive is posted, it has too little room, or the pair holds earlier bytes.
     pub fn offer(&mut self, now: u64, fd: RawFd, first: &[u8], second: &[u8]) -> bool {
         let len = first.len() + second.len();
         let Some((post, room)) = self.slot.receive().posted() else { return false };
@@ -283,9 +275,8 @@ impl Direct {
         self.offer.is_some()
     }
 
-    /// Returns how many of the offered bytes the program has taken, or `None` if it has not answered yet.
-    /// Withdraws an offer that is too old. Returns 0 if there is no offer, or if it was declined or
-    /// withdrawn. Such bytes must go through the pair.
+    /// Returns how many of the offered bytes the program has taken, or `None` without an answer yet.
+    /// Withdraws an offer that is too old. After 0, the bytes must go through the pair.
     ///
     /// # Errors
     /// If the program broke the protocol.
@@ -310,8 +301,7 @@ impl Direct {
         }
     }
 
-    /// Ends the offer, if there is one, whatever the program answers. Call this when the received bytes are
-    /// discarded.
+    /// Ends a pending offer, whatever the answer is. Call this when the received bytes are discarded.
     pub fn forget_offer(&mut self) {
         if let Some((offer, _)) = self.offer.take()
             && !self.slot.receive().withdraw(offer)
@@ -320,8 +310,7 @@ impl Direct {
         }
     }
 
-    /// Records that the engine has written to the pair, so that the next offer checks whether the pair is
-    /// empty.
+    /// Records a write to the pair, so that the next offer checks whether the pair is empty.
     pub fn note_pair_written(&mut self) {
         self.pair_empty = false;
     }
@@ -330,12 +319,12 @@ impl Direct {
 impl Drop for Direct {
     fn drop(&mut self) {
         self.slot.header().inode.store(0, Ordering::Relaxed);
-        // A thread of the program posts a receive, and then reads the inode. The fence here and the thread's
-        // fence ensure that the thread sees 0, or that `close` sees the post and keeps its sequence number.
+        // A thread posts a receive and then reads the inode. With its fence and this one, either the thread
+        // sees 0, or `close` sees the post.
         fence(Ordering::SeqCst);
         self.slot.receive().close();
-        // If a claim was ended by force, never use the slot again, because the claiming thread may still
-        // write to it.
+        // After a claim was ended by force, its thread may still write to the slot, so never use the slot
+        // again.
         match self.slot.send().revoke() {
             Ok(_) if !self.abandoned => self.area.release(self.index),
             Ok(_) => {}
@@ -347,16 +336,15 @@ impl Drop for Direct {
 /// Returns the time of CLOCK_MONOTONIC, which all processes share, in nanoseconds.
 fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure lives through the call.
+    // SAFETY: the structure outlives the call.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Returns true if the program has read all bytes that the engine has written to the pair. `fd` is the
-/// engine's end.
+/// Returns true if the program has read all bytes in the pair. `fd` is the engine's end.
 fn is_empty(fd: RawFd) -> bool {
     let mut bytes: libc::c_int = 1;
-    // SAFETY: the kernel writes one number, which lives through the call.
+    // SAFETY: the kernel writes one number, which outlives the call.
     unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) == 0 && bytes == 0 }
 }
 
@@ -447,8 +435,7 @@ mod tests {
             let (mut written, mut now) = (0, 0);
             for (index, word, small) in words {
                 let header = direct.slot.header();
-                // Keep only the state bits and a small position or length, so that many random words look
-                // valid.
+                // With few possible values, many random words look valid.
                 let word = if small { word & (7 << 61 | 0xffff) } else { word };
                 let target = [&header.send.0, &header.receive.0, &header.copied.0, &header.inode][index];
                 target.store(word, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Sockets on an engine. The engine runs other programs' TCP and UDP sockets on its own network stack, on its own
-//! cores.
+//! Sockets on an engine. The engine runs other programs' TCP and UDP sockets on its own network stack, on
+//! its own cores.
 //!
 //! ```text
 //! program --- pair of UNIX sockets ---+
@@ -12,9 +12,8 @@
 //! * [`rules`] reads which sockets stay with the kernel.
 //! * [`stepped`] is an engine for tests, with the caller's clock and frames in memory.
 //!
-//! Everything that a program sends is hostile. The engine checks requests before use and limits the memory
-//! for a program's sockets. The streams of the sockets are only bytes. Memory that the engine shares with a
-//! program holds only bytes of that program's connections, and words that the engine checks.
+//! Programs may be hostile. The engine checks requests and the words in shared memory, and limits the
+//! memory for a program's sockets. Shared memory holds only bytes of the program's own connections.
 
 mod arena;
 mod direct;

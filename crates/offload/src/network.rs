@@ -1,5 +1,4 @@
-//! The engine's connection to the network: the port that it receives from and sends to, its own addresses,
-//! its routes, and the MAC addresses of its neighbours.
+//! The engine's network: its port, its own addresses, its routes, and its neighbours.
 
 mod datagram;
 mod neighbours;
@@ -67,7 +66,7 @@ pub struct LinkCounters {
     pub reassembled: u64,
     /// Packets whose fragments overlapped, did not all arrive in time, or did not fit into memory.
     pub unassembled: u64,
-    /// Packets to send that were dropped: no free buffer, a full transmit queue, or a neighbour that did not answer.
+    /// Packets to send that were dropped: no free buffer, a full queue, or no answer from a neighbour.
     pub dropped: u64,
     /// Packets that the engine sent to itself.
     pub own_packets: u64,
@@ -93,15 +92,14 @@ pub struct Network {
     pub(crate) own: VecDeque<Vec<u8>>,
     /// Free buffers for IP packets that the engine sends to itself.
     spare_own: Vec<Vec<u8>>,
-    /// For each host about which an ICMP error reported a path MTU: this MTU, and the time of the error in
-    /// nanoseconds. Other hosts have the link's MTU.
+    /// The path MTU of each host that an ICMP error reported, and the error's time in nanoseconds. Others
+    /// have the link's MTU.
     path_mtus: HashMap<IpAddr, (u16, u64)>,
     /// The identification of the last packet that was sent in fragments.
     last_fragment_id: u32,
     /// Memory for a packet that is being cut into fragments.
     scratch: Vec<u8>,
-    /// True if senders on the same machine may leave checksums to a network card, although there is none, as
-    /// on a veth.
+    /// True if local senders may leave checksums to a network card that does not exist, as on a veth.
     partial_checksums: bool,
     /// The received fragments of IP packets that are not complete yet.
     pub(crate) reassembly: Reassembly,
@@ -158,8 +156,7 @@ impl Network {
             neighbours: Neighbours::default(),
             own: VecDeque::new(),
             spare_own: Vec::new(),
-            // Begin at an unpredictable number, because attackers exploit predictable identifications (RFC
-            // 7739).
+            // Attackers exploit predictable identifications (RFC 7739).
             last_fragment_id: std::hash::RandomState::new().build_hasher().finish() as u32,
             scratch: Vec::new(),
             path_mtus: HashMap::new(),
@@ -243,7 +240,7 @@ impl Network {
         }
     }
 
-    /// Returns true for addresses that stand for several hosts: groups, and the broadcast addresses of the engine's networks.
+    /// Returns true for groups, and for the broadcast addresses of the engine's networks.
     pub fn is_group(&self, address: IpAddr) -> bool {
         let IpAddr::V4(ip) = address else { return address.is_multicast() };
         ip.is_multicast()
@@ -254,23 +251,20 @@ impl Network {
             })
     }
 
-    /// Returns the largest payload, in bytes, of a TCP segment without options on a route. `v6` is true for
-    /// IPv6 and false for IPv4.
+    /// Returns the largest payload, in bytes, of a TCP segment without options on a route.
     pub fn mss(&self, route: Route, v6: bool) -> u16 {
         let mtu = if route == Route::Own { OWN_MTU } else { self.mtu };
         mtu - if v6 { 60 } else { 40 }
     }
 
-    /// Returns true if the engine accepts segments and datagrams whose checksum field holds only the sum of
-    /// the pseudo header. A sender on the same machine sends them, because it leaves the rest to a network
-    /// card.
+    /// Returns true if a checksum field may hold only the sum of the pseudo header. Senders on the same
+    /// machine leave the rest to a network card.
     pub fn accepts_partial_checksums(&self) -> bool {
         self.partial_checksums
     }
 }
 
-/// Creates the pool of packet buffers. A DPDK port gets a pool of mbufs, because it cannot send other
-/// buffers.
+/// Creates the pool of packet buffers. A DPDK port can send only mbufs.
 fn pool(port: &str, buffers: usize, room: usize) -> Result<Arc<dyn Pool>> {
     #[cfg(feature = "dpdk")]
     if is_dpdk(port) {
@@ -280,8 +274,7 @@ fn pool(port: &str, buffers: usize, room: usize) -> Result<Arc<dyn Pool>> {
     Ok(Arc::new(HeapPool::new(buffers, room)?))
 }
 
-/// Returns the kernel's interface of a port, such as `veth0` for `af_xdp:veth0`. Returns `None` for other
-/// kinds of ports.
+/// Returns the kernel's interface of a port, such as `veth0` for `af_xdp:veth0`, if there is one.
 fn interface(port: &str) -> Option<&str> {
     let (_, rest) = port.split_once(':')?;
     ["af_xdp", "af_packet"].contains(&kind(port)).then(|| rest.split(',').next())?
@@ -301,8 +294,8 @@ pub fn all_nodes() -> Ipv6Addr {
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)
 }
 
-/// Checks that the engine can use this kind of port. Called before the port is opened, because this error is
-/// clearer than that of opening.
+/// Checks that the engine can use this kind of port. Call this before the port is opened, for a clearer
+/// error.
 ///
 /// # Errors
 /// [`Error::Setting`] if the port cannot be the engine's.
@@ -324,11 +317,11 @@ fn room(mtu: usize) -> usize {
     (mtu + ethernet::HEADER + 2 * ethernet::TAG).next_multiple_of(64).max(2048)
 }
 
-/// Checks that the engine can use the kernel's interface of its port. Called before the port is opened, because the
-/// port's own errors name flags that the engine lacks.
+/// Checks that the engine can use its port's interface. Call this before the port is opened, whose errors
+/// name other flags.
 ///
 /// # Errors
-/// [`Error::Setting`] if the interface is the loopback interface, or if its packets are larger than the engine's buffers.
+/// [`Error::Setting`] for the loopback interface, or if packets are larger than the engine's buffers.
 pub fn check_interface(settings: &Settings) -> Result<()> {
     /// ARPHRD_LOOPBACK of Linux's include/uapi/linux/if_arp.h.
     const LOOPBACK: usize = 772;

@@ -7,55 +7,53 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 /// The value of SO_PRIORITY of a program's end whose connection is being established (`inlane_preload::socket::Flags::CONNECTING`).
 const CONNECTING: i32 = 4;
 
-/// Creates a pair. Returns the engine's end and the program's end, which is bound to `name`.
+/// Creates a pair. Returns the engine's end, and the program's end bound to `name`.
 ///
 /// # Errors
 /// Errors of the system: too many descriptors, too little memory.
 pub fn create(name: &SocketName) -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [-1; 2];
-    // SOCK_SEQPACKET keeps datagrams apart as SOCK_DGRAM does, and also reports that an end was closed.
+    // SOCK_SEQPACKET keeps datagrams apart as SOCK_DGRAM does, and also reports a closed end.
     let kind = if name.kind.is_datagram() { libc::SOCK_SEQPACKET } else { libc::SOCK_STREAM };
-    // SAFETY: the two descriptors are written during the call, and no other code owns them.
+    // SAFETY: the call writes the two descriptors, and no other code owns them.
     let (engine, program) = unsafe {
         if libc::socketpair(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) != 0 {
             return Err(io::Error::last_os_error());
         }
         (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
     };
-    // Receive the program's urgent data like other data. Ignore an error, because old kernels have no urgent
-    // data on UNIX sockets.
+    // Receive urgent data like other data. Old kernels have none on UNIX sockets.
     let _ = set_option(&engine, libc::SO_OOBINLINE, 1);
     bind(&program, &name.to_address())?;
     Ok((engine, program))
 }
 
 fn bind(end: &OwnedFd, address: &UnixAddress) -> io::Result<()> {
-    // SAFETY: the structure lives through the call.
+    // SAFETY: the structure outlives the call.
     match unsafe { libc::bind(end.as_raw_fd(), (&raw const address.raw).cast(), address.len) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Binds the engine's end to a name from which the preloaded library reads how the connection ended. Only the
-/// first call has an effect, because a socket can be bound only once.
+/// Binds the engine's end to a name that says how the connection ended. Only the first call has an effect.
 pub fn set_end(engine_end: &OwnedFd, end: End, engine: u64, socket: u64) {
     let _ = bind(engine_end, &end.to_address(engine, socket));
 }
 
-/// A program's end that is kept full, so that it is not writable while its connection is being established.
+/// A program's end that is kept full, so that it is not writable during the handshake.
 #[derive(Debug)]
 pub struct Filled {
     program: OwnedFd,
-    /// The number of filler bytes in the pair. They are not the program's data and are discarded on release.
+    /// The filler bytes in the pair, which are discarded on release.
     bytes: usize,
     /// The SO_SNDBUF that the program's end gets on release: its original value, unless changed since.
     capacity: i32,
 }
 
 impl Filled {
-    /// Fills the pair from the program's end, so that this end is not writable. Keeps a descriptor of this
-    /// end, to restore its SO_SNDBUF later.
+    /// Fills the pair, so that the program's end is not writable. Keeps a descriptor, to restore SO_SNDBUF
+    /// later.
     ///
     /// # Errors
     /// Errors of the system.
@@ -84,13 +82,12 @@ impl Filled {
         self.capacity = capacity;
     }
 
-    /// Makes the program's end writable. Call it when the connection is established. Restores SO_SNDBUF and
-    /// discards the filler bytes from `engine_end`, the peer.
+    /// Makes the program's end writable once the connection is established. Restores SO_SNDBUF, and discards
+    /// the filler bytes from the peer `engine_end`.
     pub fn release(self, engine_end: &OwnedFd) {
-        // Clear the flag CONNECTING first: the larger capacity below makes the end writable, and the program
-        // may then read the flag at once.
+        // Clear the flag CONNECTING first, because the program may read it once its end is writable.
         let _ = set_option(&self.program, libc::SO_PRIORITY, 0);
-        // Sets half of the original value, because the kernel doubles the value that is set.
+        // The kernel doubles the value.
         let _ = set_option(&self.program, libc::SO_SNDBUF, self.capacity / 2);
         let mut rest = self.bytes;
         let mut scrap = [0; 1024];
@@ -106,7 +103,7 @@ impl Filled {
 
 fn option(fd: &OwnedFd, name: i32) -> io::Result<i32> {
     let (mut value, mut len) = (0i32, 4);
-    // SAFETY: value and length live through the call.
+    // SAFETY: value and length outlive the call.
     match unsafe {
         libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut value).cast(), &mut len)
     } {
@@ -120,7 +117,7 @@ fn option(fd: &OwnedFd, name: i32) -> io::Result<i32> {
 /// # Errors
 /// Errors of the system.
 pub fn set_option(fd: &OwnedFd, name: i32, value: i32) -> io::Result<()> {
-    // SAFETY: the value lives through the call.
+    // SAFETY: the value outlives the call.
     match unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, (&raw const value).cast(), 4) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -131,14 +128,14 @@ fn result(code: isize) -> io::Result<usize> {
     usize::try_from(code).map_err(|_| io::Error::last_os_error())
 }
 
-/// Sends the bytes of `first` and then those of `second`, without blocking. Returns how many bytes were sent.
+/// Sends `first` and then `second`, without blocking. Returns how many bytes were sent.
 ///
 /// # Errors
 /// Errors of the system; `WouldBlock` if the pair is full.
 pub fn send(fd: RawFd, first: &[u8], second: &[u8]) -> io::Result<usize> {
     let mut parts = [first, second]
         .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
-    // SAFETY: an all-zero msghdr is valid. The parts live through the call and are only read.
+    // SAFETY: an all-zero msghdr is valid. The parts outlive the call and are only read.
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
         (header.msg_iov, header.msg_iovlen) = (parts.as_mut_ptr(), 1 + usize::from(!second.is_empty()));
@@ -146,8 +143,8 @@ pub fn send(fd: RawFd, first: &[u8], second: &[u8]) -> io::Result<usize> {
     }
 }
 
-/// Receives bytes into `first` and then into `second`, without blocking. Returns their number, which is 0 at
-/// the end of the stream.
+/// Receives into `first` and then `second`, without blocking. Returns the number of bytes, 0 at the end of
+/// the stream.
 ///
 /// # Errors
 /// Errors of the system; `WouldBlock` if there is nothing to receive.
@@ -155,8 +152,8 @@ pub fn receive(fd: RawFd, first: &mut [u8], second: &mut [u8]) -> io::Result<usi
     receive_with_flags(fd, first, second).map(|(len, _)| len)
 }
 
-/// Like [`receive`]. Also returns true if the program had sent descriptors with these bytes, which the kernel
-/// has closed. Such a read stops early, so the pair may hold more bytes although there was room for them.
+/// Like [`receive`]. Also returns true if descriptors came with the bytes, which the kernel has closed.
+/// Such a read stops early, so the pair may hold more bytes.
 ///
 /// # Errors
 /// As [`receive`].
@@ -164,7 +161,7 @@ pub fn receive_with_flags(fd: RawFd, first: &mut [u8], second: &mut [u8]) -> io:
     let mut parts =
         [first, second].map(|part| libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() });
     let count = 1 + usize::from(parts[1].iov_len > 0);
-    // SAFETY: the parts live through the call, and nothing else accesses them.
+    // SAFETY: the parts outlive the call, and nothing else accesses them.
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
         (header.msg_iov, header.msg_iovlen) = (parts.as_mut_ptr(), count);
@@ -173,8 +170,8 @@ pub fn receive_with_flags(fd: RawFd, first: &mut [u8], second: &mut [u8]) -> io:
     }
 }
 
-/// Reads at most 64 messages that the program has written, and drops them with their descriptors. Returns true
-/// if more may wait. A message that stays unread could hold the program's end itself, which then never closes.
+/// Drops at most 64 of the program's messages. Returns true if more may wait. An unread message could hold
+/// the program's end itself, which then never closes.
 pub fn discard(fd: RawFd) -> bool {
     let mut scrap = [0; 4096];
     (0..64).all(|_| receive(fd, &mut scrap, &mut []).is_ok_and(|len| len > 0))
@@ -183,7 +180,7 @@ pub fn discard(fd: RawFd) -> bool {
 /// Returns true if the program has closed its end, or shut down both directions.
 pub fn hung_up(fd: RawFd) -> bool {
     let mut poll = libc::pollfd { fd, events: 0, revents: 0 };
-    // SAFETY: the structure lives through the call.
+    // SAFETY: the structure outlives the call.
     unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents & (libc::POLLHUP | libc::POLLERR) != 0 }
 }
 
@@ -191,14 +188,14 @@ pub fn hung_up(fd: RawFd) -> bool {
 #[repr(C, align(8))]
 struct Control([u8; 32]);
 
-/// Sends the message `bytes`, and `descriptor` with it if there is one, without blocking.
+/// Sends the message `bytes`, with `descriptor` if given, without blocking.
 ///
 /// # Errors
 /// Errors of the system; `WouldBlock` if the socket is full.
 pub fn send_descriptor(fd: RawFd, bytes: &[u8], descriptor: Option<RawFd>) -> io::Result<usize> {
     let mut control = Control([0; 32]);
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: the structures live through the call, and the control data has room for one descriptor.
+    // SAFETY: the structures outlive the call, and the control data has room for one descriptor.
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
         (header.msg_iov, header.msg_iovlen) = (&mut part, 1);
@@ -215,15 +212,16 @@ pub fn send_descriptor(fd: RawFd, bytes: &[u8], descriptor: Option<RawFd>) -> io
     }
 }
 
-/// Receives a message and the descriptor that came with it, without blocking. A message longer than `bytes` is an error.
+/// Receives a message and its descriptor, without blocking.
 ///
 /// # Errors
-/// Errors of the system; `WouldBlock` if there is no message; `InvalidData` if the message is too long or carries several descriptors.
+/// Errors of the system; `WouldBlock` if there is no message; `InvalidData` if it is longer than `bytes` or
+/// carries several descriptors.
 pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut control = Control([0; 32]);
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: the structures live through the call. The kernel writes whole control messages within the length that it returns, and closes
-    // descriptors that do not fit. No other code owns the descriptor.
+    // SAFETY: the structures outlive the call. The kernel writes whole control messages within the returned
+    // length. No other code owns the descriptor.
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
         (header.msg_iov, header.msg_iovlen) = (&mut part, 1);
@@ -236,7 +234,7 @@ pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Opt
             && (*first).cmsg_level == libc::SOL_SOCKET
             && (*first).cmsg_type == libc::SCM_RIGHTS
         {
-            // Counts the descriptors: CMSG_SPACE rounds up, so a second one may fit into the control data.
+            // CMSG_SPACE rounds up, so a second descriptor may fit.
             let count = ((*first).cmsg_len as usize - libc::CMSG_LEN(0) as usize) / 4;
             for index in 0..count {
                 let passed = libc::CMSG_DATA(first).cast::<i32>().add(index).read_unaligned();
@@ -253,7 +251,7 @@ pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Opt
     }
 }
 
-/// Returns the inode number of a socket, which identifies it on this system.
+/// Returns a socket's inode number, which identifies it on this system.
 ///
 /// # Errors
 /// Errors of the system.

@@ -1,4 +1,4 @@
-//! Rings for the data of connections: each connection has one for received data and one for data to send.
+//! Rings for the data of connections, one for received data and one for data to send.
 //!
 //! An index is the position of a byte in its stream, counted from 0.
 
@@ -9,13 +9,12 @@ use std::ptr::NonNull;
 /// A ring of bytes. Index i of the stream lies at i modulo the capacity.
 pub struct Ring {
     bytes: Pages,
-    /// The size in bytes of those pages of the ring that were ever written. Only they take memory.
-    /// [`Rings::put`] updates it.
+    /// The size in bytes of the ring's pages that were ever written, which alone take memory. [`Rings::put`]
+    /// updates it.
     present: usize,
 }
 
-/// Zeroed memory from mmap. The C library's calloc could return freed memory and would then clear all of it,
-/// which costs more than a short connection.
+/// Zeroed memory from mmap. calloc might clear freed memory, which costs more than a short connection.
 struct Pages {
     start: NonNull<u8>,
     len: usize,
@@ -69,7 +68,7 @@ impl DerefMut for Pages {
 }
 
 impl Ring {
-    /// Creates a ring of `capacity` bytes, a power of two. Pages that were not written take no memory.
+    /// Creates a ring of `capacity` bytes. Pages that were not written take no memory.
     ///
     /// # Panics
     /// If `capacity` is not a power of two, or the system has no memory left.
@@ -87,8 +86,7 @@ impl Ring {
         (index & (self.bytes.len() as u64 - 1)) as usize
     }
 
-    /// Returns the bytes of `range` in two parts. The second part is empty unless the range wraps around the
-    /// end of the ring.
+    /// Returns the bytes of `range`. The second part is empty unless the range wraps around the ring's end.
     ///
     /// # Panics
     /// If the range is longer than the ring.
@@ -127,8 +125,7 @@ impl ReceiveBuffer for Ring {
     }
 }
 
-/// Unused rings that are kept for later connections. A reused ring causes no page faults, because its pages
-/// are already present.
+/// Unused rings for later connections. A reused ring causes no page faults.
 pub struct Rings {
     free: Vec<Ring>,
     /// The memory that the unused rings take, in bytes.
@@ -149,7 +146,7 @@ impl Rings {
         Self { free: Vec::new(), kept: 0, capacity }
     }
 
-    /// Returns a ring. It may hold bytes of an earlier connection, which must not be read before they are overwritten.
+    /// Returns a ring. It may hold bytes of an earlier connection, which must not be read.
     pub fn take(&mut self) -> Ring {
         match self.free.pop() {
             Some(ring) => {
@@ -160,8 +157,8 @@ impl Rings {
         }
     }
 
-    /// Takes back a ring to which its connection has written `written` bytes. Drops the ring if unused rings
-    /// take too much memory already.
+    /// Takes back a ring to which `written` bytes were written. Drops it if unused rings take too much
+    /// memory.
     pub fn put(&mut self, mut ring: Ring, written: u64) {
         let written = (written.min(self.capacity as u64) as usize).next_multiple_of(Self::PAGE);
         ring.present = ring.present.max(written);
@@ -184,8 +181,7 @@ mod tests {
             rings.put(Ring::new(1 << 20), u64::MAX);
         }
         assert_eq!((rings.free.len(), rings.kept), (64, Rings::MOST_KEPT));
-        // A ring that was full once keeps its memory until it is dropped, however little its next connection
-        // writes.
+        // A ring that was full once keeps its memory, however little its next connection writes.
         let ring = rings.take();
         assert_eq!(rings.kept, Rings::MOST_KEPT - (1 << 20));
         rings.put(ring, 1);

@@ -1,4 +1,4 @@
-//! Reads from TOML the rules that decide which sockets the engine runs and which stay with the kernel.
+//! Reads the rules for sockets of the engine or the kernel from TOML.
 //!
 //! ```toml
 //! [[rule]]
@@ -31,7 +31,7 @@ const KEYS: [(&str, &str); 6] = [
 /// errors.
 ///
 /// # Errors
-/// [`Error::Setting`] names the first rule that is wrong.
+/// [`Error::Setting`] names the first wrong rule.
 pub fn read(name: &str, toml: &str) -> Result<String> {
     let wrong = |why: String| Error::Setting { what: format!("rules in {name}"), why };
     let file: Table = toml.parse().map_err(|error| wrong(syntax(&error, toml)))?;

@@ -108,10 +108,9 @@ impl Settings {
     }
 }
 
-/// Returns why an interface cannot have this address: it is the address or the broadcast address of its
-/// network. Returns `None` if the address is usable.
+/// Returns why an interface cannot have this address: it is its network's address or broadcast address.
 fn reserved(prefix: &Prefix) -> Option<String> {
-    // Networks of one or two addresses reserve no address for the network or for broadcasts (RFC 3021).
+    // Networks of one or two addresses have no network or broadcast address (RFC 3021).
     let (IpAddr::V4(ip), ..=30) = (prefix.address, prefix.length) else { return None };
     let hosts = u32::MAX.checked_shr(prefix.length.into()).unwrap_or(0);
     match ip.to_bits() & hosts {

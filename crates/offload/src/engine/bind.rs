@@ -1,5 +1,4 @@
-//! Local ports: gives a port to each socket, checks for conflicts with other sockets, and finds the listener
-//! of a port.
+//! Local ports: gives a port to each socket, checks for conflicts, and finds a port's listener.
 
 use super::Engine;
 use super::request::Refusal;
@@ -14,8 +13,8 @@ const EPHEMERAL: std::ops::RangeInclusive<u16> = 32768..=60999;
 /// Only root may bind ports below this number.
 const FIRST_UNPRIVILEGED: u16 = 1024;
 
-/// Returns true if a socket bound to `a` receives connections to `b`, or the reverse. A socket bound to `::`
-/// also receives IPv4 connections unless its `v6_only` is set.
+/// Returns true if a socket bound to `a` receives connections to `b`, or the reverse. `::` also receives
+/// IPv4 connections unless its `v6_only` is set.
 fn overlap(a: IpAddr, a_v6_only: bool, b: IpAddr, b_v6_only: bool) -> bool {
     match (a.is_unspecified(), b.is_unspecified()) {
         (false, false) => a == b,
@@ -53,8 +52,7 @@ impl Engine {
         ports.find(|port| !table.contains_key(port)).ok_or(Refusal::Errno(libc::EADDRINUSE))
     }
 
-    /// Returns the sockets that hold each local port: the UDP sockets if `datagrams` is set, otherwise the
-    /// TCP sockets.
+    /// Returns the sockets of each local port: UDP sockets if `datagrams` is set, otherwise TCP sockets.
     fn ports_of(&self, datagrams: bool) -> &HashMap<u16, Vec<Key>> {
         if datagrams { &self.datagram_ports } else { &self.ports }
     }
@@ -63,8 +61,8 @@ impl Engine {
         if datagrams { &mut self.datagram_ports } else { &mut self.ports }
     }
 
-    /// Removes the bound and listening sockets on `port` that their programs have closed. The events that
-    /// report this may still wait to be processed in this round.
+    /// Removes bound and listening sockets on `port` that their programs have closed, before epoll reports
+    /// this.
     fn remove_closed(&mut self, port: u16, datagrams: bool) {
         let Some(holders) = self.ports_of(datagrams).get(&port) else { return };
         let closed = |&&key: &&Key| {
@@ -77,16 +75,15 @@ impl Engine {
         let now = self.clock.now_ns();
         for key in closed {
             match datagrams {
-                // Sends the datagrams that the program wrote before it closed the socket, then removes the
-                // socket.
+                // Sends the datagrams that the pair holds, then removes the socket.
                 true => self.drain_datagrams(now, key),
                 false => self.remove(key),
             }
         }
     }
 
-    /// Returns true if another socket holds the port for an overlapping address and does not share it. Sockets share a port if all have
-    /// SO_REUSEPORT, or if all have SO_REUSEADDR and none listens.
+    /// Returns true if another socket holds the port for an overlapping address and does not share it.
+    /// Sockets share a port if all have SO_REUSEPORT, or if all have SO_REUSEADDR and none listens.
     fn conflicts(&self, wanted: SocketAddr, datagrams: bool, options: &Options, except: Option<Key>) -> bool {
         let holders = self.ports_of(datagrams).get(&wanted.port()).into_iter().flatten();
         holders.filter(|&&key| Some(key) != except).filter_map(|&key| self.sockets.get(key)).any(|other| {
@@ -98,8 +95,7 @@ impl Engine {
         })
     }
 
-    /// Returns EADDRINUSE if another socket listens on a bound socket's port at an overlapping address,
-    /// unless both have SO_REUSEPORT.
+    /// Returns EADDRINUSE if another socket listens at an overlapping address, unless both have SO_REUSEPORT.
     pub(super) fn check_listen(&self, key: Key) -> Result<(), Refusal> {
         let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
         match self.conflicts(socket.local, false, &socket.options, Some(key)) {
@@ -116,8 +112,7 @@ impl Engine {
         self.ports_of_mut(datagrams).entry(port).or_default().push(key);
     }
 
-    /// Ends a socket's hold on a local port: a UDP port if `datagrams` is true, else a TCP port. The port is
-    /// free again when no other socket holds it.
+    /// Ends a socket's hold on a local port (UDP if `datagrams` is true). The last holder frees the port.
     pub(super) fn release_port(&mut self, key: Key, port: u16, datagrams: bool) {
         let table = self.ports_of_mut(datagrams);
         if let Some(keys) = table.get_mut(&port) {
@@ -145,13 +140,13 @@ impl Engine {
             }
             waiting = waiting.or(Some(local));
         }
-        // Reuse a port whose flow is in TIME-WAIT if no port is free. This is safe because the new
-        // connection's initial sequence number (RFC 6528) is above the old connection's numbers.
+        // If no port is free, reuse one whose flow is in TIME-WAIT. The new sequence numbers are above the
+        // old ones (RFC 6528).
         waiting.ok_or(Refusal::Errno(libc::EADDRNOTAVAIL))
     }
 
-    /// Returns the listener for a connection to `local`. Prefers a socket bound to this address over one
-    /// bound to all addresses. `hash` chooses among sockets that share the port.
+    /// Returns the listener for a connection to `local`. Prefers a socket bound to this address. `hash`
+    /// chooses among sockets that share the port.
     pub(super) fn listener(&self, local: SocketAddr, hash: u64) -> Option<Key> {
         let holders = self.ports.get(&local.port())?;
         let rank = |socket: &Socket| {

@@ -1,5 +1,4 @@
-//! Runs the control socket: accepts clients, reads their requests and sends replies. Limits the requests per
-//! round and the sockets of each process.
+//! Runs the control socket. Limits the requests per round and the sockets of each process.
 
 use super::{CLIENT, Engine};
 use crate::arena::{Arena, Key};
@@ -20,10 +19,9 @@ use std::sync::Arc;
 /// What to do if the path of the control socket cannot be used.
 const OTHER_PATH: &str = "run as root, or choose another path with --socket";
 
-/// The most clients at once. A process keeps one connection, and `inlane offload status` opens one for its
-/// request.
+/// The most clients at once. A process has one connection, and each `inlane offload status` one.
 const MOST_CLIENTS: usize = 16384;
-/// The most requests of one client that are processed in one round, so that one client cannot hold up the engine.
+/// The most requests of one client in one round, so that it cannot hold up the engine.
 const MOST_REQUESTS: usize = 32;
 
 /// A process that has connected to the control socket.
@@ -41,8 +39,7 @@ pub(super) struct Client {
 pub(super) struct Control {
     listener: OwnedFd,
     path: PathBuf,
-    /// The folders that `open` created. They are removed when this field is dropped, which is after
-    /// `Control`'s `drop` has removed the socket.
+    /// The folders that `open` created. They are removed after `Control`'s `drop` has removed the socket.
     _folders: Folders,
     clients: Arena<Client>,
     /// The number of sockets of each process, by process ID.
@@ -54,8 +51,7 @@ impl Control {
     /// Creates the control socket. Replaces the file of an engine that has ended.
     ///
     /// # Errors
-    /// If another engine listens there, the path is that of a file other than a socket, or the socket cannot
-    /// be created.
+    /// If another engine listens there, another kind of file exists there, or the socket cannot be created.
     pub fn open(settings: &Settings) -> Result<Self> {
         let path = settings.socket.clone();
         let shown = path.display().to_string();
@@ -103,8 +99,7 @@ impl Control {
         &self.listener
     }
 
-    /// Counts a new socket of a process. Returns false, and does not count the socket, if the process already
-    /// has the most that are allowed.
+    /// Counts a new socket of a process. Returns false instead if the process has the most allowed.
     pub fn admit(&mut self, process: i32) -> bool {
         let count = self.sockets.entry(process).or_default();
         let admitted = *count < self.limit;
@@ -134,7 +129,8 @@ impl Drop for Control {
     }
 }
 
-/// The folders that were created for the control socket, the outermost first. Dropping the value removes those that are empty.
+/// The folders created for the control socket, the outermost first. Dropping the value removes the empty
+/// ones.
 struct Folders(Vec<PathBuf>);
 
 impl Folders {
@@ -147,7 +143,7 @@ impl Folders {
         for path in missing.into_iter().rev() {
             match std::fs::create_dir(path) {
                 Ok(()) => created.0.push(path.to_owned()),
-                // Continue, because another program has created the directory meanwhile.
+                // Another program has created the directory meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => {
                     return Err(Error::os(format!("creating the directory {}", path.display()))(error));
@@ -161,14 +157,13 @@ impl Folders {
 impl Drop for Folders {
     fn drop(&mut self) {
         for path in self.0.iter().rev() {
-            // Ignore a failure, because a folder that holds another program's files must stay.
+            // A folder that holds another program's files stays.
             let _ = std::fs::remove_dir(path);
         }
     }
 }
 
-/// Checks that no file exists at the path of the control socket, or only a socket. Other files are never
-/// replaced.
+/// Checks that the path of the control socket leads to nothing or to a socket.
 fn check_replaceable(path: &Path) -> Result<()> {
     let kind = match path.symlink_metadata() {
         Ok(found) if found.is_symlink() => "a symbolic link",
@@ -217,7 +212,7 @@ impl Engine {
         for _ in 0..MOST_REQUESTS {
             let Some(client) = self.control.clients.get(key) else { return };
             let fd = client.fd.as_raw_fd();
-            // Receive up to one byte more than a message has, because a longer message is then noticed.
+            // A longer message fills one byte more than a message has.
             let mut bytes = [0; message::LEN + 1];
             let request = match pair::receive_descriptor(fd, &mut bytes) {
                 Ok((0, _)) => None,
@@ -232,7 +227,7 @@ impl Engine {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => None,
             };
-            // A client that has gone, or that does not speak the protocol, is disconnected.
+            // The client has gone, or does not speak the protocol.
             let Some(request) = request else {
                 self.control.clients.remove(key);
                 return;
@@ -244,7 +239,7 @@ impl Engine {
                 continue;
             }
             let descriptor = descriptor.as_ref().map(AsRawFd::as_raw_fd);
-            // A client that does not read its replies is disconnected.
+            // The client does not read its replies.
             if pair::send_descriptor(fd, &reply.encode(), descriptor).is_err() {
                 self.control.clients.remove(key);
                 return;

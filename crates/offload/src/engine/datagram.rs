@@ -1,7 +1,7 @@
 //! Moves the datagrams of UDP sockets between the pair and the network.
 //!
-//! A datagram of a program is read from the pair and sent at once; a received one is written to the pair at once. The pair is the socket's
-//! only queue, so its size bounds the socket's memory. A received datagram that finds it full is dropped and counted, as in a kernel.
+//! The pair is the socket's only queue, so its size bounds the socket's memory. A received datagram that
+//! finds it full is dropped and counted, as in a kernel.
 
 use super::Engine;
 use super::input::{Received, original};
@@ -17,20 +17,18 @@ use std::net::{IpAddr, SocketAddr};
 
 /// The most datagrams that one socket sends before others have their turn.
 const TURN: usize = 64;
-/// Before a socket closes, or its address or options change, it sends the datagrams that wait in its pair. It
-/// does so in at most this many turns of [`TURN`] datagrams.
+/// Before a socket closes or changes its address, the engine sends waiting datagrams in at most this many
+/// turns of [`TURN`] datagrams.
 const MOST_TURNS: usize = 16;
-/// A limit for packets that the engine has sent to itself and not processed yet. At this number, the engine
-/// reads no more datagrams from the pairs.
+/// With this many unprocessed packets to itself, the engine reads no more datagrams from the pairs.
 const MOST_OWN: usize = 256;
-/// The most bytes of a received packet that an ICMP error about it quotes. The error then has at most 576
-/// bytes (RFC 1812, section 4.3.2.3).
+/// The most bytes of a packet that an ICMP error quotes, which is then at most 576 bytes long (RFC 1812,
+/// section 4.3.2.3).
 const MOST_QUOTED_V4: usize = 548;
-/// The most bytes of a received packet that an ICMPv6 error about it quotes. The error then has at most 1280
-/// bytes, IPv6's least MTU (RFC 4443, section 2.4).
+/// The most bytes of a packet that an ICMPv6 error quotes, which is then at most 1280 bytes long (RFC 4443,
+/// section 2.4).
 const MOST_QUOTED_V6: usize = 1232;
-/// The number of ICMP errors that the engine may send to other hosts in a burst. It regains one every
-/// `ICMP_NS` nanoseconds. Linux has the same limits.
+/// The ICMP errors to other hosts in a burst. One more is allowed every `ICMP_NS` nanoseconds. As in Linux.
 const ICMP_BURST: u64 = 50;
 const ICMP_NS: u64 = 1_000_000;
 /// TTL and hop limit of sockets without an option for them.
@@ -44,8 +42,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Returns true if the engine may send an ICMP error now, and then takes that error from the budget.
-    /// Returns false if the budget is used up.
+    /// Takes one ICMP error from the budget. Returns false if the budget is used up.
     fn take(&mut self, now: u64) -> bool {
         let full_at = self.full_at.max(now) + ICMP_NS;
         let granted = full_at <= now + ICMP_BURST * ICMP_NS;
@@ -56,7 +53,8 @@ impl Budget {
     }
 }
 
-/// Returns the errno of a connected UDP socket for an ICMP message of type `UNREACHABLE`, or `None` if UDP ignores the code.
+/// Returns the errno of a connected UDP socket for an ICMP message of type `UNREACHABLE`, or `None` if UDP
+/// ignores the code.
 pub(super) fn error_v4(code: u8) -> Option<i32> {
     match code {
         2 => Some(libc::ENOPROTOOPT),
@@ -109,9 +107,8 @@ impl Socket {
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
                 if let (Some(end), Some(bytes)) = (&self.end, options.receive_buffer) {
-                    // Limit the send buffer of the engine's end, because the kernel charges it with the
-                    // datagrams that wait for the program. Pass half of the value, because the kernel doubles
-                    // it.
+                    // The kernel charges this send buffer with the datagrams that wait for the program. It
+                    // doubles the value.
                     let _ = pair::set_option(end, libc::SO_SNDBUF, bytes / 2);
                 }
             }
@@ -121,8 +118,7 @@ impl Socket {
 }
 
 impl Options {
-    /// Returns the number to which the program has set an option in `others`, or `None` if it has not set the
-    /// option.
+    /// Returns the number of an option in `others`, or `None` if the program has not set it.
     fn number(&self, level: i32, name: i32) -> Option<i32> {
         match *self.others.get(&(level, name))?.as_slice() {
             [a, b, c, d, ..] => Some(i32::from_ne_bytes([a, b, c, d])),
@@ -162,13 +158,13 @@ impl Options {
         self.number(level, name).unwrap_or(usual)
     }
 
-    /// Returns the class and the TTL or hop limit of a datagram, whose header may override the socket's options.
+    /// Returns the class and the TTL or hop limit of a datagram. Its header overrides the socket's options.
     fn class_and_hops(&self, header: &Header, v6: bool) -> (u8, u8) {
         let (class, hops) = match v6 {
             false => ((libc::IPPROTO_IP, libc::IP_TOS), (libc::IPPROTO_IP, libc::IP_TTL)),
             true => ((libc::IPPROTO_IPV6, libc::IPV6_TCLASS), (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS)),
         };
-        // Use the default for values outside 0 to 255. Programs set -1 to return to it, as in Linux.
+        // As in Linux, -1 restores the default.
         let set = |(level, name)| self.number(level, name).filter(|number| (0..256).contains(number));
         let class = match header.flags & send::CLASS {
             0 => set(class).unwrap_or(0) as u8,
@@ -183,10 +179,10 @@ impl Options {
 }
 
 impl Engine {
-    /// Sends the datagrams that the program has written to the pair. Removes the socket if the program has closed it.
+    /// Sends the datagrams in the pair. Removes the socket if the program has closed it.
     pub(super) fn serve_datagrams(&mut self, now: u64, key: Key) {
         let mut buffer = std::mem::take(&mut self.datagram_buffer);
-        // One byte more than the largest datagram, so that a longer one is noticed.
+        // A datagram that is too long fills one byte more than the largest.
         buffer.resize(datagram::LEN + datagram::MOST_V6 + 1, 0);
         let mut errors = 0;
         for count in 0.. {
@@ -213,9 +209,8 @@ impl Engine {
                 Ok(len) => self.on_program_datagram(now, key, &buffer[..len]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => datagram.readable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Continue after the first error, because one read fails (ECONNRESET) if the program has
-                // closed its socket with unread datagrams. Later reads return the datagrams that the program
-                // had sent.
+                // Continue after the first error. ECONNRESET means that the program has closed its socket
+                // with unread datagrams, but its own datagrams follow.
                 Err(_) => {
                     errors += 1;
                     if errors > 1 {
@@ -227,7 +222,7 @@ impl Engine {
         self.datagram_buffer = buffer;
     }
 
-    /// Sends a datagram of a program. `bytes` is a message from the pair, of which the program has chosen every byte.
+    /// Sends a datagram of a program, which has chosen every byte of `bytes`.
     fn on_program_datagram(&mut self, now: u64, key: Key, bytes: &[u8]) {
         let (header, data) = match Header::decode(self.number, bytes) {
             Some(header) => (header, &bytes[datagram::LEN..]),
@@ -274,7 +269,7 @@ impl Engine {
         self.report_error(key, error);
     }
 
-    /// Sends what the program has written to the pair until now, before the socket's address or options change.
+    /// Sends the datagrams in the pair before the socket's address or options change.
     pub(super) fn drain_datagrams(&mut self, now: u64, key: Key) {
         for _ in 0..MOST_TURNS {
             let Some(Socket { role: Role::Datagram(datagram), .. }) = self.sockets.get_mut(key) else {
@@ -338,8 +333,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns the route and the source address of a datagram to `destination`. `wanted` is the source that the program has set for
-    /// this datagram.
+    /// Returns the route and the source address of a datagram to `destination`. `wanted` is the source that
+    /// the program has set.
     pub(super) fn route_from(
         &self,
         local: IpAddr,
@@ -357,8 +352,7 @@ impl Engine {
             Some(source) => source,
             None => self.network.source(destination).ok_or(libc::ENETUNREACH)?,
         };
-        // Refuse a source of another family than the destination. Also refuse a loopback source on the link,
-        // because loopback addresses must not appear there.
+        // Refuse another family than the destination's, and a loopback source on the link.
         if source.is_ipv4() != destination.is_ipv4() || source.is_loopback() && route != Route::Own {
             return Err(libc::EINVAL);
         }
@@ -385,7 +379,7 @@ impl Engine {
         if let (Role::Datagram(datagram), Some(fd)) = (&socket.role, socket.fd())
             && datagram.remote.is_some()
         {
-            // Ignore a full pair, because the program then already has datagrams or errors to read.
+            // If the pair is full, the program already has datagrams or errors to read.
             let _ = pair::send(fd, &header.encode(), &[]);
         }
     }
@@ -424,7 +418,7 @@ impl Engine {
             return None;
         }
         let bytes = &packet.payload[..len];
-        // The pseudo header has the length of UDP, which may be less than that of IP's payload.
+        // UDP's length, which the pseudo header has, may be less than that of IP's payload.
         let pseudo = match (packet.source, packet.destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 Sum::new().add_pseudo_v4(source, destination, ipv4::UDP, len as u32)
@@ -445,9 +439,12 @@ impl Engine {
         intact.then(|| ((view.source_port(), view.destination_port()), &bytes[udp::HEADER..]))
     }
 
-    /// Returns the UDP socket for a received datagram. Prefers connected sockets to others, and sockets bound
-    /// to the datagram's destination to those bound to all addresses. Among equals with SO_REUSEPORT, a hash
-    /// of the sender's address chooses. Without SO_REUSEPORT, it is the socket that got the port last.
+    /// Returns the UDP socket for a received datagram, by these preferences:
+    ///
+    /// 1. connected sockets
+    /// 2. sockets bound to the datagram's destination
+    /// 3. among equals with SO_REUSEPORT, the one that a hash of the sender's address chooses
+    /// 4. the socket that got the port last
     fn datagram_socket(&self, local: SocketAddr, remote: SocketAddr) -> Option<Key> {
         let holders = self.datagram_ports.get(&local.port())?;
         let rank = |socket: &Socket| {
@@ -479,8 +476,8 @@ impl Engine {
         equal.map(|(.., key)| key).next_back()
     }
 
-    /// Writes a received datagram to the pair of the socket `key`, or counts it as dropped if the pair is
-    /// full. Returns false if the socket does not exist any more because its program has closed it.
+    /// Writes a received datagram to the pair of the socket `key`. If the pair is full, counts it as dropped.
+    /// Returns false if the program has closed the socket.
     fn deliver(
         &mut self,
         now: u64,
@@ -511,8 +508,7 @@ impl Engine {
             }
             Err(error) if error.raw_os_error() == Some(libc::EPIPE) && pair::hung_up(fd) => {
                 self.drain_datagrams(now, key);
-                // Return true while the socket remains, because its last datagrams may still wait for room on
-                // the link.
+                // The socket may remain until the link has room for its last datagrams.
                 self.sockets.get(key).is_some()
             }
             Err(_) => {
@@ -522,8 +518,8 @@ impl Engine {
         }
     }
 
-    /// Answers a datagram to a port without a socket by an ICMP error (RFC 1122, section 4.1.3.1), unless the
-    /// budget of ICMP errors is used up or there is no route.
+    /// Answers a datagram to a port without a socket by an ICMP error (RFC 1122, section 4.1.3.1), within the
+    /// budget.
     fn refuse(&mut self, now: u64, packet: &Received<'_>) {
         if !packet.trusted && !self.icmp_budget.take(now) {
             return;
@@ -541,7 +537,8 @@ impl Engine {
         }
     }
 
-    /// Processes an ICMP error about a datagram that was too large for a link. `quoted` is the start of the datagram's IP packet.
+    /// Processes an ICMP error about a datagram that is too large for a link. `quoted` is the start of its IP
+    /// packet.
     pub(super) fn on_datagram_too_big(&mut self, now: u64, quoted: &[u8], mtu: u32) {
         if let Some((flow, _)) = original(quoted, ipv4::UDP)
             && self.datagram_socket(flow.local, flow.remote).is_some()
@@ -550,7 +547,8 @@ impl Engine {
         }
     }
 
-    /// Processes an ICMP error about a datagram of a connected socket. `quoted` is the start of the datagram's IP packet.
+    /// Processes an ICMP error about a datagram of a connected socket. `quoted` is the start of its IP
+    /// packet.
     pub(super) fn on_datagram_refused(&mut self, quoted: &[u8], error: Option<i32>) {
         let (Some((flow, _)), Some(error)) = (original(quoted, ipv4::UDP), error) else { return };
         let Some(key) = self.datagram_socket(flow.local, flow.remote) else { return };

@@ -1,5 +1,4 @@
-//! The connections whose programs may use shared memory now, and the handling of a program's request for a
-//! slot.
+//! The connections whose programs may use shared memory, and requests for slots.
 
 use super::Engine;
 use super::control::Request;
@@ -15,7 +14,7 @@ use std::sync::{Arc, Weak};
 const MOST_AREAS: usize = 256;
 /// The most shared areas of one process.
 const MOST_AREAS_OF_PROCESS: usize = 2;
-/// The most leases at once. They are limited because the engine checks each of them in every round.
+/// The most leases at once, because the engine checks each of them in every round.
 const MOST_LEASES: usize = 128;
 
 /// The leases, and the shared areas that exist.
@@ -27,15 +26,13 @@ pub(super) struct Leases {
 }
 
 impl Engine {
-    /// Returns true if the engine polls for some time before it sleeps. Only then may programs use shared
-    /// memory. Otherwise, the engine would end each lease at once, because it sleeps as soon as it has no
-    /// work.
+    /// Returns true if programs may use shared memory. An engine that does not poll would end each lease at
+    /// once, before it sleeps.
     fn leases(&self) -> bool {
         !self.settings.spin.is_zero()
     }
 
-    /// Processes a request for a slot: assigns one to the connection, in the memory that is shared with the
-    /// client.
+    /// Assigns a slot to the connection, in the memory shared with the client.
     pub(super) fn adopt(&mut self, request: &Request) -> Answer {
         if !self.leases() {
             return Err(Refusal::Errno(libc::EOPNOTSUPP));
@@ -45,8 +42,7 @@ impl Engine {
         let device = rustix::fs::fstat(fd).map_err(|error| error.raw_os_error())?.st_dev;
         let (area, new) = self.area(request)?;
         let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
-        // If the program has set SO_SNDBUF or SO_RCVBUF, refuse a slot, because shared memory ignores these
-        // limits.
+        // Shared memory ignores SO_SNDBUF and SO_RCVBUF.
         let limited = socket.options.send_buffer.is_some() || socket.options.receive_buffer.is_some();
         let inode = socket.inode;
         let Role::Stream(stream) = &mut socket.role else { return Err(Refusal::Errno(libc::EINVAL)) };
@@ -70,8 +66,7 @@ impl Engine {
         Ok((reply, file))
     }
 
-    /// Returns the shared area of the client that sent `request`. The bool is true if the area is new, and
-    /// false if the client has it already.
+    /// Returns the shared area of the client that sent `request`, and true if the area is new.
     fn area(&mut self, request: &Request) -> Result<(Arc<SharedArea>, bool), Refusal> {
         let client = self.control.client(request.client).ok_or(libc::EBADF)?;
         match (&client.area, request.message.number) {
@@ -91,9 +86,8 @@ impl Engine {
         Ok((area, true))
     }
 
-    /// Adds a connection to the list of leases. If `grants` is true, also lets the program send through
-    /// shared memory. Does nothing if there are too many leases, unless an offer waits for the program's
-    /// answer.
+    /// Adds a connection to the list of leases. With `grants`, lets the program send through shared memory.
+    /// If there are too many leases, adds only a connection with a pending offer.
     pub(super) fn list_lease(&mut self, now: u64, key: Key, grants: bool) {
         let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
         let Some(direct) = &mut stream.direct else { return };
@@ -109,9 +103,8 @@ impl Engine {
         }
     }
 
-    /// Checks the shared memory of all leases for work. Ends leases that were not used for 1 ms. If `sleeps`
-    /// is true, the engine is about to sleep, so this ends all leases without work. Returns true if there is
-    /// work.
+    /// Checks all leases for work. Ends those that were not used for 1 ms, or all without work if `sleeps` is
+    /// true. Returns true if there is work.
     pub(super) fn poll_leases(&mut self, now: u64, sleeps: bool) -> bool {
         let mut worked = false;
         let mut index = 0;
@@ -146,8 +139,8 @@ impl Engine {
         worked
     }
 
-    /// Ends all leases before the engine sleeps. Returns false if the engine must not sleep yet, because a
-    /// program has committed bytes, holds a claim, or has not answered an offer.
+    /// Ends all leases before the engine sleeps. Returns false if a program has committed bytes, holds a
+    /// claim, or has not answered an offer.
     pub(super) fn end_leases(&mut self, now: u64) -> bool {
         !self.poll_leases(now, true) && self.leases.keys.is_empty()
     }

@@ -46,8 +46,8 @@ const BURST: usize = 64;
 const MOST_TIME_WAITS: usize = 65536;
 /// The longest sleep, in nanoseconds: how late a stop request is seen at most.
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
-/// The length of the first sleep in nanoseconds, if epoll cannot watch the port and so packets do not wake
-/// the engine. Without work, each further sleep is twice as long as the one before.
+/// The first sleep in nanoseconds if epoll cannot watch the port. Each further sleep without work is twice
+/// as long.
 const FIRST_POLLED_SLEEP_NS: u64 = 10_000;
 /// The length of the longest sleep in nanoseconds, if epoll cannot watch the port.
 const LONGEST_POLLED_SLEEP_NS: u64 = 1_000_000;
@@ -100,15 +100,14 @@ pub struct Engine {
 /// Returns random bytes of the system.
 fn random_bytes<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
-    // SAFETY: the bytes live through the call. Fewer than 256 bytes are never cut short.
+    // SAFETY: the bytes outlive the call. Fewer than 256 bytes are never cut short.
     match unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) } {
         len if len == N as isize => Ok(bytes),
         _ => Err(Error::os("reading random bytes")(std::io::Error::last_os_error())),
     }
 }
 
-/// Waits at most `sleep` nanoseconds for events of an epoll instance, and stores them in `events`. Leaves
-/// `events` empty if there are none.
+/// Waits at most `sleep` nanoseconds for events of an epoll instance, and stores them in `events`.
 ///
 /// # Errors
 /// Errors of the system; `Interrupted` if a signal arrived.
@@ -123,16 +122,16 @@ fn wait_for_events(epoll: &OwnedFd, sleep: u64, events: &mut Vec<libc::epoll_eve
             tv_sec: (sleep / 1_000_000_000) as i64,
             tv_nsec: (sleep % 1_000_000_000) as i64,
         };
-        // SAFETY: the kernel writes at most `room` events into the vector's memory. The timeout lives through
-        // the call, and the signal mask is null.
+        // SAFETY: the kernel writes at most `room` events into the vector's memory. The timeout outlives the
+        // call.
         let count = unsafe {
             let mask = std::ptr::null::<libc::sigset_t>();
             let events = events.as_mut_ptr();
             libc::syscall(libc::SYS_epoll_pwait2, fd, events, room, &raw const timeout, mask, 0)
         };
         match std::io::Error::last_os_error().raw_os_error() {
-            // Linux before 5.11 lacks `epoll_pwait2`, and some containers forbid it. Use `epoll_wait`
-            // instead, which sleeps for whole milliseconds.
+            // Linux before 5.11 and some containers lack `epoll_pwait2`. `epoll_wait` sleeps for whole
+            // milliseconds.
             Some(libc::ENOSYS | libc::EPERM) if count < 0 => {
                 let milliseconds = sleep.div_ceil(1_000_000) as i32;
                 // SAFETY: as above.
@@ -143,7 +142,7 @@ fn wait_for_events(epoll: &OwnedFd, sleep: u64, events: &mut Vec<libc::epoll_eve
     };
     match usize::try_from(count) {
         Ok(count) => {
-            // SAFETY: the kernel has written the first `count` events, and `count` is at most the capacity.
+            // SAFETY: the kernel has written the first `count` events, at most the capacity.
             unsafe { events.set_len(count) };
             Ok(())
         }
@@ -162,8 +161,8 @@ impl Engine {
         Self::open_on(settings, network::BUFFERS)
     }
 
-    /// Opens a port of any kind, and the control socket. Tests call this with ports that [`Engine::open`]
-    /// refuses because they do not carry frames of a network. `buffers` is the number of packet buffers.
+    /// Opens a port of any kind, and the control socket. Tests call this, because [`Engine::open`] refuses
+    /// ports without a network. `buffers` is the number of packet buffers.
     pub(crate) fn open_on(settings: Settings, buffers: usize) -> Result<Self> {
         settings.check()?;
         let clock = Clock::new();
@@ -228,8 +227,7 @@ impl Engine {
         let mut pause = shortest;
         let spin_ns = self.settings.spin.as_nanos() as u64;
         let mut events = Vec::with_capacity(MOST_EVENTS);
-        // Reduce the timer slack to 1 ns. The default of 50 us would prolong short sleeps. Ignore an error,
-        // because sleeps are then only longer.
+        // The default timer slack of 50 us would prolong short sleeps.
         // SAFETY: the call changes only the slack of this thread's timers.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
         let mut packets = [Packet::EMPTY; BURST];
@@ -243,8 +241,8 @@ impl Engine {
             let idle = !worked && self.changed.is_empty();
             let may_sleep = idle && now >= last_work + spin_ns && self.network.flush();
             let sleep = if may_sleep && self.end_leases(now) { self.sleep_ns(now, pause) } else { 0 };
-            // Serve several rounds of received packets before asking epoll for events of pairs, because that
-            // system call would delay the packets. Ask after `MOST_ROUNDS` such rounds at the latest.
+            // Serve up to `MOST_ROUNDS` rounds of received packets before asking epoll, because that system
+            // call would delay them.
             rounds = if worked && rounds < MOST_ROUNDS { rounds + 1 } else { 0 };
             if rounds == 0 {
                 worked |= self.wait(now, sleep, &mut events)?;
@@ -281,12 +279,13 @@ impl Engine {
     fn receive(&mut self, now: u64, packets: &mut [Packet]) -> Result<bool> {
         let count = self.network.rx.receive(packets)?;
         for packet in &packets[..count] {
-            // SAFETY: the packet was received and is not freed before the loop has ended; nobody else writes it.
+            // SAFETY: the packet was received, is not freed before the loop has ended, and nobody else writes
+            // it.
             let bytes = unsafe { packet.bytes() };
             self.on_frame(now, bytes);
         }
         if count > 0 {
-            // SAFETY: the packets were received from a queue of this pool and are not used afterwards.
+            // SAFETY: the packets are from a queue of this pool and not used afterwards.
             unsafe { self.network.pool.free(&packets[..count]) };
         }
         Ok(count > 0)
@@ -304,7 +303,7 @@ impl Engine {
         count > 0
     }
 
-    /// Returns how long the engine may sleep, in nanoseconds: `longest`, or less if a timer is due earlier.
+    /// Returns how long the engine may sleep, in nanoseconds: `longest`, or until an earlier timer.
     fn sleep_ns(&self, now: u64, longest: u64) -> u64 {
         let mut sleep = longest;
         if self.network.has_timer() {
@@ -338,8 +337,7 @@ impl Engine {
         Ok(worked)
     }
 
-    /// Records whether a socket's pair is readable or writable, as epoll reported, and marks the socket as
-    /// changed.
+    /// Records that a socket's pair is readable or writable, and marks the socket as changed.
     fn on_pair_event(&mut self, key: Key, flags: epoll::EventFlags) {
         use epoll::EventFlags as Flags;
         let Some(socket) = self.sockets.get_mut(key) else { return };
@@ -363,7 +361,7 @@ impl Engine {
         self.touch(key);
     }
 
-    /// Adds a socket to the list of changed sockets, which are served at the end of the round.
+    /// Adds a socket to the list of changed sockets, which the round serves at its end.
     fn touch(&mut self, key: Key) {
         if let Some(socket) = self.sockets.get_mut(key)
             && !socket.dirty
@@ -382,7 +380,7 @@ impl Engine {
                 self.serve(now, key);
             }
         }
-        // Reuse the emptied list's memory, unless serving has already added sockets to a new list.
+        // Reuse the emptied list's memory, unless a new list already has sockets.
         if self.changed.is_empty() {
             self.changed = keys;
         }
@@ -417,7 +415,7 @@ impl Engine {
         {
             self.time_wait_order.pop_front();
             match self.time_waits.get(&flow).map(TimeWait::until) {
-                // A retransmitted FIN has restarted the TIME-WAIT timer, so the flow goes to the queue's end.
+                // A retransmitted FIN has restarted the TIME-WAIT timer.
                 Some(later) if later > now && later > until => self.time_wait_order.push_back((later, flow)),
                 _ => drop(self.time_waits.remove(&flow)),
             }
@@ -448,8 +446,7 @@ impl Engine {
                 self.rings.put(stream.receive, received);
             }
             Role::Listening(mut listening) => {
-                // Close the program's ends of connections that the program has not accepted, because the
-                // engine then resets them.
+                // The engine resets a connection whose program's end is closed before accept.
                 while let Some(pending) = listening.listener.accept() {
                     drop(pending.program);
                     self.touch(pending.key);
@@ -462,7 +459,7 @@ impl Engine {
 
     /// Returns a pseudo-random number.
     fn random(&mut self) -> u64 {
-        // Compute the next number by splitmix64 (Steele, Lea and Flood 2014).
+        // splitmix64 (Steele, Lea and Flood 2014).
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut value = self.random;
         value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

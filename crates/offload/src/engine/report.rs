@@ -1,5 +1,4 @@
-//! Collects what the engine reports of itself and its sockets: the status that `inlane offload status` shows,
-//! and the TCP_INFO of a connection.
+//! What the engine reports: the status of `inlane offload status`, and a connection's TCP_INFO.
 
 use super::Engine;
 use super::request::Refusal;
@@ -87,8 +86,8 @@ pub(super) fn tcp_info(socket: &Socket, stream: Option<&Stream>) -> [u8; 104] {
         return bytes;
     };
     let connection = &stream.connection;
-    // Write the state as its number in Linux's include/net/tcp_states.h, because programs expect `struct
-    // tcp_info` of Linux.
+    // The states are numbered as in Linux's include/net/tcp_states.h, for programs that read `struct
+    // tcp_info`.
     bytes[0] = match connection.state() {
         State::Established => 1,
         State::SynSent => 2,

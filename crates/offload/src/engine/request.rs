@@ -15,8 +15,8 @@ use rustix::event::epoll::{self, EventFlags};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
-/// How long a new connection holds back its SYN until the program's request Start arrives, in nanoseconds.
-/// Then it sends the SYN anyway, because the program may have been killed.
+/// How long a new connection waits for the program's request Start, in nanoseconds. Then it sends its SYN
+/// anyway.
 const LONGEST_HOLD_NS: u64 = 20_000_000;
 
 /// Why a request fails: an errno, or the reason why the socket stays with the kernel.
@@ -64,7 +64,7 @@ pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Returns the address to which a program means to send: as in Linux, the unspecified address means this host.
+/// Returns the address to which a program sends. As in Linux, the unspecified address means this host.
 pub(super) fn this_host(mut remote: SocketAddr) -> SocketAddr {
     if remote.ip().is_unspecified() {
         let this_host: IpAddr = match remote.is_ipv4() {
@@ -126,15 +126,13 @@ impl Engine {
         });
     }
 
-    /// Returns the socket to which a request refers. The program sends its end of the socket's pair with the
-    /// request.
+    /// Returns the socket whose program's end came with a request.
     pub(super) fn attached(&self, request: &Request) -> Result<Key, Refusal> {
         let fd = request.attached.as_ref().ok_or(libc::EBADF)?;
         self.inodes.get(&pair::inode(fd)?).copied().ok_or(Refusal::Errno(libc::EBADF))
     }
 
-    /// Creates a socket. Set `remote` if the program is connecting the socket. Returns the socket's key and
-    /// the program's end.
+    /// Creates a socket. Set `remote` if it is being connected. Returns its key and the program's end.
     pub(super) fn create(
         &mut self,
         owner: Owner<'_>,
@@ -184,8 +182,7 @@ impl Engine {
         if let Some(Socket { role, options, end, .. }) = self.sockets.get_mut(key)
             && !matches!(role, Role::Bound)
         {
-            // Halve the sizes: the options hold twice the numbers that the program set, as getsockopt returns
-            // them, and setsockopt doubles its argument.
+            // The options hold twice the numbers that the program set, and setsockopt doubles its argument.
             let mut sizes =
                 [options.send_buffer, options.receive_buffer].map(|bytes| bytes.map(|bytes| bytes / 2));
             match role {
@@ -276,9 +273,8 @@ impl Engine {
         }
     }
 
-    /// Lets a new connection send its SYN, because the program's end has replaced the kernel's socket in the
-    /// program. If the SYN were sent earlier, the peer might answer while other threads of the program still
-    /// use the kernel's socket.
+    /// Lets a new connection send its SYN, because the program's end has replaced the kernel's socket. The
+    /// peer could answer an earlier SYN while other threads still use the kernel's socket.
     fn start(&mut self, request: &Request) -> Answer {
         let key = self.attached(request)?;
         if let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) {
@@ -288,8 +284,8 @@ impl Engine {
         Ok((Message::new(Operation::Start), None))
     }
 
-    /// Fills the pair, because the program's end must not be writable before the connection is established.
-    /// Removes the socket if that fails.
+    /// Fills the pair, because the program's end must not be writable during the handshake. Removes the
+    /// socket on failure.
     fn fill(&mut self, key: Key, program: &OwnedFd) -> Result<(), Refusal> {
         let filled = program.try_clone().and_then(Filled::new);
         match (filled, self.sockets.get_mut(key)) {
@@ -391,9 +387,8 @@ impl Engine {
         if matches!(socket.role, Role::Bound) {
             self.check_listen(key)?;
             let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
-            // All SYN,ACKs of a listener announce the same MSS: that of loopback if the listener is bound to
-            // a loopback address, else the port's. The segments that a connection sends have the MSS of its
-            // own route.
+            // All SYN,ACKs of a listener announce one MSS, loopback's or the port's. A connection sends with
+            // its own route's MSS.
             let route =
                 if socket.local.ip().is_loopback() { Route::Own } else { Route::Port(socket.local.ip()) };
             let mss = self.network.mss(route, socket.local.is_ipv6());
@@ -401,8 +396,7 @@ impl Engine {
             let listener = Listener::new(&config, self.secrets.clone(), backlog)?;
             let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
             if let Some(end) = &socket.end {
-                // Size the pair's send buffer by the backlog, because the buffer holds the connections that
-                // wait to be accepted. Each takes about 1 KiB.
+                // The buffer holds the connections that wait to be accepted, about 1 KiB each.
                 let _ = pair::set_option(end, libc::SO_SNDBUF, backlog.min(200) as i32 * 1024);
             }
             socket.role =

@@ -18,7 +18,7 @@ const OURS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 pub(super) const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 pub(super) const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
-/// An engine on a port that discards everything, and the folder of its control socket.
+/// An engine on a port that discards everything.
 pub(super) struct Bench {
     pub engine: Engine,
     pub now: u64,
@@ -35,7 +35,6 @@ fn only_sockets_are_replaced() {
     let refused = Engine::open_on(settings.clone(), 1024).err().expect("a file is not replaced").to_string();
     assert!(refused.contains("it is a file, not a socket"), "{refused}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "contents");
-    // The socket file that a killed engine left behind must be replaced.
     settings.socket = folder.path().join("old");
     drop(std::os::unix::net::UnixListener::bind(&settings.socket).unwrap());
     Engine::open_on(settings, 1024).unwrap();
@@ -46,7 +45,7 @@ fn folders_of_the_control_socket_go_with_it() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = settings(&folder, 8);
     settings.socket = folder.path().join("a/b/control");
-    // Name a port that cannot be opened, because the engine must then remove the folders that it has created.
+    // The engine must remove its folders if the port cannot be opened.
     settings.port = "pcap:/no/such/file".into();
     assert!(Engine::open_on(settings.clone(), 1024).is_err());
     assert!(!folder.path().join("a").exists());
@@ -68,7 +67,6 @@ fn the_loopback_interface_is_refused_with_the_flag_to_use() {
     }
 }
 
-/// Returns the settings of an engine on a port that discards everything.
 fn settings(folder: &tempfile::TempDir, sockets: usize) -> Settings {
     Settings {
         port: "null".into(),
@@ -100,8 +98,7 @@ impl Bench {
         )
     }
 
-    /// Runs 20 rounds of the engine's loop, 1 ms apart on its clock, without sleeping. Receives only packets
-    /// that the engine sent to itself.
+    /// Runs 20 rounds, 1 ms apart on the engine's clock. Receives only the engine's packets to itself.
     pub fn turn(&mut self) {
         for _ in 0..20 {
             self.now += 1_000_000;
@@ -140,7 +137,6 @@ impl Bench {
     }
 }
 
-/// Returns a frame with a TCP segment for the engine.
 fn frame(header: &Header, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
     let len = header.wire_len() + payload.len();
     let mut bytes = vec![0; ethernet::HEADER + ipv4::HEADER + len];
@@ -160,8 +156,7 @@ fn frame(header: &Header, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Corrects the checksums of IP and TCP if the frame has these headers. Otherwise the checksum test would
-/// drop every damaged frame, and no other code would get one.
+/// Corrects the checksums of IP and TCP. Otherwise every damaged frame would end at the checksum test.
 fn repair(bytes: &mut [u8]) {
     let Some(ip) = bytes.get_mut(ethernet::HEADER..) else { return };
     let Ok(mut packet) = ipv4::Packet::new(ip) else { return };
@@ -182,8 +177,6 @@ fn repair(bytes: &mut [u8]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Arbitrary frames, and damaged segments to a listener, cause no panic and create at most one socket for
-    /// each segment.
     #[test]
     fn hostile_frames_do_no_harm(frames in proptest::collection::vec(
         (proptest::collection::vec(any::<u8>(), 0..100), any::<u8>(), any::<[u32; 2]>(), proptest::collection::vec((14usize..90, any::<u8>()), 0..4), any::<bool>()), 1..20)) {
@@ -207,8 +200,7 @@ proptest! {
         prop_assert!(bench.engine.sockets.len() <= 21);
     }
 
-    /// Every request is answered. A request about a socket fails with EBADF if its descriptor is not from the
-    /// engine.
+    /// A request fails with EBADF if its descriptor is not from the engine.
     #[test]
     fn hostile_requests_do_no_harm(requests in proptest::collection::vec(
         (1u8..10, any::<bool>(), any::<[u8; 6]>(), any::<[i32; 3]>(), proptest::collection::vec(any::<u8>(), 0..100), any::<bool>()), 1..20)) {
@@ -287,7 +279,7 @@ fn a_connection_within_the_engine_carries_data_and_its_end() {
     assert_eq!(bench.engine.flows.len() + bench.engine.inodes.len() + bench.engine.ports.len(), 0);
 }
 
-/// A flood of SYNs with forged sources: the listener's memory stays bounded, and a real client still gets in.
+/// The listener's memory stays bounded, and a real client still gets in.
 #[test]
 fn a_listener_accepts_during_a_flood_of_syns() {
     let mut bench = Bench::new(100);
@@ -308,8 +300,8 @@ fn a_listener_accepts_during_a_flood_of_syns() {
     drop(client);
 }
 
-/// A program sends the descriptor of its own end of a pair through that pair, and then closes the descriptor.
-/// The kernel keeps the end open until the engine has read the message.
+/// A program sends its end of a pair through that pair and closes it. The kernel keeps the end open until
+/// the engine reads the message.
 #[test]
 fn a_descriptor_in_its_own_pair_keeps_no_socket_alive() {
     let mut bench = Bench::new(100);

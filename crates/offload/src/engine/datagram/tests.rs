@@ -1,4 +1,4 @@
-//! Tests of UDP sockets: hostile programs and frames, and Linux's rules for sockets that share a port.
+//! Tests of UDP sockets: hostile programs and frames, and the rules for sockets that share a port.
 
 use super::super::tests::{Bench, MAC, PEER};
 use super::*;
@@ -31,14 +31,12 @@ impl Bench {
         self.ask(message, Some(fd.try_clone().unwrap())).0.local.unwrap()
     }
 
-    /// Sends a datagram as the preloaded library does.
     fn send(&mut self, fd: &OwnedFd, to: Option<SocketAddr>, data: &[u8]) {
         let header = Header { remote: to, ..Header::new(self.engine.number) };
         pair::send(fd.as_raw_fd(), &header.encode(), data).unwrap();
         self.turn();
     }
 
-    /// Returns the next datagram of a socket.
     fn receive(&mut self, fd: &OwnedFd) -> Option<(Header, Vec<u8>)> {
         let mut bytes = vec![0; 70_000];
         let len = pair::receive(fd.as_raw_fd(), &mut bytes, &mut []).ok()?;
@@ -56,7 +54,7 @@ impl Bench {
     }
 }
 
-/// Returns a frame with a UDP datagram from 10.0.0.2:4000 or [fd00::2]:4000 to port 5000 of the engine.
+/// Returns a frame with a UDP datagram from 10.0.0.2:4000 or [fd00::2]:4000 to the engine's port 5000.
 fn frame(v6: bool, data: &[u8]) -> Vec<u8> {
     let header = if v6 { ipv6::HEADER } else { ipv4::HEADER };
     let mut bytes = vec![0; ethernet::HEADER + header + udp::HEADER + data.len()];
@@ -91,8 +89,7 @@ fn frame(v6: bool, data: &[u8]) -> Vec<u8> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Programs write arbitrary bytes to their pairs. The engine must send only datagrams from its own
-    /// addresses and the socket's port.
+    /// Arbitrary bytes in a pair cause only datagrams from the engine's addresses and the socket's port.
     #[test]
     fn hostile_programs_send_only_from_their_socket(messages in proptest::collection::vec(
         (any::<bool>(), any::<[u8; 8]>(), 0usize..3, any::<[u8; 4]>(), proptest::collection::vec(any::<u8>(), 0..200)), 1..30)) {
@@ -123,7 +120,6 @@ proptest! {
         prop_assert_eq!(bench.engine.sockets.len() + bench.engine.datagram_ports.len(), 0);
     }
 
-    /// Damaged datagrams never reach a program with other data, and do no other harm.
     #[test]
     fn hostile_datagrams_do_no_harm(v6: bool, data in proptest::collection::vec(any::<u8>(), 0..100),
         damage in proptest::collection::vec((14usize..100, any::<u8>()), 0..4)) {
@@ -160,7 +156,6 @@ fn a_missing_checksum_is_accepted_in_ipv4_only() {
         wrong[at] ^= 1;
         bench.engine.on_frame(0, &wrong);
         assert!(bench.receive(&fd).is_none());
-        // The datagram may be shorter than the payload of the IP packet.
         let mut padded = frame(v6, b"data12");
         padded.truncate(at + 2 + 4);
         padded.extend_from_slice(b"12");
@@ -204,8 +199,7 @@ fn a_program_that_floods_itself_leaves_the_rest_in_its_pair() {
         bench.engine.serve_changed(0);
         assert!(bench.engine.network.own.len() <= MOST_OWN);
     }
-    // After the program has closed the socket, the engine still sends the datagrams that the pair has
-    // accepted.
+    // The engine still sends the datagrams that the pair has accepted.
     drop(sender);
     for _ in 0..10 {
         bench.turn();
@@ -231,15 +225,13 @@ fn sockets_share_a_port_as_in_linux() {
     bench.send(&sender, Some("127.0.0.1:6000".parse().unwrap()), b"x");
     assert!(bench.receive(&any).is_some() && bench.receive(&first).is_none());
 
-    // A socket that is connected to the sender takes precedence over sockets that are only bound.
     let mut message = Message::new(Operation::Connect);
     (message.datagrams, message.remote) = (true, Some("10.0.0.1:7000".parse().unwrap()));
     assert_eq!(bench.ask(message, Some(any.try_clone().unwrap())).0.status, 0);
     bench.send(&sender, Some(to), b"x");
     assert!(bench.receive(&any).is_some() && bench.receive(&first).is_none());
 
-    // With SO_REUSEPORT, all datagrams of a sender arrive at one socket, and each socket gets some of the
-    // senders.
+    // All datagrams of a sender arrive at one socket, and each socket gets some of the senders.
     let share = [(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)];
     let sharing: Vec<OwnedFd> =
         (0..2).map(|_| bench.datagrams(Operation::Bind, "10.0.0.1:6001", &share)).collect();
@@ -270,7 +262,6 @@ fn a_disconnected_socket_gives_its_port_back() {
     bench.send(&fd, Some("10.0.0.1:9".parse().unwrap()), b"x");
     assert_ne!(bench.local(&fd).port(), 0);
 
-    // A disconnected socket keeps a port that the program has chosen.
     let fd = bench.bind("0.0.0.0:6000");
     let mut message = Message::new(Operation::Connect);
     (message.datagrams, message.remote) = (true, Some("10.0.0.1:9".parse().unwrap()));
@@ -286,7 +277,6 @@ fn icmp_errors_reach_connected_sockets_and_are_limited() {
     let fd = bench.datagrams(Operation::Connect, "10.0.0.1:9", &[]);
     bench.send(&fd, None, b"x");
     assert_eq!(bench.receive(&fd).unwrap().0.error, libc::ECONNREFUSED);
-    // ICMP errors to other hosts are limited: `ICMP_BURST` at once, then one for each `ICMP_NS`.
     let mut budget = Budget::default();
     let burst = (0..1000).filter(|_| budget.take(5)).count() as u64;
     assert_eq!(burst, ICMP_BURST);
@@ -326,7 +316,6 @@ fn the_engine_says_where_it_has_a_route() {
         let mut message = Message::new(Operation::Route);
         message.remote = Some(remote.parse().unwrap());
         assert_eq!(bench.ask(message, Some(fd.try_clone().unwrap())).0.status, status, "{remote}");
-        // If there is a route, a datagram is counted as sent, otherwise as unsent.
         let before = bench.totals();
         bench.send(&fd, Some(remote.parse().unwrap()), b"x");
         let after = bench.totals();
@@ -335,8 +324,7 @@ fn the_engine_says_where_it_has_a_route() {
             (u64::from(status == 0), u64::from(status != 0))
         );
     }
-    // Connect a new socket to a multicast address. It stays with the kernel, because the engine has no route
-    // there.
+    // The engine has no route to a multicast address, so the socket stays with the kernel.
     let mut message = Message::new(Operation::Connect);
     (message.datagrams, message.remote) = (true, Some("224.0.0.1:1".parse().unwrap()));
     assert_eq!(bench.ask(message, None).0.status, inlane_offload_protocol::message::KERNEL);
@@ -353,8 +341,7 @@ fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
         bench.engine.network.counters.sent_packets - before
     };
     assert_eq!(sent(&mut bench), 1);
-    // Report by an ICMP error that a link carries only 600 bytes. The error quotes the start of a datagram
-    // that the socket sent.
+    // An ICMP error reports an MTU of 600 bytes for a link.
     let local = bench.engine.sockets.iter().next().unwrap().1.local;
     let mut quoted = ipv4::Packet::init(vec![0; 28]).unwrap();
     quoted.set_protocol(ipv4::UDP);
@@ -364,16 +351,14 @@ fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
     quoted.payload_mut()[2..4].copy_from_slice(&4000u16.to_be_bytes());
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 600);
     assert_eq!(sent(&mut bench), 2);
-    // An ICMP error about a port without a socket is ignored.
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 2);
-    // Quote the socket's own port again, and report an MTU of 68 bytes. The engine records 552 bytes instead,
-    // the least that it accepts for IPv4, so the datagram still takes two fragments.
+    // The port is the socket's again. The engine records its least MTU, 552 bytes, so the datagram still
+    // takes two fragments.
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 2);
-    // After 10 minutes, the path MTU is forgotten, and the link's MTU is tried again.
     bench.now += 601 * 1_000_000_000;
     bench.engine.network.learn(bench.now, PEER.into(), inlane_wire::Mac([2, 0, 0, 0, 0, 2]), true);
     assert_eq!(sent(&mut bench), 1);

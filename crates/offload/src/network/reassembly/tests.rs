@@ -3,7 +3,6 @@ use proptest::prelude::*;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Returns a fragment of an IPv4 or IPv6 packet with protocol UDP.
 fn fragment(v6: bool, id: u16, offset: usize, more: bool, data: &[u8]) -> Vec<u8> {
     let place = offset as u16;
     if v6 {
@@ -36,7 +35,8 @@ fn data(len: usize) -> Vec<u8> {
 }
 
 proptest! {
-    /// Fragments in any order, some of them repeated, give the packet when the last missing one arrives, and leave nothing behind.
+    /// Fragments in any order, some repeated, give the packet with the last missing one, and leave nothing
+    /// behind.
     #[test]
     fn fragments_in_any_order_give_the_packet(v6: bool, len in 9usize..5000, size in 1usize..100, seed: u64, repeat in 0usize..4) {
         let whole = data(len);
@@ -46,7 +46,6 @@ proptest! {
             .map(|(i, part)| fragment(v6, 7, i * size, i * size + part.len() < len, part)).collect();
         let copies: Vec<_> = fragments.iter().take(repeat).cloned().collect();
         let count = fragments.len();
-        // A shuffle that depends on the seed.
         for i in (1..count).rev() {
             fragments.swap(i, (seed.rotate_left(i as u32 % 64) % (i as u64 + 1)) as usize);
         }
@@ -60,8 +59,7 @@ proptest! {
         prop_assert_eq!((reassembly.packets.len(), reassembly.cost), (0, 0));
     }
 
-    /// Adds damaged fragments at any offsets and times. The counted memory must be correct and stay within
-    /// the limit.
+    /// The counted memory must be correct and stay within the limit.
     #[test]
     fn hostile_fragments_take_bounded_memory(fragments in proptest::collection::vec(
         (any::<bool>(), 0u16..3, 0usize..65536, any::<bool>(), 0usize..200, proptest::collection::vec((0usize..60, any::<u8>()), 0..2), 0u64..70), 1..60)) {
@@ -88,13 +86,13 @@ proptest! {
 #[test]
 fn overlapping_fragments_make_the_packet_invalid() {
     for v6 in [false, true] {
-        // The first fragment of the packet has bytes 0 to 23. Each case is a fragment that overlaps with it.
+        // The first fragment has bytes 0 to 23. Each case overlaps it.
         for (offset, more, len) in [(16, true, 16), (8, true, 8), (0, true, 32), (16, false, 3)] {
             let mut reassembly = Reassembly::default();
             assert_eq!(reassembly.add(0, &fragment(v6, 1, 0, true, &data(24))).0, Outcome::Waits);
             let overlapping = fragment(v6, 1, offset, more, &data(len));
             assert_eq!(reassembly.add(0, &overlapping).0, Outcome::Refused, "{offset} {more} {len}");
-            // The packet is invalid now, so even the fragments that would have completed it are refused.
+            // The packet is invalid now, so even the right fragments are refused.
             assert_eq!(reassembly.add(0, &fragment(v6, 1, 0, true, &data(24))).0, Outcome::Refused);
             assert_eq!(reassembly.add(0, &fragment(v6, 1, 24, false, &data(5))).0, Outcome::Refused);
         }
@@ -162,7 +160,6 @@ fn packets_are_given_up_after_their_time_and_when_memory_is_full() {
         assert!(reassembly.cost <= MOST_BYTES);
     }
     assert!(given_up > 6000, "{given_up}");
-    // The latest packet can still be completed.
     assert_eq!(reassembly.add(62 * SECOND, &fragment(false, 9999, 1032, false, &data(8))).0, Outcome::Waits);
     let first = fragment(false, 9999, 0, true, &data(8));
     assert!(matches!(reassembly.add(62 * SECOND, &first).0, Outcome::Whole(_)));
