@@ -78,7 +78,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         if let Some(item) = dispatcher.poll() {
             item.free();
             let packets = in_flight.pop_front().expect("a completed item was submitted");
-            // SAFETY: these packets are held here, are from this pool, and are not used again.
+            // SAFETY: the packets are from this pool, and are not used again.
             unsafe { pool.free(&packets) };
         } else if kernel_ended {
             return Err("the kernel ended early: it got no item for two seconds".into());

@@ -182,7 +182,7 @@ mod tests {
         let got = rx.receive(&mut packets).unwrap();
         assert_eq!((got, packets[0].length), (8, 1024));
         assert_eq!(rx.receive(&mut packets[8..]).unwrap(), 0, "the pool is empty");
-        // SAFETY: these packets were received from this queue's pool, and are not used again.
+        // SAFETY: the packets are from this queue's pool, and are not used again.
         assert_eq!(unsafe { tx.send(&packets[..got]) }.unwrap(), 8);
         assert_eq!(tx.counters().bytes, 8 * 1024);
         assert_eq!(pool.outstanding(), 0);

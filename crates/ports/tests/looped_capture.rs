@@ -64,10 +64,10 @@ fn allocations(packets: u32) -> usize {
         assert!(count > 0, "a looped capture has no end");
         for (index, packet) in burst[..count].iter().enumerate() {
             let number = (received + index as u32) % packets;
-            // SAFETY: the packet was just received, and lies in host memory.
+            // SAFETY: the packet was just received into host memory.
             assert_eq!(unsafe { packet.bytes() }, [number as u8; 60], "packet {number} of its lap");
         }
-        // SAFETY: these packets were received from this pool, and are not used again.
+        // SAFETY: the packets are from this pool, and are not used again.
         unsafe { pool.free(&burst[..count]) };
         received += count as u32;
     }

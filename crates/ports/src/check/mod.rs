@@ -255,7 +255,7 @@ unsafe impl Tx for CheckerTx {
                 }
                 self.counters.bytes += bytes.len() as u64;
             } else {
-                // SAFETY: the caller holds the packet, and it is from this pool.
+                // SAFETY: the caller holds the packet of this pool.
                 self.counters.bytes += unsafe { self.examine(packet, now_ns) } as u64;
             }
         }

@@ -37,7 +37,7 @@ impl TestRun {
             assert_eq!(count, 32);
             let mut packets = packets.to_vec();
             work(burst, &mut packets, &*self.pool);
-            // SAFETY: these packets come from this queue's pool, and are not used again.
+            // SAFETY: the packets are from this queue's pool, and are not used again.
             assert_eq!(unsafe { self.tx.send(&packets) }.unwrap(), packets.len());
         }
         drop(self.tx);
@@ -103,7 +103,7 @@ fn every_flipped_bit_is_found() {
 fn losses_duplicates_and_order_are_counted() {
     let (verification, _) = test_run("gen:100,flows=4", "io").run(10, |burst, packets, pool| match burst {
         2 => {
-            // SAFETY: these packets were received from this pool, and are not used again.
+            // SAFETY: the packets are from this pool, and are not used again.
             unsafe { pool.free(&packets.drain(4..9).collect::<Vec<_>>()) }
         }
         3 => {
@@ -115,7 +115,7 @@ fn losses_duplicates_and_order_are_counted() {
         }
         4 => packets.swap(0, 4),
         9 => {
-            // SAFETY: these packets were received from this pool, and are not used again.
+            // SAFETY: the packets are from this pool, and are not used again.
             unsafe { pool.free(&packets.split_off(30)) }
         }
         _ => {}
@@ -138,7 +138,7 @@ fn packets_that_a_rule_drops_are_not_lost() {
     let (verification, checker) =
         test_run("gen:100,flows=4,udp,tcp", "drop-rule:tcp").run(10, |_, packets, pool| {
             let dropped: Vec<_> = packets.extract_if(.., |packet| bytes(packet)[23] == 6).collect();
-            // SAFETY: these packets were received from this pool, and are not used again.
+            // SAFETY: the packets are from this pool, and are not used again.
             unsafe { pool.free(&dropped) };
         });
     assert!(verification.passed(), "{verification:?}");
@@ -179,9 +179,9 @@ fn a_checker_without_generator_needs_its_options() {
     let (mut rx, mut tx) = (generator.take_rx(0).unwrap(), checker.take_tx(1, pool.clone()).unwrap());
     let mut packets = [Packet::EMPTY; 30];
     rx.receive(&mut packets).unwrap();
-    // SAFETY: these packets were received from this pool, and are not used again.
+    // SAFETY: the packets are from this pool, and are not used again.
     unsafe { pool.free(&packets[..1]) };
-    // SAFETY: these packets come from this queue's pool, and are not used again.
+    // SAFETY: the packets are from this queue's pool, and are not used again.
     unsafe { tx.send(&packets[1..]) }.unwrap();
     drop(tx);
     let verification = checker.verification().unwrap();
@@ -200,7 +200,7 @@ unsafe impl Pool for Halves {
         self.0.allocate(packets)
     }
     unsafe fn free(&self, packets: &[Packet]) {
-        // SAFETY: these packets were received from this pool, and are not used again.
+        // SAFETY: the packets are from this pool, and are not used again.
         unsafe { self.0.free(packets) };
     }
     fn room(&self) -> usize {
@@ -242,7 +242,7 @@ fn a_packet_of_several_segments_is_checked_as_one() {
     let mut packets = [Packet::EMPTY; 32];
     rx.receive(&mut packets).unwrap();
     packets.iter_mut().for_each(|packet| packet.length /= 2);
-    // SAFETY: these packets come from this queue's pool, and are not used again.
+    // SAFETY: the packets are from this queue's pool, and are not used again.
     unsafe { tx.send(&packets) }.unwrap();
     assert_eq!(tx.counters().bytes, 32_000);
     drop(tx);

@@ -299,7 +299,7 @@ unsafe impl Rx for GeneratorRx {
             self.next_turn();
         }
         if filled < count {
-            // SAFETY: these packets were allocated from this pool above, and are not used again.
+            // SAFETY: the packets are from this pool, and are not used again.
             unsafe { self.pool.free(&packets[filled..count]) };
         }
         self.counters.packets += filled as u64;

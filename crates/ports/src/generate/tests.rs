@@ -47,14 +47,14 @@ fn packets_equal_those_that_their_stamps_name() {
             let count = queues[0].receive(&mut packets).unwrap();
             assert_eq!(count, 100);
             for packet in &packets {
-                // SAFETY: the packet was just received, and lies in host memory.
+                // SAFETY: the packet was just received into host memory.
                 let frame = unsafe { packet.bytes() };
                 assert!(checksums_ok(frame), "{text}: {frame:02x?}");
                 let stamp = Stamp::from_bytes(frame.last_chunk().unwrap());
                 let size = port.traffic.sizes[port.traffic.size_index(stamp.sequence)];
                 assert_eq!(frame, port.traffic.frame(size, stamp, &port.traffic.body()), "{text}");
             }
-            // SAFETY: these packets were received from this pool, and are not used again.
+            // SAFETY: the packets are from this pool, and are not used again.
             unsafe { pool.free(&packets) };
         }
         assert_eq!(pool.outstanding(), 0);
@@ -70,12 +70,12 @@ fn flows_send_in_turns_on_every_queue() {
     for queue in &mut queues {
         let count = queue.receive(&mut packets).unwrap();
         for packet in &packets[..count] {
-            // SAFETY: the packet was just received, and lies in host memory.
+            // SAFETY: the packet was just received into host memory.
             let stamp = Stamp::from_bytes(unsafe { packet.bytes() }.last_chunk().unwrap());
             assert_eq!(stamp.sequence as u64, seen[stamp.flow as usize]);
             seen[stamp.flow as usize] += 1;
         }
-        // SAFETY: these packets were received from this pool, and are not used again.
+        // SAFETY: the packets are from this pool, and are not used again.
         unsafe { pool.free(&packets[..count]) };
         assert!(queue.exhausted());
         assert_eq!(queue.receive(&mut packets).unwrap(), 0);
@@ -111,10 +111,10 @@ fn due_times_follow_the_rate() {
     while dues.len() < 2000 {
         let count = queues[0].receive(&mut packets).unwrap();
         for packet in &packets[..count] {
-            // SAFETY: the packet was just received, and lies in host memory.
+            // SAFETY: the packet was just received into host memory.
             dues.push(Stamp::from_bytes(unsafe { packet.bytes() }.last_chunk().unwrap()).due_ns);
         }
-        // SAFETY: these packets were received from this pool, and are not used again.
+        // SAFETY: the packets are from this pool, and are not used again.
         unsafe { pool.free(&packets[..count]) };
     }
     let gaps: HashSet<u64> = dues.windows(2).map(|pair| pair[1] - pair[0]).collect();
@@ -149,12 +149,12 @@ fn an_empty_pool_skips_no_packet() {
     let mut packets = vec![Packet::EMPTY; 300];
     assert_eq!(queues[0].receive(&mut packets).unwrap(), 256);
     assert_eq!(queues[0].receive(&mut packets[256..]).unwrap(), 0);
-    // SAFETY: these packets were received from this pool, and are not used again.
+    // SAFETY: the packets are from this pool, and are not used again.
     unsafe { pool.free(&packets[..256]) };
     assert_eq!(queues[0].receive(&mut packets[..1]).unwrap(), 1);
-    // SAFETY: the packet was just received, and lies in host memory.
+    // SAFETY: the packet was just received into host memory.
     assert_eq!(Stamp::from_bytes(unsafe { packets[0].bytes() }.last_chunk().unwrap()).sequence, 256);
-    // SAFETY: these packets were received from this pool, and are not used again.
+    // SAFETY: the packets are from this pool, and are not used again.
     unsafe { pool.free(&packets[..1]) };
     assert_eq!(port.sent.total(), 257);
 }

@@ -203,7 +203,7 @@ unsafe impl Rx for RadioRx {
             self.next += 1;
             filled += 1;
         }
-        // SAFETY: these packets were allocated from this pool above, and are not used again.
+        // SAFETY: the packets are from this pool, and are not used again.
         unsafe { self.pool.free(&packets[filled..allocated]) };
         self.counters.packets += filled as u64;
         Ok(filled)

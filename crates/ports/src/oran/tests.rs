@@ -16,7 +16,7 @@ fn frames(text: &str) -> (Arc<Plan>, Vec<Vec<u8>>) {
         let count = rx.receive(&mut packets).unwrap();
         // SAFETY: the packets were just received, and lie in host memory.
         frames.extend(packets[..count].iter().map(|packet| unsafe { packet.bytes() }.to_vec()));
-        // SAFETY: the packets were just received from this pool. They are not used again.
+        // SAFETY: the packets are from this pool, and are not used again.
         unsafe { pool.free(&packets[..count]) };
         if count == 0 && rx.exhausted() {
             break;
@@ -108,7 +108,7 @@ fn a_radio_without_slots_sends_without_end() {
     let mut packets = [Packet::EMPTY; 64];
     for _ in 0..100 {
         assert_eq!(rx.receive(&mut packets).unwrap(), 64);
-        // SAFETY: the packets were just received from this pool. They are not used again.
+        // SAFETY: the packets are from this pool, and are not used again.
         unsafe { pool.free(&packets) };
     }
     assert!(!rx.exhausted());

@@ -150,7 +150,7 @@ impl QueueWriter {
         };
         let send_ns = self.send_ns();
         for (index, packet) in packets.iter().enumerate() {
-            // SAFETY: the caller holds the packet, and it is from this pool.
+            // SAFETY: the caller holds the packet of this pool.
             let length = unsafe { self.length(packet) };
             let outcome = writer.reserve(length).and_then(|has_room| match has_room {
                 // SAFETY: as above.
@@ -179,7 +179,7 @@ impl QueueWriter {
     ) -> Result<usize> {
         let mut writer = self.lock()?;
         let send_ns = self.send_ns();
-        // SAFETY: the caller holds the packets, and they are from this pool.
+        // SAFETY: the caller holds the packets of this pool.
         let length = packets.iter().map(|packet| unsafe { self.length(packet) }).sum();
         if !writer.reserve(length)? {
             return Ok(0);
@@ -187,7 +187,7 @@ impl QueueWriter {
         let before = writer.buffered();
         let mut outcome = Ok(());
         for packet in packets {
-            // SAFETY: the caller holds the packet, and it is from this pool.
+            // SAFETY: the caller holds the packet of this pool.
             outcome = outcome.and_then(|()| unsafe {
                 let length = self.length(packet);
                 self.record(&mut writer, packet, length, send_ns)
@@ -300,7 +300,7 @@ impl CaptureTx {
 // SAFETY: `send` frees exactly the packets that it returns as sent.
 unsafe impl Tx for CaptureTx {
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
-        // SAFETY: the caller holds the packets, and they are from this pool.
+        // SAFETY: the caller holds the packets of this pool.
         let (written, outcome) = unsafe { self.writer.write(packets) };
         for packet in &packets[..written] {
             // SAFETY: as above.

@@ -334,7 +334,7 @@ unsafe impl Rx for CaptureRx {
             }
             filled += 1;
         }
-        // SAFETY: these packets were allocated from this pool above, and are not used again.
+        // SAFETY: the packets are from this pool, and are not used again.
         unsafe { self.pool.free(&packets[filled..allocated]) };
         if self.counters.packets == 0 {
             self.publish_resolution();

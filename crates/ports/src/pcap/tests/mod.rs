@@ -150,7 +150,7 @@ fn copy(from: &Path, to: &Path) -> (u64, Result<()>) {
     let outcome = loop {
         match rx.receive(&mut packets) {
             Ok(0) if rx.exhausted() => break Ok(()),
-            // SAFETY: these packets come from this queue's pool, and are not used again.
+            // SAFETY: the packets are from this queue's pool, and are not used again.
             Ok(count) => assert_eq!(unsafe { tx.send(&packets[..count]) }.unwrap(), count),
             Err(error) => break Err(error),
         }
@@ -166,9 +166,9 @@ fn times(rx: &mut dyn Rx, pool: &dyn Pool, count: usize) -> Vec<u64> {
     let mut packets = vec![Packet::EMPTY; count];
     let count = rx.receive(&mut packets).unwrap();
     let packets = &packets[..count];
-    // SAFETY: these packets were just received and come from this pool.
+    // SAFETY: the packets are from this pool.
     let times = packets.iter().map(|packet| unsafe { pool.meta(packet) }.time_ns).collect();
-    // SAFETY: these packets were just received from this pool, and are not used again.
+    // SAFETY: the packets are from this pool, and are not used again.
     unsafe { pool.free(packets) };
     times
 }

@@ -54,11 +54,11 @@ fn the_original_pace_plays_no_packet_early_in_any_lap() {
     while times.len() < 7 {
         let count = rx.receive(&mut packets).unwrap();
         for packet in &packets[..count] {
-            // SAFETY: the test holds the packet, and it is from this pool.
+            // SAFETY: the test holds the packet of this pool.
             times.push(unsafe { pool.meta(packet) }.time_ns - SECOND);
             arrivals.push(start.elapsed());
         }
-        // SAFETY: these packets were received from this pool, and are not used again.
+        // SAFETY: the packets are from this pool, and are not used again.
         unsafe { pool.free(&packets[..count]) };
     }
     assert_eq!(times, [0, 20_000_000, 40_000_000, 40_001_000, 60_001_000, 80_001_000, 80_002_000]);
@@ -82,9 +82,9 @@ fn a_looped_capture_of_the_latest_time_repeats_it() {
     let (_source, pool, mut rx) = source(&path, Playback { repeat: true, ..Playback::default() }, 64);
     let mut packets = [Packet::EMPTY; 4];
     assert_eq!(rx.receive(&mut packets).unwrap(), 4);
-    // SAFETY: the test holds the packet, and it is from this pool.
+    // SAFETY: the test holds the packet of this pool.
     assert!(packets.iter().all(|packet| unsafe { pool.meta(packet) }.time_ns == u64::MAX));
-    // SAFETY: these packets were received from this pool, and are not used again.
+    // SAFETY: the packets are from this pool, and are not used again.
     unsafe { pool.free(&packets) };
 }
 
@@ -105,7 +105,7 @@ fn a_pipe_returns_the_packets_that_have_arrived() {
     drop(writer);
     assert_eq!(rx.receive(&mut packets[2..]).unwrap(), 0);
     assert!(rx.exhausted());
-    // SAFETY: these packets were received from this pool, and are not used again.
+    // SAFETY: the packets are from this pool, and are not used again.
     unsafe { pool.free(&packets[..2]) };
 }
 

@@ -109,9 +109,9 @@ fn packets_from_elsewhere_get_the_time_at_which_they_are_sent() {
     let mut packets = [Packet::EMPTY; 1];
     pool.allocate(&mut packets);
     packets[0].length = 60;
-    // SAFETY: the test holds the packet, and it is from this pool.
+    // SAFETY: the test holds the packet of this pool.
     unsafe { pool.set_meta(&packets[0], PacketMeta { time_ns: 1, wire_length: 9, interface: 3 }) };
-    // SAFETY: these packets come from this queue's pool, and are not used again.
+    // SAFETY: the packets are from this queue's pool, and are not used again.
     unsafe { tx.send(&packets) }.unwrap();
     drop(tx);
     let (entries, _) = read(&std::fs::read(&path).unwrap()).unwrap();
@@ -167,7 +167,7 @@ fn errors_of_a_sink_are_counted_once_whatever_its_queues() {
         let mut packets = [Packet::EMPTY; 2];
         assert_eq!(pool.allocate(&mut packets), 2);
         packets.iter_mut().for_each(|packet| packet.length = 60);
-        // SAFETY: these packets were just allocated from this pool, and are not used again.
+        // SAFETY: the packets are from this pool, and are not used again.
         assert_eq!(unsafe { queue.send(&packets) }.unwrap(), 2);
     }
     assert!(queues[0].finish(&mut || true).unwrap_err().to_string().contains("after 2 packets"));
@@ -196,7 +196,7 @@ fn a_named_pipe_whose_reader_is_absent_or_pauses_blocks_no_sender() {
         loop {
             let count = pool.allocate(&mut packets);
             packets[..count].iter_mut().for_each(|packet| packet.length = 4000);
-            // SAFETY: these packets were just allocated from this pool.
+            // SAFETY: the packets are from this pool.
             let sent = unsafe { tx.send(&packets[..count]) }.unwrap();
             // SAFETY: the unsent packets still belong to the test, and are not used again.
             unsafe { pool.free(&packets[sent..count]) };
@@ -247,7 +247,7 @@ fn packets_that_no_reader_took_are_lost_and_counted() {
     let mut packets = [Packet::EMPTY; 3];
     pool.allocate(&mut packets);
     packets.iter_mut().for_each(|packet| packet.length = 60);
-    // SAFETY: these packets were just allocated from this pool, and are not used again.
+    // SAFETY: the packets are from this pool, and are not used again.
     assert_eq!(unsafe { tx.send(&packets) }.unwrap(), 3);
     let mut asked = 0;
     let outcome = tx.finish(&mut || {
