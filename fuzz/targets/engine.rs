@@ -267,8 +267,8 @@ impl World {
         }
     }
 
-    /// Sends a request of the honest or the hostile program, and runs the engine. Returns any reply.
-    /// `attached` is the index of the socket to send with the request.
+    /// Sends a request of the honest or the hostile program, with socket number `attached`. Returns any
+    /// reply.
     fn ask(&mut self, honest: bool, message: &Message, attached: Option<usize>) -> Option<Message> {
         let program = if honest { &self.honest } else { &self.hostile };
         let attached = attached.and_then(|index| program.ends.get(index)).map(AsFd::as_fd);
@@ -311,8 +311,8 @@ impl World {
         }
     }
 
-    /// Hands an IP packet to the engine in fragments. The input chooses their size and order, and may leave
-    /// out, repeat or shift fragments.
+    /// Hands an IP packet to the engine in fragments, which the input may reorder, leave out, repeat or
+    /// shift.
     fn fragments(&mut self, input: &mut Input<'_>, v6: bool, frame: &[u8]) {
         let header = ethernet::HEADER + if v6 { ipv6::HEADER } else { ipv4::HEADER };
         if frame.len() <= header {

@@ -1,6 +1,5 @@
-//! A hostile controller. It sends arbitrary PDUs or bytes to an initiator with reads and writes in flight.
-//! The initiator must refuse violations of the protocol, return every buffer, and complete no read whose data
-//! is missing.
+//! A hostile controller, which sends arbitrary PDUs or bytes to an initiator with reads and writes in flight.
+//! The initiator must return every buffer, and complete no read whose data is missing.
 
 #![no_main]
 

@@ -1,6 +1,5 @@
-//! A hostile host. After the handshake of an admin queue and an I/O queue, it sends arbitrary bytes, or
-//! command capsules with arbitrary fields. The target must answer with well-formed PDUs, and touch no byte
-//! outside the namespace.
+//! A hostile host, which sends arbitrary bytes or command capsules after the handshake. The target must
+//! answer with well-formed PDUs, and touch no byte outside the namespace.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! A hostile peer. After a handshake over the twin, it writes arbitrary requests and words into its inbox at
-//! the honest side, which must answer or refuse each request.
+//! A hostile peer, which writes arbitrary requests and words into its inbox at the honest side after a
+//! handshake over the twin. The honest side must answer or refuse each request.
 
 #![no_main]
 

@@ -1,5 +1,4 @@
-//! Decodes arbitrary bytes as the data by which PEs and the launcher connect over UCX. Each decoder must
-//! return a value or refuse the bytes.
+//! Decodes arbitrary bytes as the data by which PEs and the launcher connect over UCX.
 //!
 //! Encoding a decoded frame or card must return the same bytes. Encoding and decoding must not change an
 //! address.

@@ -8,8 +8,8 @@ use libfuzzer_sys::fuzz_target;
 
 const CAPACITY: u32 = 4096;
 
-/// A receive ring that stores nothing. It checks that each write lies within [`CAPACITY`] bytes from the
-/// first byte that the application has not consumed.
+/// A receive ring that stores nothing. It checks that writes lie within [`CAPACITY`] bytes from the first
+/// unconsumed byte.
 struct Ring {
     consumed: u64,
 }

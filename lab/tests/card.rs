@@ -126,8 +126,8 @@ fn packets_go_from_card_to_card() {
     let cards = ["a", "b", "c", "d", "e"].map(|name| Card::new(folder.path(), name));
     let [a, b, c, d, held] = &cards;
     let run = |number: u32, function: &str, first: &str, second: &str| {
-        // QEMU's e1000e drops a frame if its buffer crosses into a page that is not adjacent. A pool of this
-        // size fits into one huge page.
+        // A pool of this size fits into one huge page. QEMU's e1000e drops a frame if its buffer crosses into
+        // a page that is not adjacent.
         format!(
             "inlane forward --between pci:0000:00:{first}.0,descriptors=128 pci:0000:00:{second}.0,descriptors=128 \
              --buffers 800 --function {function} --duration 4s --json /tmp/{number} >&2; echo status $?; "

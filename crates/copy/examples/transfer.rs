@@ -1,5 +1,5 @@
-//! Makes one transfer and a stream of transfers over the cheapest path: `cargo run --example transfer --
-//! gpu:0 gpu:1`. Without a GPU, use `twin:0 twin:1`.
+//! Makes one transfer and a stream of transfers: `cargo run --example transfer -- gpu:0 gpu:1`. Without a
+//! GPU, use `twin:0 twin:1`.
 
 use inlane_copy::{Endpoint, PathChoice, PathOptions, PathSelector, open};
 use inlane_core::Result;

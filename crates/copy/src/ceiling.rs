@@ -27,8 +27,8 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a measurement drives a link. A transfer has `piece` bytes, there are `streams` streams, and transfers
-/// rotate over `rotate` bytes of memory. All shapes are tried, because none is the fastest on every machine.
+/// How a measurement drives a link: transfers of `piece` bytes on `streams` streams, over `rotate` bytes of
+/// memory. The fastest shape differs between machines.
 struct Shape {
     piece: usize,
     streams: usize,
@@ -77,12 +77,12 @@ pub fn none_for(path: Path, from: &Endpoint, to: &Endpoint) -> Option<&'static s
 }
 
 impl Ceilings {
-    /// Measures the ceiling of transfers through the host, which use `host` memory. The result has two
-    /// entries: `from` to `to`, and `to` to `from`.
+    /// Measures the ceilings from `from` to `to` and from `to` to `from`, with transfers through `host`
+    /// memory.
     ///
-    /// If `both` is set, both directions run at the same time. If not, only `from` to `to` is measured, and
-    /// both entries are equal. The ceiling of a twin is the link rate of its model. Returns `None` if neither
-    /// end is a GPU or a twin.
+    /// If `both` is set, both directions run at the same time. If not, both results are the ceiling from
+    /// `from` to `to`. The ceiling of a twin is the link rate of its model. Returns `None` if neither end is
+    /// a GPU or a twin.
     ///
     /// # Errors
     /// [`Error::Device`](inlane_core::Error::Device) if a device fails or the run was interrupted.
@@ -160,8 +160,8 @@ impl Ceilings {
     }
 }
 
-/// Returns the ceiling of one direction. `alone` has the rate of each of its links, driven alone. `at_once`
-/// has, for each shape, the rates of these links while all links run in both directions.
+/// Returns the ceiling of one direction. `alone` has the rate of each link driven alone. `at_once` has, for
+/// each shape, their rates while all links run in both directions.
 fn of_direction(alone: &[f64], at_once: &[&[f64]]) -> f64 {
     let means = at_once.iter().map(|rates| rates.iter().sum::<f64>() / rates.len() as f64);
     alone.iter().copied().fold(means.fold(0.0, f64::max), f64::min)

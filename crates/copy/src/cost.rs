@@ -36,8 +36,7 @@ const LARGEST: usize = SIZES[SIZES.len() - 1];
 const LARGEST_BOTH_WAYS: usize = 16 << 20;
 /// Once a transfer takes longer than this, no larger size of the path is measured.
 const LONG: Duration = Duration::from_millis(60);
-/// The longest transfer to measure in both directions at once. If a size is expected to take longer, its time
-/// and those of larger sizes are extrapolated.
+/// The longest transfer to measure in both directions at once. Times of longer transfers are extrapolated.
 const SLOW: Duration = Duration::from_millis(5);
 /// The largest chunk, in bytes, that the prediction of a staged path assumes.
 const CHUNK: u64 = 1 << 20;
@@ -50,8 +49,8 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// Returns the nanoseconds for `bytes`. Interpolates between points, and extrapolates beyond the last
-    /// one. Below the first point, returns the first point's time. `None` without points.
+    /// Returns the nanoseconds for `bytes`: interpolated between points, extrapolated beyond the last one.
+    /// `None` without points.
     pub fn time(&self, bytes: u64) -> Option<f64> {
         let (first, last) = (self.points.first()?, self.points.last()?);
         if bytes <= first.0 {
@@ -66,7 +65,7 @@ impl Curve {
         }
         match self.points.len() {
             1 => Some(last.1 * bytes as f64 / last.0 as f64),
-            // Noise in the last two points could predict a time of zero, so assume at least half of the last
+            // Noise in the last two points could predict a time of zero. Assume at least half of the last
             // point's time per byte.
             count => {
                 let extrapolated = line(&self.points[count - 2], last);
@@ -113,7 +112,7 @@ impl Curve {
     }
 
     /// Measures a path in both directions at once. Returns the slower direction's time per transfer.
-    /// `forward` and `backward` are the source and destination of each direction.
+    /// `forward` and `backward` are source and destination.
     fn measure_both_ways(
         path: Path,
         devices: [&Arc<Device>; 2],
@@ -178,16 +177,14 @@ fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[
 pub struct Costs {
     /// The paths that work, with their times.
     pub paths: BTreeMap<Path, Curve>,
-    /// The times of single stages: `out` from the source to the host, `cpu` from host to host, and `in` from
-    /// the host to the destination.
+    /// The times of single stages: `out` to the host, `cpu` within the host, and `in` from the host.
     pub stages: BTreeMap<String, Curve>,
     /// The paths that do not work, with the reason.
     pub refused: BTreeMap<Path, String>,
 }
 
 impl Costs {
-    /// Measures all paths between two devices, except CUDA's own copy and DPDK's software DMA device. The
-    /// measured sizes do not depend on `options.largest`.
+    /// Measures all paths between two devices, except CUDA's own copy and DPDK's software DMA device.
     ///
     /// # Errors
     /// [`Error::Memory`]; [`Error::Device`] if a device must not be written, no path is available, or

@@ -39,8 +39,8 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Opens the endpoints of one operation, and returns one device for each, in order. Equal endpoints share a
-/// device. Host memory is pinned if a GPU is among them. `permission` applies to BARs.
+/// Opens endpoints, and returns one device for each, in order. Equal endpoints share a device. Host memory is
+/// pinned if a GPU is among them. `permission` applies to BARs.
 ///
 /// # Errors
 /// [`Error::Device`] if an endpoint does not exist or must not be used; [`Error::Invalid`] if two ranges of a
@@ -165,8 +165,8 @@ impl Device {
         }
     }
 
-    /// Returns the device's link as text, and the highest bits per second of its lanes. The text shows the
-    /// current rate, which an idle GPU lowers. `None` if no link is known.
+    /// Returns the device's link as text with its current rate, and the highest bits per second of its lanes.
+    /// `None` if no link is known.
     pub fn link(&self) -> Option<(String, f64)> {
         match &self.kind {
             Kind::Gpu(memory) => memory.link(),
@@ -188,8 +188,7 @@ impl Device {
         }
     }
 
-    /// Allocates `bytes` bytes of the device's memory. They are freed when the region and all its slices are
-    /// dropped.
+    /// Allocates `bytes` bytes of the device's memory, which the region and its slices keep.
     ///
     /// # Errors
     /// [`Error::Memory`] or [`Error::Device`] if too little is free; [`Error::Invalid`] for 0 bytes.

@@ -12,8 +12,8 @@ pub enum Endpoint {
     Host,
     /// The memory of a GPU.
     Gpu(u32),
-    /// The memory of an accelerator's twin. It models an accelerator of the published experiment
-    /// ([`crate::published`]): the one in slot 0 for an even index, the one in slot 1 for an odd index.
+    /// The memory of an accelerator's twin. An even index models the accelerator in slot 0 of the published
+    /// experiment ([`crate::published`]), an odd index that in slot 1.
     Twin(u32),
     /// A BAR of a PCI device, or a range of such a BAR.
     Bar(BarSpec),

@@ -20,8 +20,8 @@ pub struct Hybrid {
 }
 
 impl Hybrid {
-    /// Joins two movers by two host buffers. Longer transfers are split into pieces of a buffer's length.
-    /// `completion` applies to both DMA stages; [`Mover::set_completion_mode`] changes it.
+    /// Joins two movers by two host buffers. Longer transfers are split. `completion` applies to both DMA
+    /// stages; [`Mover::set_completion_mode`] changes it.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the buffers differ in length.

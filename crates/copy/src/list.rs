@@ -7,8 +7,8 @@ use crate::path::Path;
 use crate::path_options::PathOptions;
 use crate::result::ListedPath;
 
-/// Opens and closes every path between two devices, and returns one row per path, available paths first. Rows
-/// have calibrated times if `costs` is given.
+/// Opens and closes every path between two devices. Returns one row per path, available paths first, with
+/// calibrated times from `costs`.
 pub fn list_paths(
     from: &Device,
     to: &Device,

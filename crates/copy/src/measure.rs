@@ -54,8 +54,8 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Returns how many transfers of `size` bytes are in flight at once: [`Plan::window`] if it is set. If
-    /// not, as many as total 64 MiB, within 2 to 32.
+    /// Returns how many transfers of `size` bytes are in flight: [`Plan::window`] if set, else as many as
+    /// total 64 MiB, within 2 to 32.
     pub fn window_for(&self, size: usize) -> usize {
         self.window.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(2, 32))
     }

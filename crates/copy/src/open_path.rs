@@ -76,11 +76,10 @@ fn software_dma(from: &Device, to: &Device) -> Result<Box<dyn Mover>> {
     Err(Error::device_environment(path, why))
 }
 
-/// Builds the error for a pair of devices without any usable path.
-///
-/// If only one path was refused, returns its error. If several were refused, lists their reasons; the class
-/// is the gravest of `errors`: failure, then usage, then environment. If none was refused, the user has left
-/// out all paths, which is a usage error.
+/// Builds the error for a pair of devices without any usable path:
+/// - One path was refused: its error.
+/// - Several were refused: all reasons, with the gravest class of `errors` (failure, usage, environment).
+/// - None was refused: a usage error, because the user has left out all paths.
 pub(crate) fn no_path_error(
     [from, to]: [&Device; 2],
     refused: &BTreeMap<Path, String>,
@@ -117,8 +116,8 @@ fn twin_bars(
     Ok(Box::new(Interruptible::new(Box::new(BarMover::new(from, to)?), None, &options.stop)))
 }
 
-/// Opens a mover that copies with CPU loads and stores; `None` is host memory. The access width is the
-/// requested one, or one that suits the memory.
+/// Opens a mover that copies with CPU loads and stores; `None` is host memory. Without a requested access
+/// width, uses one that suits the memory.
 fn cpu(from: Option<&Device>, to: Option<&Device>, options: &PathOptions) -> Result<Box<dyn Mover>> {
     let mut reads = true;
     let mut suits = Access::widest();

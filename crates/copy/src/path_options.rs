@@ -24,7 +24,7 @@ pub struct PathOptions {
     /// Tuning of staging by SMs.
     pub sms: SmTuning,
     /// If true, the kernels of staging by SMs keep running between transfers. This gives the least latency,
-    /// but occupies SMs. If false, each transfer launches the kernels.
+    /// but occupies SMs.
     pub resident: bool,
     /// The most blocks that a copy by SMs uses.
     pub blocks: u32,

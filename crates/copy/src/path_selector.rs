@@ -105,8 +105,8 @@ impl PathSelector {
         self.movers[self.pick(bytes)].0
     }
 
-    /// Returns the costs by which paths are chosen, if any. Pass them to the opposite direction's selector,
-    /// so that both take the same paths.
+    /// Returns the costs by which paths are chosen, if any. Give them to the opposite direction, so that both
+    /// take the same paths.
     pub fn costs(&self) -> Option<&Costs> {
         self.costs.as_ref()
     }

@@ -80,8 +80,8 @@ pub fn run(large: usize, plan: &Plan, mut keep: impl FnMut(Line)) -> Result<()> 
     Ok(())
 }
 
-/// Predicts the bytes per second of transfers of `size` bytes. For paths `bar` and `dma`, uses the twin's
-/// model. For other paths, uses calibrated times of their stages.
+/// Predicts the bytes per second of transfers of `size` bytes, by the twin's model for `bar` and `dma`, else
+/// by calibrated times of the stages.
 fn predict(
     path: Path,
     from: &Arc<Device>,

@@ -183,8 +183,7 @@ impl Row for TransferResult {
         ]
     }
 
-    /// Returns the path with the reason for it, the paths that cannot be taken, and the ceiling. Slower paths
-    /// are in the JSON only.
+    /// Returns the path and why it was chosen, the paths that cannot be taken, and the ceiling.
     fn context(&self) -> Vec<Cell> {
         let refused = |other: &&NotTaken| !other.why.starts_with(SLOWER);
         let path = Path {

@@ -38,8 +38,8 @@ impl Suballocator {
         &self.whole
     }
 
-    /// Allocates `bytes` contiguous bytes, first fit. They are free again when the region and all its slices
-    /// are dropped. `name` names the memory in errors.
+    /// Allocates `bytes` contiguous bytes, first fit. The region and its slices keep them. `name` names the
+    /// memory in errors.
     ///
     /// # Errors
     /// [`Error::Memory`] if no gap is large enough; [`Error::Invalid`] for 0 bytes.

@@ -26,15 +26,13 @@ impl EngineTuning {
 
 /// The smallest chunk, in bytes, that is worth the cost of its events.
 const SMALLEST: usize = 128 << 10;
-/// The cost of a chunk's events, as bytes: a link of 55 GB/s moves this many in the 3 us that the events
-/// take.
+/// The cost of a chunk's events, as the bytes that a link of 55 GB/s moves in their 3 us.
 const CHUNK_COST: f64 = 165e3;
 
 /// Returns the chunk sizes of a transfer by copy engines, at most `largest` bytes each.
 ///
 /// Set `idle` if no other transfer is in flight. The first and the last chunks are then smaller, because one
-/// stage is idle meanwhile. The best size of the others is the square root of `bytes` times `CHUNK_COST`. If
-/// `idle` is not set, the chunks are as large as allowed.
+/// stage is idle meanwhile. If `idle` is not set, the chunks are as large as allowed.
 pub fn engine_chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
     let mut sizes = Vec::new();
     let mut left = bytes;
@@ -49,8 +47,7 @@ pub fn engine_chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
     let best = ((bytes as f64 * CHUNK_COST).sqrt() as usize).next_power_of_two().clamp(smallest, largest);
     let mut tail = Vec::new();
     let mut size = (best / 4).max(smallest);
-    // The first chunks grow and the last ones shrink, because one of the two stages is idle during the first
-    // and the last chunk.
+    // One of the two stages is idle during the first and the last chunks, so these are smaller.
     while size < best && left >= 4 * size {
         sizes.push(size);
         tail.push(size);
@@ -79,9 +76,9 @@ pub struct SmTuning {
     pub chunk: usize,
     /// Chunks in a channel's ring.
     pub slots: usize,
-    /// How many chunks each channel splits its part of a transfer into, if no chunk then exceeds `chunk`
-    /// bytes. More chunks overlap better, but each costs a fence. A part below 8 KiB is one chunk. While
-    /// other transfers are in flight, two chunks are the most.
+    /// How many chunks each channel splits its part of a transfer into. More chunks overlap better, but each
+    /// costs a fence. Fewer are used for small parts and while other transfers are in flight, more if a chunk
+    /// would exceed `chunk` bytes.
     pub turns: usize,
     /// The largest transfer, in bytes, that is sent as lines, which need no fences. 0 never sends lines.
     pub lines: usize,
@@ -94,8 +91,8 @@ impl Default for SmTuning {
 }
 
 impl SmTuning {
-    /// Returns the bytes of data that each channel carries if `bytes` bytes are sent as lines (see
-    /// [`SmTuning`]). Rounded up to a multiple of [`ROW`].
+    /// Returns how many bytes of data each channel sends as lines, for a transfer of `bytes` bytes: a
+    /// multiple of [`ROW`].
     fn share(&self, bytes: usize) -> usize {
         bytes.div_ceil(self.channels as usize).next_multiple_of(ROW)
     }
@@ -106,8 +103,8 @@ impl SmTuning {
         self.share(self.lines) / 12 * 16
     }
 
-    /// Returns the `chunk` field of a command: the bytes of a chunk, with the bit [`LINES`] if the transfer
-    /// is sent as lines. `alone` means that no other transfer is in flight.
+    /// Returns the `chunk` field of a command: the bytes of a chunk, and the bit [`LINES`] for lines. `alone`
+    /// means that no other transfer is in flight.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs take commands"))]
     pub(crate) fn chunk_field(&self, bytes: usize, alone: bool) -> u64 {
         if bytes <= self.lines {

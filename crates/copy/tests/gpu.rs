@@ -106,8 +106,8 @@ fn a_mover_dropped_at_any_point_leaves_nothing_behind() {
     assert_eq!(gpu.memory().unwrap().0, free);
 }
 
-/// Pauses longer than 10 s, after which the timer ends idle kernels, and longer than 30 s, after which they
-/// end by themselves. The next transfer launches the kernels again.
+/// The timer ends idle kernels after 10 s, and they end by themselves after 30 s. The next transfer launches
+/// them again.
 #[test]
 fn a_resident_path_works_after_a_long_pause() {
     let Some([from, to]) = devices("a_resident_path_works_after_a_long_pause") else { return };
@@ -183,7 +183,7 @@ fn child(name: &str) -> (std::process::Output, Duration) {
     (output, began.elapsed())
 }
 
-/// Runs a test that makes a GPU fail, in its own process. It must succeed within `most`, and the next process
+/// Runs a test that breaks a GPU, in its own process. It must succeed within `most`, and the next process
 /// must be able to use the GPU.
 fn child_that_breaks_something(name: &str, most: Duration) {
     let (output, took) = child(name);
@@ -315,8 +315,8 @@ impl Trap {
     }
 }
 
-/// Checks that copies beside a trapping kernel fail soon with the GPU's error, and that dropping their mover
-/// does not block. Copies in flight may still complete.
+/// Copies beside a trapping kernel fail soon with the GPU's error, or complete. Dropping their mover does not
+/// block.
 fn expect_failure(
     mut mover: Box<dyn Mover>,
     mut ticket: inlane_core::Result<Ticket>,
@@ -401,8 +401,8 @@ fn trap_beside_staged_while_waiting_for_an_interrupt() {
     trap_beside_staged(true, CompletionMode::Interrupt);
 }
 
-/// Queues a copy that never completes, behind a wait for a word that is never written. Then waits in the mode
-/// `completion`, or with `None` only drops the mover. Either must give up the GPU.
+/// Queues a copy behind a wait for a word that is never written. Waits in the mode `completion`, or only
+/// drops the mover. Either must give up the GPU.
 fn stuck(completion: Option<CompletionMode>) {
     let Some([device, _]) = devices("stuck") else { return };
     let gpu = device.gpu().unwrap();

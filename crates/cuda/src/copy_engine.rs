@@ -59,8 +59,8 @@ impl Mover for CopyEngine {
         let mine = Location::Gpu(self.stream.gpu().index());
         let gpu = |region: &Region| matches!(region.location(), Location::Gpu(_));
         let reachable = |region: &Region| gpu(region) || *region.location() == Location::Pinned;
-        // The driver stages copies without a direct path. It blocks on host memory that is not pinned until
-        // the copy has run, so that memory is refused.
+        // Host memory that is not pinned is refused, because the driver would block on it until the copy has
+        // run.
         reachable(source)
             && reachable(destination)
             && (*source.location() == mine || *destination.location() == mine)

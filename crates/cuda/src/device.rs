@@ -183,8 +183,8 @@ static OPENED: Mutex<Vec<Arc<Gpu>>> = Mutex::new(Vec::new());
 
 static ANY_ABANDONED: AtomicBool = AtomicBool::new(false);
 
-/// Returns true if a GPU of this process was abandoned ([`Gpu::abandon`]). End the process with `_exit` then:
-/// exit handlers would wait for the GPU.
+/// Returns true if a GPU was abandoned ([`Gpu::abandon`]). End the process with `_exit` then, because exit
+/// handlers would wait.
 pub fn any_abandoned() -> bool {
     ANY_ABANDONED.load(Ordering::Relaxed)
 }
@@ -198,7 +198,7 @@ pub fn abandon_all() {
 
 /// An open GPU. Streams, events, memory, modules and graphs keep it open.
 ///
-/// It uses the device's primary context, so other CUDA libraries in the process see the same memory.
+/// It uses the device's primary context, as other CUDA libraries do.
 pub struct Gpu {
     info: DeviceInfo,
     device: CUdevice,
@@ -259,7 +259,7 @@ impl Gpu {
         self.device
     }
 
-    /// Makes the GPU's context current for the calling thread. Call it before you call the driver directly.
+    /// Makes the GPU's context current for this thread, for direct calls of the driver.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -293,8 +293,8 @@ impl Gpu {
         Ok(most as u32)
     }
 
-    /// Abandons the GPU because a kernel on it will never end. Its memory and handles are then not freed,
-    /// because that would wait for the kernel. End the process soon, with `_exit`, which skips exit handlers.
+    /// Abandons the GPU because a kernel on it will never end. Freeing its memory would wait for the kernel,
+    /// so nothing is freed. End the process soon, with `_exit`.
     pub fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
         ANY_ABANDONED.store(true, Ordering::Relaxed);
@@ -305,8 +305,8 @@ impl Gpu {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// Calls `free`, which releases an object of this GPU, with the GPU's context current. Does nothing if
-    /// the GPU was abandoned. Logs errors, because `drop` calls this function.
+    /// Calls `free`, which releases an object of this GPU, unless the GPU was abandoned. Logs errors, because
+    /// `drop` calls this.
     pub(crate) fn release(&self, what: &str, free: impl FnOnce() -> Result<()>) {
         if self.is_abandoned() {
             return;

@@ -57,12 +57,12 @@ pub(crate) fn load() -> Result<i32> {
 
 /// Sets the environment variables that the driver reads when it starts, unless the user has set them.
 fn prepare_environment() {
-    // A kernel that is loaded at its first launch would wait for persistent kernels, so load eagerly. With 32
-    // hardware queues, a stream that waits for a value shares no queue with the stream that writes it.
+    // Lazy loading would wait for persistent kernels. With 32 hardware queues, a stream that waits for a
+    // value shares none with the stream that writes it.
     for (name, value) in [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")] {
         if std::env::var_os(name).is_none() {
-            // SAFETY: this runs once, before the driver is initialized. `std::env` locks out other Rust code.
-            // C code in other threads must not read the environment now.
+            // SAFETY: this runs once, before the driver is initialized. `std::env` locks out other Rust code,
+            // and C code must not read the environment now.
             unsafe { std::env::set_var(name, value) };
         }
     }

@@ -1,7 +1,6 @@
 //! Sleeps until an event completes, with a timeout.
 //!
-//! The driver's own call has no timeout and never returns if the GPU hangs. So a separate thread makes the
-//! call, and the caller waits for that thread.
+//! The driver's own call never returns if the GPU hangs, so a separate thread makes it.
 
 use crate::error::Result;
 use crate::stream::Event;
@@ -10,8 +9,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// A thread that sleeps until a requested event completes, one event after another. If this value is dropped
-/// meanwhile, the thread ends when the driver's call returns.
+/// A thread that sleeps until requested events complete. If this value is dropped meanwhile, the thread ends
+/// when the driver answers.
 pub(crate) struct EventWaiter {
     events: Sender<Arc<Event>>,
     outcomes: Receiver<Result<()>>,

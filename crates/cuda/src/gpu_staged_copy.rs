@@ -12,8 +12,8 @@ use std::sync::Arc;
 const SLOTS: usize = 4;
 /// The size of a staging slot in bytes.
 const SLOT: usize = 4 << 20;
-/// The transfer size in bytes from which each chunk fills a whole slot. Smaller transfers use half slots:
-/// with few chunks, one of the two copy engines would often be idle.
+/// The transfer size in bytes from which chunks fill whole slots. With too few chunks, one of the two copy
+/// engines is idle.
 const LARGE: usize = 32 << 20;
 
 /// A mover that copies between pinned host memory regions with a GPU's DMA engines.

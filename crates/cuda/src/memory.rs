@@ -167,8 +167,8 @@ impl Gpu {
         Err(Error::invalid(format!("{region:?}"), format!("the region is not in the memory of {self}")))
     }
 
-    /// Checks that the GPU and the CPU use the same address for the host memory at `host`. CUDA's unified
-    /// addressing guarantees this on 64-bit systems.
+    /// Checks that the GPU maps the host memory at `host` at the same address. Unified addressing guarantees
+    /// this on 64-bit systems.
     fn same_address(&self, host: u64) -> Result<()> {
         let mut device = 0;
         // SAFETY: the driver has just mapped this memory.

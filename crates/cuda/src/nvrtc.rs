@@ -78,9 +78,8 @@ pub fn compiler_version() -> Result<(String, PathBuf)> {
     Ok((compiler.version.clone(), compiler.path.clone()))
 }
 
-/// Opens the compiler's library files, so that they can be loaded even if their directory becomes unreadable.
-/// Runs none of their code. Call it before dropping privileges. Does not open libraries that only the dynamic
-/// loader finds.
+/// Opens the compiler's library files before privileges are dropped, because their directory may be
+/// unreadable afterwards. Runs none of their code.
 pub fn locate_compiler() {
     LOCATED.get_or_init(locate);
 }
@@ -187,9 +186,8 @@ struct Compiler {
 impl Compiler {
     /// Loads the first NVRTC library that works. If there is none, returns what was tried.
     fn load() -> std::result::Result<Self, String> {
-        // Environment variables select the library. If the program's file has capabilities (setcap), any user
-        // could run their own code with them. So a process with capabilities loads no library, unless it runs
-        // as root.
+        // The user's environment selects the library, whose code would get the capabilities of the program's
+        // file (setcap). So only root may load it with capabilities.
         let root = rustix::process::geteuid().is_root();
         if !root && rustix::thread::capabilities(None).is_ok_and(|sets| !sets.permitted.is_empty()) {
             let why =
@@ -296,8 +294,7 @@ impl Compiler {
         }
     }
 
-    /// Reads one result of an NVRTC program, such as its log or its machine code. `size` returns the result's
-    /// length, and `get` copies the result.
+    /// Reads one result of an NVRTC program, such as its log. `size` returns its length, and `get` copies it.
     ///
     /// # Safety
     /// `raw` is a live program, and `size` and `get` are a matching pair of NVRTC functions.

@@ -39,8 +39,7 @@ pub fn peer_info(from: &Gpu, to: &Gpu) -> Result<PeerInfo> {
     })
 }
 
-/// Allows `from` to access all memory of `to` until the process ends. Copies between the two are direct from
-/// then on. Cannot be undone. Calling it again has no effect.
+/// Allows `from` to access all memory of `to` until the process ends. Copies between the two are then direct.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the GPUs cannot access each other's memory.

@@ -103,7 +103,7 @@ impl Pending {
     }
 
     /// Waits until `ticket` completes. `others` are further streams that it depends on. Checks them for
-    /// failures, because the ticket then never completes.
+    /// failures.
     ///
     /// # Errors
     /// If a copy failed, or nothing completes within the timeout. If the ticket is then still in flight, all
@@ -152,8 +152,7 @@ impl Pending {
 
     /// Sleeps until the ticket's event completes. The timeout restarts when an earlier ticket completes.
     ///
-    /// Does not use a core [`Wait`](inlane_core::completion::Wait), because the driver blocks another thread,
-    /// so there is nothing to poll.
+    /// Unlike a core [`Wait`](inlane_core::completion::Wait), it polls nothing.
     fn sleep(
         &mut self,
         device: &dyn Fn() -> String,
@@ -233,11 +232,11 @@ fn finish_within(stream: &Stream, timeout: Duration) -> Result<()> {
     ))
 }
 
-/// Waits until the streams' work has run, so that its memory may be freed. Logs errors, so `drop` can call
-/// it. Skips streams of abandoned GPUs. Takes at most 10 s per stream.
+/// Waits until the streams' work has run, at most 10 s per stream, so that its memory may be freed. Logs
+/// errors. Skips streams of abandoned GPUs.
 pub fn drain(streams: &[&Stream]) {
-    // Streams that wait for a failed stream may never end, so wait for 6 s only. A staging kernel that waits
-    // for it gives up after 5 s.
+    // Streams that wait for a failed one may never end, so wait for 6 s only. A staging kernel gives up after
+    // 5 s.
     let failed = healthy(streams.iter().copied().filter(|stream| !stream.gpu().is_abandoned())).is_err();
     let timeout = if failed { Duration::from_secs(6) } else { TIMEOUT };
     for stream in streams {

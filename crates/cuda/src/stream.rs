@@ -123,8 +123,7 @@ impl Stream {
     ///
     /// # Safety
     /// Until the operations have run, the addresses stay valid for the GPU, and nothing else accesses the
-    /// written words. A wait that is never satisfied blocks this stream, and everything that synchronizes
-    /// with it.
+    /// written words. A wait that is never satisfied blocks the stream.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -240,8 +239,8 @@ impl Stream {
 }
 
 impl Stream {
-    /// Waits at most `limit` until all queued work has run. Polls for 200 us, then sleeps between polls.
-    /// Returns false if work is still running.
+    /// Waits at most `limit` until all queued work has run. Returns false if work is still running. Polls for
+    /// 200 us, then sleeps between polls.
     ///
     /// # Errors
     /// If some of the work failed.

@@ -117,8 +117,8 @@ fn slow() {
     let (mut engine, source, destination) = engine();
     let script = ScriptedStream::of(engine.stream());
     for round in 0..60 {
-        // Let the copy complete before the wait, or 2 ms or 400 ms later. Within 400 ms, a sleeping wait has
-        // checked the other streams once.
+        // The copy completes before the wait, or 2 ms or 400 ms later. A sleeping wait checks other streams
+        // within 400 ms.
         let late =
             Duration::from_millis([0, 2, 400][usize::from(round % 5 == 0) + usize::from(round % 15 == 0)]);
         script.allow(if late.is_zero() { round + 1 } else { round });
@@ -130,8 +130,8 @@ fn slow() {
         engine.wait(ticket, ALL[round as usize % 3]).unwrap();
         assert!(began.elapsed() + Duration::from_millis(1) >= late.min(Duration::from_millis(400)));
         assert_eq!(engine.done().unwrap(), ticket);
-        // Without delay, `later` may call `allow` after the wait. In the next round, that call would take
-        // back a copy that is already allowed.
+        // Without delay, `later` may call `allow` after the wait. In the next round, that would take back an
+        // allowed copy.
         std::thread::sleep(Duration::from_millis(5));
     }
     // The whole wait takes longer than the timeout, but a copy completes every 500 ms.

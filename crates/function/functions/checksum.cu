@@ -52,8 +52,8 @@ struct checksum {
         return folded(pseudo + sum(packet, at.upper, at.upper + bytes)) == 0xffff ? is_right : is_wrong;
     }
 
-    // Returns the sum of bytes `from` to `to - 1` as 16-bit little-endian words. `from` must be even. The
-    // big-endian sum has the two bytes swapped (RFC 1071, section 2(B)).
+    // Returns the sum of bytes `from` to `to - 1` as little-endian words: the checksum's with its bytes
+    // swapped (RFC 1071, section 2(B)). `from` must be even.
     INLANE static uint64_t sum(const inlane::packet &packet, uint32_t from, uint32_t to) {
         uint32_t total = 0;
         for (uint32_t at = from / 16 * 16 + inlane::lane() * 16; at < to; at += inlane::lanes() * 16) {

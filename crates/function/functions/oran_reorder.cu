@@ -240,8 +240,8 @@ struct oran_reorder {
         inlane::sync();
     }
 
-    // Sets `plan.step` for a slot; called by thread 0. After `go`, this block is a writer of the slot's
-    // window. After `open_first` or `deliver_first`, this block has marked the window busy.
+    // Sets `plan.step` for a slot; called by thread 0. `go` makes this block a writer of the window.
+    // `open_first` and `deliver_first` mark the window busy.
     INLANE void enter(window &window, uint32_t slot, uint64_t now, plan &plan) {
         for (;;) {
             uint32_t tag = inlane::load_acquire(window.tag);
@@ -271,8 +271,8 @@ struct oran_reorder {
                 return;
             case closed:
                 // After its delivery, a slot's own packets count as late for half a cycle. Later, its number
-                // means a slot of the next cycle. Packets of older slots count as late for two time limits
-                // only, because a wrong slot number may make correct packets seem older.
+                // means a new slot. Packets of older slots count as late for two time limits only, because
+                // after a wrong slot number correct packets seem older.
                 if (!newer && now <= window.since_ns + (ahead == 0 ? half_cycle_ns : 2 * limit_ns)) {
                     plan.step = is_late;
                     return;

@@ -108,8 +108,8 @@ class packet : public reader<packet> {
         detail::put_some(data_, length_, at, value);
     }
 
-    // Returns a copy of the first N bytes, where N is a multiple of 16. Its `length()` is N, or the packet's
-    // if that is shorter. On a GPU all loads are in flight together.
+    // Returns a copy of the first N bytes (a multiple of 16), or of the whole packet if that is shorter. On a
+    // GPU all loads are in flight together.
     template <uint32_t N> INLANE front_bytes<N> front() const { return front_bytes<N>(*this); }
 };
 
@@ -137,8 +137,7 @@ template <uint32_t N> class front_bytes : public reader<front_bytes<N>> {
     INLANE uint32_t length() const { return length_; }
 };
 
-// Copies `bytes` bytes of a packet from offset `at`. All lanes of a warp call it. Does nothing unless all
-// bytes are inside the packet.
+// Copies `bytes` bytes of a packet from offset `at`, if all are inside. All lanes of a warp call it.
 INLANE void copy(uint8_t *to, const packet &from, uint32_t at, uint32_t bytes) {
     if (!from.has(at, bytes)) return;
     const uint8_t *source = from.data() + at;

@@ -111,8 +111,8 @@ INLANE bool differs(const inlane_packet_verdict &now, const inlane_descriptor &b
 
 #if INLANE_GPU
 
-// Runs a `packet` function on a burst. Thread i handles packets i, i + threads, ... Writes no verdicts until
-// a packet `differs`. From then on, every packet has a verdict, including the earlier ones.
+// Runs a `packet` function on a burst. Thread i handles packets i, i + threads, ... Writes verdicts for all
+// packets once a packet `differs`, and none before.
 template <class F>
 INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                             const context &call) {
@@ -139,8 +139,8 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 
 #else
 
-// Writes verdicts for all packets of a burst: `forward` for the first `done` packets, those in `known` for
-// the next `some` packets, and the function's results for the others.
+// Writes verdicts for all packets of a burst: `done` times `forward`, then `some` of `known`, then the
+// function's results.
 template <class F>
 INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done, const inlane_packet_verdict *known, uint32_t some,
                              uint32_t count, inlane_packet_verdict *verdicts, const context &call, F &function) {

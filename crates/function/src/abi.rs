@@ -62,8 +62,8 @@ impl FunctionInfo {
         self.time != 0
     }
 
-    /// Reads a `FunctionInfo` from the bytes of a compiled module's `inlane_info`. Returns `None` if their
-    /// number, the [`ABI`] version or the kind is wrong.
+    /// Reads a `FunctionInfo` from the bytes of a compiled module's `inlane_info`. Returns `None` if length,
+    /// [`ABI`] version or kind is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != size_of::<Self>() {
             return None;

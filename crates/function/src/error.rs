@@ -70,8 +70,8 @@ impl Error {
     }
 }
 
-/// Returns how an error message begins: the settings in quotes, and a colon. Empty if there are no settings,
-/// or if `why` already names the wrong one.
+/// Returns how an error message begins: the quoted settings and a colon. Empty if `why` already names the
+/// wrong setting.
 fn quoted(settings: &str, why: &str) -> String {
     match settings.is_empty() || why.starts_with('\'') || why.starts_with("rule '") {
         true => String::new(),

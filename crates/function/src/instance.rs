@@ -99,7 +99,7 @@ impl Instance {
         unsafe { ((*self.entry).run)(packets, stride as u32, count as u32, verdicts, &self.context) }
     }
 
-    /// Runs the function on packets from a port. See [`Instance::run`].
+    /// Runs the function on packets from a port.
     ///
     /// # Panics
     /// If there are fewer verdicts than packets, or more packets than [`MAX_BURST`].
@@ -119,7 +119,7 @@ impl Instance {
         unsafe { self.run(packets.as_ptr().cast(), stride, packets.len(), verdicts.as_mut_ptr(), now_ns) }
     }
 
-    /// Runs the function on the descriptors of an item of the burst ring. See [`Instance::run`].
+    /// Runs the function on the descriptors of an item of the burst ring.
     ///
     /// # Panics
     /// If there are fewer verdicts than packets, or more packets than [`MAX_BURST`].

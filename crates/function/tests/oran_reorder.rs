@@ -113,8 +113,7 @@ impl Reference {
         }
     }
 
-    /// Compares the slots that the function and the reference delivered, from index `from` on, at most the
-    /// last 64. Skips samples of reused windows.
+    /// Compares the delivered slots of function and reference from index `from` on, at most the last 64.
     fn compare(&self, instance: &Instance, from: usize) {
         for (n, expected) in
             self.delivered.iter().enumerate().skip(from.max(self.delivered.len().saturating_sub(64)))
@@ -293,8 +292,7 @@ fn tick_delivers_a_slot_after_its_time_limit() {
     assert_eq!((slot.received(0, 0), slot.received(0, 1), slot.received(0, 2)), (40, 10, 0));
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + 5);
     assert_eq!(instance.report().counter("late_packets"), Some(5));
-    // Send the packets again exactly half a cycle after the slot's delivery, when they are late, and 1 ns
-    // later, when they belong to a new slot.
+    // After half a cycle, the packets are still late. 1 ns later, they belong to a new slot.
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + HALF_CYCLE_NS);
     assert_eq!(instance.report().counter("late_packets"), Some(10));
     run_shaped(&mut instance, &frames, 5, true, 0, 1001 + LIMIT_NS + HALF_CYCLE_NS);

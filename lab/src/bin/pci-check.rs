@@ -240,7 +240,7 @@ const IV_POSITION: usize = 8;
 const DOORBELL: usize = 12;
 
 /// Checks that two machines interrupt each other in turn. Before an interrupt, a machine writes the round to
-/// its word of the shared memory.
+/// the shared memory.
 fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
     const LIMIT: Duration = Duration::from_secs(60);
     const VECTOR: u32 = 1;

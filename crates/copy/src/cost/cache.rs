@@ -84,8 +84,8 @@ fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;
     }
-    // Without the lock, another process could overwrite this entry between `read` and `rename`. The costs
-    // would only be measured again, so ignore a failed lock.
+    // Another process must not write the file between `read` and `rename`. A lost entry is only measured
+    // again, so ignore a failed lock.
     let lock = File::create(file.with_extension("lock"))?;
     let _ = lock.lock();
     let mut entries = read(file);

@@ -46,8 +46,8 @@ pub(super) const STUCK: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub tuning: SmTuning,
-    /// The number of rings of commands: two if both kernels run on the same GPU. Reads of one ring by both
-    /// kernels would queue behind each other.
+    /// The number of command rings: two if both kernels run on one GPU, because their reads of one ring would
+    /// queue.
     pub rings: usize,
 }
 
@@ -86,8 +86,7 @@ impl Layout {
 /// Returns the word of the pinned span at `offset` bytes.
 pub(super) fn word(memory: &Region, offset: usize) -> &AtomicU64 {
     assert!(offset + 8 <= memory.len() && offset.is_multiple_of(8));
-    // SAFETY: the word is aligned and inside the span, which the region keeps alive. The CPU accesses it
-    // atomically, and the GPUs by single 8-byte accesses.
+    // SAFETY: the word is aligned and inside the span, which the region keeps. All accesses to it are atomic.
     unsafe { &*memory.as_ptr().add(offset).cast::<AtomicU64>() }
 }
 
@@ -134,8 +133,8 @@ pub(super) struct CommandRing {
     sequence: u64,
     /// The newest command that all channels of the pusher had read when the host last looked.
     read_by_all: u64,
-    /// The upper 32 bits of all commands' numbers since the lines were last cleared. A line holds only the
-    /// lower 32 bits, its lap. Laps repeat when the upper bits change, so the lines are cleared then.
+    /// The upper 32 bits of the commands' numbers. Lines hold only the lower 32 bits, their lap, and are
+    /// cleared when the upper bits change.
     epoch: u64,
     /// True while resident kernels run and wait for commands.
     running: bool,
@@ -174,8 +173,8 @@ impl CommandRing {
 
     /// Writes the next command. Returns its number and when it was written.
     ///
-    /// A command has four values. Each is stored before its copy of the command's number. A GPU loads value
-    /// and number by one access, so it never sees a new number with an old value.
+    /// A command has four values, each stored before a copy of its number. A GPU loads value and number
+    /// together, so it never sees a new number with an old value.
     ///
     /// # Errors
     /// [`Error::Device`] if the kernels do not read their commands.
@@ -238,8 +237,8 @@ impl CommandRing {
         ended(&self.memory, self.layout.tuning.channels, self.sequence) >= self.sequence
     }
 
-    /// Returns true if the kernels left because no command came for a long time. If no transfer was in
-    /// flight, [`CommandRing::reset`] then makes the ring usable again.
+    /// Returns true if the kernels left because no command came. [`CommandRing::reset`] makes the ring usable
+    /// again.
     pub fn kernels_timed_out(&self) -> bool {
         word(&self.memory, FAILED).load(Ordering::Relaxed) == NO_COMMAND
     }
@@ -279,8 +278,8 @@ impl CommandRing {
         }
     }
 
-    /// Tells kernels to leave if they have been idle for `limit` at time `now`. Returns how long to wait
-    /// before the next call; `None` if no kernels run.
+    /// Tells kernels to leave if they were idle for `limit` at time `now`. Returns the time until the next
+    /// call; `None` if no kernels run.
     fn park_if_idle(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         if !self.running {
             return None;
@@ -307,16 +306,16 @@ struct TimerState {
     started: Condvar,
 }
 
-/// A command ring with a timer thread, which parks idle resident kernels: it tells them to leave. They then
-/// no longer occupy SMs or block allocations. The next transfer launches them again.
+/// A command ring with a timer thread, which parks idle resident kernels: it tells them to leave, so that
+/// they do not occupy SMs or block allocations.
 pub(super) struct ParkedWhenIdle {
     shared: Arc<TimerState>,
     timer: Option<JoinHandle<()>>,
 }
 
 impl ParkedWhenIdle {
-    /// Wraps `ring` and starts the timer thread, which parks kernels that were idle for `limit`. With `None`,
-    /// kernels are never parked.
+    /// Wraps `ring` and starts the timer, which parks kernels that were idle for `limit`. With `None`, starts
+    /// no timer.
     ///
     /// # Errors
     /// [`Error::Os`] if the system refuses a thread.

@@ -69,8 +69,7 @@ impl EngineStaged {
     }
 
     /// Returns the index of the stream for a chunk. Small chunks alternate, so one stream copies while
-    /// another waits for an event. Large chunks use stream 0, because two copies at once would share the
-    /// link.
+    /// another waits. Large chunks use stream 0, because two copies would share the link.
     fn stream_for(&self, bytes: usize) -> usize {
         if bytes >= LARGE { 0 } else { self.next % self.out.len() }
     }

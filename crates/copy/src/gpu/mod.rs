@@ -24,8 +24,8 @@ use sm_copy::SmCopy;
 use sm_staged::SmStaged;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// True once a path enabled peer access, which cannot be disabled again. Path `cuda` then refuses to open,
-/// because it measures CUDA's copy without peer access.
+/// True once a path enabled peer access, which cannot be disabled. Path `cuda`, which measures copies without
+/// it, then refuses to open.
 static PEER_ACCESS: AtomicBool = AtomicBool::new(false);
 
 /// Opens the mover of a path on which GPUs move all bytes. Returns `None` for other paths.

@@ -22,11 +22,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The size of a relay in bytes: the ring in GPU memory through which block 0 passes commands on, and a line
-/// with the word that tells the other blocks that block 0 has left.
+/// The bytes of a relay: the ring through which block 0 passes commands on, and a line with the word that
+/// says that block 0 has left.
 const RELAY_BYTES: usize = COMMANDS_BYTES + 64;
-/// How long a resident kernel waits for a command before it leaves. The timer ends kernels earlier, unless a
-/// signal has stopped the process.
+/// How long a resident kernel waits for a command. The timer normally ends kernels earlier.
 const IDLE: Duration = Duration::from_secs(30);
 /// How long resident kernels may be without a transfer before the timer tells them to leave.
 pub const PARK_AFTER: Duration = Duration::from_secs(10);
@@ -70,8 +69,8 @@ pub struct SmStaged {
 }
 
 impl SmStaged {
-    /// Allocates pinned memory and streams, and launches both kernels once to set them up. `resident` keeps
-    /// the kernels running between transfers.
+    /// Allocates pinned memory and streams, and launches both kernels once. `resident` keeps the kernels
+    /// running between transfers.
     ///
     /// # Errors
     /// [`Error::Device`] if the blocks do not fit on a GPU, too little memory can be pinned, or the driver
@@ -250,8 +249,8 @@ impl SmStaged {
     }
 }
 
-/// Checks that the kernel's blocks fit in a quarter of the GPU. Up to four staging kernels run on one GPU:
-/// two for each direction. If a kernel did not fit, its partner would wait forever.
+/// Checks that the kernel's blocks fit in a quarter of the GPU, because up to four staging kernels run there
+/// and wait for each other.
 fn check_tuning(gpu: &Gpu, kernel: &Kernel, tuning: &SmTuning) -> Result<()> {
     let fit = kernel.max_resident_blocks(tuning.threads, 0)? / 4;
     let valid = (1..=fit).contains(&tuning.channels)

@@ -11,12 +11,12 @@
 //
 // A command selects one of two ways to hand chunks over:
 //
-//   plain   The pusher stores the bytes, executes a fence at system scope, and stores ready = k + 1. The fence
-//           waits until the stores crossed PCIe, at least 1 us. The puller loads `ready`, then the bytes: two
-//           round trips. This way reaches the link's full bandwidth.
-//   lines   The pusher stores 16 bytes at a time, 12 of data and 4 of lap. The puller loads lines until their
-//           lap is the command's number. This way needs no fence and one round trip, and reaches three quarters
-//           of the bandwidth. Lines have a ring of their own.
+//   plain   The pusher stores the bytes, executes a fence at system scope, and stores ready = k + 1. The
+//           fence waits until the stores crossed PCIe, at least 1 us. The puller loads `ready`, then the
+//           bytes. This way reaches the link's full bandwidth.
+//   lines   The pusher stores 16 bytes at a time, 12 of data and 4 of lap. The puller loads lines until
+//           their lap is the command's number. This way needs no fence and one round trip, and reaches three
+//           quarters of the bandwidth. Lines have a ring of their own.
 //
 // The CPU writes commands to a ring of 64-byte lines in pinned memory. Block 0 of each GPU relays them to the
 // other blocks through a ring in its GPU's memory, because loads of one host line by many blocks queue behind
@@ -177,8 +177,8 @@ __device__ inline void push_lines(uint4* place, const char* source, u64 bytes, u
     }
 }
 
-// Copies a chunk out of its lines. A warp reloads 32 lines until all carry `lap`. Returns false if they do
-// not arrive in time, or the CPU told the kernel to leave.
+// Copies a chunk out of its lines. A warp reloads 32 lines until all carry `lap`. Returns false after
+// `give_up`, or if the CPU told the kernel to leave.
 __device__ inline bool pull_lines(
     char* destination,
     const uint4* place,
@@ -339,8 +339,8 @@ __device__ void serve(
                     if (!lines) fence_system();
                     store_relaxed(&channel->ready, chunks_done);
                 } else {
-                    // The pulled bytes must be visible before `ended`. All readers go through this GPU's L2
-                    // cache, so a fence at GPU scope is enough. A fence at system scope takes 2 us longer.
+                    // The pulled bytes must be visible before `ended`. All readers use this GPU's L2 cache,
+                    // so a fence at GPU scope is enough. At system scope it takes 2 us longer.
                     if (last) {
                         fence_gpu();
                         MARK(channel->pulled, 3);

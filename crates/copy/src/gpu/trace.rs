@@ -2,7 +2,7 @@
 //!
 //! Set `INLANE_COPY_TRACE=1` and measure one transfer at a time. Each repeat writes one line of JSON to
 //! standard error, with medians in microseconds. A GPU's times count from when its first channel saw the
-//! command, the CPU's from the call of `submit`. Their clocks are not comparable.
+//! command, the CPU's from the call of `submit`.
 
 use super::command_ring::CHANNEL_BYTES;
 use super::staging_words::Channel;

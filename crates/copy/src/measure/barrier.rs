@@ -2,8 +2,8 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A reusable barrier for a fixed group of threads. A thread that leaves the group, even by a panic, does not
-/// block the others, unlike with [`std::sync::Barrier`].
+/// A reusable barrier for a fixed group of threads. A thread that leaves, even by a panic, does not block the
+/// others.
 pub(super) struct Barrier {
     state: Mutex<State>,
     changed: Condvar,

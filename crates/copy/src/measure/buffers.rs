@@ -17,8 +17,7 @@ use std::sync::atomic::AtomicBool;
 
 /// The most slots into which a region is cut. Successive transfers use the slots in turn.
 const MOST_SLOTS: usize = 64;
-/// One transfer in this many is sampled. It is odd, so the samples cover all slots if their number is a power
-/// of two.
+/// One transfer in this many is sampled. An odd number covers all slots if their number is a power of two.
 const SAMPLE_INTERVAL: usize = 7;
 /// Slots start at multiples of this many bytes, because DMA engines prefer whole pages.
 const ALIGNMENT: usize = 4096;
@@ -38,8 +37,8 @@ pub struct Buffers {
 pub(super) struct Rotation {
     size: usize,
     slots: usize,
-    /// If true, each destination slot receives another source slot's pattern in every lap. If false, it
-    /// always receives the same pattern, because two transfers in flight may share it.
+    /// If true, each destination slot receives another pattern in every lap. If false, transfers in flight
+    /// may share a slot, which always receives the same pattern.
     shifted: bool,
 }
 
@@ -58,8 +57,8 @@ impl Rotation {
 }
 
 impl Buffers {
-    /// Allocates memory for transfers of up to `largest` bytes: two slots, or `rotate` bytes if that is more.
-    /// Takes at most a third of the smaller device's memory, but at least `largest` bytes.
+    /// Allocates memory for transfers of up to `largest` bytes: two slots, or `rotate` bytes if more. Takes
+    /// at most a third of the smaller device's memory, but at least one slot.
     ///
     /// # Errors
     /// [`Error::Memory`] or [`Error::Device`] if a device has no room for one slot.
@@ -123,8 +122,8 @@ impl Buffers {
         self.seed << 40 | (source_slot as u64) << 32
     }
 
-    /// Compares the last bytes (at most 8) of one transfer in seven, if the CPU reaches the destination as
-    /// memory. Call it before the destination slot is used again.
+    /// Compares the last bytes of one transfer in seven, if the CPU maps the destination. Call it before the
+    /// destination slot is used again.
     ///
     /// # Errors
     /// [`Error::Altered`] if a byte differs.
@@ -147,8 +146,8 @@ impl Buffers {
         rotation.shifted && self.to.is_cpu_memory()
     }
 
-    /// Compares all bytes of the newest transfer into each slot, after `transfers` transfers. Returns how
-    /// many bytes this function and [`Buffers::sample`] compared, or 0 if the destination must not be read.
+    /// Compares all bytes of the newest transfer into each slot. Returns how many bytes this function and
+    /// [`Buffers::sample`] compared, or 0 if the destination must not be read.
     ///
     /// # Errors
     /// [`Error::Altered`] if a byte differs.
@@ -183,7 +182,7 @@ impl Buffers {
 }
 
 /// Calls `act` for each piece of a region, with the index of the piece's first 8-byte word. Ends early if
-/// `stop` is set. A GPU gets the whole region as one piece.
+/// `stop` is set.
 fn in_pieces(
     device: &Device,
     region: &Region,

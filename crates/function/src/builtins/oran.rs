@@ -287,8 +287,8 @@ impl Settings {
         (self.prbs as usize * self.prb_bytes()).next_multiple_of(128)
     }
 
-    /// Returns the value of udCompHdr: the width of I and Q in the high four bits (0 for 16), the compression
-    /// method in the low four.
+    /// Returns the value of udCompHdr: the width of I and Q (0 for 16) in the high four bits, the compression
+    /// in the low four.
     fn compression(&self) -> u32 {
         (self.bits % 16) << 4 | self.block_floating_point as u32
     }

@@ -52,8 +52,8 @@ impl Compiler {
         })
     }
 
-    /// Returns the translation unit for a user's source: the header, the source with its own file name and
-    /// lines, and assertions on the layout of the shared structs.
+    /// Returns the translation unit for a user's source: the header, the source with its own lines, and
+    /// assertions on shared structs.
     pub fn unit(&self, file: &str, source: &str) -> String {
         format!(
             "#include <inlane.h>\n#line 1 \"{}\"\n{source}\n#line 1 \"inlane layout\"\n{}",

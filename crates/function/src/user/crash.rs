@@ -16,8 +16,8 @@ static LENGTH: AtomicUsize = AtomicUsize::new(0);
 static FORMER: [AtomicPtr<libc::sigaction>; SIGNALS.len()] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; SIGNALS.len()];
 
-/// Installs signal handlers that print a message with the function's `file` if the process crashes. The
-/// process still ends by the signal. Only the first call has an effect.
+/// Installs signal handlers that name the function's `file` if the process crashes. Only the first call has
+/// an effect.
 pub(super) fn explain(file: &str) {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {

@@ -115,8 +115,8 @@ impl UserFunction {
     }
 }
 
-/// Loads the cached shared object for `key`. If there is none, `compile` first writes it to the given path.
-/// Without a usable cache, the object goes into a temporary directory.
+/// Loads the cached shared object for `key`, which `compile` writes if it is missing. Without a cache, uses a
+/// temporary directory.
 fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Library> {
     let failed = |path: &Path, error: &dyn std::fmt::Display| Error::Environment {
         what: format!("compiled packet function {}", path.display()),

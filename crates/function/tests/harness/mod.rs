@@ -26,8 +26,8 @@ pub fn instance(text: &str) -> Instance {
     PacketFunction::parse(text).expect(text).instance().expect(text)
 }
 
-/// Runs the instance's function on frames in bursts of `burst`. Returns what became of each frame. Passes
-/// packets (24 bytes each) or descriptors (16 bytes). Addresses are a multiple of 64 plus `shift`.
+/// Runs the instance's function on frames in bursts of `burst`, as packets or as descriptors. Addresses are a
+/// multiple of 64 plus `shift`. Returns what became of each frame.
 pub fn run_shaped(
     instance: &mut Instance,
     frames: &[Vec<u8>],

@@ -1,7 +1,6 @@
 //! Compares a written capture with the capture that was read.
 //!
-//! The written capture must have the same packets in the same order, as the packet function changes them.
-//! Timestamps and lengths on the wire must not change.
+//! It must have the same packets in order, as the packet function changes them, with the same timestamps.
 
 use super::reference::ReferenceFunction;
 use crate::pcap::reader::{CaptureReader, Resolution};
@@ -132,7 +131,7 @@ struct Expected<'a> {
 }
 
 impl Expected<'_> {
-    /// Returns the next packet that `output` must contain. Rounds its timestamp down to the resolution of
+    /// Returns the next packet expected in `output`, with its timestamp rounded to the resolution of
     /// `output`. Skips packets that the reference does not send to port 0.
     fn next(&mut self, output: &CaptureReader) -> Result<Option<Entry>> {
         let unit_ns = match output.resolution() {

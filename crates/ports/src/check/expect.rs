@@ -99,9 +99,8 @@ impl Expectation {
         (frame, verdict)
     }
 
-    /// Returns the stamp of a packet that equals its template and must arrive at this checker. `bytes` are
-    /// the packet's only segment. Returns `None` for other packets, which [`Expectation::examine`]
-    /// classifies.
+    /// Returns the stamp of a packet that equals its template and must arrive here. Returns `None` for other
+    /// packets, which [`Expectation::examine`] classifies. `bytes` are the packet's only segment.
     #[inline(always)]
     pub fn matches_template(&self, bytes: &[u8]) -> Option<Stamp> {
         let last = bytes.last_chunk::<{ stamp::BYTES }>()?;
@@ -122,8 +121,8 @@ impl Expectation {
             return Classification::Foreign;
         }
         let layers = layers.ok().flatten();
-        // Links pad short frames, so look for a stamp where the IP packet ends. The IP length may be damaged,
-        // so also look at the frame's end.
+        // Links pad short frames, so look for a stamp at the end of the IP packet. Its length may be damaged,
+        // so look at the frame's end too.
         let end = layers.map_or(bytes.len(), |layers| layers.end);
         for end in [end, bytes.len()] {
             if let Some(found) = self.compare(&bytes[..end], bytes.len()) {

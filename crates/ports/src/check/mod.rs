@@ -2,8 +2,8 @@
 //! changed beyond what the packet function does.
 //!
 //! The expected packets follow from the generator's specification and a [`mod@reference`] of the function.
-//! The checker compares headers, lengths and checksums with a template of the flow, and the payload with the
-//! CRC in its [stamp]. Packets from elsewhere, such as the kernel's own on a veth, count as foreign.
+//! The checker compares headers and lengths with a template of the flow, and the payload with the CRC in its
+//! [stamp]. Packets from elsewhere count as foreign.
 //!
 //! A packet whose stamp is damaged counts as altered, and not as lost.
 //!
@@ -52,9 +52,8 @@ struct Findings {
 }
 
 impl Checker {
-    /// Opens `check` for the packets of `source`. `check:SIZE,...` expects the packets of a generator in
-    /// another process, which has the same options. The checker expects the packets that `reference` sends to
-    /// port `number`.
+    /// Opens `check` for the packets of `source`, or `check:SIZE,...` for those of a generator in another
+    /// process, with the same options. Expects the packets that `reference` sends to port `number`.
     ///
     /// Latency is measured against due times of `clock`, which `source` must use too.
     ///
@@ -116,8 +115,8 @@ impl Checker {
         self.findings.lock().expect("no code panics while it holds this lock")
     }
 
-    /// Returns how many packets of each flow were sent. If the generator runs in another process, returns the
-    /// number of packets up to the last received one.
+    /// Returns how many packets of each flow were sent. If the generator runs in another process, counts up
+    /// to the last received packet.
     fn sent_by_flow(&self, findings: &Findings) -> Vec<u64> {
         self.sent.as_ref().map_or_else(|| findings.reached.clone(), |sent| sent.by_flow())
     }
@@ -173,7 +172,7 @@ impl Port for Checker {
         Some(Verification {
             method: self.expectation.method(),
             // Leave the number out if the generator runs in another process, because it is then uncertain.
-            // Also leave it out if nothing was sent, because 0 expected packets would pass the check.
+            // Leave 0 out too, because the check would pass.
             expected: self.sent.as_ref().filter(|sent| sent.total() > 0).map(|_| expected),
             checked: arrived + findings.counts.duplicated,
             lost: expected.saturating_sub(arrived),
@@ -205,10 +204,10 @@ struct CheckerTx {
 }
 
 impl CheckerTx {
-    /// Classifies a packet that does not match its template, and counts it. Returns its length.
+    /// Classifies and counts a packet that does not match its template. Returns its length.
     ///
     /// # Safety
-    /// The caller holds the packet, and it is from this queue's pool.
+    /// The caller holds the packet of this queue's pool.
     #[cold]
     unsafe fn examine(&mut self, packet: &Packet, now_ns: u64) -> usize {
         self.scratch.clear();

@@ -37,15 +37,14 @@ pub trait ReferenceFunction: Send + Sync {
     /// Changes `frame` as the packet function must, and returns the expected verdict.
     fn apply(&self, frame: &mut Vec<u8>) -> ExpectedVerdict;
 
-    /// Returns true if the verdict or the changes depend on the payload or the transport checksum. The
-    /// checker then builds every expected packet instead of using templates, which is slower.
+    /// Returns true if the result depends on the payload or the transport checksum. The checker then builds
+    /// every expected packet, which is slower than templates.
     fn depends_on_payload(&self) -> bool {
         false
     }
 }
 
-/// Returns the reference of a built-in function. `function` is a value of --function, such as
-/// `drop-rule:udp:53`.
+/// Returns the reference of a built-in function with its settings, such as `drop-rule:udp:53`.
 ///
 /// # Errors
 /// If the function is not built in, has no reference, or its settings are wrong.
@@ -280,8 +279,8 @@ impl Condition {
             Condition::Protocol(wanted) => layers.is_some_and(|layers| layers.protocol == *wanted),
             Condition::Ports { protocol, source, first, last } => tuple.is_some_and(|tuple| {
                 let port = if *source { tuple.source_port } else { tuple.destination_port };
-                // As in the packet function, a rule with ports matches no later fragment, which has no ports.
-                // It matches the first fragment of an IPv6 datagram, but not of an IPv4 datagram.
+                // Later fragments have no ports. The first fragment of an IPv6 datagram matches, but that of
+                // an IPv4 datagram does not, as in the packet function.
                 tuple.protocol == *protocol && !is_fragment(frame, layers) && (*first..=*last).contains(&port)
             }),
             Condition::Net { source, address, prefix } => tuple.is_some_and(|tuple| {

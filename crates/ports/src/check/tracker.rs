@@ -1,12 +1,12 @@
 //! Tracks the sequence numbers of each flow, to find duplicated and reordered packets.
 //!
-//! The tracker keeps the next sequence number of each flow. If numbers are skipped, it also keeps the gap,
-//! which is the range of missing numbers. A late packet lies in a gap; a duplicate does not.
+//! The tracker keeps each flow's next number and its gaps, which are ranges of missing numbers. A late packet
+//! lies in a gap; a duplicate does not.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// The most gaps kept for a flow. If there are more, the oldest gap is forgotten. Packets older than all kept
-/// gaps then count as reordered, even if they are duplicates.
+/// The most gaps kept for a flow. Beyond that, the oldest gap is forgotten, and a duplicate older than all
+/// gaps counts as reordered.
 const MAX_GAPS: usize = 4096;
 
 /// Finds duplicated and reordered packets among the flows that one queue receives.

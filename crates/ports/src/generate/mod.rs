@@ -73,7 +73,7 @@ impl SentCounts {
     }
 }
 
-/// Returns the number of flows that a queue sends. Queue q of n sends the flows q, q + n, q + 2n, and so on.
+/// Returns the number of flows of a queue. Queue q of n sends the flows q, q + n, q + 2n, and so on.
 fn flows_of(flows: u32, queue: u32, queues: u32) -> u32 {
     (flows - queue).div_ceil(queues)
 }
@@ -167,10 +167,10 @@ impl Generator {
     }
 }
 
-/// Checks that the CPU can access the packets of `pool`. `port` names the port in the error.
+/// Checks that the CPU maps the memory of `pool`.
 ///
 /// # Errors
-/// If the CPU does not map the pool's memory.
+/// If it does not. The error names `port`.
 pub(crate) fn require_cpu_memory(port: &str, pool: &Arc<dyn Pool>) -> Result<()> {
     let location = pool.region().location();
     if location.is_cpu_memory() {

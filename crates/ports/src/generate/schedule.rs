@@ -66,8 +66,8 @@ impl Schedule {
         max.min(count as usize + 1)
     }
 
-    /// Moves the schedule so that the next packet is overdue by at most `max_ns`. After a pause, this
-    /// prevents one burst of all overdue packets.
+    /// Moves the schedule so that the next packet is overdue by at most `max_ns`, to limit the burst after a
+    /// pause.
     #[inline]
     pub fn limit_backlog(&mut self, now_ns: u64, max_ns: u64) {
         let due = self.due_ns();

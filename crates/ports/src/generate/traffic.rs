@@ -235,8 +235,8 @@ impl Traffic {
         }
     }
 
-    /// Returns true if neither address of the frame is reserved for benchmarks, so no generator has sent it.
-    /// `layers` are the offsets of its headers.
+    /// Returns true if no generator has sent the frame: neither address is reserved for benchmarks. `layers`
+    /// are its headers' offsets.
     pub fn is_foreign(frame: &[u8], layers: &Layers) -> bool {
         let packet = &frame[layers.network..];
         if layers.ethertype == ethernet::IPV4 {

@@ -144,8 +144,7 @@ struct RadioRx {
 impl RadioRx {
     /// Returns the position of the next packet to send. Skips lost packets, and positions beyond the end.
     ///
-    /// Returns `None` at the end, and after [`MAX_SKIPPED`] skipped positions, which limits the time of a
-    /// call.
+    /// Returns `None` at the end, or after [`MAX_SKIPPED`] skipped positions.
     fn position(&mut self) -> Option<u64> {
         let shuffle = self.plan.shuffle as u64;
         for _ in 0..MAX_SKIPPED {

@@ -221,8 +221,7 @@ impl Plan {
         }
     }
 
-    /// Writes the positions of the packets of block `block` to `order`, in the order in which they are sent.
-    /// A block has [`Plan::shuffle`] packets.
+    /// Writes the positions of the packets of block `block` to `order`, in sending order.
     pub fn order(&self, block: u64, order: &mut Vec<u64>) {
         let start = block * self.shuffle as u64;
         order.clear();
@@ -233,8 +232,8 @@ impl Plan {
         }
     }
 
-    /// Returns the samples of all PRBs of a symbol for the antenna-carrier with index `stream`. A PRB has 12
-    /// subcarriers, each with I and Q as big-endian 16-bit numbers.
+    /// Returns the samples of all PRBs of a symbol for antenna-carrier number `stream`. A PRB has 12
+    /// subcarriers with I and Q as big-endian 16-bit numbers.
     pub fn samples(&self, stream: usize, symbol: u64) -> &[u8] {
         let start = mix(&mut (self.seed ^ (stream as u64) << 56 ^ symbol)) as usize % (TABLE / 4) * 4;
         &self.table[start..start + self.prbs * PRB]

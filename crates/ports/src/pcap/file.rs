@@ -29,8 +29,7 @@ impl FileId {
     }
 }
 
-/// Returns true if both paths name the same regular file, also through links. If neither file exists, returns
-/// true if the paths would create the same file.
+/// Returns true if both paths name the same regular file, also through links, or would create the same file.
 pub fn same_file(a: &Path, b: &Path) -> bool {
     match (FileId::of_path(a), FileId::of_path(b)) {
         (Some(a), Some(b)) => a == b,

@@ -2,9 +2,8 @@
 //! writes a capture.
 //!
 //! Each packet carries its capture time and its length on the wire as
-//! [`PacketMeta`](inlane_core::packet::PacketMeta). A sink writes the times and lengths that a source read. A
-//! source reads its input once from front to back, so the input may be a pipe (`pcap:-`). A file is scanned
-//! beforehand for its longest packet and its resolution.
+//! [`PacketMeta`](inlane_core::packet::PacketMeta). A source reads its input from front to back, so it may be
+//! a pipe (`pcap:-`). A file is scanned beforehand for its longest packet and its resolution.
 //!
 //! Neither port blocks on a pipe. A source returns no packets while the pipe's writer pauses. A sink accepts
 //! no packets while the pipe's reader pauses.
@@ -43,9 +42,8 @@ pub enum Pace {
 pub struct Playback {
     /// The speed: as fast as packets are received, or with the times of the capture.
     pub pace: Pace,
-    /// If set, plays the capture again whenever it ends. Each playing is a lap, and timestamps continue from
-    /// lap to lap. If a lap would exceed the classic format's last time (year 2106), its timestamps start
-    /// over.
+    /// If set, plays the capture again whenever it ends. Timestamps continue from lap to lap, but start over
+    /// if a lap would exceed the classic format's last time (year 2106).
     pub repeat: bool,
 }
 

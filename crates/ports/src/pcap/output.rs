@@ -95,8 +95,8 @@ impl Output {
         Ok(Self { kind, created: None })
     }
 
-    /// Empties the output if it is a regular file that was opened by its path. From now on, keeps a file that
-    /// was newly created, even if nothing is written.
+    /// Empties the output if it is a regular file that was opened by its path. A newly created file is kept
+    /// from now on, even if empty.
     pub(super) fn begin(&mut self) -> std::io::Result<()> {
         self.created = None;
         match &self.kind {
@@ -105,7 +105,7 @@ impl Output {
         }
     }
 
-    /// Writes as many of `bytes` as the output accepts, from the front. Returns their number.
+    /// Writes as many of `bytes` as the output accepts. Returns their number.
     ///
     /// Fails with [`ErrorKind::WouldBlock`] if the output's reader must take bytes first.
     pub(super) fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {

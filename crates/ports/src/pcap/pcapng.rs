@@ -168,8 +168,8 @@ impl Interface {
     }
 }
 
-/// Converts the option `if_tsresol` to timestamp units per second. The low 7 bits are the exponent of 10, or
-/// of 2 if the top bit is set.
+/// Converts the option `if_tsresol` to timestamp units per second: a power of 10, or of 2 if the top bit is
+/// set.
 fn units_per_second(resolution: u8) -> u128 {
     let exponent = (resolution & 0x7f) as u32;
     let units =

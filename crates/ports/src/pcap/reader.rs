@@ -116,8 +116,8 @@ impl CaptureReader {
         }
     }
 
-    /// Begins again at the front of the capture, and keeps the buffer's memory. `file` must share its
-    /// position with the reader's input. If the buffer holds the whole capture, reads nothing.
+    /// Begins again at the front of the capture. `file` must share its position with the reader's input. If
+    /// the buffer holds the whole capture, reads nothing.
     ///
     /// # Errors
     /// If the file cannot be rewound.
@@ -244,8 +244,8 @@ impl CaptureReader {
         self.offset += bytes as u64;
     }
 
-    /// Reads input until `wanted` bytes of the next record are buffered. Returns all bytes buffered from that
-    /// record's start. These are fewer than `wanted` if the input ends or waits.
+    /// Buffers at least `wanted` bytes of the next record, or fewer if the input ends or waits. Returns all
+    /// buffered bytes.
     fn fill(&mut self, wanted: usize) -> Result<&[u8]> {
         self.waiting = false;
         if self.end - self.start < wanted && !self.ended {

@@ -34,9 +34,8 @@ pub struct CaptureSink {
 impl CaptureSink {
     /// Opens `pcap:FILE` for writing (`-` is standard output).
     ///
-    /// With `source`, packets keep their timestamps, and the capture gets its resolution. Without `source`, a
-    /// packet gets the time at which it is sent, in nanoseconds. An existing file keeps its content until
-    /// [`Port::start`] or the first packet.
+    /// With `source`, packets keep their timestamps. Without it, a packet gets the time at which it is sent,
+    /// in nanoseconds. An existing file keeps its content until [`Port::start`] or the first packet.
     ///
     /// # Errors
     /// If the file cannot be created, or is the file that `source` reads.
@@ -138,11 +137,10 @@ impl QueueWriter {
         Ok(Self { writer, queue, lost, timestamps, pool })
     }
 
-    /// Writes packets from the front of `packets`. Returns how many the capture accepted, and any error that
-    /// ended the call.
+    /// Writes packets from the front of `packets`. Returns how many the capture accepted, and any error.
     ///
     /// # Safety
-    /// The caller holds the packets, and they are from this queue's pool.
+    /// The caller holds the packets of this queue's pool.
     pub(crate) unsafe fn write(&self, packets: &[Packet]) -> (usize, Result<()>) {
         let mut writer = match self.lock() {
             Ok(writer) => writer,
@@ -166,12 +164,11 @@ impl QueueWriter {
         (packets.len(), Ok(()))
     }
 
-    /// Sends packets by `send`, and writes the packets that `send` accepts to the capture. Sends nothing
-    /// while the capture's reader pauses.
+    /// Sends packets by `send`, and writes the accepted ones to the capture. Sends nothing while the
+    /// capture's reader pauses.
     ///
     /// # Safety
-    /// The caller holds the packets, and they are from this queue's pool. `send` frees or keeps only packets
-    /// that it counts.
+    /// The caller holds the packets of this queue's pool. `send` frees or keeps only packets that it counts.
     pub(crate) unsafe fn write_sent(
         &self,
         packets: &[Packet],
@@ -211,10 +208,10 @@ impl QueueWriter {
         }
     }
 
-    /// Returns the length of a packet in bytes: the sum over all its segments.
+    /// Returns the length of all segments of a packet, in bytes.
     ///
     /// # Safety
-    /// The caller holds the packet, and it is from this queue's pool.
+    /// The caller holds the packet of this queue's pool.
     unsafe fn length(&self, packet: &Packet) -> usize {
         let mut length = 0;
         // SAFETY: the caller upholds the pool's safety contract.

@@ -19,8 +19,7 @@ use std::sync::Arc;
 
 /// The longest frame expected from a pipe, in bytes. For longer frames, the user must set --room.
 const JUMBO: usize = 9216;
-/// The time between the last packet of a lap and the first packet of the next, in nanoseconds. A repeated
-/// capture is played in laps.
+/// The nanoseconds between the last packet of a lap and the first packet of the next, if a capture repeats.
 const LAP_GAP_NS: u64 = 1000;
 
 /// A port that plays a capture: its packets are received from the port.
@@ -263,8 +262,8 @@ impl CaptureRx {
         }
     }
 
-    /// Sets `shift_ns` so that the next lap's timestamps follow those of the current lap. Sets it to 0 if
-    /// they would exceed what a capture can represent.
+    /// Sets `shift_ns` so that the next lap's timestamps follow those of this lap, or to 0 if a capture could
+    /// not represent them.
     fn begin_lap(&mut self) -> Result<()> {
         let first = self.reader.peek()?.map_or(0, |record| record.time_ns);
         self.shift_ns = self.last_ns.saturating_add(LAP_GAP_NS).saturating_sub(first);

@@ -155,7 +155,7 @@ impl CaptureWriter {
     /// Returns false if the output's reader must take bytes first. An empty buffer has room for any packet.
     ///
     /// # Errors
-    /// If the output refuses the buffered records.
+    /// If the output refuses the records.
     pub fn reserve(&mut self, length: usize) -> Result<bool> {
         self.check()?;
         if !self.begun {
@@ -246,7 +246,7 @@ impl CaptureWriter {
     }
 
     /// Writes the header and the buffered records. Returns false if the output's reader must take bytes
-    /// first. Unwritten bytes stay buffered.
+    /// first.
     ///
     /// # Errors
     /// If the output refuses the bytes. Every later call returns the error again.

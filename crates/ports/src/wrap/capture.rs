@@ -36,8 +36,7 @@ impl Capture {
         Ok(Self { writer: Arc::new(Mutex::new(writer)), timestamps })
     }
 
-    /// Wraps the transmit queue `inner`, whose packets come from `pool`. The sent packets are also written to
-    /// the capture.
+    /// Wraps the transmit queue `inner`, whose packets come from `pool`, to capture its sent packets.
     ///
     /// # Errors
     /// If the CPU cannot read the packets.
@@ -57,8 +56,8 @@ struct CapturedTx {
 unsafe impl Tx for CapturedTx {
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         let Self { inner, writer } = self;
-        // SAFETY: the caller holds the packets, and they are from this queue's pool. The inner queue frees or
-        // keeps only packets that it counts.
+        // SAFETY: the caller holds the packets of this queue's pool. The inner queue frees or keeps only
+        // packets that it counts.
         unsafe { writer.write_sent(packets, |packets| inner.send(packets)) }
     }
 

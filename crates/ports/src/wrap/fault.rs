@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How long a reordered packet waits for later packets, in nanoseconds.
 const REORDER_TIMEOUT_NS: u64 = 10_000_000;
-/// The longest time in nanoseconds in which a run of packets is dropped. Without a limit, the run could drop
-/// all retransmissions of a stalled sender.
+/// The longest run of dropped packets, in nanoseconds. A longer run could drop all retransmissions of a
+/// sender.
 const RUN_TIMEOUT_NS: u64 = 10_000_000;
 /// The most ready packets. The wrapper receives from the inner queue only while fewer are ready.
 const MAX_READY: usize = 1024;
