@@ -231,7 +231,7 @@ pub fn exports(sections: &[Section]) -> String {
     for function in sections.iter().flat_map(|section| &section.functions) {
         for name in [function.name.clone(), profiling_name(&function.name)] {
             if function.body.is_empty() {
-                // A bare jump to the C function leaves the arguments in place.
+                // Emit a bare jump to the C function, which leaves the arguments in place.
                 let target = format!("inlane_{}", function.name);
                 writeln!(out, "#[unsafe(no_mangle)] #[unsafe(naked)] pub unsafe extern \"C\" fn {name}() {{ jump!({target}) }}").unwrap();
                 continue;
@@ -326,7 +326,7 @@ pub fn generics(sections: &[Section]) -> String {
             for pointer in selectors(&function.parameters[index + context], &function.kind) {
                 entries[context].push(format!("{pointer}: {}", function.name));
             }
-            // A deprecated function for `long` may already be the overload.
+            // For `long`, a deprecated function may already have the overload's name and parameters.
             let exists = all.iter().any(|one| one.name == *name) && function.kind.name == "long";
             if !exists {
                 let arguments: Vec<&str> = function.parameters.iter().map(|one| one.name.as_str()).collect();

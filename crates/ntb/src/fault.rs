@@ -363,7 +363,7 @@ impl WireShared {
         let mut state = self.lock();
         loop {
             match state.next() {
-                // Under the lock, so that an empty queue means that everything has arrived.
+                // Deliver under the lock. An empty queue then means that everything has arrived.
                 Ok(Piece { action: Action::Store { to, bytes, length }, .. }) => {
                     // SAFETY: the caller of `store` promised the destination, and `mapped` keeps it mapped.
                     // Aligned words are stored whole.
@@ -373,7 +373,8 @@ impl WireShared {
                 Ok(Piece { action: Action::Call(call), .. }) => call(),
                 Err(_) if state.closed => return,
                 Err(wait) => {
-                    // Threads in `drain` check whether all pieces have arrived.
+                    // No piece is due now. Wake the threads in `drain`, which check whether all pieces have
+                    // arrived.
                     self.changed.notify_all();
                     state = self
                         .changed

@@ -147,7 +147,8 @@ impl Window {
     pub unsafe fn load_into(&self, destination: *mut u8, offset: usize, length: usize) -> Result<()> {
         let from = self.at(offset, length)?;
         if let Some(wire) = &self.wire {
-            // On hardware, a read does not pass earlier posted writes, so deliver those still in the wire.
+            // On hardware, a read does not pass earlier posted writes. So deliver the stores that are still
+            // in the wire.
             wire.drain();
         }
         // SAFETY: `at` checked the source. The caller promises the destination.
@@ -165,8 +166,8 @@ impl Window {
     #[inline(always)]
     pub fn fence(&self) {
         match (&self.wire, self.ordering) {
-            // Large copies may use non-temporal stores, which only this instruction orders, on coherent
-            // windows, too.
+            // Execute the fence on coherent windows, too: only it orders the non-temporal stores of large
+            // copies.
             (None, _) => store_fence(),
             (Some(wire), _) => wire.fence(),
         }

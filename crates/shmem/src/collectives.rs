@@ -13,7 +13,8 @@ use std::ffi::{c_int, c_void};
 type ActiveSet = (c_int, c_int, c_int);
 
 fn active((start, log_stride, size): ActiveSet) -> Set {
-    // The library refuses the results of invalid values: a very large start, a stride of 0 or a size of 0.
+    // Invalid values become values that the library refuses: a very large start, a stride of 0 or a size of
+    // 0.
     let stride = 1i32.checked_shl(log_stride as u32).unwrap_or(0);
     let size = size.max(0) as u32;
     Set { start: start as u32, stride, size }

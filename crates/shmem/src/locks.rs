@@ -55,13 +55,13 @@ pub fn clear(lock: *mut i64) {
     check(world().quiet());
     let me = world().me();
     let next = || own_link(lock) & !WAITING;
-    // This atomic checks the address, which the plain loads below do not.
+    // Begin with an atomic, because it checks the address. The plain loads below do not.
     let link = atomic(Operation::Fetch, links(lock), 0, 0, me);
     if link & !WAITING == 0 {
         if atomic(Operation::CompareSwap, lock as usize, 0, me + 1, HOME) == me + 1 {
             return;
         }
-        // Another PE is already in the queue, and stores its number here next.
+        // Wait for the number of the next PE, which is already in the queue and stores its number here next.
         check(world().wait_word(links(lock), 4, || next() != 0));
     }
     check(world().atomic_nbi(Operation::And, links(lock), 4, (!WAITING).into(), next() - 1));
@@ -70,7 +70,8 @@ pub fn clear(lock: *mut i64) {
 /// Sets a lock if it is free. Returns 0 if this PE holds it now, else 1.
 pub fn test(lock: *mut i64) -> c_int {
     let me = world().me();
-    // Once the lock is taken, the next PE may store its number in this half, so clear it now.
+    // Clear this PE's half of the word before the swap: once the lock is taken, the next PE may store its
+    // number there.
     atomic(Operation::Swap, links(lock), 0, 0, me);
     (atomic(Operation::CompareSwap, lock as usize, me + 1, 0, HOME) != 0) as c_int
 }

@@ -43,7 +43,7 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
         .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
     let Some((mut start, end)) = writable else { return 1 };
     start = start / page * page;
-    // The loader has made the RELRO pages read-only, up to the last page boundary within them.
+    // The loader has made the RELRO pages read-only, up to the last page boundary within them. Start there.
     if let Some(relro) = headers.iter().find(|header| header.p_type == libc::PT_GNU_RELRO) {
         start = start.max(span(relro).1 / page * page);
     }

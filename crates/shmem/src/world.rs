@@ -61,7 +61,7 @@ pub fn world() -> &'static World<AnyTransport> {
 pub fn print(what: &str) {
     use std::io::Write;
     let line = format!("inlane shmem: {what}\n");
-    // An error of standard error cannot be reported.
+    // Ignore the error, because an error of standard error cannot be reported.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
@@ -87,7 +87,7 @@ pub fn fail(error: &Error) -> ! {
         Some(process) => {
             print(&format!("PE {}: {error}", process.world.me()));
             match error {
-                // The launcher must look for the cause at the PE that ended first.
+                // Another PE ended first, so tell the launcher to look for the cause there.
                 Error::LinkLost { peer, .. } | Error::Unreachable { peer, .. } => {
                     process.control.report_lost(*peer)
                 }
@@ -165,7 +165,7 @@ fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
             }
             status
         }
-        // PE 0 runs the hub, which ends after all PEs have finished. That is no failure if this PE has
+        // In a job of a process manager, PE 0 runs the hub. The hub's end is no failure if this PE has
         // finished.
         (None, Some(_)) if FINISHED.load(Ordering::Acquire) => return,
         (None, Some(_)) => {
@@ -180,7 +180,7 @@ fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
             1
         }
     };
-    // Another thread may hold a stream's lock forever, so limit the time.
+    // Flush for a limited time, because another thread may hold a stream's lock forever.
     let (sender, flushed) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         // SAFETY: null stands for all open streams.

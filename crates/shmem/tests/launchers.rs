@@ -24,7 +24,7 @@ fn launch(
     environment: &[(&str, &str)],
 ) -> Option<Output> {
     let mut command = Command::new("timeout");
-    // Launchers share a folder and remove it, so each gets a temporary folder.
+    // Give each launcher a temporary folder, because launchers remove the folder that they share.
     let folder = tempfile::tempdir().unwrap();
     command.env("TMPDIR", folder.path());
     command.args(["-k", "1", "100", launcher]).args(options).args(program).envs(environment.iter().copied());
@@ -146,7 +146,7 @@ fn only_timeouts_that_are_set_end_a_job() {
     let Some(program) = compile(directory.path(), "launched.c") else { return };
     let folder = directory.path().join("folder");
     let run = |variable: &str, how: &str| {
-        // `env` sets the variable for this job only.
+        // Run the program through `env`, which sets the variable for this job only.
         let arguments = [format!("{variable}=200ms"), program.display().to_string(), "2".into(), how.into()];
         let arguments: Vec<_> =
             arguments.into_iter().map(Into::into).chain([folder.clone().into()]).collect();

@@ -194,7 +194,8 @@ impl Mover for DmaEngine {
         let (shared, name) = (self.shared.clone(), self.name.clone());
         let mut turns = 0u32;
         let poll = || {
-            // On a machine with few cores, the engine's thread needs the core of the polling thread.
+            // Yield, because on a machine with few cores the engine's thread needs the core of the polling
+            // thread.
             turns = turns.wrapping_add(1);
             if turns.is_multiple_of(64) {
                 std::thread::yield_now();

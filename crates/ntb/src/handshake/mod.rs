@@ -107,7 +107,7 @@ pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> 
         }
         match progress {
             Progress::Connected(connection) => {
-                // The peer connects only after it has read this final row.
+                // Write the row once more, because the peer connects only after it has read this final row.
                 write_row(ntb, peer, &side.row().encode())?;
                 faults.step("connected");
                 return Ok(connection);
@@ -126,7 +126,7 @@ pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> 
         if start.elapsed() > offer.timeout {
             return Err(Error::Handshake { peer, why: no_answer(ntb, peer, &side, offer) });
         }
-        // The peer may need this core.
+        // Sleep instead of polling, because the peer may need this core.
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_micros(500));
     }

@@ -140,7 +140,8 @@ impl Handshake {
         self.own.seen = row.epoch;
         self.peer = Some(row);
         if row.version != VERSION {
-            // Only a row that names this side's epoch answers it. A stale row may have any version.
+            // Report another version only if the row names this side's epoch. A stale row may have any
+            // version.
             let ours = row.seen == self.own.epoch;
             return if ours { Progress::OtherVersion(row.version) } else { self.changed(fresh) };
         }

@@ -94,8 +94,8 @@ impl Ivshmem {
     pub fn open(address: Address, ports: u32) -> Result<Self> {
         let invalid = |why: String| Error::invalid(format!("--ivshmem {address}"), why);
         let sysfs = Sysfs::system();
-        // The error for a device in use suggests to free it. The user must not free a device that is not
-        // ivshmem.
+        // Check that the device is ivshmem before opening it: the error for a device in use suggests to free
+        // it.
         let known = inlane_pci::Device::read(&sysfs, address).map_err(pci)?;
         if (known.vendor, known.device) != crate::discover::IVSHMEM {
             return Err(invalid(
@@ -195,8 +195,8 @@ impl Inner {
 
     fn interrupt(&self, peer: u32, vector: u32) {
         if peer == self.port {
-            // The device does not reliably interrupt its own machine. If the eventfd's counter is full, a
-            // wake-up is already pending.
+            // The device does not reliably interrupt its own machine, so write the eventfd. If the eventfd's
+            // counter is full, a wake-up is already pending.
             let _ = rustix::io::write(self.interrupts.event(vector as usize), &1u64.to_ne_bytes());
         } else {
             // The offset is inside the BAR and permitted, so this cannot fail. If the peer is not running,
@@ -282,7 +282,8 @@ impl Ntb for Ivshmem {
         let ours = self.inner.registers(self.inner.port).link.0.load(Ordering::Acquire);
         let theirs = self.inner.registers(peer).link.0.load(Ordering::Acquire);
         let heartbeat = &self.inner.peer_heartbeats[peer as usize];
-        // A lost peer may have come back before the heartbeat thread's next check.
+        // A lost peer may have come back since the heartbeat thread's last check, so compare the counters
+        // here, too.
         if heartbeat.lost.load(Ordering::Acquire)
             && self.inner.registers(peer).heartbeat.0.load(Ordering::Acquire)
                 != heartbeat.counter.load(Ordering::Acquire)

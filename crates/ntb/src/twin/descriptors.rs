@@ -93,7 +93,7 @@ pub(crate) fn map_aligned(
     align: usize,
     location: Location,
 ) -> Result<Region> {
-    // Reserve more than needed, so that it contains an aligned span.
+    // Reserve enough addresses to contain an aligned span of `bytes`.
     let reserved = bytes.saturating_add(align);
     // SAFETY: the kernel chooses the address of the new mapping.
     let start = unsafe {

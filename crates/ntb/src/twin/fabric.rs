@@ -40,7 +40,7 @@ impl Fabric {
     }
 
     pub(super) fn signal(&self, port: u32, event: usize) {
-        // If the eventfd's counter is full, a wake-up is already pending.
+        // Ignore errors: if the eventfd's counter is full, a wake-up is already pending.
         let _ = rustix::io::write(&self.eventfds[port as usize * EVENTS + event], &1u64.to_ne_bytes());
     }
 
@@ -221,7 +221,7 @@ fn serve(fabric: &Fabric, port: u32, socket: &OwnedFd, events: &Sender<(u32, Por
         let _ = events.send((port, what));
     }
     let registers = fabric.port(port);
-    // A later process may have attached to this port, by another socket.
+    // Take the link down only if no later process has attached to this port.
     if attachment.is_some_and(|attachment| registers.attachments.0.load(Ordering::Acquire) == attachment)
         && registers.set_link(false)
     {

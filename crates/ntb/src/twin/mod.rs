@@ -99,7 +99,7 @@ impl Twin {
         })?;
         let memories: Vec<_> = fds.by_ref().take(ports as usize).collect();
         let register_bytes = ports as usize * size_of::<PortRegisters>();
-        // The hub's next message asks this process to end, and may come at any time.
+        // Remove the timeout. The hub's next message, which asks this process to end, may come at any time.
         set_socket_timeout(&socket, Timeout::Recv, None).map_err(os)?;
         descriptors::check_sealed(registers_fd.as_fd(), register_bytes as u64)?;
         for memory in &memories {
@@ -108,7 +108,8 @@ impl Twin {
         let registers = descriptors::map(registers_fd.as_fd(), 0, register_bytes, Location::Host)?;
         let memory = memories[port as usize].as_fd();
         let bytes = needed(ports).clamp(1, window_bytes as usize).next_multiple_of(4096);
-        // `map_aligned` reserves `align` more bytes of addresses, which takes long under AddressSanitizer.
+        // Align no more than needed: `map_aligned` reserves `align` more bytes of addresses, which is slow
+        // under AddressSanitizer.
         let align = bytes.next_power_of_two().clamp(4096, ALIGNMENT);
         let inbound = descriptors::map_aligned(memory, bytes, align, Location::Host)?;
         let fabric = Arc::new(Fabric {
@@ -228,7 +229,7 @@ fn send_message(socket: &OwnedFd, what: u32, value: u32) {
     let mut message = [0u8; 8];
     message[..4].copy_from_slice(&what.to_ne_bytes());
     message[4..].copy_from_slice(&value.to_ne_bytes());
-    // A hub that has ended needs no message.
+    // Ignore errors, because a hub that has ended needs no message.
     let _ = rustix::net::send(socket, &message, SendFlags::NOSIGNAL);
 }
 

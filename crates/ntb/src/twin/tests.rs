@@ -164,7 +164,8 @@ fn the_hub_asks_all_processes_to_end() {
     let (hub, a, b) = pair(1 << 20);
     hub.end_all(7);
     assert_eq!((a.wait_for_end(), b.wait_for_end()), (Some(7), Some(7)));
-    // The hub's thread then closes its end, so no hub is left that could ask the port to end.
+    // Shut this end down. The hub's thread then closes its end, so no hub is left that could ask the port to
+    // end.
     rustix::net::shutdown(&a.inner.socket, rustix::net::Shutdown::Write).unwrap();
     assert_eq!(a.wait_for_end(), None);
 }

@@ -81,7 +81,7 @@ pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()>
     };
     push(&mut ring, receive(&mut buffer))?;
     let (mut in_flight, mut ended) = (1, false);
-    // The kernel uses the buffers until no request is in flight.
+    // Go on until no request is in flight, because the kernel uses the buffers until then.
     while in_flight > 0 {
         wait(&mut ring, spin)?;
         let completed: Vec<_> = ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();

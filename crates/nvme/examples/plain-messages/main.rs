@@ -48,7 +48,7 @@ fn serve(address: &str) -> Result<(), Box<dyn std::error::Error>> {
     for stream in listener.incoming() {
         let stream = stream?;
         stream.set_nodelay(true)?;
-        // A client may close its connection while responses are in flight.
+        // Ignore errors, because a client may close its connection while responses are in flight.
         let _ = answer(stream, &memory);
     }
     Ok(())

@@ -305,7 +305,7 @@ impl Controller {
         command.cdw11 = supported.into();
         match self.admin(command, None, "enabling events") {
             Ok(_) => self.arm_event(),
-            // The controller may report events that the host cannot choose, so a refusal is not an error.
+            // Ignore a refusal: the controller may report events that the host cannot choose.
             Err(Error::Status { .. }) => {}
             Err(error) => return Err(error),
         }

@@ -269,7 +269,7 @@ impl Session {
             }
         }
         let since = *self.lost_since.get_or_insert_with(Instant::now);
-        // Otherwise a path that connects and then fails each time would be tried forever.
+        // Give up, because a path that connects and then fails each time must not be tried forever.
         if since.elapsed() >= self.options.reconnect {
             return Err(error);
         }

@@ -51,7 +51,7 @@ impl Storage {
         let (file, direct) = match (direct, open(libc::O_DIRECT)) {
             (Some(false), _) => (open(0), false),
             (_, Ok(file)) => (Ok(file), true),
-            // The file system does not support O_DIRECT.
+            // The file system does not support O_DIRECT, so open the file without it.
             (None, Err(error)) if error.raw_os_error() == Some(libc::EINVAL) => (open(0), false),
             (Some(true), Err(error)) if error.raw_os_error() == Some(libc::EINVAL) => {
                 let why = "the file system does not support direct=on; leave it out";

@@ -325,7 +325,8 @@ impl<'a> Client<'a> {
                 self.start_request(&request, vec![(command, Some(buffer))]);
             }
             Kind::WriteZeroes => {
-                // Write Zeroes transfers no data, and its block count has 16 bits.
+                // Write Zeroes transfers no data, so each command may cover 65,536 blocks, the most that its
+                // block count holds.
                 let most = u64::from(self.session.namespace().block_bytes) << 16;
                 let mut commands = Vec::new();
                 let (mut at, end) = (request.offset, request.offset + u64::from(request.length));

@@ -242,7 +242,8 @@ impl Server {
                 let stream = match self.listener.accept() {
                     Ok(stream) => stream,
                     Err(error) => {
-                        // The process may be out of file descriptors. Clients that end release some.
+                        // The process may be out of file descriptors. Wait for clients to end and release
+                        // some.
                         if error.kind() != io::ErrorKind::WouldBlock {
                             log(&format!("cannot accept an NBD client: {error}"));
                             std::thread::sleep(TICK);

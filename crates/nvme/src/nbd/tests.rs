@@ -114,7 +114,7 @@ fn structured_replies_and_block_status_are_negotiated() {
     assert_eq!(result.unwrap(), Some(Features { structured: true, allocation: true }));
     let kinds = [INVALID, INVALID, CONTEXT, ACK, ACK, INVALID, UNKNOWN, CONTEXT, ACK];
     assert_eq!(answers(&received[..received.len() - 10]), kinds);
-    // Structured replies set NBD_FLAG_SEND_DF, bit 7 of the last byte (the low 8 transmission flags).
+    // With structured replies, NBD_FLAG_SEND_DF must be set: bit 7 of the last byte.
     assert_eq!(received[received.len() - 1] & 0x80, 0x80);
     // The second SET_META_CONTEXT selects no context and clears those of the first.
     let (result, _) = run(&[structured, set(&allocation), set(&contexts("", &["base:"])), option(1, b"")]);

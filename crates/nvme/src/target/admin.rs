@@ -72,8 +72,8 @@ fn run(context: Context<'_>, command: &Command) -> Result<Reply, Status> {
             }
             match context.held.iter().position(|held| queue == 0 && *held == cid) {
                 Some(index) => Ok(Reply::Abort(context.held.remove(index))),
-                // Only event requests can be aborted, because other commands end soon. Bit 0: nothing was
-                // aborted.
+                // Only event requests can be aborted, because other commands end soon. The result 1 means
+                // that nothing was aborted.
                 None => done(1),
             }
         }
@@ -122,7 +122,7 @@ fn get_log_page(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
     let dwords = u64::from(cdw10 >> 16 | (command.cdw11.get() & 0xFFFF) << 16) + 1;
     let length = dwords * 4;
     let offset = u64::from(command.cdw12.get()) | u64::from(command.cdw13.get()) << 32;
-    // Bit 23 of dword 14: the offset is an index, which is unsupported.
+    // Bit 23 of dword 14 makes the offset an index, which is unsupported.
     if length > context.subsystem.limits.transfer_bytes().into()
         || !offset.is_multiple_of(4)
         || command.cdw14.get() & 1 << 23 != 0
@@ -155,7 +155,7 @@ fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
             let supported = if controller.discovery {
                 async_event::DISCOVERY_NOTICES
             } else {
-                // The lowest byte selects health events, which may be set but are never reported.
+                // The host may select health events by the lowest byte, although this target reports none.
                 async_event::NAMESPACE_NOTICES | 0xFF
             };
             if value & !supported != 0 {

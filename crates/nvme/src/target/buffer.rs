@@ -185,7 +185,7 @@ mod tests {
         let small: Vec<_> = (0..8).map(|_| pool.allocate(100).unwrap()).collect();
         assert!(pool.allocate(1).is_none());
         drop(small);
-        // This frees the eight small buffers.
+        // This allocation frees the eight small buffers.
         let other = pool.allocate(20_000).unwrap();
         assert_eq!(other.capacity(), 32 << 10);
         assert!(pool.allocate(1).is_none());

@@ -94,7 +94,7 @@ pub fn plan(command: &Command, subsystem: &Subsystem) -> Result<Request, Status>
     match operation {
         Operation::Flush => {}
         Operation::Deallocate { ranges } => {
-            // Linux always sends the longest list, so the data's length does not tell the number of ranges.
+            // The field is the number of ranges less one.
             let ranges = ranges + 1;
             request.operation = Operation::Deallocate { ranges };
             request.data_bytes = u32::from(ranges) * size_of::<dsm::Range>() as u32;

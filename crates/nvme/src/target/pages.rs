@@ -55,7 +55,7 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
         page.cntrltype = controller_type::IO;
         page.oaes = async_event::NAMESPACE_NOTICES.into();
         page.subnqn = terminated(&subsystem.nqn);
-        // Several ports and several controllers.
+        // The subsystem has several ports and several controllers.
         page.cmic = 3;
         page.acl = 3;
         page.sqes = 0x66;

@@ -44,7 +44,7 @@ impl Ring {
     /// # Errors
     /// If the kernel has no io_uring, or does not let this process use it.
     pub fn new() -> Result<Self> {
-        // Old kernels refuse flags that they do not support.
+        // Try again with fewer flags, because old kernels refuse flags that they do not support.
         let newest = IoUring::builder()
             .setup_cqsize(COMPLETIONS)
             .setup_single_issuer()
@@ -143,7 +143,7 @@ impl Ring {
             if !self.ring.completion().is_empty() {
                 return Ok(true);
             }
-            // The kernel needs a system call of this thread to post completions.
+            // This flag says that the kernel needs a system call of this thread to post completions.
             if self.ring.submission().taskrun() {
                 self.enter(0)?;
             } else if start.elapsed() >= time {

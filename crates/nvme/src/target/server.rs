@@ -339,7 +339,8 @@ impl Acceptor {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // The process may be out of file descriptors. Connections that end release some.
+                    // The process may be out of file descriptors. Wait for connections to end and release
+                    // some.
                     if matches!(
                         error.raw_os_error(),
                         Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)

@@ -119,7 +119,8 @@ fn half_open_connections_end_and_do_not_disturb_other_hosts() {
             silent.pop_front();
         }
     }
-    // A quarter of the 64 connections may be without a queue.
+    // Only a quarter of the 64 connections may be without a queue. Wait until the target has closed the
+    // others.
     let start = Instant::now();
     while target.subsystem().counters.connections.load(Relaxed) < 3000 || target.connections() > 16 {
         assert!(start.elapsed() < PATIENCE, "{} connections", target.connections());

@@ -411,7 +411,7 @@ impl Worker {
 
     /// Starts everything that a connection is ready for, or removes the link if it has ended.
     fn serve(&mut self, index: usize) {
-        // The link may have been removed when it was served earlier.
+        // Skip a link that was removed when it was served earlier.
         let Some(link) = self.links[index].as_mut() else { return };
         link.due = false;
         if link.closing == Closing::No
@@ -528,8 +528,8 @@ impl Worker {
             let Some(link) = self.links[index].as_mut() else { continue };
             let waits = link.connection.waits_for_host();
             link.waiting_ms = waits.then(|| link.waiting_ms.unwrap_or(now));
-            // The timeout counts from when the target began to wait for the host, or from the last progress
-            // if that was later. Idle time before does not count.
+            // Count from the later of two times: when the target began to wait for the host, and the last
+            // progress.
             let stalled_since = link.waiting_ms.map(|since| since.max(link.progress_ms));
             let late = |since: u64, limit: u64| now.saturating_sub(since) > limit;
             let why = match link.closing {

@@ -72,7 +72,7 @@ impl<T: Measured> Bench<T> {
                 put.add(puts, size, elapsed);
                 if let Some(ucx) = self.plan.ucx.as_ref().filter(|ucx| repeat < ucx.repeats && size >= 8) {
                     theirs.push(peer::ucx_put(ucx, &self.pair, size as u64, self.plan.batch_us)?);
-                    // UCX's processes have displaced this case's data from the caches.
+                    // Warm the caches up again, because UCX's processes have displaced this case's data.
                     self.copying(1, size)?;
                     self.putting(1, size)?;
                 }
@@ -132,7 +132,7 @@ impl<T: Measured> Bench<T> {
     /// Measures atomic fetch-and-add operations on a word of PE 1.
     pub(super) fn fetch_add(&self) -> Result<Vec<Point>> {
         let mut series = Series::default();
-        // PE 0 adds to the word after the barrier.
+        // Read the word before the barrier, after which PE 0 adds to it.
         let before = self.world.load(self.words, COUNTER)?;
         self.world.barrier_all()?;
         let mut expected = 0;
@@ -173,7 +173,7 @@ impl<T: Measured> Bench<T> {
             let nanoseconds = elapsed.as_nanos() as u64;
             self.world.put(self.words, NANOSECONDS, &[nanoseconds], self.other)?;
             self.world.barrier_all()?;
-            // The slower side determines the rate of both.
+            // Use the longer time, because the slower side determines the rate of both.
             let slower = nanoseconds.max(self.world.load(self.words, NANOSECONDS)?);
             series.add(2 * count, size, Duration::from_nanos(slower));
             self.world.barrier_all()?;
@@ -304,7 +304,7 @@ impl Bench<Windows> {
             }
             Ok(())
         };
-        // No thread may sleep on the doorbell while the doorbell is measured.
+        // Wait at a barrier, so that no thread sleeps on the doorbell while the doorbell is measured.
         self.world.barrier_all()?;
         ntb.doorbell_clear(DOORBELL);
         if completion == CompletionMode::Poll {

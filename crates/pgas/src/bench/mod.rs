@@ -309,7 +309,7 @@ impl<T: Measured> Bench<T> {
         let inbox = world.array(largest)?;
         let words = world.array(128)?;
         let (driver, other) = (world.me() == 0, 1 - world.me());
-        // UCX names its transports only for PEs that were reached.
+        // Exchange messages first, because UCX names its transports only for PEs that were reached.
         world.barrier_all()?;
         let [puts_by, gets_by] = world.transport().carriers(other);
         let pair = processors[..2.min(processors.len())].to_vec();
@@ -337,7 +337,7 @@ impl<T: Measured> Bench<T> {
                 points.extend(self.both_ways(size)?);
                 points.extend(self.exchanged(size)?);
                 points.extend(self.delivered(size)?);
-                // A series of larger messages would take seconds.
+                // Measure up to 1 MiB, because a series of larger messages would take seconds.
                 if size <= 1 << 20 {
                     points.extend(self.messages(size)?);
                 }
@@ -351,8 +351,7 @@ impl Bench<Windows> {
     /// Measures puts by PE 0's `mover`. At PE 1, `mover` is `None`.
     fn moved(&self, mover: Option<Started>) -> Result<Vec<Point>> {
         let mut points = Vec::new();
-        // A mover reaches only windows that the processor can use as memory. Both sides have the same kind
-        // of window.
+        // A mover reaches only windows that the processor can use as memory.
         let reached = self.world.direct(self.words.as_ptr() as usize, self.other).is_some();
         if self.plan.only == Some(Part::Mover) && !reached {
             return Err(Error::invalid(

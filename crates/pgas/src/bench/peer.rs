@@ -61,12 +61,13 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
     let each = (size as f64 / 10e9 + 100e-9) * 1e9;
     let count = (batch_us as f64 * 1e3 / each).max(10.0) as u64;
     let mut output = String::new();
-    // A server ends at once if its TCP port is in use. The ports are below Linux's ephemeral ports.
+    // A server ends at once if its TCP port is in use, so try three ports. They are below Linux's ephemeral
+    // ports.
     for _ in 0..3 {
         let port =
             20_000 + (std::process::id() as u16 % 60) * 200 + RUNS.fetch_add(1, Ordering::Relaxed) % 200;
         let mut server = Server(start(command(ucx, port, pair.get(1).copied()).stdout(Stdio::null()))?);
-        // The server needs time before it listens. Stop once it has ended, because it serves only one
+        // Repeat until the server listens. Stop once the server has ended, because it serves only one
         // client.
         for attempt in 0..60 {
             std::thread::sleep(Duration::from_millis(10 + attempt * 4));

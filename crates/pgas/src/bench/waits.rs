@@ -73,7 +73,8 @@ impl<T: Measured> Bench<T> {
         let mut series: [Series; MODES.len()] = Default::default();
         for _ in 0..self.plan.repeats {
             for ((series, mode), count) in series.iter_mut().zip(MODES).zip(counts) {
-                // Otherwise the faster side's time would include waiting for the slower side.
+                // Let both sides begin together. Otherwise the faster side's time would include a wait for
+                // the slower side.
                 self.world.barrier_all()?;
                 let elapsed = series.timed(|| body(mode, base, count))?;
                 series.add(count * each, size, elapsed);
@@ -195,10 +196,10 @@ impl Bench<Windows> {
                 self.world.put(self.words, DONE, &[base + count], self.other)
             })?;
         self.compare(&into, size)?;
-        // `in_turn` has overwritten the inbox.
+        // Fill the inbox again, because `in_turn` has overwritten it.
         fill()?;
-        // `in_turn` runs batches of one get, whose owner still polls in every mode. So take the percentiles
-        // from one long batch.
+        // In batches of one get, the owner still polls in every mode. So take the percentiles from one long
+        // batch.
         for (point, mode) in points.iter_mut().zip(MODES) {
             ended.set(ended.get() + 1);
             self.world.barrier_all()?;
@@ -231,7 +232,7 @@ impl Bench<Windows> {
                 }
                 Ok(())
             };
-            // An adaptive wait predicts the duration of an operation from earlier ones.
+            // Run some operations first, because an adaptive wait predicts durations from earlier ones.
             for mode in MODES {
                 moving(mode, if size <= 4 << 20 { 40 } else { 12 })?;
             }

@@ -66,7 +66,7 @@ mod tests {
     fn only_processes_of_the_job_end() {
         let sleep = |job: &str| Command::new("sleep").arg("1000").env(JOB, job).spawn().unwrap();
         let (mut first, mut other) = (sleep("leftovers-test-1"), sleep("leftovers-test-11"));
-        // The environment shows the variable only after the exec.
+        // Wait until the process is found: its environment shows the variable only after the exec.
         while processes("leftovers-test-1").len() != 1 {}
         end("leftovers-test-1");
         assert_eq!(first.wait().unwrap().signal(), Some(15));

@@ -252,7 +252,7 @@ impl Member {
 
     /// Tells the process manager that the end of this process is no failure.
     pub fn leave(&self) {
-        // The manager may have ended.
+        // Ignore errors, because the manager may have ended.
         let _ = self.manager.lock().unwrap_or_else(PoisonError::into_inner).finish();
     }
 

@@ -95,7 +95,7 @@ impl FromStr for Meetings {
         let parse = || {
             let parts: Vec<_> = text.split('/').collect();
             let [heap, place, port, token, addresses] = parts[..] else { return None };
-            // `from_str_radix` would also accept a sign.
+            // Accept only 32 hexadecimal digits: `from_str_radix` would also accept a sign.
             let plain = token.len() == 32 && token.bytes().all(|digit| digit.is_ascii_hexdigit());
             Some(Self {
                 heap_bytes: heap.parse().ok()?,

@@ -162,7 +162,7 @@ impl UcxSession {
     /// Returns the transport's settings from environment variables. If `crowded` is set, waiting PEs yield
     /// their processor, unless INLANE_NTB_YIELD is 0.
     fn settings(crowded: bool) -> Result<ucx::Settings> {
-        // A missing UCX is the most frequent error.
+        // Check for UCX first, because its absence is the most frequent error.
         ucx::Ucx::version()?;
         let (_, request_timeout) = variables::timeouts()?;
         let settings = ucx::Settings {

@@ -55,7 +55,7 @@ impl FromStr for HeapSize {
             "T" => 4,
             _ => return Err(format!("'{unit}' is no unit; give a number with K, M, G or T, such as 512M")),
         };
-        // `f64` would also accept signs and exponents.
+        // Accept only digits and a point: `f64` would also accept signs and exponents.
         let plain = digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
         let number = digits.parse::<f64>().ok().filter(|_| plain);
         let bytes =

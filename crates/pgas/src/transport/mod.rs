@@ -216,6 +216,6 @@ pub trait Transport: Send + Sync + 'static {
 
 #[cold]
 fn no_such_pe(pe: u32, pes: u32) -> Error {
-    // A C program's negative number arrives as a large one.
+    // A negative number of a C program arrives as a large one, so print it as a signed number.
     Error::invalid(format!("PE {}", pe as i32), format!("the job has PEs 0 to {}", pes - 1))
 }

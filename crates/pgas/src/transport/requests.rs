@@ -118,7 +118,8 @@ impl PeContext {
         let peer = &self.peers[pe as usize];
         if slot.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             peer.unanswered.fetch_sub(1, Ordering::Relaxed);
-            // If a thread waited for the request, it has returned an error already.
+            // Record a refusal only if no thread waited: a thread that gave up has already returned an
+            // error.
             let refused = self.reply_word(pe, number, 0).load(Ordering::Relaxed) == REFUSED;
             if refused && slot_state(word) == UNAWAITED {
                 peer.refused.store(true, Ordering::Relaxed);
@@ -131,7 +132,8 @@ impl PeContext {
     /// [`RING_AFTER`], and again after each `RING_AGAIN`. In completion mode `interrupt`, rings at once.
     fn wait_ringing(&self, pe: u32, options: WaitOptions, mut done: impl FnMut() -> bool) -> Result<()> {
         let (mut looks, mut start, mut rung) = (0u32, None, false);
-        // A wait by interrupt polls too seldom to notice that RING_AFTER has passed.
+        // In completion mode `interrupt`, ring at once: the wait polls too seldom to notice that RING_AFTER
+        // has passed.
         let after = if options.mode == CompletionMode::Interrupt { Duration::ZERO } else { RING_AFTER };
         let started = |start: &mut Option<Instant>| *start.get_or_insert_with(Instant::now);
         self.wait_for(options, FailureScope::Peer(pe), || {
@@ -159,7 +161,7 @@ impl PeContext {
         let slot = &peer.requests.slots[(number % SLOTS) as usize];
         let tag = peer.tag.load(Ordering::Acquire);
         if let Err(error) = self.wait_ringing(pe, options, || self.is_answered(pe, number, tag)) {
-            // The owner may still answer, so the slot must not be reused yet.
+            // Mark the slot as abandoned instead of freeing it, because the owner may still answer.
             let word = slot_word(number, AWAITED);
             let abandoned = slot_word(number, ABANDONED);
             let _ = slot.compare_exchange(word, abandoned, Ordering::AcqRel, Ordering::Relaxed);
@@ -175,7 +177,7 @@ impl PeContext {
     /// Posts a request without waiting for its answer. [`PeContext::collect`] waits for the answer later.
     pub(super) fn request_later(&self, pe: u32, contents: &[u64; CONTENTS]) -> Result<()> {
         self.post(pe, contents, UNAWAITED)?;
-        // No thread waits for this request and could ring later. Several doorbells may cause one interrupt.
+        // Ring the owner's doorbell at once, because no thread waits for this request and could ring later.
         Ok(self.ntb.peer_doorbell_set(pe, REQUEST)?)
     }
 
@@ -186,7 +188,8 @@ impl PeContext {
         }
         let tag = peer.tag.load(Ordering::Acquire);
         for slot in &peer.requests.slots {
-            // Waiting threads free their own slots. The answers of abandoned slots are not needed.
+            // Skip slots with a waiting thread, which frees them. Skip abandoned slots, whose answers are
+            // not needed.
             self.wait_ringing(pe, self.wait_options("an atomic"), || {
                 self.reap(pe, slot, tag) || slot_state(slot.load(Ordering::Acquire)) != UNAWAITED
             })?;

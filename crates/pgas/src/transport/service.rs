@@ -85,7 +85,8 @@ impl PeContext {
         };
         for pe in 0..self.pes {
             let tag = self.peers[pe as usize].tag.load(Ordering::Acquire);
-            // The number is bounded, so that a hostile peer cannot keep the others waiting.
+            // Serve a bounded number of requests of each peer, so that a hostile peer cannot keep the others
+            // waiting.
             for _ in 0..super::layout::SLOTS {
                 let number = expected[pe as usize];
                 let record = RecordAt(self, self.layout.request(pe, number));
@@ -152,7 +153,7 @@ impl PeContext {
         let (offset, length) = (usize::try_from(contents[1]).ok()?, usize::try_from(contents[4]).ok()?);
         let landing = usize::try_from(contents[5]).ok()?;
         let end = offset.checked_add(length)?;
-        // The requester's header and inboxes lie below its landing area.
+        // Refuse to write below the requester's landing area, because its header and inboxes lie there.
         if length > LANDING || end > self.layout.symmetric_bytes() || landing < self.layout.landing() {
             return None;
         }
@@ -192,10 +193,10 @@ impl PeContext {
             for event in [doorbell, link] {
                 let _ = rustix::io::read(event, &mut [0u8; 8]);
             }
-            // Another request often follows soon, so poll for about as long as a wake-up takes.
+            // Keep polling for about as long as a wake-up takes, because another request often follows soon.
             let awake = Instant::now();
             while {
-                // Clear the doorbell first, so that a request during the scan rings again.
+                // Clear the doorbell before the scan, so that a request during the scan rings again.
                 self.ntb.doorbell_clear(REQUEST);
                 self.serve(true);
                 std::hint::spin_loop();
@@ -216,12 +217,12 @@ impl PeContext {
     /// Wakes `pe` if it sleeps until a store of kind `what` arrives. Call it after each store to `pe`.
     #[inline(always)]
     pub(super) fn stored(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
-        // One flag covers two exceptions, because every put executes this code.
+        // Every put executes this code, so one flag covers both rare cases.
         if peer.is_exceptional {
             return self.stored_exceptionally(pe, peer, what);
         }
-        // The waiter's membarrier(2) acts as a barrier here, too. So only the compiler must keep the order
-        // of store and load.
+        // The waiter's membarrier(2) acts as a barrier on both sides. Here only the compiler must keep the
+        // order of store and load.
         compiler_fence(Ordering::SeqCst);
         self.wake_if_announced(pe, peer, what);
     }

@@ -25,7 +25,7 @@ fn settings(timeout_ms: u64) -> Settings {
     Settings {
         connect_timeout: Duration::from_millis(timeout_ms),
         request_timeout: Some(LONG),
-        // These tests exercise requests to the owner.
+        // Let owners carry out the atomics, because these tests exercise requests to the owner.
         atomics_by_owner: true,
         yields: true,
         ..Settings::default()
@@ -164,13 +164,14 @@ fn hostile_requests_are_refused_and_touch_nothing() {
         for number in 1..=20 * SLOTS {
             let mut contents: [u64; CONTENTS] =
                 std::array::from_fn(|_| edges[random.next_u64() as usize % edges.len()]);
-            // Known operations in every second request let the checks of offset and length be reached.
+            // Use a known operation in every second request, so that the checks of offset and length are
+            // reached.
             contents[0] = if number % 2 == 0 {
                 (number / 2 % 3) | ((number % 9) << 8) | (8 << 16)
             } else {
                 random.next_u64()
             };
-            // With an even offset, a valid atomic would change the memory that is compared below.
+            // Make the offset odd, because a valid atomic would change the memory that is compared below.
             contents[1] |= 1;
             let at = layout.request(1, number);
             for (index, word) in contents.iter().enumerate() {
@@ -246,14 +247,14 @@ fn a_late_answer_frees_the_slot_of_a_timed_out_request() {
         let (window, tag) = hostile_peer(&hostile);
         let honest = honest.join().unwrap();
         let atomic = Atomic { operation: Operation::Add, offset: 0, width: 8, operand: 1, comparand: 0 };
-        // More requests than slots. Each times out, and its late answer must free the slot.
+        // Post more requests than there are slots. Each times out, and its late answer must free the slot.
         for number in 1..=3 * SLOTS {
             let error = honest.atomic(1, atomic).unwrap_err();
             let Error::Timeout { what: "an atomic", lost, .. } = error else { panic!("{number}: {error}") };
             assert!(lost.unanswered <= SLOTS, "{number}: {lost}");
             reply(&window, honest.layout(), tag, number, 0);
         }
-        // Quiet does not wait for abandoned requests.
+        // Quiet must succeed, because no thread waits for abandoned requests.
         honest.quiet().unwrap();
     });
 }
@@ -545,7 +546,7 @@ fn a_link_that_goes_down_ends_waits_and_says_what_is_lost() {
 #[test]
 fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
     let hub = Hub::new(2, BYTES as u64).unwrap();
-    // True once one side has left its loop, so that the other has no peer to connect to.
+    // True once one side has left its loop. The other side then leaves its loop, too.
     let over = AtomicBool::new(false);
     let side = |port: u32| {
         let faults: Faults =
@@ -568,7 +569,8 @@ fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
                 Err(Error::LinkLost { lost, .. }) => {
                     assert!(lost.delivered_bytes <= lost.issued_bytes);
                     losses += 1;
-                    // The link may fail during the handshake as well.
+                    // Try until a handshake succeeds, because the link may fail during the handshake as
+                    // well.
                     while losses < 3
                         && !over.load(Ordering::Acquire)
                         && windows.reconnect(1 - port, Duration::from_millis(500)).is_err()
@@ -608,7 +610,7 @@ fn a_row_is_ready_only_after_its_translation_is_set() {
                     break (hostile.peer_window(0, 0), row.epoch);
                 }
             };
-            // The version differs, so the other side's handshake fails at once.
+            // Send a row with another version, so that the other side's handshake fails at once.
             write_row(&hostile, &Row { version: VERSION + 1, epoch: 9, seen, ..Row::default() }.encode());
             assert!(ready.is_ok(), "ready without a translation: {ready:?}");
             let error = honest.join().unwrap();

@@ -89,7 +89,7 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     }
 
     fn plan(&mut self) -> WaitPlan {
-        // The other PE may need this processor.
+        // If PEs share processors, block at once, because the other PE may need this processor.
         let poll_for = if self.context.yields { Duration::ZERO } else { POLL_FOR };
         match self.options.mode {
             CompletionMode::Poll => WaitPlan::POLL,
@@ -110,8 +110,8 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
         let mut expectation = lock(&self.context.waits.expectation);
         expectation.slept(self.options.bytes, slept);
         if slept.late {
-            // The true duration is unknown, but shorter than the sleep. If two sides that wait for each
-            // other recorded the whole sleep, both would sleep ever longer.
+            // Record half of the sleep: the true duration is unknown but shorter. Otherwise two sides that
+            // wait for each other would sleep ever longer.
             expectation.learn(self.options.bytes, slept.took.as_nanos() as u64 / 2);
         }
     }
@@ -166,7 +166,7 @@ impl PeContext {
     fn sleep_announced(&self, backstop: Duration, interest: Interest, done: &mut impl FnMut() -> bool) {
         self.faults.step("sleep");
         self.ntb.doorbell_clear(WAKE);
-        // Under the lock, so that peers see the counter of announcements grow in order.
+        // Announce the sleep under the lock, so that peers see the counter of announcements grow in order.
         {
             let mut waiter = lock(&self.waits.waiter);
             let announcement = waiter.announce(interest);
@@ -201,7 +201,8 @@ impl PeContext {
     /// windows, also executes a barrier at the notifiers. On posted windows, each notifier executes its own.
     fn barrier_with_notifiers(&self) {
         if self.coherent {
-            // Notifiers that have not registered for membarrier(2) execute their own barriers.
+            // This executes no barrier in processes that have not registered for membarrier(2). Notifiers in
+            // these execute their own.
             barrier_everywhere();
         } else {
             self.peers.iter().for_each(|peer| peer.window.flush());
@@ -213,7 +214,7 @@ impl PeContext {
     pub(super) fn changed_own_memory(&self) {
         fence(Ordering::SeqCst);
         if self.waits.on_memory.load(Ordering::Relaxed) {
-            // Ringing fails only for a port that does not exist.
+            // Ignore errors, because ringing fails only for a port that does not exist.
             let _ = self.ntb.peer_doorbell_set(self.me, WAKE);
         }
     }

@@ -238,7 +238,7 @@ mod tests {
             let rings = sender.join().unwrap();
             assert!(rings <= 2, "at most one ring for each announcement");
             if let Some(seen) = slept_on {
-                // The sender has finished, so no other doorbell will ring.
+                // If the value has changed, a doorbell must be pending, because the sender has finished.
                 let newer = shared.data.load(Ordering::Acquire) != seen;
                 assert!(!newer || shared.doorbell.load(Ordering::SeqCst) == 1, "lost wake-up at {seen}");
             }

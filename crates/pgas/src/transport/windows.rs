@@ -210,19 +210,19 @@ impl Windows {
         let peers = (0..pes)
             .map(|pe| connect_peer(&*ntb, pe, epoch, &inbound, &layout, &settings, registered))
             .collect::<Result<Vec<_>>>()?;
-        // All PEs read all headers, so they find the same alignment.
+        // Use the smallest alignment of all PEs. All PEs read all headers, so they find the same one.
         let alignment = peers.iter().map(|peer| peer.alignment).fold(own_alignment, usize::min);
         let coherent = peers.iter().all(|peer| peer.window.coherent_base().is_some());
         let direct_atomics = coherent && !settings.atomics_by_owner && settings.faults.are_none();
-        // A load through a coherent window is as fast as the owner's own load. Through a posted window,
-        // loading 8 bytes costs a round trip.
+        // Through a coherent window, a load is as fast as the owner's own. Through a posted window, loading
+        // 8 bytes costs a round trip.
         let push_from = settings.push_from.unwrap_or(if coherent { usize::MAX } else { 256 });
         let (mover, mover_from) = match settings.mover {
             Some((mut mover, from)) => {
                 let from = match (from, peers.iter().find(|peer| peer.window.peer() != me)) {
-                    // A mover does not copy 0 bytes.
+                    // Use at least 1, because a mover does not copy 0 bytes.
                     (Some(from), _) => from.max(1),
-                    // The landing area is unused until all PEs have connected.
+                    // Measure in the landing area, which is unused until all PEs have connected.
                     (None, Some(peer)) => calibrate(&mut *mover, &peer.window, layout.landing(), LANDING)?,
                     (None, None) => usize::MAX,
                 };
@@ -380,7 +380,8 @@ impl PeContext {
         for pe in peers.filter(|pe| *pe != self.me) {
             let peer = &self.peers[pe as usize];
             let link = self.ntb.link(pe);
-            // If only the peer noticed a failure of the link, it reconnects with another epoch.
+            // Compare the epochs, too: if only the peer noticed that the link failed, it reconnects with
+            // another epoch.
             let another = handshake::epoch_in_row(&*self.ntb, pe) != peer.theirs.load(Ordering::Acquire);
             if another || !link.up || link.generation != peer.generation.load(Ordering::Acquire) {
                 return Err(Error::LinkLost { peer: pe, lost: peer.lost() });
@@ -413,14 +414,14 @@ impl PeContext {
 
     #[inline(always)]
     fn symmetric_offset(&self, offset: usize) -> usize {
-        // The window refuses any offset beyond its end.
+        // Saturate instead of wrapping, because the window refuses any offset beyond its end.
         offset.saturating_add(self.layout.symmetric())
     }
 
     #[inline(always)]
     fn count(&self, peer: &Peer, length: usize) {
-        // Every put executes this code, so avoid an atomic addition. In a race some bytes are not counted,
-        // so the count is never too high.
+        // Count without an atomic addition, because every put executes this code. In a race some bytes are
+        // not counted, so the count is never too high.
         peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
     }
 
@@ -452,7 +453,7 @@ impl PeContext {
         if self.pending.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
-        // The lock keeps other threads from submitting copies or changing `unwoken`.
+        // Hold the lock, so that no other thread submits copies or changes `unwoken`.
         let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
         let pending = self.pending.load(Ordering::Relaxed);
         if pending > 0 {

@@ -227,8 +227,8 @@ impl<T: Transport> World<T> {
     ) -> Result<usize> {
         let pes = self.pes();
         Ok(match entered.channel {
-            // Sets without a channel share the chunks, and a child has different levels in different sets.
-            // So each child has a chunk.
+            // Use a chunk for each child: sets without a channel share the chunks, and a child has different
+            // levels in different sets.
             None => pes as usize * WORD + child as usize * CHUNK,
             Some(channel) => {
                 let level = distance.trailing_zeros() as usize;

@@ -122,7 +122,7 @@ impl<T: Transport> World<T> {
     /// As for [`World::sync`].
     pub fn leave(&self) -> Result<()> {
         self.barrier_all()?;
-        // A notification in flight would be lost when the process ends.
+        // Deliver all notifications, because one in flight would be lost when the process ends.
         self.quiet()?;
         self.transport.leave()
     }
@@ -350,7 +350,7 @@ impl<T: Transport> World<T> {
             return unsafe { self.reduce_slices(&entered, (offset, from), (count, width), reduce) };
         }
         let chunk = self.chunk_bytes(&entered) / width.max(1) * width;
-        // Words of 16 bytes are aligned for every element type.
+        // Words of 16 bytes align the buffer for every element type.
         let mut sum = vec![0u128; chunk.min(bytes).div_ceil(16)];
         let mut done = 0;
         while done < bytes {
@@ -406,7 +406,7 @@ impl<T: Transport> World<T> {
         let share = count.div_ceil(set.size as usize);
         let (first, last) = (count.min(share * *index as usize), count.min(share * (*index as usize + 1)));
         let elements = (CHUNK / width.max(1)).max(1);
-        // Words of 16 bytes are aligned for every element type.
+        // Words of 16 bytes align the buffers for every element type.
         let mut buffers = [(); 2].map(|()| vec![0u128; (elements * width).div_ceil(16)]);
         let [sum, other] = buffers.each_mut().map(|buffer| buffer.as_mut_ptr().cast::<u8>());
         for begin in (first..last).step_by(elements) {
@@ -414,7 +414,7 @@ impl<T: Transport> World<T> {
             let piece = number * width;
             // SAFETY: the piece lies inside the source, the destination and both buffers.
             unsafe {
-                // In the order of the set, so that the rounding is the same for every element.
+                // Combine in the order of the set, so that the rounding does not depend on the PE.
                 for one in 0..set.size {
                     let into = if one == 0 { sum } else { other };
                     match set.pe(one) == self.me() {

@@ -221,7 +221,7 @@ impl<T: Transport> World<T> {
     }
 
     fn allocate_behind(&self, bytes: usize, align: usize, behind: usize) -> Result<*mut u8> {
-        // With a larger alignment, the offsets would differ between PEs.
+        // Refuse a larger alignment, because the offsets would differ between PEs.
         let largest = self.transport.alignment();
         let offset = match align <= largest {
             true => self.heap().allocate_behind(bytes, align, behind),
@@ -256,7 +256,7 @@ impl<T: Transport> World<T> {
         if self.allocated(address).is_none_or(|length| bytes > length) {
             return Ok(false);
         }
-        // A PE may store to the bytes until it calls this function.
+        // Wait for all PEs, because a PE may store to the bytes until it calls this function.
         self.barrier_all()?;
         let offset = (address as usize).wrapping_sub(self.base + self.heap_offset);
         let shrunk = self.heap().shrink(offset, bytes);

@@ -232,7 +232,8 @@ fn large_reductions_are_cut_into_slices() {
                     unsafe { terms.as_ptr().add(index).write(world.me() as u64 + index as u64 + round) };
                 }
                 world.barrier_all().unwrap();
-                // Source and destination may be the same.
+                // In the second round, store the sums in the array of the terms: source and destination may
+                // be the same.
                 let into = if round == 0 { sums } else { terms };
                 world.sum(world.all(), into, terms).unwrap();
                 let (n, others) = (pes as u64, (0..pes as u64).sum::<u64>());
@@ -248,7 +249,7 @@ fn large_reductions_are_cut_into_slices() {
 
 #[test]
 fn atomics_of_all_pes_on_one_word_are_atomic() {
-    // With a fault, the word's owner carries out the atomics.
+    // Repeat with a fault, because the word's owner then carries out the atomics.
     for faults in ["", "delay=1us"] {
         run(3, faults, CompletionMode::Adaptive, None, |world| {
             let words = world.array::<u64>(2).unwrap();

@@ -20,7 +20,7 @@ pub fn compile_with(
 ) -> Option<Result<PathBuf, String>> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let library = std::env::current_exe().unwrap().with_file_name("libinlane_shmem.so");
-    // The linker looks for the first name, the loader for the second, the soname.
+    // Link under both names: the linker looks for the first, the loader for the second (the soname).
     for name in ["libinlane_shmem.so", "libinlane_shmem.so.0"] {
         let link = directory.join(name);
         if !link.exists() {

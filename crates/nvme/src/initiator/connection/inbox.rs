@@ -178,8 +178,8 @@ impl Inbox {
             self.last_len = header.len();
         };
         let layout = Layout::decode(common, rules).inspect_err(|_| remember(common))?;
-        // Of a termination request, wait for the header and the data, because both are skipped together. The
-        // data has at most 128 bytes.
+        // The header and the data of a termination request are skipped together. The data has at most 128
+        // bytes.
         let skipped = if layout.kind == Kind::C2hTermReq { layout.data_bytes as usize } else { 0 };
         let needed = layout.data_at() + skipped;
         if available.len() < needed {

@@ -124,7 +124,7 @@ fn data_with_success_completes_the_command() {
     let flags = data_flags::LAST | data_flags::SUCCESS;
     feed(&mut connection, &c2h(cid, flags, 0, &[7; 512], NO_DIGESTS), 100).unwrap();
     assert_eq!(connection.next_done().unwrap().buffer.unwrap().bytes(), [7; 512]);
-    // The slot is used again with another identifier.
+    // The slot is reused with another identifier, so a late response is detected.
     let next = submit(&mut connection, request(io::READ, 512));
     assert_ne!(next, cid);
     let late = response(cid, Status::SUCCESS, NO_DIGESTS);

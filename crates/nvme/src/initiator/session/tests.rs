@@ -68,7 +68,7 @@ fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
         assert_eq!(session.available(), 0);
     }
     assert!(start.elapsed() < PATIENCE, "the session has blocked its thread");
-    // This ends the attempt to connect. The listener is closed, so the second target can bind the address.
+    // Close the silent target's connection, which ends the attempt to connect.
     drop(holder.join().unwrap());
     let second = target(&address.to_string(), &namespace);
     while session.available() == 0 {

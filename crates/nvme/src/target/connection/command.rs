@@ -94,7 +94,8 @@ impl Connection {
             let request = io::plan(command, &self.setup.subsystem)?;
             if request.operation.receives() {
                 let bytes = received_bytes(&command.sgl, capsule_bytes)?;
-                // Hosts such as Linux always send the longest list of ranges, 4096 bytes.
+                // Accept 4096 bytes for Dataset Management, because hosts such as Linux always send the
+                // longest list of ranges.
                 let longest = match request.operation {
                     Operation::Deallocate { .. } => 4096,
                     _ => request.data_bytes,

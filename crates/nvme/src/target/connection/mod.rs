@@ -350,7 +350,7 @@ impl Connection {
     /// Removes the queue from its controller. Call this when the connection has ended. The end of the admin
     /// queue ends the controller.
     pub fn disconnected(&mut self) {
-        // Received bytes must not take effect any more.
+        // Received bytes that are not processed yet must not take effect any more.
         self.draining = true;
         self.starved.clear();
         let Some(queue) = self.queue.take() else { return };

@@ -82,7 +82,7 @@ impl Output {
     /// Returns true if the space for headers and small data is kept for reuse after `bytes` more bytes are
     /// sent. Otherwise the next data needs new, cleared space.
     pub fn keeps(&self, bytes: usize) -> bool {
-        // Half of the limit, because the space doubles when it grows.
+        // Compare with half of the limit, because the space doubles when it grows.
         self.building.used + bytes <= KEPT_BYTES / 2
     }
 

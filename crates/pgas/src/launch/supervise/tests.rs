@@ -30,8 +30,8 @@ fn the_cause_is_reported_whatever_the_order_of_the_events() {
             JobEvent::Ended(0, exited(1)),
         ]
     };
-    // All orders in which PE 0 reports a lost peer (`Lost`) before its socket closes (`Gone`). The reverse
-    // cannot occur.
+    // Try every order in which PE 0 reports a lost peer (`Lost`) before its socket closes (`Gone`). The
+    // reverse cannot occur.
     for order in permutations(5) {
         let place = |index: usize| order.iter().position(|one| *one == index).unwrap();
         if place(2) > place(3) {

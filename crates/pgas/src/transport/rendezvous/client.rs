@@ -123,8 +123,7 @@ impl Exchange for Client {
         }
         let sent = self.send(&Frame::Gather(bytes.to_vec()));
         loop {
-            // Read `lost` before looking for the result. A result that came before the loss is then found
-            // and returned.
+            // Read `lost` before looking for the result, so that a result from before the loss is found.
             let lost = self.lost();
             match (gathered.recv_timeout(LOOK_EVERY), lost) {
                 (Ok(all), _) => return Ok(all),

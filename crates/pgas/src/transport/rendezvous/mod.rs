@@ -202,7 +202,7 @@ impl FromStr for Meeting {
     fn from_str(text: &str) -> Result<Self> {
         let parse = || {
             let (address, token) = text.split_once('/')?;
-            // `from_str_radix` would also accept a sign.
+            // Accept only 32 hexadecimal digits: `from_str_radix` would also accept a sign.
             let plain = token.len() == 32 && token.bytes().all(|digit| digit.is_ascii_hexdigit());
             let token = u128::from_str_radix(token, 16).ok().filter(|_| plain)?;
             Some(Self { address: address.parse().ok()?, token: token.to_be_bytes() })

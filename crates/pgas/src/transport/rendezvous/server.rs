@@ -113,7 +113,8 @@ impl Drop for Server {
             }
         }
         drop(state);
-        // This ends the accepting thread's accept(2), so that it checks `stopped`.
+        // Connect once. This ends the accepting thread's call of accept(2), so that the thread checks
+        // `stopped`.
         let _ = TcpStream::connect_timeout(&self.meeting.address, Duration::from_secs(1));
     }
 }
@@ -126,7 +127,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
 fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     loop {
         let Ok((stream, _)) = listener.accept() else {
-            // The error may pass, for example when a descriptor becomes free.
+            // Accept again after a pause, because the error may pass.
             std::thread::sleep(Duration::from_millis(10));
             if shared.state().stopped {
                 return;
@@ -178,7 +179,7 @@ fn serve(mut stream: TcpStream, shared: &Shared) {
         member.joined = true;
         let _ = sender.send(Frame::Welcome(shared.pes).encode());
         member.connection = Some((sender, ours));
-        // A PE that joins late has missed the frames `GONE`.
+        // Tell a PE that joins late which PEs have ended, because it has missed their frames `GONE`.
         let gone: Vec<u32> =
             (0..).zip(&state.members).filter(|(_, one)| one.gone).map(|(pe, _)| pe).collect();
         gone.into_iter().for_each(|gone| state.send(pe, &Frame::Gone(gone)));
@@ -245,7 +246,7 @@ impl State {
 
     fn leave(&mut self, pe: u32) {
         let member = &mut self.members[pe as usize];
-        // This ends the thread that sends the PE's frames.
+        // Drop the queue of the PE's frames, which ends the thread that sends them.
         member.connection = None;
         member.gone = !member.finished;
         if member.gone {

@@ -266,14 +266,14 @@ fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
 fn stop_at_exit(shared: &Arc<Shared>) {
     static RUNNING: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
     extern "C" fn stop() {
-        // Waiting could block forever: a forked child inherits a held lock. Such a child has nothing to
-        // stop.
+        // Do nothing if the lock is held: a forked child inherits a held lock, on which it would wait
+        // forever.
         let Ok(running) = RUNNING.try_lock() else { return };
         let own = |shared: &Arc<Shared>| shared.process == std::process::id();
         for shared in running.iter().filter_map(Weak::upgrade).filter(own) {
             shared.stop.store(true, Ordering::Release);
             shared.broken.store(true, Ordering::Release);
-            // Threads hold this lock while they call UCX.
+            // Wait until no thread calls UCX: threads hold this lock while they do.
             drop(shared.handles());
         }
     }

@@ -100,8 +100,8 @@ impl Shared {
         self.record_activity();
         let mut handles = self.handles();
         let endpoint = self.endpoint(&mut handles, pe)?;
-        // Without calls of the progress function, the peers' answers would fill UCX's buffers in a long
-        // series of operations.
+        // Call the progress function regularly. Otherwise the peers' answers would fill UCX's buffers in a
+        // long series of operations.
         let started = self.started.load(Ordering::Relaxed) + 1;
         self.started.store(started, Ordering::Relaxed);
         if started.is_multiple_of(PROGRESS_EVERY) {
@@ -170,7 +170,7 @@ impl Shared {
         wait: bool,
     ) -> Result<()> {
         let (peer, place) = (self.peer(pe)?, self.place(offset, length)?);
-        // An atomic addition is not needed: in a race some bytes are not counted, so the count is never too
+        // Count without an atomic addition. In a race some bytes are not counted, so the count is never too
         // high.
         peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
         if let Some(address) = self.mapped_address(pe, peer, place, offset)? {
@@ -290,8 +290,8 @@ impl Shared {
         let handles = self.handles();
         let started = self.started.load(Ordering::Relaxed);
         let mut requests = Vec::new();
-        // In UCX 1.13, a flush of the worker does not wait for operations that the peer's processor carries
-        // out.
+        // Flush each endpoint, because in UCX 1.13 a flush of the worker does not wait for operations that
+        // the peer's processor carries out.
         for (pe, endpoint) in (0..).zip(&handles.endpoints) {
             let Some(endpoint) = endpoint else { continue };
             // SAFETY: the lock of the handles is held.
@@ -313,7 +313,8 @@ impl Shared {
 
     /// Makes `pe` carry out an atomic, and returns the previous value.
     fn atomic_once(&self, pe: u32, atomic: &Atomic) -> Result<u64> {
-        // UCX may still access the words after this function has returned an error.
+        // Allocate the words on the heap, because UCX may access them after this function has returned an
+        // error.
         let operands = Box::into_raw(Box::new([0u64; 2])).cast::<u64>();
         // SAFETY: both words are freed only after UCX has completed the operation.
         unsafe {
@@ -538,7 +539,8 @@ impl Transport for Ucx {
     }
 
     fn leave(&self) -> Result<()> {
-        // The service thread may still have to progress UCX for a peer's operation.
+        // Wait for all PEs, because the service thread may still have to progress UCX for a peer's
+        // operation.
         self.shared.exchange.gather(&[])?;
         self.stop_service();
         Ok(())

@@ -42,8 +42,8 @@ impl Shared {
 
     /// Records that this thread calls UCX, so that the service thread leaves the progress to it.
     pub(super) fn record_activity(&self) {
-        // An atomic addition is slow, and not needed: if two threads count at once, the counter still
-        // changes.
+        // Avoid an atomic addition, which is slow. If two threads count at once, the counter still changes,
+        // which suffices.
         self.activity.store(self.activity.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
@@ -56,7 +56,7 @@ impl Shared {
     /// Waits until the operation of `request` is complete, and frees the request.
     pub(super) fn complete(&self, request: RequestPointer, pe: u32, what: &'static str) -> Result<()> {
         let mut status = IN_PROGRESS;
-        // Most operations complete within microseconds, so poll without releasing the lock.
+        // First poll without releasing the lock, because most operations complete within microseconds.
         let mut handles = self.handles();
         for _ in 0..if self.settings.yields { 1 } else { FIRST_POLLS } {
             self.progress_with(&mut handles);
@@ -197,7 +197,7 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     }
 
     fn plan(&mut self) -> WaitPlan {
-        // The other PE may need this processor.
+        // If PEs share processors, block at once, because the other PE may need this processor.
         if self.shared.settings.yields && self.mode != CompletionMode::Poll {
             return WaitPlan::BLOCK;
         }
@@ -225,7 +225,8 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     }
 
     fn block(&mut self) -> Result<()> {
-        // The next event often arrives sooner than a sleeping thread could wake up.
+        // Poll for some more rounds: the next event often arrives sooner than a sleeping thread could wake
+        // up.
         if self.mode == CompletionMode::Adaptive && !self.shared.settings.yields {
             self.quiet_rounds += 1;
             if self.quiet_rounds <= AWAKE_ROUNDS {

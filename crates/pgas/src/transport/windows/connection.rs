@@ -23,14 +23,14 @@ impl Windows {
         let context = &*self.context;
         let peer = context.peer(pe)?;
         let lost = peer.lost();
-        // Meanwhile, no other thread may post requests to the peer (`next`) or serve its requests
-        // (`expected`).
+        // Hold both locks during the handshake: no other thread may post requests to the peer (`next`) or
+        // serve its requests (`expected`).
         let mut next = peer.requests.next.lock().unwrap_or_else(PoisonError::into_inner);
         let mut expected = context.next_requests.lock().unwrap_or_else(PoisonError::into_inner);
         let inbound = context.ntb.inbound().slice(0, context.layout.bytes())?;
         let offer = Offer { inbound: &inbound, epoch: handshake::fresh_epoch(), timeout };
         let connection = handshake::connect(&*context.ntb, pe, &offer, &context.faults)?;
-        // Read the generation only now, because the link may have come up during the handshake. A later
+        // Read the generation after the handshake, because the link may have come up during it. A later
         // change means a lost link.
         let generation = context.ntb.link(pe).generation;
         *next = 1;
@@ -68,7 +68,7 @@ pub(super) fn connect_peer(
         let window = ntb.peer_window(pe, 0)?;
         let (peer_registered, alignment) = check_window(pe, &window, layout)?;
         let needs_barrier = !(registered && peer_registered && window.ordering() == Promise::Coherent);
-        // Read the generation only now, because the link may have come up during the handshake. A later
+        // Read the generation after the handshake, because the link may have come up during it. A later
         // change means a lost link.
         (window, connection.tag(), connection.theirs, ntb.link(pe).generation, needs_barrier, alignment)
     };

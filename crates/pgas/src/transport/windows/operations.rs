@@ -122,7 +122,7 @@ impl Transport for Windows {
             return self.atomic(pe, atomic).map(|_| ());
         }
         if context.direct_atomics {
-            // The next quiet checks the link, as for a put.
+            // Do not check the link, because the next quiet checks it, as for a put.
             context.count(peer, atomic.width);
             return context.atomic_directly(pe, peer, &atomic).map(|_| ());
         }
@@ -152,7 +152,7 @@ impl Transport for Windows {
 
     fn fence(&self) -> Result<()> {
         let context = &*self.context;
-        // The owner may carry out an atomic at any time, so wait for the answers to earlier atomics.
+        // Wait for the answers to earlier atomics, because the owner may carry out an atomic at any time.
         context.peers.iter().zip(0..).try_for_each(|(peer, pe)| context.collect(pe, peer))?;
         self.order()
     }
@@ -214,7 +214,8 @@ impl Transport for Windows {
     }
 
     fn leave(&self) -> Result<()> {
-        // Other PEs may still store to this PE's memory, but do not need its service thread for that.
+        // Return at once: other PEs may still store to this PE's memory, but need no service thread for
+        // that.
         Ok(())
     }
 }

@@ -87,7 +87,7 @@ fn a_changed_size_is_reported_once_until_the_log_is_read() {
     host.run();
     let Some(Answer::Completed(event)) = host.answer() else { panic!("no event") };
     assert_eq!((event.cid.get(), event.dw0.get()), (100, async_event::NAMESPACE_CHANGED));
-    // The target sends no second event before the host has read the log page.
+    // Change the size again before the host reads the log page. The target must send no second event.
     resize(3 << 20);
     host.connection.report_events();
     host.run();
@@ -148,7 +148,7 @@ fn discovery_lists_what_the_host_may_use_and_reports_changes() {
         (identify::text(&entry.traddr), identify::text(&entry.trsvcid)),
         ("127.0.0.1".into(), "4420".into())
     );
-    // A discovery controller has no namespaces.
+    // A discovery controller has no namespaces, so it refuses to identify one.
     let mut identify = Command { sgl: Sgl::transport(4096), ..Command::new(admin::IDENTIFY, 1) };
     identify.cdw10 = u32::from(cns::NAMESPACE).into();
     assert_eq!(host.call(identify, &[]).0.status(), Status::INVALID_FIELD.dnr());

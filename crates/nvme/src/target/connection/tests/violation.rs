@@ -28,7 +28,7 @@ fn violations_end_the_connection_with_a_termination_request() {
         bytes.resize(end + length as usize, 0);
         bytes
     };
-    // The expected status, and what the host sends after the R2T for its 8 KiB write.
+    // Each case: the expected status, and what the host sends after the R2T for its 8 KiB write.
     for (status, bytes) in [
         (1, h2c(9, 999, 0, 8192, data_flags::LAST)),
         (1, h2c(8, 0, 0, 8192, data_flags::LAST)),
@@ -48,7 +48,8 @@ fn violations_end_the_connection_with_a_termination_request() {
         queue.send(&bytes);
         match queue.answer() {
             Some(Answer::Terminated(found, header)) => {
-                // The request contains the faulty PDU's header, or 8 bytes if the common header is invalid.
+                // The termination request contains the faulty PDU's header, or 8 bytes of it if the common
+                // header is invalid.
                 let length = if bytes[0] == Kind::H2cData as u8 { 24 } else { 8 };
                 assert_eq!((found, &header[..]), (status, &bytes[..length]), "{:x?}", &bytes[..8]);
             }
