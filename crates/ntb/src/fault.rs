@@ -182,7 +182,8 @@ struct State {
     /// later epochs wait until it is empty.
     epochs: VecDeque<BinaryHeap<Piece>>,
     random: Random,
-    /// When the wire was made: the first part of a rank that does not depend on when the piece is due.
+    /// When the wire was made. Stands in for the due time in the rank of pieces that are not ordered by due
+    /// time.
     start: Instant,
     sent: u64,
     mapped: Vec<Region>,
@@ -427,8 +428,8 @@ mod tests {
         }
     }
 
-    /// The time of a store must not grow with the number of queued pieces. A store of 1 MiB in pieces of 8
-    /// bytes then takes far less than the limit of 60 s.
+    /// Checks that the time of a store does not grow with the number of queued pieces. Storing 1 MiB in
+    /// pieces of 8 bytes must take at most 60 s.
     #[test]
     fn the_time_of_a_store_grows_with_its_length_only() {
         for plan in ["torn", "torn,reorder", "torn,delay=1ms", "torn,reorder,delay=1ms"] {

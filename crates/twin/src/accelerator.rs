@@ -88,8 +88,8 @@ impl Drop for Allocation {
     }
 }
 
-/// A mover by the CPU from or to a twin's BAR. It copies real bytes, and spins for the time of the model, as
-/// slow loads and stores would occupy a real CPU.
+/// A mover that copies with the CPU from or to a twin's BAR. It copies real bytes, and spins for the time of
+/// the model.
 pub struct BarMover {
     /// The costs of reading the source, if the source is a twin.
     read: Option<BarCosts>,

@@ -52,8 +52,8 @@ pub(super) struct Job<'a> {
     session: Session,
     workload: &'a Workload,
     part: Range<u64>,
-    /// The buffers that are not in flight. The number is the index in `operations` that the buffer belongs
-    /// to.
+    /// The buffers that are not in flight. The number is a token: the index in `operations` of the operation
+    /// that uses the buffer.
     buffers: Vec<(u64, Buffer)>,
     /// The operations by token.
     operations: Vec<Operation>,

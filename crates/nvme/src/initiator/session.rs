@@ -44,7 +44,7 @@ struct Live {
     queue: Queue,
 }
 
-/// The index of the first path that works, the connection over it, and its namespace. If no path works, the
+/// The first path that works: its index, the connection over it, and its namespace. If no path works, the
 /// error of the last one.
 type Reconnected = Result<(usize, Live, NamespaceInfo)>;
 

@@ -103,8 +103,8 @@ impl Source for ReaderSource<'_> {
     }
 }
 
-/// Returns the most bytes of each command: whole blocks, at most 256 KiB and the controller's limit, but at
-/// least one block.
+/// Returns the most bytes of each command: whole blocks, at most 256 KiB and at most the controller's limit,
+/// but at least one block.
 fn chunk_bytes(session: &Session) -> u64 {
     let unit = session.namespace().block_bytes;
     u64::from((session.namespace().max_transfer.min(CHUNK) / unit).max(1) * unit)

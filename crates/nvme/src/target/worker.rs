@@ -108,8 +108,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// Returns the worker's rank; the worker with the lowest rank gets the next connection. It is the number
-    /// of connections without an admin queue, then the number of all connections.
+    /// Returns the number of connections without an admin queue, then that of all connections. The worker
+    /// with the lowest pair gets the next connection.
     pub fn rank(&self) -> (usize, usize) {
         let connections = self.connections.load(Relaxed);
         (connections.saturating_sub(self.admin_queues.load(Relaxed)), connections)

@@ -16,7 +16,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// A transport that the bench can measure.
 pub(super) trait Measured: Transport + Sized {
-    /// True if another PE's puts and atomics may arrive only while a thread of this PE calls UCX.
+    /// True if puts and atomics of another PE may arrive late unless a thread of this PE calls UCX.
     const NEEDS_PROGRESS: bool;
 
     /// Returns what copies the bytes of puts to `other`, and of gets from it. Examples are `stores` and

@@ -86,9 +86,8 @@ pub(super) fn machine() -> Result<String> {
     Ok(text.trim().into())
 }
 
-/// Joins the job that `manager` started, over windows. `heap_bytes` is the symmetric heap that PE 0 asks
-/// for; all PEs use PE 0's size. Returns the membership, the socket to the hub, and the heap's size in
-/// bytes.
+/// Joins the job that `manager` started, over windows. `heap_bytes` is the size of the symmetric heap; only
+/// that of PE 0 counts. Returns the membership, the socket to the hub, and PE 0's heap size in bytes.
 ///
 /// # Errors
 /// If the processes run on several machines, if there are too many, or if the manager or the system refuses.
@@ -131,9 +130,8 @@ pub(super) fn join(mut manager: Box<dyn ProcessManager>, heap_bytes: u64) -> Res
     Ok((Member { manager: Mutex::new(manager), hub: None }, socket, card.heap_bytes))
 }
 
-/// Joins the job that `manager` started, over UCX. `heap_bytes` is the symmetric heap that PE 0 asks for;
-/// all PEs use PE 0's size. Returns the membership, the connection to PE 0's server, and the heap's size in
-/// bytes.
+/// Joins the job that `manager` started, over UCX. `heap_bytes` is the size of the symmetric heap; only that
+/// of PE 0 counts. Returns the membership, the connection to PE 0's server, and PE 0's heap size in bytes.
 ///
 /// PE 0's server listens at `address`. If that is `None`, it listens at the loopback address if all PEs run
 /// on one machine, else at all addresses.

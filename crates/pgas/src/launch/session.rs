@@ -244,7 +244,8 @@ struct Place {
 
 impl Place {
     /// Connects to the hub of the job that inlane's launcher or `manager` started. If this process was
-    /// started alone, makes a hub for a job of one PE. `heap_bytes` is the size that this process asks for.
+    /// started alone, makes a hub for a job of one PE. `heap_bytes` is the size of the symmetric heap that
+    /// this process asks for.
     fn find(heap_bytes: u64, manager: Option<Box<dyn ProcessManager>>) -> Result<Self> {
         if let Some(fd) = variable::<RawFd>("INLANE_NTB_FD")? {
             return Ok(Self { socket: inherited(fd)?, heap_bytes, hub: None, member: None });

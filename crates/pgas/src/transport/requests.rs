@@ -128,7 +128,7 @@ impl PeContext {
         slot.load(Ordering::Acquire) == 0
     }
 
-    /// Waits until `done` returns true, which a request to PE `pe` causes. Rings that PE's doorbell after
+    /// Waits until PE `pe` has served a request and `done` returns true. Rings that PE's doorbell after
     /// [`RING_AFTER`], and again after each `RING_AGAIN`. In completion mode `interrupt`, rings at once.
     fn wait_ringing(&self, pe: u32, options: WaitOptions, mut done: impl FnMut() -> bool) -> Result<()> {
         let (mut looks, mut start, mut rung) = (0u32, None, false);

@@ -60,8 +60,8 @@ const INTEREST_BITS: u32 = 40;
 const ANY: u64 = (1 << INTEREST_BITS) - 1;
 
 impl Interest {
-    /// Returns the interest in `width` bytes at a symmetric offset. If they lie in no single aligned word of
-    /// 8 bytes, it is the interest in any store.
+    /// Returns the interest in the aligned word of 8 bytes that contains the `width` bytes at a symmetric
+    /// offset. If no such word does, returns the interest in any store.
     pub fn word(offset: usize, width: usize) -> Self {
         if offset % 8 + width <= 8 { Self::Word(offset & !7) } else { Self::Any }
     }

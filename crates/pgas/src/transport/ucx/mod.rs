@@ -138,8 +138,8 @@ struct Peer {
     statics_key: Vec<u8>,
     /// Address at which this process has mapped the PE's symmetric memory, or null.
     direct: AtomicPtr<u8>,
-    /// If the PE's memory is mapped: `Shared::started` at the last UCX operation to this PE. Later plain
-    /// copies could overtake that operation, so a fence flushes until `Shared::flushed` reaches this value.
+    /// `Shared::started` at the last UCX operation to this PE, if its memory is mapped. Later plain copies
+    /// could overtake that operation, so a fence flushes until `Shared::flushed` reaches this value.
     overtakable: AtomicU64,
     /// The first error of a non-blocking operation on this PE, as UCX's status code, or 0.
     failed: AtomicI32,
