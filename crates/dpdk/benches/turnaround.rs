@@ -36,7 +36,7 @@ fn main() {
                 // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones
                 // again.
                 let sent = unsafe { tx.send(&packets[..count]) }.unwrap();
-                // SAFETY: the test holds these packets of this pool, and does not use them again.
+                // SAFETY: the packets are of this pool, and are not used again.
                 unsafe { pool.free(&packets[sent..count]) };
                 moved += sent as u64;
             }

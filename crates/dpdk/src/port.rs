@@ -257,7 +257,7 @@ impl EthPort {
         if unsafe { sys::rte_eth_stats_get(self.device.port, &mut statistics) } != 0 {
             return self.last_counters;
         }
-        // Software drivers count a packet that they did not accept, but the caller sends it again.
+        // Software drivers also count packets that they did not accept, but the caller sends those again.
         let unsent = if self.is_card() { statistics.oerrors } else { 0 };
         if !self.receives() {
             // Nobody reads the receive queues of a send-only port, so leave out what they dropped.

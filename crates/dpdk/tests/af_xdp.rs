@@ -59,7 +59,6 @@ fn arrives(socket: &RawSocket, rx: &mut dyn Rx, pool: &MbufPool, frame: &[u8]) -
     false
 }
 
-/// A second process of this test program, which has a port open.
 struct SecondProcess(Child);
 
 impl SecondProcess {
@@ -84,13 +83,11 @@ impl SecondProcess {
         Err(outcome)
     }
 
-    /// Makes the second process close its port and end normally.
     fn end(mut self) {
         self.0.stdin.take().unwrap().write_all(b"end\n").unwrap();
         assert!(self.0.wait().unwrap().success());
     }
 
-    /// Kills the second process, so that it cannot close its port.
     fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();

@@ -53,7 +53,7 @@ fn exchanges(spec: &str, peer: &str, room: usize, sizes: &[usize]) {
     let (mut port, mut rx, mut tx) = one_queue(spec, &pool);
     ip(&format!("link set {peer} up"));
     let raw = RawSocket::open(peer);
-    // The link of a veth comes up late. Free frames that arrived meanwhile.
+    // The link of a veth comes up late, so wait. Then free the frames that arrived meanwhile.
     std::thread::sleep(Duration::from_millis(300));
     let early = receive(&mut *rx, 64);
     free(&pool, &early);
@@ -85,7 +85,6 @@ fn exchanges(spec: &str, peer: &str, room: usize, sizes: &[usize]) {
     assert_eq!(pool.outstanding(), 0, "{spec}: leaked buffers");
 }
 
-/// Checks that a receiver gets an error when the interface is deleted.
 fn notices_a_deleted_interface(spec: &str, interface: &str) {
     let pool = MbufPool::new(8192, 2048).unwrap();
     let (mut port, mut rx, _tx) = one_queue(spec, &pool);

@@ -54,7 +54,7 @@ impl Testpmd {
 
 impl Drop for Testpmd {
     fn drop(&mut self) {
-        // Its polling threads would take long to end.
+        // Kill the process, because its polling threads would take long to end.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -186,7 +186,6 @@ fn with_capabilities(spec: &str) {
     opened.stop();
 }
 
-/// Counts the threads of this process that hold a capability.
 fn threads_with_capabilities() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok());

@@ -25,7 +25,7 @@ fn net_null_generates_and_discards() {
     for _ in 0..1000 {
         assert_eq!(rx.receive(&mut packets).unwrap(), 32);
         assert!(packets.iter().all(|packet| packet.length == 1024));
-        // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+        // SAFETY: the packets are of this queue's pool. Sent ones are not used again.
         assert_eq!(unsafe { tx.send(&packets) }.unwrap(), 32);
     }
     assert_eq!((rx.counters().packets, rx.counters().bytes), (32_000, 32_000 * 1024));
@@ -34,7 +34,7 @@ fn net_null_generates_and_discards() {
     assert_eq!(pool.outstanding(), 0);
     assert!(rx.exhausted());
     assert_eq!(rx.receive(&mut packets).unwrap(), 0, "a stopped port receives nothing");
-    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+    // SAFETY: the packets are of this queue's pool. Sent ones are not used again.
     assert!(unsafe { tx.send(&packets[..1]) }.is_err(), "a stopped port sends nothing");
 }
 
@@ -52,7 +52,7 @@ fn net_null_fills_bursts_from_every_kind_of_pool() {
             assert!(packet.address >= pool.region().address());
             assert!(packet.address + 64 <= pool.region().address() + pool.region().len() as u64);
         }
-        // SAFETY: the test holds these packets of this pool, and does not use them again.
+        // SAFETY: the packets are of this pool, and are not used again.
         unsafe { pool.free(&packets[..count]) };
         port.stop();
         assert_eq!(pool.outstanding(), 0);
@@ -72,7 +72,7 @@ fn a_ring_returns_sent_packets() {
         // SAFETY: the test holds this packet, in host memory.
         unsafe { packet.bytes_mut() }.fill(i as u8);
     }
-    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+    // SAFETY: the packets are of this queue's pool. Sent ones are not used again.
     assert_eq!(unsafe { tx.send(&packets[..32]) }.unwrap(), 32);
     assert_eq!(rx.receive(&mut packets).unwrap(), 32);
     for (i, packet) in packets[..32].iter().enumerate() {
@@ -81,7 +81,7 @@ fn a_ring_returns_sent_packets() {
         assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
     }
     // The port must free these packets, which stay in the ring when it stops.
-    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+    // SAFETY: the packets are of this queue's pool. Sent ones are not used again.
     assert_eq!(unsafe { tx.send(&packets[..32]) }.unwrap(), 32);
     port.stop();
     assert_eq!(pool.outstanding(), 0);
@@ -94,12 +94,12 @@ fn a_full_ring_sends_a_part() {
     let mut packets = vec![Packet::EMPTY; 2000];
     assert_eq!(pool.allocate(&mut packets), 2000);
     packets.iter_mut().for_each(|packet| packet.length = 60);
-    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+    // SAFETY: the packets are of this queue's pool. Sent ones are not used again.
     let sent = unsafe { tx.send(&packets) }.unwrap();
     assert!((1000..2000).contains(&sent), "{sent}");
     assert_eq!(tx.counters().packets, sent as u64);
     assert_eq!(tx.counters().bytes, 60 * sent as u64);
-    // SAFETY: the test holds these packets of this pool, and does not use them again.
+    // SAFETY: the packets are of this pool, and are not used again.
     unsafe { pool.free(&packets[sent..]) };
     port.stop();
     assert_eq!(pool.outstanding(), 0);
@@ -115,7 +115,7 @@ fn packets_of_several_segments_are_sent_whole() {
     // SAFETY: the test holds this packet of this pool.
     unsafe { pool.append_segment(&packet[0], &[7; 200]) }.unwrap();
     packet[0].length = 90;
-    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+    // SAFETY: the packets are of this queue's pool. Sent ones are not used again.
     assert_eq!(unsafe { tx.send(&packet) }.unwrap(), 1);
     assert_eq!(tx.counters().bytes, 290);
     let mut received = [Packet::EMPTY; 4];
@@ -124,7 +124,7 @@ fn packets_of_several_segments_are_sent_whole() {
     // SAFETY: the test holds this packet of this pool.
     unsafe { pool.for_each_segment(&received[0], &mut |_, length| lengths.push(length)) };
     assert_eq!(lengths, [90, 200]);
-    // SAFETY: the test holds these packets of this pool, and does not use them again.
+    // SAFETY: the packets are of this pool, and are not used again.
     unsafe { pool.free(&received[..1]) };
     port.stop();
     assert_eq!(pool.outstanding(), 0);
@@ -139,25 +139,25 @@ fn send_as_received_sends_every_kind_of_packet() {
     let got = got + rx.receive(&mut packets[got..70]).unwrap();
     assert_eq!(got, 70);
     // `burst.c` handles packets in pairs, and the last of an odd number separately.
-    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+    // SAFETY: the packets are of this queue's pool. Sent ones are not used again.
     assert_eq!(unsafe { tx.send_as_received(&packets[..69]) }.unwrap(), 69);
     // SAFETY: as above.
     assert_eq!(unsafe { tx.send_as_received(&packets[69..70]) }.unwrap(), 1);
     assert_eq!((tx.counters().packets, tx.counters().bytes), (70, 70 * 64));
 
-    // Add a packet of two segments, and one that was not received. The sender must write such a packet's
+    // Add a packet of two segments, and a packet that was allocated. The sender must write the latter's
     // length to its mbuf.
     assert_eq!(pool.allocate(&mut packets[70..72]), 2);
     packets[70..72].iter_mut().for_each(|packet| packet.length = 100);
     // SAFETY: the test holds this packet of this pool.
     unsafe { pool.append_segment(&packets[70], &[7; 200]) }.unwrap();
-    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+    // SAFETY: the packets are of this queue's pool. Sent ones are not used again.
     assert_eq!(unsafe { tx.send(&packets[70..71]) }.unwrap(), 1);
     let got = rx.receive(&mut packets[..64]).unwrap();
     let got = got + rx.receive(&mut packets[got..71]).unwrap();
     assert_eq!((got, packets[70].length), (71, 100));
     let bytes = tx.counters().bytes;
-    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+    // SAFETY: the packets are of this queue's pool. Sent ones are not used again.
     assert_eq!(unsafe { tx.send_as_received(&packets[..71]) }.unwrap(), 71);
     // SAFETY: as above.
     assert_eq!(unsafe { tx.send_as_received(&packets[71..72]) }.unwrap(), 1);
@@ -169,7 +169,7 @@ fn send_as_received_sends_every_kind_of_packet() {
     // SAFETY: the test holds this packet of this pool.
     unsafe { pool.for_each_segment(&packets[70], &mut |_, length| lengths.push(length)) };
     assert_eq!(lengths, [100, 200]);
-    // SAFETY: the test holds these packets of this pool, and does not use them again.
+    // SAFETY: the packets are of this pool, and are not used again.
     unsafe { pool.free(&packets[..72]) };
     port.stop();
     assert_eq!((tx.counters().errors, pool.outstanding()), (0, 0));
@@ -184,10 +184,10 @@ fn a_full_ring_takes_a_part_of_unchanged_packets_and_counts_it() {
     while got < 200 {
         got += rx.receive(&mut packets[got..]).unwrap();
     }
-    // Leave room in the ring for 100 of the 200 packets in `packets`, which are still as received.
+    // Fill the ring so that it has room for 100 of the 200 packets in `packets`, which are still as received.
     let mut filling = vec![Packet::EMPTY; 2000];
     assert_eq!(pool.allocate(&mut filling), 2000);
-    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+    // SAFETY: the packets are of this queue's pool. Sent ones are not used again.
     let filled = unsafe { tx.send(&filling) }.unwrap();
     assert!(filled < 2000, "the ring is full");
     let mut received = vec![Packet::EMPTY; 100];
@@ -197,7 +197,7 @@ fn a_full_ring_takes_a_part_of_unchanged_packets_and_counts_it() {
     assert_eq!(unsafe { tx.send_as_received(&packets) }.unwrap(), 100, "one whole chunk and a part");
     let after = tx.counters();
     assert_eq!((after.packets - before.packets, after.bytes - before.bytes), (100, 100 * 64));
-    // SAFETY: the test holds these packets of this pool, and does not use them again.
+    // SAFETY: the packets are of this pool, and are not used again.
     unsafe {
         pool.free(&packets[100..]);
         pool.free(&filling[filled..]);
@@ -217,11 +217,11 @@ fn send_as_received_notices_each_allocated_packet_of_a_chunk() {
         let mut packets = vec![Packet::EMPTY; count];
         assert_eq!(pool.allocate(&mut packets), count);
         packets.iter_mut().for_each(|packet| packet.length = 99);
-        // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+        // SAFETY: the packets are of this queue's pool. Sent ones are not used again.
         assert_eq!(unsafe { tx.send_as_received(&packets) }.unwrap(), count);
         assert_eq!(rx.receive(&mut packets).unwrap(), count);
         assert!(packets.iter().all(|packet| packet.length == 99), "{count} packets");
-        // SAFETY: the test holds these packets of this pool, and does not use them again.
+        // SAFETY: the packets are of this pool, and are not used again.
         unsafe { pool.free(&packets) };
     }
     port.stop();
@@ -238,11 +238,11 @@ fn lengths_beyond_the_buffer_are_dropped_and_counted() {
     packets[2].length = 70_000;
     packets[5].address -= 4096;
     packets[7].length = 257;
-    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+    // SAFETY: the packets are of this queue's pool. Sent ones are not used again.
     assert_eq!(unsafe { tx.send(&packets) }.unwrap(), 8);
     assert_eq!((tx.counters().packets, tx.counters().errors), (5, 3));
     assert_eq!(rx.receive(&mut packets).unwrap(), 5);
-    // SAFETY: the test holds these packets of this pool, and does not use them again.
+    // SAFETY: the packets are of this pool, and are not used again.
     unsafe { pool.free(&packets[..5]) };
     port.stop();
     assert_eq!(pool.outstanding(), 0);
@@ -264,7 +264,7 @@ fn a_port_stops_while_another_thread_uses_its_queues() {
                 // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones
                 // again.
                 let sent = unsafe { tx.send(&packets[..count]) }.unwrap_or(0);
-                // SAFETY: the test holds these packets of this pool, and does not use them again.
+                // SAFETY: the packets are of this pool, and are not used again.
                 unsafe { give.free(&packets[sent..count]) };
             }
         });

@@ -49,7 +49,6 @@ fn to_device(slots: usize, burst: usize) -> (Dispatcher, Region, Region) {
     (dispatcher, submit, complete)
 }
 
-/// Acts as a device that writes `value` into the completion half.
 fn write_as_device(complete: &Region, offset: usize, value: u64) {
     assert!(offset + 8 <= complete.len() && offset.is_multiple_of(8));
     // SAFETY: the word is inside the region and aligned, and only this thread accesses the region.
@@ -199,7 +198,6 @@ fn items_come_back_from_threads_in_order() {
             }
         }
         assert_eq!((dispatcher.in_flight(), dispatcher.poll().is_none()), (0, true));
-        // Closes the ring, which ends the consumers' threads.
         drop(dispatcher);
     });
 }
@@ -273,7 +271,6 @@ fn waits_for_items_that_never_come_are_released() {
     assert_eq!((ring.submitted(0), ring.submitted(2)), (None, Some(0)));
 }
 
-/// Returns the lap in a slot's submitted word, and the laps in its descriptors.
 fn laps(ring: &Ring, slot: u32) -> (u32, Vec<u32>) {
     let word = Word::load(RingWords(ring).submitted(slot));
     // SAFETY: the slot has `burst` descriptors, and nothing writes them now.

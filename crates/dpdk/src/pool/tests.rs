@@ -7,10 +7,10 @@ fn allocated_buffers_are_counted() {
     assert_eq!(pool.allocate(&mut packets), 1024);
     assert_eq!(pool.outstanding(), 1024);
     assert_eq!(pool.allocate(&mut packets[1024..]), 0);
-    // SAFETY: the test holds these packets of this pool, and does not use them again.
+    // SAFETY: the packets are of this pool, and are not used again.
     unsafe { pool.free(&packets[..1000]) };
     assert_eq!(pool.outstanding(), 24);
-    // SAFETY: the test holds these packets of this pool, and does not use them again.
+    // SAFETY: the packets are of this pool, and are not used again.
     unsafe { pool.free(&packets[1000..1024]) };
     assert_eq!(pool.outstanding(), 0);
 }
@@ -36,7 +36,7 @@ fn buffers_lie_in_the_region_and_do_not_overlap() {
             // SAFETY: this test holds the packet, in host memory.
             assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
         }
-        // SAFETY: the test holds these packets of this pool, and does not use them again.
+        // SAFETY: the packets are of this pool, and are not used again.
         unsafe { pool.free(&packets) };
         assert_eq!(pool.outstanding(), 0);
     }
@@ -71,7 +71,7 @@ fn metadata_and_segments() {
     unsafe { pool.for_each_segment(&packets[0], &mut |_, length| lengths.push(length)) };
     assert_eq!(lengths, [14, 300, 512]);
     assert_eq!(pool.outstanding(), 4);
-    // SAFETY: the test holds these packets of this pool, and does not use them again.
+    // SAFETY: the packets are of this pool, and are not used again.
     unsafe { pool.free(&packets) };
     assert_eq!(pool.outstanding(), 0);
 }
@@ -110,7 +110,7 @@ fn a_thread_returns_its_cache_when_it_ends() {
             let mut packets = [Packet::EMPTY; 64];
             for _ in 0..10 {
                 let count = pool.allocate(&mut packets);
-                // SAFETY: the test holds these packets of this pool, and does not use them again.
+                // SAFETY: the packets are of this pool, and are not used again.
                 unsafe { pool.free(&packets[..count]) };
             }
         })
@@ -119,6 +119,6 @@ fn a_thread_returns_its_cache_when_it_ends() {
     }
     let mut packets = vec![Packet::EMPTY; 600];
     assert_eq!(pool.allocate(&mut packets), 600, "one thread can allocate every buffer");
-    // SAFETY: the test holds these packets of this pool, and does not use them again.
+    // SAFETY: the packets are of this pool, and are not used again.
     unsafe { pool.free(&packets) };
 }

@@ -27,7 +27,6 @@ pub fn private_network(test: &str) -> bool {
     true
 }
 
-/// Runs `ip` with `arguments` in this thread's namespace.
 pub fn ip(arguments: &str) {
     output_of_ip(arguments);
 }

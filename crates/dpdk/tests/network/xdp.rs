@@ -9,7 +9,6 @@ pub const DRIVER_MODE: u32 = 1 << 2;
 /// `XDP_FLAGS_SKB_MODE`: the kernel runs the program after the driver has received the frame.
 pub const GENERIC_MODE: u32 = 1 << 1;
 
-/// Loads a program that passes every frame to the kernel.
 pub fn load_passing_program() -> OwnedFd {
     const BPF_PROG_LOAD: libc::c_int = 5;
     const BPF_PROG_TYPE_XDP: u32 = 6;

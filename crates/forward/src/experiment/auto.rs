@@ -95,7 +95,7 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
     };
     let (mut trials, mut refused) = (Trials::default(), None);
     let begun = Instant::now();
-    // Try every method with the first burst sizes, in case time runs out.
+    // Loop over burst sizes outside, so that every method is tried with the first sizes if time runs out.
     for &burst in bursts {
         for executor in Method::ALL.into_iter().filter_map(|method| config.executor.with_method(method)) {
             interrupted(trials.runs)?;

@@ -65,7 +65,7 @@ impl CompetingJob {
                 Kind::Gpu(job) => job.run(&stop),
                 Kind::Cpu(threads) => Ok(compute_on_cores(threads, &stop)),
             });
-            // The guard stops the job even if `work` panics. The scope waits for the job to end.
+            // The guard stops the job even if `work` panics, because the scope waits for the job.
             let guard = StopOnDrop(&stop);
             let done = work();
             drop(guard);

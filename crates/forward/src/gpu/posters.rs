@@ -170,7 +170,7 @@ pub(super) struct GraphPoster<'a> {
 
 /// The graphs for a stretch of consecutive slots. Element 0 is for even laps, element 1 for odd laps.
 struct Stretch {
-    /// The graphs with a wait and a kernel for each slot. Launched if an item is not submitted yet.
+    /// The graphs with a wait and a kernel for each slot. Launched if at least one item is not submitted yet.
     waiting: [GraphExec; 2],
     /// The graphs without waits: one kernel with a block per item. Launched if all items are submitted.
     ready: [GraphExec; 2],

@@ -44,7 +44,7 @@ pub fn run(
         Circulation::new(rx, txs, pool, dispatcher, lane.settings.limits(settings.burst), settings);
     let mut tally = Tally::default();
     if let Err(error) = on_streams(&lane, circulation, &mut items, &mut tally, settings, context) {
-        // If a thread has reported an error, this error usually is its consequence.
+        // If a thread has already reported an error, `error` usually is its consequence.
         if tally.errors.is_empty() {
             tally.errors.push(error);
         }

@@ -35,7 +35,8 @@ fn every_function_compiles_with_the_executor_for_every_architecture() {
     }
 }
 
-/// Checks by the compiler's report. A spilled register would be reloaded from memory after each acquire.
+/// Checks by the compiler's report that no register is spilled. It would be reloaded from memory after each
+/// acquire.
 #[test]
 fn the_persistent_kernel_spills_no_registers() {
     if !compiler_is_installed("the_persistent_kernel_spills_no_registers") {
@@ -344,7 +345,6 @@ fn waiting_for_the_competing_job_ends() {
     let begun = Instant::now();
     let slow = || Ok(begun.elapsed() > 3 * short);
     assert_eq!(wait_for_end(slow, || false, &running, short).unwrap(), End::Done);
-    // An error of the driver ends the wait and is returned.
     let faulty = || Err(Error::Competitor("a fault".into()));
     assert!(wait_for_end(faulty, || false, &running, long).is_err());
 }

@@ -120,7 +120,6 @@ struct Case {
     sink_fails: Option<(u64, End)>,
     most: usize,
     work: Duration,
-    /// Abort the run once the source has generated this many packets.
     abort_after: Option<u64>,
 }
 
@@ -197,7 +196,6 @@ fn run_case(case: &Case) -> (Tally, Vec<u64>) {
     (tally, seen)
 }
 
-/// Returns the number of packets that were sent or counted as dropped.
 fn accounted(tally: &Tally) -> u64 {
     tally.tx.packets
         + tally.dropped_overload

@@ -12,7 +12,6 @@ fn run_it(config: &Config) -> Result<RunOutcome> {
     run(config, &Control::default(), &mut |_, _| ())
 }
 
-/// Checks that a build without devices generates, captures, checks and discards packets on the CPU.
 #[test]
 fn generators_captures_and_checks_need_no_device() {
     let directory = tempfile::tempdir().unwrap();

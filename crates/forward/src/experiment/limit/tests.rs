@@ -68,8 +68,8 @@ fn a_busy_thread_is_the_limit() {
 fn a_thread_that_waits_is_limited_by_what_it_waits_for() {
     let mut split = with_method("gen:64", Method::Split);
     assert_limit(&split, &outcome(&split, &[0.4]), &["workers: ", "busy 40 %", "always more"]);
-    // Unlike a generator, an AF_XDP port can run out of packets. If it lost none, the source is the limit. If
-    // it lost some, the workers are the limit.
+    // Unlike a generator, an AF_XDP port can run out of packets. If the port lost none, the source is the
+    // limit. If the port lost some, the workers are the limit.
     split.route = config("af_xdp:eth0").route;
     assert_limit(&split, &outcome(&split, &[0.4]), &["source: ", "nothing was lost", "busy 40 %"]);
     let mut missed = outcome(&split, &[0.4]);

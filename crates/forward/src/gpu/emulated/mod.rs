@@ -83,8 +83,8 @@ fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
             .output()
             .expect("the compiler that built this crate")
     };
-    // Each block needs its own static variables. GCC would let the copies share some, unless this option is
-    // given.
+    // Each block needs its own static variables. Without this option, GCC would let the loaded copies share
+    // some.
     let output = Some(compile(&["-fno-gnu-unique"])).filter(|output| output.status.success());
     let output = output.unwrap_or_else(|| compile(&[]));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -271,8 +271,8 @@ impl TestLane {
         let (kernel, slots) = (shape.kernel, shape.slots as u64);
         let seed = self.random.0;
         std::thread::scope(|scope| {
-            // If an assertion fails, the drop of this variable closes the ring, which ends the blocks. The
-            // scope waits for them.
+            // If an assertion fails, dropping this variable closes the ring, which ends the blocks. The scope
+            // would otherwise wait for them forever.
             let mut dispatcher = self.dispatcher.take().expect("a stage is driven once");
             for (index, block) in blocks.iter().enumerate().filter(|_| kernel == Kernel::Persistent) {
                 let index = index as u32;

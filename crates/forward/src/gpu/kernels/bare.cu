@@ -45,9 +45,12 @@ extern "C" __global__ void bare_pull(const uint8_t *packets, uint8_t *stage, uin
 }
 
 // Does what every executor must do for an item of one packet: reads the flag, the descriptor and the packet,
-// changes the packet, and stores the answer. Repeats this for items 1 to `last`. Ends early if an item does
-// not arrive within 50 million polls. `line[0]` is the host's flag, `line[2]` and `line[3]` the descriptor,
-// `answer` the flag to the host.
+// changes the packet, and stores the answer. Repeats this for items 1 to `last`, or until an item does not
+// arrive within 50 million polls.
+//
+//   line[0]           the flag from the host
+//   line[2], line[3]  the descriptor
+//   answer            the flag to the host
 extern "C" __global__ void bare_round_trip(const uint64_t *line, uint64_t *answer, uint64_t last) {
     for (uint64_t item = 1; item <= last; item++) {
         for (uint32_t polls = 0; load_acquire(line) != item; polls++)

@@ -66,8 +66,6 @@ struct slot {
     uint32_t lap;
 };
 
-// Returns the slot and the lap of the item at `position`.
-
 __device__ __forceinline__ slot slot_of(const inlane_lane &lane, uint64_t position) {
     uint32_t index = static_cast<uint32_t>(position) & ((1u << lane.slot_shift) - 1);
     return {lane.submit + INLANE_RING_LINE + static_cast<uint64_t>(index) * lane.submit_stride,
@@ -224,7 +222,6 @@ __device__ __forceinline__ void process_pulled(const inlane_lane &lane, const sl
     complete(lane, at, count, call.now_ns, info);
 }
 
-// Processes an item: pulls its packets if the lane has memory for that, else works in place.
 __device__ __forceinline__ void process(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
     if constexpr (INLANE_PULLS) {
         if (lane.stage != nullptr) return process_pulled(lane, at, count, given);
@@ -264,12 +261,12 @@ constexpr uint32_t ALL = 0xffffffffu;
 __device__ __forceinline__ bool comes_with_word(const inlane_lane &lane) { return lane.burst <= INLANE_RING_DESCRIPTORS_WITH_WORD; }
 
 // Waits for the item at `position`. All threads of a block's first warp call it. Returns the item's word, or
-// 0 if the block must end. If comes_with_word, also writes the item's descriptors to `given`. In block 0,
-// `polls` counts the polls, because only every 32nd poll also reads the words that concern all blocks.
+// 0 if the block must end. If comes_with_word, also writes the item's descriptors to `given`. `polls` counts
+// the polls of block 0.
 //
 // Every poll is a read over PCIe. If several blocks read one line, their reads queue up, which costs
-// microseconds per block. So a block polls only its item's word. Block 0 also polls the words that concern
-// all blocks, and copies them to GPU memory, where the other blocks poll them.
+// microseconds per block. So a block polls only its item's word. In every 32nd poll, block 0 also reads the
+// words that concern all blocks. It copies them to GPU memory, where the other blocks poll them.
 //
 // If the host orders a stop, the block ends even if the item was submitted. The host then frees the packets.
 // The word for the ring's end is 0 while the ring is open, then the number of items plus one. At the ring's
@@ -377,8 +374,8 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_pers
 // whose slot has no packets ends: such a launch only sets up a stream, or the host released the waits.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_items(const __grid_constant__ inlane_lane lane, uint64_t position, uint32_t most) {
     slot at = slot_of(lane, position + blockIdx.x);
-    // Both were written before the kernel began, so load the descriptors without waiting for the word. No
-    // item has more than `most` packets.
+    // Word and descriptors were written before the kernel began, so load the descriptors without waiting for
+    // the word. No item has more than `most` packets.
     uint64_t word = inlane_system::load_acquire(at.submit);
     const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
     for (uint32_t i = threadIdx.x; i < most; i += blockDim.x) inlane_shared[i] = inlane_system::load16(entries + i * 16);
