@@ -1,4 +1,5 @@
-//! The functions of CUDA and DPDK that subcommands use. Builds without these cargo features have stand-ins.
+//! The functions of CUDA and DPDK that subcommands use. A build without the cargo feature `cuda` or `dpdk`
+//! has stand-ins.
 
 #[cfg(not(feature = "cuda"))]
 pub use absent::*;
@@ -56,7 +57,7 @@ mod cuda {
         Ok(devices.iter().map(describe).collect())
     }
 
-    /// Returns the version and the file of NVRTC, found as by a run that compiles packet functions.
+    /// Returns the version and the file of NVRTC. A run that compiles packet functions finds the same file.
     ///
     /// # Errors
     /// If NVRTC cannot be used: the reason.
@@ -64,8 +65,8 @@ mod cuda {
         inlane_cuda::compiler_version().map_err(cause)
     }
 
-    /// Returns the error's text up to the first `;`, without its advice, because `inlane doctor` shows its
-    /// own.
+    /// Returns the error's text up to the first `;`. Advice follows there, and `inlane doctor` shows other
+    /// advice.
     fn cause(error: Error) -> String {
         error.to_string().split(';').next().unwrap_or_default().to_string()
     }

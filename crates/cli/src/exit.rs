@@ -25,9 +25,9 @@ pub fn text(error: &anyhow::Error) -> String {
 
 /// Prints the error to standard error. Returns the exit status for the error's class.
 ///
-/// `origins` lists the flags that a settings file or variable set. If the message names such a flag or its
-/// port, a second line names that file or variable. `arguments` is the command line with these flags
-/// inserted.
+/// `origins` lists the flags that a settings file or variable set. `arguments` is the command line with
+/// these flags inserted. If the message names such a flag, or the port that it sets, a second line names
+/// the file or variable.
 pub fn report(error: &anyhow::Error, arguments: &[OsString], origins: &[(String, String)]) -> u8 {
     let text = text(error);
     let names_port_of = |flag: &str| {

@@ -115,7 +115,7 @@ impl Forward {
         let config = &chosen;
         let baseline =
             || (!self.experiment.no_baseline).then(|| experiment::baseline(config, control)).flatten();
-        // The baseline may drop privileges, so measure it last if the ports need them.
+        // The baseline may drop privileges, so measure it after a run whose ports need them.
         let needs_privileges = config.drops_needed_privileges();
         let before = (!needs_privileges).then(baseline).flatten();
         let mut outcome = run::run(config, control, watch)?;
@@ -160,7 +160,8 @@ impl Forward {
     }
 }
 
-/// Returns the note for a run without packets. Only a capture and a ring without `prime=` can be empty.
+/// Returns the note for a run that received no packets, if its source may have been empty: a capture, or a
+/// ring without `prime=`.
 fn why_no_packets(config: &Config) -> Option<String> {
     let Route::OneWay { rx, .. } = &config.route else { return None };
     match rx.split_once(':')? {

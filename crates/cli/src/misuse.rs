@@ -154,8 +154,8 @@ pub fn without_help_of_help(error: &clap::Error, arguments: &[OsString]) -> Opti
     asks.then(|| arguments.iter().filter(|argument| **argument != *found).cloned().collect())
 }
 
-/// Returns up to three similar names, the most similar first. In these, at most one letter or a third of
-/// the letters differ, or one name begins with the other.
+/// Returns up to three names that are similar to `name`, the most similar first. A name is similar if one
+/// letter or at most a third of the letters differ, or if one name begins with the other.
 pub fn similar<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let is_near = |other: &&str| {
         let most = name.chars().count().max(other.chars().count()) / 3;
@@ -223,7 +223,7 @@ fn bare(argument: &str) -> String {
 }
 
 /// Returns the values that are similar to the refused value. If there is none, returns the values whose
-/// help names it as a word of a command: `transfers` for `copy`, because its help names `inlane copy`.
+/// help names a command with that word: `transfers` for `copy`, because its help names `inlane copy`.
 fn suggestions(definition: Option<&Arg>, value: &str) -> Vec<String> {
     let choices = definition.map(Arg::get_possible_values).unwrap_or_default();
     let near = similar(value, choices.iter().map(|choice| choice.get_name()));

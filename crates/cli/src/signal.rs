@@ -6,7 +6,8 @@ use signal_hook::iterator::Signals;
 use std::sync::Arc;
 
 /// Starts a thread that calls `act` for each SIGINT, SIGTERM and SIGHUP until the process ends. `act`
-/// receives the signal and the number of signals before it. If SIGHUP was ignored (nohup), it stays so.
+/// receives the signal and the number of signals before it. If SIGHUP was ignored (nohup), it stays
+/// ignored.
 ///
 /// # Errors
 /// If the handlers cannot be installed.
@@ -32,7 +33,7 @@ fn is_ignored(signal: i32) -> bool {
 }
 
 /// Installs the signal handling of a packet run. The first signal stops receiving and sends the packets in
-/// flight. The second drops them. The third ends the process at once.
+/// flight. The second gives up the packets in flight. The third ends the process at once.
 ///
 /// # Errors
 /// As for [`on_signal`].
@@ -48,7 +49,7 @@ pub fn stop_on_signal(control: &Arc<Control>) -> std::io::Result<()> {
     })
 }
 
-/// Removes output files that are still empty, then ends the process by this signal.
+/// Removes output files that are still empty, then ends the process as `signal` does by default.
 pub fn end_by(signal: i32) {
     inlane_report::remove_fresh();
     let _ = signal_hook::low_level::emulate_default_handler(signal);

@@ -129,7 +129,8 @@ fn a_second_signal_leaves_no_empty_files() {
 fn measurements_before_an_interruption_are_kept() {
     let cache = tempfile::tempdir().unwrap();
     let result = cache.path().join("result.json");
-    // Interrupt the run during 64 MiB. Because of `--path p2p`, it prints a line before its first transfer.
+    // Interrupt the run while it measures 64 MiB. Because of `--path p2p`, the run prints a line before its
+    // first transfer.
     let arguments = "--from host --to twin:0 --path p2p --sizes 4K,64M --without dma --repeats 1 --duration 1ms \
                      --warm-up 1ms --no-ceiling";
     let mut child = copy(cache.path(), arguments).arg("--json").arg(&result).spawn().unwrap();
@@ -137,7 +138,7 @@ fn measurements_before_an_interruption_are_kept() {
     let mut line = String::new();
     std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
     assert!(line.contains("continuing with bar"), "{line}");
-    // 4 KiB take less than 1 ms, and 64 MiB take 9 s.
+    // After 3 s, the measurement of 4 KiB is complete. That of 64 MiB is not, because a transfer takes 9 s.
     std::thread::sleep(Duration::from_secs(3));
     // SAFETY: the child was not yet waited for, so the id is still its own.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGTERM) }, 0);

@@ -89,8 +89,8 @@ fn isolated() -> Option<Vec<&'static str>> {
     [plain.to_vec(), user.to_vec()].into_iter().find(|line| works(line))
 }
 
-/// Returns a script of a block's commands. It repeats the command behind a background command for about a
-/// minute.
+/// Returns a script of a block's commands. After a background command, the script repeats the next command
+/// until that succeeds, for at most about a minute.
 fn script(commands: &[&Shown]) -> String {
     let mut script = String::from("ip link set lo up; pids=; trap 'kill $pids; wait' EXIT\n");
     let mut may_be_early = false;

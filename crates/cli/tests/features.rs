@@ -1,5 +1,5 @@
-//! Tests builds without the features `cuda` and `dpdk`. Runs that need the feature must name it in their
-//! error.
+//! Tests builds without the features `cuda` and `dpdk`. Runs that need a missing feature must name it in
+//! their error.
 
 use std::process::{Command, Output, Stdio};
 

@@ -80,7 +80,7 @@ fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
         let path = &document["results"][0]["path"];
         assert_eq!(path["name"], method);
         assert!(path["reason"].as_str().unwrap().contains(method), "{path}");
-        // Compare without inlane's reader, whose error could hide a difference.
+        // Compare without inlane's own reader, whose errors could hide a difference.
         let before = std::fs::read(&files.input).unwrap();
         let after = std::fs::read(files.tx.trim_start_matches("pcap:")).unwrap();
         assert_eq!(before.len(), after.len());
@@ -123,7 +123,7 @@ fn pcapng() -> Vec<u8> {
         let half = |value: u16| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
         let header = [&word(0x1a2b_3c4d)[..], &half(1), &half(0), &[0xff; 8]].concat();
         file.extend(block(big_endian, 0x0a0d_0d0a, &header));
-        // Microseconds (the default), nanoseconds, and 2^-20 s.
+        // The time resolutions of the interfaces: microseconds (the default), nanoseconds, and 2^-20 s.
         for resolution in [None, Some(9u8), Some(0x80 | 20)] {
             let option = |value| [&half(9)[..], &half(1), &[value, 0, 0, 0], &[0; 4]].concat();
             let options = resolution.map(option).unwrap_or_default();
@@ -429,7 +429,7 @@ fn a_capture_that_is_still_being_written_does_not_block_the_run() {
             inlane(&["--rx", "pcap:-", "--tx", "null", "--no-baseline", "--duration", duration]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // inlane waits for the rest of the last packet.
+        // The last packet is incomplete, so inlane waits for the rest.
         let mut input = child.stdin.take().unwrap();
         input.write_all(&capture).unwrap();
         input.write_all(&capture[24..50]).unwrap();
@@ -532,7 +532,7 @@ fn a_paused_reader_does_not_hold_up_signals() {
 fn a_signal_during_method_auto_gives_no_result() {
     let arguments =
         ["--rx", "null", "--tx", "null", "--method", "auto", "--max-latency", "1s", "--duration", "60s"];
-    // The search takes more than 20 trials of 0.15 s, so the signal arrives during it.
+    // The search takes more than 20 trials of 0.15 s, so the signal arrives during the search.
     let (output, took) = signalled(MOVING, libc::SIGINT, &arguments);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("interrupted while choosing"), "{}", stderr(&output));

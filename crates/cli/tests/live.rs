@@ -182,7 +182,7 @@ impl Hosts {
     /// result.
     fn through(&self, ports: [&str; 2], ready: impl FnOnce(&Child)) {
         let folder = tempfile::tempdir().unwrap();
-        // nginx's worker does not run as root.
+        // nginx's worker does not run as root, so it needs this permission to read the directory.
         shell(&format!("chmod 755 {}", folder.path().display())).unwrap();
         let json = folder.path().join("result.json");
         let mut inlane = self.start(
@@ -280,7 +280,7 @@ fn over_packet_sockets() {
 fn over_tap_interfaces() {
     let Some(hosts) = Hosts::new("tap") else { return };
     hosts.through(["tap:ta", "tap:tb"], |inlane| {
-        // DPDK's driver sets a new interface down and up again.
+        // DPDK's driver first sets a new interface down and up again, so wait for the forwarding thread.
         until_thread_runs(inlane, "inlane-0", Duration::from_millis(1));
         for (tap, host) in [("ta", "a"), ("tb", "b")] {
             hosts.must("m", &format!("ip link set {tap} netns {}", hosts.name(host)));

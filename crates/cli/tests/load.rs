@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// The threads of a trial: one forwards packets, the other ends the trial on time.
 const THREADS: usize = 2;
 
-/// Keeps [`THREADS`] threads busy for a second. Returns a thread's smallest share of a processor, 1 if
-/// idle.
+/// Keeps [`THREADS`] threads busy for a second. Returns the smallest share of a processor that one of them
+/// got: 1 on an idle machine.
 fn share_of_a_processor() -> f64 {
     let spin = || {
         let used = || {

@@ -31,7 +31,7 @@ fn a_job_ends_as_its_first_failure() {
     let seven = run("exit 7");
     assert_eq!(seven.status.code(), Some(7));
     assert!(stderr(&seven).contains("ended with status 7"), "{}", stderr(&seven));
-    // Without the launcher, the other PEs would run for a minute.
+    // The launcher must end the other PEs, which would otherwise run for a minute.
     let start = Instant::now();
     let killed = inlane(&[
         "ntb",

@@ -241,7 +241,8 @@ fn kernel_web_server(lab: &Lab) -> Running {
 fn curl_fetches_from_a_kernel_server_over_ipv4_and_ipv6_with_faults() {
     let programs = [("curl", "curl"), ("python3", "python3"), ("ethtool", "ethtool")];
     let Some(mut lab) = Lab::new("curl", &programs) else { return };
-    // Otherwise the kernel would send incomplete checksums over the veth, which hide corrupted frames.
+    // With checksum offload, the kernel would send incomplete checksums over the veth, which hide corrupted
+    // frames.
     shell(&format!("ip netns exec {} ethtool -K k0 tx off", lab.name("k"))).unwrap();
     lab.serve(&["--faults", "drop=0.5%,duplicate=1%,reorder=1%:3,corrupt=0.5%,seed=3"]);
     let page = page(1_000_000);

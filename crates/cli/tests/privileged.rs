@@ -70,7 +70,7 @@ fn dpdk_works_with_reserved_hugepages() {
     }
 }
 
-/// Runs a copy of the command that has capabilities, as `inlane doctor` advises, as an ordinary user.
+/// Runs a copy of the command as an ordinary user. The copy has capabilities, as `inlane doctor` advises.
 #[test]
 fn a_file_with_capabilities_gives_none_to_user_code() {
     let test = "a_file_with_capabilities_gives_none_to_user_code";
@@ -112,7 +112,7 @@ fn a_file_with_capabilities_gives_none_to_user_code() {
             .output()
             .unwrap()
     };
-    // The user chooses the function's compiler, so it must run without capabilities.
+    // The user chooses the function's compiler, so the compiler must run without capabilities.
     for ports in ["--rx null --tx null", "--rx net_null --tx net_null"] {
         let _ = std::fs::remove_dir_all(at("cache"));
         let output = as_user(&format!("forward {ports} --packets 100 --function mine.cu --no-baseline"));

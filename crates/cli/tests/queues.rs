@@ -252,7 +252,7 @@ fn software_ports_have_several_queues() {
     }
 }
 
-/// Kernel interfaces refuse frames shorter than an Ethernet header. They are dropped and counted.
+/// Kernel interfaces refuse frames shorter than an Ethernet header. Such frames are dropped and counted.
 #[test]
 fn frames_without_an_ethernet_header_hold_up_no_port() {
     let Some([a, _b]) = joined("short-frames") else { return };

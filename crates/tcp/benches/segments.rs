@@ -48,7 +48,7 @@ struct Side {
     rings: Vec<Ring>,
 }
 
-/// Buffers of 1536 bytes, one for each frame. Reuse avoids measured allocations.
+/// Buffers of 1536 bytes, one for each frame. They are reused, because allocations would be measured.
 #[derive(Default)]
 struct Frames {
     room: Vec<Vec<u8>>,
@@ -98,8 +98,8 @@ fn reverse(flow: &Flow) -> Flow {
     Flow { local: flow.remote, remote: flow.local }
 }
 
-/// Creates `count` connections. With `shared`, those of a side use one ring, so the payload stays in the
-/// cache.
+/// Creates `count` connections. With `shared`, all connections of a side use one ring, so the payload stays
+/// in the cache.
 fn sides(count: usize, shared: bool) -> [Side; 2] {
     let secrets = Secrets::new([1; 16]);
     let mut listener = Listener::<()>::new(&config(), Secrets::new([2; 16]), 16).unwrap();

@@ -44,8 +44,8 @@ pub struct Config {
     pub mss: u16,
     /// The segment payload after a black hole was detected, in bytes (RFC 8899, BASE_PLPMTU).
     pub base_mss: u16,
-    /// The greatest payload of one [`crate::Transmit`], in bytes. At most `mss` disables segmentation
-    /// offload.
+    /// The greatest payload of one [`crate::Transmit`], in bytes. A value of at most `mss` disables
+    /// segmentation offload.
     pub gso_bytes: u32,
     /// Offers timestamps (RFC 7323).
     pub timestamps: bool,
@@ -76,7 +76,8 @@ pub struct Config {
     pub keepalive: Option<Keepalive>,
     /// True to send small segments at once. False to use Nagle's algorithm.
     pub no_delay: bool,
-    /// How long a closed connection waits in FIN-WAIT-2 for the peer's FIN, in nanoseconds.
+    /// How long a connection that the application has closed waits in FIN-WAIT-2 for the peer's FIN, in
+    /// nanoseconds.
     pub fin_timeout: u64,
     /// The duration of TIME-WAIT, in nanoseconds: twice the maximum segment lifetime.
     pub time_wait: u64,

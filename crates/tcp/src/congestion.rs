@@ -7,8 +7,8 @@ use crate::sequence::Sequence;
 const BETA: f64 = 0.7;
 /// CUBIC's constant C, in segments per second cubed.
 const C: f64 = 0.4;
-/// The segments by which CUBIC's estimate of Reno's window grows per round trip (RFC 9438, section 4.3,
-/// alpha_cubic).
+/// The number of segments by which CUBIC's estimate of Reno's window grows per round trip (RFC 9438,
+/// section 4.3, alpha_cubic).
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
 /// The congestion window of one connection, in bytes.
@@ -71,7 +71,7 @@ impl Congestion {
         self.window < self.threshold
     }
 
-    /// Sets the window that loss recovery has computed, but at least one segment.
+    /// Sets the window to the size that loss recovery has computed, but to at least one segment.
     pub fn set_window(&mut self, window: u64, mss: u32) {
         self.window = window.max(mss as u64);
     }

@@ -193,7 +193,7 @@ impl<C> Listener<C> {
             return Verdict::Reply(self.cookie_reply(now, flow, &handshake));
         }
         if let Some(previous) = previous {
-            // Exceed the old connection's numbers by more than a window of 65,535 bytes, because its segments
+            // Exceed the old connection's numbers by more than a window of 65,535 bytes, because old segments
             // may still arrive (RFC 6191).
             let least = previous.sequence().wrapping_add(u16::MAX as u32 + 2);
             if before(handshake.sequence, least) {
@@ -298,8 +298,8 @@ impl<C> Listener<C> {
         }
     }
 
-    /// Returns when [`Listener::on_timer`] must be called, or `None` without deadlines. It may be too early,
-    /// because deadlines of completed handshakes stay until they pass.
+    /// Returns when [`Listener::on_timer`] must be called, or `None` without deadlines. The time may be too
+    /// early, because deadlines of completed handshakes stay until they pass.
     pub fn next_deadline(&self) -> Option<u64> {
         self.deadlines.iter().filter_map(|queue| queue.front()).map(|entry| entry.0).min()
     }

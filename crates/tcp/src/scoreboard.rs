@@ -15,8 +15,8 @@ const SACKED: u8 = 1;
 const LOST: u8 = 2;
 const RETRANSMITTED: u8 = 4;
 
-/// The records that SACK blocks may cause, besides two for each full segment in flight. It bounds the
-/// memory that a hostile peer can use.
+/// The number of records that SACK blocks may cause, besides two for each full segment in flight. The limit
+/// bounds the memory that a hostile peer can use.
 const SPARE_RECORDS: usize = 64;
 /// The most records. Beyond this number, segments that follow each other share a record.
 const MAX_RECORDS: usize = 16_384;
@@ -55,7 +55,8 @@ pub struct Delivered {
     pub newest: Option<u64>,
 }
 
-/// Decides whether an acknowledgment answers a segment's retransmission or its original.
+/// The facts that decide whether an acknowledgment answers a segment's retransmission or its original
+/// transmission.
 #[derive(Clone, Copy, Debug)]
 pub struct AckContext {
     /// The time at which the acknowledgment arrived, in nanoseconds.
@@ -216,7 +217,7 @@ impl Scoreboard {
     }
 
     /// Merges record `at` with the next if both have the same state and, in flight, the same transmission
-    /// time. Returns true if it did.
+    /// time. Returns true if they were merged.
     fn merge(&mut self, at: usize) -> bool {
         let (Some(a), Some(b)) = (self.records.get(at), self.records.get(at + 1)) else { return false };
         let alike = a.flags == b.flags && (a.sent == b.sent || a.flags & (SACKED | LOST) != 0);
@@ -325,7 +326,7 @@ impl Scoreboard {
         while let Some(&record) = self.records.get(at) {
             let delivered_later = (record.sent, record.end()) < (self.rack_sent, self.rack_end);
             if !delivered_later && record.flags == 0 {
-                // All later segments were sent later.
+                // All segments behind this one were sent later, so none of them counts as lost.
                 break;
             }
             if delivered_later && !record.has(SACKED | LOST) {
@@ -345,8 +346,9 @@ impl Scoreboard {
         (marked, deadline)
     }
 
-    /// Marks the first `len` bytes lost, at most the first record. Returns the bytes marked: 0 if the record
-    /// is already lost or acknowledged. For peers without SACK, and after an ICMP message about the path MTU.
+    /// Marks the first `len` bytes lost, at most the first record. Returns the number of bytes marked: 0 if
+    /// the record is already lost or acknowledged. Used for peers without SACK, and after an ICMP message
+    /// about the path MTU.
     pub fn mark_first_lost(&mut self, len: u32) -> u64 {
         let Some(&first) = self.records.front() else { return 0 };
         if first.has(SACKED | LOST) {

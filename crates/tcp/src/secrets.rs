@@ -14,8 +14,8 @@ pub struct Flow {
     pub remote: SocketAddr,
 }
 
-// Each received segment looks its flow up. Unlike the derived function, this one calls the hasher only
-// once for IPv4.
+// Implemented by hand for speed: unlike the derived function, this one calls the hasher only once for
+// IPv4.
 impl Hash for Flow {
     #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
@@ -73,8 +73,9 @@ impl Secrets {
         hasher.finish()
     }
 
-    /// Returns where a connection's sequence numbers and timestamps begin. The number is a keyed hash of the
-    /// flow plus a clock of 4 microseconds, so later connections of a flow begin higher (RFC 6528).
+    /// Returns where a connection's sequence numbers and timestamps begin. The sequence number is a keyed
+    /// hash of the flow plus a clock that counts every 4 microseconds. So later connections of a flow begin
+    /// higher (RFC 6528).
     pub fn start(&self, now: u64, flow: &Flow) -> Start {
         let hash = self.hash(0, flow);
         Start {

@@ -134,8 +134,8 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Adds a row with an error. If the run was interrupted, adds no row and returns `Break`. If a GPU was
-    /// given up, also returns `Break`, because calls to that GPU may block.
+    /// Adds a row with an error. If the run was interrupted, returns `Break` without adding a row. If a GPU
+    /// was given up, returns `Break`, because calls to that GPU may block.
     fn failed(&mut self, mut row: TransferResult, error: Error) -> ControlFlow<()> {
         progress("");
         if self.plan.stop.load(Ordering::Relaxed) {
@@ -195,7 +195,7 @@ impl<'a> Bench<'a> {
         Ok(selector)
     }
 
-    /// Allocates buffers for each direction. While memory is too small, leaves out the largest size.
+    /// Allocates buffers for each direction. As long as the memory is too small, leaves out the largest size.
     fn memory(&self, ways: &[Way]) -> Result<Memory> {
         let (mut sizes, mut refused) = (self.args.sizes.0.clone(), Vec::new());
         loop {

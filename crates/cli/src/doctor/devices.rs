@@ -31,8 +31,8 @@ pub fn gpu(machine: &Machine) -> Check {
         "packet functions run on it (--on gpu:N), and inlane copy moves data from and to its memory";
     let check = |evidence: String| Check::ok(Name::Gpu, purpose, evidence);
     let driver = machine.files.text("/proc/driver/nvidia/version").and_then(|text| {
-        // The file's line is "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build ...".
-        // The release is its first word of digits and dots.
+        // The file has the line "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build
+        // ...". The release is the line's first word of digits and dots.
         let is_release =
             |word: &&str| word.contains('.') && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
         text.split_whitespace().find(is_release).map(String::from)
@@ -149,7 +149,8 @@ pub fn pcie_links(machine: &Machine) -> Check {
         let (payload, best) = (256, link.max.bits_per_second());
         if let Some(shortfall) = topology.shortfall(device) {
             let line = format!("{}{name}: {shortfall}", device.address);
-            // An idle GPU slows its link down to save power. List it apart if it has all lanes.
+            // List a slow GPU link that has all its lanes separately, because an idle GPU slows its link
+            // down.
             let idles = device.class >> 16 == DISPLAY && !shortfall.narrow();
             if idles { idle.push(line) } else { short.push(line) }
         } else if let Some((above, rate)) = narrowest.filter(|(_, rate)| rate.bits_per_second() < best) {

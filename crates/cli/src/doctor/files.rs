@@ -5,7 +5,8 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The most bytes that are read from a file. Of `/proc/cpuinfo`, the checks need only the first entry.
+/// The most bytes that are read from a file. Only `/proc/cpuinfo` is longer, of which the first entry
+/// suffices.
 const MOST: u64 = 256 * 1024;
 
 /// Reads files of the kernel below a root directory.

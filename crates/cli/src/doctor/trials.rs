@@ -23,9 +23,10 @@ pub struct Trials {
     pub program: PathBuf,
     /// The directories in `PATH`.
     pub programs: Vec<PathBuf>,
-    /// Returns the GPUs that the CUDA driver reports. A function, because starting the driver takes long.
+    /// Returns the GPUs that the CUDA driver reports. This is a function, because starting the driver takes
+    /// long.
     pub gpus: fn() -> Result<Vec<String>, String>,
-    /// Returns the version and the file of NVRTC, found as by a run that compiles packet functions.
+    /// Returns the version and the file of NVRTC. A run that compiles packet functions finds the same file.
     pub nvrtc: fn() -> Result<(String, PathBuf), String>,
 }
 

@@ -52,7 +52,7 @@ impl Forward {
         }
         let method = match self.function.method {
             Choice::Method(method) => method,
-            // --workers needs method split. The search of --method auto begins with it.
+            // --workers needs method split, so the search of --method auto begins with split.
             Choice::Auto if self.function.workers > 0 => Method::Split,
             Choice::Auto => Method::Single,
         };

@@ -16,7 +16,8 @@ const LOG_FROM: f64 = 6.0;
 /// The most lines of a panel. More lines could not be told apart.
 const MOST_LINES: usize = 6;
 
-/// Draws the results against `axis`. `keys` are the other swept parameters. Returns `None` without points.
+/// Draws the results against `axis`. `keys` are the other swept parameters. Returns `None` if there is
+/// nothing to draw.
 pub fn svg(document: &Document<PacketResult>, axis: &str, keys: &[&str]) -> Option<String> {
     let results = &document.results;
     let by_size = axis == "size";
@@ -104,8 +105,9 @@ fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
     words.join(", ")
 }
 
-/// Splits `keys`. Returns the parameter that names the lines of a panel, and the parameters that name the
-/// panels. If a panel would have more than [`MOST_LINES`] lines, returns `None` and all parameters.
+/// Splits `keys`. Returns the parameter whose values name the lines of a panel, and the parameters whose
+/// values name the panels. If a panel would have more than [`MOST_LINES`] lines, all parameters name
+/// panels.
 fn split_keys<'a>(keys: &[&'a str], results: &[PacketResult]) -> (Option<&'a str>, Vec<&'a str>) {
     let name = keys.iter().find(|key| **key == "method").or(keys.first()).copied();
     let values = results.iter().filter_map(|result| result.parameters.get(name?)).map(Quantity::to_string);
@@ -113,8 +115,8 @@ fn split_keys<'a>(keys: &[&'a str], results: &[PacketResult]) -> (Option<&'a str
     (name, keys.iter().copied().filter(|key| Some(*key) != name).collect())
 }
 
-/// Returns a line for each combination of `keys`. `solid`, `dashed` and `ceiling` return a result's y
-/// values.
+/// Returns a line for each combination of the values of `keys`. `solid`, `dashed` and `ceiling` return a
+/// result's y values.
 fn lines(
     results: &[PacketResult],
     axis: &str,

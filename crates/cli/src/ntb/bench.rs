@@ -107,8 +107,8 @@ fn part(text: &str) -> Result<Part, &'static str> {
     }
 }
 
-/// Starts the mover. A GPU is possible, because the bench allocates the windows' memory and can register
-/// it.
+/// Starts the mover. It may be a GPU, because the bench allocates the windows' memory itself and can
+/// register it with the GPU.
 fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<Started> {
     match *mover {
         MoverChoice::Gpu(number) => through_gpu(number),
@@ -116,7 +116,8 @@ fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<Started> {
     }
 }
 
-/// Opens the mover's GPU before the PEs start. Otherwise the other PE's lost link might hide the cause.
+/// Opens the mover's GPU before the PEs start. If a PE failed to open it, the other PE might report its
+/// lost link first and hide the cause.
 ///
 /// # Errors
 /// If the GPU cannot be opened.
@@ -263,7 +264,7 @@ impl Bench {
         let (status, why) = job.run(&this.into_os_string(), &arguments)?;
         let points = std::fs::read(&out);
         let _ = std::fs::remove_file(&out);
-        // Each process has already printed its error.
+        // Each process has already printed its error, so add only the exit status.
         let why = || format!("the bench's processes failed: {}", why.unwrap_or_default());
         match status {
             0 => {}

@@ -75,7 +75,7 @@ impl UcxInfo {
         let found = std::fs::read(&out);
         let _ = std::fs::remove_file(&out);
         if status != 0 {
-            // Each process has already printed its error.
+            // Each process has already printed its error, so add only how the job ended.
             let why = format!("two PEs do not connect over UCX: {}", why.unwrap_or_default());
             return Err(NotReady(why).into());
         }

@@ -12,7 +12,8 @@ const LARGEST: u64 = 4 << 30;
 impl std::str::FromStr for Sizes {
     type Err = Error;
 
-    /// Parses sizes as [`crate::sizes::parse`] does. A range across 8 bytes also gets the size 8.
+    /// Parses sizes as [`crate::sizes::parse`] does. A range from below to above 8 bytes also contains the
+    /// size 8.
     fn from_str(text: &str) -> Result<Self, Error> {
         let mut sizes = crate::sizes::parse(text, LARGEST)?;
         // Message rates of different libraries are compared at 8 bytes.

@@ -49,8 +49,8 @@ impl Digests {
         }
     }
 
-    /// Compares digests. Counts a whole piece of 1 MiB as altered if its digest differs. Both must have equal
-    /// lengths.
+    /// Compares the digests with those of `other`, which must cover equally many bytes. Counts a whole piece
+    /// of 1 MiB as altered if its digest differs.
     fn check(&self, other: &Self, method: &str) -> ByteVerification {
         let wrong = self.whole.iter().zip(&other.whole).filter(|(a, b)| a != b).count();
         let last_is_wrong = self.last != other.last || self.last_bytes != other.last_bytes;
@@ -126,8 +126,8 @@ impl DeviceMemory {
         Ok(Self { host, device, memory, options })
     }
 
-    /// Opens the cheapest path from host memory to the device if `into` is set, else the reverse. Calibrates
-    /// the paths without cached costs.
+    /// Opens the cheapest path from host memory to the device if `into` is set, else the reverse. If no costs
+    /// are cached, calibrates the paths.
     fn selector(&self, into: bool) -> Result<PathSelector> {
         let (from, to) = if into { (&self.host, &self.device) } else { (&self.device, &self.host) };
         let mut cache = Cache::load();
@@ -154,7 +154,7 @@ impl DeviceMemory {
         })
     }
 
-    /// Returns a destination that stores read data in the device's memory.
+    /// Returns a destination that stores the data of read commands in the device's memory.
     ///
     /// # Errors
     /// If no path leads to the device.

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The bytes that are read from the beginning of a program's file, to find its interpreter.
+/// The number of bytes that are read from the beginning of a program's file, to find its interpreter.
 const HEAD: usize = 4096;
 
 /// Returns the file that the system would start for `program`, or `None` if there is none.
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(find(Path::new("no-such-program-anywhere")), None);
         let directory = tempfile::tempdir().unwrap();
         let mut bytes = std::fs::read(shell).unwrap();
-        // The path of the dynamic linker. Its replacement is shorter.
+        // The position of the dynamic linker's path. A shorter path replaces it below.
         let at = bytes.windows(4).position(|window| window == b"/lib").unwrap();
         let mut check = |change: &mut dyn FnMut(&mut Vec<u8>), expected: Option<&str>| {
             change(&mut bytes);

@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 const PEER: &str = include_str!("peer.py");
 
-/// A tshark filter for faults in the engine's frames. It ignores UDP checksums within ICMP errors: the
-/// kernel leaves those of its datagrams to the veth.
+/// A tshark filter for faults in the engine's frames. It ignores UDP checksums within ICMP errors, because
+/// the kernel leaves these checksums to the veth.
 const FAULTS: &str = "(ip.src==10.79.0.1 || ipv6.src==fd79::1) && (ip.checksum.status == \"Bad\" \
     || (udp.checksum.status == \"Bad\" && !icmp && !icmpv6) || icmp.checksum.status == \"Bad\" || icmpv6.checksum.status == \"Bad\" \
     || udp.length.bad || ip.fragment.overlap || ip.fragment.error || ipv6.fragment.overlap || ipv6.fragment.error)";
@@ -138,8 +138,8 @@ fn iperf_sends_datagrams_in_both_directions_and_rules_count() {
     // A slow server's full receive buffer may drop datagrams.
     assert!(count("received") > 0 && count("sent_bytes") > 500_000, "{status}");
 
-    // The engine refuses a destination without a route and a broadcast. A socket of UDP port 53 and one that
-    // may send broadcasts stay with the kernel.
+    // The engine refuses broadcasts and destinations without a route. Two sockets stay with the kernel: one
+    // of UDP port 53, and one that may send broadcasts.
     let rules = lab.folder.path().join("rules.toml");
     std::fs::write(&rules, "[[rule]]\nrun_by = \"kernel\"\nprotocol = \"udp\"\nport = 53\n").unwrap();
     let script = "\

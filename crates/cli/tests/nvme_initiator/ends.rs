@@ -12,7 +12,8 @@ use std::time::Instant;
 #[test]
 fn a_second_signal_ends_the_target_at_once() {
     use std::os::unix::process::ExitStatusExt;
-    // The first SIGTERM drains for at most 5 s. Try again if the second comes later.
+    // After the first SIGTERM, the target drains for at most 5 s. Try again if the second SIGTERM comes too
+    // late.
     for _ in 0..5 {
         let (mut target, address) = target("memory:64M");
         let proxy = Proxy::start(&address);
@@ -71,7 +72,7 @@ fn an_export_that_ends_reports_what_it_served() {
     let (mut export, _) = start(&arguments, "is exported");
     let mut stream = UnixStream::connect(&socket).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-    // Read the first 512 bytes of the namespace, and 512 bytes beyond its end.
+    // Choose the export. Then read the first 512 bytes of the namespace, and 512 bytes beyond its end.
     stream.write_all(&[&3_u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 8, 0, 0, 0, 0]].concat()).unwrap();
     stream.write_all(&[&b"IHAVEOPT"[..], &[0, 0, 0, 1, 0, 0, 0, 0]].concat()).unwrap();
     let request = |offset: u64| {

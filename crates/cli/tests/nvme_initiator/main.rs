@@ -76,7 +76,7 @@ fn inlane_with_input(arguments: &[&str], input: &[u8]) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .expect("inlane starts");
-    // A program that fails early does not read its input.
+    // Ignore an error, because a program that fails early does not read its input.
     let _ = child.stdin.take().expect("a pipe").write_all(input);
     child.wait_with_output().expect("inlane ends")
 }

@@ -16,7 +16,7 @@ fn nbd_requests_are_answered_and_bad_ones_refused() {
         stream.read_exact(&mut buffer).unwrap();
         buffer
     };
-    // NBD's newstyle handshake: read the greeting, then choose the export without a name.
+    // NBD's newstyle handshake: read the greeting, then choose the export with the empty name.
     let greeting = take(&mut stream, 18);
     assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
     stream.write_all(&3_u32.to_be_bytes()).unwrap();

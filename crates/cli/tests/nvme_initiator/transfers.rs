@@ -94,7 +94,7 @@ fn a_range_is_read_into_a_device_and_written_from_it() {
     let (_target, address) = target("memory:16M");
     let folder = tempfile::tempdir().unwrap();
     let (file, back) = (folder.path().join("file"), folder.path().join("back"));
-    // Exceed the sum of all buffers, so that buffers are reused. The last digest covers less than 1 MiB.
+    // More bytes than all buffers hold, so that buffers are reused. The last digest covers less than 1 MiB.
     let data = pattern((9 << 20) + 512);
     std::fs::write(&file, &data).unwrap();
     let [file, back] = [&file, &back].map(|path| path.to_str().unwrap());

@@ -62,7 +62,7 @@ impl Connection {
         if self.snd.window > 0 {
             self.timers.window_probes = 0;
         } else {
-            // The peer answers although its window is closed.
+            // Restart the user timeout, because the peer answers although its window is closed.
             self.timers.last_progress = now;
             self.recovery.backoff = self.recovery.backoff.min(super::timer::MAX_PROBE_BACKOFF);
         }
@@ -86,7 +86,7 @@ impl Connection {
             }
         }
         self.recover(now, advanced, duplicate, &mut delivered, &context);
-        // The peer dropped the window probes. The window is open now, so their bytes are sent again.
+        // The peer dropped the window probes. The window is open now, so the probes' bytes are sent again.
         if edge_before <= ack
             && self.snd.edge() > ack
             && self.recovery.phase == Phase::Open
@@ -190,7 +190,7 @@ impl Connection {
             if let (Eifel::Sent(stamp), Some((echo, _))) = (self.recovery.eifel, context.echo)
                 && before(echo, stamp)
             {
-                // The acknowledgment answers the original, so the retransmission was spurious.
+                // The acknowledgment answers the original transmission, so the retransmission was spurious.
                 self.undo();
             }
             self.recovery.eifel = Eifel::Decided;
@@ -239,7 +239,7 @@ impl Connection {
     }
 
     /// Marks losses by duplicate acknowledgments, for peers without SACK (NewReno, RFC 6582). Returns the
-    /// bytes marked.
+    /// number of bytes marked.
     fn detect_loss_by_duplicates(
         &mut self,
         advanced: bool,
@@ -269,7 +269,7 @@ impl Connection {
         0
     }
 
-    /// Begins fast recovery. A lost probe of the path's MTU alone is no sign of congestion.
+    /// Begins fast recovery, unless the only lost segment is a probe of the path's MTU.
     pub(super) fn on_losses(&mut self, now: u64, delivered: u64, lost: u64) {
         if !self.path_probe_lost(now) {
             self.begin_recovery(delivered, lost);

@@ -36,7 +36,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns the index below which the peer has acknowledged data. Below it, the send ring may be reused.
+    /// Returns the index below which the peer has acknowledged data, so that the application may reuse the
+    /// send ring.
     #[inline]
     pub fn acknowledged(&self) -> u64 {
         self.snd.una.clamp(self.snd.start, self.snd.limit) - self.snd.start
@@ -45,7 +46,7 @@ impl Connection {
     /// Returns the index below which the application may read the receive ring.
     #[inline]
     pub fn received(&self) -> u64 {
-        // The peer's FIN has a sequence number but no byte in the ring.
+        // Subtract 1 for the peer's FIN, which has a sequence number but no byte in the ring.
         self.rcv.next - self.rcv.start - self.peer_closed() as u64
     }
 
@@ -123,8 +124,8 @@ impl Connection {
         self.timers.close_at = now.saturating_add(self.config.time_wait);
     }
 
-    /// Returns the entry that replaces a connection in TIME-WAIT, or `None` in other states. Take it when the
-    /// application has closed and nothing is left to send.
+    /// Returns the table entry that replaces a connection in TIME-WAIT, or `None` in other states. Take it
+    /// when the application has closed and nothing is left to send.
     pub fn time_wait(&self) -> Option<TimeWait> {
         (self.state == State::TimeWait).then(|| TimeWait {
             sequence: self.snd.next as u32,
@@ -152,7 +153,8 @@ impl Connection {
         self.config.no_delay = no_delay;
     }
 
-    /// Holds back segments smaller than the MSS for at most 200 ms if `cork` is true. Releases them if false.
+    /// If `cork` is true, holds back segments smaller than the MSS, for at most 200 ms. If false, no longer
+    /// holds them back.
     pub fn set_cork(&mut self, cork: bool) {
         self.flags.cork = cork;
         self.flags.cork_expired = false;

@@ -2,7 +2,7 @@
 
 /// The memory into which received data is written: the application's receive ring.
 pub trait ReceiveBuffer {
-    /// Copies received `bytes` to offset `index` of the peer's stream. They always fit into the ring.
+    /// Copies received `bytes` to offset `index` of the peer's stream. The bytes always fit into the ring.
     fn write(&mut self, index: u64, bytes: &[u8]);
 }
 

@@ -101,8 +101,8 @@ impl Connection {
 
         let len = segment.payload.len() as u64 + (flags & FIN != 0) as u64;
         let end = seq + len;
-        // A segment that ends below the last sent acknowledgment number is old or forged. One that ends
-        // between that number and RCV.NXT may carry a new acknowledgment.
+        // A segment that ends below the last sent acknowledgment number is old or forged. Accept one that
+        // ends between that number and RCV.NXT, because it may carry a new acknowledgment.
         if end < self.rcv.last_ack || seq > self.rcv.edge() {
             self.counters.unacceptable += 1;
             if reset {
@@ -184,15 +184,15 @@ impl Connection {
         events
     }
 
-    /// Answers an acknowledgment of something that was never sent with a reset. It belongs to a connection
-    /// from before a restart (RFC 9293, section 3.5.1).
+    /// Sends a reset in answer to an acknowledgment of unsent data. The segment belongs to a connection from
+    /// before a restart of this side (RFC 9293, section 3.5.1).
     fn reject(&mut self, segment: &Segment<'_>) {
         self.counters.unacceptable += 1;
         self.stray_reset = crate::reset_for(segment).map(|reset| reset.sequence);
     }
 
-    /// Checks a segment's timestamp, and acknowledges a segment with an old one (RFC 7323, sections 3.2 and
-    /// 5.3).
+    /// Checks a segment's timestamp. Answers an old timestamp with an acknowledgment (RFC 7323, sections 3.2
+    /// and 5.3).
     #[inline]
     fn timestamps_acceptable(&mut self, now: u64, segment: &Segment<'_>) -> bool {
         let Some(timestamps) = segment.header.options.timestamps else { return false };
@@ -221,7 +221,8 @@ impl Connection {
         }
     }
 
-    /// Acknowledges a suspicious segment at once (a challenge ACK), within the limit per second.
+    /// Acknowledges a suspicious segment at once (a challenge ACK), unless the limit for this second is
+    /// reached.
     fn challenge(&mut self, now: u64) {
         let second = now / SECOND;
         if self.ack.challenge_second != second {
@@ -255,7 +256,7 @@ impl Connection {
         buffer: &mut impl ReceiveBuffer,
     ) -> Events {
         if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
-            // The peer's FIN was retransmitted.
+            // The peer's FIN was retransmitted, so acknowledge it again.
             self.ack.now = true;
             if self.state == State::TimeWait {
                 self.timers.close_at = now.saturating_add(self.config.time_wait);
@@ -288,7 +289,7 @@ impl Connection {
                     self.rcv.next = end;
                 } else {
                     self.rcv.next = self.reassembly.advance(end);
-                    // The segment fills a gap (RFC 5681, section 4.2).
+                    // The segment fills a gap, so acknowledge it at once (RFC 5681, section 4.2).
                     self.ack.now = true;
                 }
                 self.schedule_ack(now, (self.rcv.next - before_next) as u32);

@@ -64,7 +64,8 @@ pub struct Connection {
 // Each segment loads its connection's state from memory, so the state must stay small.
 const _: () = assert!(size_of::<Connection>() <= 1152);
 
-/// The number of first segments that are acknowledged without delay, because the peer is in slow start.
+/// How many segments at the start of a connection are acknowledged without delay, because the peer is in
+/// slow start.
 const QUICK_ACKS: u8 = 16;
 /// The MSS of a peer that does not announce one (RFC 9293, section 3.7.1).
 pub(crate) const DEFAULT_MSS: u16 = 536;

@@ -118,8 +118,8 @@ impl Connection {
         ((self.rcv.advertised.saturating_sub(self.rcv.next)) >> self.rcv.scale).min(u16::MAX as u64) as u16
     }
 
-    /// Moves the right edge of the window forward by at least a segment or half of the buffer, whichever is
-    /// less. This avoids silly windows (RFC 9293, section 3.8.6.2.2).
+    /// Moves the announced right edge of the window forward, unless the step is less than a segment and less
+    /// than half of the buffer. This avoids silly windows (RFC 9293, section 3.8.6.2.2).
     #[inline]
     fn advance_window(&mut self) {
         let edge = self.rcv.edge();
@@ -231,8 +231,8 @@ impl Connection {
         Some(transmit)
     }
 
-    /// Returns the end up to which a FIN may be sent into a closed window. Returns 0 while data before it is
-    /// unacknowledged.
+    /// Returns the sequence number up to which a FIN may be sent into a closed window. Returns 0 while data
+    /// before the FIN is unacknowledged.
     fn fin_edge(&self) -> Sequence {
         if self.snd.fin && self.snd.una == self.snd.limit { self.snd.end() } else { 0 }
     }
@@ -312,8 +312,8 @@ impl Connection {
     /// Starts a cork's time limit when it first makes bytes wait.
     fn small_segment_allowed(&mut self, now: u64, len: u64, tail: u64, pending: u64, window: u64) -> bool {
         if len < pending {
-            // The peer's window ends inside a segment. Send the part only if it fills the window and at least
-            // half of the largest window announced so far (RFC 9293, section 3.8.6.2.1).
+            // The peer's window ends inside a segment. Send the partial segment only if it fills the window
+            // and at least half of the largest window announced so far (RFC 9293, section 3.8.6.2.1).
             return len == tail && window == len && tail >= (self.snd.max_window as u64 / 2).max(1);
         }
         if self.snd.fin {

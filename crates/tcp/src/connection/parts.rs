@@ -74,7 +74,8 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    /// Returns the right edge of the receive window. It never moves back, even if the capacity is reduced.
+    /// Returns the right edge of the receive window. It is never below the edge last advertised, even if the
+    /// capacity was reduced.
     #[inline]
     pub(super) fn edge(&self) -> Sequence {
         (self.consumed + self.capacity as u64).max(self.advertised)
@@ -96,7 +97,7 @@ pub(super) struct AckState {
     pub(super) quick: u8,
     /// The range of a duplicate segment that the next acknowledgment must report (DSACK, RFC 2883).
     pub(super) dsack: Option<(u32, u32)>,
-    /// The second in which the last challenge ACK was due, for their rate limit.
+    /// When the last challenge ACK was due, in whole seconds, because the rate limit counts per second.
     pub(super) challenge_second: u64,
     /// The number of challenge ACKs that were sent in `challenge_second`.
     pub(super) challenges: u8,
@@ -153,8 +154,8 @@ pub(super) struct Recovery {
     pub(super) probe_pending: bool,
     /// Consecutive timeouts without progress: the exponent of the backoff.
     pub(super) backoff: u8,
-    /// SND.NXT at the last reduction. Until it is acknowledged, congestion marks do not reduce the window
-    /// again (RFC 3168, section 6.1.2).
+    /// SND.NXT at the last reduction of the window. Until it is acknowledged, congestion marks do not reduce
+    /// the window again (RFC 3168, section 6.1.2).
     pub(super) ecn_point: Sequence,
 }
 
@@ -179,7 +180,8 @@ pub(super) struct Timers {
     pub(super) rto_base: u64,
     /// The time at which the loss probe's timeout started, in nanoseconds (RFC 8985, section 7.2).
     pub(super) probe_base: u64,
-    /// When further segments will count as lost, in nanoseconds (RFC 8985, section 6.2).
+    /// When further segments will count as lost, in nanoseconds, unless they are acknowledged first (RFC
+    /// 8985, section 6.2).
     pub(super) reordering_at: u64,
     pub(super) ack_at: u64,
     pub(super) keepalive_at: u64,

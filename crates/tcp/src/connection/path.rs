@@ -83,7 +83,8 @@ impl Connection {
         self.path = PathMtu { high, candidate: high, probe: None, failures: 0, probe_at: now + RAISE_AFTER };
     }
 
-    /// Reduces the MSS to the base MSS after repeated timeouts with more than that in flight.
+    /// Reduces the MSS to the base MSS after repeated timeouts, if more bytes than the base MSS are in
+    /// flight.
     pub(super) fn check_black_hole(&mut self, now: u64) {
         let base = self.config.base_mss.min(self.snd.max_mss);
         let large = self.snd.next - self.snd.una > base as u64;
@@ -143,8 +144,8 @@ impl Connection {
         }
     }
 
-    /// Forgets the path probe if its bytes are retransmitted, because their acknowledgment then proves
-    /// nothing.
+    /// Forgets the path probe if its bytes are retransmitted. An acknowledgment of them would not show that
+    /// the path carries the probe.
     #[inline]
     pub(super) fn forget_path_probe(&mut self, start: Sequence, len: u32) {
         if self.path.probe.is_some_and(|probe| start < probe.1 && probe.0 < start + len as u64) {

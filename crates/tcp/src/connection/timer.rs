@@ -3,11 +3,12 @@
 use super::*;
 use crate::SECOND;
 
-/// The greatest backoff exponent of window probes. A lost window update is only found by a probe.
+/// The greatest backoff exponent of window probes. It bounds the time between probes, because only a probe
+/// reveals a lost window update.
 pub(super) const MAX_PROBE_BACKOFF: u8 = 8;
 /// The retries after which a connection that the application has closed is aborted.
 const ORPHAN_RETRIES: u8 = 8;
-/// The peer's longest expected delay of an acknowledgment. With one segment in flight, the loss probe is
+/// The peer's longest expected delay of an acknowledgment. With one segment in flight, a loss probe is sent
 /// this much later (RFC 8985, section 7.2, TLP.max_ack_delay).
 const MAX_ACK_DELAY: u64 = 200 * crate::MILLISECOND;
 
@@ -48,7 +49,7 @@ impl Connection {
         }
         if now >= self.timers.close_at {
             self.timers.close_at = NEVER;
-            // TIME-WAIT has ended, or a closed connection got no FIN in time.
+            // TIME-WAIT has ended, or a connection that the application has closed got no FIN in time.
             self.state = State::Closed;
             self.stop_timers();
             events |= Events::ENDED;
@@ -98,7 +99,8 @@ impl Connection {
             return Events::NONE;
         }
         let overdue = |timeout| now.saturating_sub(self.timers.last_progress) >= timeout;
-        // Otherwise a peer that never opens its window would keep a closed connection in memory forever.
+        // After `ORPHAN_RETRIES` retries, abort a connection that the application has closed. A peer that
+        // never opens its window would keep the connection in memory forever.
         let orphan =
             self.flags.orphan && self.recovery.backoff.max(self.timers.window_probes) >= ORPHAN_RETRIES;
         if orphan
@@ -148,8 +150,7 @@ impl Connection {
         let Some(keepalive) = self.config.keepalive else { return Events::NONE };
         let idle_end = self.timers.last_received.saturating_add(keepalive.idle);
         if now < idle_end || !self.scoreboard.is_empty() {
-            // The connection was not idle for long enough. Or data is in flight, whose retransmission tests
-            // the peer.
+            // Send no keepalive probe: the connection was not idle for long enough, or data is in flight.
             self.timers.keepalive_probes = 0;
             self.timers.keepalive_at =
                 idle_end.max(now.saturating_add(keepalive.interval.min(keepalive.idle)));
@@ -181,7 +182,7 @@ impl Connection {
     }
 
     /// Sets the sender's deadline: the earliest of reordering, loss probe and retransmission. Without data in
-    /// flight, only a window probe sets one.
+    /// flight, the only deadline is that of a window probe.
     #[inline]
     pub(super) fn arm_loss_timer(&mut self, now: u64) {
         if self.scoreboard.is_empty() {

@@ -1,5 +1,5 @@
-//! SYN cookies (RFC 4987, appendix A). The initial sequence number of a SYN,ACK encodes the handshake, so
-//! that a full SYN queue needs no entry.
+//! SYN cookies (RFC 4987, appendix A). The initial sequence number of a SYN,ACK encodes the handshake,
+//! which then needs no entry in a full SYN queue.
 //!
 //! ```text
 //!  31       27 26      24 23                                       0
@@ -19,7 +19,8 @@ use inlane_wire::tcp::ACK;
 
 /// The values of the MSS that a cookie can hold.
 const MSS: [u16; 8] = [Config::MIN_MSS, 536, 1024, 1220, 1360, 1440, 1460, 8900];
-/// The length of a cookie's period in nanoseconds. Cookies expire by their period's number.
+/// The length of a cookie's period in nanoseconds. A cookie contains the number of its period, so that it
+/// can expire.
 const PERIOD: u64 = 64 * SECOND;
 /// How long a cookie is valid at most: its own period and the next one.
 pub(super) const VALID: u64 = 2 * PERIOD;

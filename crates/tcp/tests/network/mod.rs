@@ -37,9 +37,9 @@ pub struct Link {
     pub delay: u64,
     /// Bits per second; 0 for no limit.
     pub rate: u64,
-    /// The most bytes that may wait for the link. More are dropped.
+    /// The most bytes that may wait for the link. Frames beyond this limit are dropped.
     pub queue: u64,
-    /// The waiting bytes above which ECN-capable segments are marked.
+    /// The number of waiting bytes above which ECN-capable segments are marked.
     pub mark: u64,
     /// The probability that a segment is lost.
     pub loss: f64,
@@ -315,7 +315,7 @@ impl Network {
         let flow =
             Flow { local: ([10, 0, 0, 1], random.next() as u16).into(), remote: ([10, 0, 0, 2], 80).into() };
         let reverse = Flow { local: flow.remote, remote: flow.local };
-        // Half of the sequence numbers and timestamps wrap soon.
+        // In half of the cases, sequence numbers and timestamps wrap soon.
         let start = if random.below(2) == 0 {
             secrets.start(0, &flow)
         } else {

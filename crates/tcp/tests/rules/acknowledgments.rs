@@ -2,7 +2,7 @@
 
 use crate::*;
 
-/// Opens a connection that delays acknowledgments, because its first 16 segments have arrived.
+/// Opens a connection and hands it 16 segments. From then on, the connection delays acknowledgments.
 fn settled(options: Options) -> (Script, i64) {
     let mut script = Script::open(&config(), options);
     for n in 0..16 {

@@ -26,7 +26,7 @@ fn rfc9293_a_small_window_is_used_if_it_is_half_of_the_largest() {
     small.sent();
     small.connection.set_written(5000).unwrap();
     assert_eq!(small.ranges(), [(0, 1000)]);
-    // 1000 bytes are less than half of the largest window, 64 KiB.
+    // 1000 bytes are less than half of the largest window, 64 KiB, so nothing is sent.
     script.receive(ack(0).window(1000));
     script.connection.set_written(5000).unwrap();
     assert_eq!(script.ranges(), []);
@@ -162,7 +162,7 @@ fn rfc9293_a_full_buffer_announces_zero_and_rejects_data() {
     assert_eq!(script.acknowledges(2000).window, 0);
     script.receive(data(2000, 1));
     assert_eq!(script.acknowledges(2000).window, 0);
-    // A FIN takes no room in the buffer.
+    // A FIN takes no room in the buffer, so it is accepted although the window is closed.
     script.receive(seg(FIN | ACK, 2000, 0));
     assert_eq!(script.state(), State::CloseWait);
 }

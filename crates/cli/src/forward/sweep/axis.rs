@@ -9,8 +9,8 @@ use inlane_forward::result::Quantity;
 use std::ffi::OsString;
 use std::str::FromStr;
 
-/// Flags that take one value but cannot be swept. The values of `faults` and `cores` contain commas. The
-/// others must be the same for all points.
+/// Flags that take one value but cannot be swept. The values of `faults` and `cores` contain commas, which
+/// separate the values of a sweep. The others must be the same for all points.
 const REFUSED: [&str; 10] =
     ["config", "json", "csv", "svg", "interval", "capture", "repeats", "faults", "cores", "goal"];
 
