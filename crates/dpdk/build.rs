@@ -5,9 +5,8 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::exit;
 
-/// The drivers to link, unless the installed DPDK lacks them. Each archive is linked as a whole, because a
-/// driver registers itself by a constructor that nothing refers to. Drivers that need a vendor's library,
-/// such as mlx5, are left out.
+/// The drivers to link, if the installed DPDK has them. None needs a vendor's library. Each archive is linked
+/// as a whole, because a driver registers itself by a constructor that nothing refers to.
 const DRIVERS: &[&str] = &[
     "bus_pci",
     "bus_vdev",

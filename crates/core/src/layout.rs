@@ -18,11 +18,11 @@ pub const fn size_of_field<T, F>(_field: fn(&T) -> &F) -> usize {
     size_of::<F>()
 }
 
-/// Returns C++ text that asserts the size of a shared struct, and each field's offset and size, as in Rust.
+/// Returns C++ text that asserts the size of a shared struct, and each field's offset and size.
 ///
 /// Write `struct_layout!(RustStruct as "c_struct" { field, field as "c_name", ... })`, with every field. If
-/// the Rust struct holds only the first fields of the C++ struct, write `RustStruct as beginning of
-/// "c_struct"`. The size is then not asserted.
+/// you write `as beginning of "c_struct"`, the Rust struct may hold only the first fields, and the size is
+/// not asserted.
 #[macro_export]
 macro_rules! struct_layout {
     ($rust:ident as $c:literal $fields:tt) => {{

@@ -93,11 +93,11 @@ pub fn drop_privileges() -> Result<Option<Dropped>> {
     drop_privileges_to(Successor::Caller)
 }
 
-/// Drops all privileges of the process permanently. If it runs as root, its user becomes `successor`. All
-/// threads lose all capabilities. Returns `None` if there was nothing to drop.
+/// Drops all privileges of the process and its threads permanently. If the process runs as root, its user
+/// becomes `successor`. Returns `None` if there was nothing to drop.
 ///
-/// Exception: a library's thread that blocks signals keeps its capabilities if the process was not root, or
-/// stays root. A warning names it.
+/// A library's thread that blocks signals keeps its capabilities if the process was not root, or stays root.
+/// A warning names it.
 ///
 /// # Errors
 /// [`Error::Os`] that names the step that failed. End the process then, because it may still have privileges.

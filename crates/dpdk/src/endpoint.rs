@@ -259,9 +259,9 @@ impl EthTx {
         Ok(sent)
     }
 
-    /// Handles a burst of which the driver accepted no packet. Returns the number of dropped packets, 0 or 1.
-    /// Drops `first`, the burst's first packet, if it is shorter than an Ethernet header and the port has a
-    /// kernel interface, which would never accept it.
+    /// Handles a burst of which the driver accepted no packet. On a kernel interface, drops `first`, the
+    /// burst's first packet, if it is shorter than an Ethernet header: it would never be accepted. Returns
+    /// the number of dropped packets.
     ///
     /// # Safety
     /// The caller holds `first`, which is an mbuf, and does not use it again if this function takes it.

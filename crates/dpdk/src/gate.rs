@@ -16,9 +16,8 @@ const PAUSED: u8 = 2;
 /// All gates. Locked while a gate is created or opened, and during a [`Pause`].
 static GATES: Mutex<Vec<Weak<Gate>>> = Mutex::new(Vec::new());
 
-/// Guards code that must not run at certain times, such as the calls of a port's driver. Threads run that
-/// code by [`Gate::pass`]. A closed gate refuses them; a paused gate makes them wait. Closing or pausing
-/// waits until all threads have left.
+/// Guards code that threads run by [`Gate::pass`], such as the calls of a port's driver. A closed gate
+/// refuses threads; a paused gate makes them wait. Closing or pausing waits until all threads have left.
 #[derive(Default)]
 pub(crate) struct Gate {
     state: AtomicU8,

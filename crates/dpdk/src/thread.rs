@@ -10,10 +10,7 @@ thread_local! {
 }
 
 /// Holds the lcore id of this thread. Dropping it returns the thread's cached buffers to their pools, and
-/// frees the id.
-///
-/// Create it to get the id before the first burst. Without it, a thread gets its id at its first use of a
-/// queue or a pool.
+/// frees the id. Create it to get the id before the first use of a queue or a pool.
 #[derive(Debug)]
 pub struct ThreadGuard {
     // A raw pointer is not `Send`, which keeps the guard on the thread that created it.

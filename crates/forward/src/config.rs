@@ -133,10 +133,8 @@ impl Config {
         }
     }
 
-    /// Returns the number of buffers of each pipeline's pool.
-    ///
-    /// The default is more than the burst ring holds, up to 131,072. So under load, the ring is full before
-    /// the pool is empty. A full ring is cheaper to detect than an empty pool.
+    /// Returns the number of buffers of each pipeline's pool. The default exceeds what the burst ring holds,
+    /// up to 131,072 buffers, because a full ring is cheaper to detect than an empty pool.
     pub fn buffers(&self) -> usize {
         if self.buffers != 0 {
             return self.buffers;

@@ -7,8 +7,8 @@ use inlane_core::result::Verification;
 use inlane_ports::check::{captures, reference};
 use std::path::PathBuf;
 
-/// Compares packets and timestamps of the written capture with those that the packet function's reference
-/// implementation makes from the capture that was read.
+/// Compares the packets and timestamps of the written capture with the expected ones. The packet function's
+/// reference implementation makes these from the capture that was read.
 ///
 /// Returns `None` in these cases:
 ///

@@ -162,12 +162,12 @@ impl Access {
         }
     }
 
-    /// Copies `length` bytes in three parts: by narrow accesses, by this access, and by narrow accesses
-    /// again. The second part begins where the address `aligned_by` is a multiple of this access's width.
-    /// Pass `source` or `destination`, whichever is on the device's side.
+    /// Copies `length` bytes: the middle by this access, and both ends by narrow accesses. The middle begins
+    /// where the address `aligned_by` is a multiple of this access's width. Pass `source` or `destination`,
+    /// whichever is on the device's side.
     ///
-    /// If source and destination are not equally aligned, `NonTemporal` falls back to ordinary accesses of
-    /// its width. `Direct64` always aligns to the destination.
+    /// `NonTemporal` uses ordinary accesses unless source and destination are equally aligned. `Direct64`
+    /// always aligns to the destination.
     ///
     /// # Safety
     /// The access is available. Both spans are valid for `length` bytes and do not overlap.

@@ -6,15 +6,12 @@ use std::time::Duration;
 /// The expected duration of operations by size, and the lead: how long before the expected end a wait wakes
 /// up.
 ///
-/// The expected duration is close to the shortest recent one, which probably was undisturbed. A shorter
-/// duration replaces it at once. A longer one raises it by an eighth of the difference.
+/// A shorter duration replaces the expected one at once. A longer one, which was probably disturbed, raises
+/// it by an eighth of the difference.
 ///
-/// A wake-up after the operation's end lengthens the lead by half, and one before the end shortens it by a
-/// 64th. So about one wake-up in 27 is late. For operations above 200 us, a late wake-up matters less. Their
-/// lead shortens faster, and about one wake-up in 7 is late.
-///
-/// If the lead leaves no time for a sleep, waits only poll. Each such wait shortens the lead, but not below
-/// the usual overshoot of a sleep.
+/// A late wake-up lengthens the lead by half. An early one shortens it by a 64th, or by a 16th above 200 us,
+/// where a late wake-up matters less. If the lead leaves no time for a sleep, waits only poll. Each such wait
+/// shortens the lead, but not below the usual overshoot of a sleep.
 #[derive(Clone, Debug)]
 pub struct Expectation {
     by_size: Vec<Entry>,

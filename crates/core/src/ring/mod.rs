@@ -247,12 +247,11 @@ impl Ring {
         RingWords(self).end().load(Ordering::Acquire).checked_sub(1)
     }
 
-    /// Ends the waits of device code for items that were never submitted, by words of items without packets.
-    /// Does nothing before the ring is closed. `posted` is the number of items for which waits were queued on
-    /// the device.
+    /// Ends the waits of device code for items that were never submitted: writes words of items without
+    /// packets. Does nothing before the ring is closed. `posted` is the number of items for which waits were
+    /// queued on the device.
     ///
-    /// A slot that holds an earlier item is not written. Device code that waits for such a slot keeps
-    /// waiting, so do not wait for that code.
+    /// A wait for a slot that holds an earlier item does not end.
     pub fn release_waits(&self, posted: u64) {
         // While the ring is open, only the dispatcher may write submitted words.
         let Some(closed) = self.closed_at() else { return };

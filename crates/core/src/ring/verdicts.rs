@@ -14,10 +14,10 @@ pub struct VerdictCounts {
     pub invalid: usize,
 }
 
-/// Applies a verdict to each packet: sets lengths and ports, and moves the packets to forward to the front.
+/// Applies a verdict to each packet: sets its length and port, and moves the packets to forward to the front.
 ///
-/// A length may be from 1 byte to the packet's old length or `room`, whichever is greater. Other lengths and
-/// unknown verdicts are invalid and drop the packet.
+/// A length may be from 1 byte to the packet's old length or `room`, whichever is greater. Packets with other
+/// lengths and unknown verdicts are invalid and dropped.
 #[inline]
 pub fn apply_verdicts(
     packets: &mut [Packet],

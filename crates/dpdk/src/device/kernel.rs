@@ -16,10 +16,8 @@ const PAGE: u32 = 4096;
 /// The largest slot in bytes. It holds the largest frame that a packet socket can receive.
 const LARGEST_SLOT: u32 = 1 << 17;
 
-/// The sizes of the slots and blocks of a packet socket's ring.
-///
-/// DPDK's driver treats the ring as one array of slots, but the kernel leaves the rest of a block unused if
-/// no slot fits. So a block is a common multiple of slot and page.
+/// The sizes of the slots and blocks of a packet socket's ring. A block is a common multiple of slot and
+/// page, because DPDK's driver expects no unused space at the end of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slots {
     /// The size of a slot in bytes.

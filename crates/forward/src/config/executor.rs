@@ -12,8 +12,8 @@ pub enum Method {
     /// burst and waits for it.
     #[default]
     Single,
-    /// One thread receives and sends. Workers run the packet function, or a feeder launches a kernel for each
-    /// burst.
+    /// One thread receives and sends. Workers run the packet function. On a GPU, a feeder launches a kernel for
+    /// each burst.
     Split,
     /// GPU only: a resident kernel polls the burst ring for items.
     Persistent,

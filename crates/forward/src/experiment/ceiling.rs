@@ -38,12 +38,11 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
-    /// Returns the ceiling of a run of `config` that had `result`. `link_bits_per_second` is the slowest
-    /// link's rate in one direction.
+    /// Returns the ceiling of a run of `config` that had `result`, or `None` if the measurement fails.
+    /// `link_bits_per_second` is the slowest link's rate in one direction.
     ///
-    /// On the CPU, the ceiling includes the time of the packet function, measured on 64 packets of the
-    /// source. If the source cannot be read twice, UDP packets of the mean size are used instead. Returns
-    /// `None` if the measurement fails.
+    /// On the CPU, the packet function is timed on 64 packets of the source. If the source cannot be read
+    /// twice, UDP packets of the mean size are used.
     pub fn of(
         &mut self,
         config: &Config,

@@ -29,10 +29,7 @@ const TOLERANCE: f64 = 0.002;
 const TAIL: Duration = Duration::from_millis(1);
 
 /// Returns why a trial at `offered` packets per second failed. `None` if nothing was lost, missed or altered,
-/// and every due packet was processed.
-///
-/// A packet dropped by the packet function counts as processed. A slow generator sends packets late, so too
-/// few are processed.
+/// and every due packet was processed. Packets that the packet function dropped count as processed.
 fn failure(outcome: &RunOutcome, burst: usize, offered: f64) -> Option<String> {
     let result = &outcome.result;
     if let Some(error) = outcome.errors.first() {
@@ -87,11 +84,11 @@ impl Search {
     }
 }
 
-/// Searches for the highest rate without loss by bisection, to 0.5 %, as RFC 2544, section 26.1, does. Then
-/// measures the latency at each of `loads`, which are percentages of that rate.
+/// Searches for the highest rate without loss by bisection, to 0.5 % (RFC 2544, section 26.1). Then measures
+/// the latency at each of `loads`, in per cent of that rate. Returns the document, and an error if no rate
+/// passed.
 ///
-/// Each trial lasts `config.duration`. With at least 60 s, the rate is the throughput that the RFC defines.
-/// Returns the document, and an error if no rate passed.
+/// Each trial lasts `config.duration`. The RFC requires at least 60 s.
 ///
 /// # Errors
 /// The source cannot be paced, several runs are impossible, or a trial cannot start.

@@ -95,8 +95,8 @@ impl Lane {
     /// Allocates a lane. Call it before any kernel runs. `pool` provides the pipeline's packets; `lanes`
     /// lanes share the GPU.
     ///
-    /// Run all lanes of a loaded function at the same time, each on its own thread, or drop all. They wait
-    /// for each other at the start and before they free memory.
+    /// Run all lanes of a loaded function at the same time, each on its own thread, or drop all, because they
+    /// wait for each other.
     ///
     /// # Panics
     /// If packets are to be pulled, but the function was loaded for packets that are processed in place.

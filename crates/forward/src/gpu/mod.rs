@@ -81,10 +81,10 @@ pub(crate) fn open(index: u32) -> crate::error::Result<std::sync::Arc<Gpu>> {
 ///
 /// - a packet function from the user's file
 /// - the run-time compiler that `INLANE_NVRTC` names
-/// - any run-time compiler, unless root runs the process: the process may have capabilities, and the
-///   environment decides which compiler is found
+/// - any run-time compiler, if the process does not run as root, because the environment decides which one is
+///   found
 ///
-/// Root keeps its privileges with the installed compiler, because it needs them for root's cache of kernels.
+/// If only the installed compiler runs, root keeps its privileges, which its cache of kernels requires.
 pub(crate) fn runs_user_code(
     executor: &crate::config::Executor,
     function: &inlane_function::PacketFunction,

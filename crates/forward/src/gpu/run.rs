@@ -114,12 +114,12 @@ fn on_streams(
     ended
 }
 
-/// Runs `moving` and `feeding` on two new threads, and `watching` on the calling thread. Returns when all
-/// have ended.
+/// Runs three functions until all have ended:
 ///
-/// `moving` moves packets, `feeding` launches or posts kernels, `watching` is the watchdog. `moving` may
-/// block in a port. When `moving` ends, the channel that `watching` receives from is disconnected, and
-/// `watching` must return.
+/// - `moving`, on a new thread, moves packets. It may block in a port.
+/// - `feeding`, on a new thread, launches or posts kernels.
+/// - `watching`, on the calling thread, is the watchdog. It must return when its channel is disconnected,
+///   which happens when `moving` ends.
 pub(super) fn on_threads(
     moving: impl FnOnce() -> Tally + Send,
     feeding: Option<impl FnOnce() -> Result<()> + Send>,

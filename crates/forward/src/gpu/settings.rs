@@ -19,7 +19,7 @@ pub enum Memory {
     Gpu,
     /// Like [`Memory::Gpu`], but the kernel pulls only this many bytes from the front of each packet.
     Split(u32),
-    /// Packets lie in GPU memory from the start. Only for ports whose CPU code never accesses packet bytes.
+    /// Packets lie in GPU memory from the start. Only for ports that never access packet bytes with the CPU.
     Pool,
 }
 
@@ -177,8 +177,8 @@ impl Settings {
     }
 
     /// Returns the number of blocks of a persistent kernel: the number in the settings, or one that suits the
-    /// burst. Waiting blocks poll over PCIe, which delays packets. So small bursts get few blocks, for low
-    /// latency. Larger bursts get more blocks, for a high rate. From 64 packets on, half as many are enough.
+    /// burst. Small bursts get few blocks, because waiting blocks poll over PCIe and delay packets. Larger
+    /// bursts get more, but from 64 packets on only half as many.
     pub(super) fn blocks_for(&self, burst: usize) -> u32 {
         match (self.blocks, self.memory.pull()) {
             (0, _) if burst <= 2 => 4,

@@ -230,8 +230,8 @@ __device__ __forceinline__ void process(const inlane_lane &lane, const slot &at,
 }
 
 // The variables that a persistent block keeps in shared memory, if its kernel can pull packets. Such a kernel
-// calls process_out_of_line, because inlining would make the loops spill registers. It passes a copy of the
-// lane, because the parameter would be reread from memory after each acquire.
+// processes items out of line, because inlining would make the loops spill registers. `lane` is a copy,
+// because the parameter would be reread from memory after each acquire.
 struct block_variables {
     inlane_lane lane;
     uint64_t position;
@@ -264,13 +264,13 @@ __device__ __forceinline__ bool comes_with_word(const inlane_lane &lane) { retur
 // 0 if the block must end. If comes_with_word, also writes the item's descriptors to `given`. `polls` counts
 // the polls of block 0.
 //
-// Every poll is a read over PCIe. If several blocks read one line, their reads queue up, which costs
-// microseconds per block. So a block polls only its item's word. In every 32nd poll, block 0 also reads the
-// words that concern all blocks. It copies them to GPU memory, where the other blocks poll them.
+// Every poll is a read over PCIe, and reads of one line by several blocks queue up. So a block polls only its
+// item's word. In every 32nd poll, block 0 also reads the words that concern all blocks, and copies them to
+// GPU memory, where the other blocks poll them.
 //
-// If the host orders a stop, the block ends even if the item was submitted. The host then frees the packets.
-// The word for the ring's end is 0 while the ring is open, then the number of items plus one. At the ring's
-// end, a block ends only if `position` is beyond the last item.
+// If the host orders a stop, the block ends even if the item was submitted. At the ring's end, the block ends
+// only if `position` is beyond the last item. The word for the ring's end is 0 while the ring is open, then
+// the number of items plus one.
 __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t position, uint32_t &polls,
                                              uint4 *given) {
     static_assert(INLANE_RING_DESCRIPTORS_WITH_WORD < RELAY && INLANE_RING_ENTRIES == 16, "thread n reads the line's bytes from 16 n on");
@@ -386,9 +386,9 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_item
     process(lane, at, min(static_cast<uint32_t>(word >> 32), most), inlane_shared);
 }
 
-// Does for graphs what inlane_items does for single launches. A graph is relaunched with the same parameters,
-// so it passes slots, and the kernel takes the lap from the word. A block ends at once if the lowest bit of
-// that lap is not `odd`.
+// Does for graphs what inlane_items does for single launches. A graph's parameters are fixed, so they name
+// slots, and the kernel takes the lap from the word. A block ends at once if the lowest bit of that lap is
+// not `odd`.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slots(const __grid_constant__ inlane_lane lane, uint32_t index, uint32_t odd) {
     slot at = slot_of(lane, index + blockIdx.x);
     uint64_t word = inlane_system::load_acquire(at.submit);
