@@ -122,7 +122,6 @@ fn run() -> Result<(), Box<dyn Error>> {
     if let Some(error) = tally.errors.into_iter().next() {
         return Err(error.into());
     }
-    // Packets that were delayed for too long count as late.
     let counted = reorder.report(&report.ok_or("a run that ended well has a report")?.state);
     let behind = counted.counter("late_packets").unwrap_or(0);
     println!(

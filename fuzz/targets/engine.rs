@@ -44,7 +44,6 @@ const MOST_OPERATIONS: usize = 200;
 /// The most deadlines of the engine at which one step of the clock stops.
 const MOST_DEADLINES: usize = 200;
 const MILLISECOND: u64 = 1_000_000;
-/// The bytes that honest programs send.
 const HONEST: &[u8] = b"data of an honest program";
 
 /// The unused part of the fuzzer's input. Once it is empty, all further numbers are 0.
@@ -414,7 +413,6 @@ impl World {
         };
         let mut bytes = vec![0; header.wire_len() + payload.len()];
         let at = header.write(flow.remote, flow.local, &mut bytes).unwrap();
-        // Options that do not fit into the header are left out.
         bytes.truncate(at);
         bytes.extend_from_slice(&payload);
         self.deliver(input, flow.v6, ipv4::TCP, bytes);
@@ -615,7 +613,6 @@ impl World {
     }
 }
 
-/// Returns the path of the control socket.
 fn path() -> PathBuf {
     std::env::temp_dir().join(format!("inlane-fuzz-engine-{}", std::process::id()))
 }
@@ -744,7 +741,6 @@ fuzz_target!(|bytes: &[u8]| {
     let mut world = World::new(choices);
     let connection = world.connect_honest();
     world.exchange(connection);
-    // The hostile program gets a listener and a UDP socket for IPv4, and both for IPv6.
     for (text, datagrams) in
         [("0.0.0.0:8080", false), ("[fd00::1]:8080", false), ("0.0.0.0:9000", true), ("[fd00::1]:9000", true)]
     {

@@ -67,7 +67,6 @@ impl Host {
         }
     }
 
-    /// Sends a command and its data, with the negotiated digests.
     fn command(&mut self, command: Command, data: &[u8]) {
         let mut bytes = vec![0; MAX_HEADER];
         let length = encode(&CapsuleCmd::new(command), data.len() as u32, self.digests, 4, &mut bytes);
@@ -170,7 +169,6 @@ fuzz_target!(|data: &[u8]| {
                 (false, false) => command.sgl,
             };
             target.command(command, &vec![chunk[63]; if in_capsule { bytes.min(8192) as usize } else { 0 }]);
-            // Send an H2CData with arbitrary fields.
             if choice & 0x80 != 0 {
                 let length = u32::from(chunk[60]) * 32 + 4;
                 let header = Data::new(

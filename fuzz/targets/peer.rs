@@ -62,13 +62,11 @@ fuzz_target!(|data: &[u8]| {
     let mut side = Handshake::new(1, 512, 512, true);
     let _ = (Row::decode(&row), side.read(&row));
 
-    // Store an arbitrary value in an arbitrary word of the honest side's inbox.
     let (from, to) = (pair.layout.notifications(1), pair.layout.landing());
     if let (Some(at), Some(value)) = (words.next(), words.next()) {
         let offset = from + (at as usize % ((to - from) / 8)) * 8;
         pair.window.store_word(offset, value).expect("inside");
     }
-    // Write requests with arbitrary contents.
     let mut next = pair.next.lock().expect("one thread");
     while let Some(head) = words.next() {
         let sequence = pair.tag << 32 | (*next & 0xFFFF_FFFF);

@@ -104,7 +104,6 @@ fuzz_target!(|bytes: &[u8]| {
             8 => drop(connection.on_unreachable(input.near(acknowledgment), input.byte() & 1 != 0)),
             9 if input.byte() == 77 => connection.abort(),
             10 => {
-                // Parse arbitrary bytes as a segment.
                 let len = (input.byte() as usize).min(input.0.len());
                 let (wire, rest) = input.0.split_at(len);
                 input.0 = rest;

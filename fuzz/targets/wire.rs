@@ -6,7 +6,6 @@
 use inlane_wire::*;
 use libfuzzer_sys::fuzz_target;
 
-/// Checks that `part` lies within `whole`.
 fn inside(whole: &[u8], part: &[u8]) {
     let (whole, part) = (whole.as_ptr_range(), part.as_ptr_range());
     assert!(whole.start <= part.start && part.end <= whole.end, "a view reaches beyond its buffer");

@@ -26,7 +26,6 @@ fn outcome(test: &str, output: Output) -> Option<String> {
     Some(text)
 }
 
-/// Returns `lab/vm/run.py` without options.
 fn run_py() -> Command {
     let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("vm/run.py"));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

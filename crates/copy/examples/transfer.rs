@@ -19,7 +19,6 @@ fn main() -> Result<()> {
     let mut selector = PathSelector::open(from, to, PathChoice::Auto, &options, None)?;
     println!("{}", selector.explain(SIZE as u64).reason);
 
-    // One transfer.
     from.fill(&source, 42)?;
     selector.copy(&source.slice(0, SIZE)?, &destination.slice(0, SIZE)?)?;
 

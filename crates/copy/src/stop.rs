@@ -99,7 +99,6 @@ mod tests {
     use super::*;
     use crate::pattern;
 
-    /// A mover that sets the stop flag when its third piece is submitted.
     struct StopsAtThird(CpuMover, u32, Arc<AtomicBool>);
 
     impl Mover for StopsAtThird {

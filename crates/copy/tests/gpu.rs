@@ -31,7 +31,6 @@ fn staged_sm(from: &Arc<Device>, to: &Arc<Device>, resident: bool) -> Box<dyn Mo
     open_path(Path::StagedSm, from, to, &options).unwrap()
 }
 
-/// A generator of repeatable pseudo-random numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -81,7 +80,6 @@ fn every_size_and_alignment_arrives_and_nothing_else_changes() {
     }
 }
 
-/// A mover that is dropped with transfers in flight waits for them and frees its memory.
 #[test]
 fn a_mover_dropped_at_any_point_leaves_nothing_behind() {
     let Some([from, to]) = devices("a_mover_dropped_at_any_point_leaves_nothing_behind") else { return };
@@ -132,7 +130,6 @@ fn a_resident_path_works_after_a_long_pause() {
     mover.quiesce().unwrap();
 }
 
-/// Opens, runs and closes both directions at once, 100 times. Neither direction blocks the other forever.
 #[test]
 fn both_directions_end_every_time() {
     let Some([from, to]) = devices("both_directions_end_every_time") else { return };
@@ -195,7 +192,6 @@ fn child_that_breaks_something(name: &str, most: Duration) {
     assert!(output.status.success(), "after {name}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A trapping kernel gives an error with the GPU's reason, and the next process can use the GPU.
 #[test]
 fn a_kernel_that_traps_is_a_clear_error_and_the_next_process_works() {
     if let Err(error) = inlane_cuda::device_count() {
@@ -217,7 +213,6 @@ fn a_kernel_that_traps_is_a_clear_error_and_the_next_process_works() {
     }
 }
 
-/// A GPU whose copies never complete is given up after the timeout. No later drop waits for these copies.
 #[test]
 fn a_gpu_that_does_not_answer_is_given_up() {
     if let Err(error) = inlane_cuda::device_count() {

@@ -32,7 +32,6 @@ __device__ __forceinline__ void store_release(void *word, unsigned long long val
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-// Reads the GPU's global clock in nanoseconds.
 __device__ __forceinline__ unsigned long long now_ns() {
     unsigned long long time;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));

@@ -96,7 +96,6 @@ impl ScriptedStream {
         self.call("stub_fail", 0);
     }
 
-    /// Calls `act` on another thread after a delay.
     fn later(self, after: Duration, act: impl FnOnce(Self) + Send + 'static) {
         std::thread::spawn(move || {
             std::thread::sleep(after);

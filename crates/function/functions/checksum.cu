@@ -52,7 +52,7 @@ struct checksum {
         return folded(pseudo + sum(packet, at.upper, at.upper + bytes)) == 0xffff ? is_right : is_wrong;
     }
 
-    // Returns the sum of bytes `from` to `to - 1` as little-endian words: the checksum's with its bytes
+    // Adds bytes `from` to `to - 1` as little-endian words, which gives the checksum's sum with its bytes
     // swapped (RFC 1071, section 2(B)). `from` must be even.
     INLANE static uint64_t sum(const inlane::packet &packet, uint32_t from, uint32_t to) {
         uint32_t total = 0;

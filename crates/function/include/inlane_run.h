@@ -92,7 +92,6 @@ INLANE inlane_descriptor descriptor_at(const void *packets, uint32_t stride, uin
                                                         static_cast<uint64_t>(i) * stride);
 }
 
-// Runs a `packet` function on one packet.
 template <class F> INLANE inlane_packet_verdict run_one(F &function, const inlane_descriptor &at, const context &call) {
     packet it(reinterpret_cast<uint8_t *>(at.address), at.length, call.room);
     verdict what;

@@ -33,7 +33,6 @@ struct Memory {
     output: Region,
 }
 
-/// An emulated block of threads.
 struct Block {
     run: Run,
     _library: libloading::Library,

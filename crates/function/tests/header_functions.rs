@@ -10,12 +10,10 @@ use inlane_function::flows;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
-/// Generates lists of frames.
 fn many(frame: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Vec<Vec<u8>>> {
     proptest::collection::vec(frame, 0..70)
 }
 
-/// Applies the reference of `l3-decrement` to a frame.
 fn decremented(frame: &[u8]) -> Fate {
     let Some(ip) = dissect::ip(frame) else { return Fate::Forward(frame.to_vec()) };
     if is_discovery(frame, &ip) {

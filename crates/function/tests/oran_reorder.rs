@@ -334,7 +334,6 @@ fn packets_that_are_not_u_plane_are_forwarded() {
     assert_eq!(instance.report().counter("other_packets"), Some(4));
 }
 
-/// Checks the example that computes the power of assembled symbols, on the CPU.
 #[test]
 fn the_example_computes_the_power_of_symbols() {
     let folder = tempfile::tempdir().expect("a temporary directory");

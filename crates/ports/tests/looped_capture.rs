@@ -29,7 +29,6 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Returns a classic capture of `packets` packets of 60 bytes.
 fn capture(packets: u32) -> Vec<u8> {
     let mut bytes = 0xa1b2_c3d4u32.to_le_bytes().to_vec();
     bytes.extend([2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0]);

@@ -138,7 +138,6 @@ fn pattern(length: usize, seed: usize) -> Vec<u8> {
     (0..length).map(|n| ((n + seed).wrapping_mul(0x9e37_79b1) >> 13) as u8 | 1).collect()
 }
 
-/// Allocates host memory with `contents`.
 fn filled(contents: &[u8]) -> anyhow::Result<Region> {
     let memory = Region::host(contents.len())?;
     // SAFETY: the memory has this length, and nothing else uses it.
@@ -146,7 +145,6 @@ fn filled(contents: &[u8]) -> anyhow::Result<Region> {
     Ok(memory)
 }
 
-/// Returns the bytes of host memory.
 fn bytes(memory: &Region) -> Vec<u8> {
     // SAFETY: no transfer to this memory is in flight.
     unsafe { std::slice::from_raw_parts(memory.as_ptr(), memory.len()).to_vec() }

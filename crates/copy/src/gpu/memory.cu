@@ -7,7 +7,6 @@ __device__ inline u64 pattern(u64 index, u64 seed) {
     return word ^ (word >> 29);
 }
 
-// Fills memory with the pattern of `seed`.
 extern "C" __global__ void fill(char* memory, u64 bytes, u64 seed) {
     u64 stride = (u64)gridDim.x * blockDim.x;
     u64 words = (bytes + 7) / 8;

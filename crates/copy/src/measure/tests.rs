@@ -56,7 +56,6 @@ fn every_path_between_twins_delivers_what_was_sent() {
     }
 }
 
-/// A mover that records the completion mode of every wait.
 struct RecordsModes(Box<dyn Mover>, Arc<Mutex<Vec<CompletionMode>>>);
 
 impl Mover for RecordsModes {

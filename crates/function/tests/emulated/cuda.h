@@ -46,7 +46,6 @@ static uint64_t state_of_chance;
 static barrier block, warp_barriers[most / warp];
 static uint32_t exchanged[most];
 
-// Returns a random number.
 static uint32_t chance() {
     state_of_chance ^= state_of_chance << 13;
     state_of_chance ^= state_of_chance >> 7;
@@ -102,7 +101,6 @@ static int wait_at(barrier &at, unsigned members, int value) {
     return at.result;
 }
 
-// Ends the calling fiber.
 static void end() {
     fibers[current].done = true;
     switch_away();

@@ -228,7 +228,7 @@ impl CheckerTx {
             }
             Classification::Altered(stamp) => {
                 self.found.altered += 1;
-                // A packet that must not arrive here cannot be lost or duplicated.
+                // Only expected packets can be lost or duplicated.
                 if !self.expectation.is_dropped(stamp) {
                     self.tracker.record(stamp.flow, stamp.sequence);
                 }

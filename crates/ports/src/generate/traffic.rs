@@ -157,7 +157,6 @@ impl Traffic {
     /// Returns the index in [`Traffic::sizes`] of a flow's packet with this sequence number.
     #[inline(always)]
     pub fn size_index(&self, sequence: u32) -> usize {
-        // One size is the common case.
         if self.sizes.len() == 1 { 0 } else { sequence as usize % self.sizes.len() }
     }
 

@@ -150,7 +150,6 @@ fn wrong_options_are_refused() {
     assert!(Radio::is("gen:oran") && Radio::is("gen:oran,prbs=3") && !Radio::is("gen:64,oran"));
 }
 
-/// Compares every field of every packet with what Wireshark's dissectors decode.
 #[test]
 fn tshark_decodes_every_field_as_planned() {
     if Command::new("tshark").arg("-v").output().is_err() {

@@ -32,7 +32,6 @@ fn test_run(text: &str) -> TestRun {
     TestRun { clock, checker, pool, rx, tx }
 }
 
-/// Moves packets from `rx` to `tx` until `rx` is exhausted.
 fn forward(rx: &mut dyn Rx, tx: &mut dyn Tx) -> Result<()> {
     let mut packets = [Packet::EMPTY; 32];
     loop {
@@ -54,7 +53,6 @@ fn forward(rx: &mut dyn Rx, tx: &mut dyn Tx) -> Result<()> {
 const TEXT: &str = "gen:64,flows=1,packets=20000";
 const FAULTS: &str = "drop=1%,duplicate=2%,reorder=3%:2,corrupt=0.5%,delay=0.1%:50us,seed=7";
 
-/// Checks that a checker's findings agree with the counts of injected faults.
 fn compare(checker: &Checker, injected: [u64; 5]) {
     let (found, foreign): (Verification, u64) = (checker.verification().unwrap(), checker.foreign());
     let [dropped, duplicated, reordered, corrupted, delayed] = injected;

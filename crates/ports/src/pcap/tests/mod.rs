@@ -15,7 +15,6 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A packet of a capture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     time_ns: u64,
@@ -161,7 +160,6 @@ fn copy(from: &Path, to: &Path) -> (u64, Result<()>) {
     (tx.counters().packets, outcome)
 }
 
-/// Receives once, returns the packets' timestamps, and frees the packets.
 fn times(rx: &mut dyn Rx, pool: &dyn Pool, count: usize) -> Vec<u64> {
     let mut packets = vec![Packet::EMPTY; count];
     let count = rx.receive(&mut packets).unwrap();
