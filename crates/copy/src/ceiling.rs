@@ -160,14 +160,14 @@ impl Ceilings {
     }
 }
 
-/// Returns the ceiling of one direction. `alone` has the rate of each link driven alone. `at_once` has, for
-/// each shape, their rates while all links run in both directions.
+/// Returns the ceiling of one direction. `alone` has one rate for each link, driven alone. `at_once` has one
+/// list of rates for each shape, with all links driven at once.
 fn of_direction(alone: &[f64], at_once: &[&[f64]]) -> f64 {
     let means = at_once.iter().map(|rates| rates.iter().sum::<f64>() / rates.len() as f64);
     alone.iter().copied().fold(means.fold(0.0, f64::max), f64::min)
 }
 
-/// Measures the bytes per second of each link while all `links` are driven at once in one shape.
+/// Drives all `links` at once in one shape. Returns the bytes per second of each.
 fn rates(links: &[Link], host: &Arc<Device>, shape: &Shape, plan: &Plan) -> Result<Vec<f64>> {
     let options = PathOptions { stop: plan.stop.clone(), ..PathOptions::default() };
     let mut runs: Vec<(Box<dyn Mover>, Buffers)> = Vec::new();

@@ -112,7 +112,7 @@ impl Curve {
     }
 
     /// Measures a path in both directions at once. Returns the slower direction's time per transfer.
-    /// `forward` and `backward` are source and destination.
+    /// `forward` and `backward` each have a source and a destination.
     fn measure_both_ways(
         path: Path,
         devices: [&Arc<Device>; 2],

@@ -13,7 +13,7 @@ pub enum Endpoint {
     /// The memory of a GPU.
     Gpu(u32),
     /// The memory of an accelerator's twin. An even index models the accelerator in slot 0 of the published
-    /// experiment ([`crate::published`]), an odd index that in slot 1.
+    /// experiment ([`crate::published`]), an odd index the one in slot 1.
     Twin(u32),
     /// A BAR of a PCI device, or a range of such a BAR.
     Bar(BarSpec),

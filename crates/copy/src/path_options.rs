@@ -28,8 +28,8 @@ pub struct PathOptions {
     pub resident: bool,
     /// The most blocks that a copy by SMs uses.
     pub blocks: u32,
-    /// True if transfers in both directions run at the same time. Paths are then chosen by their cost in that
-    /// case.
+    /// True if transfers in both directions run at the same time. Paths are then chosen by their cost in both
+    /// directions.
     pub both_ways: bool,
     /// Paths that [`PathChoice::Auto`] must not take.
     pub without: Vec<Path>,

@@ -26,7 +26,7 @@ impl EngineTuning {
 
 /// The smallest chunk, in bytes, that is worth the cost of its events.
 const SMALLEST: usize = 128 << 10;
-/// The cost of a chunk's events, as the bytes that a link of 55 GB/s moves in their 3 us.
+/// The cost of a chunk's events in bytes: a link of 55 GB/s moves this many in 3 us.
 const CHUNK_COST: f64 = 165e3;
 
 /// Returns the chunk sizes of a transfer by copy engines, at most `largest` bytes each.
@@ -80,7 +80,7 @@ pub struct SmTuning {
     /// costs a fence. Fewer are used for small parts and while other transfers are in flight, more if a chunk
     /// would exceed `chunk` bytes.
     pub turns: usize,
-    /// The largest transfer, in bytes, that is sent as lines, which need no fences. 0 never sends lines.
+    /// The largest transfer in bytes that is sent as lines, without fences. With 0, no transfer is.
     pub lines: usize,
 }
 

@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 
 /// The default timeout: if nothing completes for this long, the GPUs of this process are abandoned.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How many polls of a copy's event lie between two checks of the streams that it depends on. They take about
-/// 10 ms.
+/// The number of polls of a copy's event between two checks of its streams: about 10 ms.
 const POLLS: u32 = 1 << 13;
 /// How often a sleeping wait checks whether a stream that the copy depends on has failed.
 const SLEEP: Duration = Duration::from_millis(250);

@@ -227,8 +227,8 @@ fn a_failed_copy_gives_its_error() {
     }
 }
 
-/// Waits for a copy whose stream waits for a failing stream of another GPU. The wait returns that error
-/// before the timeout.
+/// Waits for a copy whose stream waits for a failing stream of another GPU. The wait returns that stream's
+/// error before the timeout.
 fn another_fails(completion: CompletionMode) {
     let (from, to) = (Gpu::open(0).unwrap(), Gpu::open(1).unwrap());
     let (out, into) = (from.stream().unwrap(), to.stream().unwrap());

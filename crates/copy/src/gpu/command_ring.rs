@@ -25,8 +25,8 @@ pub(super) const COMMAND_BYTES: usize = 64;
 pub(super) const COMMANDS_BYTES: usize = DEPTH as usize * COMMAND_BYTES;
 /// The size of one channel's words in the pinned span, in bytes.
 pub(super) const CHANNEL_BYTES: usize = size_of::<Channel>();
-/// The offset in bytes of the `ended` words. In its word, each channel of the puller stores the newest
-/// command that it ended.
+/// The offset in bytes of the `ended` words. Each channel of the puller stores the number of its newest ended
+/// command there.
 pub(super) const ENDED: usize = size_of::<Control>();
 /// The offset in bytes of the word in which a kernel that gives up stores the reason.
 const FAILED: usize = offset_of!(Control, failed);
@@ -90,8 +90,8 @@ pub(super) fn word(memory: &Region, offset: usize) -> &AtomicU64 {
     unsafe { &*memory.as_ptr().add(offset).cast::<AtomicU64>() }
 }
 
-/// Returns the newest command that all channels have ended. Returns some number below `oldest` if they have
-/// not ended `oldest`.
+/// Returns the newest command that all channels have ended. If a channel has not ended `oldest`, returns any
+/// lower number.
 pub(super) fn ended(memory: &Region, channels: u32, oldest: u64) -> u64 {
     let mut ended = u64::MAX;
     for channel in 0..channels as usize {
@@ -306,8 +306,8 @@ struct TimerState {
     started: Condvar,
 }
 
-/// A command ring with a timer thread, which parks idle resident kernels: it tells them to leave, so that
-/// they do not occupy SMs or block allocations.
+/// A command ring with a timer thread. The timer parks idle resident kernels: it tells them to leave, so that
+/// they do not occupy SMs.
 pub(super) struct ParkedWhenIdle {
     shared: Arc<TimerState>,
     timer: Option<JoinHandle<()>>,

@@ -53,8 +53,8 @@ pub struct SmStaged {
     to: Arc<Gpu>,
     push: Side,
     pull: Side,
-    /// For completion mode `interrupt`: a stream that waits for a transfer's end, and the event after it,
-    /// which wakes the waiting thread.
+    /// For completion mode `interrupt`: a stream that waits for a transfer's end, and then an event that
+    /// wakes the thread.
     notice: (Stream, Pending),
     memory: Region,
     layout: Layout,

@@ -131,7 +131,7 @@ struct Expected<'a> {
 }
 
 impl Expected<'_> {
-    /// Returns the next packet expected in `output`, with its timestamp rounded to the resolution of
+    /// Returns the next packet expected in `output`, with its timestamp rounded down to the resolution of
     /// `output`. Skips packets that the reference does not send to port 0.
     fn next(&mut self, output: &CaptureReader) -> Result<Option<Entry>> {
         let unit_ns = match output.resolution() {
