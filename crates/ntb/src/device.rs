@@ -81,8 +81,8 @@ pub enum Event {
     Link,
 }
 
-/// One port of a bridge. Ports are numbered from 0 to [`Ntb::ports`] - 1. All ports but this one are peers.
-/// Any thread may call any method.
+/// One port of a bridge. Ports are numbered from 0 to [`Ntb::ports`] - 1. All others are peers. Any thread
+/// may call any method.
 pub trait Ntb: Send + Sync {
     /// Returns the capabilities of this bridge.
     fn capabilities(&self) -> &Capabilities;

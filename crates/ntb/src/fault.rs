@@ -178,12 +178,11 @@ impl Ord for Piece {
 }
 
 struct State {
-    /// The pieces of each epoch. A fence ends an epoch. Only pieces of the first epoch may be delivered;
-    /// later epochs wait until it is empty.
+    /// The pieces of each epoch. A fence ends an epoch. An epoch's pieces are delivered before those of the
+    /// next.
     epochs: VecDeque<BinaryHeap<Piece>>,
     random: Random,
-    /// When the wire was made. Stands in for the due time in the rank of pieces that are not ordered by due
-    /// time.
+    /// When the wire was made. Stands in for the due time in the rank of pieces that are not ordered by it.
     start: Instant,
     sent: u64,
     mapped: Vec<Region>,
@@ -428,8 +427,8 @@ mod tests {
         }
     }
 
-    /// Checks that the time of a store does not grow with the number of queued pieces. Storing 1 MiB in
-    /// pieces of 8 bytes must take at most 60 s.
+    /// Checks that a store's time does not grow with the number of queued pieces: 1 MiB in pieces of 8 bytes
+    /// takes at most 60 s.
     #[test]
     fn the_time_of_a_store_grows_with_its_length_only() {
         for plan in ["torn", "torn,reorder", "torn,delay=1ms", "torn,reorder,delay=1ms"] {

@@ -100,8 +100,8 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Combines the errors of two paths. If neither path can be reached, the result names both. In all other
-    /// cases, returns `first` if it is given, else `second`.
+    /// Combines the errors of two paths. If neither path can be reached, names both. Otherwise returns
+    /// `first` if given, or `second`.
     pub fn of_paths(first: Option<Self>, second: Self) -> Self {
         match (first, second) {
             (None, error) => error,

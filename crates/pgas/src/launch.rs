@@ -50,8 +50,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use supervise::{JobEvent, Running, end_all, supervise};
 
-/// Explains, for an error message, why `program` could not be started and what to do. Returns `None` if
-/// `program` exists and is executable. A name without a slash is searched only in PATH.
+/// Explains, for an error message, why `program` could not be started and what to do. `None` if it exists
+/// and is executable. A name without a slash is searched only in PATH.
 pub fn why_not_started(program: &Path) -> Option<String> {
     let shown = program.display();
     let is_name = program.components().count() == 1;
@@ -116,9 +116,9 @@ impl Default for Job {
 }
 
 impl Job {
-    /// Runs `program` with `arguments` as every PE and waits for all. A PE fails by its status, by a signal
-    /// or by ending without finalizing. If a PE fails, the others are ended. Returns the job's exit status
-    /// and, for a failure, the reason.
+    /// Runs `program` with `arguments` as every PE and waits for all. If a PE fails, the others are ended. A
+    /// PE fails by its status, by a signal or by ending without finalizing. Returns the exit status and, for
+    /// a failure, the reason.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an invalid job; errors of the system if the hub or a process cannot be made.

@@ -112,15 +112,15 @@ pub unsafe fn fcollect_active(destination: *mut c_void, source: *const c_void, b
     check(unsafe { world().fcollect(active(set), destination as usize, source.cast(), bytes) });
 }
 
-/// Sends block i of the source to PE i of the team. A block has `bytes` bytes. The receiver stores it in its
-/// `destination`, at the sender's index.
+/// Sends block i of the source to PE i of the team, which stores it in its `destination` at the sender's
+/// index. A block has `bytes` bytes.
 pub unsafe fn all_to_all(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
     // SAFETY: the caller's pointers are valid.
     over(team, |team| unsafe { world().all_to_all(team, destination as usize, source.cast(), bytes) })
 }
 
-/// Sends block i of the source to PE i of the set. A block has `bytes` bytes. The receiver stores it in its
-/// `destination`, at the sender's index.
+/// Sends block i of the source to PE i of the set, which stores it in its `destination` at the sender's
+/// index. A block has `bytes` bytes.
 pub unsafe fn all_to_all_active(
     destination: *mut c_void,
     source: *const c_void,
@@ -131,9 +131,9 @@ pub unsafe fn all_to_all_active(
     check(unsafe { world().all_to_all(active(set), destination as usize, source.cast(), bytes) });
 }
 
-/// Sends elements to each PE of the team, like [`all_to_all`], but they are not contiguous. `elements` is
-/// their number per PE and their width in bytes. `strides` are their distances, in elements, at the
-/// destination and at the source.
+/// Sends elements to each PE of the team, like [`all_to_all`], but not contiguous. `elements` is their
+/// number per PE and their width in bytes. `strides` are their distances, in elements, at the destination
+/// and at the source.
 pub unsafe fn all_to_all_strided(
     team: Team,
     destination: *mut c_void,
@@ -161,8 +161,8 @@ pub unsafe fn all_to_all_strided_active(
     });
 }
 
-/// Combines the source arrays of all PEs of the team element by element, into each PE's destination.
-/// `elements` is the number of elements and their width in bytes.
+/// Combines the source arrays of the team's PEs element by element, into each PE's destination. `elements`
+/// is their number and their width in bytes.
 pub unsafe fn reduce(
     team: Team,
     destination: *mut c_void,

@@ -38,7 +38,7 @@ fn state(context: Context) -> Option<&'static State> {
 }
 
 /// Converts a PE's number in the context's team to its number in the job. A number outside the team becomes
-/// one that no PE has, so the operation fails.
+/// one that no PE has.
 #[inline]
 pub fn pe(context: Context, number: c_int) -> u32 {
     if context == Context::DEFAULT {

@@ -5,8 +5,8 @@ use inlane_pgas::error::{Error, Result};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-/// Converts the result of an allocation to C's: null if the heap is full or the alignment is invalid. Ends
-/// the job for other errors.
+/// Converts an allocation's result to C's: null if the heap is full or the alignment is invalid. Ends the
+/// job for other errors.
 fn made(outcome: Result<*mut u8>) -> *mut c_void {
     match outcome {
         Ok(address) => address.cast(),
@@ -24,9 +24,8 @@ pub fn allocate(size: usize) -> *mut c_void {
     made(world().allocate_for_copies(size))
 }
 
-/// Allocates `size` bytes of symmetric memory at an aligned address. Rounds the alignment up to a power of
-/// two, as other OpenSHMEM libraries do. Returns null if the size is 0, the heap is full, or the alignment
-/// is 0 or too large.
+/// Allocates `size` bytes of symmetric memory, aligned to `alignment` rounded up to a power of two. Returns
+/// null if the size is 0, the heap is full, or the alignment is 0 or too large.
 pub fn allocate_aligned(alignment: usize, size: usize) -> *mut c_void {
     if size == 0 {
         check(world().barrier_all());

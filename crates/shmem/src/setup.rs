@@ -49,8 +49,8 @@ pub fn addr_accessible(address: *const c_void, number: c_int) -> c_int {
     (pe(number) < world().pes() && world().offset_of(address as usize, 1).is_ok()) as c_int
 }
 
-/// Returns the address for this PE's loads and stores to PE `number`'s copy of the symmetric object at
-/// `address`. Returns null if they cannot reach it.
+/// Returns the address for loads and stores to PE `number`'s copy of the symmetric object at `address`, or
+/// null if there is none.
 pub fn ptr(address: *const c_void, number: c_int) -> *mut c_void {
     world().direct(address as usize, pe(number)).map_or(std::ptr::null_mut(), |address| address.cast())
 }

@@ -55,8 +55,8 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
     1
 }
 
-/// Makes the `length` bytes at `address` and those at `offset` of the inbound memory the same memory. Both
-/// spans are whole pages. The contents at `address` are kept.
+/// Makes the `length` bytes at `address` and at `offset` of the inbound memory the same memory, in whole
+/// pages. The contents at `address` are kept.
 ///
 /// # Safety
 /// `find` returned the address and length. Nothing else uses the span of the inbound memory. No other thread

@@ -38,8 +38,7 @@ const NUM_CONTEXTS: i64 = 1;
 pub struct State {
     set: Set,
     config: TeamConfig,
-    /// The channel of the team's collectives. `None` for the team of all PEs, or if a PE had no free place
-    /// for a channel.
+    /// The channel of the team's collectives. `None` for the team of all PEs, or if a PE had no free place.
     channel: Option<Arc<Channel>>,
 }
 
@@ -120,8 +119,8 @@ pub unsafe fn get_config(team: Team, mask: i64, config: *mut TeamConfig) -> c_in
     0
 }
 
-/// Converts a PE's number in team `from` to its number in team `to`. Returns -1 if the PE is not in both
-/// teams, or if a team is invalid.
+/// Converts a PE's number in team `from` to its number in team `to`. Returns -1 if a team is invalid or
+/// lacks the PE.
 pub fn translate_pe(from: Team, pe: c_int, to: Team) -> c_int {
     let (Some(from), Some(to)) = (set(from), set(to)) else { return -1 };
     match u32::try_from(pe) {
@@ -211,8 +210,8 @@ pub fn destroy(team: Team) {
     }
 }
 
-/// Returns the address for this PE's loads and stores to the copy of the symmetric object at `address` at PE
-/// `pe` of the team. Returns null if they cannot reach it.
+/// Returns the address for loads and stores to the copy of the symmetric object at `address` at PE `pe` of
+/// the team, or null if there is none.
 pub fn ptr(team: Team, address: *const c_void, pe: c_int) -> *mut c_void {
     match (set(team), u32::try_from(pe)) {
         (Some(set), Ok(pe)) if pe < set.size => setup::ptr(address, set.pe(pe) as c_int),

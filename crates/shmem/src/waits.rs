@@ -152,7 +152,7 @@ pub unsafe fn wait_until_any<T: Copy + PartialOrd>(
 }
 
 /// Blocks until the comparison of at least one word holds. Stores the indices of all such words and returns
-/// their number, or 0 at once if all words are skipped.
+/// their number. Returns 0 at once if all words are skipped.
 pub unsafe fn wait_until_some<T: Copy + PartialOrd>(
     words: *const T,
     count: usize,

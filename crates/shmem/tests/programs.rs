@@ -117,8 +117,8 @@ fn runs(process: &str) -> bool {
     status.contains("State:") && !status.contains("State:\tZ")
 }
 
-/// Returns arguments for `sh` to run `program` as its child. A shell would replace itself by the last
-/// command, so `true` follows.
+/// Returns arguments for `sh` to run `program` as its child, followed by `true`: a shell would replace
+/// itself by the last command.
 fn behind_a_shell(program: &Path, how: &str, folder: &Path) -> Vec<OsString> {
     let line = format!("{} {how} {}; true", program.display(), folder.display());
     vec!["-c".into(), line.into()]

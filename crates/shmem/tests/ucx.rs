@@ -21,8 +21,8 @@ fn has_ucx(test: &str) -> bool {
     found.is_ok()
 }
 
-/// Runs a program as a job of `pes` PEs over UCX with the transports `methods` (UCX_TLS). Returns the job's
-/// status and the reason for a failure.
+/// Runs a program as a job of `pes` PEs over UCX with the transports `methods` (UCX_TLS). Returns the status
+/// and the reason for a failure.
 fn run(program: &Path, methods: &str, pes: u32, arguments: &[&str]) -> (i32, Option<String>) {
     let job = Job { pes, heap_bytes: 64 << 20, transport: Kind::Ucx, ..Job::default() };
     let all = [format!("UCX_TLS={methods}").into(), program.into()];

@@ -253,7 +253,7 @@ impl Worker {
     }
 
     /// Copies `source` to `destination` in steps of `STEP` bytes. Returns false if the device was lost, the
-    /// engine was dropped, or a copy failed.
+    /// engine dropped, or a copy failed.
     fn copy(&mut self, source: &Region, destination: &Region) -> bool {
         let mut offset = 0;
         while offset < source.len() {

@@ -45,8 +45,8 @@ fn read_row(ntb: &dyn Ntb, peer: u32) -> [u32; ROW] {
     std::array::from_fn(|index| ntb.scratchpad_read(peer * ROW as u32 + index as u32))
 }
 
-/// Returns the epoch that `peer` wrote into its scratchpads here. If it differs from that of the
-/// [`Connection`], the peer has restarted or is reconnecting.
+/// Returns the epoch that `peer` wrote. It differs from that of the [`Connection`] after the peer restarted
+/// or reconnected.
 pub fn epoch_in_row(ntb: &dyn Ntb, peer: u32) -> u32 {
     ntb.scratchpad_read(peer * ROW as u32 + 1)
 }

@@ -80,8 +80,8 @@ fn another_version_is_reported_only_for_a_current_row() {
     assert_eq!(side.read(&current.encode()), Progress::OtherVersion(2));
 }
 
-/// Checks that a handshake does not use the epoch of a process that has ended and left its row. Tries all
-/// interleavings with at most two preemptions.
+/// Checks that a handshake does not use the stale row of an ended process. Tries all interleavings with at
+/// most two preemptions.
 #[test]
 fn loom_agreement() {
     use loom::sync::Arc;

@@ -14,8 +14,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-/// Length of the hub's first message to a process: the magic number, the port, the number of ports and the
-/// size of each port's inbound memory.
+/// Length of the hub's first message: the magic number, the port, the number of ports and the size of each
+/// port's inbound memory.
 pub(super) const HELLO_BYTES: usize = 24;
 pub(super) const MAGIC: u64 = 0x3130_4254_4e4c_4e49;
 /// Number of eventfds of a port: its doorbell vectors and the link event.
@@ -126,8 +126,8 @@ impl Hub {
         self.receiver.lock().unwrap_or_else(|poison| poison.into_inner()).take()
     }
 
-    /// Admits a process to `port`. Returns a socket for the process to pass to [`super::Twin::attach`]. When
-    /// the socket closes, the port's link goes down. The port can then be admitted again.
+    /// Admits a process to `port`. Returns a socket for its [`super::Twin::attach`]. When the socket closes,
+    /// the port's link goes down, and the port can be admitted again.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a port that does not exist, [`Error::Os`] if the system refuses a socket or
@@ -140,8 +140,8 @@ impl Hub {
         Ok(theirs)
     }
 
-    /// Admits a process to `port` like [`Hub::admit`], over an existing connection. `socket` is the hub's
-    /// end of a UNIX socket of type SOCK_SEQPACKET. The process holds the other end.
+    /// Admits a process to `port` like [`Hub::admit`], over `socket`, the hub's end of a UNIX socket of type
+    /// SOCK_SEQPACKET. The process holds the other end.
     ///
     /// # Errors
     /// As for [`Hub::admit`].

@@ -206,8 +206,8 @@ fn capabilities(window_bytes: u64) -> Capabilities {
     }
 }
 
-/// Takes the link down for 2 ms at random intervals, until the port is dropped. The intervals are 0.5 to 1.5
-/// times `faults.flap`.
+/// Takes the link down for 2 ms at random intervals of 0.5 to 1.5 times `faults.flap`, until the port is
+/// dropped.
 fn flap(port: Weak<Inner>, faults: Faults) {
     let mut random = Random::new(faults.seed ^ 0xF1A9);
     std::thread::spawn(move || {

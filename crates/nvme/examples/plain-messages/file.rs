@@ -18,8 +18,8 @@ const RESPONSE_HEADER: usize = 24;
 const ALIGNMENT: usize = 4096;
 /// The number of completions after which the server sends the responses to small reads.
 const BATCH: usize = 8;
-/// The size in bytes from which a read counts as large. A large read is answered as soon as it completes.
-/// Small reads are answered in batches.
+/// The size in bytes from which a read is answered as soon as it completes. Smaller reads are answered in
+/// batches.
 const LARGE: usize = 64 << 10;
 
 const RECEIVE: u64 = u64::MAX;

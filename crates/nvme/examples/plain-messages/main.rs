@@ -164,8 +164,8 @@ fn load(
     Ok(())
 }
 
-/// Polls the socket for up to `spin`, then sleeps until bytes arrive. Returns the number of bytes received,
-/// or 0 at the end of the stream.
+/// Polls the socket for up to `spin`, then sleeps until bytes arrive. Returns their number, or 0 at the end
+/// of the stream.
 fn receive(stream: &mut TcpStream, buffer: &mut [u8], spin: Duration) -> std::io::Result<usize> {
     let start = Instant::now();
     while !spin.is_zero() && start.elapsed() < spin {

@@ -52,16 +52,15 @@ pub(super) struct Job<'a> {
     session: Session,
     workload: &'a Workload,
     part: Range<u64>,
-    /// The buffers that are not in flight. The number is a token: the index in `operations` of the operation
-    /// that uses the buffer.
+    /// The buffers that are not in flight, with their tokens: indices in `operations`.
     buffers: Vec<(u64, Buffer)>,
     /// The operations by token.
     operations: Vec<Operation>,
     random: u64,
     /// The index of the next block of a sequential workload, within this job's part.
     next: u64,
-    /// The number of writes to each block, plus [`BUSY`] while an operation on it is in flight. Empty if
-    /// writes are not verified.
+    /// The number of writes to each block, plus [`BUSY`] while an operation is in flight. Empty without
+    /// verification.
     written: Vec<u32>,
     submitted: u64,
     reads: Tally,
@@ -70,8 +69,8 @@ pub(super) struct Job<'a> {
     wrong: Option<String>,
 }
 
-/// Marks a block with an operation in flight. A second one must wait, because the target may execute the two
-/// in any order.
+/// Marks a block with an operation in flight. The next must wait, because the target may execute two in any
+/// order.
 const BUSY: u32 = 1 << 31;
 
 impl<'a> Job<'a> {

@@ -263,8 +263,8 @@ pub mod feature {
     pub const ERROR_RECOVERY: u8 = 0x05;
     /// Volatile Write Cache.
     pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
-    /// Number of Queues. Dword 11 and the result hold the submission queues in bits 15:0 and the completion
-    /// queues in bits 31:16, each less one.
+    /// Number of Queues. Dword 11 and the result: submission queues in bits 15:0, completion queues in bits
+    /// 31:16, each less one.
     pub const NUMBER_OF_QUEUES: u8 = 0x07;
     /// Write Atomicity Normal.
     pub const WRITE_ATOMICITY: u8 = 0x0A;

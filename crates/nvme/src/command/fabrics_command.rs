@@ -68,9 +68,9 @@ pub mod csts {
 pub struct Cap(pub u64);
 
 impl Cap {
-    /// Creates the capabilities of a controller for the NVM command set with contiguous queues. A queue has
-    /// at most `max_entries` entries (2 to 65,536). The controller becomes ready within `timeout_500ms`
-    /// units of 500 ms.
+    /// Creates the capabilities of a controller for the NVM command set. Queues are contiguous and have at
+    /// most `max_entries` entries (2 to 65,536). The controller becomes ready within `timeout_500ms` units
+    /// of 500 ms.
     pub fn new(max_entries: u32, timeout_500ms: u8) -> Self {
         Self(u64::from(max_entries - 1) & 0xFFFF | 1 << 16 | u64::from(timeout_500ms) << 24 | 1 << 37)
     }
@@ -94,8 +94,8 @@ pub mod connect {
     pub const ANY_CONTROLLER: u16 = 0xFFFF;
 }
 
-/// Returns dword 0 of the completion of a refused Connect (Base section 6.3). It names the invalid parameter
-/// by its offset: in the Connect's data if `in_data` is set, else in the command.
+/// Returns dword 0 of the completion of a refused Connect (Base section 6.3): the invalid parameter's
+/// offset, in the Connect's data if `in_data` is set, else in the command.
 pub fn connect_error(in_data: bool, offset: u16) -> u32 {
     u32::from(offset) | u32::from(in_data) << 16
 }

@@ -23,8 +23,8 @@ use outbox::Outbox;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
-/// The number of low bits of a command identifier that hold the slot's index. The other bits count the
-/// slot's uses, so a late completion is detected.
+/// The number of low bits of a command identifier that hold the slot's index. The others count its uses, to
+/// detect late completions.
 const INDEX_BITS: u32 = 12;
 /// The most entries of a queue.
 pub const MAX_ENTRIES: u32 = 1 << INDEX_BITS;
@@ -84,8 +84,8 @@ struct Slot {
     token: u64,
     command: Option<Command>,
     buffer: Option<Buffer>,
-    /// For a read, the number of bytes received into the buffer. For a write, the number of bytes at the
-    /// buffer's start that were sent in the capsule or requested by R2T.
+    /// For a read, the number of bytes received. For a write, the number of bytes sent in the capsule or
+    /// requested by R2T.
     transferred: u32,
     /// The number of data segments of this slot that are still in the outbox.
     queued: u32,
@@ -236,8 +236,8 @@ impl Connection {
         }
     }
 
-    /// Returns where the next received bytes go. The first slice is the rest of a command's buffer, and may
-    /// be empty. The second is scratch space. Fill the first slice before the second.
+    /// Returns where the next received bytes go: the rest of a command's buffer, which may be empty, and
+    /// scratch space. Fill the first slice before the second.
     pub fn receive_slices(&mut self) -> [IoSliceMut<'_>; 2] {
         let Inbox { payload, scratch, expect_large, .. } = &mut self.inbox;
         let (data, large): (&mut [u8], bool) = match payload {
@@ -294,8 +294,8 @@ impl Connection {
         }
     }
 
-    /// Returns the header of the last received PDU, for a termination request. If the PDU's common header is
-    /// invalid, returns only the 8 bytes of the common header.
+    /// Returns the header of the last received PDU, or its first 8 bytes if these are invalid. A termination
+    /// request sends it back.
     pub fn faulty_pdu(&self) -> &[u8] {
         self.inbox.faulty_pdu()
     }
@@ -340,7 +340,7 @@ impl Connection {
     }
 
     /// Returns the slot of the command in flight with identifier `cid`. If there is none, returns a fault
-    /// that names the field at `offset` of a PDU of type `kind`.
+    /// for the field at `offset` of a PDU of type `kind`.
     fn find(&mut self, cid: u16, kind: Kind, offset: u32) -> Result<u16, Fault> {
         let index = cid & (MAX_ENTRIES as u16 - 1);
         match self.slots.get(usize::from(index)) {

@@ -32,7 +32,7 @@ pub struct ConnectOptions {
     /// How the connections of the queues are made. The number of entries applies to I/O queues only.
     pub queue: QueueOptions,
     /// The keep-alive timeout; zero turns keep-alive off. The initiator ends the connection if a Keep Alive
-    /// is not answered within this time. The target ends it if the host is silent this long.
+    /// is unanswered this long. The target ends it if the host is silent this long.
     pub keep_alive: Duration,
 }
 

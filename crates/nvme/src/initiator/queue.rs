@@ -47,8 +47,8 @@ pub struct Queue {
     peer: String,
     timeout: Duration,
     spin: Duration,
-    /// When bytes last arrived, or when a command was last submitted while none was in flight, whichever is
-    /// later. Held commands do not count.
+    /// When bytes last arrived, or when a command was last submitted to an idle queue, whichever is later.
+    /// Ignores held commands.
     last_arrival: Instant,
     /// The number of held commands: those in flight that the controller may leave unanswered for any time.
     held: usize,

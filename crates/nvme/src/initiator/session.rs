@@ -17,8 +17,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// The least time between two keep-alive rounds on the admin queue. Also the longest time that a wait for a
-/// reconnection blocks.
+/// The least time between two keep-alive rounds. Also the longest time that a wait for a reconnection
+/// blocks.
 const TICK: Duration = Duration::from_millis(100);
 /// The pause after all paths have failed, before they are tried again.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -44,8 +44,8 @@ struct Live {
     queue: Queue,
 }
 
-/// The first path that works: its index, the connection over it, and its namespace. If no path works, the
-/// error of the last one.
+/// The first path that works: its index, its connection and its namespace. If none works, the error of the
+/// last one.
 type Reconnected = Result<(usize, Live, NamespaceInfo)>;
 
 /// Access to a namespace.
@@ -145,8 +145,8 @@ impl Session {
         self.failovers
     }
 
-    /// Returns the number of commands that can be submitted now. It is 0 while no path works, or while a
-    /// failed path's commands wait to be sent again.
+    /// Returns how many commands can be submitted now. 0 while no path works, or while a failed path's
+    /// commands wait to be sent again.
     pub fn available(&self) -> usize {
         if !self.pending.is_empty() {
             return 0;
@@ -194,8 +194,8 @@ impl Session {
         None
     }
 
-    /// Returns a completed command for the caller. If its error is transient and retries are left, queues
-    /// the command again and returns `None`.
+    /// Returns a completed command for the caller. Returns `None` after a transient error with retries left,
+    /// and queues the command again.
     fn settled(&mut self, done: Done) -> Option<Done> {
         if done.status().is_success() {
             self.lost_since = None;

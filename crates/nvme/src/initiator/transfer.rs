@@ -43,8 +43,8 @@ pub trait Sink {
 
 /// Provides the data of [`write_from`]. Implement it to write from memory of a device.
 pub trait Source {
-    /// Returns a buffer with the next `most` bytes, or with fewer at the end of the data. The buffer's
-    /// length is the number of these bytes. Returns `None` if no data is left.
+    /// Returns the next `most` bytes in a buffer of that length, or fewer at the end of the data. `None` if
+    /// no data is left.
     ///
     /// # Errors
     /// If the data cannot be read.
@@ -103,8 +103,8 @@ impl Source for ReaderSource<'_> {
     }
 }
 
-/// Returns the most bytes of each command: whole blocks, at most 256 KiB and at most the controller's limit,
-/// but at least one block.
+/// Returns the most bytes of each command: at most 256 KiB and the controller's limit, but at least one
+/// block.
 fn chunk_bytes(session: &Session) -> u64 {
     let unit = session.namespace().block_bytes;
     u64::from((session.namespace().max_transfer.min(CHUNK) / unit).max(1) * unit)

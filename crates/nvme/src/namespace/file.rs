@@ -199,7 +199,6 @@ fn logical_block(file: &File, path: &Path) -> Result<u32> {
 }
 
 /// Returns the alignment of direct requests in bytes: 512 if a trial read of 512 bytes succeeds, else 4096.
-/// Kernels before 6.1 cannot be asked for it.
 fn direct_alignment(file: &File) -> u32 {
     #[repr(C, align(4096))]
     struct Block([u8; 512]);

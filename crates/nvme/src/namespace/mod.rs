@@ -79,12 +79,10 @@ pub struct Counters {
 }
 
 impl Namespace {
-    /// Opens the storage that `specification` names. The namespace's UUID is derived from `subsystem`, the
-    /// subsystem's NQN.
+    /// Opens the storage that `specification` names. `subsystem` is the subsystem's NQN.
     ///
-    /// The UUID of a file or block device stays the same when the target restarts. A namespace in memory
-    /// gets a new one, because its contents are lost. A host that had it mounted then reports errors instead
-    /// of reading zeros.
+    /// A file or block device keeps its UUID when the target restarts. Memory gets a new one, so that hosts
+    /// report errors instead of reading zeros.
     ///
     /// # Errors
     /// If the storage cannot be opened or locked, or is smaller than one block.
@@ -171,10 +169,8 @@ impl Namespace {
         matches!(self.storage, Storage::File(_))
     }
 
-    /// Records that a flush failed, so that later flushes and writes fail, too.
-    ///
-    /// The kernel reports a failed write-back once and drops the data. A later `fdatasync` would succeed
-    /// although writes are lost.
+    /// Records that a flush failed, so that later flushes and writes fail, too. The kernel reports the lost
+    /// data only once.
     pub fn record_failed_flush(&self) {
         self.flush_failed.store(true, Relaxed);
     }

@@ -96,8 +96,8 @@ impl fmt::Display for Termination {
     }
 }
 
-/// Writes a termination request from `sender` into `out`. `received` starts with the faulty PDU, of which up
-/// to 128 bytes are sent. Returns the number of bytes written, at most 152.
+/// Writes a termination request from `sender` into `out`. `received` starts with the faulty PDU; up to 128
+/// bytes of it are sent. Returns the bytes written, at most 152.
 ///
 /// # Panics
 /// If `out` is shorter than 152 bytes.

@@ -205,8 +205,8 @@ impl R2t {
     }
 }
 
-/// Writes a header with its digest, and the padding before `data_bytes` bytes of data. Returns the number of
-/// bytes written. Send the data after them, then its [`digest`] if data digests are in use.
+/// Writes a header with its digest, and the padding before `data_bytes` bytes of data. Returns the bytes
+/// written. The data follows, then its [`digest`] if data digests are in use.
 ///
 /// `alignment` is the data alignment that the receiver asked for, 4 to 128 bytes.
 ///

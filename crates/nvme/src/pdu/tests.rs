@@ -173,8 +173,8 @@ proptest! {
         prop_assert!(matches!(header, Header::R2t(found) if found.r2tl.get() == 512));
     }
 
-    /// With a header digest, every changed byte is found. Without one, decoding returns a valid layout, or a
-    /// fault at an offset in the header.
+    /// With a header digest, every changed byte is found. Without, decoding returns a valid layout or a
+    /// fault in the header.
     #[test]
     fn mutated_headers_are_refused_or_harmless(
         digests in any_digests(),

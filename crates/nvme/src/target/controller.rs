@@ -201,7 +201,7 @@ impl Controller {
         self.ready.load(Relaxed)
     }
 
-    /// Returns true if the host's values in CC are supported: the NVM command set, pages of 4 KiB and
+    /// Returns true if the host's values in CC are supported: the NVM command set, 4 KiB pages and
     /// round-robin arbitration. Except on a discovery controller, queue entries must have 64 and 16 bytes.
     fn accepts(configuration: u32, discovery: bool) -> bool {
         let field = |shift: u32, bits: u32| configuration >> shift & ((1 << bits) - 1);

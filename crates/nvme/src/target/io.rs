@@ -169,8 +169,8 @@ pub fn execute_on_memory(
     Ok(())
 }
 
-/// Completed commands that are not yet added to their namespace's counters. Threads share the counters, so a
-/// connection adds to them once for each batch of commands.
+/// Completed commands to add to their namespace's counters, once for each batch, because threads share the
+/// counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     namespace: u32,

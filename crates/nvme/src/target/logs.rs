@@ -47,8 +47,8 @@ pub fn page(
     })
 }
 
-/// Returns the discovery log for a host: the addresses of the discovery service and, if the host may use it,
-/// of the subsystem.
+/// Returns the discovery log for a host: the addresses of the discovery service and, if allowed for the
+/// host, of the subsystem.
 fn discovery(subsystem: &Subsystem, host_nqn: &str, local: SocketAddr) -> Vec<u8> {
     let mut entries = Vec::new();
     let mut add = |port: usize, address: SocketAddr, nqn: &str, kind: u8| {

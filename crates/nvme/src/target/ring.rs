@@ -182,8 +182,8 @@ impl Ring {
         self.push(&opcode::Timeout::new(time).build().user_data(tag));
     }
 
-    /// Submits all requests and waits for a completion: polls for up to `spin`, then sleeps. Appends all
-    /// completions to `completed`. A signal can end the wait without a completion.
+    /// Submits all requests. Polls for a completion for up to `spin`, then sleeps. Appends the completions
+    /// to `completed`. A signal can end the wait without any.
     ///
     /// # Errors
     /// If the ring fails. Later calls would fail, too.

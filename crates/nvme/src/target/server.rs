@@ -180,8 +180,7 @@ impl Target {
         self.workers.iter().map(|worker| worker.load.connections.load(Relaxed)).sum()
     }
 
-    /// Returns the number of each worker thread's connections without an admin queue, which carry an I/O
-    /// queue or may still get one.
+    /// Returns the number of each worker thread's connections with an I/O queue, or with no queue yet.
     #[cfg(test)]
     pub(super) fn io_queues(&self) -> Vec<usize> {
         self.workers.iter().map(|worker| worker.load.rank().0).collect()

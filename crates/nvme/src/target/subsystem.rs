@@ -176,8 +176,7 @@ impl Subsystem {
     }
 
     /// Replaces the list of hosts that may connect; `None` allows all. Ends the controllers of other hosts.
-    /// Tells the discovery controllers of added and removed hosts that the discovery log has changed.
-    /// Returns true if the list changed.
+    /// Notifies the discovery controllers of added and removed hosts. Returns true if the list changed.
     ///
     /// # Errors
     /// If an NQN is invalid. The list then stays as it is.
@@ -275,7 +274,7 @@ impl Subsystem {
     }
 
     /// Reads the sizes of all namespaces again and reports changes to the hosts. Returns the changed
-    /// namespaces, and the first error. An error does not end the check of other namespaces.
+    /// namespaces, and the first error.
     pub fn refresh(&self) -> (Vec<u32>, Option<Error>) {
         let (mut changed, mut failure) = (Vec::new(), None);
         for namespace in &self.namespaces {

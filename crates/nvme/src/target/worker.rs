@@ -38,7 +38,7 @@ const DRAIN_MS: u64 = 5000;
 /// Responses are sent after this many completions, so that hosts work on them while the round continues.
 const BATCH: usize = 8;
 /// Responses are also sent after file operations of this many bytes in total. Each smaller operation is
-/// submitted at once, so that the disk starts early.
+/// submitted at once.
 const BATCH_BYTES: u64 = 64 << 10;
 
 /// The kinds of requests, in the upper byte of their tags. Bits 55:32 hold the connection's index, bits 15:0
@@ -108,8 +108,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// Returns the number of connections without an admin queue, then that of all connections. The worker
-    /// with the lowest pair gets the next connection.
+    /// Returns the number of connections without an admin queue, then of all. The worker with the lowest
+    /// pair gets the next connection.
     pub fn rank(&self) -> (usize, usize) {
         let connections = self.connections.load(Relaxed);
         (connections.saturating_sub(self.admin_queues.load(Relaxed)), connections)
@@ -141,8 +141,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Creates the worker on the calling thread, which must run it. `load` counts its connections. If more
-    /// than `max_half_open` of them have no queue, the oldest is closed.
+    /// Creates the worker that the calling thread runs. `load` counts its connections. If more than
+    /// `max_half_open` of them have no queue, the oldest is closed.
     ///
     /// # Errors
     /// If no io_uring can be created.

@@ -24,8 +24,8 @@ fn find<'a>(points: &'a [Point], operation: Operation, completion: &str, size: u
     })
 }
 
-/// Divides the bandwidth of each point of `operation`, from `from` bytes on, by that of the point that
-/// `other` returns. Returns the ratios with their sizes in bytes.
+/// Compares the bandwidths of `operation`, from `from` bytes on, with those of the points that `other`
+/// returns. Returns the ratios, each with its size in bytes.
 fn ratios<'a>(
     points: &'a [Point],
     operation: Operation,
@@ -126,8 +126,8 @@ fn latency(points: &[Point], operation: Operation) -> Option<f64> {
     median(&points.iter().find(|point| point.operation == operation)?.latency_ns)
 }
 
-/// Returns the processor time of an adaptive wait for the mover, divided by that of a polling wait. This is
-/// the largest value of all sizes from 4 MiB on.
+/// Returns the processor time of an adaptive wait for the mover as a share of a polling wait's. Takes the
+/// largest share of all sizes from 4 MiB on.
 fn waiting_share(points: &[Point]) -> Option<f64> {
     let of = |completion: &str| {
         let points = points.iter().filter(move |point| {

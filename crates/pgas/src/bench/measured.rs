@@ -23,8 +23,8 @@ pub(super) trait Measured: Transport + Sized {
     /// `loads`.
     fn carriers(&self, other: u32) -> [String; 2];
 
-    /// Blocks until `done` returns true, in completion mode `mode`. `done` must check the word at `offset`
-    /// of this PE's symmetric memory. `other` stores this word after it has put `bytes` bytes.
+    /// Blocks in completion mode `mode` until `done` returns true. `done` must check the word at `offset`,
+    /// which `other` stores after it has put `bytes` bytes.
     ///
     /// # Errors
     /// If `other` has ended, or after 30 s.

@@ -412,8 +412,8 @@ impl<T: Measured> Bench<T> {
         }
     }
 
-    /// PE 1 compares its first `size` received bytes with the pattern. Both PEs must call it. Returns `size`
-    /// at both, or an error if the bytes differ.
+    /// PE 1 compares its first `size` received bytes with the pattern. Both PEs must call it. Returns
+    /// `size`, or an error if the bytes differ.
     fn verify(&self, size: usize) -> Result<u64> {
         self.world.barrier_all()?;
         if !self.driver {

@@ -23,8 +23,8 @@ const SERIES: u64 = 64;
 const IDLE: Duration = Duration::from_millis(250);
 
 impl<T: Measured> Bench<T> {
-    /// Blocks until word `index` of this PE is at least `value`. The peer stores the word after it has put
-    /// `size` bytes. Returns an error after 30 s.
+    /// Blocks until word `index` of this PE is at least `value`. The peer stores it after putting `size`
+    /// bytes. Fails after 30 s.
     pub(super) fn await_word(
         &self,
         index: usize,
@@ -49,8 +49,7 @@ impl<T: Measured> Bench<T> {
     }
 
     /// Measures a case at both PEs, in all completion modes in turn. `body(mode, base, count)` runs `count`
-    /// operations of `each` times `size` bytes. Operation i, counted from 1, signals its end by the value
-    /// `base + i`.
+    /// operations of `each` times `size` bytes. The i-th signals its end by the value `base + i`.
     fn in_turn(
         &self,
         operation: Operation,
@@ -120,8 +119,7 @@ impl<T: Measured> Bench<T> {
         })
     }
 
-    /// Measures series of messages. A message is a put followed by the put of a word. PE 1 answers only the
-    /// last one.
+    /// Measures series of messages: a put followed by the put of a word. PE 1 answers only the last message.
     pub(super) fn messages(&self, size: usize) -> Result<Vec<Point>> {
         self.in_turn(Operation::Messages, &self.puts_by, size, SERIES, |mode, base, count| {
             for series_number in base + 1..=base + count {
@@ -166,8 +164,8 @@ impl<T: Measured> Bench<T> {
 }
 
 impl Bench<Windows> {
-    /// Measures pushed gets: PE 1 puts bytes of its memory into PE 0's. It serves them while it waits, in
-    /// the same completion mode, for the end of the batch.
+    /// Measures pushed gets: PE 1 puts bytes of its memory into PE 0's, while it waits for the end of the
+    /// batch in the same completion mode.
     pub(super) fn pushed(&self, size: usize) -> Result<Vec<Point>> {
         let inbox = self.inbox.as_ptr() as usize;
         let offset = self.world.offset_of(inbox, size)?;

@@ -65,7 +65,7 @@ impl JobHub {
     }
 
     /// Sets the environment variables of `command` by which PE `pe` joins the job. Over windows, returns the
-    /// socket to the hub that the PE inherits.
+    /// socket for the PE to inherit.
     pub fn admit(&self, pe: u32, command: &mut Command) -> Result<Option<OwnedFd>> {
         use std::os::fd::AsRawFd;
         match self {

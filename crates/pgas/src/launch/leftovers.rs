@@ -31,8 +31,8 @@ pub fn end(job: &str) {
     }
 }
 
-/// Calls [`end`], unless another process of the job does so now. For PEs whose launcher has ended: with
-/// `end`, they could end each other before their children were asked to end.
+/// Calls [`end`], unless another process of the job does so now. PEs whose launcher has ended call it,
+/// because by `end` they could end each other.
 pub fn end_by_one(job: &str) {
     let address = SocketAddr::from_abstract_name(format!("inlane-leftovers-{job}"));
     if let Ok(_held) = address.and_then(|address| UnixDatagram::bind_addr(&address)) {

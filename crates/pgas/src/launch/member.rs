@@ -160,8 +160,8 @@ pub(super) fn join_over_ucx(
     Ok((Member { manager: Mutex::new(manager), hub: None }, client, card.heap_bytes))
 }
 
-/// Starts a thread that handles the events of `hub`. Returns `hub`, and the record that the thread keeps of
-/// finished and ended PEs.
+/// Starts a thread that handles the events of `hub`, and records which PEs have finished or ended. Returns
+/// `hub` and the record.
 fn watched(hub: JobHub, size: u32) -> (Arc<JobHub>, Arc<Ends>) {
     let (hub, ends) = (Arc::new(hub), Arc::new(Ends::default()));
     *ends.lock() = vec![false; size as usize];

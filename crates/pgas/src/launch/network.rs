@@ -25,8 +25,8 @@ pub struct Meetings {
     addresses: Vec<IpAddr>,
 }
 
-/// Returns the address at which PE 0's server listens: `given` if set, else 127.0.0.1 if all PEs run on one
-/// machine, else 0.0.0.0 (all addresses).
+/// Returns the address at which PE 0's server listens: `given`, or else 127.0.0.1 for one machine and
+/// 0.0.0.0 for several.
 pub(super) fn listening_address(given: Option<IpAddr>, on_one_machine: bool) -> IpAddr {
     let loopback = || IpAddr::from(Ipv4Addr::LOCALHOST);
     let all = || IpAddr::from(Ipv4Addr::UNSPECIFIED);

@@ -39,8 +39,8 @@ impl Running {
         self.lost.is_some() || (self.may_abort && aborted)
     }
 
-    /// Returns true if the process has ended and its socket is closed, so no more events of it follow. A
-    /// child may keep the socket open, so also returns true [`SETTLE_TIME`] after the end.
+    /// Returns true if the process has ended and its socket is closed, or [`SETTLE_TIME`] after its end,
+    /// because a child may keep the socket open.
     fn is_settled(&self) -> bool {
         self.ended.is_some_and(|(_, at)| self.gone || at.elapsed() > SETTLE_TIME)
     }
@@ -74,8 +74,8 @@ fn failure(pe: usize, process: &Running) -> Option<(i32, String)> {
     }
 }
 
-/// Returns the failure to report, or `None` if there is none yet. A PE that ended because of another PE is
-/// reported only if no other PE has failed.
+/// Returns the failure to report, if there is one. A PE that ended because of another PE counts only if no
+/// other PE has failed.
 fn verdict(running: &[Running]) -> Option<(i32, String)> {
     let failed = |pe: usize| running[pe].is_settled().then(|| failure(pe, &running[pe])).flatten();
     let others_run = |pe: usize| (0..running.len()).any(|other| other != pe && !running[other].is_settled());

@@ -18,8 +18,7 @@ pub const DEBUG: &str = "SHMEM_DEBUG";
 /// Chooses how the PEs communicate: `windows` or `ucx`. The option `--transport` of inlane's launcher has
 /// priority.
 pub const TRANSPORT: &str = "INLANE_NTB_TRANSPORT";
-/// The IP address of PE 0's machine at which PEs over UCX connect to PE 0. For jobs of a process manager
-/// such as `mpirun`.
+/// The IP address of PE 0's machine for a job over UCX that a process manager such as `mpirun` started.
 pub const ADDRESS: &str = "INLANE_NTB_ADDRESS";
 /// How long to wait for the other PEs to start.
 pub const CONNECT_TIMEOUT: &str = "INLANE_SHMEM_CONNECT_TIMEOUT";

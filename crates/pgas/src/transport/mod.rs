@@ -82,9 +82,8 @@ pub struct Capabilities {
     pub nonblocking: bool,
 }
 
-/// Access to the symmetric memory of all PEs of a job. Any thread may call any method.
-///
-/// Offsets count from the start of symmetric memory, which has the same length on every PE.
+/// Access to the symmetric memory of all PEs of a job. Any thread may call any method. Offsets count from
+/// the start of symmetric memory, whose length is equal on all PEs.
 pub trait Transport: Send + Sync + 'static {
     /// Returns the number of this PE.
     fn me(&self) -> u32;
@@ -182,9 +181,8 @@ pub trait Transport: Send + Sync + 'static {
     /// errors of [`Transport::fence`].
     fn quiet(&self) -> Result<()>;
 
-    /// Notifies `pe`, which counts the notifications of each PE. The notification arrives after all earlier
-    /// [`Transport::put`]s to `pe`, but maybe before copies by [`Transport::put_nbi`]. Only one thread at a
-    /// time may call it.
+    /// Notifies `pe`. The notification arrives after all earlier [`Transport::put`]s to `pe`, but maybe
+    /// before copies by [`Transport::put_nbi`]. Only one thread at a time may call it.
     ///
     /// # Errors
     /// [`crate::error::Error::Invalid`] for a PE that does not exist.
@@ -196,8 +194,8 @@ pub trait Transport: Send + Sync + 'static {
     /// [`crate::error::Error::LinkLost`] if the peer is lost.
     fn take_notification(&self, pe: u32) -> Result<()>;
 
-    /// Blocks until `done` returns true. `done` reads this PE's symmetric memory. If it reads only one word,
-    /// pass the word's `(offset, width)`, so that puts to other words do not wake a sleeping thread.
+    /// Blocks until `done` returns true. `done` reads this PE's symmetric memory. If it reads one word only,
+    /// pass that word's `(offset, width)`. Puts to other words then wake no sleeping thread.
     ///
     /// # Errors
     /// [`crate::error::Error::LinkLost`] if a peer is lost meanwhile.

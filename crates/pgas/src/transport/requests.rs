@@ -128,8 +128,8 @@ impl PeContext {
         slot.load(Ordering::Acquire) == 0
     }
 
-    /// Waits until PE `pe` has served a request and `done` returns true. Rings that PE's doorbell after
-    /// [`RING_AFTER`], and again after each `RING_AGAIN`. In completion mode `interrupt`, rings at once.
+    /// Waits until PE `pe` has served a request and `done` returns true. Rings its doorbell after
+    /// [`RING_AFTER`], or at once in completion mode `interrupt`, then after each `RING_AGAIN`.
     fn wait_ringing(&self, pe: u32, options: WaitOptions, mut done: impl FnMut() -> bool) -> Result<()> {
         let (mut looks, mut start, mut rung) = (0u32, None, false);
         // In completion mode `interrupt`, ring at once: the wait polls too seldom to notice that RING_AFTER

@@ -116,9 +116,9 @@ impl PeContext {
         self.apply_at(self.base, atomic)
     }
 
-    /// Applies an atomic to a word of a PE's symmetric memory with an instruction of this processor. `base`
-    /// is the address of that PE's inbound memory here, mapped coherently. Returns `None` if the word is
-    /// misaligned or outside symmetric memory.
+    /// Applies an atomic to a word of a PE's symmetric memory by an instruction of this processor. `base` is
+    /// the coherent mapping of that PE's inbound memory. Returns `None` if the word is misaligned or
+    /// outside.
     pub(super) fn apply_at(&self, base: *mut u8, atomic: &Atomic) -> Option<u64> {
         let Atomic { operation, offset, width, operand, comparand } = *atomic;
         let end = offset.checked_add(width)?;
@@ -227,8 +227,8 @@ impl PeContext {
         self.wake_if_announced(pe, peer, what);
     }
 
-    /// Does the work of [`Self::stored`] in two rare cases: the store went to this PE's own memory, or this
-    /// thread must execute a barrier after it.
+    /// Does the work of [`Self::stored`] in two rare cases: a store to this PE's own memory, or a store
+    /// after which a barrier is needed.
     #[inline(never)]
     fn stored_exceptionally(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         if pe == self.me {

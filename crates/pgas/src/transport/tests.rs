@@ -75,8 +75,8 @@ fn silence_and_staleness_are_told_apart() {
     assert!(error.to_string().contains("another epoch"), "{error}");
 }
 
-/// Plays a peer in the handshake: answers each record (row) of the other port with a row of epoch 9 with the
-/// given version and sizes. Returns when `over` is true.
+/// Plays a peer in the handshake: answers each row of the other port with a row of epoch 9 with the given
+/// version and sizes. Returns when `over` is true.
 fn answer(hostile: &Twin, version: u16, limit_pages: u32, inbound_pages: u32, over: &AtomicBool) {
     while !over.load(Ordering::Acquire) {
         let words: [u32; ROW] = std::array::from_fn(|index| hostile.scratchpad_read(index as u32));
@@ -126,8 +126,8 @@ fn too_little_memory_is_refused_at_once() {
     );
 }
 
-/// Completes a handshake as a peer that later breaks the protocol. Returns the peer's window onto the other
-/// side, and the connection's tag.
+/// Completes a handshake as a peer that later breaks the protocol. Returns its window and the connection's
+/// tag.
 fn hostile_peer(hostile: &Twin) -> (Window, u32) {
     let layout = Layout::new(2, BYTES).unwrap();
     let inbound = hostile.inbound().slice(0, BYTES).unwrap();
@@ -367,8 +367,8 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
     );
 }
 
-/// Lets the second PE sleep three times until its word at offset 64 changes. The first PE changes the word
-/// by `grow`, which gets the round's number.
+/// Lets the second PE sleep three times until its word at offset 64 changes. The first PE changes it by
+/// `grow(round)`.
 fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64) + Send + Sync) {
     const ROUNDS: u64 = 3;
     let start = Instant::now();

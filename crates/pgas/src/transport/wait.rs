@@ -57,8 +57,8 @@ const LONGEST: Duration = Duration::from_millis(20);
 /// How long an adaptive wait polls beyond the expected duration: about twice the cost of a wake-up.
 const POLL_FOR: Duration = Duration::from_micros(50);
 
-/// How long a thread that waits for memory sleeps between its checks, plus up to 50 us of the kernel's timer
-/// slack.
+/// How long a thread that waits for memory sleeps between checks, not counting the kernel's timer slack of
+/// up to 50 us.
 const LOOK_EVERY: Duration = Duration::from_micros(40);
 
 /// One wait: the steps that [`Wait::run`] of the core crate calls in a loop.
@@ -209,8 +209,8 @@ impl PeContext {
         }
     }
 
-    /// Wakes this PE's threads that wait for words of its own memory. Call it after an atomic has changed
-    /// such a word.
+    /// Wakes this PE's threads that wait for its own memory. Call it after an atomic has changed such
+    /// memory.
     pub(super) fn changed_own_memory(&self) {
         fence(Ordering::SeqCst);
         if self.waits.on_memory.load(Ordering::Relaxed) {

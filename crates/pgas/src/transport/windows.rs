@@ -425,8 +425,8 @@ impl PeContext {
         peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
     }
 
-    /// Submits a copy to the mover. Set `later` if the caller neither waits for the copy nor wakes the peer;
-    /// the next `finish` then wakes it.
+    /// Submits a copy to the mover. Set `later` if the caller neither waits nor wakes the peer; the next
+    /// `finish` then wakes it.
     fn submit(
         &self,
         mover: &Mutex<Box<dyn Mover>>,

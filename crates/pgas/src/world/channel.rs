@@ -23,8 +23,8 @@ pub(super) const PLACES: usize = 32;
 const FIXED: usize = 0;
 /// Size in bytes of a channel's chunk: the most that a reduction over a channel combines in one step.
 const PLACE_CHUNK: usize = 8 << 10;
-/// Offset of the number that a PE sends, in the PE's 128 bytes of a place. The count of notifications is at
-/// 0.
+/// Offset of the number that a PE sends, in its 128 bytes of a place. Its count of notifications is at
+/// offset 0.
 const LENGTH: usize = 64;
 
 /// Returns the size in bytes of the collectives' workspace in a job of `pes` PEs.
@@ -68,8 +68,8 @@ impl Drop for Place {
     }
 }
 
-/// A team's channel at this PE. The team's collectives over it can run at the same time as other teams'
-/// collectives. Dropping it frees its place in the workspace.
+/// A team's channel at this PE. The team's collectives over it can run at the same time as other teams'.
+/// Dropping it frees its place in the workspace.
 pub struct Channel {
     set: Set,
     place: Place,
@@ -216,8 +216,8 @@ impl<T: Transport> World<T> {
         if entered.channel.is_some() { PLACE_CHUNK } else { CHUNK }
     }
 
-    /// Returns the offset of the chunk of PE `parent` in which its child `child` in a binomial tree puts
-    /// data. The positions of the two PEs in the set differ by `distance`, a power of two.
+    /// Returns the offset of the chunk of PE `parent` for data of its child `child` in a binomial tree.
+    /// Their positions in the set differ by `distance`, a power of two.
     pub(super) fn chunk(
         &self,
         entered: &Entered<'_>,

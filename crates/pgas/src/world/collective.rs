@@ -24,9 +24,8 @@ pub struct Set {
     pub size: u32,
 }
 
-/// A function that combines elements: `(accumulator, other, count)`. It combines `count` elements of
-/// `accumulator` with those of `other`, and stores the results in `accumulator`. The elements may be
-/// misaligned.
+/// A function `(accumulator, other, count)` that combines `count` elements of `accumulator` with those of
+/// `other` into `accumulator`. The elements may be misaligned.
 pub type Reduce<'a> = &'a dyn Fn(*mut u8, *const u8, usize);
 
 impl Set {
@@ -54,8 +53,8 @@ impl Set {
             && (0..pes as i64).contains(&last)
     }
 
-    /// Returns all PEs but the one at `index`, starting with its successor. PEs that iterate at the same
-    /// time address different PEs in every step.
+    /// Returns all PEs but the one at `index`, from its successor on. PEs that iterate in step never address
+    /// the same PE.
     fn others(&self, index: u32) -> impl Iterator<Item = u32> {
         (1..self.size).map(move |distance| self.pe((index + distance) % self.size))
     }

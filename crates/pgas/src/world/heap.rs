@@ -71,8 +71,8 @@ impl Heap {
         self.used.get(&offset).copied()
     }
 
-    /// Frees the end of the allocation at `offset`. `bytes` remain, rounded up to whole granules. Returns
-    /// false if there is no allocation of at least this size.
+    /// Frees the end of the allocation at `offset`, keeping `bytes`, rounded up to granules. Returns false
+    /// if there is no allocation of at least this size.
     pub fn shrink(&mut self, offset: usize, bytes: usize) -> bool {
         let Some(wanted) = bytes.max(1).checked_next_multiple_of(GRANULE) else { return false };
         match self.used.get(&offset).copied() {

@@ -100,9 +100,9 @@ impl<T: Transport> World<T> {
         Self::statics_offset(pes) + statics_bytes.next_multiple_of(4096) + heap_bytes.next_multiple_of(4096)
     }
 
-    /// Makes a world over `transport`. `statics` and `statics_bytes` are the address and size of the
-    /// program's static objects, or 0. The transport must have mapped them to offset
-    /// [`World::statics_offset`]. The heap takes the rest of symmetric memory.
+    /// Makes a world over `transport`. `statics` and `statics_bytes` are the address and size of the static
+    /// objects, or 0. The transport must have mapped them to [`World::statics_offset`]. The heap takes the
+    /// rest of symmetric memory.
     ///
     /// # Errors
     /// [`Error::Invalid`] if nothing remains for the heap.
@@ -208,8 +208,7 @@ impl<T: Transport> World<T> {
     /// Allocates symmetric memory for data that is copied. From 4 KiB on, it starts in the middle of a page.
     ///
     /// This avoids 4K aliasing: a copy between caches takes up to 1.7 times as long if its destination
-    /// starts slightly after its source modulo 4096. Most buffers of programs start near the start of a
-    /// page.
+    /// starts slightly after its source modulo 4096. Most buffers start near a page's start.
     ///
     /// # Errors
     /// As for [`World::allocate`].

@@ -65,8 +65,8 @@ impl<E: Element> Symmetric<E> {
 }
 
 impl<T: Transport> World<T> {
-    /// Returns the address of element `index` in this PE's copy of the array. Fails if fewer than `count`
-    /// elements follow, or if the array belongs to another world.
+    /// Returns the address of element `index` of this PE's array. Fails if fewer than `count` elements
+    /// follow, or for another world's array.
     fn own<E: Element>(&self, array: Symmetric<E>, index: usize, count: usize) -> Result<*const E> {
         let at = array.at(index, count)?;
         self.offset_of(at, count * size_of::<E>())?;

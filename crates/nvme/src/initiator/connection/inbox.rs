@@ -8,11 +8,10 @@ use crate::pdu::{
 
 /// The size of the scratch space in bytes.
 const SCRATCH: usize = 128 << 10;
-/// Data of at least this size is received directly into its buffer. Smaller data is copied from the scratch
-/// space, because one system call then receives many PDUs.
+/// Data of at least this size is received directly into its buffer. Smaller data is copied, because one
+/// system call then receives many PDUs.
 const LARGE: u32 = 32 << 10;
-/// The bytes of scratch space to receive into when large data is expected. They suffice for a few headers,
-/// and take little of the data.
+/// The bytes of scratch space to receive into when large data is expected. They suffice for a few headers.
 const SMALL_SPACE: usize = 512;
 
 /// Bytes that were received and not yet consumed.

@@ -77,8 +77,8 @@ impl Outbox {
         filled
     }
 
-    /// Removes `bytes` bytes from the start, after they were sent. Stops at the end of a data segment and
-    /// returns that segment's slot. `bytes` is then what remains to be removed.
+    /// Removes the first `bytes` bytes, after they were sent. Stops at the end of a data segment and returns
+    /// its slot. `bytes` is then the rest to be removed.
     pub(super) fn sent(&mut self, bytes: &mut usize) -> Option<u16> {
         while *bytes > 0 {
             let segment = self.segments.front_mut().expect("bytes to send");

@@ -37,8 +37,8 @@ fn options(address: SocketAddr) -> SessionOptions {
     }
 }
 
-/// A target that accepts a connection and then stays silent must not block the session's thread. When it is
-/// gone, the session reconnects.
+/// A target that accepts a connection and stays silent must not block the session's thread. Later the
+/// session reconnects.
 #[test]
 fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
     // Other programs do not use this address, so its port stays free for the second target.

@@ -73,8 +73,8 @@ impl Connection {
         }
     }
 
-    /// Validates a command and its SGL. `capsule_bytes` is the length of the data in its capsule. Returns
-    /// the I/O command, if it is one, and how many bytes of data the host sends.
+    /// Validates a command and its SGL. `capsule_bytes` is the length of data in its capsule. Returns the
+    /// I/O command, if it is one, and the length of the host's data.
     fn plan(&self, command: &Command, capsule_bytes: u32) -> Result<(Option<Request>, u32), Status> {
         // PSDT (bits 7:6) must be 01b or 10b: SGLs. FUSE (bits 1:0) must be 0.
         if !matches!(command.flags >> 6, 1 | 2) || command.flags & 3 != 0 {
@@ -342,8 +342,8 @@ impl Connection {
     }
 }
 
-/// Checks the SGL of a command whose data the host sends. Returns the length of the data. `capsule_bytes` is
-/// its length in the capsule.
+/// Checks the SGL of a command with data from the host. Returns the data's length. `capsule_bytes` is its
+/// length in the capsule.
 fn received_bytes(sgl: &Sgl, capsule_bytes: u32) -> Result<u32, Status> {
     let length = sgl.length.get();
     match (sgl.identifier, capsule_bytes) {

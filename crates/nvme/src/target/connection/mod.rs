@@ -55,7 +55,7 @@ use std::sync::atomic::Ordering::Relaxed;
 const MAX_BACKLOG: usize = 4 << 20;
 
 /// If at least this much of a command's data is missing, it is received directly into the command's buffer.
-/// Less data is received into the input buffer and copied.
+/// Less data is copied.
 const DIRECT_BYTES: usize = 16 << 10;
 
 /// What a connection is created from.
@@ -274,9 +274,8 @@ impl Connection {
         self.draining = true;
     }
 
-    /// Returns true if draining has finished: no command is executing. A command whose data was not received
-    /// does not count. An admin queue is drained only when the controller has no I/O queues, because its end
-    /// closes their connections.
+    /// Returns true if draining has finished: no command is executing. An admin queue also waits for the end
+    /// of the controller's I/O queues, because its end would close their connections.
     pub fn is_drained(&self) -> bool {
         let has_io_queues = |queue: &Queue| queue.id == 0 && !queue.controller.io_queues().is_empty();
         self.draining

@@ -80,7 +80,7 @@ impl Output {
     }
 
     /// Returns true if the space for headers and small data is kept for reuse after `bytes` more bytes are
-    /// sent. Otherwise the next data needs new, cleared space.
+    /// sent.
     pub fn keeps(&self, bytes: usize) -> bool {
         // Compare with half of the limit, because the space doubles when it grows.
         self.building.used + bytes <= KEPT_BYTES / 2
@@ -119,8 +119,7 @@ impl Output {
         self.building.parts.push(Some(Part::Memory { address, length }));
     }
 
-    /// Describes the next bytes to send in `vectors`. Returns their number, or 0 if there is nothing to
-    /// send.
+    /// Describes the next bytes to send in `vectors`. Returns their number, which may be 0.
     ///
     /// The memory stays in place until [`Output::advance`] is called. Call this only if no send is in
     /// flight.

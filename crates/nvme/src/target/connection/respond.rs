@@ -8,11 +8,10 @@ use crate::target::fabrics::Connected;
 use crate::target::io::Request;
 use crate::target::subsystem::Subsystem;
 
-/// Data from memory of up to this length is copied to the output, because that costs less than sending it in
-/// place.
+/// Data from memory of up to this length is copied to the output, which costs less than sending it in place.
 const COPY_BYTES: usize = 1 << 10;
-/// Data with a digest, from a memory namespace and of up to this length, is copied to the output. Longer
-/// data is copied to a buffer.
+/// Data from memory with a digest and of up to this length is copied to the output. Longer data is copied to
+/// a buffer.
 const COPY_WITH_DIGEST_BYTES: usize = 16 << 10;
 /// Data is copied in blocks of this length. After each, the digest is updated from the first-level cache.
 const DIGEST_BLOCK_BYTES: usize = 4 << 10;

@@ -216,7 +216,7 @@ impl FromStr for Meeting {
     }
 }
 
-/// Sets socket options: small frames are sent at once, and the end of the other machine is noticed within a
+/// Sets socket options: small frames are sent at once, and the other machine's end is noticed within a
 /// minute or so.
 fn prepare(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;

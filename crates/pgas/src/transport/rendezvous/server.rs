@@ -91,8 +91,8 @@ impl Server {
         &self.meeting
     }
 
-    /// Returns a channel with the events of the PEs: a PE has finished, lost a peer, asked to end all PEs,
-    /// or closed its connection. Returns `None` after the first call.
+    /// Returns a channel of events: a PE has finished, lost a peer, asked to end all PEs, or closed its
+    /// connection. `None` after the first call.
     pub fn events(&self) -> Option<Receiver<(u32, PortEvent)>> {
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -21,8 +21,8 @@ pub struct Card {
 }
 
 impl Card {
-    /// Returns the card as bytes: the four numbers of 8 bytes, then the three byte strings, each after its
-    /// length in 4 bytes. All numbers are little-endian.
+    /// Returns the card as bytes, little-endian: four numbers of 8 bytes, then three byte strings, each
+    /// after its length in 4 bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for number in [self.symmetric_bytes, self.statics_bytes, self.memory, self.statics] {

@@ -92,8 +92,8 @@ struct Shared {
     /// A counter that waiting threads increment. While it grows, the service thread leaves the progress to
     /// them.
     activity: AtomicU32,
-    /// How many UCX operations were started. It changes only under the lock of the handles, because a flush
-    /// under that lock completes all earlier operations.
+    /// How many UCX operations were started. It changes only under the lock of the handles: a flush
+    /// completes all earlier operations.
     started: AtomicU64,
     /// How many of the started operations a flush has completed. If it equals `started`, fence and quiet
     /// need not call UCX.

@@ -133,14 +133,13 @@ impl Shared {
         Ok((!base.is_null()).then(|| base.wrapping_add(offset)))
     }
 
-    /// Decodes what UCX returned for a started operation: its request, or `None` if it is complete. `what`
-    /// names the operation in error messages.
+    /// Returns the request of a started operation, or `None` if the operation is complete. `what` names it
+    /// in error messages.
     fn started(&self, pointer: RequestPointer, pe: u32, what: &str) -> Result<Option<RequestPointer>> {
         self.library.request(pointer, what).map_err(|_| self.failed(pe, pointer as isize as Status))
     }
 
-    /// Handles what UCX returned for a started operation. If it is a request and `wait` is set, waits until
-    /// it is complete.
+    /// Handles what UCX returned for a started operation. If `wait` is set, waits until it is complete.
     fn finish(&self, pointer: RequestPointer, pe: u32, wait: bool, what: &'static str) -> Result<()> {
         match self.started(pointer, pe, what)? {
             Some(request) if wait => self.complete(request, pe, what),
@@ -223,8 +222,8 @@ impl Shared {
         self.finish(pointer, pe, wait, "a get")
     }
 
-    /// Starts an atomic. Until it is complete, UCX reads `operand`, and reads and writes `result`. `result`
-    /// is null for an operation without a result. Returns the request, or `None` if the atomic is complete.
+    /// Starts an atomic, during which UCX reads `operand`, and reads and writes `result`. `result` is null
+    /// if none is wanted. Returns the request, or `None` if the atomic is complete.
     ///
     /// # Errors
     /// If the atomic is refused or cannot be started. UCX then does not access the words.

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 impl Windows {
     /// Connects to `pe` again after the link to it was lost. Both sides must call it. Requests and
-    /// notifications of the old connection are discarded, but symmetric memory keeps its contents. Returns
-    /// the old connection's counts.
+    /// notifications of the old connection are discarded. Symmetric memory keeps its contents. Returns the
+    /// old connection's counts.
     ///
     /// # Errors
     /// Errors of the handshake. The connection then stays lost.
@@ -92,8 +92,8 @@ pub(super) fn connect_peer(
     })
 }
 
-/// Checks the header at the start of `window`, and that its sizes equal those of `layout`. Returns whether
-/// the peer's process is registered for membarrier(2), and the alignment of its memory.
+/// Checks that the header of `window` is valid and has the sizes of `layout`. Returns whether the peer is
+/// registered for membarrier(2), and its memory's alignment.
 fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<(bool, usize)> {
     let mut header = [0u64; HEADER_WORDS];
     // SAFETY: `header` is a local variable, and the length is its size.
