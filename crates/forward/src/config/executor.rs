@@ -12,8 +12,8 @@ pub enum Method {
     /// burst and waits for it.
     #[default]
     Single,
-    /// One thread receives and sends. Workers run the packet function. On a GPU, a feeder launches a kernel for
-    /// each burst.
+    /// One thread receives and sends. Workers run the packet function. On a GPU, a feeder launches a kernel
+    /// for each burst.
     Split,
     /// GPU only: a resident kernel polls the burst ring for items.
     Persistent,
@@ -218,8 +218,8 @@ impl Executor {
         }
     }
 
-    /// Returns the number of slots of each pipeline's burst ring; 0 without a ring. A GPU may change the
-    /// `asked` number to suit its blocks or streams.
+    /// Returns the number of slots of each pipeline's burst ring; 0 without a ring. On a GPU,
+    /// the number may differ from `asked`, to suit blocks or streams.
     pub(crate) fn slots(&self, asked: usize, burst: usize) -> usize {
         match self {
             Executor::Cpu(CpuMethod::Single) => 0,

@@ -35,7 +35,7 @@ pub(super) fn shortened(config: &Config, duration: Duration) -> Config {
 ///
 /// - Packets flow in both directions, or the source cannot be read twice.
 /// - `control` was stopped, or the baseline fails.
-/// - On a GPU, the run needs privileges later. The baseline would drop them before it loads the run-time
+/// - On a GPU, the run itself needs privileges. The baseline would drop them before it loads the run-time
 ///   compiler.
 pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     let Route::OneWay { rx, tx } = &config.route else { return None };

@@ -19,7 +19,7 @@ pub(super) struct Group {
     container: File,
 }
 
-/// The groups that this process has open. The kernel opens a group once, so its devices share it.
+/// The groups that this process has open. The kernel refuses to open one twice, so its devices share it.
 static OPEN: Mutex<BTreeMap<PathBuf, Weak<Group>>> = Mutex::new(BTreeMap::new());
 
 impl Group {
