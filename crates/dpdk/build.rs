@@ -126,7 +126,7 @@ fn inline_functions(flags: &[String]) {
     build
         .files(["src/sys/burst.c", "src/sys/environment.c", "src/sys/pool.c"])
         .flag("-std=gnu11")
-        // `burst.c` writes a packet's length and port by one 64-bit store.
+        // `burst.c` breaks strict aliasing: it writes a packet's length and port by one 64-bit store.
         .flag("-fno-strict-aliasing")
         // Without this flag, GCC may merge stores into a vector store. Loads of single words would then
         // stall, because a CPU cannot forward part of a vector store.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Names the port of the second process. If it is set, this test program runs as that process.
+/// The environment variable that names the second process's port. If set, this program is that process.
 const SECOND_PROCESS: &str = "INLANE_TEST_SECOND_PROCESS";
 
 fn open_port(spec: &str, pool: &Arc<MbufPool>) -> inlane_core::Result<(Box<dyn Port>, Box<dyn Rx>)> {

@@ -14,7 +14,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Names the port of a case. If it is set, the process runs that case.
+/// The environment variable that names the port of a case. If set, the process runs that case.
 const CASE: &str = "INLANE_TEST_PORT";
 
 #[test]

@@ -73,7 +73,7 @@ fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
         return Err(invalid(spec, format!("{} exists and is no socket; name another path", path.display())));
     }
     if server && nobody_listens(path) {
-        // Ignore a failure, because the driver reports it when it binds its socket.
+        // Ignore a failure, which the driver reports when it binds its socket.
         let _ = std::fs::remove_file(path);
     }
     Ok(())

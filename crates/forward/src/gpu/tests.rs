@@ -35,8 +35,8 @@ fn every_function_compiles_with_the_executor_for_every_architecture() {
     }
 }
 
-/// Checks by the compiler's report that no register is spilled. It would be reloaded from memory after each
-/// acquire.
+/// Checks by the compiler's report that no register is spilled. A spilled register would be reloaded from
+/// memory after each acquire.
 #[test]
 fn the_persistent_kernel_spills_no_registers() {
     if !compiler_is_installed("the_persistent_kernel_spills_no_registers") {

@@ -3,7 +3,7 @@
 //
 // gpu/loaded_function.rs compiles this text after PacketFunction::gpu_source, which contains inlane.h and
 // defines inlane_run_item. To pull packets is to copy them into GPU memory before they are processed. If
-// INLANE_PULLS is 1, the kernels can.
+// INLANE_PULLS is 1, the kernels can do so.
 //
 //   inlane_persistent   method persistent: block b takes items b, b+n, ... until the ring ends
 //   inlane_items        methods single, split and stream: one block per item, launched for given positions
