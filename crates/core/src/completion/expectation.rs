@@ -55,7 +55,7 @@ impl Default for Expectation {
 }
 
 impl Expectation {
-    /// Creates an expectation without durations. Sleeps usually last longer than asked by `overshoot`.
+    /// Creates an expectation without durations. Sleeps usually last `overshoot` longer than asked.
     pub fn with_overshoot(overshoot: Duration) -> Self {
         Self { by_size: vec![Entry::default(); 64 * STEPS], overshoot_ns: overshoot.as_nanos() as u64 }
     }

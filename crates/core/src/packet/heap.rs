@@ -125,8 +125,8 @@ impl HeapPool {
         Some(result)
     }
 
-    /// Moves buffers from the shared lists to the owner's list, until the latter has `wanted` buffers, or a
-    /// quarter of the pool if that is more.
+    /// Moves buffers from the shared lists to the owner's list, until it has `wanted` buffers, or a quarter
+    /// of the pool if that is more.
     #[cold]
     fn fetch(&self, owned: &mut Vec<u32>, wanted: usize) {
         let wanted = wanted.max(self.count / 4);
