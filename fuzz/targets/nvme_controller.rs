@@ -74,7 +74,7 @@ fuzz_target!(|input: &[u8]| {
         return;
     }
     if !connection.is_ready() {
-        // The arbitrary bytes began a PDU, and ICResp became its rest.
+        // The arbitrary bytes began a PDU, and ICResp became its rest, so the connection is not ready.
         return;
     }
     let mut cids = Vec::new();

@@ -24,7 +24,7 @@ const LARGE: usize = 32 << 20;
 /// stream outward: wait full[n] | copy | record free[n] | ... | the ticket's event after the last chunk
 /// ```
 ///
-/// The driver would execute a plain host-to-host copy on the CPU.
+/// Without this mover, the driver copies from host to host on the CPU.
 pub struct GpuStagedCopy {
     inward: Stream,
     outward: Stream,

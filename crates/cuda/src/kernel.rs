@@ -228,7 +228,7 @@ impl Kernel {
     ///
     /// # Safety
     /// The arguments have the number, types and order that the kernel declares. Until the kernel has run,
-    /// their memory stays valid and nothing else accesses what the kernel writes.
+    /// their memory stays valid, and its accesses to that memory do not race with others.
     ///
     /// # Errors
     /// If the GPU cannot run this shape, or an earlier kernel failed.

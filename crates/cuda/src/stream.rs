@@ -122,8 +122,8 @@ impl Stream {
     /// Queues memory operations, which execute in order.
     ///
     /// # Safety
-    /// Until the operations have run, the addresses stay valid for the GPU, and nothing else accesses the
-    /// written words. A wait that is never satisfied blocks the stream.
+    /// Until the operations have run, the addresses stay valid for the GPU, and writes do not race with other
+    /// accesses. A wait that is never satisfied blocks the stream.
     ///
     /// # Errors
     /// If the driver call fails.

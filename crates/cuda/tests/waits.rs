@@ -244,7 +244,7 @@ fn another_fails(completion: CompletionMode) {
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("ILLEGAL_ADDRESS") && error.contains("gpu:0"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
-    // The stream that waits for the failed one never ends.
+    // The stream that waits for the failed one never ends, so both GPUs are abandoned.
     assert!(from.is_abandoned() && to.is_abandoned());
     drop((pending, memory, out, into));
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());

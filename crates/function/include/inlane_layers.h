@@ -11,7 +11,7 @@
 
 namespace inlane {
 
-// Offsets count from the frame's first byte. A header counts only if `head` covers all of it.
+// Offsets count from the frame's first byte. A header is found only if `head` covers all of it.
 struct layers {
     uint16_t type;     // the EtherType after the tags
     uint8_t version;   // 4 or 6; 0 if the frame is not IP, or the IP header is invalid or cut off

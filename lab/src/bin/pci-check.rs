@@ -158,7 +158,7 @@ fn check_bytes(bar: &Bar, access: Access) -> anyhow::Result<()> {
     mover.flush(&region)?;
     mover.submit(&region, &back)?;
     ensure!(bytes(&back) == data, "{}: access {access}: other bytes came back", bar.name());
-    // Neither 4 nor 12 is a multiple of the wide accesses.
+    // Copy 12 bytes at offset 4, because neither number is a multiple of the wide accesses.
     mover.submit(&filled(b"a dozen byte")?, &region.slice(4, 12)?)?;
     mover.submit(&region.slice(4, 12)?, &back.slice(0, 12)?)?;
     ensure!(bytes(&back.slice(0, 12)?) == b"a dozen byte");

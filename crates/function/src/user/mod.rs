@@ -123,7 +123,7 @@ fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Libr
         why: format!("{error}; set INLANE_CACHE to a directory of your own on a file system without noexec"),
     };
     let open = |path: &Path| {
-        // SAFETY: the object holds the user's own code, which is trusted.
+        // SAFETY: the object holds the user's own code, which is trusted. Only the user can write it.
         unsafe { Library::new(path) }.map_err(|error| failed(path, &error))
     };
     let cache = CodeCache::open("functions").unwrap_or_else(|error| {
