@@ -96,7 +96,7 @@ pub fn fail(error: &Error) -> ! {
         }
         None => print(&error.to_string()),
     }
-    // Exit handlers would enter the library again.
+    // End without exit handlers, which would enter the library again.
     // SAFETY: the call ends the process and runs no other code of it.
     unsafe { libc::_exit(1) }
 }
@@ -188,7 +188,7 @@ fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
         let _ = sender.send(());
     });
     let _ = flushed.recv_timeout(FLUSH_LIMIT);
-    // Exit handlers would destroy what other threads still use.
+    // Do not run exit handlers, because they would destroy what other threads still use.
     // SAFETY: the call ends the process and runs no other code of it.
     unsafe { libc::_exit(status) }
 }

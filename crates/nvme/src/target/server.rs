@@ -405,7 +405,7 @@ fn listen(address: &SocketAddr) -> Result<TcpListener> {
     };
     let listener = TcpListener::bind(address).map_err(os)?;
     listener.set_nonblocking(true).map_err(os)?;
-    // The standard library sets a backlog of 128 connections.
+    // Raise the backlog, because the standard library sets only 128 connections.
     // SAFETY: the call only takes a listening socket.
     if unsafe { libc::listen(listener.as_raw_fd(), 4096) } != 0 {
         return Err(os(std::io::Error::last_os_error()));

@@ -422,7 +422,7 @@ impl<T: Measured> Bench<T> {
             let wrong = received != &self.source[..size];
             self.world.put(self.words, WRONG, &[wrong as u64], 0)?;
             self.world.put(self.words, WRONG, &[wrong as u64], 1)?;
-            // The next case must not pass with old bytes.
+            // Overwrite the bytes, so that the next case cannot pass with old ones.
             // SAFETY: no other thread accesses this PE's array between the two barriers.
             unsafe { std::ptr::write_bytes(self.inbox.as_ptr(), 0xA5, size) };
         }

@@ -133,8 +133,8 @@ pub(super) fn join(mut manager: Box<dyn ProcessManager>, heap_bytes: u64) -> Res
 /// Joins the job that `manager` started, over UCX. `heap_bytes` is the size of the symmetric heap; only that
 /// of PE 0 counts. Returns the membership, the connection to PE 0's server, and PE 0's heap size in bytes.
 ///
-/// PE 0's server listens at `address`. If that is `None`, it listens at the loopback address if all PEs run
-/// on one machine, else at all addresses.
+/// PE 0's server listens at `address`. By default, this is the loopback address for one machine, and all
+/// addresses for several.
 ///
 /// # Errors
 /// If PE 0 cannot be reached, if there are too many processes, or if the manager or the system refuses.

@@ -65,11 +65,11 @@ pub enum AnySession {
 }
 
 impl AnySession {
-    /// Joins the job that environment variables describe. If there are none, the process is a job of one PE.
-    /// `additional` is as for [`Session::from_environment`].
+    /// Joins the job that environment variables describe, or makes a job of one PE. `additional` is as for
+    /// [`Session::from_environment`].
     ///
-    /// inlane's launcher chooses the transport of its jobs. Other jobs use [`variables::TRANSPORT`] if set.
-    /// If it is not set, they use UCX if the PEs run on several machines, and windows if not.
+    /// inlane's launcher chooses the transport of its jobs. Other jobs use [`variables::TRANSPORT`] or, by
+    /// default, UCX for several machines and windows for one.
     ///
     /// # Errors
     /// As for [`Session::from_environment`] and [`Client::join`].

@@ -185,7 +185,8 @@ fn hostile_requests_are_refused_and_touch_nothing() {
             }
         }
         honest.progress();
-        // Only valid requests were carried out, and these only read the memory.
+        // The memory must be unchanged, because only valid requests were carried out, and these only read
+        // it.
         // SAFETY: the bytes are this PE's own symmetric memory. No PE writes them any more.
         let memory = unsafe { std::slice::from_raw_parts(symmetric, length) };
         assert!(memory.iter().all(|byte| *byte == 0x5A));

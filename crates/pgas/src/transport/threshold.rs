@@ -23,9 +23,9 @@ fn fastest(mut body: impl FnMut() -> Result<()>) -> Result<u128> {
     Ok(least)
 }
 
-/// Returns the size in bytes from which `mover` is at least as fast as stores. Measures both by writing to
-/// the `room` bytes at offset `at` of `window`. Returns `usize::MAX` if the mover cannot reach the window or
-/// is slower at the largest size.
+/// Returns the size in bytes from which `mover` is at least as fast as stores. Measures both in the `room`
+/// bytes at offset `at` of `window`. Returns `usize::MAX` if the mover cannot reach the window or is slower
+/// at the largest size.
 ///
 /// # Errors
 /// Errors of the mover and of the window.

@@ -194,8 +194,8 @@ mod tests {
     }
 
     /// Checks that no wake-up is lost when a notifier stores twice and a waiter sleeps twice, and that each
-    /// announcement causes at most one ring. Tries all interleavings with at most three preemptions. If
-    /// `fenced` is set, the notifier executes a barrier, which also stands for membarrier(2).
+    /// announcement causes at most one ring. Tries all interleavings with at most three preemptions. With
+    /// `fenced`, the notifier executes a barrier, as membarrier(2) makes it do.
     fn model(fenced: bool) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);

@@ -246,7 +246,7 @@ impl<T: Transport> World<T> {
             // SAFETY: the caller promises it.
             unsafe { self.transport.put(pe, offset, source, bytes)? };
         }
-        // Last, because source and destination may be the same memory.
+        // Copy to this PE's own destination last, because source and destination may be the same memory.
         // SAFETY: `offset_of` checked the destination. `copy` allows source and destination to overlap.
         unsafe { std::ptr::copy(source, self.address_of(offset), bytes) };
         self.exchange(entered)

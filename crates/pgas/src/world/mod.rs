@@ -208,7 +208,7 @@ impl<T: Transport> World<T> {
     /// Allocates symmetric memory for data that is copied. From 4 KiB on, it starts in the middle of a page.
     ///
     /// This avoids 4K aliasing: a copy between caches takes up to 1.7 times as long if its destination
-    /// starts slightly after its source modulo 4096. Most buffers start near a page's start.
+    /// starts slightly after its source modulo 4096.
     ///
     /// # Errors
     /// As for [`World::allocate`].
