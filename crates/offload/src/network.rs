@@ -66,7 +66,7 @@ pub struct LinkCounters {
     pub reassembled: u64,
     /// Packets whose fragments overlapped, did not all arrive in time, or did not fit into memory.
     pub unassembled: u64,
-    /// Packets to send that were dropped: no free buffer, a full queue, or no answer from a neighbour.
+    /// Packets to send that were dropped: no free buffer, a full transmit queue, or a neighbour that did not answer.
     pub dropped: u64,
     /// Packets that the engine sent to itself.
     pub own_packets: u64,
