@@ -1,17 +1,15 @@
 //! Compares inlane's NVMe target with plain request-response servers over TCP. The servers take turns.
 //!
 //! One client thread keeps requests of 72 bytes in flight and counts the bytes of the responses. The servers
-//! are
+//! have one thread each:
 //!
-//! * **plain**: a loop that receives requests and sends responses of the same sizes as the target's. With
-//!   each system call it handles all requests that have arrived. One such server sends the block of a large
-//!   memory that the request names, as the target must. Another always sends the same buffer, which stays in
-//!   the cache;
-//! * **target**: inlane's target with a namespace in memory and random reads.
+//! * **plain** servers receive requests and send responses of the same sizes as the target's. One sends the
+//!   requested block of a large memory, as the target must. Another always sends the same buffer, which
+//!   stays in the cache;
+//! * **target** is inlane's target with a namespace in memory and random reads.
 //!
-//! Each server has one thread. The medians of several turns and their ratios are printed. The ratio of the
-//! servers' processor times is also meaningful on a machine that is busy with other work. Run with
-//! `cargo bench -p inlane-nvme --bench target [-- SERVER_CORE CLIENT_CORE]`.
+//! Prints the medians of several turns and their ratios. The ratio of the processor times is meaningful on a
+//! busy machine, too. Run with `cargo bench -p inlane-nvme --bench target [-- SERVER_CORE CLIENT_CORE]`.
 
 use inlane_nvme::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};
 use inlane_nvme::namespace::Storage;

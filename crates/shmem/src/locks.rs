@@ -1,8 +1,7 @@
 //! Locks, granted in the order in which the PEs asked for them (OpenSHMEM 1.5, section 9.12).
 //!
-//! A lock is a queue of PEs, after Mellor-Crummey and Scott ("Algorithms for scalable synchronization on
-//! shared-memory multiprocessors", 1991). The two halves of the lock's symmetric word hold the end of the
-//! queue and its links:
+//! A lock is a queue of PEs (Mellor-Crummey and Scott, "Algorithms for scalable synchronization on
+//! shared-memory multiprocessors", 1991). The halves of its symmetric word hold the queue's end and links:
 //!
 //! ```text
 //! bytes 0..4   at PE 0: the last PE of the queue + 1, or 0 for a free lock

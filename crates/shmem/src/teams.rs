@@ -1,8 +1,8 @@
 //! Teams: regular sets of PEs (OpenSHMEM 1.5, section 9.4).
 //!
 //! The PEs of a new team open a channel, so that threads of one PE can run collectives of different teams at
-//! the same time. A predefined team's handle is a small number. Any other handle is the address of the
-//! team's state, which is reused but never freed, so an old handle leads to valid memory.
+//! the same time. A handle is a small number for a predefined team, else the address of the team's state.
+//! That is never freed, so an old handle leads to valid memory.
 
 use crate::setup;
 use crate::world::{check, world};

@@ -6,9 +6,8 @@
 //!     plain-messages load 127.0.0.1:7000 DEPTH REQUEST_BYTES RESPONSE_BYTES SECONDS [SPIN_US]
 //!
 //! The server answers each request with bytes from 1 GiB of memory (`serve`) or from a file (`serve-file`).
-//! The request contains their offset. DEPTH is the number of requests in flight. After each receive, a side
-//! handles all messages that have arrived. SPIN_US is the time in microseconds for which a side polls before
-//! it sleeps. `load` prints one line of JSON.
+//! DEPTH is the number of requests in flight. SPIN_US is how long a side polls before it sleeps, in
+//! microseconds. `load` prints one line of JSON.
 
 mod file;
 

@@ -109,7 +109,7 @@ impl Command {
         }
     }
 
-    /// Creates a command on a range of blocks: a read, write, write zeroes or compare of `blocks` blocks from `lba`.
+    /// Creates a read, write, write zeroes or compare of `blocks` blocks from `lba`.
     ///
     /// # Panics
     /// If `blocks` is not 1 to 65,536.

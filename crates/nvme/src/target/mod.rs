@@ -7,10 +7,8 @@
 //!                      +------- subsystem --------+    namespaces, hosts, controllers
 //! ```
 //!
-//! * [`connection`] is the protocol of one connection, without I/O;
-//! * [`subsystem`] and [`controller`] hold what the connections of a target share;
-//! * the worker threads move bytes between sockets, connections and files;
-//! * [`Target`] starts and ends all of it.
+//! [`connection`] is the protocol of one connection, without I/O. [`subsystem`] and [`controller`] hold what
+//! the connections share. The worker threads move bytes. [`Target`] starts and ends all of it.
 
 pub mod admin;
 pub mod buffer;

@@ -1,9 +1,7 @@
 //! The transport over UCX, for PEs on several machines: shared memory, TCP or RDMA, as UCX chooses.
 //!
-//! UCX allocates symmetric memory, so that PEs of one machine can map each other's. Before it lie the words
-//! by which PEs notify each other. It begins with the workspace of the collectives and ends with the heap.
-//! The program's static objects have symmetric offsets between the two, but they stay where the program has
-//! them, and are registered as a second segment:
+//! UCX allocates symmetric memory, so that PEs of one machine can map each other's. The program's static
+//! objects have symmetric offsets, but they stay where they are, and are registered as a second segment:
 //!
 //! ```text
 //! allocated by UCX    | notification words | workspace | unused |  heap  |
