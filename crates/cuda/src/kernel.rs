@@ -227,8 +227,8 @@ impl Kernel {
     /// Queues a launch on `stream`.
     ///
     /// # Safety
-    /// The arguments have the number, types and order that the kernel declares. Until the kernel has run,
-    /// their memory stays valid, and its accesses to that memory do not race with others.
+    /// The arguments have the number, types and order that the kernel declares. Memory that they refer to
+    /// stays valid until the kernel has run, and the kernel's accesses to it do not race with others.
     ///
     /// # Errors
     /// If the GPU cannot run this shape, or an earlier kernel failed.

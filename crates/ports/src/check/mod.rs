@@ -207,7 +207,7 @@ impl CheckerTx {
     /// Classifies and counts a packet that does not match its template. Returns its length.
     ///
     /// # Safety
-    /// The caller holds the packet of this queue's pool.
+    /// The caller holds the packet, which is from this queue's pool.
     #[cold]
     unsafe fn examine(&mut self, packet: &Packet, now_ns: u64) -> usize {
         self.scratch.clear();
@@ -254,7 +254,7 @@ unsafe impl Tx for CheckerTx {
                 }
                 self.counters.bytes += bytes.len() as u64;
             } else {
-                // SAFETY: the caller holds the packet of this pool.
+                // SAFETY: the caller holds the packet, which is from this pool.
                 self.counters.bytes += unsafe { self.examine(packet, now_ns) } as u64;
             }
         }

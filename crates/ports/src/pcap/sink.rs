@@ -140,7 +140,7 @@ impl QueueWriter {
     /// Writes packets from the front of `packets`. Returns how many the capture accepted, and any error.
     ///
     /// # Safety
-    /// The caller holds the packets of this queue's pool.
+    /// The caller holds the packets, which are from this queue's pool.
     pub(crate) unsafe fn write(&self, packets: &[Packet]) -> (usize, Result<()>) {
         let mut writer = match self.lock() {
             Ok(writer) => writer,
@@ -148,7 +148,7 @@ impl QueueWriter {
         };
         let send_ns = self.send_ns();
         for (index, packet) in packets.iter().enumerate() {
-            // SAFETY: the caller holds the packet of this pool.
+            // SAFETY: the caller holds the packet, which is from this pool.
             let length = unsafe { self.length(packet) };
             let outcome = writer.reserve(length).and_then(|has_room| match has_room {
                 // SAFETY: as above.
@@ -168,7 +168,8 @@ impl QueueWriter {
     /// capture's reader pauses.
     ///
     /// # Safety
-    /// The caller holds the packets of this queue's pool. `send` frees or keeps only packets that it counts.
+    /// The caller holds the packets, which are from this queue's pool. `send` frees or keeps only packets
+    /// that it counts.
     pub(crate) unsafe fn write_sent(
         &self,
         packets: &[Packet],
@@ -176,7 +177,7 @@ impl QueueWriter {
     ) -> Result<usize> {
         let mut writer = self.lock()?;
         let send_ns = self.send_ns();
-        // SAFETY: the caller holds the packets of this pool.
+        // SAFETY: the caller holds the packets, which are from this pool.
         let length = packets.iter().map(|packet| unsafe { self.length(packet) }).sum();
         if !writer.reserve(length)? {
             return Ok(0);
@@ -184,7 +185,7 @@ impl QueueWriter {
         let before = writer.buffered();
         let mut outcome = Ok(());
         for packet in packets {
-            // SAFETY: the caller holds the packet of this pool.
+            // SAFETY: the caller holds the packet, which is from this pool.
             outcome = outcome.and_then(|()| unsafe {
                 let length = self.length(packet);
                 self.record(&mut writer, packet, length, send_ns)
@@ -211,7 +212,7 @@ impl QueueWriter {
     /// Returns the length of all segments of a packet, in bytes.
     ///
     /// # Safety
-    /// The caller holds the packet of this queue's pool.
+    /// The caller holds the packet, which is from this queue's pool.
     unsafe fn length(&self, packet: &Packet) -> usize {
         let mut length = 0;
         // SAFETY: the caller upholds the pool's safety contract.
@@ -297,7 +298,7 @@ impl CaptureTx {
 // SAFETY: `send` frees exactly the packets that it returns as sent.
 unsafe impl Tx for CaptureTx {
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
-        // SAFETY: the caller holds the packets of this pool.
+        // SAFETY: the caller holds the packets, which are from this pool.
         let (written, outcome) = unsafe { self.writer.write(packets) };
         for packet in &packets[..written] {
             // SAFETY: as above.

@@ -260,7 +260,8 @@ impl CaptureWriter {
     /// Writes the buffered records. Waits for a slow reader as long as `keep_waiting` returns true.
     ///
     /// # Errors
-    /// If the output refuses the records, or if records remain when the wait ends. They are lost.
+    /// If the output refuses the records, or if records remain when the wait ends. The remaining records are
+    /// lost.
     pub fn finish(&mut self, keep_waiting: &mut dyn FnMut() -> bool) -> Result<()> {
         while !self.flush()? {
             if !keep_waiting() {

@@ -54,7 +54,7 @@ fn the_original_pace_plays_no_packet_early_in_any_lap() {
     while times.len() < 7 {
         let count = rx.receive(&mut packets).unwrap();
         for packet in &packets[..count] {
-            // SAFETY: the test holds the packet of this pool.
+            // SAFETY: the test holds the packet, which is from this pool.
             times.push(unsafe { pool.meta(packet) }.time_ns - SECOND);
             arrivals.push(start.elapsed());
         }
@@ -82,7 +82,7 @@ fn a_looped_capture_of_the_latest_time_repeats_it() {
     let (_source, pool, mut rx) = source(&path, Playback { repeat: true, ..Playback::default() }, 64);
     let mut packets = [Packet::EMPTY; 4];
     assert_eq!(rx.receive(&mut packets).unwrap(), 4);
-    // SAFETY: the test holds the packet of this pool.
+    // SAFETY: the test holds the packet, which is from this pool.
     assert!(packets.iter().all(|packet| unsafe { pool.meta(packet) }.time_ns == u64::MAX));
     // SAFETY: the packets are from this pool, and are not used again.
     unsafe { pool.free(&packets) };

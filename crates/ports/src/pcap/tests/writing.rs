@@ -109,7 +109,7 @@ fn packets_from_elsewhere_get_the_time_at_which_they_are_sent() {
     let mut packets = [Packet::EMPTY; 1];
     pool.allocate(&mut packets);
     packets[0].length = 60;
-    // SAFETY: the test holds the packet of this pool.
+    // SAFETY: the test holds the packet, which is from this pool.
     unsafe { pool.set_meta(&packets[0], PacketMeta { time_ns: 1, wire_length: 9, interface: 3 }) };
     // SAFETY: the packets are from this queue's pool, and are not used again.
     unsafe { tx.send(&packets) }.unwrap();
