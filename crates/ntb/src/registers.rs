@@ -24,8 +24,7 @@ pub const SCRATCHPADS: u32 = 8 * MAX_PORTS;
 /// Number of doorbell vectors. Vector v covers the doorbell bits 32 v to 32 v + 31.
 pub const VECTORS: u32 = 2;
 
-/// A value with 128 bytes to itself: a cache line and the neighbour that is prefetched with it. Writers of
-/// different values then do not slow each other down.
+/// A value with 128 bytes to itself: a cache line and the neighbour that is prefetched with it.
 #[repr(C, align(128))]
 #[derive(Default)]
 pub(crate) struct PaddedWord<T>(pub T);

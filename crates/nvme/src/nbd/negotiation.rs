@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 
 const FIXED_NEWSTYLE: u16 = 1 << 0;
 const NO_ZEROES: u16 = 1 << 1;
-/// The longest option that is read. The longest useful one has a name of 4096 bytes and a few numbers.
+/// The longest option that is read.
 const MAX_OPTION: u32 = 8192;
 
 mod option {

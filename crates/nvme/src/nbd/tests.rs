@@ -55,7 +55,6 @@ fn run(options: &[Vec<u8>]) -> (io::Result<Option<Features>>, Vec<u8>) {
     (result, client.receives.split_off(18))
 }
 
-/// Returns the types of the answers to options.
 fn answers(mut received: &[u8]) -> Vec<u32> {
     let mut types = Vec::new();
     while let Some((header, rest)) = received.split_first_chunk::<20>() {

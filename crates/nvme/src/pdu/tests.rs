@@ -11,7 +11,6 @@ fn layout(pdu: &[u8], rules: &Rules) -> Result<Layout, Fault> {
     Layout::decode(pdu[..8].try_into().unwrap(), rules)
 }
 
-/// Returns a whole PDU with data.
 fn whole<T: IntoBytes + Immutable>(header: &T, data: &[u8], digests: Digests, alignment: u8) -> Vec<u8> {
     let mut out = [0xEE; MAX_HEADER];
     let written = encode(header, data.len() as u32, digests, alignment, &mut out);
@@ -23,7 +22,6 @@ fn whole<T: IntoBytes + Immutable>(header: &T, data: &[u8], digests: Digests, al
     pdu
 }
 
-/// Receives a PDU. Returns its layout, header and data.
 fn receive<'a>(pdu: &'a [u8], rules: &Rules) -> Result<(Layout, Header<'a>, &'a [u8]), Fault> {
     let layout = layout(pdu, rules)?;
     assert_eq!(layout.total_bytes(), pdu.len());

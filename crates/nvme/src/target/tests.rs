@@ -18,7 +18,6 @@ fn start(namespace: &str, limits: Limits) -> Target {
     start_polling(namespace, limits, Duration::ZERO)
 }
 
-/// Starts a target whose worker threads poll for up to `spin` before they sleep.
 fn start_polling(namespace: &str, limits: Limits, spin: Duration) -> Target {
     let config = Config {
         listen: vec!["127.0.0.1:0".parse().unwrap()],

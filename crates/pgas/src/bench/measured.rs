@@ -37,8 +37,7 @@ pub(super) trait Measured: Transport + Sized {
         done: impl FnMut() -> bool,
     ) -> Result<()>;
 
-    /// Measures cases that only this transport has and that have no size, such as doorbells. By default,
-    /// there are none.
+    /// Measures cases without a size that only this transport has, such as doorbells.
     ///
     /// # Errors
     /// Errors of the transport.
@@ -46,8 +45,7 @@ pub(super) trait Measured: Transport + Sized {
         Ok(Vec::new())
     }
 
-    /// Measures transfers of `size` bytes that only this transport has, such as pushed gets. By default,
-    /// there are none.
+    /// Measures transfers of `size` bytes that only this transport has, such as pushed gets.
     ///
     /// # Errors
     /// Errors of the transport, and wrong bytes.

@@ -119,7 +119,6 @@ pub(super) struct PeContext {
     /// left the store buffer.
     pub coherent: bool,
     /// True if this PE's processor carries out atomics on other PEs' memory, false if the word's owner does.
-    /// PEs may differ, because all use processor instructions on coherent memory.
     direct_atomics: bool,
     /// The smallest of the PEs' `alignment`s, in bytes.
     alignment: usize,

@@ -74,7 +74,6 @@ fn pattern(n: usize) -> u8 {
     (n % 251) as u8
 }
 
-/// Submits a request. Returns its command identifier.
 fn submit(connection: &mut Connection, request: Request) -> u16 {
     connection.submit(request).expect("a free slot");
     let bytes = sent(connection, usize::MAX);

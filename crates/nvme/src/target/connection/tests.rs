@@ -37,7 +37,6 @@ fn subsystem(namespaces: &[&str], change: impl FnOnce(&mut Definition)) -> Arc<S
     Arc::new(Subsystem::new(definition).unwrap())
 }
 
-/// A PDU from the target.
 #[derive(Debug)]
 enum Answer {
     Initialized,
@@ -124,7 +123,6 @@ impl Host {
         self.connection.output().take(&mut self.received);
     }
 
-    /// Returns the next PDU of the target.
     fn answer(&mut self) -> Option<Answer> {
         let rules = Rules {
             sender: Sender::Controller,
