@@ -62,7 +62,7 @@ pub struct TransferResult {
     pub share_of_ceiling: Option<f64>,
     /// The CPU seconds per 10^9 bytes of the thread that submits transfers and waits for them.
     pub cpu_seconds_per_gigabyte: Option<f64>,
-    /// The CPU time of the thread that submits and waits, as a share of the elapsed time.
+    /// The CPU time of the thread that submits transfers and waits for them, as a share of the elapsed time.
     pub cpu_share: Option<f64>,
     /// The rates that the paper published. Null unless `--published` was given.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -217,7 +217,7 @@ pub struct ListedPath {
     pub hops: Vec<String>,
     /// Why the path is not available. Null if it is.
     pub why_not: Option<String>,
-    /// The time of a 1 MiB transfer by this machine's stored calibration. Null if none is stored.
+    /// The time of a 1 MiB transfer by the stored calibration of this machine. Null if none is stored.
     pub calibrated_1_mib_ns: Option<f64>,
 }
 
