@@ -4,8 +4,7 @@
 //! The engine must not panic or loop. It must still serve an honest connection and an honest program. It must
 //! hold no state once every program has closed its sockets.
 //!
-//! The input is a list of operations. Frames have valid checksums and plausible numbers, because the engine
-//! drops others early.
+//! Frames have valid checksums and plausible numbers, because the engine drops others early.
 
 #![no_main]
 

@@ -1,8 +1,8 @@
 //! Measures a mover: one-way latency, streaming bandwidth, and both directions at once.
 //!
 //! Each repeat fills the sources, poisons the destinations, runs transfers for a set time, and checks all
-//! bytes of the newest transfer into each slot. If the CPU reaches the destination, it also checks a sample
-//! of the other transfers.
+//! bytes of the newest transfer into each slot. If the CPU reaches the destination, it checks a sample of the
+//! others too.
 //!
 //! Transfers rotate over buffers larger than a cache, unless the caller asks for less memory.
 

@@ -5,7 +5,7 @@
 //!
 //! * [`Gpu`]: an open device: its primary context, properties, and memory as core
 //!   [`Region`](inlane_core::Region)s.
-//! * [`Stream`], [`Event`], [`Graph`]: the order of work. All streams are non-blocking.
+//! * [`Stream`], [`Event`], [`Graph`]: the order of work.
 //! * [`compile`], [`Module`], [`Kernel`]: kernels, compiled from source for the installed GPU and cached on
 //!   disk.
 //! * [`LinkMeter`]: the traffic on a GPU's PCIe link, from NVML's counters.

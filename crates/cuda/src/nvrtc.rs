@@ -6,14 +6,13 @@
 //! 3. NVIDIA's wheels in Python's site-packages
 //! 4. `/usr/local/cuda` and `/usr/local/cuda-13.0`
 //!
-//! Kernels are compiled to machine code for the GPU's own architecture. PTX from a newer compiler would not
-//! load on an older driver.
+//! Kernels are compiled to machine code, because an older driver cannot load a newer compiler's PTX.
 //!
 //! # Privileges
 //!
-//! The user chooses the library's code. Only [`compile`] and [`compiler_version`] load it, so a process with
-//! privileges drops them before. [`locate_compiler`] opens the files before that, if they may be unreadable
-//! afterwards.
+//! The user chooses the library's code. Only [`compile`] and [`compiler_version`] load it. A process drops
+//! its privileges before these calls. If the files may be unreadable afterwards, it first calls
+//! [`locate_compiler`].
 
 use crate::error::{Error, Result};
 use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};

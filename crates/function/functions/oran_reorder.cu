@@ -5,9 +5,8 @@
 // when all of its PRBs have arrived, when its time limit has passed, or when a later slot needs its window.
 // Packets of a delivered slot are late.
 //
-// Blocks share windows. A block that writes into a window counts in `writers`, and meanwhile waits for
-// nothing. The block that delivers a window marks it busy, then waits for its writers. So blocks never wait
-// for each other in a cycle.
+// Blocks share windows. A block that writes into a window counts in `writers`, and waits for nothing. The
+// block that delivers a window marks it busy, then waits for its writers.
 #include <inlane.h>
 #include <inlane_oran.h>
 

@@ -6,9 +6,9 @@
 //!  B's stream:        wait(filled 0) slot 0 -> copy, record emptied 0 | ... slot 1 ...
 //! ```
 //!
-//! Events order the two copies of a chunk. The CPU queues all copies of a transfer at once. The slower link
-//! direction determines the rate, and the faster one adds the time of one chunk. So a transfer on an idle
-//! path starts and ends with small chunks.
+//! Events order the two copies of a chunk. The CPU queues all copies of a transfer at once. A transfer on an
+//! idle path starts and ends with small chunks, because one engine is idle during the first and the last
+//! chunk.
 
 use crate::tuning::{EngineTuning, engine_chunks};
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};

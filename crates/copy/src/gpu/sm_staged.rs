@@ -3,9 +3,8 @@
 //! shared with the host.
 //!
 //! Resident kernels keep running between transfers and occupy one block per channel on each GPU. Meanwhile,
-//! allocating, freeing and loading code on these GPUs block. [`Mover::quiesce`] ends the kernels. A timer
-//! also ends them after [`PARK_AFTER`] without a transfer. Without resident kernels, each transfer launches
-//! the kernels.
+//! allocating, freeing and loading code on these GPUs block. [`Mover::quiesce`] ends the kernels, as does a
+//! timer after [`PARK_AFTER`] without a transfer.
 
 use super::command_ring::{
     self, CHANNEL_BYTES, COMMANDS_BYTES, CommandRing, DEPTH, ENDED, Layout, ParkedWhenIdle, STUCK,

@@ -1,8 +1,7 @@
 // Emulates a block of GPU threads on one CPU thread, with the parts of CUDA that inlane's headers use.
 //
 // Each GPU thread is a fiber. Fibers switch at random, depending on a seed, at barriers, atomics and fences.
-// Each block is a copy of the shared object that contains this header, on its own CPU thread. Blocks share
-// the function's state.
+// Blocks share the function's state. Each block is a copy of the shared object, on its own CPU thread.
 //
 // Weak memory order, coalescing and timing are not emulated. If some threads do not reach a barrier, the
 // program ends with a message.

@@ -2,8 +2,7 @@
 //! changed beyond what the packet function does.
 //!
 //! The expected packets follow from the generator's specification and a [`mod@reference`] of the function.
-//! The checker compares headers and lengths with a template of the flow, and the payload with the CRC in its
-//! [stamp]. Packets from elsewhere count as foreign.
+//! Each packet has a [stamp] with its number. Packets from elsewhere count as foreign.
 //!
 //! A packet whose stamp is damaged counts as altered, and not as lost.
 //!

@@ -1,7 +1,7 @@
 //! `gen:SIZE|imix`: creates packets of known flows, as fast as they are received or by a schedule.
 //!
-//! Each packet contains its flow, sequence number, due time and CRC ([`stamp`]). The constant part of a
-//! flow's packets is prepared once ([`template`]).
+//! Each packet is a copy of a prepared [`template`] with a [`stamp`]: flow, sequence number, due time and
+//! CRC.
 //!
 //! With a rate, due times follow from the schedule alone. A packet that is received late keeps its due time,
 //! so a checker measures the delay (no coordinated omission).

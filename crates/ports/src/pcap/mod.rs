@@ -5,8 +5,8 @@
 //! [`PacketMeta`](inlane_core::packet::PacketMeta). A source reads its input from front to back, so it may be
 //! a pipe (`pcap:-`). A file is scanned beforehand for its longest packet and its resolution.
 //!
-//! Neither port blocks on a pipe. A source returns no packets while the pipe's writer pauses. A sink accepts
-//! no packets while the pipe's reader pauses.
+//! While the other end of a pipe pauses, a source returns no packets, and a sink accepts none. Neither
+//! blocks.
 
 mod file;
 mod output;

@@ -3,8 +3,8 @@
 //! Classic captures may have either byte order and micro- or nanoseconds. pcapng captures may have either
 //! byte order, several sections and interfaces, and any timestamp resolution.
 //!
-//! pcap-parser parses each record in the buffer of [`CaptureReader`]. The reader limits how much memory a
-//! damaged file can make it use, and reports the offset of a fault.
+//! [`CaptureReader`] limits how much memory a damaged file can make it use, and reports the offset of a
+//! fault.
 
 use super::pcapng::Interface;
 use inlane_core::error::Class;
