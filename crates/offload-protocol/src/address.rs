@@ -55,7 +55,8 @@ pub unsafe fn read_sockaddr(address: *const libc::sockaddr, len: libc::socklen_t
                 let ip = Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr));
                 Some(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())
             }
-            // Early versions of the structure lacked `sin6_scope_id`. Linux accepts these, too.
+            // Accept addresses without `sin6_scope_id`, as Linux does, because early versions of the
+            // structure lacked it.
             libc::AF_INET6 if len as usize >= size_of::<libc::sockaddr_in6>() - 4 => {
                 let raw = address.cast::<[u8; 24]>().read_unaligned();
                 let mut octets = [0; 16];
@@ -69,7 +70,7 @@ pub unsafe fn read_sockaddr(address: *const libc::sockaddr, len: libc::socklen_t
 }
 
 /// Writes `value` as the C library's functions do: at most `*len` bytes, and the full length to `*len`.
-/// With `v6`, maps an IPv4 address to IPv6.
+/// With `v6`, writes an IPv4 address as an IPv4-mapped IPv6 address.
 ///
 /// # Safety
 /// `len` is readable and writable, and `*len` bytes at `address` are writable. Either may be null.
@@ -99,7 +100,7 @@ pub unsafe fn write_sockaddr(
         }
     };
     bytes[..2].copy_from_slice(&(family as libc::sa_family_t).to_ne_bytes());
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller promises that these bytes are accessible.
     unsafe {
         let room = len.read_unaligned() as usize;
         address.cast::<u8>().copy_from(bytes.as_ptr(), room.min(full));

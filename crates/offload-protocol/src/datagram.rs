@@ -1,8 +1,8 @@
 //! The header in front of each datagram in the pair of a UDP socket.
 //!
 //! The pair is of type SOCK_SEQPACKET, so the kernel keeps the datagrams apart. Functions that the library
-//! does not replace, such as those of stdio, send datagrams without this header. They go to the address to
-//! which the socket is connected.
+//! does not replace, such as those of stdio, send datagrams without this header. Such datagrams go to the
+//! address to which the socket is connected.
 //!
 //! ```text
 //! 0           8       9      10      11    12      16               36              56

@@ -23,9 +23,9 @@ pub enum Operation {
     /// Creates a socket bound to [`Message::local`]. The request's value holds the socket's options, written
     /// by [`write_options`]. The reply carries the program's end and the local address.
     Bind = 1,
-    /// Connects the socket of the program's end that the request carries to [`Message::remote`]. Without one,
-    /// creates a socket, and the reply carries the program's end. It becomes writable when the connection is
-    /// established or has failed.
+    /// Connects a socket to [`Message::remote`]: that of the program's end in the request, or without one a
+    /// new socket, whose program's end the reply carries. The program's end becomes writable when the
+    /// connection is established or has failed.
     Connect = 2,
     /// Makes a bound socket listen. The request carries the program's end. `number` is the backlog.
     Listen = 3,
@@ -47,14 +47,14 @@ pub enum Operation {
     SetOptionNow = 10,
     /// Removes the remote address of a connected UDP socket. The request carries the program's end.
     Disconnect = 11,
-    /// Asks for a route from the UDP socket of the carried program's end to [`Message::remote`]. The reply's
-    /// status is an errno if there is none.
+    /// Asks whether a UDP socket has a route to [`Message::remote`]. The request carries the program's end.
+    /// Without a route, the status of the reply is an errno.
     Route = 12,
     /// Asks for a connection's slot in shared memory ([`crate::lease`]). The request carries the program's
-    /// end. Its `number` is 1 if this client already has its shared memory, otherwise 0.
+    /// end. The request's `number` is 1 if this client already has its shared memory, otherwise 0.
     ///
     /// In the reply, `number` is the slot's index, and `name` is how many microseconds a receive polls before
-    /// it sleeps. The first reply carries the memfd.
+    /// it sleeps. The first reply to a client carries the memfd.
     Adopt = 13,
 }
 

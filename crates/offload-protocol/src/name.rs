@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The engine's end gets its name once the remote end has finished sending (errno 0) or the connection has
-//! failed. If the program's end reads the end of the stream and finds no name there, its engine is lost.
+//! failed. If a program reads the end of the stream while the engine's end has no name, the engine has
+//! died.
 
 use crate::address;
 use std::net::SocketAddr;

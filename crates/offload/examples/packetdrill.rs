@@ -51,7 +51,8 @@ struct World {
     calling: Vec<c_int>,
 }
 
-// SAFETY: the mutex gives the engine to one thread at a time. Every thread can use its mappings.
+// SAFETY: the mutex gives the engine to one thread at a time. Every thread of the process can use its
+// mappings.
 unsafe impl Send for World {}
 
 static WORLD: OnceLock<Mutex<World>> = OnceLock::new();

@@ -13,10 +13,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// How long a thread may hold a claim of the send ring, in nanoseconds. Normally it takes less than a
+/// How long a thread may hold a claim of the send ring, in nanoseconds. Normally a claim takes less than a
 /// microsecond.
 const CLAIM_LIMIT_NS: u64 = 100_000_000;
-/// How long a program may leave an offer unanswered, in nanoseconds. Normally it takes less than a
+/// How long a program may leave an offer unanswered, in nanoseconds. Normally an answer takes less than a
 /// microsecond.
 const OFFER_LIMIT_NS: u64 = 500_000;
 /// How long a lease lasts without use before the engine ends it, in nanoseconds.
@@ -42,7 +42,7 @@ unsafe impl Send for SharedArea {}
 unsafe impl Sync for SharedArea {}
 
 impl SharedArea {
-    /// Creates an area for the process with the ID `process`, which cannot change the area's size (seals).
+    /// Creates an area for the process with the ID `process`. Seals keep the process from resizing the area.
     ///
     /// # Errors
     /// Errors of the system: too many descriptors, too little memory.
@@ -108,11 +108,11 @@ pub struct Direct {
     slot: Slot,
     /// The position up to which bytes were copied out of the send ring.
     copied: u64,
-    /// When a claim first kept the engine from ending the lease, in nanoseconds.
+    /// When a claim first kept the engine from ending the lease, in nanoseconds. `None` if no claim does.
     claimed_since: Option<u64>,
     /// The offer that the program has not answered yet, and when it was made, in nanoseconds.
     offer: Option<(Offer, u64)>,
-    /// True if the pair was found empty and not written since. If false, check it before an offer.
+    /// True if the pair was found empty and not written since. If false, check the pair before an offer.
     pair_empty: bool,
     /// When the slot was last used to send or receive, or the lease was granted, in nanoseconds.
     used_at: u64,
@@ -175,7 +175,7 @@ impl Direct {
     }
 
     /// Returns true if the program has committed bytes for which there may be room, has answered an offer, or
-    /// is too late to answer.
+    /// has left an offer unanswered for too long.
     #[inline]
     pub fn has_work(&self, now: u64) -> bool {
         let answered = self.offer.is_some_and(|(offer, since)| {
@@ -275,8 +275,8 @@ impl Direct {
         self.offer.is_some()
     }
 
-    /// Returns how many of the offered bytes the program has taken, or `None` without an answer yet.
-    /// Withdraws an offer that is too old. After 0, the bytes must go through the pair.
+    /// Returns how many of the offered bytes the program has taken, or `None` if it has not answered yet.
+    /// Withdraws an offer that is too old. If the result is 0, the bytes must go through the pair.
     ///
     /// # Errors
     /// If the program broke the protocol.
@@ -435,7 +435,7 @@ mod tests {
             let (mut written, mut now) = (0, 0);
             for (index, word, small) in words {
                 let header = direct.slot.header();
-                // With few possible values, many random words look valid.
+                // Keep few bits, so that many random words look valid.
                 let word = if small { word & (7 << 61 | 0xffff) } else { word };
                 let target = [&header.send.0, &header.receive.0, &header.copied.0, &header.inode][index];
                 target.store(word, Ordering::Relaxed);

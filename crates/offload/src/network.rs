@@ -92,8 +92,8 @@ pub struct Network {
     pub(crate) own: VecDeque<Vec<u8>>,
     /// Free buffers for IP packets that the engine sends to itself.
     spare_own: Vec<Vec<u8>>,
-    /// The path MTU of each host that an ICMP error reported, and the error's time in nanoseconds. Others
-    /// have the link's MTU.
+    /// The path MTU of each host that an ICMP error reported, and the error's time in nanoseconds. Other
+    /// hosts have the link's MTU.
     path_mtus: HashMap<IpAddr, (u16, u64)>,
     /// The identification of the last packet that was sent in fragments.
     last_fragment_id: u32,
@@ -156,7 +156,8 @@ impl Network {
             neighbours: Neighbours::default(),
             own: VecDeque::new(),
             spare_own: Vec::new(),
-            // Attackers exploit predictable identifications (RFC 7739).
+            // Begin at an unpredictable number, because attackers exploit predictable identifications (RFC
+            // 7739).
             last_fragment_id: std::hash::RandomState::new().build_hasher().finish() as u32,
             scratch: Vec::new(),
             path_mtus: HashMap::new(),
@@ -240,7 +241,7 @@ impl Network {
         }
     }
 
-    /// Returns true for groups, and for the broadcast addresses of the engine's networks.
+    /// Returns true for the addresses of groups, and for the broadcast addresses of the engine's networks.
     pub fn is_group(&self, address: IpAddr) -> bool {
         let IpAddr::V4(ip) = address else { return address.is_multicast() };
         ip.is_multicast()
@@ -251,7 +252,8 @@ impl Network {
             })
     }
 
-    /// Returns the largest payload, in bytes, of a TCP segment without options on a route.
+    /// Returns the largest payload, in bytes, of a TCP segment without options on a route. `v6` is true for
+    /// IPv6.
     pub fn mss(&self, route: Route, v6: bool) -> u16 {
         let mtu = if route == Route::Own { OWN_MTU } else { self.mtu };
         mtu - if v6 { 60 } else { 40 }
@@ -317,8 +319,8 @@ fn room(mtu: usize) -> usize {
     (mtu + ethernet::HEADER + 2 * ethernet::TAG).next_multiple_of(64).max(2048)
 }
 
-/// Checks that the engine can use its port's interface. Call this before the port is opened, whose errors
-/// name other flags.
+/// Checks that the engine can use its port's interface. Call this before the port is opened, because the
+/// port's own errors name flags that the engine lacks.
 ///
 /// # Errors
 /// [`Error::Setting`] for the loopback interface, or if packets are larger than the engine's buffers.

@@ -22,7 +22,8 @@ pub fn create(name: &SocketName) -> io::Result<(OwnedFd, OwnedFd)> {
         }
         (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
     };
-    // Receive urgent data like other data. Old kernels have none on UNIX sockets.
+    // Receive urgent data like other data. Ignore an error, because old kernels have no urgent data on UNIX
+    // sockets.
     let _ = set_option(&engine, libc::SO_OOBINLINE, 1);
     bind(&program, &name.to_address())?;
     Ok((engine, program))
@@ -152,8 +153,8 @@ pub fn receive(fd: RawFd, first: &mut [u8], second: &mut [u8]) -> io::Result<usi
     receive_with_flags(fd, first, second).map(|(len, _)| len)
 }
 
-/// Like [`receive`]. Also returns true if descriptors came with the bytes, which the kernel has closed.
-/// Such a read stops early, so the pair may hold more bytes.
+/// Like [`receive`]. Also returns true if descriptors came with the bytes. The kernel has closed these
+/// descriptors. Such a read stops early, so the pair may hold more bytes.
 ///
 /// # Errors
 /// As [`receive`].
@@ -234,7 +235,7 @@ pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Opt
             && (*first).cmsg_level == libc::SOL_SOCKET
             && (*first).cmsg_type == libc::SCM_RIGHTS
         {
-            // CMSG_SPACE rounds up, so a second descriptor may fit.
+            // Count the descriptors: CMSG_SPACE rounds up, so a second one may fit.
             let count = ((*first).cmsg_len as usize - libc::CMSG_LEN(0) as usize) / 4;
             for index in 0..count {
                 let passed = libc::CMSG_DATA(first).cast::<i32>().add(index).read_unaligned();

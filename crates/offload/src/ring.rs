@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 /// A ring of bytes. Index i of the stream lies at i modulo the capacity.
 pub struct Ring {
     bytes: Pages,
-    /// The size in bytes of the ring's pages that were ever written, which alone take memory. [`Rings::put`]
+    /// The size in bytes of the ring's pages that were ever written. Only these take memory. [`Rings::put`]
     /// updates it.
     present: usize,
 }

@@ -1,4 +1,4 @@
-//! Reads the rules for sockets of the engine or the kernel from TOML.
+//! Reads, from TOML, the rules that decide which sockets the engine runs.
 //!
 //! ```toml
 //! [[rule]]

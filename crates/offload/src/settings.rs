@@ -109,6 +109,7 @@ impl Settings {
 }
 
 /// Returns why an interface cannot have this address: it is its network's address or broadcast address.
+/// Returns `None` if the address is usable.
 fn reserved(prefix: &Prefix) -> Option<String> {
     // Networks of one or two addresses have no network or broadcast address (RFC 3021).
     let (IpAddr::V4(ip), ..=30) = (prefix.address, prefix.length) else { return None };

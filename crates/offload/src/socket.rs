@@ -122,7 +122,7 @@ pub struct Stream {
     pub send: Ring,
     /// Received data that was not written to the pair yet.
     pub receive: Ring,
-    /// The bytes taken from the pair into `send`: the index at which the program's data ends.
+    /// The index in the stream at which the program's data in `send` ends.
     pub written: u64,
     /// The number of received bytes that were handed to the pair or discarded so far.
     pub delivered: u64,
@@ -282,7 +282,8 @@ impl Options {
     }
 
     /// Returns the most bytes of a ring of `capacity` bytes that a connection may use. `option` is SO_SNDBUF
-    /// or SO_RCVBUF as the kernel reports it, if set. The ring gets half of it, and the pair the other half.
+    /// or SO_RCVBUF as the kernel reports it, if set. The ring gets half of this value, and the pair the
+    /// other half.
     fn share(option: Option<i32>, capacity: usize) -> usize {
         option.map_or(capacity, |bytes| (bytes.max(0) as usize / 2).clamp(Self::LEAST_BUFFER, capacity))
     }

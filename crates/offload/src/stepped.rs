@@ -83,7 +83,8 @@ impl Stepped {
         self.engine.round(now)
     }
 
-    /// Runs at most `most` rounds, until the engine waits for a timer or an event. Returns true if it does.
+    /// Runs rounds until the engine waits for a timer or an event. Returns false if `most` rounds were not
+    /// enough.
     ///
     /// # Errors
     /// As for [`Stepped::step`].

@@ -71,8 +71,8 @@ impl Wheel {
         Some(self.next_used()? * TICK_NS)
     }
 
-    /// Returns the first tick from `self.tick` on whose slot has entries. They may be due only in a later
-    /// turn.
+    /// Returns the first tick from `self.tick` on whose slot has entries. The entries may be due only in a
+    /// later turn.
     fn next_used(&self) -> Option<u64> {
         let start = self.tick as usize % SLOTS;
         let (word, bit) = (start / 64, start % 64);

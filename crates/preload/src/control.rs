@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 /// The descriptor of the process's connection to the engine, or -1.
 static CONNECTION: AtomicI32 = AtomicI32::new(-1);
 /// The inode of the socket in `CONNECTION`. Compare it before each use, because the program may have reused
-/// the number.
+/// the descriptor's number.
 static INODE: AtomicU64 = AtomicU64::new(0);
 /// The id of the process that opened the connection in `CONNECTION`, or 0.
 static OWNER: AtomicI32 = AtomicI32::new(0);
@@ -116,7 +116,7 @@ fn send_request(message: &Message, attached: RawFd) -> Option<(Message, Option<R
         exchange(fd, message, attached)
     });
     if reply.is_none() {
-        // The reply may still arrive, and the next request must not read it.
+        // Close the connection, because the reply may still arrive, and the next request must not read it.
         drop_kept();
     }
     IN_USE.store(false, Ordering::Release);
@@ -168,7 +168,7 @@ fn adopt_kept(fd: RawFd) -> Result<(Slot, u32), c_int> {
     // SAFETY: has no preconditions.
     let process = unsafe { libc::getpid() };
     let owner = OWNER.load(Ordering::Relaxed);
-    // The slots belong to the kept connection, which may be in use or the parent's.
+    // Give up: slots belong to the kept connection, which is in use or belongs to the parent process.
     if (owner != 0 && owner != process) || IN_USE.swap(true, Ordering::Acquire) {
         return Err(libc::EBUSY);
     }

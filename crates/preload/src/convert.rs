@@ -19,8 +19,8 @@ pub enum Outcome {
     Failed(c_int),
 }
 
-/// The options that a new socket of the engine needs: level, name, and the kernel's initial value.
-/// Unchanged options are not sent.
+/// The options that the engine must know when it creates a socket: level, name, and the kernel's initial
+/// value. Options with that value are not sent.
 const STREAM_OPTIONS: [NumberOption; 10] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
@@ -38,8 +38,8 @@ const STREAM_OPTIONS: [NumberOption; 10] = [
 /// Before Linux 5.14, the engine gets no buffer sizes that were set before bind or connect.
 const BUFFERS_SET: c_int = 72;
 
-/// The options that a new UDP socket of the engine needs: level, name, and the kernel's initial value.
-/// Unchanged options are not sent.
+/// The options that the engine must know when it creates a UDP socket: level, name, and the kernel's
+/// initial value. Options with that value are not sent.
 const DATAGRAM_OPTIONS: [NumberOption; 13] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
@@ -109,11 +109,11 @@ pub fn offer(fd: RawFd, usage: Use, address: SocketAddr) -> Outcome {
     outcome
 }
 
-/// Offers the kernel's UDP socket `fd` before its first datagram, to `remote`. A socket with a port stays
-/// with the kernel.
+/// Offers the kernel's UDP socket `fd` to the engine before its first datagram, to `remote`. A socket with
+/// a port stays with the kernel.
 pub fn offer_unbound(fd: RawFd, remote: SocketAddr) -> Outcome {
     let before = errno();
-    // Most sockets that send have a port and stay with the kernel, so look for it first.
+    // Look for a port first, because most sockets that send have one and stay with the kernel.
     let unbound = if has_port(fd) { None } else { candidate(fd) };
     let outcome = match unbound {
         Some(socket) if socket.datagrams && remote.is_ipv6() == socket.v6 => {
@@ -302,7 +302,7 @@ fn copy_options(fd: RawFd, new: RawFd) {
     }
 }
 
-/// Waits until a connection begun by [`offer`] is established or fails, but at most the socket's send
+/// Waits until a connection begun by [`offer`] is established or fails, but at most for the socket's send
 /// timeout. Does not wait if `fd` is non-blocking. Returns the result of the program's `connect`.
 pub fn finish_connect(fd: RawFd) -> c_int {
     match socket::blocks(fd) {

@@ -76,7 +76,7 @@ pub fn find_inherited() {
     }
 }
 
-/// Flags of a UDP socket, stored in SO_PRIORITY of the program's end. They survive fork and passing to
+/// Flags of a UDP socket, stored in SO_PRIORITY of the program's end. The flags survive fork and passing to
 /// other processes.
 struct Flags;
 
@@ -92,8 +92,8 @@ impl Flags {
         real::option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY).unwrap_or(0)
     }
 
-    /// Replaces the flags. All three become 6, without `CONNECTED`, because the kernel reserves 7 for
-    /// privileged processes.
+    /// Replaces the flags. If all three are set, stores 6, without `CONNECTED`, because the kernel reserves 7
+    /// for privileged processes.
     fn set(fd: RawFd, flags: c_int) {
         real::set_option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY, flags.min(6));
     }

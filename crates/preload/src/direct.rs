@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, f
 
 /// The number of descriptors in the table. Sockets with higher descriptors always use the pair.
 const MOST: usize = 1024;
-/// The sends through the kernel after which the library asks for a slot. Short connections then save the
-/// request.
+/// The number of sends through the kernel after which the library asks for a slot. Short connections then
+/// save the request.
 const ENOUGH: u32 = 16;
-/// The sends through the kernel after which the library asks again for a slot.
+/// The number of sends through the kernel after which the library asks again for a slot.
 const AGAIN: u32 = 1024;
 /// The library uses a lease for this many nanoseconds after the engine's last heartbeat, because the engine
 /// may have ended.
@@ -46,8 +46,8 @@ static ENTRIES: [Entry; MOST] = [const {
 /// How long a receive polls before it waits in the kernel, in nanoseconds, as the engine chooses. With 0,
 /// receives do not poll.
 static WAIT_NS: AtomicU64 = AtomicU64::new(0);
-/// After active waits without bytes, at most 2 to this power minus 1 receives (63) go straight to the
-/// kernel.
+/// Bounds how many receives go straight to the kernel after active waits without bytes: 63, which is 2 to
+/// this power, minus 1.
 const MOST_SKIPPED: u32 = 6;
 /// During an active wait, the time in nanoseconds between two checks whether the pair has bytes.
 const LOOK_NS: u64 = 1000;
@@ -73,8 +73,8 @@ fn slot(fd: RawFd) -> Option<Slot> {
     unsafe { Slot::from_ptr(entry(fd)?.slot.load(Ordering::Acquire)) }
 }
 
-/// Counts a send through the kernel, after which it must be called. Asks for a slot if an offloaded
-/// connection sends often.
+/// Counts a send through the kernel, and asks for a slot if an offloaded connection sends often. Call this
+/// after each such send.
 #[inline]
 pub fn note_sent(fd: RawFd) {
     let Some(entry) = entry(fd) else { return };
@@ -321,7 +321,7 @@ unsafe fn poll_post(slot: Slot, post: &mut Option<Post>, buffer: *mut c_void, le
 }
 
 /// Cancels a posted receive. If bytes are already offered, takes them if `received` is `None`, and
-/// otherwise declines them. Returns the result of the program's call, or `None`.
+/// otherwise declines them. Returns the result of the program's call, or `None` if there is none.
 unsafe fn end_post(
     slot: Slot,
     post: Post,

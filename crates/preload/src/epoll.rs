@@ -1,8 +1,8 @@
 //! Keeps epoll registrations when a descriptor's socket is replaced.
 //!
-//! A registration belongs to the replaced socket. Programs such as nginx register a socket before they
-//! connect it. So this module remembers each descriptor's last registration: epoll instance, events and
-//! data.
+//! A registration belongs to the socket, not to the descriptor, so it is lost with the replaced socket.
+//! Programs such as nginx register a socket before they connect it. So this module remembers each
+//! descriptor's last registration: epoll instance, events and data.
 
 use crate::real;
 use libc::{c_int, epoll_event};
@@ -64,8 +64,8 @@ impl Registration {
             u64: entry.data.load(Ordering::Relaxed),
         };
         let mut registration = Self { epoll: entry.epoll.load(Ordering::Relaxed), fd, event };
-        // EPOLL_CTL_MOD fails if the entry is outdated. It also fails with EPOLLEXCLUSIVE, so these
-        // registrations are not restored.
+        // EPOLL_CTL_MOD fails if the entry is outdated. It also fails for registrations with EPOLLEXCLUSIVE,
+        // which are therefore not restored.
         let exists = registration.control(libc::EPOLL_CTL_MOD);
         exists.then_some(registration)
     }

@@ -3,7 +3,7 @@
 use crate::settings;
 use libc::c_char;
 
-/// The most variables of an environment, with this library's own. Longer environments are passed on
+/// The most variables of an environment, including this library's own. Longer environments are passed on
 /// unchanged.
 const MOST: usize = 1024;
 

@@ -1,7 +1,7 @@
 //! The functions that replace those of the C library in the program, such as `connect` and `sendto`.
 //!
-//! Sockets that are not offloaded cost least. For example, `sendto` checks for an offloaded socket only if
-//! the C library's call fails.
+//! The functions cost least for sockets that are not offloaded. For example, `sendto` checks for an
+//! offloaded socket only if the C library's call fails.
 
 use crate::convert::{self, Outcome};
 use crate::socket::name_of;
@@ -266,7 +266,8 @@ hooks! {
         let before = errno();
         let mut result = real::sendto(fd, buffer, len, flags | libc::MSG_NOSIGNAL, address, address_len);
         if result == -1 && refuses_addresses(address.cast()) && name_of(fd).is_some() {
-            // A connected TCP socket ignores the address, but a UNIX socket refuses it.
+            // Send again without the address. A connected TCP socket ignores it, but a UNIX socket refuses
+            // it.
             set_errno(before);
             result = real::sendto(fd, buffer, len, flags | libc::MSG_NOSIGNAL, std::ptr::null(), 0);
         }
@@ -310,7 +311,7 @@ hooks! {
         real::sendmmsg(fd, messages, count, flags)
     }
 
-    // The C library's `ioctl` is variadic. x86-64 and AArch64 pass fixed arguments alike.
+    // The C library's `ioctl` is variadic. x86-64 and AArch64 pass variadic and fixed arguments alike.
     fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
         if request == libc::FIONREAD && !argument.is_null() && let Some(name) = datagram::name_of(fd) {
             argument.cast::<c_int>().write_unaligned(datagram::next_length(fd, &name));
@@ -354,7 +355,7 @@ hooks! {
         real::posix_spawnp(process, file, actions, attributes, arguments, environment)
     }
 
-    // The C library's function is variadic. x86-64 and AArch64 pass fixed arguments alike.
+    // The C library's function is variadic. x86-64 and AArch64 pass variadic and fixed arguments alike.
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long {
         let fd = a as c_int;
         match number {
@@ -407,8 +408,8 @@ unsafe fn send_directly(fd: c_int, parts: *const iovec, count: usize, flags: c_i
     unsafe { direct::send(fd, std::slice::from_raw_parts(parts, count)) }
 }
 
-/// Accepts a connection from the engine if the kernel's accept failed with EINVAL, as it does on the
-/// program's end of a pair.
+/// Corrects the kernel's accept: if it failed with EINVAL, as on the program's end of a pair, accepts a
+/// connection from the engine. Otherwise returns `result`.
 unsafe fn after_accept(
     result: c_int,
     fd: c_int,
@@ -428,9 +429,9 @@ unsafe fn after_accept(
     }
 }
 
-/// Offers an unbound UDP socket, which gets its port now, to the engine. Call this before a datagram is
-/// sent to `address`, which may be null. Returns the name of a UDP socket of the engine, `None` for other
-/// sockets, or the errno of the send.
+/// Offers a UDP socket without a port to the engine. Call this before a datagram is sent to `address`,
+/// which may be null. Returns the name of a UDP socket of the engine, `None` for other sockets, or the
+/// errno of the send.
 unsafe fn before_send(
     fd: c_int,
     address: *const sockaddr,
@@ -466,12 +467,12 @@ unsafe fn bytes(parts: *const iovec, count: usize) -> usize {
     if parts.is_null() {
         return 0;
     }
-    // SAFETY: the program passes them, and the kernel has just read them.
+    // SAFETY: the program passes the parts, and the kernel has just read them.
     unsafe { std::slice::from_raw_parts(parts, count).iter().map(|part| part.iov_len).sum() }
 }
 
-/// Returns `len`, but at most the buffer size `room`. For `__read_chk` and others, which `_FORTIFY_SOURCE`
-/// calls.
+/// Returns `len`, but at most the buffer size `room`. Used by `__read_chk` and others, which programs
+/// compiled with `_FORTIFY_SOURCE` call.
 fn bounded(len: size_t, room: size_t) -> size_t {
     len.min(room)
 }

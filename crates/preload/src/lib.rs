@@ -13,9 +13,9 @@
 //! program:  write(5) ----------------- pair ---------> engine ---> TCP segments
 //! ```
 //!
-//! The library depends on no table of sockets, which calls that it does not intercept could make outdated.
-//! The names of the pair's ends ([`inlane_offload_protocol::name`]) and `socket::Flags` describe a socket.
-//! The table of slots (`direct`) is only a hint.
+//! The library keeps no table of sockets, because calls that it does not intercept would make a table
+//! outdated. The names of the pair's ends ([`inlane_offload_protocol::name`]) and `socket::Flags` describe
+//! a socket. The table of slots (`direct`) is only a hint.
 //!
 //! The library does not allocate and blocks on no lock, because programs call it in signal handlers and
 //! after vfork. If a socket cannot be handed over, the kernel keeps it. The library never ends the program.

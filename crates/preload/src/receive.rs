@@ -1,7 +1,7 @@
 //! Corrects what a read returns at the end of a stream.
 //!
-//! For the kernel, a pair ends in the stream's end or a reset. The name of the engine's end says how the
-//! connection itself ended.
+//! The kernel reports the end of a pair as the end of the stream or as a reset. Only the name of the
+//! engine's end says how the connection itself ended.
 
 use crate::{datagram, errno, fail, socket};
 use libc::{c_int, msghdr, sockaddr, socklen_t, ssize_t};
@@ -23,15 +23,15 @@ fn at_end(fd: c_int, result: ssize_t) -> ssize_t {
     }
     match socket::reason_of_end(fd) {
         0 if result == 0 => 0,
-        // The program has already read the connection's error.
+        // The program has already read the connection's error, so report the end of the stream.
         0 if socket::name_of(fd).is_some() => 0,
         0 => result,
         error => fail(error),
     }
 }
 
-/// Sets the sender's address to length 0 if `fd` is offloaded: TCP gives none, and the kernel has stored a
-/// UNIX name. Call this after a receive.
+/// If `fd` is offloaded, sets the length of the received sender's address to 0. TCP gives no address, and
+/// the kernel has stored a UNIX name. Call this after a receive.
 ///
 /// # Safety
 /// `address` and `len` are null, or the kernel has stored an address and its length there.
@@ -47,8 +47,8 @@ pub unsafe fn hide_name(fd: c_int, result: ssize_t, address: *const sockaddr, le
     }
 }
 
-/// Notes if a message passed UDP sockets of the engine to this process, so that later calls look for them.
-/// Call this after each receive that may bring descriptors.
+/// Notes if a message passed UDP sockets of the engine to this process, so that later calls look for such
+/// sockets. Call this after each receive that may bring descriptors.
 ///
 /// # Safety
 /// The kernel has filled `message` in a receive, and its control messages are still in place.

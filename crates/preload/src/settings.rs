@@ -66,8 +66,8 @@ pub fn read() {
         let mut terminated = [0u8; 64];
         let room = terminated.get_mut(..name.len())?;
         room.copy_from_slice(name.as_bytes());
-        // SAFETY: a terminated string. The result is null, or a terminated string that is read before it can
-        // change.
+        // SAFETY: the name is a terminated string. The result is null, or a terminated string that is read
+        // before it can change.
         unsafe {
             let value = libc::getenv(terminated.as_ptr().cast());
             (!value.is_null()).then(|| std::ffi::CStr::from_ptr(value).to_bytes())
@@ -86,7 +86,8 @@ pub fn read() {
     if let Some(require) = variable(REQUIRE_VARIABLE) {
         REQUIRE.set(require);
     }
-    // SAFETY: the C library sets it before it calls initialisers. It is null or a terminated string.
+    // SAFETY: the C library sets the variable before it calls initialisers. The variable is null or a
+    // terminated string.
     let name = unsafe {
         let name = program_invocation_short_name;
         if name.is_null() { &[][..] } else { std::ffi::CStr::from_ptr(name).to_bytes() }

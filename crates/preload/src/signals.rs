@@ -2,7 +2,7 @@
 //!
 //! A signal interrupts a sleeping recv or poll. While the library polls instead, the handler would run and
 //! the thread would then sleep all the same. So signals are blocked meanwhile. [`Held::release`] returns
-//! whether one interrupts the call.
+//! whether a blocked signal interrupts the call.
 
 use std::mem::MaybeUninit;
 

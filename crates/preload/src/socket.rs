@@ -30,8 +30,8 @@ impl Flags {
         self.0 & flag != 0
     }
 
-    /// Sets `flag`. All three flags become 6, without `ERROR_READ`, because the kernel reserves 7 for
-    /// privileged processes.
+    /// Sets `flag`. If all three flags would then be set, stores 6, without `ERROR_READ`, because the kernel
+    /// reserves 7 for privileged processes.
     fn set(fd: RawFd, flag: c_int) {
         let value = (Self::of(fd).0 | flag).min(6);
         real::set_option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY, value);
@@ -131,8 +131,8 @@ pub fn blocks(fd: RawFd) -> bool {
     unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK == 0 }
 }
 
-/// The descriptors up to 1023 that were listeners of the engine, one bit each. A hint: the number may since
-/// belong to another socket.
+/// The descriptors up to 1023 that were listeners of the engine, one bit each. This is only a hint: a
+/// descriptor's number may since belong to another socket.
 static LISTENERS: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
 /// Returns the word of `LISTENERS` for `fd` and the bit's mask. Returns `None` above 1023.
@@ -357,7 +357,7 @@ pub unsafe fn setsockopt(
             direct::note_low_water(fd);
         }
         if matches!(name, libc::SO_SNDBUF | libc::SO_RCVBUF) {
-            // SAFETY: the caller promises it.
+            // SAFETY: the caller promises that `value` is null or points to `len` readable bytes.
             return unsafe { set_buffer(fd, name, value, len) };
         }
         // SAFETY: the program's arguments.
@@ -383,7 +383,7 @@ pub unsafe fn setsockopt(
     0
 }
 
-/// Sets SO_SNDBUF or SO_RCVBUF. The kernel doubles and limits the value, which the engine then uses for its
+/// Sets SO_SNDBUF or SO_RCVBUF. The kernel doubles and limits the value. The engine uses the result for its
 /// rings. Returns 0, or -1 with errno.
 ///
 /// # Safety
@@ -454,8 +454,8 @@ pub fn shutdown(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     unsafe { real::shutdown(fd, how) }
 }
 
-/// Returns the errno of the program's read after the kernel's read of `fd` returned 0 or ECONNRESET.
-/// Returns 0 without an error.
+/// Call this after the kernel's read of `fd` returned 0 or failed with ECONNRESET. Returns the errno of the
+/// program's read, or 0 if there is no error to report.
 pub fn reason_of_end(fd: RawFd) -> c_int {
     if name_of(fd).is_none() {
         return 0;
@@ -472,15 +472,16 @@ pub fn reason_of_end(fd: RawFd) -> c_int {
     }
 }
 
-/// Returns the connection's error, if the program has not read it yet, after a send on `fd` failed with
-/// EPIPE. Otherwise returns 0.
+/// Call this after the kernel's send on `fd` failed with EPIPE. Returns the connection's error if the
+/// program has not read it yet, otherwise 0.
 pub fn reason_of_broken_pipe(fd: RawFd) -> c_int {
     if name_of(fd).is_none() {
         return 0;
     }
     let error = match End::of(fd, real::ASKING) {
         End::Failed(error) => error,
-        // The program has shut down writing, or the engine is gone. Only the second case hangs up the pair.
+        // The program has shut down writing, or the engine is gone. The pair has hung up only in the second
+        // case.
         End::Unnamed if poll(fd, 0, 0).is_ok() && !Flags::of(fd).has(Flags::READ_SHUT) => libc::ECONNRESET,
         End::Finished | End::Unnamed => 0,
     };

@@ -23,7 +23,7 @@ pub fn csv<T: Serialize>(rows: &[T]) -> Result<String, Error> {
         }
         lines.push(line);
     }
-    // An object that is null in some rows needs no column: its fields have their own.
+    // Remove the column of an object that is null in some rows, because the object's fields have columns.
     columns.retain(|column| {
         let prefix = format!("{column}.");
         !lines.iter().flatten().any(|(name, _)| name.starts_with(&prefix))

@@ -170,8 +170,8 @@ impl Plot {
         let colours = style::colours(&names);
         let style_of = |name: &str| {
             let index = names.iter().position(|known| *known == name).unwrap_or(0);
-            // Return the line's colour, and whether its points are filled. Lines beyond the colours have
-            // hollow points.
+            // Return the line's colour, and true if its points are filled. If there are more lines than
+            // colours, the further lines have hollow points.
             (COLOURS[colours.get(index).copied().unwrap_or(0)], index < COLOURS.len())
         };
         let all = self.all();
@@ -278,7 +278,8 @@ pub fn figure(plots: &[Plot], source: &str) -> Option<String> {
             plot.draw(&area)?;
             rest = below;
         }
-        // A letter is about half as wide as it is high. The text must fit into the width.
+        // Choose the size of the letters so that the text fits into the width. A letter is about half as wide
+        // as it is high.
         let letters = (2 * (width - 32) / source.chars().count().max(1) as u32).clamp(7, 12);
         rest.draw(&Text::new(source.to_string(), (16, 6), ("sans-serif", letters))).ok()?;
         root.present().ok()?;

@@ -35,7 +35,8 @@ pub fn text<T: Row>(document: &Document<T>) -> String {
     out
 }
 
-/// Renders the rows as a table. A parameter with one value in all rows goes to `context` instead.
+/// Renders the rows as a table. A parameter with one value in all rows goes to `context` instead of a
+/// column.
 fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
     if rows.is_empty() {
         return String::new();
@@ -52,7 +53,8 @@ fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
         cell.map_or(String::new(), |cell| cell.text.clone())
     };
     names.retain(|name| {
-        // Ignore failed rows without the parameter, which would turn a shared parameter into a column.
+        // Leave out failed rows without the parameter. Otherwise such a row would turn a shared parameter
+        // into a column.
         let mut values: Vec<String> = (0..rows.len())
             .filter(|&index| {
                 rows[index].error().is_none() || parameters[index].iter().any(|cell| cell.name == *name)

@@ -35,8 +35,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns [`Class::Environment`] if the file cannot be opened, so that no run starts. For later errors,
-    /// returns [`Class::Failed`].
+    /// Returns the class of the error: [`Class::Environment`] if the file cannot be opened, [`Class::Failed`]
+    /// for later errors.
     pub fn class(&self) -> Class {
         match self {
             Error::Directory(_) => Class::Usage,
@@ -47,8 +47,8 @@ impl Error {
 }
 
 /// A file or standard output for a result. Open it before the run, which may drop the needed privileges. An
-/// existing file keeps its content until something is written. A created file is removed if nothing was
-/// written.
+/// existing file keeps its content until something is written. If the target created the file and nothing
+/// was written, dropping the target removes the file.
 pub struct Target {
     path: PathBuf,
     /// `None` for standard output.
@@ -131,7 +131,8 @@ impl Target {
             .map_err(|source| Error::Io { path: self.path.clone(), source })
     }
 
-    /// Removes the file from the list of files to remove at an early end. Returns true if it was listed.
+    /// Removes the file from the list of files to remove at an early end. Returns true if the file was
+    /// listed.
     fn unregister(&self) -> bool {
         fresh(|paths| {
             let found = paths.iter().position(|path| *path == self.path);

@@ -1,4 +1,4 @@
-//! The internet checksum (RFC 1071), complete and updated for a changed field (RFC 1624).
+//! The internet checksum (RFC 1071). It can be updated for a changed field (RFC 1624).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

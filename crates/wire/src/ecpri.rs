@@ -22,7 +22,7 @@ view! {
     Message("eCPRI", 8) check = check {
         /// Message type.
         kind / set_kind: u8 = 1,
-        /// The number of bytes after the common header, which may differ from the buffer's.
+        /// The number of bytes after the common header. The buffer may hold fewer or more.
         payload_size / set_payload_size: u16 = 2,
         /// The PC id, which O-RAN uses as eAxC: the antenna and carrier.
         pc_id / set_pc_id: u16 = 4,
@@ -41,7 +41,7 @@ fn check(bytes: &[u8]) -> Result<()> {
 }
 
 impl<T: AsRef<[u8]>> Message<T> {
-    /// Returns the offset of the message's end by its size field, at most the buffer's end.
+    /// Returns the offset of the message's end, as its size field says, but at most the buffer's length.
     pub fn end(&self) -> usize {
         (HEADER + self.payload_size() as usize).clamp(DATA_HEADER, self.bytes().len())
     }

@@ -17,7 +17,8 @@ pub struct Layers {
     /// The offset of the IP packet's end. Padding may follow. In a shortened capture, this is the frame's
     /// end.
     pub end: usize,
-    /// True for an IP fragment other than the first: `transport` is then the offset of data without a header.
+    /// True for an IP fragment other than the first. `transport` is then the offset of data without an
+    /// upper-layer header.
     pub later_fragment: bool,
 }
 

@@ -23,7 +23,7 @@ view! {
     Packet("IPv4", 20) check = check {
         /// Differentiated services and ECN.
         tos / set_tos: u8 = 1,
-        /// The number of bytes of header and payload, which may differ from the buffer's.
+        /// The number of bytes of header and payload. The buffer may hold fewer or more.
         total_length / set_total_length: u16 = 2,
         /// Identification.
         id / set_id: u16 = 4,
@@ -70,10 +70,11 @@ impl<T: AsRef<[u8]>> Packet<T> {
         &self.bytes()[HEADER..self.header_len()]
     }
 
-    /// Returns the offset of the packet's end by its length field, at most the buffer's end.
+    /// Returns the offset of the packet's end, as its length field says, but at most the buffer's length.
     #[inline(always)]
     pub fn end(&self) -> usize {
-        // The length field may have changed since `new` checked it.
+        // Return at least the header's length, because the length field may have changed since `new` checked
+        // it.
         (self.total_length() as usize).max(self.header_len()).min(self.bytes().len())
     }
 
@@ -182,7 +183,7 @@ mod tests {
                 prop_assert_eq!(
                     ours.checksum_ok(),
                     theirs.to_header().calc_header_checksum() == ours.checksum()
-                        // One's complement has two zeros: 0xffff equals 0.
+                        // Accept 0xffff for 0, because one's complement has two zeros.
                         || (ours.checksum() == 0xffff && theirs.to_header().calc_header_checksum() == 0)
                 );
             } else if let Ok(theirs) = theirs {

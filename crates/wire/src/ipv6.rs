@@ -26,7 +26,7 @@ const MOBILITY: u8 = 135;
 view! {
     /// An IPv6 packet.
     Packet("IPv6", 40) check = check {
-        /// The number of bytes after the fixed header, which may differ from the buffer's.
+        /// The number of bytes after the fixed header. The buffer may hold fewer or more.
         payload_length / set_payload_length: u16 = 4,
         /// The type of the header after the fixed one: an extension or the upper layer.
         next_header / set_next_header: u8 = 6,
@@ -73,7 +73,7 @@ pub struct Upper {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Returns the offset of the packet's end by its length field, at most the buffer's end.
+    /// Returns the offset of the packet's end, as its length field says, but at most the buffer's length.
     #[inline(always)]
     pub fn end(&self) -> usize {
         (HEADER + self.payload_length() as usize).min(self.bytes().len())

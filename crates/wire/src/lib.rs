@@ -28,7 +28,7 @@
 //! | [`checksum`] | internet checksum, complete and incremental | RFC 1071, RFC 1624 |
 //! | [`flow`] | offsets of a frame's layers; its 5-tuple | |
 //!
-//! Reassembly, the values of options, and state machines belong to the code that needs them.
+//! Reassembly, the values of options, and state machines are left to other crates.
 
 #![forbid(unsafe_code)]
 

@@ -25,7 +25,7 @@ pub const OVERRIDE: u32 = 1 << 29;
 pub const SOURCE_LINK_ADDRESS: u8 = 1;
 /// Option: the target's link-layer address.
 pub const TARGET_LINK_ADDRESS: u8 = 2;
-/// The hop limit of valid neighbour discovery messages. A router would have decremented it.
+/// The hop limit of valid neighbour discovery messages. It shows that no router has forwarded them.
 pub const HOP_LIMIT: u8 = 255;
 
 view! {
@@ -68,8 +68,8 @@ impl<T: AsRef<[u8]>> Message<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Message<T> {
-    /// Makes `buffer` begin with a message of type `kind` and the option `option`, the link-layer address
-    /// `mac`. Flags, target and checksum are 0.
+    /// Makes `buffer` begin with a message of type `kind`. It has one option of type `option`, the link-layer
+    /// address `mac`. Flags, target and checksum are 0.
     ///
     /// # Errors
     /// [`Error::Truncated`] if message and option do not fit.

@@ -1,5 +1,5 @@
 //! Memory that the engine shares with a process, and the protocol by which bytes of a connection go through
-//! it. Otherwise they go through the pair.
+//! this memory. Without it, the bytes go through the connection's pair of UNIX sockets.
 //!
 //! A process has one area, a sealed memfd of [`SLOTS`] slots. The engine assigns slots to connections. A
 //! program sends through a slot only if the engine was running recently. It receives through a slot only
@@ -43,8 +43,8 @@
 //! ```
 //!
 //! The engine offers bytes only if the pair is empty, and keeps a copy until the program has taken them. If
-//! the program is killed or stopped before, the engine withdraws the offer and writes the bytes to the
-//! pair. A late take fails, because the word contains a sequence number.
+//! the program is killed or stopped before it takes them, the engine withdraws the offer and writes the
+//! bytes to the pair. A late take fails, because the word contains a sequence number.
 //!
 //! A receive is posted only during a receive call of the program. After the call, all unread bytes are in
 //! the pair or in the engine, so poll and other system calls work as usual.
@@ -71,7 +71,7 @@ pub trait Word {
     fn load(&self) -> u64;
     /// Stores the word.
     fn store(&self, value: u64);
-    /// Stores `new` if the word is `current`. Returns true if it did.
+    /// Stores `new` if the word is `current`. Returns true if `new` was stored.
     fn exchange(&self, current: u64, new: u64) -> bool;
 }
 
@@ -92,7 +92,12 @@ impl Word for AtomicU64 {
     }
 }
 
-/// The lowest bit of a send word's state, in the two highest bits. The others hold the committed position.
+/// The lowest bit of a send word's state. The word:
+///
+/// ```text
+///  63   62 61                    0
+/// | state | committed position   |
+/// ```
 const STATE_SHIFT: u32 = 62;
 const PAIR: u64 = 0;
 const GRANTED: u64 = 1;
@@ -100,14 +105,16 @@ const CLAIMED: u64 = 2;
 const ENDED: u64 = 3;
 const POSITION: u64 = (1 << STATE_SHIFT) - 1;
 
-/// How often the engine tries to change a word. An honest program changes it meanwhile once or twice.
+/// How often the engine tries to change a word before it gives up. An honest program changes the word only
+/// once or twice meanwhile.
 const ATTEMPTS: usize = 100;
 
 fn send_word(state: u64, position: u64) -> u64 {
     state << STATE_SHIFT | position & POSITION
 }
 
-/// The lease cannot end now, because the program has claimed the ring or keeps changing the word.
+/// The error of a lease that cannot end now, because the program has claimed the ring or keeps changing the
+/// word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claimed;
 
@@ -123,8 +130,8 @@ pub struct Claim {
 }
 
 impl<W: Word> SendLease<'_, W> {
-    /// Sends all bytes through the pair until the next [`SendLease::grant`]. The engine calls this for an
-    /// unused slot. `position` is that of the next byte through the slot.
+    /// Makes all bytes go through the pair until the next [`SendLease::grant`]. The engine calls this for an
+    /// unused slot. `position` is that of the next byte to be sent through the slot.
     pub fn reset(&self, position: u64) {
         self.0.store(send_word(PAIR, position));
     }
@@ -160,8 +167,8 @@ impl<W: Word> SendLease<'_, W> {
         Err(Claimed)
     }
 
-    /// Ends the lease permanently. If a thread has claimed the ring, its commit will fail. Returns the
-    /// position up to which bytes are committed.
+    /// Ends the lease permanently. If a thread has claimed the ring, that thread's commit will fail. Returns
+    /// the position up to which bytes are committed.
     ///
     /// # Errors
     /// If a hostile program changed the word during each of many attempts.
@@ -217,7 +224,7 @@ fn sequence(word: u64) -> u64 {
     word >> SEQUENCE_SHIFT & SEQUENCE
 }
 
-/// The receive that a program posts in a slot, where the engine can put received bytes.
+/// The receive that a program posts in a slot, so that the engine can put received bytes there.
 pub struct PostedReceive<'a, W>(pub &'a W);
 
 /// A receive that the program has posted. The program ends it by [`PostedReceive::cancel`],
@@ -274,8 +281,8 @@ impl<W: Word> PostedReceive<'_, W> {
         self.0.store(receive_word(CLOSED, sequence(word), 0));
     }
 
-    /// Posts a receive of at most `len` bytes. Returns `None` if one is already posted or not yet settled, or
-    /// if the slot is closed.
+    /// Posts a receive of at most `len` bytes. Returns `None` if a receive is posted already, if the last
+    /// offer is not settled, or if the slot is closed.
     pub fn post(&self, len: usize) -> Option<Post> {
         let word = self.0.load();
         let next = receive_word(POSTED, sequence(word) + 1, len.min(RECEIVE) as u64);
@@ -355,7 +362,7 @@ impl<W: Word> PostedReceive<'_, W> {
                     false => Answer::Invalid,
                 }
             }
-            // After declining, the program may have posted and cancelled receives.
+            // The program has declined, and may have posted and cancelled other receives since.
             _ if matches!(word >> KIND_SHIFT, IDLE | POSTED) => Answer::Declined,
             _ => Answer::Invalid,
         }
@@ -367,8 +374,8 @@ impl<W: Word> PostedReceive<'_, W> {
         self.0.load() == offer.word
     }
 
-    /// Withdraws an offer. Returns false if the program has answered or has broken the protocol. Then call
-    /// [`PostedReceive::settle`].
+    /// Withdraws an offer. Returns false if the program has already answered or broken the protocol: then
+    /// call [`PostedReceive::settle`].
     #[must_use]
     pub fn withdraw(&self, offer: Offer) -> bool {
         self.0.exchange(offer.word, receive_word(IDLE, sequence(offer.word), 0))

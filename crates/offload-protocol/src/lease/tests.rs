@@ -20,7 +20,7 @@ impl Word for Modelled {
     }
 }
 
-/// The send ring's size in the model, in bytes. The tests send fewer, so it never wraps.
+/// The send ring's size in the model, in bytes. The tests send fewer, so the ring never wraps.
 const RING: usize = 8;
 
 /// A connection on which the program sends through the ring or the pair.

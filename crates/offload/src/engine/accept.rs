@@ -10,8 +10,8 @@ use inlane_tcp::{Connection, Flow, Header, Segment, TimeWait, Verdict};
 use std::os::fd::AsRawFd;
 
 impl Engine {
-    /// Hands a segment to a listener. Returns true if it replied or completed a handshake: then remove a
-    /// TIME-WAIT entry of the flow. Returns false if it dropped the segment.
+    /// Hands a segment to a listener. Returns true if the listener replied or completed a handshake: then
+    /// remove a TIME-WAIT entry of the flow. Returns false if the listener dropped the segment.
     pub(super) fn on_listener_segment(
         &mut self,
         now: u64,
@@ -64,8 +64,8 @@ impl Engine {
         let role = Role::Stream(Box::new(stream));
         let created = self.create(owner, flow.local, Some(flow.remote), options, role);
         let Ok((key, program_end)) = created else {
-            // The handshake is complete, but the program has too many sockets or the engine too few
-            // descriptors.
+            // Send a reset: the handshake is complete, but the program has too many sockets or the engine too
+            // few descriptors.
             if let Some(header) = inlane_tcp::reset_for(segment) {
                 self.send_header(now, flow, &header);
             }

@@ -21,7 +21,7 @@ const OTHER_PATH: &str = "run as root, or choose another path with --socket";
 
 /// The most clients at once. A process has one connection, and each `inlane offload status` one.
 const MOST_CLIENTS: usize = 16384;
-/// The most requests of one client in one round, so that it cannot hold up the engine.
+/// The most requests of one client in one round, so that one client cannot hold up the engine.
 const MOST_REQUESTS: usize = 32;
 
 /// A process that has connected to the control socket.
@@ -99,7 +99,8 @@ impl Control {
         &self.listener
     }
 
-    /// Counts a new socket of a process. Returns false instead if the process has the most allowed.
+    /// Counts a new socket of a process. If the process already has the most that are allowed, returns false
+    /// instead.
     pub fn admit(&mut self, process: i32) -> bool {
         let count = self.sockets.entry(process).or_default();
         let admitted = *count < self.limit;
@@ -157,7 +158,7 @@ impl Folders {
 impl Drop for Folders {
     fn drop(&mut self) {
         for path in self.0.iter().rev() {
-            // A folder that holds another program's files stays.
+            // Ignore a failure: a folder that holds another program's files stays.
             let _ = std::fs::remove_dir(path);
         }
     }
@@ -212,7 +213,7 @@ impl Engine {
         for _ in 0..MOST_REQUESTS {
             let Some(client) = self.control.clients.get(key) else { return };
             let fd = client.fd.as_raw_fd();
-            // A longer message fills one byte more than a message has.
+            // One byte more than a message has, so that a longer message is noticed.
             let mut bytes = [0; message::LEN + 1];
             let request = match pair::receive_descriptor(fd, &mut bytes) {
                 Ok((0, _)) => None,
@@ -227,7 +228,7 @@ impl Engine {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => None,
             };
-            // The client has gone, or does not speak the protocol.
+            // Disconnect a client that has gone or does not speak the protocol.
             let Some(request) = request else {
                 self.control.clients.remove(key);
                 return;
@@ -239,7 +240,7 @@ impl Engine {
                 continue;
             }
             let descriptor = descriptor.as_ref().map(AsRawFd::as_raw_fd);
-            // The client does not read its replies.
+            // Disconnect a client that does not read its replies.
             if pair::send_descriptor(fd, &reply.encode(), descriptor).is_err() {
                 self.control.clients.remove(key);
                 return;

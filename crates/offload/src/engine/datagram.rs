@@ -1,7 +1,7 @@
 //! Moves the datagrams of UDP sockets between the pair and the network.
 //!
 //! The pair is the socket's only queue, so its size bounds the socket's memory. A received datagram that
-//! finds it full is dropped and counted, as in a kernel.
+//! finds the pair full is dropped and counted, as in a kernel.
 
 use super::Engine;
 use super::input::{Received, original};
@@ -20,7 +20,8 @@ const TURN: usize = 64;
 /// Before a socket closes or changes its address, the engine sends waiting datagrams in at most this many
 /// turns of [`TURN`] datagrams.
 const MOST_TURNS: usize = 16;
-/// With this many unprocessed packets to itself, the engine reads no more datagrams from the pairs.
+/// When the engine has sent itself this many unprocessed packets, it reads no more datagrams from the
+/// pairs.
 const MOST_OWN: usize = 256;
 /// The most bytes of a packet that an ICMP error quotes, which is then at most 576 bytes long (RFC 1812,
 /// section 4.3.2.3).
@@ -28,7 +29,8 @@ const MOST_QUOTED_V4: usize = 548;
 /// The most bytes of a packet that an ICMPv6 error quotes, which is then at most 1280 bytes long (RFC 4443,
 /// section 2.4).
 const MOST_QUOTED_V6: usize = 1232;
-/// The ICMP errors to other hosts in a burst. One more is allowed every `ICMP_NS` nanoseconds. As in Linux.
+/// The number of ICMP errors that the engine may send to other hosts in a burst. One more is allowed every
+/// `ICMP_NS` nanoseconds, as in Linux.
 const ICMP_BURST: u64 = 50;
 const ICMP_NS: u64 = 1_000_000;
 /// TTL and hop limit of sockets without an option for them.
@@ -107,8 +109,8 @@ impl Socket {
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
                 if let (Some(end), Some(bytes)) = (&self.end, options.receive_buffer) {
-                    // The kernel charges this send buffer with the datagrams that wait for the program. It
-                    // doubles the value.
+                    // The kernel charges this send buffer with the datagrams that wait for the program, and
+                    // doubles the value that is set.
                     let _ = pair::set_option(end, libc::SO_SNDBUF, bytes / 2);
                 }
             }
@@ -164,7 +166,7 @@ impl Options {
             false => ((libc::IPPROTO_IP, libc::IP_TOS), (libc::IPPROTO_IP, libc::IP_TTL)),
             true => ((libc::IPPROTO_IPV6, libc::IPV6_TCLASS), (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS)),
         };
-        // As in Linux, -1 restores the default.
+        // Use the default for values outside 0 to 255. In Linux, -1 restores the default.
         let set = |(level, name)| self.number(level, name).filter(|number| (0..256).contains(number));
         let class = match header.flags & send::CLASS {
             0 => set(class).unwrap_or(0) as u8,
@@ -182,7 +184,7 @@ impl Engine {
     /// Sends the datagrams in the pair. Removes the socket if the program has closed it.
     pub(super) fn serve_datagrams(&mut self, now: u64, key: Key) {
         let mut buffer = std::mem::take(&mut self.datagram_buffer);
-        // A datagram that is too long fills one byte more than the largest.
+        // One byte more than the largest datagram has, so that a longer one is noticed.
         buffer.resize(datagram::LEN + datagram::MOST_V6 + 1, 0);
         let mut errors = 0;
         for count in 0.. {
@@ -210,7 +212,7 @@ impl Engine {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => datagram.readable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // Continue after the first error. ECONNRESET means that the program has closed its socket
-                // with unread datagrams, but its own datagrams follow.
+                // with unread datagrams. Those that it sent can still be read.
                 Err(_) => {
                     errors += 1;
                     if errors > 1 {
@@ -379,7 +381,7 @@ impl Engine {
         if let (Role::Datagram(datagram), Some(fd)) = (&socket.role, socket.fd())
             && datagram.remote.is_some()
         {
-            // If the pair is full, the program already has datagrams or errors to read.
+            // Ignore a full pair, because the program then already has datagrams or errors to read.
             let _ = pair::send(fd, &header.encode(), &[]);
         }
     }
@@ -508,7 +510,8 @@ impl Engine {
             }
             Err(error) if error.raw_os_error() == Some(libc::EPIPE) && pair::hung_up(fd) => {
                 self.drain_datagrams(now, key);
-                // The socket may remain until the link has room for its last datagrams.
+                // Return true while the socket remains, because its last datagrams may still wait for room on
+                // the link.
                 self.sockets.get(key).is_some()
             }
             Err(_) => {
@@ -519,7 +522,7 @@ impl Engine {
     }
 
     /// Answers a datagram to a port without a socket by an ICMP error (RFC 1122, section 4.1.3.1), within the
-    /// budget.
+    /// budget of ICMP errors.
     fn refuse(&mut self, now: u64, packet: &Received<'_>) {
         if !packet.trusted && !self.icmp_budget.take(now) {
             return;

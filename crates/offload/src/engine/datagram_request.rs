@@ -45,13 +45,13 @@ impl Engine {
         Ok((reply, Some(program)))
     }
 
-    /// Connects the UDP socket of the program's end in the request, or a new one.
+    /// Connects a UDP socket: that of the program's end in the request, or without one a new socket.
     pub(super) fn connect_datagrams(&mut self, now: u64, request: &Request) -> Answer {
         let message = &request.message;
         let remote = this_host(canonical(message.remote.ok_or(libc::EINVAL)?));
         if request.attached.is_some() {
             let key = self.attached(request)?;
-            // These datagrams go to the former address.
+            // Send the datagrams in the pair first, because they go to the former address.
             self.drain_datagrams(now, key);
             self.reconnect(key, remote)?;
             return Ok((Message::new(Operation::Connect), None));

@@ -105,7 +105,8 @@ impl Engine {
             Outcome::Refused => network.counters.unassembled += 1,
             Outcome::Whole(packet) => {
                 network.counters.reassembled += 1;
-                // Only an attacker nests fragments, to cost the engine time.
+                // Count a reassembled packet that is a fragment itself as malformed: only an attacker nests
+                // fragments.
                 match Self::parse(&packet, false) {
                     Ok(packet) => self.on_whole(now, packet),
                     Err(_) => self.network.counters.malformed += 1,

@@ -42,7 +42,7 @@ impl Engine {
         let device = rustix::fs::fstat(fd).map_err(|error| error.raw_os_error())?.st_dev;
         let (area, new) = self.area(request)?;
         let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
-        // Shared memory ignores SO_SNDBUF and SO_RCVBUF.
+        // Shared memory ignores SO_SNDBUF and SO_RCVBUF, so refuse a slot if the program has set one of them.
         let limited = socket.options.send_buffer.is_some() || socket.options.receive_buffer.is_some();
         let inode = socket.inode;
         let Role::Stream(stream) = &mut socket.role else { return Err(Refusal::Errno(libc::EINVAL)) };

@@ -46,8 +46,8 @@ const BURST: usize = 64;
 const MOST_TIME_WAITS: usize = 65536;
 /// The longest sleep, in nanoseconds: how late a stop request is seen at most.
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
-/// The first sleep in nanoseconds if epoll cannot watch the port. Each further sleep without work is twice
-/// as long.
+/// The length of the first sleep, in nanoseconds, if epoll cannot watch the port. Each further sleep
+/// without work is twice as long.
 const FIRST_POLLED_SLEEP_NS: u64 = 10_000;
 /// The length of the longest sleep in nanoseconds, if epoll cannot watch the port.
 const LONGEST_POLLED_SLEEP_NS: u64 = 1_000_000;
@@ -446,7 +446,8 @@ impl Engine {
                 self.rings.put(stream.receive, received);
             }
             Role::Listening(mut listening) => {
-                // The engine resets a connection whose program's end is closed before accept.
+                // Close the program's ends of connections that were not accepted, because the engine then
+                // resets the connections.
                 while let Some(pending) = listening.listener.accept() {
                     drop(pending.program);
                     self.touch(pending.key);

@@ -20,8 +20,8 @@ use std::os::fd::{OwnedFd, RawFd};
 /// The most bytes that one connection moves in each direction before others have their turn.
 const TURN: u64 = 256 << 10;
 
-/// After each of the first 4 reads of a pair, the engine checks for the program's end of data, so that the
-/// FIN travels with the data. Longer connections seldom end after a given read.
+/// After each of the first 4 reads of a pair, the engine checks whether the program has finished sending,
+/// so that the FIN travels with the data. Longer connections seldom end right after a read.
 const FIRST_READS: u32 = 4;
 
 /// A TCP segment to send.
@@ -234,12 +234,13 @@ impl Engine {
 }
 
 impl Stream {
-    /// Limits the connection's receive ring, and the pair through the engine's end `end`, as SO_RCVBUF
-    /// demands.
+    /// Limits the connection's receive ring and its pair to the size set by SO_RCVBUF. `end` is the engine's
+    /// end of the pair.
     pub(super) fn limit_receive(&mut self, options: &Options, end: Option<&OwnedFd>) {
         self.connection.set_receive_capacity(options.receive_share(self.receive.capacity()) as u32);
         if let (Some(bytes), Some(end)) = (options.receive_buffer, end) {
-            // The ring and the pair get half of `bytes` each. setsockopt doubles its number.
+            // The ring and the pair get half of `bytes` each. Pass a quarter, because setsockopt doubles the
+            // number.
             let _ = pair::set_option(end, libc::SO_SNDBUF, bytes / 4);
         }
     }
@@ -312,13 +313,13 @@ impl Stream {
         debug_assert!(outcome.is_ok(), "{outcome:?}");
     }
 
-    /// Returns what the list of leases must contain:
+    /// Returns whether the connection must be in the list of leases:
     ///
-    /// | result | the program |
+    /// | result | meaning |
     /// | --- | --- |
-    /// | `Some(true)` | may send through shared memory now |
-    /// | `Some(false)` | may not, but has an offer to answer |
-    /// | `None` | does neither, so the connection need not be listed |
+    /// | `Some(true)` | yes: the program may send through shared memory now |
+    /// | `Some(false)` | yes: the program has an offer to answer, but may not send through shared memory |
+    /// | `None` | no |
     fn lease(&self) -> Option<bool> {
         let direct = self.direct.as_ref()?;
         let grants = !self.readable && !self.program_finished && !direct.is_stalled();

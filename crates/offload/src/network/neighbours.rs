@@ -83,8 +83,8 @@ impl Neighbours {
         Lookup::Waits(first)
     }
 
-    /// If the table is full, removes the neighbour with the oldest answer for which no packet waits. Returns
-    /// false if packets wait for all.
+    /// If the table is full, removes a neighbour for which no packet waits: the one with the oldest answer.
+    /// Returns false if packets wait for every neighbour.
     fn make_room(&mut self) -> bool {
         if self.by_address.len() < MOST {
             return true;
@@ -111,8 +111,8 @@ impl Neighbours {
         waited
     }
 
-    /// Returns the neighbours to ask again. Also returns those without an answer, with their packets, which
-    /// must be dropped.
+    /// Returns the neighbours to ask again. Also returns the neighbours that did not answer, with their
+    /// packets, which must be dropped.
     pub fn on_timer(&mut self, now: u64) -> (Vec<IpAddr>, Vec<(IpAddr, Vec<Packet>)>) {
         let (mut ask, mut silent) = (Vec::new(), Vec::new());
         if self.asking == 0 {

@@ -212,7 +212,8 @@ impl Reassembly {
         }
         let id = fragment.id;
         if fragment.offset == 0 && !fragment.more {
-            // A single fragment is a whole packet, whatever others have its identification (RFC 6946).
+            // A fragment with offset 0 and no successors is a whole packet, whatever other fragments have its
+            // identification (RFC 6946).
             let data = fragment.data.to_vec();
             let parts = std::iter::once(&data);
             let whole = build(id.source, id.destination, fragment.first, parts, data.len());

@@ -18,7 +18,7 @@ pub trait Payload {
     fn len(&self) -> usize;
 
     /// Writes the payload to `buffer`, which has [`Payload::len`] bytes. `pseudo` is the sum of the pseudo
-    /// header. If `None`, leaves the checksum out.
+    /// header. If `pseudo` is `None`, leaves the checksum out.
     fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>);
 }
 
@@ -58,7 +58,7 @@ impl Network {
         }
     }
 
-    /// Keeps the buffer of a packet that the engine sent to itself for later packets.
+    /// Keeps the buffer of a packet that the engine sent to itself, for use by later packets.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
         if self.spare_own.len() < 64 {
             self.spare_own.push(buffer);

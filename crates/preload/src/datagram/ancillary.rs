@@ -4,8 +4,8 @@ use inlane_offload_protocol::datagram::{Header, receive, send};
 use libc::{c_int, cmsghdr, msghdr};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The index of the loopback interface, for loopback addresses. Others get 0, because the engine's port has
-/// no index here.
+/// The index of the loopback interface, which programs get for loopback addresses. For other addresses they
+/// get 0, because the engine's port has no index in the program's network namespace.
 const LOOPBACK: c_int = 1;
 
 /// The most bytes of one control message's data.
@@ -93,8 +93,8 @@ fn read_one(kind: (c_int, c_int), data: &[u8], header: &mut Header) -> Result<()
     Ok(())
 }
 
-/// Writes control messages to `room` bytes at `next` of the program's buffer. Sets `cut` if one does not
-/// fit (MSG_CTRUNC).
+/// Writes control messages to `room` bytes at `next` of the program's buffer. Sets `cut` if a message does
+/// not fit (MSG_CTRUNC).
 struct Writer {
     next: *mut u8,
     room: usize,

@@ -54,7 +54,7 @@ pub unsafe fn receive_many(
         }
         if let Some(deadline) = deadline {
             let rest = (deadline - now()).max(0);
-            // SAFETY: the program passes it, and it is not null because there is a deadline.
+            // SAFETY: the program passes the timeout, which is not null because there is a deadline.
             unsafe {
                 (*timeout).tv_sec = (rest / 1_000_000_000) as _;
                 (*timeout).tv_nsec = (rest % 1_000_000_000) as _;

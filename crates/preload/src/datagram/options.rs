@@ -134,7 +134,7 @@ pub unsafe fn setsockopt(
     // SAFETY: the program passes `len` bytes at `value`.
     message.set_value(unsafe { std::slice::from_raw_parts(value.cast(), (len as usize).min(64)) });
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVBUF) {
-        // The kernel doubles and bounds the program's value.
+        // Send the size that the kernel stored, because the kernel doubles and bounds the program's value.
         message.set_value(&real::option(fd, level, name).unwrap_or(0).to_ne_bytes());
     }
     match control::request(&mut message, fd) {

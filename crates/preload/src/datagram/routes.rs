@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The number of remembered addresses, a power of two.
 const PLACES: usize = 256;
 
-/// Hashes of an engine, a socket and a remote address with a route. After a collision, the engine drops and
-/// counts datagrams without a route.
+/// Hashes of an engine, a socket and a remote address with a route. If an address without a route has the
+/// same hash, the engine drops and counts its datagrams.
 static ROUTES: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 
 /// Checks that the engine can send from the socket `fd` to `remote`. Fails with an errno.

@@ -2,8 +2,8 @@
 
 use plotters::style::RGBColor;
 
-/// Colours for most kinds of colour vision (Okabe and Ito, "Color Universal Design", 2008). The last two
-/// replace black, which would vanish in dark mode.
+/// Colours that remain distinguishable for most kinds of colour vision (Okabe and Ito, "Color Universal
+/// Design", 2008). The last two replace black, which would vanish in dark mode.
 pub(super) const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -38,7 +38,8 @@ const FIXED: [(&str, usize); 16] = [
 
 /// Chooses an index into [`COLOURS`] for each name:
 ///
-/// * A name that starts with a word of `FIXED` gets its colour, unless an earlier name has it.
+/// * A name that starts with a word of `FIXED` gets that word's colour, unless an earlier name has the
+///   colour.
 /// * Other names get the free colours in order.
 /// * If there are more names than colours, colours repeat.
 pub(super) fn colours(names: &[&str]) -> Vec<usize> {

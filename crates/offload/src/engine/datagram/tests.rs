@@ -351,11 +351,12 @@ fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
     quoted.payload_mut()[2..4].copy_from_slice(&4000u16.to_be_bytes());
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 600);
     assert_eq!(sent(&mut bench), 2);
+    // Quote a port without a socket. The engine ignores the error.
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 2);
-    // The port is the socket's again. The engine records its least MTU, 552 bytes, so the datagram still
-    // takes two fragments.
+    // Quote the socket's own port again. The engine records 552 bytes, the least that it accepts for IPv4, so
+    // the datagram still takes two fragments.
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 2);

@@ -86,7 +86,7 @@ proptest! {
 #[test]
 fn overlapping_fragments_make_the_packet_invalid() {
     for v6 in [false, true] {
-        // The first fragment has bytes 0 to 23. Each case overlaps it.
+        // The first fragment has bytes 0 to 23. Each case is a fragment that overlaps it.
         for (offset, more, len) in [(16, true, 16), (8, true, 8), (0, true, 32), (16, false, 3)] {
             let mut reassembly = Reassembly::default();
             assert_eq!(reassembly.add(0, &fragment(v6, 1, 0, true, &data(24))).0, Outcome::Waits);
