@@ -158,8 +158,7 @@ fn measurements_before_an_interruption_are_kept() {
 fn a_failed_measurement_is_a_row_and_the_next_one_follows() {
     let cache = tempfile::tempdir().unwrap();
     let (result, figure) = (cache.path().join("result.json"), cache.path().join("figure.svg"));
-    let arguments =
-        "--from host --to host --require dma --sizes 4K,64K --repeats 1 --duration 1ms --no-ceiling";
+    let arguments = "--from host --to host --require dma --sizes 4K,64K --repeats 1 --duration 1ms";
     let run = |completion: &str| {
         let mut command = copy(cache.path(), arguments);
         command.args(["--completion", completion, "--json"]).arg(&result).arg("--svg").arg(&figure);
@@ -211,12 +210,12 @@ fn rows_have_the_completion_mode_and_the_window_in_effect() {
         let document = document(&result);
         let row = |row: &serde_json::Value| {
             let text = |value: &serde_json::Value| value.as_str().unwrap().to_string();
-            (text(&row["path"]["name"]), text(&row["completion"]), row["window"].as_u64().unwrap())
+            (text(&row["path"]["name"]), text(&row["completion"]), row["in_flight"].as_u64().unwrap())
         };
         let rows: Vec<_> = document["results"].as_array().unwrap().iter().map(row).collect();
         (rows, document["notes"].to_string())
     };
-    let row = |path: &str, completion: &str, window: u64| (path.into(), completion.into(), window);
+    let row = |path: &str, completion: &str, in_flight: u64| (path.into(), completion.into(), in_flight);
     let (found, notes) = rows("--from host --to twin:0 --path bar,dma");
     assert_eq!(found, [row("bar", "poll", 1), row("dma", "interrupt", 32), row("dma", "poll", 32)]);
     assert!(notes.contains("bar is measured by poll instead of interrupt"), "{notes}");

@@ -13,6 +13,12 @@
 //! ```
 //!
 //! The mean is taken because links may compete for host memory: one then measures fast and the other slow.
+//!
+//! [`of_cpu`] measures the ceiling between host memory and BARs, where the CPU copies.
+
+mod cpu;
+
+pub use cpu::{is_by_cpu, of_cpu};
 
 use crate::device::{Device, Kind};
 use crate::endpoint::Endpoint;
@@ -69,9 +75,6 @@ pub fn none_for(path: Path, from: &Endpoint, to: &Endpoint) -> Option<&'static s
         (Path::Dma, Endpoint::Gpu(a), Endpoint::Gpu(b)) if a == b => {
             Some("it stays in the GPU's memory and crosses no link")
         }
-        _ if ![from, to].into_iter().any(|end| matches!(end, Endpoint::Gpu(_) | Endpoint::Twin(_))) => {
-            Some("no copy engine of a GPU drives its links, so their rate is not measured")
-        }
         _ => None,
     }
 }
@@ -100,7 +103,7 @@ impl Ceilings {
         let plan = &Plan {
             repeats: 3,
             time: plan.time.min(Duration::from_millis(50)),
-            window: None,
+            in_flight: None,
             ..plan.clone()
         };
         let ways = [[(from, true), (to, false)], [(to, true), (from, false)]].map(|way| {
@@ -217,13 +220,12 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_cross_no_link_to_the_host_have_no_ceiling() {
+    fn only_paths_within_and_directly_between_gpus_have_no_ceiling() {
         let end = |text: &str| text.parse::<Endpoint>().unwrap();
         let (a, b, host) = (end("gpu:0"), end("gpu:1"), end("host"));
         assert!(none_for(Path::P2p, &a, &b).is_some());
         assert!(none_for(Path::Dma, &a, &a).is_some());
         let bar = end("pci:0000:b5:00.0/bar2");
-        assert!(none_for(Path::Bar, &host, &host).is_some() && none_for(Path::Bar, &host, &bar).is_some());
         for (path, from, to) in [
             (Path::Dma, &host, &a),
             (Path::Sm, &a, &host),
@@ -232,6 +234,8 @@ mod tests {
             (Path::StagedSm, &a, &b),
             (Path::Cuda, &a, &b),
             (Path::Bar, &host, &end("twin:0")),
+            (Path::Bar, &host, &host),
+            (Path::Bar, &host, &bar),
         ] {
             assert_eq!(none_for(path, from, to), None, "{path}");
         }

@@ -33,7 +33,7 @@ pub struct Plan {
     /// The duration of an unmeasured run before the repeats.
     pub warm_up: Duration,
     /// The most transfers in flight while streaming. `None` selects it by the transfer's size.
-    pub window: Option<usize>,
+    pub in_flight: Option<usize>,
     /// How the end of a transfer is detected.
     pub completion: CompletionMode,
     /// A flag that the caller sets to end the run with an error at the next transfer.
@@ -46,7 +46,7 @@ impl Default for Plan {
             repeats: 5,
             time: Duration::from_millis(100),
             warm_up: Duration::from_millis(20),
-            window: None,
+            in_flight: None,
             completion: CompletionMode::Poll,
             stop: Arc::default(),
         }
@@ -54,10 +54,10 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Returns how many transfers of `size` bytes are in flight: [`Plan::window`] if set, else as many as
+    /// Returns how many transfers of `size` bytes are in flight: [`Plan::in_flight`] if set, else as many as
     /// total 64 MiB, within 2 to 32.
-    pub fn window_for(&self, size: usize) -> usize {
-        self.window.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(2, 32))
+    pub fn in_flight_for(&self, size: usize) -> usize {
+        self.in_flight.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(2, 32))
     }
 }
 
@@ -75,7 +75,7 @@ pub struct Measurement {
     /// The CPU time of the submitting and waiting thread as a share of the elapsed time.
     pub cpu_share: f64,
     /// The most transfers that were in flight at the same time; 1 for a synchronous mover.
-    pub window: usize,
+    pub in_flight: usize,
     /// The outcome of all checks, including those of the warm-up.
     pub verification: ByteVerification,
 }
@@ -104,7 +104,7 @@ impl Totals {
         self.cpu_ns += cpu_ns;
     }
 
-    fn measurement(self, window: usize) -> Result<Measurement> {
+    fn measurement(self, in_flight: usize) -> Result<Measurement> {
         Ok(Measurement {
             latency_ns: None,
             latency_percentiles: None,
@@ -112,7 +112,7 @@ impl Totals {
                 .ok_or_else(|| Error::invalid("a measurement of 0 repeats", "ask for at least one"))?,
             cpu_seconds_per_gigabyte: self.cpu_ns / self.bytes,
             cpu_share: self.cpu_ns / self.wall_ns,
-            window,
+            in_flight,
             verification: self.verification,
         })
     }
@@ -183,18 +183,18 @@ fn stream_once(
     budget: Duration,
     plan: &Plan,
 ) -> Result<Streamed> {
-    let (window, completion) = (plan.window_for(size), plan.completion);
-    let rotation = buffers.rotation(size, window);
+    let (in_flight, completion) = (plan.in_flight_for(size), plan.completion);
+    let rotation = buffers.rotation(size, in_flight);
     let clock = Clock::new();
     let budget = budget.as_nanos() as u64;
-    let mut tickets: VecDeque<Ticket> = VecDeque::with_capacity(window);
+    let mut tickets: VecDeque<Ticket> = VecDeque::with_capacity(in_flight);
     let mut count = 0;
-    while count < 2 * window || clock.now_ns() < budget {
-        if tickets.len() == window
+    while count < 2 * in_flight || clock.now_ns() < budget {
+        if tickets.len() == in_flight
             && let Some(oldest) = tickets.pop_front()
         {
             mover.wait(oldest, completion)?;
-            buffers.sample(rotation, count - window)?;
+            buffers.sample(rotation, count - in_flight)?;
             if clock.now_ns() > 20 * budget {
                 // More transfers would take too long.
                 break;
@@ -211,7 +211,7 @@ fn stream_once(
     Ok(Streamed { transfers: count, wall_ns: clock.now_ns() as f64 })
 }
 
-/// Measures a stream of transfers, with up to [`Plan::window`] in flight.
+/// Measures a stream of transfers, with up to [`Plan::in_flight`] in flight.
 ///
 /// # Errors
 /// As for [`latency`].
@@ -228,8 +228,8 @@ fn stream_with(
     barrier: &Barrier,
 ) -> Result<Measurement> {
     let _member = Member(barrier);
-    let window = plan.window_for(size);
-    let rotation = buffers.rotation(size, window);
+    let in_flight = plan.in_flight_for(size);
+    let rotation = buffers.rotation(size, in_flight);
     let mut totals = Totals::new(buffers);
     let mut failed = None;
     for repeat in 0..plan.repeats + 1 {
@@ -270,7 +270,7 @@ fn stream_with(
     match failed {
         Some(error) => Err(error),
         // Ask after the transfers, because a path selector answers for the path of its newest transfer.
-        None => totals.measurement(if mover.is_synchronous() { 1 } else { window }),
+        None => totals.measurement(if mover.is_synchronous() { 1 } else { in_flight }),
     }
 }
 

@@ -9,7 +9,7 @@ use crate::staged::Staged;
 use crate::stop::{Interruptible, check_stop};
 use inlane_core::error::Class;
 use inlane_core::mover::{Access, CpuMover, Mover};
-use inlane_core::{CompletionMode, Error, Region, Result};
+use inlane_core::{CompletionMode, Error, Location, Region, Result};
 use inlane_twin::{Accelerator, BarMover};
 use std::collections::BTreeMap;
 
@@ -116,18 +116,27 @@ fn twin_bars(
     Ok(Box::new(Interruptible::new(Box::new(BarMover::new(from, to)?), None, &options.stop)))
 }
 
-/// Opens a mover that copies with CPU loads and stores; `None` is host memory. Without a requested access
-/// width, uses one that suits the memory.
+/// Returns the access that suits a device: 8 bytes for an uncached BAR, because every device that we know
+/// accepts it, and the widest ordinary access for other memory.
+pub(crate) fn suitable_access(device: &Device) -> Access {
+    match device.kind() {
+        Kind::Bar { memory, .. } => match memory.whole().location() {
+            Location::Bar { write_combining: true, .. } => Access::widest(),
+            _ => Access::Bytes8,
+        },
+        _ => Access::widest(),
+    }
+}
+
+/// Opens a mover that copies with CPU loads and stores between two devices; `None` is host memory. The access
+/// width is the requested one, or one that suits the memory.
 fn cpu(from: Option<&Device>, to: Option<&Device>, options: &PathOptions) -> Result<Box<dyn Mover>> {
     let mut reads = true;
     let mut suits = Access::widest();
     for device in [from, to].into_iter().flatten() {
-        if let Kind::Bar { memory, permission } = device.kind() {
+        if let Kind::Bar { permission, .. } = device.kind() {
             reads &= permission.may_read();
-            let combining =
-                matches!(memory.whole().location(), inlane_core::Location::Bar { write_combining: true, .. });
-            // 8-byte accesses to an uncached BAR are the widest that every device we know accepts.
-            suits = if combining { Access::widest() } else { Access::Bytes8 };
+            suits = suitable_access(device);
         }
     }
     let is_bar =

@@ -161,7 +161,7 @@ impl PathSelector {
             }
             _ => format!("{path}: requested"),
         };
-        let hops = mover.name().split(" -> ").map(String::from).collect();
+        let hops = vec![mover.name().split(" -> ").map(String::from).collect()];
         Explanation { name: path.to_string(), hops, reason, not_taken }
     }
 

@@ -47,7 +47,7 @@ pub struct TransferResult {
     /// When a CPU store to a BAR counted as complete. Null for other transfers.
     pub store_end: Option<StoreEnd>,
     /// The most transfers in flight at the same time while streaming.
-    pub window: Option<usize>,
+    pub in_flight: Option<usize>,
     /// The time of a transfer while no other one is in flight.
     pub latency_ns: Option<Summary>,
     /// Percentiles of the times of single transfers, which `latency_ns` summarises.
@@ -100,7 +100,7 @@ impl TransferResult {
             twin: from.is_twin() || to.is_twin(),
             completion,
             store_end: None,
-            window: None,
+            in_flight: None,
             latency_ns: None,
             latency_percentiles: None,
             predicted_ns: None,
@@ -118,7 +118,7 @@ impl TransferResult {
     /// Returns the row with the measured times, rates, CPU load and verification of a measurement.
     #[must_use]
     pub fn with(mut self, measured: &Measurement) -> Self {
-        self.window = Some(measured.window);
+        self.in_flight = Some(measured.in_flight);
         self.latency_ns = measured.latency_ns;
         self.latency_percentiles = measured.latency_percentiles;
         self.bytes_per_second = Some(measured.bytes_per_second);
@@ -149,7 +149,7 @@ impl Row for TransferResult {
         if let Some(end) = self.store_end {
             cells.push(Cell::new("stores", end.to_string()));
         }
-        cells.extend(self.window.map(|window| Cell::new("in flight", window.to_string())));
+        cells.extend(self.in_flight.map(|in_flight| Cell::new("in flight", in_flight.to_string())));
         cells.push(Cell::new("size", units::bytes(self.size_bytes)));
         cells
     }
@@ -253,7 +253,7 @@ mod tests {
         let mut row = TransferResult::new(&ends[0], &ends[1], 4096, Path::default(), CompletionMode::Poll);
         row.bytes_per_second = Summary::of(&[3e9, 1e9, 2e9]);
         row.predicted_ns = Some(63_460.0);
-        row.window = Some(8);
+        row.in_flight = Some(8);
         row.set_ceiling(Ceiling {
             what: "a link".into(),
             bytes_per_second: Some(4e9),
@@ -261,7 +261,7 @@ mod tests {
         });
         assert_eq!(row.share_of_ceiling, Some(0.5));
         let json = serde_json::to_value(&row).unwrap();
-        assert_eq!((&json["predicted_ns"], &json["window"]), (&63_460.0.into(), &8.into()));
+        assert_eq!((&json["predicted_ns"], &json["in_flight"]), (&63_460.0.into(), &8.into()));
         assert!(json["store_end"].is_null() && json.get("published").is_none(), "{json}");
         assert!(row.twin && row.context().iter().any(|cell| cell.text.contains("a link")));
     }

@@ -112,7 +112,7 @@ fn path(options: &SessionOptions, outcomes: &[Outcome]) -> Path {
     let target = outcomes.first().map_or_else(String::new, |outcome| outcome.path.clone());
     Path {
         name: "tcp".into(),
-        hops: vec!["host".into(), "kernel TCP sockets".into(), target],
+        hops: vec![vec!["host".into(), "kernel TCP sockets".into(), target]],
         reason: format!("NVMe over TCP {digests}; data is received into the commands' buffers{polls}"),
         not_taken: Vec::new(),
     }

@@ -227,7 +227,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Returns `measured` as the ceiling of one path. If the path has none, adds a note and returns `None`.
-    fn ceiling_of(&mut self, way: Way, path: Path, measured: Option<&ceiling::Ceiling>) -> Option<Ceiling> {
+    fn ceiling_of(&mut self, way: Way, path: Path, measured: Option<ceiling::Ceiling>) -> Option<Ceiling> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         if let Some(why) = ceiling::none_for(path, a, b) {
             if !self.args.no_ceiling {
@@ -236,10 +236,19 @@ impl<'a> Bench<'a> {
             return None;
         }
         measured.map(|ceiling| Ceiling {
-            what: ceiling.what.clone(),
+            what: ceiling.what,
             bytes_per_second: Some(ceiling.bytes_per_second),
             packets_per_second: None,
         })
+    }
+
+    /// Measures the ceiling of transfers between host memory and BARs. Returns `None` for other devices and with
+    /// `--no-ceiling`.
+    fn cpu_ceiling(&self, way: Way, buffers: &Buffers, size: usize) -> Result<Option<ceiling::Ceiling>> {
+        if self.args.no_ceiling || !ceiling::is_by_cpu(way.from.endpoint(), way.to.endpoint()) {
+            return Ok(None);
+        }
+        ceiling::of_cpu(buffers, size, way.options.access, self.plan).map(Some)
     }
 
     /// Adds a note to the report, unless the report already contains it.
@@ -288,10 +297,13 @@ impl<'a> Bench<'a> {
                 match self.figures(&mut selectors, &mut buffers, size, asked) {
                     Ok(figures) => {
                         for (index, (row, measured)) in rows.into_iter().zip(&figures).enumerate() {
-                            let mut row = row.with(measured);
+                            let (mut row, way_of_row) = (row.with(measured), &ways[index]);
                             let path = selectors[index].path_for(size as u64);
-                            let measured = ceilings.as_ref().map(|ceilings| &ceilings[index]);
-                            if let Some(ceiling) = self.ceiling_of(way, path, measured) {
+                            let measured = match self.cpu_ceiling(*way_of_row, &buffers[index], size) {
+                                Ok(by_cpu) => by_cpu.or_else(|| Some(ceilings.as_ref()?[index].clone())),
+                                Err(error) => return self.failed(row, error),
+                            };
+                            if let Some(ceiling) = self.ceiling_of(*way_of_row, path, measured) {
                                 row.set_ceiling(ceiling);
                             }
                             if !way.options.both_ways {

@@ -43,7 +43,7 @@ impl Copy {
             repeats: self.repeats,
             time: self.duration,
             warm_up: self.warm_up,
-            window: self.in_flight,
+            in_flight: self.in_flight,
             completion: CompletionMode::Poll,
             stop,
         };
@@ -178,7 +178,7 @@ fn published_experiment(plan: &Plan, report: &mut Report, failures: &mut Failure
     let ended = published::run(16 << 20, plan, |line| {
         let path = Explanation {
             name: line.path.to_string(),
-            hops: line.name.split(" -> ").map(String::from).collect(),
+            hops: vec![line.name.split(" -> ").map(String::from).collect()],
             reason: "the published experiment, on models with the published rates of single stages".into(),
             not_taken: Vec::new(),
         };

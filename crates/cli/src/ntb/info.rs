@@ -109,7 +109,7 @@ pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> Path {
     });
     let ucx = "not requested; PEs on several machines need it: --transport ucx";
     let not_taken = not_taken.chain([NotTaken { path: "ucx".into(), why: ucx.into() }]).collect();
-    Path { name: name.into(), hops: vec!["PE 0".into(), hop.into(), "PE 1".into()], reason, not_taken }
+    Path { name: name.into(), hops: vec![vec!["PE 0".into(), hop.into(), "PE 1".into()]], reason, not_taken }
 }
 
 /// Describes the path between two PEs over UCX. `carrier` names UCX's transports, `reason` says why UCX is
@@ -118,7 +118,7 @@ pub fn ucx_path(carrier: &str, reason: &str) -> Path {
     let why = "windows join the PEs of one machine only; for them, choose --transport windows";
     Path {
         name: "ucx".into(),
-        hops: vec!["PE 0".into(), carrier.into(), "PE 1".into()],
+        hops: vec![vec!["PE 0".into(), carrier.into(), "PE 1".into()]],
         reason: format!("over UCX, because {reason}"),
         not_taken: vec![NotTaken { path: "windows".into(), why: why.into() }],
     }

@@ -200,8 +200,9 @@ impl DeviceMemory {
 fn path(selector: &PathSelector, bytes: usize, tcp_hops: [String; 2], into: bool) -> Path {
     let explained = selector.explain(bytes as u64);
     let tcp = tcp_hops.to_vec();
-    let hops = if into { [tcp, explained.hops].concat() } else { [explained.hops, tcp].concat() };
-    Path { hops, ..explained }
+    let copied = explained.hops.concat();
+    let hops = if into { [tcp, copied].concat() } else { [copied, tcp].concat() };
+    Path { hops: vec![hops], ..explained }
 }
 
 /// A destination for the data of read commands: memory of a GPU or a twin.

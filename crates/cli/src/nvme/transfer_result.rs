@@ -60,7 +60,7 @@ impl NvmeTransfer {
             twin: false,
             path: Path {
                 name: "tcp".into(),
-                hops: hops.to_vec(),
+                hops: vec![hops.to_vec()],
                 reason: "NVMe over TCP".into(),
                 not_taken: Vec::new(),
             },
@@ -99,7 +99,7 @@ impl NvmeTransfer {
         )];
         if let (Some(device), Some(checked)) = (&self.device, &self.verification) {
             let model = if self.twin { ", a model" } else { "" };
-            lines.push(format!("path: {} ({device}{model})", self.path.hops.join(" -> ")));
+            lines.push(format!("path: {} ({device}{model})", self.path.hops_text()));
             lines.push(self.path.reason.clone());
             lines.push(format!("verified: {} ({})", units::bytes(checked.verified_bytes), checked.method));
         }

@@ -34,11 +34,11 @@ pub struct Buffers {
 
 /// How the transfers of one repeat rotate over the slots.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rotation {
+pub(crate) struct Rotation {
     size: usize,
-    slots: usize,
-    /// If true, each destination slot receives another pattern in every lap. If false, transfers in flight
-    /// may share a slot, which always receives the same pattern.
+    pub(crate) slots: usize,
+    /// If true, each destination slot receives another source slot's pattern in every lap. If false, it
+    /// always receives the same pattern, because two transfers in flight may share it.
     shifted: bool,
 }
 
@@ -76,6 +76,11 @@ impl Buffers {
         Self { source, destination, from: from.clone(), to: to.clone(), seed: 1 }
     }
 
+    /// Returns the devices of the source and of the destination.
+    pub(crate) fn devices(&self) -> [&Arc<Device>; 2] {
+        [&self.from, &self.to]
+    }
+
     /// Describes how the bytes are checked, for results.
     pub(super) fn method(&self) -> &'static str {
         if !self.to.is_verifiable() {
@@ -89,14 +94,14 @@ impl Buffers {
     }
 
     /// Returns how transfers of `size` bytes rotate over the slots, with up to `in_flight` transfers at once.
-    pub(super) fn rotation(&self, size: usize, in_flight: usize) -> Rotation {
+    pub(crate) fn rotation(&self, size: usize, in_flight: usize) -> Rotation {
         let fit = if size == self.source.len() { 1 } else { self.source.len() / stride(size) };
         let slots = fit.clamp(1, MOST_SLOTS);
         Rotation { size, slots, shifted: slots >= in_flight }
     }
 
     /// Returns the source and the destination of transfer number `transfer`, counted from 0.
-    pub(super) fn regions(&self, rotation: Rotation, transfer: usize) -> Result<(Region, Region)> {
+    pub(crate) fn regions(&self, rotation: Rotation, transfer: usize) -> Result<(Region, Region)> {
         let (source, destination) = rotation.slots_of(transfer);
         let stride = stride(rotation.size);
         Ok((

@@ -52,7 +52,7 @@ fn every_path_between_twins_delivers_what_was_sent() {
         }
         let measured = stream(&mut *mover, &mut buffers, 64 << 10, &quick()).unwrap();
         assert!(measured.verification.verified_bytes > 0 && measured.bytes_per_second.median > 0.0, "{path}");
-        assert_eq!(measured.window, 1, "{path} is synchronous");
+        assert_eq!(measured.in_flight, 1, "{path} is synchronous");
     }
 }
 

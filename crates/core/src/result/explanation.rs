@@ -10,8 +10,8 @@ use serde::Serialize;
 pub struct Path {
     /// The path's short name, as flags take it (`staged`, `dma`). Empty if the path has none.
     pub name: String,
-    /// The hops from source to destination. For packets, each entry describes a whole direction.
-    pub hops: Vec<String>,
+    /// For each direction, the hops from source to destination.
+    pub hops: Vec<Vec<String>>,
     /// Why this path was chosen.
     pub reason: String,
     /// The paths that were not taken.
@@ -24,16 +24,16 @@ impl Path {
         *self == Self::default()
     }
 
-    /// Returns the path as lines of text, with an arrow between hops.
-    pub fn cells(&self) -> Vec<Cell> {
-        self.cells_with(" -> ")
+    /// Returns the hops as text: an arrow between hops, a semicolon between directions.
+    pub fn hops_text(&self) -> String {
+        self.hops.iter().map(|hops| hops.join(" -> ")).collect::<Vec<_>>().join("; ")
     }
 
-    /// Returns the path as lines of text, with `separator` between hops.
-    pub fn cells_with(&self, separator: &str) -> Vec<Cell> {
+    /// Returns the path as lines of text.
+    pub fn cells(&self) -> Vec<Cell> {
         let mut cells = Vec::new();
         if !self.hops.is_empty() {
-            cells.push(Cell::new("path", self.hops.join(separator)));
+            cells.push(Cell::new("path", self.hops_text()));
         }
         if !self.reason.is_empty() {
             cells.push(Cell::new("because", &self.reason));

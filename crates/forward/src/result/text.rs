@@ -108,8 +108,7 @@ impl Row for PacketResult {
     }
 
     fn details(&self) -> Vec<Cell> {
-        // The path has one entry per direction.
-        let mut details = self.path.cells_with("; ");
+        let mut details = self.path.cells();
         details.extend(self.ceiling.as_ref().map(Ceiling::cell));
         details.extend(self.baseline.as_ref().map(Baseline::cell));
         details

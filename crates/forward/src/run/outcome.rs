@@ -158,20 +158,20 @@ impl RunOutcome {
     }
 }
 
-/// Returns the path of each direction: port, packet function with its executor, ports.
+/// Returns the hops of each direction: port, packet function with its executor, ports.
 fn hops(
     config: &Config,
     ports: &[Box<dyn Port>],
     directions: &[Direction],
     shape: Option<&str>,
-) -> Vec<String> {
+) -> Vec<Vec<String>> {
     let path = |index: usize| ports[index].info().path.clone();
     let (device, method) = (config.executor.device(), config.executor.method());
     let shape = shape.map_or(String::new(), |shape| format!(", {shape}"));
     let hop = |direction: &Direction| {
         let to: Vec<_> = direction.tx.iter().map(|&tx| path(tx)).collect();
-        let (from, to) = (path(direction.rx), to.join(" | "));
-        format!("{from} -> {} on {device} ({method}{shape}) -> {to}", config.function)
+        let function = format!("{} on {device} ({method}{shape})", config.function);
+        vec![path(direction.rx), function, to.join(" | ")]
     };
     directions.iter().map(hop).collect()
 }
