@@ -28,6 +28,7 @@ use crate::path::Path;
 use crate::path_options::PathOptions;
 use inlane_core::Result;
 use inlane_core::mover::Mover;
+use inlane_core::result::Ceiling;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
@@ -46,15 +47,6 @@ const SHAPES: [Shape; 3] = [
     Shape { piece: 8 << 20, streams: 1, rotate: 16 << 20 },
     Shape { piece: 4 << 20, streams: 2, rotate: 8 << 20 },
 ];
-
-/// The ceiling of transfers in one direction between two devices.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Ceiling {
-    /// The rate in bytes per second.
-    pub bytes_per_second: f64,
-    /// The limiting link and direction, and how its rate was determined.
-    pub what: String,
-}
 
 /// A link in one direction: the device, and true for transfers out of that device.
 type Link<'a> = (&'a Arc<Device>, bool);
@@ -136,10 +128,10 @@ impl Ceilings {
         if !both {
             let rates = alone(&ways[0]);
             let slowest = (0..rates.len()).min_by(|a, b| rates[*a].total_cmp(&rates[*b])).unwrap_or(0);
-            let ceiling = Ceiling {
-                bytes_per_second: rates[slowest],
-                what: format!("{} by copy engine, measured in this run", name(&vec![ways[0][slowest]])),
-            };
+            let ceiling = Ceiling::of_bytes(
+                rates[slowest],
+                format!("{} by copy engine, measured in this run", name(&vec![ways[0][slowest]])),
+            );
             return Ok(Some([ceiling.clone(), ceiling]));
         }
         let all: Vec<Link> = ways.iter().flatten().copied().collect();
@@ -151,13 +143,13 @@ impl Ceilings {
         }
         let ceiling = |way: usize| {
             let shapes: Vec<&[f64]> = at_once.iter().map(|rates| &rates[way][..]).collect();
-            Ceiling {
-                bytes_per_second: of_direction(&alone(&ways[way]), &shapes),
-                what: format!(
+            Ceiling::of_bytes(
+                of_direction(&alone(&ways[way]), &shapes),
+                format!(
                     "{} by copy engine, measured in this run, both directions of all links at once",
                     name(&ways[way])
                 ),
-            }
+            )
         };
         Ok(Some([ceiling(0), ceiling(1)]))
     }
@@ -197,10 +189,7 @@ fn of_models(from: &Device, to: &Device) -> Option<[Ceiling; 2]> {
         _ => None,
     };
     let (link, endpoint) = rate(from).into_iter().chain(rate(to)).min_by(|a, b| a.0.total_cmp(&b.0))?;
-    let ceiling = Ceiling {
-        bytes_per_second: link,
-        what: format!("the link of {endpoint} after encoding, by its model"),
-    };
+    let ceiling = Ceiling::of_bytes(link, format!("the link of {endpoint} after encoding, by its model"));
     Some([ceiling.clone(), ceiling])
 }
 
@@ -249,7 +238,7 @@ mod tests {
         let ends = open(["twin:0", "twin:1", "host"]);
         let mut ceilings = Ceilings::default();
         let found = ceilings.measure(&ends[0], &ends[1], &ends[2], true, &Plan::default()).unwrap().unwrap();
-        assert_eq!(found.map(|ceiling| ceiling.bytes_per_second), [3.94e9; 2]);
-        assert_eq!(ceilings.measure(&ends[2], &ends[2], &ends[2], false, &Plan::default()).unwrap(), None);
+        assert_eq!(found.map(|ceiling| ceiling.bytes_per_second), [Some(3.94e9); 2]);
+        assert!(ceilings.measure(&ends[2], &ends[2], &ends[2], false, &Plan::default()).unwrap().is_none());
     }
 }

@@ -7,7 +7,7 @@ use crate::path::Path;
 use crate::path_options::{PathChoice, PathOptions};
 use crate::result::SLOWER;
 use inlane_core::mover::{Mover, Ticket, TicketCounter};
-use inlane_core::result::{NotTaken, Path as Explanation};
+use inlane_core::result::{NotTaken, PathExplanation};
 use inlane_core::{CompletionMode, Region, Result, units};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -135,7 +135,7 @@ impl PathSelector {
     }
 
     /// Returns the path of transfers of `bytes`, why it was chosen, and why each other path was not.
-    pub fn explain(&self, bytes: u64) -> Explanation {
+    pub fn explain(&self, bytes: u64) -> PathExplanation {
         let (path, mover) = &self.movers[self.pick(bytes)];
         let mut not_taken: Vec<NotTaken> = self
             .refused
@@ -162,7 +162,7 @@ impl PathSelector {
             _ => format!("{path}: requested"),
         };
         let hops = vec![mover.name().split(" -> ").map(String::from).collect()];
-        Explanation { name: path.to_string(), hops, reason, not_taken }
+        PathExplanation { name: path.to_string(), hops, reason, not_taken }
     }
 
     /// Copies `source` to `destination` and blocks until the bytes are in place. Waits adaptively: sleeps

@@ -2,7 +2,7 @@
 
 use crate::endpoint::Endpoint;
 use crate::measure::Measurement;
-use inlane_core::result::{ByteVerification, Ceiling, Cell, NotTaken, Path, Row};
+use inlane_core::result::{ByteVerification, Ceiling, Cell, NotTaken, PathExplanation, Row};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::{CompletionMode, units};
 use schemars::JsonSchema;
@@ -39,7 +39,7 @@ pub struct TransferResult {
     /// True if transfers in the opposite direction ran at the same time.
     pub both_directions: bool,
     /// The path, why it was chosen, and why each other path was not.
-    pub path: Path,
+    pub path: PathExplanation,
     /// True if a twin took part. The figures are then those of a model.
     pub twin: bool,
     /// How the end of a transfer was detected.
@@ -90,7 +90,13 @@ pub const SLOWER: &str = "slower: ";
 
 impl TransferResult {
     /// Creates a row for a path, size and completion mode. Its measured values are still empty.
-    pub fn new(from: &Endpoint, to: &Endpoint, size: usize, path: Path, completion: CompletionMode) -> Self {
+    pub fn new(
+        from: &Endpoint,
+        to: &Endpoint,
+        size: usize,
+        path: PathExplanation,
+        completion: CompletionMode,
+    ) -> Self {
         Self {
             from: from.to_string(),
             to: to.to_string(),
@@ -186,7 +192,7 @@ impl Row for TransferResult {
     /// Returns the path and why it was chosen, the paths that cannot be taken, and the ceiling.
     fn context(&self) -> Vec<Cell> {
         let refused = |other: &&NotTaken| !other.why.starts_with(SLOWER);
-        let path = Path {
+        let path = PathExplanation {
             not_taken: self.path.not_taken.iter().filter(refused).cloned().collect(),
             ..self.path.clone()
         };
@@ -250,7 +256,8 @@ mod tests {
     #[test]
     fn values_are_typed_and_the_share_is_of_the_rows_ceiling() {
         let ends = ["twin:0", "host"].map(|end| end.parse::<Endpoint>().unwrap());
-        let mut row = TransferResult::new(&ends[0], &ends[1], 4096, Path::default(), CompletionMode::Poll);
+        let mut row =
+            TransferResult::new(&ends[0], &ends[1], 4096, PathExplanation::default(), CompletionMode::Poll);
         row.bytes_per_second = Summary::of(&[3e9, 1e9, 2e9]);
         row.predicted_ns = Some(63_460.0);
         row.in_flight = Some(8);

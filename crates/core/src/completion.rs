@@ -4,7 +4,7 @@
 //! * `interrupt` sleeps until the device wakes the thread: the latency includes a wake-up;
 //! * `adaptive` sleeps for most of the time that operations of this size took before, then polls.
 //!
-//! [`Wait`] is the loop of a wait. [`Expectation`] holds the durations that adaptive waits have measured.
+//! [`Wait`] is the loop of a wait. [`ExpectedDurations`] holds the durations that adaptive waits have measured.
 
 mod expectation;
 mod wait;
@@ -13,7 +13,7 @@ use crate::error::Error;
 use std::fmt;
 use std::str::FromStr;
 
-pub use expectation::Expectation;
+pub use expectation::ExpectedDurations;
 pub use wait::{Slept, Wait, WaitPlan, Waited, sleep_precisely};
 
 /// How the end of an operation is detected.

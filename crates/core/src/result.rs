@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::{Instant, SystemTime};
 
-pub use explanation::{Baseline, Ceiling, NotTaken, Path};
+pub use explanation::{Baseline, Ceiling, NotTaken, PathExplanation};
 pub use row::{Cell, Row};
 pub use verification::{ByteVerification, Verification};
 

@@ -14,7 +14,7 @@ pub use workload::{Pattern, Workload};
 
 use crate::initiator::{Session, SessionOptions};
 use crate::{Error, Result};
-use inlane_core::result::Path;
+use inlane_core::result::PathExplanation;
 use job::{Job, Outcome};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,7 +32,7 @@ pub struct Counters {
 /// The progress of a running bench: completed reads and writes, and whether a job has begun to read back its
 /// blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct BenchCounts {
     /// Completed reads.
     pub reads: u64,
     /// Completed writes.
@@ -42,8 +42,8 @@ pub struct Progress {
 }
 
 impl Counters {
-    fn progress(&self) -> Progress {
-        Progress {
+    fn progress(&self) -> BenchCounts {
+        BenchCounts {
             reads: self.reads.load(Ordering::Relaxed),
             writes: self.writes.load(Ordering::Relaxed),
             checking: self.checking.load(Ordering::Relaxed),
@@ -60,7 +60,7 @@ pub fn run(
     workload: &Workload,
     options: &SessionOptions,
     stop: &AtomicBool,
-    mut progress: impl FnMut(Duration, Progress),
+    mut progress: impl FnMut(Duration, BenchCounts),
 ) -> Result<Vec<IoResult>> {
     let sessions: Vec<Session> = (0..workload.jobs).map(|_| Session::open(options)).collect::<Result<_>>()?;
     let namespace = *sessions[0].namespace();
@@ -98,7 +98,7 @@ pub fn run(
 }
 
 /// Describes the path between host and target, for the result.
-fn path(options: &SessionOptions, outcomes: &[Outcome]) -> Path {
+fn path(options: &SessionOptions, outcomes: &[Outcome]) -> PathExplanation {
     let digests = match options.connect.queue.digests.bits() {
         0 => "without digests",
         1 => "with header digests",
@@ -110,7 +110,7 @@ fn path(options: &SessionOptions, outcomes: &[Outcome]) -> Path {
         us => format!("; polls for {us} us before it sleeps"),
     };
     let target = outcomes.first().map_or_else(String::new, |outcome| outcome.path.clone());
-    Path {
+    PathExplanation {
         name: "tcp".into(),
         hops: vec![vec!["host".into(), "kernel TCP sockets".into(), target]],
         reason: format!("NVMe over TCP {digests}; data is received into the commands' buffers{polls}"),

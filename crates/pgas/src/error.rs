@@ -83,6 +83,7 @@ pub enum Error {
         /// The refused operation.
         what: &'static str,
     },
+    /// The word of an atomic is not aligned to its width, or has another width than 4 or 8 bytes.
     #[error(
         "atomic on {width} bytes at {address:#x}: the word must have 4 or 8 bytes and be aligned to its width"
     )]

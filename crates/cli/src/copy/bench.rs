@@ -7,7 +7,7 @@ use inlane_copy::result::{StoreEnd, TransferResult};
 use inlane_copy::stop::check_stop;
 use inlane_copy::{Device, Endpoint, Path, PathChoice, PathOptions, PathSelector, ceiling};
 use inlane_core::mover::Mover;
-use inlane_core::result::{Ceiling, Document, Path as Explanation};
+use inlane_core::result::{Ceiling, Document, PathExplanation};
 use inlane_core::{CompletionMode, Error, Result, units};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ impl std::fmt::Display for Way<'_> {
 
 impl Way<'_> {
     /// Creates a row for a size, a path and a completion mode. Its measured values are still empty.
-    fn row(&self, size: usize, path: Explanation, completion: CompletionMode) -> TransferResult {
+    fn row(&self, size: usize, path: PathExplanation, completion: CompletionMode) -> TransferResult {
         let row = TransferResult::new(self.from.endpoint(), self.to.endpoint(), size, path, completion);
         TransferResult { both_directions: self.options.both_ways, store_end: self.store_end, ..row }
     }
@@ -75,7 +75,7 @@ impl Way<'_> {
             PathChoice::Auto => "auto".into(),
             PathChoice::Prefer(path) | PathChoice::Require(path) => path.to_string(),
         };
-        self.row(size, Explanation { name, ..Explanation::default() }, completion)
+        self.row(size, PathExplanation { name, ..PathExplanation::default() }, completion)
     }
 }
 
@@ -215,7 +215,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Measures the ceiling of each direction. Returns `None` with `--no-ceiling`, or if no ceiling applies.
-    fn ceilings(&mut self, way: Way) -> Result<Option<[ceiling::Ceiling; 2]>> {
+    fn ceilings(&mut self, way: Way) -> Result<Option<[Ceiling; 2]>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         let crosses_none =
             matches!(way.choice, PathChoice::Require(path) if ceiling::none_for(path, a, b).is_some());
@@ -227,7 +227,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Returns `measured` as the ceiling of one path. If the path has none, adds a note and returns `None`.
-    fn ceiling_of(&mut self, way: Way, path: Path, measured: Option<ceiling::Ceiling>) -> Option<Ceiling> {
+    fn ceiling_of(&mut self, way: Way, path: Path, measured: Option<Ceiling>) -> Option<Ceiling> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         if let Some(why) = ceiling::none_for(path, a, b) {
             if !self.args.no_ceiling {
@@ -235,16 +235,12 @@ impl<'a> Bench<'a> {
             }
             return None;
         }
-        measured.map(|ceiling| Ceiling {
-            what: ceiling.what,
-            bytes_per_second: Some(ceiling.bytes_per_second),
-            packets_per_second: None,
-        })
+        measured
     }
 
     /// Measures the ceiling of transfers between host memory and BARs. Returns `None` for other devices and with
     /// `--no-ceiling`.
-    fn cpu_ceiling(&self, way: Way, buffers: &Buffers, size: usize) -> Result<Option<ceiling::Ceiling>> {
+    fn cpu_ceiling(&self, way: Way, buffers: &Buffers, size: usize) -> Result<Option<Ceiling>> {
         if self.args.no_ceiling || !ceiling::is_by_cpu(way.from.endpoint(), way.to.endpoint()) {
             return Ok(None);
         }

@@ -11,7 +11,7 @@ use inlane_copy::result::{PublishedRates, TransferResult};
 use inlane_copy::stop::check_stop;
 use inlane_copy::{Device, Endpoint, PathOptions, published};
 use inlane_core::error::Class;
-use inlane_core::result::Path as Explanation;
+use inlane_core::result::PathExplanation;
 use inlane_core::{CompletionMode, Error};
 use inlane_report::{Line, Plot, Point, Scale};
 use std::sync::Arc;
@@ -176,7 +176,7 @@ fn published_experiment(plan: &Plan, report: &mut Report, failures: &mut Failure
             .into(),
     );
     let ended = published::run(16 << 20, plan, |line| {
-        let path = Explanation {
+        let path = PathExplanation {
             name: line.path.to_string(),
             hops: vec![line.name.split(" -> ").map(String::from).collect()],
             reason: "the published experiment, on models with the published rates of single stages".into(),

@@ -9,7 +9,7 @@ use super::info_ucx::UcxInfo;
 use crate::output::Output;
 use crate::values::count;
 use clap::Args;
-use inlane_core::result::{Cell, Document, NotTaken, Path, Row};
+use inlane_core::result::{Cell, Document, NotTaken, PathExplanation, Row};
 use inlane_core::units;
 use inlane_ntb::device::{Capabilities, Ntb, Ordering};
 use inlane_ntb::discover::{Bridge, Kind, bridges, why_twin};
@@ -83,7 +83,7 @@ impl Row for TransportInfo {
 #[derive(Clone, Debug, serde::Serialize, schemars::JsonSchema)]
 pub struct BridgeInfo {
     /// The back-end, and why it was chosen.
-    pub path: Path,
+    pub path: PathExplanation,
     /// The bridges that were found in this machine.
     pub bridges: Vec<Bridge>,
     /// What the back-end can do.
@@ -94,7 +94,7 @@ pub struct BridgeInfo {
 
 /// Describes how two PEs reach each other: by the twin, or by the given ivshmem device. Also says why the
 /// machine's other bridges are not used.
-pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> Path {
+pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> PathExplanation {
     let (name, hop, reason) = match ivshmem {
         None => ("twin", "twin window (coherent shared memory)", why_twin(bridges)),
         Some(_) => ("ivshmem", "ivshmem window (a BAR under vfio-pci)", "requested by --ivshmem".into()),
@@ -109,14 +109,19 @@ pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> Path {
     });
     let ucx = "not requested; PEs on several machines need it: --transport ucx";
     let not_taken = not_taken.chain([NotTaken { path: "ucx".into(), why: ucx.into() }]).collect();
-    Path { name: name.into(), hops: vec![vec!["PE 0".into(), hop.into(), "PE 1".into()]], reason, not_taken }
+    PathExplanation {
+        name: name.into(),
+        hops: vec![vec!["PE 0".into(), hop.into(), "PE 1".into()]],
+        reason,
+        not_taken,
+    }
 }
 
 /// Describes the path between two PEs over UCX. `carrier` names UCX's transports, `reason` says why UCX is
 /// used.
-pub fn ucx_path(carrier: &str, reason: &str) -> Path {
+pub fn ucx_path(carrier: &str, reason: &str) -> PathExplanation {
     let why = "windows join the PEs of one machine only; for them, choose --transport windows";
-    Path {
+    PathExplanation {
         name: "ucx".into(),
         hops: vec![vec!["PE 0".into(), carrier.into(), "PE 1".into()]],
         reason: format!("over UCX, because {reason}"),

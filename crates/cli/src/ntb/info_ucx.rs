@@ -4,7 +4,7 @@ use super::info::ucx_path;
 use crate::exit::NotReady;
 use anyhow::{Context, bail};
 use clap::Args;
-use inlane_core::result::{Cell, Path};
+use inlane_core::result::{Cell, PathExplanation};
 use inlane_pgas::launch::{AnySession, Job};
 use inlane_pgas::transport::bootstrap::{Exchange, JobControl};
 use inlane_pgas::transport::select::Kind;
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, serde::Serialize, schemars::JsonSchema)]
 pub struct UcxInfo {
     /// How two PEs reach each other, and why over UCX.
-    pub path: Path,
+    pub path: PathExplanation,
     /// UCX's version.
     pub version: String,
     /// What the transport can do, and the transports that UCX chose.

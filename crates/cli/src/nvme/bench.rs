@@ -7,7 +7,7 @@ use anyhow::bail;
 use clap::{Args, ValueEnum};
 use inlane_core::result::Document;
 use inlane_core::units;
-use inlane_nvme::bench::{IoResult, Pattern, Progress, Workload};
+use inlane_nvme::bench::{BenchCounts, IoResult, Pattern, Workload};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -134,7 +134,7 @@ impl Bench {
 struct Live {
     terminal: bool,
     block_bytes: u64,
-    last: (Duration, Progress),
+    last: (Duration, BenchCounts),
 }
 
 impl Live {
@@ -142,7 +142,7 @@ impl Live {
         Self { terminal: std::io::stderr().is_terminal(), block_bytes, last: Default::default() }
     }
 
-    fn show(&mut self, elapsed: Duration, progress: Progress) {
+    fn show(&mut self, elapsed: Duration, progress: BenchCounts) {
         let since = elapsed.saturating_sub(self.last.0);
         if !self.terminal || since < Duration::from_millis(500) {
             return;
@@ -151,7 +151,7 @@ impl Live {
         self.last = (elapsed, progress);
     }
 
-    fn line(&self, elapsed: Duration, progress: Progress) -> String {
+    fn line(&self, elapsed: Duration, progress: BenchCounts) -> String {
         if progress.checking {
             return format!("{:>5.0} s  reading the written blocks back", elapsed.as_secs_f64());
         }
@@ -184,8 +184,8 @@ mod tests {
     #[test]
     fn a_line_has_the_rates_since_the_last_one() {
         let mut live = Live { terminal: false, block_bytes: 4096, last: Default::default() };
-        live.last = (Duration::from_secs(1), Progress { reads: 1000, ..Progress::default() });
-        let progress = Progress { reads: 3000, writes: 500, checking: false };
+        live.last = (Duration::from_secs(1), BenchCounts { reads: 1000, ..BenchCounts::default() });
+        let progress = BenchCounts { reads: 3000, writes: 500, checking: false };
         let line = live.line(Duration::from_secs(3), progress);
         assert_eq!(line, "    3 s  read 1000 IOPS, 4.10 MB/s  write 250 IOPS, 1.02 MB/s");
     }

@@ -10,7 +10,7 @@
 use inlane_copy::cost::{Cache, Costs};
 use inlane_copy::{Device, Endpoint, PathChoice, PathOptions, PathSelector};
 use inlane_core::mover::{Mover, Ticket};
-use inlane_core::result::{ByteVerification, Path};
+use inlane_core::result::{ByteVerification, PathExplanation};
 use inlane_core::{CompletionMode, Region};
 use inlane_nvme::initiator::{Buffer, Sink, Source};
 use inlane_nvme::pdu::RunningDigest;
@@ -197,12 +197,12 @@ impl DeviceMemory {
 
 /// Returns the whole path of the data: TCP's hops, and the hops by which `selector` copies `bytes` bytes.
 /// It leads from target to device if `into` is set, else the reverse.
-fn path(selector: &PathSelector, bytes: usize, tcp_hops: [String; 2], into: bool) -> Path {
+fn path(selector: &PathSelector, bytes: usize, tcp_hops: [String; 2], into: bool) -> PathExplanation {
     let explained = selector.explain(bytes as u64);
     let tcp = tcp_hops.to_vec();
     let copied = explained.hops.concat();
     let hops = if into { [tcp, copied].concat() } else { [copied, tcp].concat() };
-    Path { hops: vec![hops], ..explained }
+    PathExplanation { hops: vec![hops], ..explained }
 }
 
 /// A destination for the data of read commands: memory of a GPU or a twin.
@@ -226,7 +226,7 @@ impl DeviceSink<'_> {
     }
 
     /// Returns the path from the target at `peer` to the device.
-    pub fn path(&self, peer: &str) -> Path {
+    pub fn path(&self, peer: &str) -> PathExplanation {
         path(&self.stage.selector, self.largest, [peer.into(), "kernel TCP sockets".into()], true)
     }
 
@@ -288,7 +288,7 @@ pub struct DeviceSource {
 
 impl DeviceSource {
     /// Returns the path from the device to the target at `peer`.
-    pub fn path(&self, peer: &str) -> Path {
+    pub fn path(&self, peer: &str) -> PathExplanation {
         path(&self.stage.selector, self.chunk, ["kernel TCP sockets".into(), peer.into()], false)
     }
 

@@ -1,7 +1,7 @@
 //! The result document of `inlane nvme read` and `inlane nvme write`.
 
 use inlane_copy::Endpoint;
-use inlane_core::result::{ByteVerification, Cell, Path, Row};
+use inlane_core::result::{ByteVerification, Cell, PathExplanation, Row};
 use inlane_core::units;
 use inlane_nvme::initiator::{Session, SessionOptions};
 use schemars::JsonSchema;
@@ -30,7 +30,7 @@ pub struct NvmeTransfer {
     /// True if the device is a twin. The figures are then those of a model.
     pub twin: bool,
     /// The path that the data took between the target and the file or device.
-    pub path: Path,
+    pub path: PathExplanation,
     /// How often the transfer switched to another path to the target, or reconnected on the same path.
     pub failovers: u64,
     /// How the bytes on the device were checked. Null for a file.
@@ -58,7 +58,7 @@ impl NvmeTransfer {
             bytes_per_second: bytes as f64 / run.as_secs_f64().max(1e-9),
             device: None,
             twin: false,
-            path: Path {
+            path: PathExplanation {
                 name: "tcp".into(),
                 hops: vec![hops.to_vec()],
                 reason: "NVMe over TCP".into(),
@@ -72,7 +72,13 @@ impl NvmeTransfer {
 
     /// Adds the device, the path through it and the check of its bytes. Sets the error if bytes were wrong.
     #[must_use]
-    pub fn on_device(mut self, device: &Endpoint, path: Path, twin: bool, checked: ByteVerification) -> Self {
+    pub fn on_device(
+        mut self,
+        device: &Endpoint,
+        path: PathExplanation,
+        twin: bool,
+        checked: ByteVerification,
+    ) -> Self {
         if checked.altered_bytes > 0 {
             let wrong = units::bytes(checked.altered_bytes);
             self.error =

@@ -8,7 +8,6 @@
 //!
 //! Both run over the buffers of the measurement that they belong to, with transfers of the same size.
 
-use super::Ceiling;
 use crate::device::{Device, Kind};
 use crate::endpoint::Endpoint;
 use crate::measure::{Buffers, Plan};
@@ -16,6 +15,7 @@ use crate::open_path::suitable_access;
 use crate::stop::check_stop;
 use inlane_core::clock::Clock;
 use inlane_core::mover::{Access, CpuMover, Mover};
+use inlane_core::result::Ceiling;
 use inlane_core::{Location, Region, Result};
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ pub fn of_cpu(buffers: &Buffers, size: usize, access: Option<Access>, plan: &Pla
     } else {
         (stores, format!("stores to {}", to.endpoint()))
     };
-    Ok(Ceiling { bytes_per_second, what: format!("{what} alone, by one thread, measured in this run") })
+    Ok(Ceiling::of_bytes(bytes_per_second, format!("{what} alone, by one thread, measured in this run")))
 }
 
 /// Returns the accesses to try: the one that suits the device and the one that the user asked for. Stores to
@@ -133,7 +133,7 @@ mod tests {
             host.fill(&source, 77).unwrap();
             host.poison(&destination).unwrap();
             let found = of_cpu(&buffers, size, None, &plan).unwrap();
-            assert!(found.bytes_per_second > 0.0, "{size}: {found:?}");
+            assert!(found.bytes_per_second > Some(0.0), "{size}: {found:?}");
             assert!(found.what.starts_with("loads from host") || found.what.starts_with("stores to host"));
             assert_eq!(host.count_wrong(&source, 77).unwrap(), 0, "{size}");
             let scratch = Region::host(size).unwrap();

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// where a late wake-up matters less. If the lead leaves no time for a sleep, waits only poll. Each such wait
 /// shortens the lead, but not below the usual overshoot of a sleep.
 #[derive(Clone, Debug)]
-pub struct Expectation {
+pub struct ExpectedDurations {
     by_size: Vec<Entry>,
     overshoot_ns: u64,
 }
@@ -47,14 +47,14 @@ const SHORTEN: u64 = 64;
 /// A wake-up before the end of an operation above 200 us shortens the lead by one part in this many.
 const SHORTEN_LONG: u64 = 16;
 
-impl Default for Expectation {
+impl Default for ExpectedDurations {
     fn default() -> Self {
         // Linux's default timer slack of 50 us, plus 10 us for the wake-up.
         Self::with_overshoot(Duration::from_micros(60))
     }
 }
 
-impl Expectation {
+impl ExpectedDurations {
     /// Creates an expectation without durations. Sleeps usually last `overshoot` longer than asked.
     pub fn with_overshoot(overshoot: Duration) -> Self {
         Self { by_size: vec![Entry::default(); 64 * STEPS], overshoot_ns: overshoot.as_nanos() as u64 }
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn short_operations_are_only_polled() {
-        let mut expectation = Expectation::default();
+        let mut expectation = ExpectedDurations::default();
         assert_eq!(expectation.sleep(4096), Duration::ZERO, "no duration is known yet");
         expectation.learn(4096, 5_000);
         assert_eq!(expectation.sleep(4096), Duration::ZERO);
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn sleeps_are_shorter_than_long_operations() {
-        let mut expectation = Expectation::default();
+        let mut expectation = ExpectedDurations::default();
         expectation.learn(64 << 20, 1_200_000);
         let sleep = expectation.sleep(64 << 20);
         assert!(sleep > Duration::from_micros(900) && sleep < Duration::from_micros(1_150), "{sleep:?}");
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn late_wake_ups_lengthen_the_lead_and_early_ones_shorten_it() {
-        let mut expectation = Expectation::with_overshoot(Duration::from_micros(5));
+        let mut expectation = ExpectedDurations::with_overshoot(Duration::from_micros(5));
         expectation.learn(4 << 20, 80_000);
         let first = expectation.sleep(4 << 20);
         expectation.slept(4 << 20, &slept(true));
@@ -160,7 +160,7 @@ mod tests {
     /// Returns the bandwidth relative to that of polling, and the share of time spent polling.
     fn simulated(durations: impl Iterator<Item = u64>) -> (f64, f64) {
         const BYTES: u64 = 1 << 20;
-        let mut expectation = Expectation::with_overshoot(Duration::from_micros(10));
+        let mut expectation = ExpectedDurations::with_overshoot(Duration::from_micros(10));
         let (mut ideal, mut total, mut polled) = (0, 0, 0);
         for (index, took) in durations.enumerate() {
             let sleep = expectation.sleep(BYTES).as_nanos() as u64;

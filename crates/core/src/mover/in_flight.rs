@@ -2,7 +2,7 @@
 //! assumed to begin when it is submitted or when the previous copy completes, whichever is later.
 
 use super::{Ticket, TicketCounter};
-use crate::completion::{Expectation, Slept, Wait, WaitPlan};
+use crate::completion::{ExpectedDurations, Slept, Wait, WaitPlan};
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ pub struct InFlight {
     entries: VecDeque<Entry>,
     /// When the last completion was seen. The oldest copy in flight began then, or later at its submission.
     ended: Instant,
-    expectation: Expectation,
+    expectation: ExpectedDurations,
     /// How long a wait lasts without a completion before it reports the device as lost.
     pub timeout: Duration,
 }
@@ -34,7 +34,7 @@ impl Default for InFlight {
             entries: VecDeque::with_capacity(256),
             ended: Instant::now(),
             // A first guess. Each sleep corrects it.
-            expectation: Expectation::with_overshoot(Duration::from_micros(10)),
+            expectation: ExpectedDurations::with_overshoot(Duration::from_micros(10)),
             timeout: Duration::from_secs(10),
         }
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 /// The path that packets or bytes took.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct Path {
+pub struct PathExplanation {
     /// The path's short name, as flags take it (`staged`, `dma`). Empty if the path has none.
     pub name: String,
     /// For each direction, the hops from source to destination.
@@ -18,7 +18,7 @@ pub struct Path {
     pub not_taken: Vec<NotTaken>,
 }
 
-impl Path {
+impl PathExplanation {
     /// Returns true if the path has no name, hops, reason or alternatives.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -66,6 +66,11 @@ pub struct Ceiling {
 }
 
 impl Ceiling {
+    /// Creates the ceiling of a resource that limits bytes.
+    pub fn of_bytes(bytes_per_second: f64, what: String) -> Self {
+        Self { what, bytes_per_second: Some(bytes_per_second), packets_per_second: None }
+    }
+
     /// Returns the ceiling as a line of text.
     pub fn cell(&self) -> Cell {
         Cell::new("ceiling", rates(self.packets_per_second, self.bytes_per_second, &self.what))

@@ -4,7 +4,7 @@ mod parameters;
 mod text;
 
 use inlane_core::port::Counters;
-use inlane_core::result::{Baseline, Ceiling, Path, Verification};
+use inlane_core::result::{Baseline, Ceiling, PathExplanation, Verification};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::units::Rate;
 use schemars::JsonSchema;
@@ -64,7 +64,7 @@ pub struct PacketResult {
     /// The ports as the user named them: the receive port, then the transmit ports.
     pub ports: Vec<String>,
     /// The path that packets took, one hop description per direction.
-    pub path: Path,
+    pub path: PathExplanation,
     /// The numbers of blocks, threads and streams of the kernels on a GPU. Null on the CPU.
     pub shape: Option<String>,
     /// The highest rate that the resources of the path allow.

@@ -11,7 +11,7 @@ use crate::pipeline::{StageHistograms, Tally};
 use crate::result::{Flow, PacketResult, Parameters, Pcie, PcieMeasured, Quantity, Stages};
 use inlane_core::Port;
 use inlane_core::port::Counters;
-use inlane_core::result::Path;
+use inlane_core::result::PathExplanation;
 use inlane_core::stats::{LatencyHistogram, Summary};
 use inlane_function::FunctionReport;
 use std::time::Duration;
@@ -103,7 +103,7 @@ impl RunOutcome {
             parameters: parameters(config),
             error: None,
             ports: run.names.clone(),
-            path: Path {
+            path: PathExplanation {
                 name: method.to_string(),
                 hops,
                 reason: format!("--method is {method}, and no other method was tried"),

@@ -11,7 +11,7 @@ use crate::device::Ntb;
 use crate::error::{Error, Result};
 use crate::fault::Faults;
 use inlane_core::region::Region;
-use protocol::{Connection, Handshake, Progress, ROW, VERSION};
+use protocol::{Connection, Handshake, NextStep, ROW, VERSION};
 use std::time::{Duration, Instant};
 
 /// The doorbell bit that tells the peer to read this side's scratchpads.
@@ -106,18 +106,18 @@ pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> 
             }
         }
         match progress {
-            Progress::Connected(connection) => {
+            NextStep::Connected(connection) => {
                 // Write the row once more, because the peer connects only after it has read this final row.
                 write_row(ntb, peer, &side.row().encode())?;
                 faults.step("connected");
                 return Ok(connection);
             }
-            Progress::OtherVersion(theirs) => {
+            NextStep::OtherVersion(theirs) => {
                 write_row(ntb, peer, &side.row().encode())?;
                 return Err(Error::Version { peer, ours: VERSION, theirs });
             }
-            Progress::Write => written = None,
-            Progress::Wait => {}
+            NextStep::Write => written = None,
+            NextStep::Wait => {}
         }
         if written.is_none_or(|at| at.elapsed() > REWRITE_AFTER) {
             write_row(ntb, peer, &side.row().encode())?;

@@ -92,7 +92,7 @@ impl Connection {
 
 /// The caller's next step after [`Handshake::read`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum NextStep {
     /// Wait: nothing has changed.
     Wait,
     /// Write this side's row, which has changed, and ring the doorbell.
@@ -134,8 +134,8 @@ impl Handshake {
     }
 
     /// Takes the peer's row, as read from the scratchpads, and returns what to do next.
-    pub fn read(&mut self, words: &[u32; ROW]) -> Progress {
-        let Some(row) = Row::decode(words) else { return Progress::Wait };
+    pub fn read(&mut self, words: &[u32; ROW]) -> NextStep {
+        let Some(row) = Row::decode(words) else { return NextStep::Wait };
         let fresh = self.own.seen != row.epoch;
         self.own.seen = row.epoch;
         self.peer = Some(row);
@@ -143,15 +143,15 @@ impl Handshake {
             // Report another version only if the row names this side's epoch. A stale row may have any
             // version.
             let ours = row.seen == self.own.epoch;
-            return if ours { Progress::OtherVersion(row.version) } else { self.changed(fresh) };
+            return if ours { NextStep::OtherVersion(row.version) } else { self.changed(fresh) };
         }
         if row.seen == self.own.epoch && row.ready && self.own.ready {
-            return Progress::Connected(Connection { ours: self.own.epoch, theirs: row.epoch });
+            return NextStep::Connected(Connection { ours: self.own.epoch, theirs: row.epoch });
         }
         self.changed(fresh)
     }
 
-    fn changed(&self, fresh: bool) -> Progress {
-        if fresh { Progress::Write } else { Progress::Wait }
+    fn changed(&self, fresh: bool) -> NextStep {
+        if fresh { NextStep::Write } else { NextStep::Wait }
     }
 }

@@ -25,7 +25,7 @@ proptest! {
     fn garbage_never_connects(rows in prop::collection::vec(any::<[u32; ROW]>(), 0..50)) {
         let mut side = Handshake::new(7, 1, 1, true);
         for words in rows {
-            prop_assert!(!matches!(side.read(&words), Progress::Connected(_)));
+            prop_assert!(!matches!(side.read(&words), NextStep::Connected(_)));
         }
     }
 
@@ -42,7 +42,7 @@ proptest! {
             let me = (step & 1) as usize;
             match step >> 1 {
                 0 => rows[1 - me] = sides[me].row().encode(),
-                1 => if let Progress::Connected(connection) = sides[me].read(&rows[me]) {
+                1 => if let NextStep::Connected(connection) = sides[me].read(&rows[me]) {
                     connected[me] = Some(connection);
                 },
                 _ => { sides[me] = fresh(); connected[me] = None; }
@@ -61,7 +61,7 @@ proptest! {
         for _ in 0..3 {
             for me in 0..2 {
                 rows[1 - me] = sides[me].row().encode();
-                if let Progress::Connected(connection) = sides[1 - me].read(&rows[1 - me]) {
+                if let NextStep::Connected(connection) = sides[1 - me].read(&rows[1 - me]) {
                     connected[1 - me] = Some(connection);
                 }
             }
@@ -75,9 +75,9 @@ proptest! {
 fn another_version_is_reported_only_for_a_current_row() {
     let mut side = Handshake::new(9, 1, 1, true);
     let stale = Row { version: 2, epoch: 5, seen: 3, ..Row::default() };
-    assert_eq!(side.read(&stale.encode()), Progress::Write, "left by an earlier process");
+    assert_eq!(side.read(&stale.encode()), NextStep::Write, "left by an earlier process");
     let current = Row { seen: 9, ..stale };
-    assert_eq!(side.read(&current.encode()), Progress::OtherVersion(2));
+    assert_eq!(side.read(&current.encode()), NextStep::OtherVersion(2));
 }
 
 /// Checks that a handshake does not use the stale row of an ended process. Tries all interleavings with at
@@ -128,8 +128,8 @@ fn loom_agreement() {
                         ..Row::default()
                     },
                 )) {
-                    Progress::Connected(connection) => connected = Some(connection),
-                    Progress::Write => write(&theirs, 0, &side.row()),
+                    NextStep::Connected(connection) => connected = Some(connection),
+                    NextStep::Write => write(&theirs, 0, &side.row()),
                     _ => {}
                 }
             }
@@ -144,8 +144,8 @@ fn loom_agreement() {
                 0,
                 &Row { version: VERSION, limit_pages: 1, inbound_pages: 1, ready: true, ..Row::default() },
             )) {
-                Progress::Connected(connection) => connected = Some(connection),
-                Progress::Write => write(&registers, 1, &side.row()),
+                NextStep::Connected(connection) => connected = Some(connection),
+                NextStep::Write => write(&registers, 1, &side.row()),
                 _ => {}
             }
         }

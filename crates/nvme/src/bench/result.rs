@@ -3,7 +3,7 @@
 use super::job::{Outcome, Tally};
 use super::workload::{Pattern, Workload};
 use crate::initiator::NamespaceInfo;
-use inlane_core::result::{ByteVerification, Cell, Path, Row};
+use inlane_core::result::{ByteVerification, Cell, PathExplanation, Row};
 use inlane_core::stats::Percentiles;
 use inlane_core::units;
 use schemars::JsonSchema;
@@ -34,7 +34,7 @@ pub struct IoResult {
     /// The size of the namespace in bytes.
     pub namespace_bytes: u64,
     /// The path of the data: the target's addresses and the transport.
-    pub path: Path,
+    pub path: PathExplanation,
     /// The time that the operations took. With several jobs, the time of the job that took longest.
     pub run_ns: u64,
     /// The number of operations that all jobs completed.
@@ -71,7 +71,7 @@ pub(super) fn rows(
     workload: &Workload,
     namespace: &NamespaceInfo,
     outcomes: Vec<Outcome>,
-    path: &Path,
+    path: &PathExplanation,
 ) -> Vec<IoResult> {
     let (mut reads, mut writes) = (Tally::default(), Tally::default());
     for outcome in &outcomes {

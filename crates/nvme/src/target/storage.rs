@@ -1,6 +1,6 @@
 //! Operations on files and block devices, as sequences of system calls.
 //!
-//! [`Progress`] returns calls and turns their results into the next call or a status. It makes no call
+//! [`OngoingOperation`] returns calls and turns their results into the next call or a status. It makes no call
 //! itself.
 
 use super::io::{Operation, Request};
@@ -83,7 +83,7 @@ static ZEROS: Zeros = Zeros([0; ZEROS_BYTES]);
 
 /// An operation in progress.
 #[derive(Debug)]
-pub struct Progress {
+pub struct OngoingOperation {
     request: Request,
     address: *mut u8,
     /// How many bytes of the request's range are read, written or zeroed. Unused for deallocation.
@@ -94,7 +94,7 @@ pub struct Progress {
     syncing: bool,
 }
 
-impl Progress {
+impl OngoingOperation {
     /// Starts an operation. `address` is the destination of a read or compare, or the source of a write.
     /// `ranges` are to be deallocated.
     pub fn new(request: Request, address: *mut u8, mut ranges: Vec<(u64, u64)>) -> Self {
@@ -228,7 +228,7 @@ impl Progress {
 
 /// Makes a call, blocking, and returns its result as io_uring does. For tests and fuzzing.
 pub fn make(call: Call, descriptor: RawFd) -> i32 {
-    // SAFETY: the caller of `Progress` keeps the memory of its calls valid.
+    // SAFETY: the caller of `OngoingOperation` keeps the memory of its calls valid.
     let result = unsafe {
         match call {
             Call::Read { address, length, offset } => {

@@ -3,7 +3,7 @@
 use super::series::FEWEST_SAMPLES;
 use super::{Delivery, Operation, Point, WindowResult};
 use inlane_core::completion::CompletionMode;
-use inlane_core::result::{ByteVerification, Ceiling, Path};
+use inlane_core::result::{ByteVerification, Ceiling, PathExplanation};
 use inlane_core::stats::{LatencyHistogram, Summary};
 use std::collections::BTreeMap;
 
@@ -52,12 +52,12 @@ const COMPARED: &str = "the receiver compares every byte of a case's last transf
 const COUNTED: &str = "each side compares every word that it receives";
 
 /// Returns the points as rows of the result. All rows get `path`'s hops and the reason for its choice.
-pub fn results(points: &[Point], path: &Path) -> Vec<WindowResult> {
+pub fn results(points: &[Point], path: &PathExplanation) -> Vec<WindowResult> {
     let measured = points.iter().filter(|point| point.operation != Operation::Idle);
     measured.map(|point| row(point, points, path)).collect()
 }
 
-fn row(point: &Point, points: &[Point], path: &Path) -> WindowResult {
+fn row(point: &Point, points: &[Point], path: &PathExplanation) -> WindowResult {
     use Operation::*;
     let issued = matches!(point.operation, Put | PeerPut | PlainCopy | PutBothWays);
     let alone = !issued && point.operation != Messages;
@@ -82,7 +82,7 @@ fn row(point: &Point, points: &[Point], path: &Path) -> WindowResult {
         size_bytes: point.size_bytes,
         completion: point.completion.parse().unwrap_or(CompletionMode::Poll),
         delivery: if issued { Delivery::Issued } else { Delivery::Delivered },
-        path: Path { name: point.path.clone(), ..path.clone() },
+        path: PathExplanation { name: point.path.clone(), ..path.clone() },
         latency_ns: if alone { Summary::of(&point.latency_ns) } else { None },
         latency_percentiles: histogram
             .percentiles()
@@ -248,7 +248,8 @@ mod tests {
         ] {
             assert!(findings.contains(text), "{text} is not in {findings}");
         }
-        let rows = results(&points, &Path { reason: "a test".into(), ..Path::default() });
+        let rows =
+            results(&points, &PathExplanation { reason: "a test".into(), ..PathExplanation::default() });
         assert_eq!(rows[0].share_of_ceiling, Some(0.96));
         assert_eq!(rows[0].ceiling.as_ref().unwrap().bytes_per_second, Some(10.0));
         assert_eq!((rows[0].path.name.as_str(), rows[0].path.reason.as_str()), ("test", "a test"));

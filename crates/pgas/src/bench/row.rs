@@ -2,7 +2,7 @@
 
 use super::Operation;
 use inlane_core::completion::CompletionMode;
-use inlane_core::result::{ByteVerification, Ceiling, Cell, Path, Row};
+use inlane_core::result::{ByteVerification, Ceiling, Cell, PathExplanation, Row};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::units;
 use schemars::JsonSchema;
@@ -34,7 +34,7 @@ pub struct WindowResult {
     /// How far the bytes have travelled when the measured time ends.
     pub delivery: Delivery,
     /// The path of the bytes. Its name says what copies them, such as `stores`.
-    pub path: Path,
+    pub path: PathExplanation,
     /// The time of an operation while no other one is in flight, over the repeats.
     pub latency_ns: Option<Summary>,
     /// Percentiles of the times of single operations, each timed on its own.

@@ -3,7 +3,7 @@
 use super::wakeup::{BACKSTOP, Interest, LAST_LOOK, Waiter, barrier_everywhere};
 use super::windows::{PeContext, WAKE};
 use crate::error::{Error, Result};
-use inlane_core::completion::{CompletionMode, Expectation, Slept, Wait, WaitPlan};
+use inlane_core::completion::{CompletionMode, ExpectedDurations, Slept, Wait, WaitPlan};
 use inlane_ntb::device::Event;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -41,7 +41,7 @@ pub(super) struct Waits {
     waiter: Mutex<Waiter>,
     /// True while a thread sleeps until words of this PE's own memory change.
     on_memory: AtomicBool,
-    expectation: Mutex<Expectation>,
+    expectation: Mutex<ExpectedDurations>,
     /// Held by the one thread that sleeps on the doorbell. Other waiting threads sleep on `woken`.
     doorbell_sleeper: Mutex<()>,
     others: Mutex<()>,

@@ -9,7 +9,7 @@ use inlane_wire::Layers;
 use std::sync::Arc;
 
 /// The packets that must arrive at one checker. All queues of the checker share this value.
-pub struct Expectation {
+pub struct ExpectedPackets {
     traffic: Arc<Traffic>,
     body: Vec<u8>,
     reference: Box<dyn ReferenceFunction>,
@@ -34,7 +34,7 @@ pub enum Classification {
     Foreign,
 }
 
-impl Expectation {
+impl ExpectedPackets {
     /// Computes the packets that arrive at port `number` if `reference` processes `traffic`.
     pub fn new(traffic: Arc<Traffic>, reference: Box<dyn ReferenceFunction>, number: u16) -> Self {
         let mut expectation = Self {
@@ -100,7 +100,7 @@ impl Expectation {
     }
 
     /// Returns the stamp of a packet that equals its template and must arrive here. Returns `None` for other
-    /// packets, which [`Expectation::examine`] classifies. `bytes` are the packet's only segment.
+    /// packets, which [`ExpectedPackets::examine`] classifies. `bytes` are the packet's only segment.
     #[inline(always)]
     pub fn matches_template(&self, bytes: &[u8]) -> Option<Stamp> {
         let last = bytes.last_chunk::<{ stamp::BYTES }>()?;
@@ -114,7 +114,7 @@ impl Expectation {
         correct.then_some(stamp)
     }
 
-    /// Classifies any packet. Slower than [`Expectation::matches_template`].
+    /// Classifies any packet. Slower than [`ExpectedPackets::matches_template`].
     pub fn examine(&self, bytes: &[u8]) -> Classification {
         let layers = Layers::of(bytes);
         if let Ok(None) = layers {

@@ -17,7 +17,7 @@ mod tracker;
 mod tests;
 
 use crate::generate::{Generator, SentCounts, Traffic, require_cpu_memory};
-use expect::{Classification, Expectation};
+use expect::{Classification, ExpectedPackets};
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::result::Verification;
@@ -31,7 +31,7 @@ use tracker::{Counts, Tracker};
 pub struct Checker {
     info: PortInfo,
     clock: Clock,
-    expectation: Arc<Expectation>,
+    expectation: Arc<ExpectedPackets>,
     /// The counts of sent packets, if the generator is in this process.
     sent: Option<Arc<SentCounts>>,
     taken: Vec<bool>,
@@ -90,7 +90,7 @@ impl Checker {
                 reached: vec![0; traffic.flows as usize],
                 ..Findings::default()
             })),
-            expectation: Arc::new(Expectation::new(traffic, reference, number)),
+            expectation: Arc::new(ExpectedPackets::new(traffic, reference, number)),
             sent,
             taken: Vec::new(),
         })
@@ -194,7 +194,7 @@ struct CheckerTx {
     clock: Clock,
     /// True if the generator uses the same clock, so latency can be measured.
     timed: bool,
-    expectation: Arc<Expectation>,
+    expectation: Arc<ExpectedPackets>,
     tracker: Tracker,
     found: Findings,
     scratch: Vec<u8>,

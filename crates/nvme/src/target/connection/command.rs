@@ -9,7 +9,7 @@ use crate::pdu::{Fault, Layout, MAX_HEADER, R2t, encode};
 use crate::target::admin::{self, Reply};
 use crate::target::fabrics as fabrics_commands;
 use crate::target::io::{self, Operation, Request};
-use crate::target::storage::Progress;
+use crate::target::storage::OngoingOperation;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// The most data that an admin or Fabrics command receives.
@@ -220,7 +220,7 @@ impl Connection {
             self.finish(slot, Status::WRITE_FAULT.dnr(), 0);
             return true;
         }
-        let progress = Progress::new(request, address, ranges);
+        let progress = OngoingOperation::new(request, address, ranges);
         if progress.is_empty() {
             self.finish(slot, Status::SUCCESS, 0);
             return true;
@@ -332,7 +332,7 @@ impl Connection {
             let slot = self.slots.insert(Command::new(crate::command::io::FLUSH, namespace.id));
             let entry = self.slots.get_mut(slot);
             (entry.request, entry.internal) = (Some(request), true);
-            entry.progress = Some(Progress::new(request, std::ptr::null_mut(), Vec::new()));
+            entry.progress = Some(OngoingOperation::new(request, std::ptr::null_mut(), Vec::new()));
             self.shutdown_flushes += 1;
             self.ready.push_back(slot);
         }

@@ -3,7 +3,7 @@
 use crate::command::Command;
 use crate::target::buffer::Buffer;
 use crate::target::io::Request;
-use crate::target::storage::Progress;
+use crate::target::storage::OngoingOperation;
 
 /// What a command in a slot waits for or does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct Slot {
     /// True if a data digest was wrong.
     pub corrupted: bool,
     /// The progress of the command's file operation. `None` if the command has none.
-    pub progress: Option<Progress>,
+    pub progress: Option<OngoingOperation>,
     /// True for a flush on behalf of a shutdown, to which no response is sent.
     pub internal: bool,
 }
