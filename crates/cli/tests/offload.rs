@@ -450,6 +450,8 @@ fn pythons_own_socket_tests_pass() {
         "test_socketserver",
         "test_selectors",
         "test_epoll",
+        "test_poll",
+        "test_select",
     ]);
     must(&mut suite);
     assert!(lab.count("received_bytes") > 1_000_000 && lab.count("accepted") > 50, "{}", lab.status());

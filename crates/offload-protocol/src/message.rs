@@ -12,7 +12,7 @@ pub const LEN: usize = 512;
 /// The largest size of an option's value, in bytes.
 pub const MAX_VALUE: usize = 384;
 /// The version of the messages. Both sides refuse others.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// Where the value begins.
 const VALUE: usize = 96;
 
@@ -21,11 +21,12 @@ const VALUE: usize = 96;
 #[repr(u8)]
 pub enum Operation {
     /// Creates a socket bound to [`Message::local`]. The request's value holds the socket's options, written
-    /// by [`write_options`]. The reply carries the program's end and the local address.
+    /// by [`write_options`]. The reply carries the program's end and the local address. Its `name` is
+    /// how many microseconds a thread should poll for events of the socket before it sleeps.
     Bind = 1,
     /// Connects a socket to [`Message::remote`]: that of the program's end in the request, or without one a
     /// new socket, whose program's end the reply carries. The program's end becomes writable when the
-    /// connection is established or has failed.
+    /// connection is established or has failed. `name` of the reply is as for [`Operation::Bind`].
     Connect = 2,
     /// Makes a bound socket listen. The request carries the program's end. `number` is the backlog.
     Listen = 3,

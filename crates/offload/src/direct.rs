@@ -19,6 +19,13 @@ const CLAIM_LIMIT_NS: u64 = 100_000_000;
 /// How long a program may leave an offer unanswered, in nanoseconds. Normally an answer takes less than a
 /// microsecond.
 const OFFER_LIMIT_NS: u64 = 500_000;
+/// The fewest bytes that a posted receive must accept to be offered only a part of the bytes that have
+/// arrived. A program with a smaller buffer gets them through the pair, and reads them without further work
+/// of the engine.
+const LEAST_PART: u64 = 4096;
+/// How long the engine keeps received bytes after the program has taken an offer, in nanoseconds. A program
+/// that receives again and again posts its next receive within this time.
+const HOLD_NS: u64 = 5_000;
 /// How long a lease lasts without use before the engine ends it, in nanoseconds.
 const IDLE_NS: u64 = 1_000_000;
 /// The interval at which the engine writes the time into a leased slot, in nanoseconds.
@@ -112,6 +119,8 @@ pub struct Direct {
     claimed_since: Option<u64>,
     /// The offer that the program has not answered yet, and when it was made, in nanoseconds.
     offer: Option<(Offer, u64)>,
+    /// When the program last took an offer, in nanoseconds. `None` if it never did.
+    taken_at: Option<u64>,
     /// True if the pair was found empty and not written since. If false, check the pair before an offer.
     pair_empty: bool,
     /// When the slot was last used to send or receive, or the lease was granted, in nanoseconds.
@@ -150,6 +159,7 @@ impl Direct {
             copied: 0,
             claimed_since: None,
             offer: None,
+            taken_at: None,
             pair_empty: false,
             used_at: 0,
             alive_at: 0,
@@ -257,14 +267,19 @@ impl Direct {
         self.offer.is_some()
     }
 
-    /// Offers `first` and `second` to a posted receive. Returns false if the bytes must go through the pair:
-    /// no receive is posted, it has too little room, or the pair holds earlier bytes.
+    /// Offers `first` and `second` to a posted receive, or as many of their bytes as it accepts. Returns false
+    /// if the bytes must go through the pair: no receive is posted, it is short and accepts only a part, or
+    /// the pair holds earlier bytes.
     pub fn offer(&mut self, now: u64, fd: RawFd, first: &[u8], second: &[u8]) -> bool {
         let len = first.len() + second.len();
         let Some((post, room)) = self.slot.receive().posted() else { return false };
-        if len == 0 || len > RECEIVE || len as u64 > room {
+        if len == 0 || len as u64 > room && room < LEAST_PART {
             return false;
         }
+        let room = (room as usize).min(RECEIVE);
+        let first = &first[..first.len().min(room)];
+        let second = &second[..second.len().min(room - first.len())];
+        let len = first.len() + second.len();
         self.pair_empty = self.pair_empty || is_empty(fd);
         if !self.pair_empty {
             return false;
@@ -273,6 +288,14 @@ impl Direct {
         self.offer = self.slot.receive().offer(post, len as u64).map(|offer| (offer, now));
         self.used_at = now;
         self.offer.is_some()
+    }
+
+    /// Returns true if the program will probably post a receive soon: it has just taken an offer, and the pair
+    /// is empty. The received bytes should then wait in the engine.
+    pub fn expects_post(&self, now: u64) -> bool {
+        self.pair_empty
+            && self.taken_at.is_some_and(|taken_at| now < taken_at + HOLD_NS)
+            && self.slot.receive().posted().is_none()
     }
 
     /// Returns how many of the offered bytes the program has taken, or `None` if it has not answered yet.
@@ -295,6 +318,7 @@ impl Direct {
             Answer::Pending | Answer::Declined => Ok(Some(0)),
             Answer::Taken => {
                 self.received += offer.len;
+                self.taken_at = Some(now);
                 Ok(Some(offer.len))
             }
             Answer::Invalid => Err(Hostile),
@@ -403,6 +427,23 @@ mod tests {
     }
 
     #[test]
+    fn a_receive_that_is_not_short_is_offered_a_part() {
+        let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut direct = connection();
+        let most = LEAST_PART as usize;
+        let short = direct.slot.receive().post(most - 1).unwrap();
+        assert!(!direct.offer(1, engine.as_raw_fd(), &[1; 3000], &[2; 3000]));
+        direct.slot.receive().give_up(short);
+        let post = direct.slot.receive().post(most).unwrap();
+        assert!(direct.offer(1, engine.as_raw_fd(), &[1; 3000], &[2; 3000]));
+        assert_eq!(direct.slot.receive().state(post), Posted::Offered(most));
+        let mut bytes = vec![0; most];
+        // SAFETY: the vector has room for the bytes.
+        unsafe { direct.slot.read_received(bytes.as_mut_ptr(), most) };
+        assert_eq!((&bytes[..3000], &bytes[3000..]), (&[1; 3000][..], &[2; 1096][..]));
+    }
+
+    #[test]
     fn an_unanswered_offer_is_withdrawn() {
         let (engine, program) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut direct = connection();
@@ -417,8 +458,13 @@ mod tests {
         assert!(direct.slot.receive().take(post, 8));
         assert!(direct.has_work(2));
         assert_eq!(direct.settle(2), Ok(Some(8)));
+        assert!(direct.expects_post(1 + HOLD_NS) && !direct.expects_post(2 + HOLD_NS));
+        let post = direct.slot.receive().post(10).unwrap();
+        assert!(!direct.expects_post(3));
+        direct.slot.receive().give_up(post);
         std::io::Write::write_all(&mut &engine, b"earlier").unwrap();
         direct.note_pair_written();
+        assert!(!direct.expects_post(3));
         let _post = direct.slot.receive().post(10).unwrap();
         assert!(!direct.offer(3, engine.as_raw_fd(), &[1], &[]), "the pair has earlier bytes");
         drop(program);

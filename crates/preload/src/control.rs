@@ -157,14 +157,14 @@ static AREA_INODE: AtomicU64 = AtomicU64::new(0);
 ///
 /// # Errors
 /// EOPNOTSUPP if the engine never shares memory. Any other errno if only this connection gets no slot now.
-pub fn adopt(fd: RawFd) -> Result<(Slot, u32), c_int> {
+pub fn adopt(fd: RawFd) -> Result<(Slot, i32), c_int> {
     let before = crate::errno();
     let adopted = adopt_kept(fd);
     crate::set_errno(before);
     adopted
 }
 
-fn adopt_kept(fd: RawFd) -> Result<(Slot, u32), c_int> {
+fn adopt_kept(fd: RawFd) -> Result<(Slot, i32), c_int> {
     // SAFETY: has no preconditions.
     let process = unsafe { libc::getpid() };
     let owner = OWNER.load(Ordering::Relaxed);
@@ -180,7 +180,7 @@ fn adopt_kept(fd: RawFd) -> Result<(Slot, u32), c_int> {
     slot
 }
 
-fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, u32), c_int> {
+fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, i32), c_int> {
     let inode = INODE.load(Ordering::Relaxed);
     let mut message = Message::new(Operation::Adopt);
     message.number = i32::from(AREA_INODE.load(Ordering::Relaxed) == inode);
@@ -203,7 +203,7 @@ fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, u32), c_int> {
     let area = NonNull::new(AREA.load(Ordering::Relaxed)).ok_or(libc::ENOMEM)?;
     // SAFETY: the area is mapped, and never unmapped.
     let slot = unsafe { Area::new(area) }.slot(usize::try_from(reply.number).unwrap_or(usize::MAX));
-    slot.map(|slot| (slot, reply.name.clamp(0, 1000) as u32)).ok_or(libc::EPROTO)
+    slot.map(|slot| (slot, reply.name)).ok_or(libc::EPROTO)
 }
 
 fn drop_kept() {

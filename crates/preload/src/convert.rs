@@ -1,7 +1,7 @@
 //! Replaces a kernel socket by an offloaded one, when the program binds or connects it.
 
 use crate::epoll::Registration;
-use crate::{control, datagram, direct, errno, real, set_errno, settings, socket};
+use crate::{control, datagram, direct, errno, real, set_errno, settings, socket, wait};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::message::{KERNEL, Message, NumberOption, Operation, write_options};
 use inlane_offload_protocol::rules::{Action, Use};
@@ -164,6 +164,9 @@ fn offer_candidate(
     let Some((reply, passed)) = control::request(&mut message, -1) else {
         return stays(&message, b"the engine does not answer", true);
     };
+    if reply.status == 0 {
+        wait::set_time(reply.name);
+    }
     match (reply.status, passed) {
         (0, Some(new)) => match replace(fd, new, socket.datagrams) {
             true => {
@@ -262,6 +265,7 @@ fn add_options(message: &mut Message, fd: RawFd) {
 fn replace(fd: RawFd, new: RawFd, datagrams: bool) -> bool {
     let registration = Registration::of(fd);
     direct::forget(fd);
+    wait::note_offloaded(fd);
     copy_options(fd, new);
     if datagrams {
         datagram::note();

@@ -6,12 +6,13 @@
 //! entry is safe to read, because slots are never unmapped.
 
 use crate::signals::Held;
+use crate::wait::{self, Patience};
 use crate::{control, errno, fail, real, set_errno, socket};
 use inlane_offload_protocol::lease::{Post, Posted, SEND, Slot};
 use libc::{c_int, c_void, iovec, ssize_t};
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
 
 /// The number of descriptors in the table. Sockets with higher descriptors always use the pair.
 const MOST: usize = 1024;
@@ -28,27 +29,13 @@ struct Entry {
     slot: AtomicPtr<u8>,
     /// The approximate number of sends through the kernel. Concurrent threads may miss some.
     sends: AtomicU32,
-    /// The number of consecutive active waits in which nothing arrived, at most `MOST_SKIPPED`.
-    vain: AtomicU32,
-    /// The number of receives that go straight to the kernel before the next active wait.
-    skip: AtomicU32,
+    patience: Patience,
 }
 
 static ENTRIES: [Entry; MOST] = [const {
-    Entry {
-        slot: AtomicPtr::new(std::ptr::null_mut()),
-        sends: AtomicU32::new(0),
-        vain: AtomicU32::new(0),
-        skip: AtomicU32::new(0),
-    }
+    Entry { slot: AtomicPtr::new(std::ptr::null_mut()), sends: AtomicU32::new(0), patience: Patience::new() }
 }; MOST];
 
-/// How long a receive polls before it waits in the kernel, in nanoseconds, as the engine chooses. With 0,
-/// receives do not poll.
-static WAIT_NS: AtomicU64 = AtomicU64::new(0);
-/// Bounds how many receives go straight to the kernel after active waits without bytes: 63, which is 2 to
-/// this power, minus 1.
-const MOST_SKIPPED: u32 = 6;
 /// During an active wait, the time in nanoseconds between two checks whether the pair has bytes.
 const LOOK_NS: u64 = 1000;
 
@@ -96,7 +83,7 @@ fn adopt(fd: RawFd, entry: &Entry) {
     }
     match control::adopt(fd) {
         Ok((slot, wait_us)) => {
-            WAIT_NS.store(u64::from(wait_us) * 1000, Ordering::Relaxed);
+            wait::set_time(wait_us);
             if real::option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT) != Some(1) {
                 slot.header().low_water.store(1, Ordering::Relaxed);
             }
@@ -130,7 +117,7 @@ fn pair_is_empty(fd: RawFd) -> bool {
 }
 
 /// Returns the time of CLOCK_MONOTONIC in nanoseconds.
-fn now_ns() -> u64 {
+pub fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` outlives the call, which writes it.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
@@ -216,10 +203,8 @@ unsafe fn receive_from(
     buffer: *mut c_void,
     len: usize,
 ) -> Option<ssize_t> {
-    let wait_ns = WAIT_NS.load(Ordering::Relaxed);
-    let skip = entry.skip.load(Ordering::Relaxed);
-    if skip > 0 {
-        entry.skip.store(skip - 1, Ordering::Relaxed);
+    let wait_ns = wait::time_ns();
+    if entry.patience.skips() {
         return None;
     }
     if len == 0 || wait_ns == 0 || slot.header().low_water.load(Ordering::Relaxed) != 0 {
@@ -288,10 +273,7 @@ unsafe fn receive_from(
         (Some(post), received) => unsafe { end_post(slot, post, received, buffer, len) },
         (None, received) => received,
     };
-    let vain =
-        if received.is_some() { 0 } else { (entry.vain.load(Ordering::Relaxed) + 1).min(MOST_SKIPPED) };
-    entry.vain.store(vain, Ordering::Relaxed);
-    entry.skip.store((1 << vain) - 1, Ordering::Relaxed);
+    entry.patience.note(received.is_some());
     let interrupts = signals.release(received.is_none());
     set_errno(if received == Some(-1) { failure } else { before });
     match received {

@@ -4,7 +4,7 @@
 //! Programs such as nginx register a socket before they connect it. So this module remembers each
 //! descriptor's last registration: epoll instance, events and data.
 
-use crate::real;
+use crate::{real, wait};
 use libc::{c_int, epoll_event};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -77,6 +77,8 @@ impl Registration {
 
     /// Registers the descriptor again.
     pub fn restore(mut self) {
-        self.control(libc::EPOLL_CTL_ADD);
+        if self.control(libc::EPOLL_CTL_ADD) {
+            wait::note_watched(self.epoll, self.fd);
+        }
     }
 }

@@ -5,13 +5,13 @@
 
 use crate::convert::{self, Outcome};
 use crate::socket::name_of;
-use crate::{datagram, direct, epoll, errno, exec, fail, real, receive, send, set_errno, socket};
+use crate::{datagram, direct, epoll, errno, exec, fail, real, receive, send, set_errno, socket, wait};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::name::SocketName;
 use inlane_offload_protocol::rules::Use;
 use libc::{
-    c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, iovec, mmsghdr, msghdr, pid_t, size_t,
-    sockaddr, socklen_t, ssize_t, timespec,
+    c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t,
+    pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ptr::{null, null_mut};
@@ -324,8 +324,41 @@ hooks! {
         let result = real::epoll_ctl(instance, operation, fd, event);
         if result == 0 && matches!(operation, libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) && !event.is_null() {
             epoll::remember(instance, fd, event.read());
+            wait::note_watched(instance, fd);
         }
         result
+    }
+
+    fn epoll_wait(instance: c_int, events: *mut epoll_event, room: c_int, timeout: c_int) -> c_int {
+        wait::epoll(instance, events, room, timeout, null())
+    }
+
+    fn epoll_pwait(instance: c_int, events: *mut epoll_event, room: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
+        wait::epoll(instance, events, room, timeout, mask)
+    }
+
+    fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+        wait::poll(descriptors, count, timeout)
+    }
+
+    fn __poll_chk(descriptors: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
+        wait::poll(descriptors, count.min((room / size_of::<pollfd>()) as nfds_t), timeout)
+    }
+
+    fn ppoll(descriptors: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
+        wait::ppoll(descriptors, count, timeout, mask)
+    }
+
+    fn __ppoll_chk(descriptors: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t) -> c_int {
+        wait::ppoll(descriptors, count.min((room / size_of::<pollfd>()) as nfds_t), timeout, mask)
+    }
+
+    fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int {
+        wait::select(count, [read, write, except], timeout)
+    }
+
+    fn pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int {
+        wait::pselect(count, [read, write, except], timeout, mask)
     }
 
     fn execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {

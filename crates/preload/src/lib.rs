@@ -33,6 +33,7 @@ mod send;
 mod settings;
 mod signals;
 mod socket;
+mod wait;
 
 /// Runs before the program's `main`.
 #[used]

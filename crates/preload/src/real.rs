@@ -2,8 +2,8 @@
 
 use inlane_offload_protocol::name::Asking;
 use libc::{
-    c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, iovec, mmsghdr, msghdr, pid_t, size_t,
-    sockaddr, socklen_t, ssize_t, timespec,
+    c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t,
+    pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -70,6 +70,12 @@ real! {
     ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
     sendto(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t;
     sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    epoll_wait(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: c_int) -> c_int;
+    epoll_pwait(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+    ppoll(descriptors: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int;
+    pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;

@@ -32,6 +32,11 @@ impl Held {
         }
     }
 
+    /// Returns the thread's signal mask as it was before [`Held::new`].
+    pub fn before(&self) -> &libc::sigset_t {
+        &self.before
+    }
+
     /// Unblocks the signals, whose handlers run now. Returns true if `asks` is true and one of them
     /// interrupts the call (its handler lacks SA_RESTART).
     pub fn release(self, asks: bool) -> bool {

@@ -1,7 +1,7 @@
 //! Implements the socket calls on offloaded sockets: connect, listen, accept, addresses, options and
 //! shutdown.
 
-use crate::{control, datagram, direct, errno, fail, real, set_errno};
+use crate::{control, datagram, direct, errno, fail, real, set_errno, wait};
 use inlane_offload_protocol::address::{read_sockaddr, write_sockaddr};
 use inlane_offload_protocol::message::{Message, Operation, accept};
 use inlane_offload_protocol::name::{End, SocketName};
@@ -49,7 +49,7 @@ pub fn name_of(fd: RawFd) -> Option<SocketName> {
 fn poll(fd: RawFd, events: i16, timeout: c_int) -> Result<i16, c_int> {
     let mut poll = libc::pollfd { fd, events, revents: 0 };
     // SAFETY: the structure outlives the call.
-    match unsafe { libc::poll(&mut poll, 1, timeout) } {
+    match unsafe { wait::poll(&mut poll, 1, timeout) } {
         -1 => Err(errno()),
         0 => Err(libc::ETIMEDOUT),
         _ => Ok(poll.revents),
@@ -206,6 +206,7 @@ pub fn accept(
         };
     };
     direct::forget(connection);
+    wait::note_offloaded(connection);
     if flags & libc::SOCK_NONBLOCK != 0 {
         // SAFETY: the descriptor was just received.
         unsafe { libc::fcntl(connection, libc::F_SETFL, libc::O_NONBLOCK) };

@@ -60,6 +60,13 @@ fn calls_on_a_connection_with_shared_memory_behave_as_the_kernels() {
 }
 
 #[test]
+fn waits_for_connections_with_shared_memory_report_what_the_kernels_do() {
+    let Some(lab) = start("direct-waits") else { return };
+    check(&lab, &["waits", "signalled", "limited"]);
+    assert!(direct_bytes(&lab) > 10_000, "{}", lab.status());
+}
+
+#[test]
 fn a_hostile_program_harms_only_its_own_connections() {
     let Some(lab) = start("direct-hostile") else { return };
     let before = lab.status()["connections"]["hostile"].as_u64().unwrap();

@@ -6,6 +6,7 @@
 
 import array
 import ctypes
+import errno
 import os
 import random
 import select
@@ -287,22 +288,141 @@ def reads(port):
     client.finish()
 
 
+class Waiter:
+    """Waits for a socket in one of the ways that programs use."""
+
+    def __init__(self, way, connection):
+        self.way, self.fd = way, connection.fileno()
+        flags = {"edge": select.EPOLLET, "once": select.EPOLLONESHOT}.get(way, 0)
+        if way in ("level", "edge", "once", "nested", "copied"):
+            self.fd = os.dup(self.fd) if way == "copied" else self.fd
+            self.inner = self.outer = select.epoll()
+            self.inner.register(self.fd, select.EPOLLIN | flags)
+        if way == "nested":
+            self.outer = select.epoll()
+            self.outer.register(self.inner.fileno(), select.EPOLLIN)
+        if way == "poll":
+            self.outer = select.poll()
+            self.outer.register(self.fd, select.POLLIN)
+
+    def wait(self, seconds):
+        """Returns true if the socket is readable within this time. Waits without limit for `None`."""
+        if self.way == "select":
+            return select.select([self.fd], [], [], seconds)[0] == [self.fd]
+        found = self.outer.poll(seconds * 1000 if self.way == "poll" and seconds else seconds)
+        assert len(found) <= 1 and all(events == select.POLLIN for _, events in found), found
+        return bool(found)
+
+    def rearm(self):
+        if self.way == "once":
+            self.inner.modify(self.fd, select.EPOLLIN | select.EPOLLONESHOT)
+
+    def close(self):
+        if self.way == "copied":
+            os.close(self.fd)
+
+
+def waits(port):
+    """Waits for each message without blocking in receives, and checks what the next waits report."""
+    client = Client(port)
+    client.socket.setblocking(False)
+    for way in ("level", "edge", "once", "nested", "copied", "poll", "select"):
+        waiter = Waiter(way, client.socket)
+        for step in range(100):
+            client.socket.send(client.next(100))
+            while client.checked < len(client.sent):
+                assert waiter.wait(None), way
+                if way == "once":
+                    assert not waiter.wait(0), "a one-shot registration reports two events"
+                elif way != "edge":
+                    assert waiter.wait(0), f"{way}: a socket with unread bytes is not readable"
+                try:
+                    while client.checked < len(client.sent):
+                        client.check(1)
+                except BlockingIOError:
+                    pass
+                waiter.rearm()
+            if step % 20 == 0:
+                start = time.monotonic()
+                assert not waiter.wait(0.003) and time.monotonic() - start >= 0.003, way
+        waiter.close()
+    client.socket.setblocking(True)
+    client.finish()
+
+
+def signalled(port):
+    """Waits while a signal is pending that only the wait itself unblocks, and while a timer fires."""
+    client = Client(port)
+    received = []
+    signal.signal(signal.SIGUSR1, lambda *_: received.append(1))
+    epoll = select.epoll()
+    epoll.register(client.socket, select.EPOLLIN)
+    events, none = ctypes.create_string_buffer(16), ctypes.create_string_buffer(128)
+    poll = (ctypes.c_int * 2)(client.socket.fileno(), select.POLLIN)
+    bits = lambda: (ctypes.c_uint64 * 16)(1 << client.socket.fileno())  # noqa: E731
+    ways = (
+        lambda: libc.ppoll(poll, ctypes.c_ulong(1), None, none),
+        lambda: libc.epoll_pwait(epoll.fileno(), events, 1, -1, none),
+        lambda: libc.pselect(client.socket.fileno() + 1, bits(), None, None, None, none),
+    )
+    for way in ways:
+        for _ in range(10):
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert way() == -1 and ctypes.get_errno() == errno.EINTR, "a pending signal did not interrupt a wait"
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+    assert len(received) == 10 * len(ways), received
+
+    waiters = [Waiter(way, client.socket) for way in ("level", "poll", "select")]
+    for step in range(90):
+        try:
+            Alarm.start(0.00005 + step * 0.000004)
+            raise AssertionError(f"step {step}: readable: {waiters[step % 3].wait(None)}")
+        except Alarm:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    client.finish()
+
+
+def limited(port):
+    """Checks what select leaves of its time limit."""
+    client = Client(port)
+    fd = client.socket.fileno()
+    for has_bytes in (False, True):
+        if has_bytes:
+            client.socket.sendall(client.next(10))
+        bits, limit = (ctypes.c_uint64 * 16)(1 << fd), (ctypes.c_long * 2)(60 if has_bytes else 0, 2000)
+        assert libc.select(fd + 1, bits, None, None, limit) == has_bytes
+        assert bits[0] == has_bytes << fd, bits[0]
+        assert limit[0] * 1_000_000 + limit[1] <= (60_002_000 if has_bytes else 0), limit[:]
+    client.finish()
+
+
 class Alarm(Exception):
-    pass
+    """Is raised once by a timer."""
+
+    is_due = False
+
+    @classmethod
+    def start(cls, seconds):
+        def handler(*_):
+            # The timer may fire once more before it is stopped.
+            if cls.is_due:
+                cls.is_due = False
+                raise cls
+
+        cls.is_due = True
+        signal.signal(signal.SIGALRM, handler)
+        # The timer fires again and again, because a signal just before a call does not interrupt it.
+        signal.setitimer(signal.ITIMER_REAL, seconds, 0.01)
 
 
 def interrupted(port):
     """Receives while a timer fires soon after the receive begins, often while the library waits actively."""
     client = Client(port)
 
-    def handler(*_):
-        raise Alarm
-
-    signal.signal(signal.SIGALRM, handler)
     for step in range(60):
         try:
-            # The timer fires again and again, because a signal just before the call does not interrupt it.
-            signal.setitimer(signal.ITIMER_REAL, 0.00005 + step * 0.000006, 0.01)
+            Alarm.start(0.00005 + step * 0.000006)
             raise AssertionError(f"step {step}: received {client.socket.recv(1)}, which was not sent")
         except Alarm:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -383,7 +503,7 @@ def hostile(port):
         try:
             for _ in range(40):
                 for slot in range(8):
-                    at = area + slot * 53248 + 8 * choose.choice([0, 0, 8, 8, 16, 24, 25, 26])
+                    at = area + slot * 102_400 + 8 * choose.choice([0, 0, 8, 8, 16, 24, 25, 26])
                     word = choose.choice([choose.getrandbits(64), choose.getrandbits(15) | choose.choice([1, 2]) << 62])
                     ctypes.c_uint64.from_address(at).value = word
                 client.socket.send(client.next(50))

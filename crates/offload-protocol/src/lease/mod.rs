@@ -62,7 +62,7 @@ pub const SLOTS: usize = 64;
 /// The size of a slot's send ring in bytes, a power of two.
 pub const SEND: usize = 32768;
 /// The most bytes of a posted receive.
-pub const RECEIVE: usize = 16384;
+pub const RECEIVE: usize = 65536;
 
 /// A 64-bit word that engine and program change by compare-and-exchange. A model checker has its own
 /// implementation.

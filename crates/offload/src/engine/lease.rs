@@ -32,6 +32,11 @@ impl Engine {
         !self.settings.spin.is_zero()
     }
 
+    /// Returns how long programs should poll before they sleep, in microseconds.
+    pub(super) fn spin_us(&self) -> i32 {
+        self.settings.spin.as_micros().min(1000) as i32
+    }
+
     /// Assigns a slot to the connection, in the memory shared with the client.
     pub(super) fn adopt(&mut self, request: &Request) -> Answer {
         if !self.leases() {
@@ -60,7 +65,7 @@ impl Engine {
         }
         let mut reply = Message::new(Operation::Adopt);
         reply.number = index as i32;
-        reply.name = self.settings.spin.as_micros().min(1000) as i32;
+        reply.name = self.spin_us();
         let file = if new { Some(area.file().try_clone_to_owned()?) } else { None };
         self.touch(key);
         Ok((reply, file))

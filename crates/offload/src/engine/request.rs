@@ -81,7 +81,7 @@ impl Engine {
     pub(super) fn process(&mut self, now: u64, request: Request) -> (Message, Option<OwnedFd>) {
         let operation = request.message.operation;
         self.totals.requests += 1;
-        let answer = match operation {
+        let mut answer = match operation {
             Operation::Bind if request.message.datagrams => self.bind_datagrams(&request),
             Operation::Connect if request.message.datagrams => self.connect_datagrams(now, &request),
             Operation::Disconnect => self.disconnect_datagrams(now, &request),
@@ -100,6 +100,9 @@ impl Engine {
             Operation::Start => self.start(&request),
             Operation::Adopt => self.adopt(&request),
         };
+        if let (Operation::Bind | Operation::Connect, Ok((reply, _))) = (operation, &mut answer) {
+            reply.name = self.spin_us();
+        }
         answer.unwrap_or_else(|refusal| {
             let mut reply = Message::new(operation);
             match refusal {

@@ -7,7 +7,6 @@ use crate::network::{Network, Payload};
 use crate::pair;
 use crate::ring::Ring;
 use crate::socket::{Options, Role, Socket, Stream};
-use inlane_offload_protocol::lease::RECEIVE;
 use inlane_offload_protocol::name::End;
 use inlane_tcp::{Events, Flow, Header, Reason, Segment, State};
 use inlane_wire::checksum::Sum;
@@ -264,13 +263,15 @@ impl Stream {
             self.discard();
             return Ok(false);
         }
-        if let Some(direct) = &mut self.direct
-            && received - self.delivered <= RECEIVE as u64
-        {
+        if let Some(direct) = &mut self.direct {
             let (first, second) = self.receive.parts(self.delivered..received);
             if direct.offer(now, fd, first, second) {
                 self.publish_consumed();
                 return Ok(false);
+            }
+            if self.delivered < received && direct.expects_post(now) {
+                self.publish_consumed();
+                return Ok(true);
             }
         }
         while self.writable && self.delivered < stop {

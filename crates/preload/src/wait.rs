@@ -1,0 +1,356 @@
+//! Waits for events of offloaded sockets in epoll_wait, poll and select.
+//!
+//! A sleeping thread costs much: the engine has to wake it for each event. So the library first asks the
+//! kernel for events again and again, for a short time, without sleeping. The kernel alone decides which
+//! events there are, so all of its rules hold, such as those of edge-triggered and one-shot registrations.
+
+use crate::direct::now_ns;
+use crate::signals::Held;
+use crate::{errno, real, set_errno};
+use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use std::os::fd::RawFd;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// The number of descriptors in the table. Waits for events of higher descriptors do not poll.
+const MOST: usize = 1024;
+/// The most descriptors of a poll or select that polls. With more, each look at all of them takes too long.
+const MOST_POLLED: usize = 64;
+/// Limits how many waits go straight to the kernel after active waits in which nothing arrived: at most 63,
+/// which is 2 to this power, minus 1.
+const MOST_SKIPPED: u32 = 6;
+
+/// Decides whether a thread polls before it sleeps. After each active wait in which nothing arrived, twice as
+/// many of the next waits do not poll.
+pub struct Patience {
+    /// The number of consecutive active waits in which nothing arrived, at most `MOST_SKIPPED`.
+    vain: AtomicU32,
+    /// The number of waits that go straight to the kernel before the next active wait.
+    skip: AtomicU32,
+}
+
+impl Patience {
+    /// Returns a value whose first wait polls.
+    pub const fn new() -> Self {
+        Self { vain: AtomicU32::new(0), skip: AtomicU32::new(0) }
+    }
+
+    /// Returns true if this wait must go straight to the kernel. Call this once for each wait.
+    #[inline]
+    pub fn skips(&self) -> bool {
+        let skip = self.skip.load(Ordering::Relaxed);
+        if skip > 0 {
+            self.skip.store(skip - 1, Ordering::Relaxed);
+        }
+        skip > 0
+    }
+
+    /// Records the end of an active wait. `arrived` is true if polling found something.
+    #[inline]
+    pub fn note(&self, arrived: bool) {
+        let vain = if arrived { 0 } else { (self.vain.load(Ordering::Relaxed) + 1).min(MOST_SKIPPED) };
+        self.vain.store(vain, Ordering::Relaxed);
+        self.skip.store((1 << vain) - 1, Ordering::Relaxed);
+    }
+}
+
+struct Entry {
+    /// True if the descriptor was an offloaded socket, or an epoll instance that watches one, when the library
+    /// last used it. This is only a hint, because the program may have closed the descriptor since.
+    offloaded: AtomicBool,
+    patience: Patience,
+}
+
+static ENTRIES: [Entry; MOST] =
+    [const { Entry { offloaded: AtomicBool::new(false), patience: Patience::new() } }; MOST];
+
+/// How long a thread polls before it leaves the wait to the kernel, in nanoseconds. The engine chooses this
+/// time. If it is 0, threads do not poll.
+static WAIT_NS: AtomicU64 = AtomicU64::new(0);
+
+/// Sets how long a thread polls before it sleeps: `microseconds`, at most 1,000.
+pub fn set_time(microseconds: i32) {
+    WAIT_NS.store(microseconds.clamp(0, 1000) as u64 * 1000, Ordering::Relaxed);
+}
+
+/// Returns how long a thread polls before it sleeps, in nanoseconds, or 0 if it must not poll.
+pub fn time_ns() -> u64 {
+    WAIT_NS.load(Ordering::Relaxed)
+}
+
+fn entry(fd: RawFd) -> Option<&'static Entry> {
+    usize::try_from(fd).ok().and_then(|fd| ENTRIES.get(fd))
+}
+
+/// Returns the entry of an offloaded socket or of an epoll instance that watches one, or `None` for other
+/// descriptors.
+fn offloaded(fd: RawFd) -> Option<&'static Entry> {
+    entry(fd).filter(|entry| entry.offloaded.load(Ordering::Relaxed))
+}
+
+/// Records that `fd` is an offloaded socket.
+pub fn note_offloaded(fd: RawFd) {
+    if let Some(entry) = entry(fd) {
+        entry.offloaded.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Records that the epoll instance `instance` watches `fd`.
+pub fn note_watched(instance: RawFd, fd: RawFd) {
+    if offloaded(fd).is_some() {
+        note_offloaded(instance);
+    }
+}
+
+/// Calls `look`, which asks the kernel for events without sleeping, until it finds events or fails, but at
+/// most for the engine's time and for `timeout_ns`. Then calls `sleep` with the thread's signal mask and the
+/// nanoseconds that have passed. Returns the last result.
+///
+/// Signals are blocked while the thread polls. `sleep` must unblock them in the same system call in which it
+/// sleeps. So a signal that arrives in between interrupts the program's call, as it does without this library.
+fn poll_then_sleep(
+    patience: &Patience,
+    timeout_ns: u64,
+    mut look: impl FnMut() -> c_int,
+    sleep: impl FnOnce(&sigset_t, u64) -> c_int,
+) -> c_int {
+    let found = look();
+    if found != 0 {
+        return found;
+    }
+    let signals = Held::new();
+    let start = now_ns();
+    let limit = time_ns().min(timeout_ns);
+    let (mut found, mut passed) = (0, 0);
+    while found == 0 && passed < limit {
+        std::hint::spin_loop();
+        found = look();
+        passed = now_ns().saturating_sub(start);
+    }
+    patience.note(found != 0);
+    if found == 0 {
+        found = sleep(signals.before(), passed);
+    }
+    let failure = errno();
+    signals.release(false);
+    set_errno(failure);
+    found
+}
+
+/// Returns the nanoseconds of a timeout in milliseconds. A negative timeout has no limit.
+fn of_milliseconds(timeout: c_int) -> u64 {
+    u64::try_from(timeout).map_or(u64::MAX, |timeout| timeout * 1_000_000)
+}
+
+/// Returns the nanoseconds of `seconds` and `nanoseconds`, or `None` if the kernel refuses such a timeout.
+fn of_parts(seconds: i64, nanoseconds: i64) -> Option<u64> {
+    let nanoseconds = u64::try_from(nanoseconds).ok().filter(|&part| part < 1_000_000_000)?;
+    Some(u64::try_from(seconds).ok()?.saturating_mul(1_000_000_000).saturating_add(nanoseconds))
+}
+
+fn to_timespec(nanoseconds: u64) -> timespec {
+    timespec { tv_sec: (nanoseconds / 1_000_000_000) as i64, tv_nsec: (nanoseconds % 1_000_000_000) as i64 }
+}
+
+/// Implements epoll_wait(2), and epoll_pwait(2) if `mask` is not null.
+///
+/// # Safety
+/// The arguments are those of the program's call.
+pub unsafe fn epoll(
+    instance: c_int,
+    events: *mut epoll_event,
+    room: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the program's arguments.
+    let wait = |timeout, mask: *const sigset_t| unsafe {
+        match mask.is_null() {
+            true => real::epoll_wait(instance, events, room, timeout),
+            false => real::epoll_pwait(instance, events, room, timeout, mask),
+        }
+    };
+    match offloaded(instance) {
+        Some(entry) if timeout != 0 && time_ns() > 0 && !entry.patience.skips() => poll_then_sleep(
+            &entry.patience,
+            of_milliseconds(timeout),
+            || wait(0, null()),
+            |before, _| wait(timeout, if mask.is_null() { before } else { mask }),
+        ),
+        _ => wait(timeout, mask),
+    }
+}
+
+/// Returns the entry of the first offloaded socket among the polled descriptors. Returns `None` if the wait
+/// must not poll.
+unsafe fn polled(descriptors: *const pollfd, count: nfds_t) -> Option<&'static Entry> {
+    if time_ns() == 0 || descriptors.is_null() || count as usize > MOST_POLLED {
+        return None;
+    }
+    // SAFETY: the caller guarantees `count` readable structures.
+    let descriptors = unsafe { std::slice::from_raw_parts(descriptors, count as usize) };
+    let entry = descriptors.iter().find_map(|descriptor| offloaded(descriptor.fd))?;
+    (!entry.patience.skips()).then_some(entry)
+}
+
+/// Implements poll(2).
+///
+/// # Safety
+/// The arguments are those of the program's call.
+pub unsafe fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: the program's arguments. The timeout of ppoll lives through its call.
+    unsafe {
+        let entry = if timeout == 0 { None } else { polled(descriptors, count) };
+        let Some(entry) = entry else { return real::poll(descriptors, count, timeout) };
+        let timeout_ns = of_milliseconds(timeout);
+        poll_then_sleep(
+            &entry.patience,
+            timeout_ns,
+            || real::poll(descriptors, count, 0),
+            |before, passed| {
+                let rest = to_timespec(timeout_ns.saturating_sub(passed));
+                let rest = if timeout < 0 { null() } else { &raw const rest };
+                real::ppoll(descriptors, count, rest, before)
+            },
+        )
+    }
+}
+
+/// Implements ppoll(2).
+///
+/// # Safety
+/// The arguments are those of the program's call.
+pub unsafe fn ppoll(
+    descriptors: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the program's arguments. The timeout of ppoll lives through its call.
+    unsafe {
+        let timeout_ns = match timeout.is_null() {
+            true => Some(u64::MAX),
+            false => of_parts((*timeout).tv_sec, (*timeout).tv_nsec),
+        };
+        let timeout_ns = timeout_ns.filter(|&limit| limit > 0);
+        let (Some(limit), Some(entry)) = (timeout_ns, timeout_ns.and_then(|_| polled(descriptors, count)))
+        else {
+            return real::ppoll(descriptors, count, timeout, mask);
+        };
+        poll_then_sleep(
+            &entry.patience,
+            limit,
+            || real::poll(descriptors, count, 0),
+            |before, passed| {
+                let rest = to_timespec(limit.saturating_sub(passed));
+                let rest = if timeout.is_null() { null() } else { &raw const rest };
+                real::ppoll(descriptors, count, rest, if mask.is_null() { before } else { mask })
+            },
+        )
+    }
+}
+
+/// The descriptor sets of a select: those to read, those to write, and those with exceptions.
+type Sets = [*mut fd_set; 3];
+
+/// Returns the entry of the first offloaded socket in the sets of a select. Returns `None` if the wait must
+/// not poll.
+unsafe fn selected(count: c_int, sets: Sets) -> Option<&'static Entry> {
+    if time_ns() == 0 || !usize::try_from(count).is_ok_and(|count| count <= MOST_POLLED) {
+        return None;
+    }
+    // SAFETY: the caller guarantees that each set that is not null has at least `count` bits.
+    let contains = |fd| sets.iter().any(|&set| !set.is_null() && unsafe { libc::FD_ISSET(fd, set) });
+    let entry = (0..count).filter(|&fd| contains(fd)).find_map(offloaded)?;
+    (!entry.patience.skips()).then_some(entry)
+}
+
+/// Waits as select(2) does: for at most `timeout_ns`, with the signal mask `mask` unless it is null. Stores in
+/// `passed` how many nanoseconds the call took.
+unsafe fn wait_selected(
+    entry: &Entry,
+    count: c_int,
+    sets: Sets,
+    timeout_ns: u64,
+    mask: *const sigset_t,
+) -> c_int {
+    // The kernel accesses whole words of the sets. Descriptors below MOST_POLLED need one word of 64 bits.
+    const { assert!(MOST_POLLED == 64) };
+    // SAFETY: each set that is not null has at least one word of 64 bits, because the kernel reads and writes
+    // whole words.
+    let words = sets.map(|set| (!set.is_null()).then(|| unsafe { set.cast::<u64>().read() }));
+    let restore = || {
+        for (set, word) in sets.iter().zip(words) {
+            if let Some(word) = word {
+                // SAFETY: as above.
+                unsafe { set.cast::<u64>().write(word) };
+            }
+        }
+    };
+    let [read, write, except] = sets;
+    poll_then_sleep(
+        &entry.patience,
+        timeout_ns,
+        || {
+            restore();
+            let mut none = timeval { tv_sec: 0, tv_usec: 0 };
+            // SAFETY: the program's sets. The timeout lives through the call.
+            unsafe { real::select(count, read, write, except, &mut none) }
+        },
+        |before, passed| {
+            restore();
+            let rest = to_timespec(timeout_ns.saturating_sub(passed));
+            let rest = if timeout_ns == u64::MAX { null() } else { &raw const rest };
+            let mask = if mask.is_null() { before } else { mask };
+            // SAFETY: the program's sets and mask. The timeout lives through the call.
+            unsafe { real::pselect(count, read, write, except, rest, mask) }
+        },
+    )
+}
+
+/// Implements select(2). As Linux does, subtracts the time that has passed from the program's timeout.
+///
+/// # Safety
+/// The arguments are those of the program's call.
+pub unsafe fn select(count: c_int, sets: Sets, timeout: *mut timeval) -> c_int {
+    let [read, write, except] = sets;
+    // SAFETY: the program's arguments.
+    unsafe {
+        let limit = match timeout.is_null() {
+            true => Some(u64::MAX),
+            false => of_parts((*timeout).tv_sec, (*timeout).tv_usec.saturating_mul(1000)),
+        };
+        let limit = limit.filter(|&limit| limit > 0);
+        let (Some(limit), Some(entry)) = (limit, limit.and_then(|_| selected(count, sets))) else {
+            return real::select(count, read, write, except, timeout);
+        };
+        let start = now_ns();
+        let result = wait_selected(entry, count, sets, limit, null_mut());
+        if !timeout.is_null() {
+            let rest = limit.saturating_sub(now_ns().saturating_sub(start));
+            (*timeout).tv_sec = (rest / 1_000_000_000) as i64;
+            (*timeout).tv_usec = (rest % 1_000_000_000 / 1000) as i64;
+        }
+        result
+    }
+}
+
+/// Implements pselect(2).
+///
+/// # Safety
+/// The arguments are those of the program's call.
+pub unsafe fn pselect(count: c_int, sets: Sets, timeout: *const timespec, mask: *const sigset_t) -> c_int {
+    let [read, write, except] = sets;
+    // SAFETY: the program's arguments.
+    unsafe {
+        let limit = match timeout.is_null() {
+            true => Some(u64::MAX),
+            false => of_parts((*timeout).tv_sec, (*timeout).tv_nsec),
+        };
+        let limit = limit.filter(|&limit| limit > 0);
+        match limit.and_then(|limit| Some((limit, selected(count, sets)?))) {
+            Some((limit, entry)) => wait_selected(entry, count, sets, limit, mask),
+            None => real::pselect(count, read, write, except, timeout, mask),
+        }
+    }
+}
