@@ -1,7 +1,7 @@
 //! Sends and receives the bytes of offloaded connections through memory that the process shares with the
 //! engine ([`inlane_offload_protocol::lease`]).
 //!
-//! A connection that sends often gets a slot. A table maps descriptors to slots. Its entries may be
+//! A connection that sends often, or often receives much with a blocking descriptor, gets a slot. A table maps descriptors to slots. Its entries may be
 //! outdated, so the library compares the descriptor's inode with the slot's before each use. An outdated
 //! entry is safe to read, because slots are never unmapped.
 
@@ -16,24 +16,34 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
 
 /// The number of descriptors in the table. Sockets with higher descriptors always use the pair.
 const MOST: usize = 1024;
-/// The number of sends through the kernel after which the library asks for a slot. Short connections then
+/// The number of sends or receives through the kernel after which the library asks for a slot. Short connections then
 /// save the request.
 const ENOUGH: u32 = 16;
-/// The number of sends through the kernel after which the library asks again for a slot.
+/// The number of sends or receives through the kernel after which the library asks again for a slot.
 const AGAIN: u32 = 1024;
 /// The library uses a lease for this many nanoseconds after the engine's last heartbeat, because the engine
 /// may have ended.
 const ALIVE_NS: u64 = 20_000_000;
 
+/// Receives of fewer bytes are not counted. A program that only receives short messages seldom gains by a slot.
+const LEAST_COUNTED: usize = 4096;
+
 struct Entry {
     slot: AtomicPtr<u8>,
     /// The approximate number of sends through the kernel. Concurrent threads may miss some.
     sends: AtomicU32,
+    /// The approximate number of receives through the kernel that returned at least `LEAST_COUNTED` bytes.
+    receives: AtomicU32,
     patience: Patience,
 }
 
 static ENTRIES: [Entry; MOST] = [const {
-    Entry { slot: AtomicPtr::new(std::ptr::null_mut()), sends: AtomicU32::new(0), patience: Patience::new() }
+    Entry {
+        slot: AtomicPtr::new(std::ptr::null_mut()),
+        sends: AtomicU32::new(0),
+        receives: AtomicU32::new(0),
+        patience: Patience::new(),
+    }
 }; MOST];
 
 /// During an active wait, the time in nanoseconds between two checks whether the pair has bytes.
@@ -51,6 +61,7 @@ pub fn forget(fd: RawFd) {
     if let Some(entry) = entry(fd) {
         entry.slot.store(std::ptr::null_mut(), Ordering::Relaxed);
         entry.sends.store(0, Ordering::Relaxed);
+        entry.receives.store(0, Ordering::Relaxed);
     }
 }
 
@@ -65,16 +76,34 @@ fn slot(fd: RawFd) -> Option<Slot> {
 #[inline]
 pub fn note_sent(fd: RawFd) {
     let Some(entry) = entry(fd) else { return };
-    let sends = entry.sends.load(Ordering::Relaxed).wrapping_add(1);
-    entry.sends.store(sends, Ordering::Relaxed);
-    if sends == ENOUGH || sends == AGAIN {
+    if count(&entry.sends) {
         adopt(fd, entry);
     }
 }
 
+/// Counts a receive through the kernel that returned `len` bytes. Asks for a slot if a blocking descriptor of
+/// an offloaded connection often receives many bytes at once. Call this after each such receive.
+#[inline]
+pub fn note_received(fd: RawFd, len: usize) {
+    if len < LEAST_COUNTED {
+        return;
+    }
+    let Some(entry) = entry(fd) else { return };
+    if count(&entry.receives) && wait::is_offloaded(fd) && socket::blocks(fd) {
+        adopt(fd, entry);
+    }
+}
+
+/// Adds 1 to a counter of calls. Returns true if the library should ask for a slot now.
+#[inline]
+fn count(calls: &AtomicU32) -> bool {
+    let count = calls.load(Ordering::Relaxed);
+    calls.store(count.wrapping_add(1), Ordering::Relaxed);
+    count == ENOUGH || count == AGAIN
+}
+
 #[cold]
 fn adopt(fd: RawFd, entry: &Entry) {
-    entry.sends.store(ENOUGH + 1, Ordering::Relaxed);
     if UNAVAILABLE.load(Ordering::Relaxed)
         || slot(fd).is_some_and(|slot| is_same(fd, slot))
         || socket::name_of(fd).is_none_or(|name| name.kind.is_datagram())

@@ -3,14 +3,18 @@
 //! The kernel reports the end of a pair as the end of the stream or as a reset. Only the name of the
 //! engine's end says how the connection itself ended.
 
-use crate::{datagram, errno, fail, socket};
+use crate::{datagram, direct, errno, fail, socket};
 use libc::{c_int, msghdr, sockaddr, socklen_t, ssize_t};
 
 /// Corrects the result of a kernel read of `len` bytes. At the end of the stream, returns 0, or -1 with the
 /// connection's error in errno. Other results stay unchanged.
 #[inline]
 pub fn finish(fd: c_int, len: usize, result: ssize_t) -> ssize_t {
-    if result > 0 || len == 0 {
+    if result > 0 {
+        direct::note_received(fd, result as usize);
+        return result;
+    }
+    if len == 0 {
         return result;
     }
     at_end(fd, result)

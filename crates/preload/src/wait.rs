@@ -88,6 +88,11 @@ fn offloaded(fd: RawFd) -> Option<&'static Entry> {
     entry(fd).filter(|entry| entry.offloaded.load(Ordering::Relaxed))
 }
 
+/// Returns true if `fd` was an offloaded socket when the library last used it.
+pub fn is_offloaded(fd: RawFd) -> bool {
+    offloaded(fd).is_some()
+}
+
 /// Records that `fd` is an offloaded socket.
 pub fn note_offloaded(fd: RawFd) {
     if let Some(entry) = entry(fd) {
