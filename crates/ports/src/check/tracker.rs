@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-/// The most gaps kept for a flow. Beyond that, the oldest gap is forgotten, and a duplicate older than all
-/// gaps counts as reordered.
+/// The most gaps in a flow's sequence numbers that are kept. If there are more, the oldest one is forgotten.
+/// A packet from before the end of a forgotten gap then counts as reordered, even if it is a duplicate.
 const MAX_GAPS: usize = 4096;
 
 /// Finds duplicated and reordered packets among the flows that one queue receives.
@@ -14,9 +14,31 @@ const MAX_GAPS: usize = 4096;
 pub struct Tracker {
     /// The next sequence number of each flow, extended to 64 bits.
     next: Vec<u64>,
-    /// The gaps of each flow: the first missing number, and the first number after the gap.
-    gaps: HashMap<u32, BTreeMap<u64, u64>>,
+    /// The gaps of each flow that has or had one.
+    gaps: HashMap<u32, Gaps>,
     counts: Counts,
+}
+
+/// The ranges of sequence numbers of a flow that have not arrived.
+#[derive(Default)]
+struct Gaps {
+    /// For each gap, the first missing number, and the first number after the gap.
+    missing: BTreeMap<u64, u64>,
+    /// The first number after the newest forgotten gap; 0 if none is forgotten.
+    forgotten: u64,
+}
+
+impl Gaps {
+    /// Adds the gap of the numbers from `start` until before `end`. Forgets the oldest gap if there are too
+    /// many.
+    fn insert(&mut self, start: u64, end: u64) {
+        self.missing.insert(start, end);
+        if self.missing.len() > MAX_GAPS
+            && let Some((_, end)) = self.missing.pop_first()
+        {
+            self.forgotten = end;
+        }
+    }
 }
 
 /// How many packets a tracker has recorded, by kind.
@@ -59,35 +81,30 @@ impl Tracker {
         if distance > 0 {
             let number = *next + distance as u64;
             gaps.insert(*next, number);
-            if gaps.len() > MAX_GAPS {
-                gaps.pop_first();
-            }
             *next = number + 1;
             self.counts.unique += 1;
             return;
         }
         let number = next.saturating_add_signed(distance);
         // Only the last gap that starts at or before the number can contain it.
-        match gaps.range(..=number).next_back().map(|(&start, &end)| (start, end)) {
+        match gaps.missing.range(..=number).next_back().map(|(&start, &end)| (start, end)) {
             Some((start, end)) if number < end => {
-                gaps.remove(&start);
+                gaps.missing.remove(&start);
                 if start < number {
                     gaps.insert(start, number);
                 }
                 if number + 1 < end {
                     gaps.insert(number + 1, end);
                 }
-                self.counts.unique += 1;
-                self.counts.reordered += 1;
             }
-            _ if gaps.len() >= MAX_GAPS
-                && gaps.first_key_value().is_some_and(|(&start, _)| number < start) =>
-            {
-                self.counts.unique += 1;
-                self.counts.reordered += 1;
+            _ if number < gaps.forgotten => {}
+            _ => {
+                self.counts.duplicated += 1;
+                return;
             }
-            _ => self.counts.duplicated += 1,
         }
+        self.counts.unique += 1;
+        self.counts.reordered += 1;
     }
 
     /// Returns how many packets were recorded so far: unique, duplicated and reordered.
@@ -136,6 +153,31 @@ mod tests {
     }
 
     #[test]
+    fn late_packets_that_split_gaps_keep_at_most_the_limit() {
+        let mut tracker = Tracker::new(1);
+        let late = 4 * MAX_GAPS as u32;
+        tracker.record(0, late);
+        (0..late / 2).for_each(|number| tracker.record(0, 2 * number + 1));
+        assert_eq!(tracker.gaps[&0].missing.len(), MAX_GAPS);
+        let unique = u64::from(late / 2) + 1;
+        assert_eq!(tracker.counts(), Counts { unique, duplicated: 0, reordered: unique - 1 });
+    }
+
+    #[test]
+    fn a_late_packet_of_a_forgotten_gap_is_no_duplicate_when_other_gaps_have_closed() {
+        let mut tracker = Tracker::new(1);
+        // Open one gap too many: the numbers 0, 2, 4, ... are missing.
+        (0..=MAX_GAPS as u32).for_each(|number| tracker.record(0, 2 * number + 1));
+        // Close all gaps but the forgotten one, and then deliver that one.
+        (1..=MAX_GAPS as u32).for_each(|number| tracker.record(0, 2 * number));
+        tracker.record(0, 0);
+        assert_eq!(tracker.counts().duplicated, 0);
+        // A duplicate after the forgotten gap is still found.
+        tracker.record(0, 5);
+        assert_eq!(tracker.counts().duplicated, 1);
+    }
+
+    #[test]
     fn sequence_numbers_wrap() {
         let mut tracker = Tracker::new(1);
         tracker.next[0] = (1 << 32) - 2;
@@ -152,7 +194,7 @@ mod tests {
         for number in 0..100_000 {
             tracker.record(0, number * 2);
         }
-        assert_eq!(tracker.gaps[&0].len(), MAX_GAPS);
+        assert_eq!(tracker.gaps[&0].missing.len(), MAX_GAPS);
         tracker.record(0, 1);
         assert_eq!(tracker.counts().reordered, 1);
     }
