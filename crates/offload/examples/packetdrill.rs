@@ -6,14 +6,15 @@
 //!             --- netdev_send, netdev_receive: IP packets --------------------------> engine
 //! ```
 //!
-//! A script tests the preloaded library, the engine and its TCP together. Time is virtual: it moves only
-//! while packetdrill waits.
+//! The socket calls of a script pass through the preloaded library, so a script tests the library, the engine
+//! and its TCP together. Time is virtual: it moves only while packetdrill waits, so the times in a script
+//! hold on a loaded machine, too.
 //!
 //! `--so_flags` takes settings separated by commas:
 //!
 //! * `preload=FILE`: the preloaded library. By default, it is in the parent of this library's folder.
-//! * `local=ADDRESS/LENGTH`: the engine's address, the same as `--local_ip`.
-//! * `gateway=ADDRESS`: the engine's router, the same as `--gateway_ip`.
+//! * `local=ADDRESS/LENGTH`: the engine's address. Give packetdrill the same address with `--local_ip`.
+//! * `gateway=ADDRESS`: the engine's router. Give packetdrill the same address with `--gateway_ip`.
 //! * `mtu=BYTES`: the MTU of the engine's link.
 //! * `buffer=BYTES`: the size of each ring of a connection.
 
@@ -35,12 +36,13 @@ use std::time::Duration;
 
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 0, 2]);
-/// How far a call of `gettimeofday` moves the clock, in nanoseconds, except the first one after a socket
-/// call.
+/// How far a call of `gettimeofday` moves the virtual clock, in nanoseconds. packetdrill calls it repeatedly
+/// while it waits. The first call after a socket call does not move the clock.
 const TICK_NS: u64 = 10_000;
 /// How long `netdev_receive` waits for a packet in virtual time before it gives up, in nanoseconds.
 const LONGEST_WAIT_NS: u64 = 30_000_000_000;
-/// The virtual time at which a script begins, in nanoseconds. packetdrill treats times near 0 as unset.
+/// The virtual time at which a script begins, in nanoseconds. It is not 0, because packetdrill treats times
+/// near 0 as unset.
 const START_NS: u64 = 1_000_000_000_000;
 
 /// The engine, the virtual clock, and the threads that are in a socket call.
@@ -59,8 +61,9 @@ static WORLD: OnceLock<Mutex<World>> = OnceLock::new();
 static PRELOAD: OnceLock<usize> = OnceLock::new();
 
 thread_local! {
-    /// When this thread's last socket call returned, in virtual nanoseconds. The next `gettimeofday` returns
-    /// and clears it, because other threads move the clock.
+    /// The virtual time at which this thread's last socket call returned, in nanoseconds. The thread's next
+    /// call of `gettimeofday` returns and clears it, because another thread may have moved the clock
+    /// meanwhile.
     static RETURNED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
@@ -72,10 +75,11 @@ fn world() -> MutexGuard<'static, World> {
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns true if the thread with the ID `thread` sleeps.
+/// Returns true if the thread of this process with the ID `thread` sleeps.
 fn sleeps(thread: c_int) -> bool {
     let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
-    // The state follows the thread's name, which is in parentheses and may contain any character.
+    // In the `stat` file of a thread, its state follows its name. The name is in parentheses and may contain
+    // any character.
     text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
 }
 
@@ -83,7 +87,7 @@ fn sleeps(thread: c_int) -> bool {
 fn has_events(engine: &Stepped) -> bool {
     use std::os::fd::AsRawFd;
     let mut poll = pollfd { fd: engine.events().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: the structure outlives the call.
+    // Runs the engine until it is idle and every other thread that is in a socket call sleeps.
     unsafe { libc::poll(&mut poll, 1, 0) == 1 }
 }
 
@@ -109,8 +113,8 @@ fn this_thread() -> c_int {
     unsafe { libc::gettid() }
 }
 
-/// Moves the clock to `to`, in nanoseconds, and runs the engine at each deadline. Ends early once `until`
-/// returns true.
+/// Moves the clock to `to`, in nanoseconds, and runs the engine at each of its deadlines on the way. Ends
+/// early once `until` returns true.
 fn advance(to: u64, mut until: impl FnMut(&mut World) -> bool) {
     loop {
         settle();
@@ -123,7 +127,8 @@ fn advance(to: u64, mut until: impl FnMut(&mut World) -> bool) {
     }
 }
 
-/// Runs a socket call. Lets the engine work before and after it, and preserves errno.
+/// Runs `function`, a socket call of packetdrill. Lets the engine work before and after the call, and
+/// preserves errno.
 fn call<T>(function: impl FnOnce() -> T) -> T {
     settle();
     world().calling.push(this_thread());
@@ -140,7 +145,8 @@ fn call<T>(function: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Returns the preloaded library's function `name`, or the C library's if it has none.
+/// Returns the address of the preloaded library's function `name`, or of the C library's function if the
+/// preloaded library has none.
 fn symbol(name: &CStr) -> *mut c_void {
     let library = *PRELOAD.get().expect("packetdrill has initialised the library") as *mut c_void;
     // SAFETY: the library is never closed, and the name is terminated.
@@ -274,8 +280,8 @@ extern "C" fn netdev_send(_: *mut c_void, bytes: *const c_void, len: size_t) -> 
     0
 }
 
-/// Waits in virtual time for the next IP packet that the engine sends, and returns it. After 30 s, ends the
-/// process, because packetdrill would wait forever.
+/// Waits in virtual time for the next IP packet that the engine sends, and returns the packet. If none comes
+/// within 30 s of virtual time, ends the process, because otherwise packetdrill would wait forever.
 extern "C" fn netdev_receive(
     _: *mut c_void,
     bytes: *mut c_void,
@@ -390,7 +396,8 @@ pub unsafe extern "C" fn packetdrill_interface_init(flags: *const c_char, interf
     engine.set_neighbour(START_NS, gateway, GATEWAY_MAC);
     let known = WORLD.set(Mutex::new(World { engine, now: START_NS, calling: Vec::new() }));
     assert!(known.is_ok(), "packetdrill initialises the library once");
-    // A blocking socket call waits for the engine's reply, so another thread must run the engine.
+    // Run the engine on a thread of its own, because a blocking socket call on this thread waits for the
+    // engine's reply.
     std::thread::spawn(|| {
         loop {
             use std::os::fd::{AsFd, AsRawFd};
@@ -408,7 +415,7 @@ pub unsafe extern "C" fn packetdrill_interface_init(flags: *const c_char, interf
     });
     let library = value("preload")
         .map_or_else(|| folder().unwrap_or_default().join("libinlane_preload.so"), PathBuf::from);
-    // SAFETY: packetdrill has not started its threads, and the engine's thread reads no environment
+    // SAFETY: packetdrill has not started its threads yet, and the engine's thread reads no environment
     // variables.
     unsafe { std::env::set_var(SOCKET_VARIABLE, control_socket()) };
     let name = CString::new(library.as_os_str().as_bytes()).expect("a path has no zero byte");

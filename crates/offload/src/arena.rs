@@ -1,7 +1,7 @@
 //! A table of objects that are found by keys. A key of a removed object stays invalid (a generational
 //! arena).
 
-/// The key of an object: its index, and the number of earlier objects with this index.
+/// The key of an object in the table: the object's index, and how many earlier objects had this index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     index: u32,
@@ -67,7 +67,8 @@ impl<T> Arena<T> {
             return None;
         }
         let object = object.take()?;
-        // The top bit of a key stays 0, because epoll tokens with that bit are no keys.
+        // The generation is the high half of the key's number. Its top bit stays 0, because epoll tokens with
+        // that bit are not keys of sockets.
         *generation = generation.wrapping_add(1) & 0x7fff_ffff;
         self.free.push(key.index);
         Some(object)

@@ -1,7 +1,7 @@
 //! The engine's side of the memory that it shares with programs ([`inlane_offload_protocol::lease`]).
 //!
-//! Programs may write anything into it at any time. So the engine checks each number that it reads, and
-//! keeps its own copy.
+//! Programs may write anything into this memory at any time. So the engine checks each number that it reads,
+//! and keeps its own copy of every number that it relies on.
 
 use crate::ring::Ring;
 use inlane_offload_protocol::lease::{Answer, Area, Offer, RECEIVE, SEND, SLOTS, Slot};
@@ -13,11 +13,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// How long a thread may hold a claim of the send ring, in nanoseconds. Normally a claim takes less than a
-/// microsecond.
+/// How long a thread of a program may keep the send ring claimed while it writes, in nanoseconds. Then the
+/// engine ends the claim by force. Normally a claim takes less than a microsecond, unless the thread is
+/// stopped or descheduled.
 const CLAIM_LIMIT_NS: u64 = 100_000_000;
-/// How long a program may leave an offer unanswered, in nanoseconds. Normally an answer takes less than a
-/// microsecond.
+/// How long a program may leave an offer of received bytes unanswered, in nanoseconds. Then the engine
+/// withdraws the offer. Normally an answer takes less than a microsecond.
 const OFFER_LIMIT_NS: u64 = 500_000;
 /// The fewest bytes that a posted receive must accept to be offered only a part of the bytes that have
 /// arrived. A program with a smaller buffer gets them through the pair, and reads them without further work
@@ -39,7 +40,8 @@ pub struct SharedArea {
     start: NonNull<u8>,
     /// The ID of the process that shares the memory.
     pub process: i32,
-    /// Bit n is 1 while slot n is reserved: by a connection, or by a thread whose claim the engine has ended.
+    /// Bit n is 1 while slot n is reserved: a connection uses it, or a thread may still write to it after the
+    /// engine ended that thread's claim.
     used: AtomicU64,
 }
 
@@ -99,11 +101,14 @@ pub struct Hostile;
 /// The result of [`Direct::end_lease`]: whether the engine may read the pair now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// Yes: the program commits no more bytes, and all committed bytes were copied.
+    /// The engine may read the pair: the program commits no more bytes to the slot, and all committed bytes
+    /// were copied.
     Pair,
-    /// No: some committed bytes must be copied first, because they precede those in the pair.
+    /// The engine may not read the pair yet. Bytes that the program sent earlier, through shared memory, must
+    /// be copied first.
     Behind,
-    /// No: a thread of the program has claimed the send ring. Try again in the next round.
+    /// The engine may not read the pair yet, because a thread of the program is writing into the send ring.
+    /// Try again in the next round.
     Claimed,
 }
 
@@ -121,7 +126,8 @@ pub struct Direct {
     offer: Option<(Offer, u64)>,
     /// When the program last took an offer, in nanoseconds. `None` if it never did.
     taken_at: Option<u64>,
-    /// True if the pair was found empty and not written since. If false, check the pair before an offer.
+    /// True if the engine found the pair empty and has written nothing to it since. If false, the engine
+    /// checks the pair before it makes an offer.
     pair_empty: bool,
     /// When the slot was last used to send or receive, or the lease was granted, in nanoseconds.
     used_at: u64,
@@ -179,13 +185,13 @@ impl Direct {
     /// Returns how many of the first `committed` bytes were not copied yet.
     ///
     /// # Errors
-    /// If `committed`, which the program wrote, is impossible.
+    /// If `committed`, which the program wrote, is less than was copied, or more than the send ring can hold.
     fn ahead(&self, committed: u64) -> Result<u64, Hostile> {
         committed.checked_sub(self.copied).filter(|&ahead| ahead <= SEND as u64).ok_or(Hostile)
     }
 
-    /// Returns true if the program has committed bytes for which there may be room, has answered an offer, or
-    /// has left an offer unanswered for too long.
+    /// Returns true if the connection has work: the program has committed bytes for which there may be room,
+    /// or has answered an offer, or has left it unanswered for too long.
     #[inline]
     pub fn has_work(&self, now: u64) -> bool {
         let answered = self.offer.is_some_and(|(offer, since)| {
@@ -194,12 +200,13 @@ impl Direct {
         answered || !self.stalled && self.slot.send().committed() != self.copied
     }
 
-    /// Returns true if the last `copy` had no room for some committed bytes.
+    /// Returns true if the last call of [`Direct::copy`] found more committed bytes than it had room for.
     pub fn is_stalled(&self) -> bool {
         self.stalled
     }
 
-    /// Copies at most `room` committed bytes to `ring`, from index `written` on. Returns how many.
+    /// Copies at most `room` committed bytes from the slot to `ring`, beginning at index `written`. Returns
+    /// how many bytes were copied.
     ///
     /// # Errors
     /// If the program broke the protocol.
@@ -219,8 +226,9 @@ impl Direct {
         Ok(len)
     }
 
-    /// Ends the lease, so that the engine may read the pair. If a claim lasts too long, ends it by force, and
-    /// the connection never uses the slot for sending again.
+    /// Tries to end the lease, so that the engine may read the pair. While a thread of the program is writing
+    /// into the send ring (a claim), the lease goes on. A claim that lasts longer than 100 ms is ended by
+    /// force, and the connection then never sends through the slot again.
     ///
     /// # Errors
     /// If the program broke the protocol.
@@ -248,8 +256,8 @@ impl Direct {
         self.slot.send().grant();
     }
 
-    /// Writes the time into the slot if the last one is 1 ms old. The program uses a lease only if the time
-    /// is recent.
+    /// Writes the time into the slot if the last one is at least 1 ms old. The program uses a lease only if
+    /// the time is recent.
     pub fn refresh(&mut self, now: u64) {
         if now >= self.alive_at + ALIVE_NS || self.alive_at == 0 {
             self.alive_at = now;
@@ -257,19 +265,21 @@ impl Direct {
         }
     }
 
-    /// Returns true if no offer is pending and the slot was not used for 1 ms.
+    /// Returns true if no offer waits for an answer and the slot was not used for at least 1 ms.
     pub fn is_idle(&self, now: u64) -> bool {
         self.offer.is_none() && now >= self.used_at + IDLE_NS
     }
 
-    /// Returns true if an offer is pending. Then its bytes stay in the ring, and no others may be delivered.
+    /// Returns true if an offer waits for the program's answer. Until then, the offered bytes stay in the
+    /// connection's ring, and no other bytes may be delivered.
     pub fn has_offer(&self) -> bool {
         self.offer.is_some()
     }
 
-    /// Offers `first` and `second` to a posted receive, or as many of their bytes as it accepts. Returns false
-    /// if the bytes must go through the pair: no receive is posted, it is short and accepts only a part, or
-    /// the pair holds earlier bytes.
+    /// Offers the received bytes `first` and `second` to the thread of the program that has posted a receive,
+    /// or as many of the bytes as the receive accepts. Returns false if the bytes must go through the pair:
+    /// no receive is posted, the pair holds earlier bytes, or the bytes are more than a short receive (below
+    /// `LEAST_PART`) has room for.
     pub fn offer(&mut self, now: u64, fd: RawFd, first: &[u8], second: &[u8]) -> bool {
         let len = first.len() + second.len();
         let Some((post, room)) = self.slot.receive().posted() else { return false };
@@ -325,7 +335,8 @@ impl Direct {
         }
     }
 
-    /// Ends a pending offer, whatever the answer is. Call this when the received bytes are discarded.
+    /// Ends the offer that waits for an answer, if there is one, whatever the program answers. Call this when
+    /// the received bytes are discarded.
     pub fn forget_offer(&mut self) {
         if let Some((offer, _)) = self.offer.take()
             && !self.slot.receive().withdraw(offer)
@@ -334,7 +345,8 @@ impl Direct {
         }
     }
 
-    /// Records a write to the pair, so that the next offer checks whether the pair is empty.
+    /// Records that the engine has written to the pair, so that the next offer checks whether the pair is
+    /// empty.
     pub fn note_pair_written(&mut self) {
         self.pair_empty = false;
     }
@@ -343,12 +355,12 @@ impl Direct {
 impl Drop for Direct {
     fn drop(&mut self) {
         self.slot.header().inode.store(0, Ordering::Relaxed);
-        // A thread posts a receive and then reads the inode. With its fence and this one, either the thread
-        // sees 0, or `close` sees the post.
+        // A thread of the program posts a receive, and then reads the inode. The fence here and the thread's
+        // fence ensure that the thread sees 0, or that `close` sees the post and keeps its sequence number.
         fence(Ordering::SeqCst);
         self.slot.receive().close();
-        // After a claim was ended by force, its thread may still write to the slot, so never use the slot
-        // again.
+        // If a claim was ended by force, never use the slot again, because the claiming thread may still
+        // write to it.
         match self.slot.send().revoke() {
             Ok(_) if !self.abandoned => self.area.release(self.index),
             Ok(_) => {}
@@ -365,7 +377,8 @@ fn monotonic_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Returns true if the program has read all bytes in the pair. `fd` is the engine's end.
+/// Returns true if the program has read all bytes that the engine has written to the pair. `fd` is the
+/// engine's end.
 fn is_empty(fd: RawFd) -> bool {
     let mut bytes: libc::c_int = 1;
     // SAFETY: the kernel writes one number, which outlives the call.
@@ -481,7 +494,8 @@ mod tests {
             let (mut written, mut now) = (0, 0);
             for (index, word, small) in words {
                 let header = direct.slot.header();
-                // Keep few bits, so that many random words look valid.
+                // Keep only the state bits and a small position or length, so that many random words look
+                // valid.
                 let word = if small { word & (7 << 61 | 0xffff) } else { word };
                 let target = [&header.send.0, &header.receive.0, &header.copied.0, &header.inode][index];
                 target.store(word, Ordering::Relaxed);

@@ -69,7 +69,7 @@ impl Error {
             Self::Dpdk(error) => error.class(),
             Self::Tcp(_) | Self::Setting { .. } => Class::Usage,
             Self::Busy(_) | Self::NoEngine { .. } => Class::Environment,
-            // A folder, a device or a permission is missing on the machine.
+            // The machine is not ready: a folder, a device or a permission is missing.
             Self::Os { source, .. }
                 if matches!(
                     source.kind(),
@@ -82,14 +82,16 @@ impl Error {
         }
     }
 
-    /// Returns a function that makes an [`Error::Os`]. `what` names the operation and its object.
+    /// Returns a function that turns an error of the operating system into an [`Error::Os`]. `what` names the
+    /// operation and its object.
     pub fn os(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::Os { what, source }
     }
 }
 
-/// Returns `a directory` or `a file` if `path` leads to one. Returns `None` for a socket or nothing.
+/// Returns `a directory` or `a file` if `path` leads to one. Returns `None` for a socket, or if nothing is
+/// there.
 pub(crate) fn kind_of_no_socket(path: &Path) -> Option<&'static str> {
     let found = path.metadata().ok()?.file_type();
     match found.is_socket() {

@@ -1,5 +1,5 @@
-//! Sockets on an engine. The engine runs other programs' TCP and UDP sockets on its own network stack, on
-//! its own cores.
+//! Sockets on an engine. The engine runs other programs' TCP and UDP sockets on its own network stack, on its
+//! own cores.
 //!
 //! ```text
 //! program --- pair of UNIX sockets ---+
@@ -12,8 +12,9 @@
 //! * [`rules`] reads which sockets stay with the kernel.
 //! * [`stepped`] is an engine for tests, with the caller's clock and frames in memory.
 //!
-//! Programs may be hostile. The engine checks requests and the words in shared memory, and limits the
-//! memory for a program's sockets. Shared memory holds only bytes of the program's own connections.
+//! Programs may be hostile. The engine checks every request of a program before use, and limits the memory
+//! for a program's sockets. The memory that the engine shares with a program holds only bytes of that
+//! program's own connections, and words that the engine checks.
 
 mod arena;
 mod direct;

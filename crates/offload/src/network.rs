@@ -92,14 +92,15 @@ pub struct Network {
     pub(crate) own: VecDeque<Vec<u8>>,
     /// Free buffers for IP packets that the engine sends to itself.
     spare_own: Vec<Vec<u8>>,
-    /// The path MTU of each host that an ICMP error reported, and the error's time in nanoseconds. Other
-    /// hosts have the link's MTU.
+    /// For each host about which an ICMP error reported a path MTU: this MTU, and the time of the error in
+    /// nanoseconds. Other hosts have the link's MTU.
     path_mtus: HashMap<IpAddr, (u16, u64)>,
     /// The identification of the last packet that was sent in fragments.
     last_fragment_id: u32,
     /// Memory for a packet that is being cut into fragments.
     scratch: Vec<u8>,
-    /// True if local senders may leave checksums to a network card that does not exist, as on a veth.
+    /// True if senders on the same machine may leave checksums to a network card, although there is none, as
+    /// on a veth.
     partial_checksums: bool,
     /// The received fragments of IP packets that are not complete yet.
     pub(crate) reassembly: Reassembly,
@@ -241,7 +242,8 @@ impl Network {
         }
     }
 
-    /// Returns true for the addresses of groups, and for the broadcast addresses of the engine's networks.
+    /// Returns true for addresses that stand for several hosts: groups, and the broadcast addresses of the
+    /// engine's networks.
     pub fn is_group(&self, address: IpAddr) -> bool {
         let IpAddr::V4(ip) = address else { return address.is_multicast() };
         ip.is_multicast()
@@ -253,20 +255,22 @@ impl Network {
     }
 
     /// Returns the largest payload, in bytes, of a TCP segment without options on a route. `v6` is true for
-    /// IPv6.
+    /// IPv6 and false for IPv4.
     pub fn mss(&self, route: Route, v6: bool) -> u16 {
         let mtu = if route == Route::Own { OWN_MTU } else { self.mtu };
         mtu - if v6 { 60 } else { 40 }
     }
 
-    /// Returns true if a checksum field may hold only the sum of the pseudo header. Senders on the same
-    /// machine leave the rest to a network card.
+    /// Returns true if the engine accepts segments and datagrams whose checksum field holds only the sum of
+    /// the pseudo header. A sender on the same machine sends them, because it leaves the rest to a network
+    /// card.
     pub fn accepts_partial_checksums(&self) -> bool {
         self.partial_checksums
     }
 }
 
-/// Creates the pool of packet buffers. A DPDK port can send only mbufs.
+/// Creates the pool of packet buffers: for a DPDK port a pool of mbufs, because such a port cannot send other
+/// buffers.
 fn pool(port: &str, buffers: usize, room: usize) -> Result<Arc<dyn Pool>> {
     #[cfg(feature = "dpdk")]
     if is_dpdk(port) {
@@ -276,7 +280,8 @@ fn pool(port: &str, buffers: usize, room: usize) -> Result<Arc<dyn Pool>> {
     Ok(Arc::new(HeapPool::new(buffers, room)?))
 }
 
-/// Returns the kernel's interface of a port, such as `veth0` for `af_xdp:veth0`, if there is one.
+/// Returns the kernel's interface of a port, such as `veth0` for `af_xdp:veth0`. Returns `None` for other
+/// kinds of ports.
 fn interface(port: &str) -> Option<&str> {
     let (_, rest) = port.split_once(':')?;
     ["af_xdp", "af_packet"].contains(&kind(port)).then(|| rest.split(',').next())?
@@ -296,8 +301,8 @@ pub fn all_nodes() -> Ipv6Addr {
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)
 }
 
-/// Checks that the engine can use this kind of port. Call this before the port is opened, for a clearer
-/// error.
+/// Checks that the engine can use this kind of port. Called before the port is opened, because this error is
+/// clearer than that of opening.
 ///
 /// # Errors
 /// [`Error::Setting`] if the port cannot be the engine's.
@@ -319,8 +324,8 @@ fn room(mtu: usize) -> usize {
     (mtu + ethernet::HEADER + 2 * ethernet::TAG).next_multiple_of(64).max(2048)
 }
 
-/// Checks that the engine can use its port's interface. Call this before the port is opened, because the
-/// port's own errors name flags that the engine lacks.
+/// Checks that the engine can use its port's interface. Called before the port is opened, because the port's
+/// own errors name flags that the engine lacks.
 ///
 /// # Errors
 /// [`Error::Setting`] for the loopback interface, or if packets are larger than the engine's buffers.

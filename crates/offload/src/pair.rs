@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 /// The value of SO_PRIORITY of a program's end whose connection is being established (`inlane_preload::socket::Flags::CONNECTING`).
 const CONNECTING: i32 = 4;
 
-/// Creates a pair. Returns the engine's end, and the program's end bound to `name`.
+/// Creates a pair. Returns the engine's end, and the program's end, which is bound to `name`.
 ///
 /// # Errors
 /// Errors of the system: too many descriptors, too little memory.
@@ -37,7 +37,8 @@ fn bind(end: &OwnedFd, address: &UnixAddress) -> io::Result<()> {
     }
 }
 
-/// Binds the engine's end to a name that says how the connection ended. Only the first call has an effect.
+/// Binds the engine's end to a name from which the preloaded library reads how the connection ended. Only the
+/// first call has an effect, because a socket can be bound only once.
 pub fn set_end(engine_end: &OwnedFd, end: End, engine: u64, socket: u64) {
     let _ = bind(engine_end, &end.to_address(engine, socket));
 }
@@ -46,15 +47,15 @@ pub fn set_end(engine_end: &OwnedFd, end: End, engine: u64, socket: u64) {
 #[derive(Debug)]
 pub struct Filled {
     program: OwnedFd,
-    /// The filler bytes in the pair, which are discarded on release.
+    /// The number of filler bytes in the pair. They are not the program's data, and are discarded on release.
     bytes: usize,
     /// The SO_SNDBUF that the program's end gets on release: its original value, unless changed since.
     capacity: i32,
 }
 
 impl Filled {
-    /// Fills the pair, so that the program's end is not writable. Keeps a descriptor, to restore SO_SNDBUF
-    /// later.
+    /// Fills the pair from the program's end, so that this end is not writable. Keeps a descriptor of this
+    /// end, to restore its SO_SNDBUF later.
     ///
     /// # Errors
     /// Errors of the system.
@@ -83,12 +84,13 @@ impl Filled {
         self.capacity = capacity;
     }
 
-    /// Makes the program's end writable once the connection is established. Restores SO_SNDBUF, and discards
-    /// the filler bytes from the peer `engine_end`.
+    /// Makes the program's end writable. Call this when the connection is established. Restores SO_SNDBUF,
+    /// and discards the filler bytes that wait at `engine_end`.
     pub fn release(self, engine_end: &OwnedFd) {
-        // Clear the flag CONNECTING first, because the program may read it once its end is writable.
+        // Clear the flag CONNECTING before the end becomes writable below, because the program may then read
+        // the flag at once.
         let _ = set_option(&self.program, libc::SO_PRIORITY, 0);
-        // The kernel doubles the value.
+        // Set half of the original value, because the kernel doubles the value that is set.
         let _ = set_option(&self.program, libc::SO_SNDBUF, self.capacity / 2);
         let mut rest = self.bytes;
         let mut scrap = [0; 1024];
@@ -129,7 +131,7 @@ fn result(code: isize) -> io::Result<usize> {
     usize::try_from(code).map_err(|_| io::Error::last_os_error())
 }
 
-/// Sends `first` and then `second`, without blocking. Returns how many bytes were sent.
+/// Sends the bytes of `first` and then those of `second`, without blocking. Returns how many bytes were sent.
 ///
 /// # Errors
 /// Errors of the system; `WouldBlock` if the pair is full.
@@ -144,8 +146,8 @@ pub fn send(fd: RawFd, first: &[u8], second: &[u8]) -> io::Result<usize> {
     }
 }
 
-/// Receives into `first` and then `second`, without blocking. Returns the number of bytes, 0 at the end of
-/// the stream.
+/// Receives bytes into `first` and then into `second`, without blocking. Returns their number, which is 0 at
+/// the end of the stream.
 ///
 /// # Errors
 /// Errors of the system; `WouldBlock` if there is nothing to receive.
@@ -153,8 +155,8 @@ pub fn receive(fd: RawFd, first: &mut [u8], second: &mut [u8]) -> io::Result<usi
     receive_with_flags(fd, first, second).map(|(len, _)| len)
 }
 
-/// Like [`receive`]. Also returns true if descriptors came with the bytes. The kernel has closed these
-/// descriptors. Such a read stops early, so the pair may hold more bytes.
+/// Like [`receive`]. Also returns true if the program had sent descriptors with the bytes, which the kernel
+/// has closed. Such a read stops early, so the pair may hold more bytes although there was room for them.
 ///
 /// # Errors
 /// As [`receive`].
@@ -171,8 +173,9 @@ pub fn receive_with_flags(fd: RawFd, first: &mut [u8], second: &mut [u8]) -> io:
     }
 }
 
-/// Drops at most 64 of the program's messages. Returns true if more may wait. An unread message could hold
-/// the program's end itself, which then never closes.
+/// Reads at most 64 messages that the program has written, and drops them with their descriptors. Returns
+/// true if more may wait. An unread message could hold a descriptor of the program's end itself, which then
+/// never closes.
 pub fn discard(fd: RawFd) -> bool {
     let mut scrap = [0; 4096];
     (0..64).all(|_| receive(fd, &mut scrap, &mut []).is_ok_and(|len| len > 0))
@@ -213,7 +216,7 @@ pub fn send_descriptor(fd: RawFd, bytes: &[u8], descriptor: Option<RawFd>) -> io
     }
 }
 
-/// Receives a message and its descriptor, without blocking.
+/// Receives a message and the descriptor that came with it, without blocking.
 ///
 /// # Errors
 /// Errors of the system; `WouldBlock` if there is no message; `InvalidData` if it is longer than `bytes` or
@@ -221,8 +224,8 @@ pub fn send_descriptor(fd: RawFd, bytes: &[u8], descriptor: Option<RawFd>) -> io
 pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut control = Control([0; 32]);
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: the structures outlive the call. The kernel writes whole control messages within the returned
-    // length. No other code owns the descriptor.
+    // SAFETY: the structures live through the call. The kernel writes whole control messages within the
+    // length that it returns, and closes descriptors that do not fit. No other code owns the descriptor.
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
         (header.msg_iov, header.msg_iovlen) = (&mut part, 1);
@@ -235,7 +238,7 @@ pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Opt
             && (*first).cmsg_level == libc::SOL_SOCKET
             && (*first).cmsg_type == libc::SCM_RIGHTS
         {
-            // Count the descriptors: CMSG_SPACE rounds up, so a second one may fit.
+            // Counts the descriptors: CMSG_SPACE rounds up, so a second one may fit into the control data.
             let count = ((*first).cmsg_len as usize - libc::CMSG_LEN(0) as usize) / 4;
             for index in 0..count {
                 let passed = libc::CMSG_DATA(first).cast::<i32>().add(index).read_unaligned();

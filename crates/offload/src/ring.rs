@@ -1,4 +1,4 @@
-//! Rings for the data of connections, one for received data and one for data to send.
+//! Rings for the data of connections. Each connection has one for received data and one for data to send.
 //!
 //! An index is the position of a byte in its stream, counted from 0.
 
@@ -14,7 +14,8 @@ pub struct Ring {
     present: usize,
 }
 
-/// Zeroed memory from mmap. calloc might clear freed memory, which costs more than a short connection.
+/// Zeroed memory from mmap. The C library's calloc could return freed memory and would then clear all of it,
+/// which costs more than a short connection.
 struct Pages {
     start: NonNull<u8>,
     len: usize,
@@ -86,7 +87,8 @@ impl Ring {
         (index & (self.bytes.len() as u64 - 1)) as usize
     }
 
-    /// Returns the bytes of `range`. The second part is empty unless the range wraps around the ring's end.
+    /// Returns the bytes of `range` in two parts. The second part is empty unless the range wraps around the
+    /// end of the ring.
     ///
     /// # Panics
     /// If the range is longer than the ring.
@@ -125,7 +127,8 @@ impl ReceiveBuffer for Ring {
     }
 }
 
-/// Unused rings for later connections. A reused ring causes no page faults.
+/// Unused rings that are kept for later connections. A reused ring causes no page faults, because its pages
+/// are already present.
 pub struct Rings {
     free: Vec<Ring>,
     /// The memory that the unused rings take, in bytes.
@@ -146,7 +149,8 @@ impl Rings {
         Self { free: Vec::new(), kept: 0, capacity }
     }
 
-    /// Returns a ring. It may hold bytes of an earlier connection, which must not be read.
+    /// Returns a ring. It may hold bytes of an earlier connection, which must not be read before they are
+    /// overwritten.
     pub fn take(&mut self) -> Ring {
         match self.free.pop() {
             Some(ring) => {
@@ -157,8 +161,8 @@ impl Rings {
         }
     }
 
-    /// Takes back a ring to which `written` bytes were written. Drops it if unused rings take too much
-    /// memory.
+    /// Takes back a ring to which its connection has written `written` bytes. Drops the ring if unused rings
+    /// already take too much memory.
     pub fn put(&mut self, mut ring: Ring, written: u64) {
         let written = (written.min(self.capacity as u64) as usize).next_multiple_of(Self::PAGE);
         ring.present = ring.present.max(written);
@@ -181,7 +185,8 @@ mod tests {
             rings.put(Ring::new(1 << 20), u64::MAX);
         }
         assert_eq!((rings.free.len(), rings.kept), (64, Rings::MOST_KEPT));
-        // A ring that was full once keeps its memory, however little its next connection writes.
+        // A ring that was full once keeps its memory until it is dropped, however little its next connection
+        // writes.
         let ring = rings.take();
         assert_eq!(rings.kept, Rings::MOST_KEPT - (1 << 20));
         rings.put(ring, 1);

@@ -1,4 +1,4 @@
-//! Reads, from TOML, the rules that decide which sockets the engine runs.
+//! Reads from TOML the rules that decide which sockets the engine runs and which stay with the kernel.
 //!
 //! ```toml
 //! [[rule]]

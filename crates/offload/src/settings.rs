@@ -108,10 +108,10 @@ impl Settings {
     }
 }
 
-/// Returns why an interface cannot have this address: it is its network's address or broadcast address.
-/// Returns `None` if the address is usable.
+/// Returns why an interface cannot have this address: it is the address of the network, or the network's
+/// broadcast address. Returns `None` if the address is usable.
 fn reserved(prefix: &Prefix) -> Option<String> {
-    // Networks of one or two addresses have no network or broadcast address (RFC 3021).
+    // Networks of one or two addresses reserve no address for the network or for broadcasts (RFC 3021).
     let (IpAddr::V4(ip), ..=30) = (prefix.address, prefix.length) else { return None };
     let hosts = u32::MAX.checked_shr(prefix.length.into()).unwrap_or(0);
     match ip.to_bits() & hosts {

@@ -1,4 +1,5 @@
-//! The sockets that the engine runs for programs: addresses, options, and role.
+//! The sockets that the engine runs for programs: their addresses, options, and state as a listener,
+//! connection or UDP socket.
 
 use crate::arena::Key;
 use crate::direct::Direct;
@@ -26,7 +27,8 @@ pub struct Socket {
     pub v6: bool,
     /// The local address. An IPv4 address is never written as an IPv4-mapped IPv6 address.
     pub local: SocketAddr,
-    /// True if the socket got its local port by a bind, so that the table of local ports lists it.
+    /// True if the socket got its local port by a bind. The engine's table of local ports then lists the
+    /// socket.
     pub holds_port: bool,
     /// The options.
     pub options: Options,
@@ -72,11 +74,13 @@ pub enum Role {
 pub struct Datagram {
     /// The address to which the socket is connected.
     pub remote: Option<SocketAddr>,
-    /// True if the program chose the local address. If false, a disconnect resets it.
+    /// True if the program chose the local address. Otherwise connect sets the address, and a disconnect
+    /// resets it.
     pub address_chosen: bool,
-    /// True if the program chose the local port. If false, a disconnect frees it.
+    /// True if the program chose the local port. Otherwise the engine chose the port, and a disconnect frees
+    /// it.
     pub port_chosen: bool,
-    /// True if the pair may hold datagrams that the engine has not read.
+    /// True if the pair may hold datagrams that the program has sent and the engine has not read.
     pub readable: bool,
     /// The ancillary data that the program has asked for: flags of [`inlane_offload_protocol::datagram::receive`].
     pub wanted: u8,
@@ -94,12 +98,12 @@ pub struct Listening {
     pub full: bool,
     /// True if epoll has reported that the program closed its end.
     pub hung_up: bool,
-    /// True if the program may have written to the pair of its listening socket. The engine drops these
-    /// bytes.
+    /// True if the program may have written to the pair. The engine drops these bytes, because a program has
+    /// nothing to send on a listening socket.
     pub unread: bool,
 }
 
-/// A connection that waits to be accepted.
+/// A connection that waits to be accepted: the program has not received its end of the pair yet.
 #[derive(Debug)]
 pub struct Pending {
     /// The connection.
@@ -122,17 +126,20 @@ pub struct Stream {
     pub send: Ring,
     /// Received data that was not written to the pair yet.
     pub receive: Ring,
-    /// The index in the stream at which the program's data in `send` ends.
+    /// The number of bytes taken from the pair into `send` so far. This is the index at which the program's
+    /// data ends.
     pub written: u64,
     /// The number of received bytes that were handed to the pair or discarded so far.
     pub delivered: u64,
-    /// True if a read from the pair may return data. If false, epoll will report data.
+    /// True if a read from the pair may return data of the program. If false, the engine waits until epoll
+    /// reports data.
     pub readable: bool,
-    /// True if a write to the pair may succeed. If false, epoll will report room.
+    /// True if a write to the pair may succeed. If false, the engine waits until epoll reports room.
     pub writable: bool,
     /// The number of reads from the pair that returned data.
     pub reads: u32,
-    /// True after epoll has reported urgent data or the end of data. Then read again even after a short read.
+    /// True if the engine must read again even after a short read, because epoll has reported urgent data or
+    /// the end of the program's data. A read stops before urgent data.
     pub more: bool,
     /// True if epoll has reported that the program closed its end or shut down both directions.
     pub hung_up: bool,
@@ -140,16 +147,18 @@ pub struct Stream {
     pub program_finished: bool,
     /// True if the program does not read any more. Received data is then discarded.
     pub discards: bool,
-    /// True if the program was told the end of the peer's data, by a shutdown of the engine's end for
-    /// writing.
+    /// True if the program was told the end of the peer's data: the engine has written all received data and
+    /// shut down its end of the pair for writing.
     pub end_passed: bool,
-    /// If set, nothing is sent before this time, in nanoseconds. The program's request Start clears it.
+    /// If set, nothing is sent before this time, in nanoseconds, because the program may not yet have
+    /// replaced its kernel socket by the pair's end.
     pub held_until: Option<u64>,
     /// The program's end while the connection is being established. It is full, so it is not writable.
     pub filled: Option<Filled>,
     /// When the connection was established, in nanoseconds of the engine's clock.
     pub since: u64,
-    /// The connection's slot in shared memory. `None` until the program asks for one.
+    /// The connection's slot in the memory that the engine shares with the program. `None` until the program
+    /// asks for a slot.
     pub direct: Option<Box<Direct>>,
 }
 
@@ -195,10 +204,11 @@ pub struct Options {
 impl Options {
     /// The most options that are kept in `others`. Further options are ignored.
     const MOST_OTHERS: usize = 32;
-    /// The least limit of a ring: half of the smallest SO_SNDBUF that Linux's getsockopt returns.
+    /// The lowest limit, in bytes, for the part of a ring that a connection may use. It is half of the
+    /// smallest SO_SNDBUF that Linux's getsockopt returns.
     const LEAST_BUFFER: usize = 2304;
 
-    /// Sets an option. Also keeps up to `MOST_OTHERS` options without a field, so that they can be read back.
+    /// Sets an option. Keeps options without a field too, up to `MOST_OTHERS`, so that they can be read back.
     pub fn set(&mut self, level: i32, name: i32, value: &[u8]) {
         let number = match value {
             [a, b, c, d, ..] => i32::from_ne_bytes([*a, *b, *c, *d]),
@@ -281,21 +291,21 @@ impl Options {
         })
     }
 
-    /// Returns the most bytes of a ring of `capacity` bytes that a connection may use. `option` is SO_SNDBUF
-    /// or SO_RCVBUF as the kernel reports it, if set. The ring gets half of this value, and the pair the
-    /// other half.
+    /// Returns how many bytes of a ring of `capacity` bytes a connection may use at most. `option` is
+    /// SO_SNDBUF or SO_RCVBUF as the kernel reports it, or `None` if the program has not set it. The ring
+    /// gets half of this value, and the pair the other half.
     fn share(option: Option<i32>, capacity: usize) -> usize {
         option.map_or(capacity, |bytes| (bytes.max(0) as usize / 2).clamp(Self::LEAST_BUFFER, capacity))
     }
 
-    /// Returns the most bytes of a send ring of `capacity` bytes that the connection may use: all unless
-    /// SO_SNDBUF is set.
+    /// Returns how many bytes of a send ring of `capacity` bytes the connection may use at most: all, unless
+    /// the program has set SO_SNDBUF.
     pub fn send_share(&self, capacity: usize) -> usize {
         Self::share(self.send_buffer, capacity)
     }
 
-    /// Returns the most bytes of a receive ring of `capacity` bytes that the connection may use: all unless
-    /// SO_RCVBUF is set.
+    /// Returns how many bytes of a receive ring of `capacity` bytes the connection may use at most: all,
+    /// unless the program has set SO_RCVBUF.
     pub fn receive_share(&self, capacity: usize) -> usize {
         Self::share(self.receive_buffer, capacity)
     }

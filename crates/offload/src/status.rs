@@ -203,7 +203,7 @@ impl Row for SocketStatus {
     }
 }
 
-/// Asks the engine with the control socket `path` for its state.
+/// Asks the engine whose control socket is `path` for its state.
 ///
 /// # Errors
 /// If no engine listens there, or its answer is invalid.

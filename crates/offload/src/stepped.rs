@@ -1,6 +1,7 @@
-//! An engine that its caller runs step by step, with a virtual time and with frames in memory.
+//! An engine that its caller runs step by step. The caller supplies the time, and frames come from and go to
+//! memory instead of a port.
 //!
-//! Tests, the fuzzer and packetdrill use it, because a run does not depend on the machine's load.
+//! Tests, the fuzzer and packetdrill use it: time is virtual, so a run does not depend on the machine's load.
 
 use crate::engine::Engine;
 use crate::error::Result;
@@ -16,20 +17,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The most frames that are kept until [`Stepped::sent`] is called. Later frames are dropped.
 const MOST_FRAMES: usize = 65536;
 
-/// The number of packet buffers. Few suffice, because sent packets free their buffers at once.
+/// The number of packet buffers. Fewer suffice than on a real port, because sent packets free their buffers
+/// at once.
 const BUFFERS: usize = 1024;
 
 /// The frames that the engine has sent and the caller has not taken, the oldest first.
 type Frames = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
-/// An engine that its caller runs step by step. All times are in nanoseconds and must not decrease.
+/// An engine that its caller runs step by step. All times are in nanoseconds and must not decrease from call
+/// to call.
 pub struct Stepped {
     engine: Engine,
     sent: Frames,
 }
 
-/// What an engine holds now. All fields but `time_waits` are 0 once all sockets are closed and all
-/// connections have ended.
+/// What an engine holds now. All fields but `time_waits` are 0 once every program has closed its sockets and
+/// every connection has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Sockets of all programs.
@@ -75,7 +78,8 @@ impl Stepped {
         self.engine.network_mut().learn(now, address, mac, true);
     }
 
-    /// Runs one round of the engine's loop without sleeping. Returns true if the next round may have work.
+    /// Runs one round of the engine's loop without sleeping. Returns true if the next round may have work,
+    /// and false if the engine waits for a timer or an event.
     ///
     /// # Errors
     /// If the system's epoll fails.
@@ -83,8 +87,8 @@ impl Stepped {
         self.engine.round(now)
     }
 
-    /// Runs rounds until the engine waits for a timer or an event. Returns false if `most` rounds were not
-    /// enough.
+    /// Runs rounds until the engine has nothing to do before its next timer or event, but at most `most`
+    /// rounds. Returns true if the engine is idle, and false if `most` rounds were not enough.
     ///
     /// # Errors
     /// As for [`Stepped::step`].
@@ -102,7 +106,7 @@ impl Stepped {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// Returns when the next timer may be due, or `None` without a timer.
+    /// Returns the time at which the next timer may be due, or `None` if the engine waits for no timer.
     pub fn deadline(&self) -> Option<u64> {
         self.engine.deadline()
     }
@@ -138,7 +142,8 @@ unsafe impl Tx for Recorder {
                 sent.push_back(bytes.to_vec());
             }
         }
-        // SAFETY: the packets are of this pool, and the caller of `send` hands them over.
+        // SAFETY: the packets are of this pool. The caller of `send` hands them over and does not use them
+        // any more.
         unsafe { self.pool.free(packets) };
         Ok(packets.len())
     }

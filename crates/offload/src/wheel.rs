@@ -5,7 +5,8 @@
 //!       [keys] [keys] [    ]    [keys]     a key stays in its slot until the turn of its deadline
 //! ```
 //!
-//! An entry cannot be cancelled or moved. When it is due, check whether the deadline has moved.
+//! An entry cannot be cancelled or moved. When it is due, the caller must check whether the deadline has
+//! moved.
 
 use crate::arena::Key;
 
@@ -65,14 +66,15 @@ impl Wheel {
         }
     }
 
-    /// Returns when [`Wheel::expire`] should be called next, or `None` without entries. Possibly no entry is
-    /// due then, because the next slot's entries may belong to a later turn.
+    /// Returns the time at which [`Wheel::expire`] should be called next, or `None` if there are no entries.
+    /// It is possible that no entry is due then, because the entries of the next slot may belong to a later
+    /// turn of the wheel.
     pub fn next(&self) -> Option<u64> {
         Some(self.next_used()? * TICK_NS)
     }
 
-    /// Returns the first tick from `self.tick` on whose slot has entries. The entries may be due only in a
-    /// later turn.
+    /// Returns the first tick, starting at `self.tick`, whose slot has entries. The entries may be due only
+    /// in a later turn of the wheel.
     fn next_used(&self) -> Option<u64> {
         let start = self.tick as usize % SLOTS;
         let (word, bit) = (start / 64, start % 64);
@@ -96,7 +98,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every entry is due once, at most one tick after its deadline, also after many turns of the wheel.
+        /// Every entry is due once, at most one tick after its deadline, even if that is many turns of the
+        /// wheel away.
         #[test]
         fn entries_are_due_once_and_on_time(start in 0u64..1 << 40, entries in proptest::collection::vec(0u64..10_000_000_000, 1..50)) {
             let mut wheel = Wheel::new(start);
@@ -127,7 +130,8 @@ mod tests {
                 wheel.add(tick * TICK_NS, Key::from_u64(index as u64));
             }
             let mut due = Vec::new();
-            // Late calls of `expire` must expire all entries, too.
+            // Call `expire` only every half turn of the wheel, because late calls must expire all entries,
+            // too.
             let mut at = 0;
             while at < now {
                 at = (at + SLOTS as u64 / 2).min(now);

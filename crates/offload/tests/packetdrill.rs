@@ -1,5 +1,6 @@
 //! Runs the scripts in `tests/packetdrill` with packetdrill, which drives the engine through
-//! `examples/packetdrill.rs`. Needs packetdrill on the PATH, or its path in `INLANE_PACKETDRILL`.
+//! `examples/packetdrill.rs`. Each script states the rule that it checks. Needs packetdrill on the PATH, or
+//! its path in `INLANE_PACKETDRILL`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,9 +13,9 @@ fn packetdrill() -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join("packetdrill")).find(|file| file.is_file())
 }
 
-/// Builds the library that packetdrill loads and the preloaded library. Returns their paths.
+/// Builds two libraries and returns their paths: the one that packetdrill loads, and the preloaded library.
 fn build() -> (PathBuf, PathBuf) {
-    // Cargo puts this test into the folder `deps` of the build profile's folder.
+    // Cargo puts the executable of this test into the folder `deps` of the build profile's folder.
     let folder = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_owned();
     let example =
         ["inlane-offload", "--no-default-features", "--features", "packetdrill", "--example", "packetdrill"];

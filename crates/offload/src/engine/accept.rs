@@ -1,4 +1,5 @@
-//! Runs the listeners: answers SYNs, completes handshakes, and hands new connections to the programs.
+//! Runs the listeners: answers SYNs, completes handshakes, and hands the new connections to the programs that
+//! accept them.
 
 use super::Engine;
 use super::request::Owner;
@@ -10,8 +11,9 @@ use inlane_tcp::{Connection, Flow, Header, Segment, TimeWait, Verdict};
 use std::os::fd::AsRawFd;
 
 impl Engine {
-    /// Hands a segment to a listener. Returns true if the listener replied or completed a handshake: then
-    /// remove a TIME-WAIT entry of the flow. Returns false if the listener dropped the segment.
+    /// Hands a segment to a listener. Returns true if the listener replied or completed a handshake. The
+    /// caller then removes a TIME-WAIT entry of the same flow. Returns false if the listener dropped the
+    /// segment.
     pub(super) fn on_listener_segment(
         &mut self,
         now: u64,
@@ -58,14 +60,15 @@ impl Engine {
         let config = options.config(self.settings.buffer, self.network.mss(route, flow.remote.is_ipv6()));
         let Ok(connection) = Connection::accept(now, &config, handshake) else { return };
         let mut stream = self.stream_of(now, *flow, route, connection);
-        // The program has not received its end yet, so the pair is empty.
+        // The pair is empty, because the program has not received its end yet. Epoll will report the first
+        // data.
         stream.readable = false;
         let owner = Owner { process, program: &program, v6 };
         let role = Role::Stream(Box::new(stream));
         let created = self.create(owner, flow.local, Some(flow.remote), options, role);
         let Ok((key, program_end)) = created else {
-            // Send a reset: the handshake is complete, but the program has too many sockets or the engine too
-            // few descriptors.
+            // Send the peer a reset, because it has completed the handshake, but the program has too many
+            // sockets or the engine too few descriptors.
             if let Some(header) = inlane_tcp::reset_for(segment) {
                 self.send_header(now, flow, &header);
             }
@@ -80,8 +83,8 @@ impl Engine {
         self.on_stream_segment(now, key, segment);
     }
 
-    /// Sends queued connections to the program until the pair is full. Removes a listener that the program
-    /// has closed.
+    /// Sends the listener's queued connections to the program until the listener's pair is full. Removes the
+    /// listener if the program has closed it.
     pub(super) fn serve_listener(&mut self, key: Key) {
         let Some(socket) = self.sockets.get_mut(key) else { return };
         let fd = socket.fd();
@@ -105,8 +108,8 @@ impl Engine {
                     listening.listener.requeue(pending);
                 }
                 Err(_) => {
-                    // The listener is closed. Dropping `pending` closes the program's end, so the engine
-                    // resets the connection.
+                    // The program has closed the listener. Dropping `pending` closes the program's end of the
+                    // connection, so the engine resets the connection.
                     let connection = pending.key;
                     drop(pending);
                     self.touch(connection);

@@ -13,8 +13,8 @@ const EPHEMERAL: std::ops::RangeInclusive<u16> = 32768..=60999;
 /// Only root may bind ports below this number.
 const FIRST_UNPRIVILEGED: u16 = 1024;
 
-/// Returns true if a socket bound to `a` receives connections to `b`, or the reverse. `::` also receives
-/// IPv4 connections unless its `v6_only` is set.
+/// Returns true if a socket bound to `a` receives connections to `b`, or the reverse. A socket bound to `::`
+/// also receives IPv4 connections, unless its `v6_only` is set.
 fn overlap(a: IpAddr, a_v6_only: bool, b: IpAddr, b_v6_only: bool) -> bool {
     match (a.is_unspecified(), b.is_unspecified()) {
         (false, false) => a == b,
@@ -52,7 +52,8 @@ impl Engine {
         ports.find(|port| !table.contains_key(port)).ok_or(Refusal::Errno(libc::EADDRINUSE))
     }
 
-    /// Returns the sockets of each local port: UDP sockets if `datagrams` is set, otherwise TCP sockets.
+    /// Returns the table of local ports and the sockets that hold them: UDP sockets if `datagrams` is set,
+    /// otherwise TCP sockets.
     fn ports_of(&self, datagrams: bool) -> &HashMap<u16, Vec<Key>> {
         if datagrams { &self.datagram_ports } else { &self.ports }
     }
@@ -61,8 +62,8 @@ impl Engine {
         if datagrams { &mut self.datagram_ports } else { &mut self.ports }
     }
 
-    /// Removes bound and listening sockets on `port` that their programs have closed, before epoll reports
-    /// this.
+    /// Removes the bound and listening sockets on `port` that their programs have closed. Their ports are
+    /// then free at once, although epoll may not have reported the closing yet.
     fn remove_closed(&mut self, port: u16, datagrams: bool) {
         let Some(holders) = self.ports_of(datagrams).get(&port) else { return };
         let closed = |&&key: &&Key| {
@@ -75,7 +76,8 @@ impl Engine {
         let now = self.clock.now_ns();
         for key in closed {
             match datagrams {
-                // Sends the datagrams that the pair holds, then removes the socket.
+                // Send the datagrams that the program wrote before it closed the socket, then remove the
+                // socket.
                 true => self.drain_datagrams(now, key),
                 false => self.remove(key),
             }
@@ -95,7 +97,8 @@ impl Engine {
         })
     }
 
-    /// Returns EADDRINUSE if another socket listens at an overlapping address, unless both have SO_REUSEPORT.
+    /// Returns EADDRINUSE if another socket listens on the same port at an overlapping address, unless both
+    /// sockets have SO_REUSEPORT.
     pub(super) fn check_listen(&self, key: Key) -> Result<(), Refusal> {
         let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
         match self.conflicts(socket.local, false, &socket.options, Some(key)) {
@@ -112,7 +115,8 @@ impl Engine {
         self.ports_of_mut(datagrams).entry(port).or_default().push(key);
     }
 
-    /// Ends a socket's hold on a local port (UDP if `datagrams` is true). The last holder frees the port.
+    /// Ends a socket's hold on a local port: a UDP port if `datagrams` is true, otherwise a TCP port. The
+    /// port is free again when no other socket holds it.
     pub(super) fn release_port(&mut self, key: Key, port: u16, datagrams: bool) {
         let table = self.ports_of_mut(datagrams);
         if let Some(keys) = table.get_mut(&port) {
@@ -140,13 +144,13 @@ impl Engine {
             }
             waiting = waiting.or(Some(local));
         }
-        // If no port is free, reuse one whose flow is in TIME-WAIT. The new sequence numbers are above the
-        // old ones (RFC 6528).
+        // Reuse a port whose flow is in TIME-WAIT if no port is free. This is safe because the new
+        // connection's initial sequence number (RFC 6528) is above the old connection's numbers.
         waiting.ok_or(Refusal::Errno(libc::EADDRNOTAVAIL))
     }
 
-    /// Returns the listener for a connection to `local`. Prefers a socket bound to this address. `hash`
-    /// chooses among sockets that share the port.
+    /// Returns the listener for a connection to `local`. Prefers a socket bound to this address over one
+    /// bound to all addresses. `hash` chooses among sockets that share the port.
     pub(super) fn listener(&self, local: SocketAddr, hash: u64) -> Option<Key> {
         let holders = self.ports.get(&local.port())?;
         let rank = |socket: &Socket| {

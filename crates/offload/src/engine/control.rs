@@ -1,4 +1,5 @@
-//! Runs the control socket. Limits the requests per round and the sockets of each process.
+//! Runs the control socket: accepts clients, reads their requests and sends replies. Limits the requests per
+//! round and the sockets of each process.
 
 use super::{CLIENT, Engine};
 use crate::arena::{Arena, Key};
@@ -19,9 +20,11 @@ use std::sync::Arc;
 /// What to do if the path of the control socket cannot be used.
 const OTHER_PATH: &str = "run as root, or choose another path with --socket";
 
-/// The most clients at once. A process has one connection, and each `inlane offload status` one.
+/// The most clients at once. A process keeps one connection, and `inlane offload status` opens one for its
+/// request.
 const MOST_CLIENTS: usize = 16384;
-/// The most requests of one client in one round, so that one client cannot hold up the engine.
+/// The most requests of one client that are processed in one round, so that one client cannot hold up the
+/// engine.
 const MOST_REQUESTS: usize = 32;
 
 /// A process that has connected to the control socket.
@@ -39,7 +42,8 @@ pub(super) struct Client {
 pub(super) struct Control {
     listener: OwnedFd,
     path: PathBuf,
-    /// The folders that `open` created. They are removed after `Control`'s `drop` has removed the socket.
+    /// The folders that `open` created. They are removed when this field is dropped, which is after
+    /// `Control`'s `drop` has removed the socket.
     _folders: Folders,
     clients: Arena<Client>,
     /// The number of sockets of each process, by process ID.
@@ -51,7 +55,8 @@ impl Control {
     /// Creates the control socket. Replaces the file of an engine that has ended.
     ///
     /// # Errors
-    /// If another engine listens there, another kind of file exists there, or the socket cannot be created.
+    /// If another engine listens there, a file that is not a socket exists at the path, or the socket cannot
+    /// be created.
     pub fn open(settings: &Settings) -> Result<Self> {
         let path = settings.socket.clone();
         let shown = path.display().to_string();
@@ -99,8 +104,8 @@ impl Control {
         &self.listener
     }
 
-    /// Counts a new socket of a process. If the process already has the most that are allowed, returns false
-    /// instead.
+    /// Counts a new socket of a process. Returns false, without counting, if the process already has the most
+    /// sockets that are allowed.
     pub fn admit(&mut self, process: i32) -> bool {
         let count = self.sockets.entry(process).or_default();
         let admitted = *count < self.limit;
@@ -130,8 +135,8 @@ impl Drop for Control {
     }
 }
 
-/// The folders created for the control socket, the outermost first. Dropping the value removes the empty
-/// ones.
+/// The folders created for the control socket, the outermost first. Dropping the value removes the folders
+/// that are empty.
 struct Folders(Vec<PathBuf>);
 
 impl Folders {
@@ -144,7 +149,7 @@ impl Folders {
         for path in missing.into_iter().rev() {
             match std::fs::create_dir(path) {
                 Ok(()) => created.0.push(path.to_owned()),
-                // Another program has created the directory meanwhile.
+                // Continue, because another program has created the directory meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => {
                     return Err(Error::os(format!("creating the directory {}", path.display()))(error));
@@ -158,13 +163,14 @@ impl Folders {
 impl Drop for Folders {
     fn drop(&mut self) {
         for path in self.0.iter().rev() {
-            // Ignore a failure: a folder that holds another program's files stays.
+            // Ignore a failure, because a folder that holds another program's files must stay.
             let _ = std::fs::remove_dir(path);
         }
     }
 }
 
-/// Checks that the path of the control socket leads to nothing or to a socket.
+/// Checks that the path of the control socket leads to a socket or to nothing. Other files are never
+/// replaced.
 fn check_replaceable(path: &Path) -> Result<()> {
     let kind = match path.symlink_metadata() {
         Ok(found) if found.is_symlink() => "a symbolic link",
@@ -213,7 +219,7 @@ impl Engine {
         for _ in 0..MOST_REQUESTS {
             let Some(client) = self.control.clients.get(key) else { return };
             let fd = client.fd.as_raw_fd();
-            // One byte more than a message has, so that a longer message is noticed.
+            // Receive up to one byte more than a message has, so that a longer message is noticed.
             let mut bytes = [0; message::LEN + 1];
             let request = match pair::receive_descriptor(fd, &mut bytes) {
                 Ok((0, _)) => None,

@@ -17,20 +17,20 @@ use std::net::{IpAddr, SocketAddr};
 
 /// The most datagrams that one socket sends before others have their turn.
 const TURN: usize = 64;
-/// Before a socket closes or changes its address, the engine sends waiting datagrams in at most this many
-/// turns of [`TURN`] datagrams.
+/// Before a socket closes, or its address or options change, the engine sends the datagrams that wait in the
+/// socket's pair. It takes at most this many turns of [`TURN`] datagrams for that.
 const MOST_TURNS: usize = 16;
-/// When the engine has sent itself this many unprocessed packets, it reads no more datagrams from the
-/// pairs.
+/// A limit for the packets that the engine has sent to itself and not processed yet. At this number, the
+/// engine reads no more datagrams from the pairs.
 const MOST_OWN: usize = 256;
-/// The most bytes of a packet that an ICMP error quotes, which is then at most 576 bytes long (RFC 1812,
-/// section 4.3.2.3).
+/// The most bytes of a received packet that an ICMP error about the packet quotes. The error is then at most
+/// 576 bytes long (RFC 1812, section 4.3.2.3).
 const MOST_QUOTED_V4: usize = 548;
-/// The most bytes of a packet that an ICMPv6 error quotes, which is then at most 1280 bytes long (RFC 4443,
-/// section 2.4).
+/// The most bytes of a received packet that an ICMPv6 error about the packet quotes. The error is then at
+/// most 1280 bytes long, IPv6's least MTU (RFC 4443, section 2.4).
 const MOST_QUOTED_V6: usize = 1232;
-/// The number of ICMP errors that the engine may send to other hosts in a burst. One more is allowed every
-/// `ICMP_NS` nanoseconds, as in Linux.
+/// The number of ICMP errors that the engine may send to other hosts in a burst. The budget regains one error
+/// every `ICMP_NS` nanoseconds. Linux has the same limits.
 const ICMP_BURST: u64 = 50;
 const ICMP_NS: u64 = 1_000_000;
 /// TTL and hop limit of sockets without an option for them.
@@ -109,8 +109,9 @@ impl Socket {
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
                 if let (Some(end), Some(bytes)) = (&self.end, options.receive_buffer) {
-                    // The kernel charges this send buffer with the datagrams that wait for the program, and
-                    // doubles the value that is set.
+                    // Limit the send buffer of the engine's end, because the kernel charges it with the
+                    // datagrams that wait for the program. Pass half of the value, because the kernel doubles
+                    // it.
                     let _ = pair::set_option(end, libc::SO_SNDBUF, bytes / 2);
                 }
             }
@@ -120,7 +121,7 @@ impl Socket {
 }
 
 impl Options {
-    /// Returns the number of an option in `others`, or `None` if the program has not set it.
+    /// Returns the value of a numeric option in `others`, or `None` if the program has not set the option.
     fn number(&self, level: i32, name: i32) -> Option<i32> {
         match *self.others.get(&(level, name))?.as_slice() {
             [a, b, c, d, ..] => Some(i32::from_ne_bytes([a, b, c, d])),
@@ -160,13 +161,14 @@ impl Options {
         self.number(level, name).unwrap_or(usual)
     }
 
-    /// Returns the class and the TTL or hop limit of a datagram. Its header overrides the socket's options.
+    /// Returns the traffic class, and the TTL or hop limit, of a datagram. The datagram's header may override
+    /// the socket's options.
     fn class_and_hops(&self, header: &Header, v6: bool) -> (u8, u8) {
         let (class, hops) = match v6 {
             false => ((libc::IPPROTO_IP, libc::IP_TOS), (libc::IPPROTO_IP, libc::IP_TTL)),
             true => ((libc::IPPROTO_IPV6, libc::IPV6_TCLASS), (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS)),
         };
-        // Use the default for values outside 0 to 255. In Linux, -1 restores the default.
+        // Use the default for values outside 0 to 255. As in Linux, programs set -1 to return to the default.
         let set = |(level, name)| self.number(level, name).filter(|number| (0..256).contains(number));
         let class = match header.flags & send::CLASS {
             0 => set(class).unwrap_or(0) as u8,
@@ -181,7 +183,8 @@ impl Options {
 }
 
 impl Engine {
-    /// Sends the datagrams in the pair. Removes the socket if the program has closed it.
+    /// Sends the datagrams that the program has written to the pair. Removes the socket if the program has
+    /// closed it.
     pub(super) fn serve_datagrams(&mut self, now: u64, key: Key) {
         let mut buffer = std::mem::take(&mut self.datagram_buffer);
         // One byte more than the largest datagram has, so that a longer one is noticed.
@@ -211,8 +214,9 @@ impl Engine {
                 Ok(len) => self.on_program_datagram(now, key, &buffer[..len]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => datagram.readable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Continue after the first error. ECONNRESET means that the program has closed its socket
-                // with unread datagrams. Those that it sent can still be read.
+                // Continue after the first error. One read fails with ECONNRESET if the program has closed
+                // its socket with unread datagrams. Later reads return the datagrams that the program had
+                // sent.
                 Err(_) => {
                     errors += 1;
                     if errors > 1 {
@@ -224,7 +228,9 @@ impl Engine {
         self.datagram_buffer = buffer;
     }
 
-    /// Sends a datagram of a program, which has chosen every byte of `bytes`.
+    /// Handles a message that the engine read from a program's pair: a header, if there is one, and data.
+    /// Sends the data as a datagram, or keeps it until the program has sent the rest of the datagram. The
+    /// program may be hostile, so `bytes` can be anything.
     fn on_program_datagram(&mut self, now: u64, key: Key, bytes: &[u8]) {
         let (header, data) = match Header::decode(self.number, bytes) {
             Some(header) => (header, &bytes[datagram::LEN..]),
@@ -271,7 +277,8 @@ impl Engine {
         self.report_error(key, error);
     }
 
-    /// Sends the datagrams in the pair before the socket's address or options change.
+    /// Sends the datagrams that the program has written to the pair until now. Call this before the socket's
+    /// address or options change, because the former ones apply to these datagrams.
     pub(super) fn drain_datagrams(&mut self, now: u64, key: Key) {
         for _ in 0..MOST_TURNS {
             let Some(Socket { role: Role::Datagram(datagram), .. }) = self.sockets.get_mut(key) else {
@@ -336,7 +343,7 @@ impl Engine {
     }
 
     /// Returns the route and the source address of a datagram to `destination`. `wanted` is the source that
-    /// the program has set.
+    /// the program has set for this datagram.
     pub(super) fn route_from(
         &self,
         local: IpAddr,
@@ -354,7 +361,8 @@ impl Engine {
             Some(source) => source,
             None => self.network.source(destination).ok_or(libc::ENETUNREACH)?,
         };
-        // Refuse another family than the destination's, and a loopback source on the link.
+        // Refuse a source of another family than the destination. Also refuse a loopback source on the link,
+        // because loopback addresses must not appear there.
         if source.is_ipv4() != destination.is_ipv4() || source.is_loopback() && route != Route::Own {
             return Err(libc::EINVAL);
         }
@@ -420,7 +428,7 @@ impl Engine {
             return None;
         }
         let bytes = &packet.payload[..len];
-        // UDP's length, which the pseudo header has, may be less than that of IP's payload.
+        // Pass UDP's length to the pseudo header, because this length may be less than that of IP's payload.
         let pseudo = match (packet.source, packet.destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 Sum::new().add_pseudo_v4(source, destination, ipv4::UDP, len as u32)
@@ -441,12 +449,12 @@ impl Engine {
         intact.then(|| ((view.source_port(), view.destination_port()), &bytes[udp::HEADER..]))
     }
 
-    /// Returns the UDP socket for a received datagram, by these preferences:
+    /// Returns the UDP socket for a received datagram. The first rule that leaves one socket decides:
     ///
-    /// 1. connected sockets
-    /// 2. sockets bound to the datagram's destination
-    /// 3. among equals with SO_REUSEPORT, the one that a hash of the sender's address chooses
-    /// 4. the socket that got the port last
+    /// 1. Prefer connected sockets.
+    /// 2. Prefer sockets bound to the datagram's destination to sockets bound to all addresses.
+    /// 3. Among sockets with SO_REUSEPORT, a hash of the sender's address chooses.
+    /// 4. Otherwise, choose the socket that got the port last.
     fn datagram_socket(&self, local: SocketAddr, remote: SocketAddr) -> Option<Key> {
         let holders = self.datagram_ports.get(&local.port())?;
         let rank = |socket: &Socket| {
@@ -478,8 +486,8 @@ impl Engine {
         equal.map(|(.., key)| key).next_back()
     }
 
-    /// Writes a received datagram to the pair of the socket `key`. If the pair is full, counts it as dropped.
-    /// Returns false if the program has closed the socket.
+    /// Writes a received datagram to the pair of the socket `key`. If the pair is full, counts the datagram
+    /// as dropped. Returns false if the socket does not exist any more, because the program has closed it.
     fn deliver(
         &mut self,
         now: u64,
@@ -521,8 +529,8 @@ impl Engine {
         }
     }
 
-    /// Answers a datagram to a port without a socket by an ICMP error (RFC 1122, section 4.1.3.1), within the
-    /// budget of ICMP errors.
+    /// Answers a datagram to a port without a socket by an ICMP error (RFC 1122, section 4.1.3.1), unless the
+    /// budget of ICMP errors is used up or there is no route.
     fn refuse(&mut self, now: u64, packet: &Received<'_>) {
         if !packet.trusted && !self.icmp_budget.take(now) {
             return;
@@ -540,8 +548,8 @@ impl Engine {
         }
     }
 
-    /// Processes an ICMP error about a datagram that is too large for a link. `quoted` is the start of its IP
-    /// packet.
+    /// Processes an ICMP error about a datagram of the engine that was too large for a link. `quoted` is the
+    /// start of the datagram's IP packet.
     pub(super) fn on_datagram_too_big(&mut self, now: u64, quoted: &[u8], mtu: u32) {
         if let Some((flow, _)) = original(quoted, ipv4::UDP)
             && self.datagram_socket(flow.local, flow.remote).is_some()

@@ -9,8 +9,8 @@ use inlane_offload_protocol::message::{Message, Operation};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 impl Engine {
-    /// Creates a bound UDP socket. If the program is about to send to an address without a route, the socket
-    /// stays with the kernel.
+    /// Creates a bound UDP socket. If the request has a remote address, the program is about to send to that
+    /// address. The socket then stays with the kernel if the engine has no route to the address.
     pub(super) fn bind_datagrams(&mut self, request: &Request) -> Answer {
         let message = &request.message;
         let wanted = canonical(message.local.ok_or(libc::EINVAL)?);
@@ -45,13 +45,14 @@ impl Engine {
         Ok((reply, Some(program)))
     }
 
-    /// Connects a UDP socket: that of the program's end in the request, or without one a new socket.
+    /// Connects the UDP socket whose program's end came with the request. Without one, creates a connected
+    /// UDP socket.
     pub(super) fn connect_datagrams(&mut self, now: u64, request: &Request) -> Answer {
         let message = &request.message;
         let remote = this_host(canonical(message.remote.ok_or(libc::EINVAL)?));
         if request.attached.is_some() {
             let key = self.attached(request)?;
-            // Send the datagrams in the pair first, because they go to the former address.
+            // Send the datagrams that the program has already written, because they go to the former address.
             self.drain_datagrams(now, key);
             self.reconnect(key, remote)?;
             return Ok((Message::new(Operation::Connect), None));
@@ -78,7 +79,7 @@ impl Engine {
         }
     }
 
-    /// Returns an error, which leaves a new socket with the kernel, if there is no route to `remote`.
+    /// Returns an error if the engine has no route to `remote`. A new socket then stays with the kernel.
     fn route_or_kernel(&self, remote: SocketAddr) -> Result<(), Refusal> {
         let ip = this_host(canonical(remote)).ip();
         if self.network.is_group(ip) {
@@ -114,7 +115,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Disconnects a UDP socket. Clears its local address and port, unless the program chose them.
+    /// Disconnects a UDP socket from its remote address. Clears its local address and port, unless the
+    /// program chose them.
     pub(super) fn disconnect_datagrams(&mut self, now: u64, request: &Request) -> Answer {
         let key = self.attached(request)?;
         self.drain_datagrams(now, key);
@@ -133,7 +135,8 @@ impl Engine {
         Ok((Message::new(Operation::Disconnect), None))
     }
 
-    /// Replies with an errno if a UDP socket has no route to an address.
+    /// Checks whether the engine has a route from a UDP socket to an address. Replies with an errno if there
+    /// is none.
     pub(super) fn route_datagrams(&mut self, request: &Request) -> Answer {
         let key = self.attached(request)?;
         let remote = this_host(canonical(request.message.remote.ok_or(libc::EINVAL)?));

@@ -51,7 +51,8 @@ impl Engine {
         }
     }
 
-    /// Processes an IP packet. Packets that the engine sent to itself are `trusted` and lack checksums.
+    /// Processes an IP packet. `trusted` is true for packets that the engine sent to itself, which have no
+    /// checksums.
     pub(super) fn on_ip(&mut self, now: u64, bytes: &[u8], trusted: bool) {
         match Self::parse(bytes, trusted) {
             Ok(packet) => self.on_whole(now, packet),
@@ -105,8 +106,8 @@ impl Engine {
             Outcome::Refused => network.counters.unassembled += 1,
             Outcome::Whole(packet) => {
                 network.counters.reassembled += 1;
-                // Count a reassembled packet that is a fragment itself as malformed: only an attacker nests
-                // fragments.
+                // Count a reassembled packet that is itself a fragment as malformed. Only an attacker nests
+                // fragments, to cost the engine time.
                 match Self::parse(&packet, false) {
                     Ok(packet) => self.on_whole(now, packet),
                     Err(_) => self.network.counters.malformed += 1,
@@ -159,8 +160,8 @@ impl Engine {
         })
     }
 
-    /// Returns true if a TCP segment needs no checksum or has a correct one. The engine's own segments need
-    /// none, nor do those of local senders that leave checksums to a network card.
+    /// Returns true if the checksum of a TCP segment is correct, or if the segment needs none: it is the
+    /// engine's own, or a sender on the same machine left the checksum to a network card.
     fn is_intact(&self, packet: &Received<'_>) -> bool {
         packet.trusted
             || packet.pseudo.add_bytes(packet.payload).finish() == 0
@@ -194,7 +195,8 @@ impl Engine {
         self.on_other_segment(now, &flow, &segment);
     }
 
-    /// Processes a TCP segment without a connection: by its TIME-WAIT entry, a listener, or a reset.
+    /// Processes a TCP segment whose flow has no connection: by its TIME-WAIT entry, by a listener, or by a
+    /// reset.
     fn on_other_segment(&mut self, now: u64, flow: &Flow, segment: &Segment<'_>) {
         let mut previous = None;
         if let Some(entry) = self.time_waits.get_mut(flow) {
@@ -273,8 +275,8 @@ impl Engine {
         }
     }
 
-    /// Processes an ICMP error about the engine's packet that begins with `original`. TCP checks the sequence
-    /// number, because the message may be forged (RFC 5927).
+    /// Processes an ICMP error about a packet that the engine sent. `original` is the start of that packet.
+    /// TCP checks the sequence number in it, because the message may be forged (RFC 5927).
     fn on_icmp_error(&mut self, now: u64, original: &[u8], error: IcmpError) {
         if let IcmpError::TooBig(mtu) = error {
             self.on_datagram_too_big(now, original, mtu);
@@ -325,9 +327,9 @@ impl Engine {
     }
 }
 
-/// Parses the start of an IP packet of the engine, which an ICMP error quotes. Returns its flow and the
-/// four bytes after the ports, which in TCP are the sequence number. Returns `None` for other protocols
-/// than `wanted`.
+/// Parses the start of an IP packet of the engine, which an ICMP error quotes. Returns the packet's flow, and
+/// the four bytes after the ports, which in TCP are the sequence number. Returns `None` if the packet has
+/// another protocol than `wanted`.
 pub(super) fn original(original: &[u8], wanted: u8) -> Option<(Flow, u32)> {
     let (source, destination, protocol, at): (IpAddr, IpAddr, u8, usize) = match original.first()? >> 4 {
         4 => {

@@ -1,4 +1,5 @@
-//! The connections whose programs may use shared memory, and requests for slots.
+//! The connections whose programs may use shared memory now, and the handling of a program's request for a
+//! slot.
 
 use super::Engine;
 use super::control::Request;
@@ -14,7 +15,7 @@ use std::sync::{Arc, Weak};
 const MOST_AREAS: usize = 256;
 /// The most shared areas of one process.
 const MOST_AREAS_OF_PROCESS: usize = 2;
-/// The most leases at once, because the engine checks each of them in every round.
+/// The most leases at once. They are limited because the engine checks each of them in every round.
 const MOST_LEASES: usize = 128;
 
 /// The leases, and the shared areas that exist.
@@ -26,8 +27,8 @@ pub(super) struct Leases {
 }
 
 impl Engine {
-    /// Returns true if programs may use shared memory. An engine that does not poll would end each lease at
-    /// once, before it sleeps.
+    /// Returns true if programs may use shared memory, which needs an engine that polls for some time before
+    /// it sleeps. An engine that sleeps as soon as it has no work would end each lease at once.
     fn leases(&self) -> bool {
         !self.settings.spin.is_zero()
     }
@@ -37,7 +38,8 @@ impl Engine {
         self.settings.spin.as_micros().min(1000) as i32
     }
 
-    /// Assigns a slot to the connection, in the memory shared with the client.
+    /// Processes a request for a slot: assigns a slot to the connection, in the memory that is shared with
+    /// the client.
     pub(super) fn adopt(&mut self, request: &Request) -> Answer {
         if !self.leases() {
             return Err(Refusal::Errno(libc::EOPNOTSUPP));
@@ -71,7 +73,8 @@ impl Engine {
         Ok((reply, file))
     }
 
-    /// Returns the shared area of the client that sent `request`, and true if the area is new.
+    /// Returns the shared area of the client that sent `request`. The bool is true if the area is new, and
+    /// false if the client already has it.
     fn area(&mut self, request: &Request) -> Result<(Arc<SharedArea>, bool), Refusal> {
         let client = self.control.client(request.client).ok_or(libc::EBADF)?;
         match (&client.area, request.message.number) {
@@ -91,8 +94,9 @@ impl Engine {
         Ok((area, true))
     }
 
-    /// Adds a connection to the list of leases. With `grants`, lets the program send through shared memory.
-    /// If there are too many leases, adds only a connection with a pending offer.
+    /// Adds a connection to the list of leases. If `grants` is true, also lets the program send through
+    /// shared memory. If the list is full, adds the connection only if an offer waits for the program's
+    /// answer.
     pub(super) fn list_lease(&mut self, now: u64, key: Key, grants: bool) {
         let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
         let Some(direct) = &mut stream.direct else { return };
@@ -108,8 +112,9 @@ impl Engine {
         }
     }
 
-    /// Checks all leases for work. Ends those that were not used for 1 ms, or all without work if `sleeps` is
-    /// true. Returns true if there is work.
+    /// Checks the shared memory of all leases for work. Ends leases that were not used for 1 ms. If `sleeps`
+    /// is true, the engine is about to sleep, so this ends all leases without work. Returns true if there is
+    /// work.
     pub(super) fn poll_leases(&mut self, now: u64, sleeps: bool) -> bool {
         let mut worked = false;
         let mut index = 0;
@@ -144,8 +149,8 @@ impl Engine {
         worked
     }
 
-    /// Ends all leases before the engine sleeps. Returns false if a program has committed bytes, holds a
-    /// claim, or has not answered an offer.
+    /// Ends all leases before the engine sleeps. Returns false if the engine must not sleep yet, because a
+    /// program has committed bytes, holds a claim, or has not answered an offer.
     pub(super) fn end_leases(&mut self, now: u64) -> bool {
         !self.poll_leases(now, true) && self.leases.keys.is_empty()
     }

@@ -46,8 +46,8 @@ const BURST: usize = 64;
 const MOST_TIME_WAITS: usize = 65536;
 /// The longest sleep, in nanoseconds: how late a stop request is seen at most.
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
-/// The length of the first sleep, in nanoseconds, if epoll cannot watch the port. Each further sleep
-/// without work is twice as long.
+/// The length of the first sleep in nanoseconds, if epoll cannot watch the port and so packets do not wake
+/// the engine. Without work, each further sleep is twice as long as the one before.
 const FIRST_POLLED_SLEEP_NS: u64 = 10_000;
 /// The length of the longest sleep in nanoseconds, if epoll cannot watch the port.
 const LONGEST_POLLED_SLEEP_NS: u64 = 1_000_000;
@@ -130,8 +130,8 @@ fn wait_for_events(epoll: &OwnedFd, sleep: u64, events: &mut Vec<libc::epoll_eve
             libc::syscall(libc::SYS_epoll_pwait2, fd, events, room, &raw const timeout, mask, 0)
         };
         match std::io::Error::last_os_error().raw_os_error() {
-            // Linux before 5.11 and some containers lack `epoll_pwait2`. `epoll_wait` sleeps for whole
-            // milliseconds.
+            // Linux before 5.11 lacks `epoll_pwait2`, and some containers forbid it. Use `epoll_wait`
+            // instead, which sleeps for whole milliseconds.
             Some(libc::ENOSYS | libc::EPERM) if count < 0 => {
                 let milliseconds = sleep.div_ceil(1_000_000) as i32;
                 // SAFETY: as above.
@@ -161,8 +161,8 @@ impl Engine {
         Self::open_on(settings, network::BUFFERS)
     }
 
-    /// Opens a port of any kind, and the control socket. Tests call this, because [`Engine::open`] refuses
-    /// ports without a network. `buffers` is the number of packet buffers.
+    /// Opens a port of any kind, and the control socket. `buffers` is the number of packet buffers. Tests
+    /// call this with ports that [`Engine::open`] refuses because they do not carry frames of a network.
     pub(crate) fn open_on(settings: Settings, buffers: usize) -> Result<Self> {
         settings.check()?;
         let clock = Clock::new();
@@ -227,7 +227,7 @@ impl Engine {
         let mut pause = shortest;
         let spin_ns = self.settings.spin.as_nanos() as u64;
         let mut events = Vec::with_capacity(MOST_EVENTS);
-        // The default timer slack of 50 us would prolong short sleeps.
+        // Reduce the timer slack, because the default of 50 us would prolong short sleeps.
         // SAFETY: the call changes only the slack of this thread's timers.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
         let mut packets = [Packet::EMPTY; BURST];
@@ -241,8 +241,8 @@ impl Engine {
             let idle = !worked && self.changed.is_empty();
             let may_sleep = idle && now >= last_work + spin_ns && self.network.flush();
             let sleep = if may_sleep && self.end_leases(now) { self.sleep_ns(now, pause) } else { 0 };
-            // Serve up to `MOST_ROUNDS` rounds of received packets before asking epoll, because that system
-            // call would delay them.
+            // Serve up to `MOST_ROUNDS` rounds of received packets before asking epoll for events of pairs,
+            // because that system call would delay the packets.
             rounds = if worked && rounds < MOST_ROUNDS { rounds + 1 } else { 0 };
             if rounds == 0 {
                 worked |= self.wait(now, sleep, &mut events)?;
@@ -303,7 +303,7 @@ impl Engine {
         count > 0
     }
 
-    /// Returns how long the engine may sleep, in nanoseconds: `longest`, or until an earlier timer.
+    /// Returns how long the engine may sleep, in nanoseconds: `longest`, or less if a timer is due earlier.
     fn sleep_ns(&self, now: u64, longest: u64) -> u64 {
         let mut sleep = longest;
         if self.network.has_timer() {
@@ -337,7 +337,8 @@ impl Engine {
         Ok(worked)
     }
 
-    /// Records that a socket's pair is readable or writable, and marks the socket as changed.
+    /// Records whether a socket's pair is readable or writable, as epoll reported, and marks the socket as
+    /// changed.
     fn on_pair_event(&mut self, key: Key, flags: epoll::EventFlags) {
         use epoll::EventFlags as Flags;
         let Some(socket) = self.sockets.get_mut(key) else { return };
@@ -361,7 +362,7 @@ impl Engine {
         self.touch(key);
     }
 
-    /// Adds a socket to the list of changed sockets, which the round serves at its end.
+    /// Adds a socket to the list of changed sockets, which are served at the end of the round.
     fn touch(&mut self, key: Key) {
         if let Some(socket) = self.sockets.get_mut(key)
             && !socket.dirty
@@ -380,7 +381,7 @@ impl Engine {
                 self.serve(now, key);
             }
         }
-        // Reuse the emptied list's memory, unless a new list already has sockets.
+        // Reuse the emptied list's memory, unless serving has already added sockets to a new list.
         if self.changed.is_empty() {
             self.changed = keys;
         }
@@ -415,7 +416,7 @@ impl Engine {
         {
             self.time_wait_order.pop_front();
             match self.time_waits.get(&flow).map(TimeWait::until) {
-                // A retransmitted FIN has restarted the TIME-WAIT timer.
+                // A retransmitted FIN has restarted the TIME-WAIT timer, so move the flow to the queue's end.
                 Some(later) if later > now && later > until => self.time_wait_order.push_back((later, flow)),
                 _ => drop(self.time_waits.remove(&flow)),
             }
@@ -460,7 +461,7 @@ impl Engine {
 
     /// Returns a pseudo-random number.
     fn random(&mut self) -> u64 {
-        // splitmix64 (Steele, Lea and Flood 2014).
+        // Compute the next number by splitmix64 (Steele, Lea and Flood 2014).
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut value = self.random;
         value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,5 @@
-//! What the engine reports: the status of `inlane offload status`, and a connection's TCP_INFO.
+//! Collects what the engine reports: the status that `inlane offload status` shows, and the TCP_INFO of a
+//! connection.
 
 use super::Engine;
 use super::request::Refusal;
@@ -86,8 +87,8 @@ pub(super) fn tcp_info(socket: &Socket, stream: Option<&Stream>) -> [u8; 104] {
         return bytes;
     };
     let connection = &stream.connection;
-    // The states are numbered as in Linux's include/net/tcp_states.h, for programs that read `struct
-    // tcp_info`.
+    // Write the state as its number in Linux's include/net/tcp_states.h, because programs read Linux's
+    // `struct tcp_info`.
     bytes[0] = match connection.state() {
         State::Established => 1,
         State::SynSent => 2,

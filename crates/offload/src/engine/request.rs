@@ -15,8 +15,8 @@ use rustix::event::epoll::{self, EventFlags};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
-/// How long a new connection waits for the program's request Start, in nanoseconds. Then it sends its SYN
-/// anyway.
+/// How long a new connection holds back its SYN until the program's request Start arrives, in nanoseconds.
+/// Then the connection sends its SYN anyway, because the program may have been killed.
 const LONGEST_HOLD_NS: u64 = 20_000_000;
 
 /// Why a request fails: an errno, or the reason why the socket stays with the kernel.
@@ -129,13 +129,15 @@ impl Engine {
         });
     }
 
-    /// Returns the socket whose program's end came with a request.
+    /// Returns the socket to which a request refers. The program sends its end of the socket's pair with the
+    /// request.
     pub(super) fn attached(&self, request: &Request) -> Result<Key, Refusal> {
         let fd = request.attached.as_ref().ok_or(libc::EBADF)?;
         self.inodes.get(&pair::inode(fd)?).copied().ok_or(Refusal::Errno(libc::EBADF))
     }
 
-    /// Creates a socket. Set `remote` if it is being connected. Returns its key and the program's end.
+    /// Creates a socket. Set `remote` if the program is connecting the socket. Returns the socket's key and
+    /// the program's end.
     pub(super) fn create(
         &mut self,
         owner: Owner<'_>,
@@ -185,7 +187,8 @@ impl Engine {
         if let Some(Socket { role, options, end, .. }) = self.sockets.get_mut(key)
             && !matches!(role, Role::Bound)
         {
-            // The options hold twice the numbers that the program set, and setsockopt doubles its argument.
+            // Halve the sizes: the options hold twice the numbers that the program set, and setsockopt
+            // doubles its argument.
             let mut sizes =
                 [options.send_buffer, options.receive_buffer].map(|bytes| bytes.map(|bytes| bytes / 2));
             match role {
@@ -276,8 +279,9 @@ impl Engine {
         }
     }
 
-    /// Lets a new connection send its SYN, because the program's end has replaced the kernel's socket. The
-    /// peer could answer an earlier SYN while other threads still use the kernel's socket.
+    /// Lets a new connection send its SYN, because the program's end has replaced the kernel's socket in the
+    /// program. If the SYN were sent earlier, the peer might answer while other threads of the program still
+    /// use the kernel's socket.
     fn start(&mut self, request: &Request) -> Answer {
         let key = self.attached(request)?;
         if let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) {
@@ -390,8 +394,9 @@ impl Engine {
         if matches!(socket.role, Role::Bound) {
             self.check_listen(key)?;
             let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
-            // All SYN,ACKs of a listener announce one MSS, loopback's or the port's. A connection sends with
-            // its own route's MSS.
+            // All SYN,ACKs of a listener announce the same MSS: that of loopback if the listener is bound to
+            // a loopback address, otherwise the port's. An accepted connection sends with the MSS of its own
+            // route.
             let route =
                 if socket.local.ip().is_loopback() { Route::Own } else { Route::Port(socket.local.ip()) };
             let mss = self.network.mss(route, socket.local.is_ipv6());
@@ -399,7 +404,8 @@ impl Engine {
             let listener = Listener::new(&config, self.secrets.clone(), backlog)?;
             let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
             if let Some(end) = &socket.end {
-                // The buffer holds the connections that wait to be accepted, about 1 KiB each.
+                // Size the pair's send buffer by the backlog, because the buffer holds the connections that
+                // wait to be accepted. Each takes about 1 KiB.
                 let _ = pair::set_option(end, libc::SO_SNDBUF, backlog.min(200) as i32 * 1024);
             }
             socket.role =

@@ -12,8 +12,8 @@ impl Engine {
         &mut self.network
     }
 
-    /// Runs one round of the loop at the time `now`, without the port and without sleeping. Returns true if
-    /// the next round may have work.
+    /// Runs one round of the loop at the time `now`, without receiving from the port and without sleeping.
+    /// Returns true if the next round may have work, and false if the engine waits for a timer or an event.
     pub(crate) fn round(&mut self, now: u64) -> Result<bool> {
         let mut worked = self.receive_own(now);
         worked |= self.wait(now, 0, &mut Vec::with_capacity(64))?;
@@ -24,7 +24,8 @@ impl Engine {
         Ok(worked || !self.changed.is_empty() || !self.network.own.is_empty())
     }
 
-    /// Returns the time of the next timer in nanoseconds, of connections, TIME-WAIT entries and neighbours.
+    /// Returns the time of the next timer in nanoseconds: a connection's, a TIME-WAIT entry's, or a
+    /// neighbour's. Returns `None` if no timer is set.
     pub(crate) fn deadline(&self) -> Option<u64> {
         let time_wait = self.time_wait_order.front().map(|entry| entry.0);
         self.wheel.next().into_iter().chain(time_wait).chain(self.network.next_timer()).min()

@@ -19,8 +19,9 @@ use std::os::fd::{OwnedFd, RawFd};
 /// The most bytes that one connection moves in each direction before others have their turn.
 const TURN: u64 = 256 << 10;
 
-/// After each of the first 4 reads of a pair, the engine checks whether the program has finished sending,
-/// so that the FIN travels with the data. Longer connections seldom end right after a read.
+/// After each of the first 4 reads of a pair, the engine checks whether the program has finished sending, so
+/// that the FIN travels with the data. Later reads are not checked, because a longer connection seldom ends
+/// right after a given read.
 const FIRST_READS: u32 = 4;
 
 /// A TCP segment to send.
@@ -87,8 +88,8 @@ impl Engine {
         self.touch(key);
     }
 
-    /// Runs a socket's timers when its entry in the timer wheel is due. If the deadline has moved, adds a new
-    /// entry instead.
+    /// Runs the timers of a socket whose entry in the timer wheel is due. If the connection's deadline has
+    /// moved, adds a new entry instead.
     pub(super) fn on_timer(&mut self, now: u64, key: Key) {
         let Some(socket) = self.sockets.get_mut(key) else { return };
         socket.armed = u64::MAX;
@@ -108,8 +109,8 @@ impl Engine {
         }
     }
 
-    /// Adds an entry for a socket to the timer wheel, unless an earlier entry exists, which will add the
-    /// later one.
+    /// Adds an entry for a socket to the timer wheel, due at `deadline`. Does nothing if the socket has an
+    /// entry that is due earlier, because `on_timer` then adds the later entry.
     #[inline]
     pub(super) fn arm(&mut self, key: Key, deadline: u64) {
         if let Some(socket) = self.sockets.get_mut(key)
@@ -134,8 +135,8 @@ impl Engine {
         }
     }
 
-    /// Moves data between the pair and the rings, sends segments, and removes a socket whose connection has
-    /// ended.
+    /// Moves data between the pair and the rings, sends the segments that TCP allows, and removes the socket
+    /// if its connection has ended.
     pub(super) fn serve_stream(&mut self, now: u64, key: Key) {
         let Self { sockets, network, .. } = self;
         let Some(socket) = sockets.get_mut(key) else { return };
@@ -233,19 +234,19 @@ impl Engine {
 }
 
 impl Stream {
-    /// Limits the connection's receive ring and its pair to the size set by SO_RCVBUF. `end` is the engine's
-    /// end of the pair.
+    /// Limits the connection's receive ring to the bytes that the program set with SO_RCVBUF, if it did. Sets
+    /// the same limit for the pair through `end`, the engine's end.
     pub(super) fn limit_receive(&mut self, options: &Options, end: Option<&OwnedFd>) {
         self.connection.set_receive_capacity(options.receive_share(self.receive.capacity()) as u32);
         if let (Some(bytes), Some(end)) = (options.receive_buffer, end) {
-            // The ring and the pair get half of `bytes` each. Pass a quarter, because setsockopt doubles the
-            // number.
+            // The ring gets half of `bytes`, and the pair the other half. Pass a quarter of `bytes`, because
+            // setsockopt doubles the number. If the call fails, the pair keeps its size.
             let _ = pair::set_option(end, libc::SO_SNDBUF, bytes / 4);
         }
     }
 
-    /// Delivers received data through shared memory or the pair. Returns true if the next round must continue
-    /// without an event.
+    /// Delivers received data to the program, through shared memory or the pair. Returns true if the next
+    /// round must continue without waiting for an event.
     ///
     /// # Errors
     /// If the program broke the protocol of shared memory.
@@ -288,7 +289,8 @@ impl Stream {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => {
-                    // The program has closed its end or its reading direction. The next read shows which.
+                    // The program has closed its end, or only its reading direction. The next read from the
+                    // pair shows which of the two.
                     self.readable = true;
                     self.discards = true;
                     self.discard();
@@ -327,8 +329,10 @@ impl Stream {
         (grants || direct.has_offer()).then_some(grants)
     }
 
-    /// Copies the program's data from shared memory into the send ring, which may hold at most `share` bytes.
-    /// Returns true if the pair may be read now. Sets `again` if a claim must be checked in the next round.
+    /// Copies the program's data from shared memory into the send ring, which may then hold at most `share`
+    /// bytes. Returns true if the pair may be read now, and false if data in shared memory must be copied
+    /// first. Sets `again` if the next round must try again, because a thread of the program is still
+    /// writing.
     fn collect_direct(&mut self, now: u64, share: u64, again: &mut bool) -> Result<bool, Hostile> {
         let Some(direct) = &mut self.direct else { return Ok(true) };
         loop {
@@ -355,7 +359,7 @@ impl Stream {
     }
 
     /// Moves the program's data from shared memory and the pair into the send ring. Returns true if the next
-    /// round must continue without an event.
+    /// round must continue without waiting for an event.
     ///
     /// # Errors
     /// If the program broke the protocol of shared memory.
@@ -390,7 +394,8 @@ impl Stream {
                     moved += len as u64;
                     self.written += len as u64;
                     self.reads = self.reads.saturating_add(1);
-                    // A short read has emptied the pair, unless it stopped early or the pair has ended.
+                    // A read of fewer bytes than wanted has emptied the pair. Then wait until epoll reports
+                    // new data, unless the read stopped early or the pair has ended.
                     self.readable = len == wanted
                         || cut
                         || self.more
@@ -401,16 +406,16 @@ impl Stream {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => {
-                    // The program has closed its end with unread data. A kernel would reset the connection,
-                    // too.
+                    // The program has closed its end with unread data. Reset the connection, as the kernel
+                    // would do.
                     self.program_finished = true;
                     self.connection.abort();
                 }
             }
         }
         if self.program_finished && self.readable && !self.discards && (self.hung_up || pair::hung_up(fd)) {
-            // The program had shut down sending, and has now closed the socket. Close the connection only
-            // once.
+            // The program shut down its sending direction earlier, and has now closed the socket. Clear
+            // `readable`, so that the connection is closed or aborted only once.
             self.readable = false;
             match options.linger == Some(0) {
                 true => self.connection.abort(),
@@ -425,7 +430,8 @@ impl Stream {
         self.connection.close(now);
     }
 
-    /// Sends segments. Returns true if the link is congested, so that the next round must continue.
+    /// Sends segments until TCP has none or the link is congested. Returns true if the link was congested:
+    /// the next round must then try again.
     fn transmit(&mut self, now: u64, network: &mut Network) -> bool {
         while !network.is_congested() {
             let Some(transmit) = self.connection.poll_transmit(now) else { return false };
@@ -439,7 +445,7 @@ impl Stream {
     }
 }
 
-/// Returns true if the pair `fd` has data to read, or its end is reached.
+/// Returns true if the pair `fd` has data to read, or if the program has closed its end or shut down sending.
 fn pair_may_have_ended(fd: RawFd) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
     // SAFETY: the structure outlives the call.

@@ -18,7 +18,7 @@ const OURS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 pub(super) const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 pub(super) const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
-/// An engine on a port that discards everything.
+/// An engine on a port that discards everything, and the folder of the engine's control socket.
 pub(super) struct Bench {
     pub engine: Engine,
     pub now: u64,
@@ -45,7 +45,7 @@ fn folders_of_the_control_socket_go_with_it() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = settings(&folder, 8);
     settings.socket = folder.path().join("a/b/control");
-    // The engine must remove its folders if the port cannot be opened.
+    // Name a port that cannot be opened. The engine must then remove the folders that it has created.
     settings.port = "pcap:/no/such/file".into();
     assert!(Engine::open_on(settings.clone(), 1024).is_err());
     assert!(!folder.path().join("a").exists());
@@ -98,7 +98,8 @@ impl Bench {
         )
     }
 
-    /// Runs 20 rounds, 1 ms apart on the engine's clock. Receives only the engine's packets to itself.
+    /// Runs 20 rounds of the engine's loop, 1 ms apart on its clock, without sleeping. Receives only packets
+    /// that the engine sent to itself.
     pub fn turn(&mut self) {
         for _ in 0..20 {
             self.now += 1_000_000;
@@ -156,7 +157,8 @@ fn frame(header: &Header, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Corrects the checksums of IP and TCP. Otherwise every damaged frame would end at the checksum test.
+/// Corrects the checksums of IP and TCP, if the frame has these headers. Otherwise the checksum test would
+/// drop every damaged frame, and no other code would get one.
 fn repair(bytes: &mut [u8]) {
     let Some(ip) = bytes.get_mut(ethernet::HEADER..) else { return };
     let Ok(mut packet) = ipv4::Packet::new(ip) else { return };
@@ -200,7 +202,8 @@ proptest! {
         prop_assert!(bench.engine.sockets.len() <= 21);
     }
 
-    /// A request fails with EBADF if its descriptor is not from the engine.
+    /// Every request is answered. A request about a socket fails with EBADF if the descriptor in it is not
+    /// from the engine.
     #[test]
     fn hostile_requests_do_no_harm(requests in proptest::collection::vec(
         (1u8..10, any::<bool>(), any::<[u8; 6]>(), any::<[i32; 3]>(), proptest::collection::vec(any::<u8>(), 0..100), any::<bool>()), 1..20)) {
@@ -279,7 +282,7 @@ fn a_connection_within_the_engine_carries_data_and_its_end() {
     assert_eq!(bench.engine.flows.len() + bench.engine.inodes.len() + bench.engine.ports.len(), 0);
 }
 
-/// The listener's memory stays bounded, and a real client still gets in.
+/// A flood of SYNs with forged sources: the listener's memory stays bounded, and a real client still gets in.
 #[test]
 fn a_listener_accepts_during_a_flood_of_syns() {
     let mut bench = Bench::new(100);
@@ -300,8 +303,8 @@ fn a_listener_accepts_during_a_flood_of_syns() {
     drop(client);
 }
 
-/// A program sends its end of a pair through that pair and closes it. The kernel keeps the end open until
-/// the engine reads the message.
+/// A program sends the descriptor of its own end of a pair through that pair, and then closes the descriptor.
+/// The kernel keeps the end open until the engine has read the message.
 #[test]
 fn a_descriptor_in_its_own_pair_keeps_no_socket_alive() {
     let mut bench = Bench::new(100);

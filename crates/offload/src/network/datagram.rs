@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 /// IPv4's flag "more fragments": set in all fragments of a packet but the last.
 const MORE_V4: u16 = 0x2000;
-/// The flag "more fragments" in IPv6's fragment header: set in all fragments but the last.
+/// The flag "more fragments" in IPv6's fragment header: set in all fragments of a packet but the last.
 const MORE_V6: u16 = 1;
 /// The flag of IPv4 packets that forbids routers to fragment them.
 const DONT_FRAGMENT: u16 = 0x4000;
@@ -16,7 +16,8 @@ const FRAGMENT_HEADER: usize = 8;
 /// The Next Header value of IPv6's fragment header.
 const FRAGMENT: u8 = 44;
 
-/// The most hosts whose path MTU is kept, because attackers can forge ICMP errors about any hosts.
+/// The most hosts whose path MTU is kept. There is a limit, because an attacker can forge ICMP errors about
+/// any number of hosts.
 const MOST_PATHS: usize = 1024;
 /// How long a path MTU is used before the link's MTU is tried again, in nanoseconds.
 const PATH_MTU_NS: u64 = 600_000_000_000;
@@ -59,7 +60,8 @@ impl Datagram<'_> {
         if self.source.is_ipv4() { ipv4::HEADER } else { ipv6::HEADER }
     }
 
-    /// Writes an IP header in front of the payload in `bytes`, a whole UDP datagram or a fragment.
+    /// Writes an IP header in front of the payload, which is already in `bytes`. The payload is a whole UDP
+    /// datagram or a fragment of one.
     fn write_ip(&self, bytes: &mut [u8], fragment: Option<Fragment>) {
         const FITS: &str = "the packet has room for its header and at most 65535 bytes";
         match (self.source.ip(), self.destination.ip()) {
@@ -123,14 +125,16 @@ impl Datagram<'_> {
 }
 
 impl Network {
-    /// Returns the path MTU to a host in bytes: the link's, or a smaller one reported within 10 minutes.
+    /// Returns the path MTU to a host in bytes: the link's MTU, or a smaller one that a router reported less
+    /// than 10 minutes ago.
     fn path_mtu(&self, now: u64, host: IpAddr) -> usize {
         let known = self.path_mtus.get(&host).filter(|&&(_, since)| now < since + PATH_MTU_NS);
         known.map_or(self.mtu, |&(mtu, _)| mtu.min(self.mtu)).into()
     }
 
-    /// Records that the path to a host carries packets of at most `mtu` bytes. Raises `mtu` to the IP
-    /// version's minimum, because the message may be forged (RFC 1191, RFC 8201).
+    /// Records that the path to a host carries packets of at most `mtu` bytes. A value below the least MTU of
+    /// the host's IP version is raised to that MTU, because the ICMP message may be forged (RFC 1191, RFC
+    /// 8201).
     pub fn set_path_mtu(&mut self, now: u64, host: IpAddr, mtu: u32) {
         if self.path_mtus.len() >= MOST_PATHS && !self.path_mtus.contains_key(&host) {
             self.path_mtus.clear();
@@ -197,7 +201,8 @@ impl Network {
         write: impl FnOnce(&mut [u8]),
     ) -> bool {
         let Some(mut packet) = self.allocate(ethernet::HEADER + len) else { return false };
-        // SAFETY: the packet was just allocated, its length is within its buffer, and the CPU maps it.
+        // SAFETY: the packet was just allocated, so nothing else uses it. Its length is within its buffer,
+        // and the CPU maps the buffer.
         let bytes = unsafe { packet.bytes_mut() };
         let mut frame = Frame::new(&mut *bytes).expect("the packet has room for the header");
         frame.set_source(self.mac);

@@ -7,8 +7,8 @@ use std::net::IpAddr;
 
 /// The most neighbours that are kept. An attacker on the link can claim any number of addresses.
 const MOST: usize = 4096;
-/// The most packets that wait for one neighbour: the fragments of the largest datagram at a path MTU of
-/// 1280 bytes.
+/// The most packets that wait for one neighbour's answer: enough for all fragments of the largest datagram if
+/// the path MTU is 1280 bytes or more.
 const MOST_PENDING: usize = 64;
 /// The time between two requests to a neighbour, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
@@ -40,8 +40,8 @@ pub struct Neighbours {
 /// What the sender must do with a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// Send the packet to this MAC address. If the flag is set, also ask the neighbour again, because its
-    /// answer is old.
+    /// Send the packet to this MAC address. If the flag is set, also ask the neighbour again, because the
+    /// neighbour's last answer is old.
     Send(Mac, bool),
     /// The packet waits for the neighbour's answer. If the flag is set, ask the neighbour.
     Waits(bool),
@@ -83,8 +83,8 @@ impl Neighbours {
         Lookup::Waits(first)
     }
 
-    /// If the table is full, removes a neighbour for which no packet waits: the one with the oldest answer.
-    /// Returns false if packets wait for every neighbour.
+    /// If the table is full, removes a neighbour for which no packet waits, namely the one with the oldest
+    /// answer. Returns false if the table is full and packets wait for every neighbour.
     fn make_room(&mut self) -> bool {
         if self.by_address.len() < MOST {
             return true;
@@ -94,8 +94,8 @@ impl Neighbours {
         oldest.is_some_and(|address| self.by_address.remove(&address).is_some())
     }
 
-    /// Records a neighbour's MAC address. Adds an unknown neighbour only if `add` is set. Returns the packets
-    /// that waited.
+    /// Records a neighbour's MAC address. If the neighbour is unknown, adds it only if `add` is set. Returns
+    /// the packets that waited for the address.
     pub fn learn(&mut self, now: u64, address: IpAddr, mac: Mac, add: bool) -> Vec<Packet> {
         if mac.is_multicast() || mac == Mac::default() {
             return Vec::new();
@@ -111,8 +111,8 @@ impl Neighbours {
         waited
     }
 
-    /// Returns the neighbours to ask again. Also returns the neighbours that did not answer, with their
-    /// packets, which must be dropped.
+    /// Returns the neighbours to ask again. Also returns the neighbours that did not answer, with the packets
+    /// that waited for them and must be dropped.
     pub fn on_timer(&mut self, now: u64) -> (Vec<IpAddr>, Vec<(IpAddr, Vec<Packet>)>) {
         let (mut ask, mut silent) = (Vec::new(), Vec::new());
         if self.asking == 0 {
@@ -136,8 +136,8 @@ impl Neighbours {
         (ask, silent)
     }
 
-    /// Returns when a neighbour must be asked again or given up, in nanoseconds. Returns `None` if no answer
-    /// is awaited.
+    /// Returns the time, in nanoseconds, at which a neighbour must be asked again or given up. Returns `None`
+    /// if no answer is awaited.
     pub fn next_timer(&self) -> Option<u64> {
         let asked = self.by_address.values().filter(|neighbour| !neighbour.pending.is_empty());
         asked.map(|neighbour| neighbour.asked + RETRY_NS).min()

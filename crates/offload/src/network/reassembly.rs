@@ -1,28 +1,30 @@
 //! Reassembly of IP fragments (RFC 791, RFC 8200 section 4.5) in bounded memory.
 //!
-//! As in Linux, overlapping fragments make the whole packet invalid (RFC 5722). A repeated fragment is
-//! ignored.
+//! Fragments that overlap make the whole packet invalid (RFC 5722), in IPv4 too, as in Linux. A repeated
+//! fragment is ignored.
 
 use inlane_wire::{ipv4, ipv6};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// How long fragments are kept, in nanoseconds (RFC 1122 section 3.3.2, RFC 8200 section 4.5).
+/// How long the fragments of a packet are kept, in nanoseconds (RFC 1122 section 3.3.2, RFC 8200 section
+/// 4.5).
 const LIFETIME_NS: u64 = 60_000_000_000;
 /// The most bytes of fragments that are kept. Beyond it, the oldest incomplete packets are removed.
 const MOST_BYTES: usize = 4 << 20;
 /// The overhead in bytes that each fragment and each packet adds towards `MOST_BYTES`, beyond the data.
 const COST: usize = 128;
 
-/// `Reassembly::order` is cleaned once its entries of completed packets exceed the others by this number.
+/// Entries of completed packets stay in `Reassembly::order` until they outnumber the other entries by more
+/// than this. Then they are removed together.
 const SLACK: usize = 64;
 
-/// The fields that identify a fragment's packet.
+/// The fields that all fragments of a packet share. They identify the packet to which a fragment belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Id {
     source: IpAddr,
     destination: IpAddr,
-    /// The protocol in IPv4. 0 in IPv6, where it does not identify a packet.
+    /// The protocol in IPv4. 0 in IPv6, where the protocol is not among the fields that identify a packet.
     protocol: u8,
     id: u32,
 }
@@ -36,7 +38,8 @@ struct Partial {
     parts: BTreeMap<usize, Vec<u8>>,
     /// The length of the whole payload in bytes. `None` until the last fragment has arrived.
     total: Option<usize>,
-    /// The payload's protocol, the traffic class, and the TTL or hop limit, from the fragment with offset 0.
+    /// From the headers of the fragment with offset 0: the payload's protocol, the traffic class, and the TTL
+    /// or hop limit.
     first: Option<(u8, u8, u8)>,
     /// True if the packet is invalid. Its later fragments are dropped.
     refused: bool,
@@ -68,8 +71,8 @@ pub enum Outcome {
 #[derive(Default)]
 pub struct Reassembly {
     packets: HashMap<Id, Partial>,
-    /// The packets in the order of their first fragments, with deadlines in nanoseconds. Completed packets
-    /// may remain.
+    /// The packets in the order in which their first fragments arrived, each with its deadline in
+    /// nanoseconds. Completed packets may remain here.
     order: VecDeque<(u64, Id)>,
     cost: usize,
 }
@@ -107,7 +110,8 @@ fn parse(bytes: &[u8]) -> Option<Fragment<'_>> {
 }
 
 impl Partial {
-    /// Adds a fragment. Returns false if it overlaps others, or contradicts the packet's length.
+    /// Adds a fragment. Returns false if it overlaps other fragments of the packet, or contradicts the
+    /// packet's length.
     fn add(&mut self, fragment: &Fragment<'_>) -> bool {
         let (start, end) = (fragment.offset, fragment.offset + fragment.data.len());
         if self.parts.get(&start).is_some_and(|part| part.len() == fragment.data.len()) {
@@ -200,8 +204,8 @@ fn write_v6(
 }
 
 impl Reassembly {
-    /// Takes a fragment of a packet for the engine. Returns its outcome, and how many incomplete packets were
-    /// given up.
+    /// Takes a fragment of an IP packet for the engine. Returns what became of the fragment, and how many
+    /// incomplete packets were given up.
     pub fn add(&mut self, now: u64, bytes: &[u8]) -> (Outcome, u64) {
         let given_up = self.expire(now);
         let Some(fragment) = parse(bytes) else { return (Outcome::Refused, given_up) };
@@ -212,8 +216,8 @@ impl Reassembly {
         }
         let id = fragment.id;
         if fragment.offset == 0 && !fragment.more {
-            // A fragment with offset 0 and no successors is a whole packet, whatever other fragments have its
-            // identification (RFC 6946).
+            // Return a fragment with offset 0 and no successors at once, because it is a whole packet,
+            // whatever other fragments have its identification (RFC 6946).
             let data = fragment.data.to_vec();
             let parts = std::iter::once(&data);
             let whole = build(id.source, id.destination, fragment.first, parts, data.len());
@@ -270,11 +274,12 @@ impl Reassembly {
         given_up
     }
 
-    /// Removes the oldest entry of `order`, and its packet if incomplete. Returns true if a packet was
-    /// removed.
+    /// Removes the oldest entry of `order`, and its packet if that is still incomplete. Returns true if a
+    /// packet was removed, and false if the packet was completed before.
     fn remove_oldest(&mut self, deadline: u64, id: Id) -> bool {
         self.order.pop_front();
-        // A later packet may have the same identification, but not the same deadline.
+        // If the entry's packet was completed, a later packet may have the same identification. The deadline
+        // tells them apart.
         let same = self.packets.get(&id).is_some_and(|partial| partial.deadline == deadline);
         if same {
             self.remove(&id);
@@ -286,7 +291,8 @@ impl Reassembly {
         if let Some(partial) = self.packets.remove(id) {
             self.cost -= partial.cost;
         }
-        // Entries of completed packets are removed together, which keeps the cost per packet constant.
+        // The entries of completed packets stay in `order` until there are many of them. Then they are
+        // removed together, which keeps the cost per packet constant.
         if self.order.len() > 2 * self.packets.len() + SLACK {
             let packets = &self.packets;
             self.order.retain(|(deadline, id)| {

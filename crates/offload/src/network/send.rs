@@ -1,5 +1,5 @@
-//! Sends IP packets, and processes ARP and neighbour discovery. Packets wait for MAC addresses and for the
-//! transmit queue.
+//! Sends IP packets: builds the frame for the neighbour's MAC address, and keeps it while the address is
+//! unknown or the transmit queue is full. Also processes ARP and neighbour discovery.
 
 use super::neighbours::Lookup;
 use super::{MOST_WAITING, Network, Route, all_nodes};
@@ -9,7 +9,7 @@ use inlane_wire::ethernet::{self, Frame, Mac};
 use inlane_wire::{arp, ipv4, ipv6, ndp};
 use std::net::{IpAddr, Ipv4Addr};
 
-/// The part of an IP packet after the IP header, such as a TCP segment.
+/// The payload of an IP packet to send: the part after the IP header, such as a TCP segment.
 pub trait Payload {
     /// The IP protocol.
     const PROTOCOL: u8;
@@ -17,8 +17,9 @@ pub trait Payload {
     /// Returns the length of the payload in bytes.
     fn len(&self) -> usize;
 
-    /// Writes the payload to `buffer`, which has [`Payload::len`] bytes. `pseudo` is the sum of the pseudo
-    /// header. If `pseudo` is `None`, leaves the checksum out.
+    /// Writes the payload to `buffer`, which has [`Payload::len`] bytes. Computes the payload's checksum from
+    /// `pseudo`, the sum of the pseudo header. If `pseudo` is `None`, leaves the checksum out: the receiver
+    /// does not check it.
     fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>);
 }
 
@@ -47,8 +48,8 @@ impl Network {
             }
             Route::Port(hop) => {
                 let Some(mut packet) = self.allocate(ethernet::HEADER + len) else { return false };
-                // SAFETY: the packet was just allocated, its length is within its buffer, and the CPU maps
-                // it.
+                // SAFETY: the packet was just allocated, so nothing else uses it. Its length is within its
+                // buffer, and the CPU maps the buffer.
                 let bytes = unsafe { packet.bytes_mut() };
                 let ethertype = if source.is_ipv4() { ethernet::IPV4 } else { ethernet::IPV6 };
                 write_ethernet(bytes, self.mac, ethertype);
@@ -58,7 +59,7 @@ impl Network {
         }
     }
 
-    /// Keeps the buffer of a packet that the engine sent to itself, for use by later packets.
+    /// Takes back the buffer of a packet that the engine sent to itself, and keeps it for later packets.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
         if self.spare_own.len() < 64 {
             self.spare_own.push(buffer);
@@ -122,10 +123,11 @@ impl Network {
         }
     }
 
-    /// Sends waiting packets as far as the transmit queue accepts them. Returns true if none is left.
+    /// Sends as many of the waiting packets as the transmit queue accepts. Returns true if none is left.
     pub fn flush(&mut self) -> bool {
         while !self.waiting.is_empty() {
-            // SAFETY: the packets are from the queue's pool, each once, and sent ones are removed.
+            // SAFETY: the packets are from the queue's pool, each is in the list once, and sent ones are
+            // removed.
             match unsafe { self.tx.send(&self.waiting) } {
                 Ok(0) => return false,
                 Ok(sent) => drop(self.waiting.drain(..sent)),
@@ -149,8 +151,8 @@ impl Network {
         self.waiting.len() >= MOST_WAITING / 2
     }
 
-    /// Asks for the MAC address of the neighbour `hop`. ARP goes to the MAC address `known`, or to all hosts.
-    /// IPv6 is always multicast.
+    /// Asks for the MAC address of the neighbour `hop`. An IPv4 request (ARP) goes to the MAC address
+    /// `known`, or to all hosts if `known` is `None`. An IPv6 request is always multicast.
     fn ask(&mut self, hop: IpAddr, known: Option<Mac>) {
         match hop {
             IpAddr::V4(target) => {
@@ -234,7 +236,8 @@ impl Network {
         if let Some(mac) = mac.filter(|_| !asker.is_unspecified()) {
             self.learn(now, source, mac, true);
         }
-        // A host that checks a new address has none to answer to (RFC 4862), so answer all nodes.
+        // Multicast the answer to all nodes: a host that checks whether a new address is in use asks from the
+        // unspecified address, to which no answer can be sent (RFC 4862).
         let (destination, flags) = match asker.is_unspecified() {
             true => (all_nodes(), ndp::OVERRIDE),
             false => (asker, ndp::OVERRIDE | ndp::SOLICITED),
@@ -259,8 +262,8 @@ impl Network {
         }
     }
 
-    /// Asks again the neighbours that have not answered. Gives up those asked too often: drops their packets
-    /// and returns their addresses.
+    /// Asks again the neighbours that have not answered. Gives up the neighbours that were asked too often:
+    /// drops the packets that wait for them, and returns their addresses.
     pub fn on_timer(&mut self, now: u64) -> Vec<IpAddr> {
         let (ask, silent) = self.neighbours.on_timer(now);
         for address in ask {
@@ -270,15 +273,15 @@ impl Network {
             .into_iter()
             .map(|(address, packets)| {
                 self.counters.dropped += packets.len() as u64;
-                // SAFETY: the packets are from this pool, and the table has given them back.
+                // SAFETY: the packets are from this pool, and the table of neighbours has given them back.
                 unsafe { self.pool.free(&packets) };
                 address
             })
             .collect()
     }
 
-    /// Returns when [`Network::on_timer`] should be called, in nanoseconds. Returns `None` if no answer is
-    /// awaited.
+    /// Returns the time, in nanoseconds, at which [`Network::on_timer`] should be called. Returns `None` if
+    /// no neighbour's answer is awaited.
     pub fn next_timer(&self) -> Option<u64> {
         self.neighbours.next_timer()
     }

@@ -1,4 +1,4 @@
-//! Tests of UDP sockets: hostile programs and frames, and the rules for sockets that share a port.
+//! Tests of UDP sockets: hostile programs and frames, and Linux's rules for sockets that share a port.
 
 use super::super::tests::{Bench, MAC, PEER};
 use super::*;
@@ -89,7 +89,8 @@ fn frame(v6: bool, data: &[u8]) -> Vec<u8> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Arbitrary bytes in a pair cause only datagrams from the engine's addresses and the socket's port.
+    /// Programs may write arbitrary bytes to their pairs. The engine must send only datagrams from its own
+    /// addresses and the socket's port.
     #[test]
     fn hostile_programs_send_only_from_their_socket(messages in proptest::collection::vec(
         (any::<bool>(), any::<[u8; 8]>(), 0usize..3, any::<[u8; 4]>(), proptest::collection::vec(any::<u8>(), 0..200)), 1..30)) {
@@ -199,7 +200,8 @@ fn a_program_that_floods_itself_leaves_the_rest_in_its_pair() {
         bench.engine.serve_changed(0);
         assert!(bench.engine.network.own.len() <= MOST_OWN);
     }
-    // The engine still sends the datagrams that the pair has accepted.
+    // After the program has closed the socket, the engine still sends the datagrams that the pair has
+    // accepted.
     drop(sender);
     for _ in 0..10 {
         bench.turn();
@@ -231,7 +233,8 @@ fn sockets_share_a_port_as_in_linux() {
     bench.send(&sender, Some(to), b"x");
     assert!(bench.receive(&any).is_some() && bench.receive(&first).is_none());
 
-    // All datagrams of a sender arrive at one socket, and each socket gets some of the senders.
+    // With SO_REUSEPORT, all datagrams of a sender arrive at one socket, and each socket gets some of the
+    // senders.
     let share = [(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)];
     let sharing: Vec<OwnedFd> =
         (0..2).map(|_| bench.datagrams(Operation::Bind, "10.0.0.1:6001", &share)).collect();
@@ -324,7 +327,8 @@ fn the_engine_says_where_it_has_a_route() {
             (u64::from(status == 0), u64::from(status != 0))
         );
     }
-    // The engine has no route to a multicast address, so the socket stays with the kernel.
+    // Connect a new socket to a multicast address. The socket stays with the kernel, because the engine has
+    // no route there.
     let mut message = Message::new(Operation::Connect);
     (message.datagrams, message.remote) = (true, Some("224.0.0.1:1".parse().unwrap()));
     assert_eq!(bench.ask(message, None).0.status, inlane_offload_protocol::message::KERNEL);
@@ -341,7 +345,7 @@ fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
         bench.engine.network.counters.sent_packets - before
     };
     assert_eq!(sent(&mut bench), 1);
-    // An ICMP error reports an MTU of 600 bytes for a link.
+    // Report by an ICMP error that a link carries only 600 bytes.
     let local = bench.engine.sockets.iter().next().unwrap().1.local;
     let mut quoted = ipv4::Packet::init(vec![0; 28]).unwrap();
     quoted.set_protocol(ipv4::UDP);
@@ -351,12 +355,12 @@ fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
     quoted.payload_mut()[2..4].copy_from_slice(&4000u16.to_be_bytes());
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 600);
     assert_eq!(sent(&mut bench), 2);
-    // Quote a port without a socket. The engine ignores the error.
+    // Quote a port without a socket in the ICMP error. The engine ignores such an error.
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 2);
-    // Quote the socket's own port again. The engine records 552 bytes, the least that it accepts for IPv4, so
-    // the datagram still takes two fragments.
+    // Quote the socket's own port again, and report an MTU of 68 bytes. The engine records 552 bytes instead,
+    // the least that it accepts for IPv4, so the datagram still takes two fragments.
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 2);

@@ -35,8 +35,8 @@ fn data(len: usize) -> Vec<u8> {
 }
 
 proptest! {
-    /// Fragments in any order, some repeated, give the packet with the last missing one, and leave nothing
-    /// behind.
+    /// Fragments in any order, some of them repeated, give the packet when the last missing one arrives, and
+    /// leave nothing behind.
     #[test]
     fn fragments_in_any_order_give_the_packet(v6: bool, len in 9usize..5000, size in 1usize..100, seed: u64, repeat in 0usize..4) {
         let whole = data(len);
@@ -59,7 +59,8 @@ proptest! {
         prop_assert_eq!((reassembly.packets.len(), reassembly.cost), (0, 0));
     }
 
-    /// The counted memory must be correct and stay within the limit.
+    /// Adds damaged fragments at any offsets and times. The counted memory must be correct and stay within
+    /// the limit.
     #[test]
     fn hostile_fragments_take_bounded_memory(fragments in proptest::collection::vec(
         (any::<bool>(), 0u16..3, 0usize..65536, any::<bool>(), 0usize..200, proptest::collection::vec((0usize..60, any::<u8>()), 0..2), 0u64..70), 1..60)) {
@@ -92,7 +93,7 @@ fn overlapping_fragments_make_the_packet_invalid() {
             assert_eq!(reassembly.add(0, &fragment(v6, 1, 0, true, &data(24))).0, Outcome::Waits);
             let overlapping = fragment(v6, 1, offset, more, &data(len));
             assert_eq!(reassembly.add(0, &overlapping).0, Outcome::Refused, "{offset} {more} {len}");
-            // The packet is invalid now, so even the right fragments are refused.
+            // The packet is invalid now, so even the fragments that would have completed it are refused.
             assert_eq!(reassembly.add(0, &fragment(v6, 1, 0, true, &data(24))).0, Outcome::Refused);
             assert_eq!(reassembly.add(0, &fragment(v6, 1, 24, false, &data(5))).0, Outcome::Refused);
         }
