@@ -1,8 +1,9 @@
 //! Sends requests to the engine and receives the replies.
 //!
-//! A process keeps one connection, which one thread uses at a time. If it is in use, a thread opens another
-//! one for its request. Waiting could deadlock in a signal handler. A child of vfork also opens another
-//! one, because it shares its parent's variables.
+//! A process keeps one connection to the engine, which one thread uses at a time. A thread that finds the
+//! connection in use does not wait, because it may be running a signal handler that interrupted the
+//! connection's user. Such a thread opens another connection for its one request. A child of vfork does the
+//! same, because it shares its parent's variables.
 
 use crate::{real, settings};
 use inlane_offload_protocol::lease::{Area, Slot};
@@ -13,17 +14,18 @@ use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
-/// The descriptor of the process's connection to the engine, or -1.
+/// The descriptor of the connection to the engine that this process keeps open, or -1 if there is none.
 static CONNECTION: AtomicI32 = AtomicI32::new(-1);
-/// The inode of the socket in `CONNECTION`. Compare it before each use, because the program may have reused
-/// the descriptor's number.
+/// The inode of the socket in `CONNECTION`. The program may close the descriptor and get its number for
+/// another file, so the inode is compared before each use.
 static INODE: AtomicU64 = AtomicU64::new(0);
 /// The id of the process that opened the connection in `CONNECTION`, or 0.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 /// True while a thread uses the connection in `CONNECTION`.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
-/// The lowest descriptor number for the connection to the engine, because programs expect low numbers.
+/// The lowest descriptor number for the connection to the engine, because programs expect low numbers for
+/// their own descriptors.
 const LOWEST_NUMBER: c_int = 400;
 /// The longest wait for a reply, in seconds.
 const REPLY_SECONDS: i64 = 10;
@@ -39,8 +41,8 @@ pub fn forget_after_fork() {
         OWNER.store(0, Ordering::Relaxed);
         IN_USE.store(false, Ordering::Relaxed);
     }
-    // SAFETY: may be called at any time. If it fails, `OWNER` shows a forked child that the connection is its
-    // parent's.
+    // SAFETY: the function may be called at any time. If it fails, a forked child finds its parent's process
+    // ID in `OWNER`, so it does not use the parent's connection.
     unsafe { libc::pthread_atfork(None, None, Some(child)) };
 }
 
@@ -81,9 +83,11 @@ fn open() -> Option<RawFd> {
     }
 }
 
-/// Sends a request, and the descriptor `attached` unless it is negative. Returns the reply and its
-/// descriptor, or the request if the operation has no reply. Returns `None` if no engine answers. Leaves
-/// errno as it was.
+/// Sends a request to the engine. If `attached` is not negative, sends this descriptor along. Returns the
+/// reply and the descriptor that came with the reply. If the operation has no reply, returns the request
+/// itself. Returns `None` if there is no engine or it does not answer.
+///
+/// Leaves errno as it was.
 pub fn request(message: &mut Message, attached: RawFd) -> Option<(Message, Option<RawFd>)> {
     let before = crate::errno();
     let program = settings::program();
@@ -110,27 +114,30 @@ fn send_request(message: &Message, attached: RawFd) -> Option<(Message, Option<R
         if reply.is_some() || fresh {
             return reply;
         }
-        // The engine may have been restarted, so try a new connection.
+        // The engine may have been restarted since the connection was opened, so try once more over a new
+        // connection.
         drop_kept();
         let (fd, _) = kept()?;
         exchange(fd, message, attached)
     });
     if reply.is_none() {
-        // Close the connection, because the reply may still arrive, and the next request must not read it.
+        // Close the connection, because the reply to this request may still arrive on it, and the next
+        // request must not read that reply.
         drop_kept();
     }
     IN_USE.store(false, Ordering::Release);
     reply
 }
 
-/// Returns this process's connection, and true if this call has opened it.
+/// Returns the connection that this process keeps open, and whether this call has opened it.
 fn kept() -> Option<(RawFd, bool)> {
     let fd = CONNECTION.load(Ordering::Relaxed);
     if fd >= 0 && inode(fd) == Some(INODE.load(Ordering::Relaxed)) {
         return Some((fd, false));
     }
     let low = open()?;
-    // SAFETY: `low` was just opened. It is closed if a copy with a high number exists.
+    // SAFETY: `low` was just opened. It is closed once it has a copy with a high number, and kept if no high
+    // number is available.
     let fd = unsafe {
         match libc::fcntl(low, libc::F_DUPFD_CLOEXEC, LOWEST_NUMBER) {
             -1 => low,
@@ -147,9 +154,10 @@ fn kept() -> Option<(RawFd, bool)> {
     Some((fd, true))
 }
 
-/// The start of the memory shared with the engine, or null.
+/// The start of the memory that the engine shares with this process. Null if there is none yet.
 static AREA: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
-/// The inode of the connection over which `AREA` was shared. Each connection has its own area.
+/// The inode of the control connection over which the engine shared `AREA`. A new control connection gets a
+/// new area.
 static AREA_INODE: AtomicU64 = AtomicU64::new(0);
 
 /// Asks the engine for a slot for the offloaded connection `fd`. Returns the slot, and how many
@@ -168,7 +176,8 @@ fn adopt_kept(fd: RawFd) -> Result<(Slot, i32), c_int> {
     // SAFETY: has no preconditions.
     let process = unsafe { libc::getpid() };
     let owner = OWNER.load(Ordering::Relaxed);
-    // Give up: slots belong to the kept connection, which is in use or belongs to the parent process.
+    // Give up if the kept control connection is in use or belongs to another process, such as the parent
+    // after a fork. Slots of the shared memory can be requested only over this connection.
     if (owner != 0 && owner != process) || IN_USE.swap(true, Ordering::Acquire) {
         return Err(libc::EBUSY);
     }
@@ -186,7 +195,8 @@ fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, i32), c_int> {
     message.number = i32::from(AREA_INODE.load(Ordering::Relaxed) == inode);
     let (reply, passed) = exchange(control, &message, fd).ok_or(libc::ENOTCONN)?;
     if let Some(passed) = passed {
-        // SAFETY: the system chooses a free address. `passed` was just received, and is closed once.
+        // SAFETY: the system chooses a free address, so the mapping replaces no memory of this process.
+        // `passed` was just received, and is closed once.
         let start = unsafe {
             let access = libc::PROT_READ | libc::PROT_WRITE;
             let start = libc::mmap(std::ptr::null_mut(), Area::LEN, access, libc::MAP_SHARED, passed, 0);
@@ -201,7 +211,7 @@ fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, i32), c_int> {
         return Err(reply.status);
     }
     let area = NonNull::new(AREA.load(Ordering::Relaxed)).ok_or(libc::ENOMEM)?;
-    // SAFETY: the area is mapped, and never unmapped.
+    // SAFETY: the area was mapped above or by an earlier call, and it is never unmapped.
     let slot = unsafe { Area::new(area) }.slot(usize::try_from(reply.number).unwrap_or(usize::MAX));
     slot.map(|slot| (slot, reply.name)).ok_or(libc::EPROTO)
 }
@@ -273,7 +283,8 @@ fn send(fd: RawFd, bytes: &[u8], attached: RawFd) -> bool {
     }
 }
 
-/// Receives at most `bytes.len()` bytes. Returns the result of recvmsg, and the descriptor of the message.
+/// Receives a message of at most `bytes.len()` bytes. Returns the result of recvmsg, and the descriptor that
+/// came with the message.
 pub fn receive(fd: RawFd, bytes: &mut [u8], flags: c_int) -> (isize, Option<RawFd>) {
     let mut control = Control([0; 32]);
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };

@@ -19,8 +19,8 @@ pub enum Outcome {
     Failed(c_int),
 }
 
-/// The options that the engine must know when it creates a socket: level, name, and the kernel's initial
-/// value. Options with that value are not sent.
+/// The options that the engine must know when it creates a socket: level, name, and the value that a new
+/// socket of the kernel has. Only options with another value are sent to the engine.
 const STREAM_OPTIONS: [NumberOption; 10] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
@@ -34,12 +34,13 @@ const STREAM_OPTIONS: [NumberOption; 10] = [
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0),
 ];
 
-/// Linux's socket option SO_BUF_LOCK. Bit 0 is set if the program has set SO_SNDBUF, bit 1 for SO_RCVBUF.
-/// Before Linux 5.14, the engine gets no buffer sizes that were set before bind or connect.
+/// Linux's socket option SO_BUF_LOCK. Bit 0 of its value is set if the program has set SO_SNDBUF, and bit 1
+/// if it has set SO_RCVBUF. Linux before 5.14 lacks the option. The engine then does not get buffer sizes
+/// that a program sets before bind or connect.
 const BUFFERS_SET: c_int = 72;
 
-/// The options that the engine must know when it creates a UDP socket: level, name, and the kernel's
-/// initial value. Options with that value are not sent.
+/// The options that the engine must know when it creates a UDP socket: level, name, and the value that a new
+/// socket of the kernel has. Only options with another value are sent to the engine.
 const DATAGRAM_OPTIONS: [NumberOption; 13] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
@@ -67,8 +68,8 @@ struct Candidate {
     datagrams: bool,
 }
 
-/// Returns the IP version and protocol of the kernel's socket `fd`. Returns `None` if the engine cannot run
-/// it.
+/// Returns the IP version and the protocol of the kernel's socket `fd`, or `None` if the engine cannot run
+/// such sockets.
 fn candidate(fd: RawFd) -> Option<Candidate> {
     let option = |name| real::option(fd, libc::SOL_SOCKET, name);
     let datagrams = match (option(libc::SO_TYPE)?, option(libc::SO_PROTOCOL)?) {
@@ -109,11 +110,12 @@ pub fn offer(fd: RawFd, usage: Use, address: SocketAddr) -> Outcome {
     outcome
 }
 
-/// Offers the kernel's UDP socket `fd` to the engine before its first datagram, to `remote`. A socket with
-/// a port stays with the kernel.
+/// Offers the kernel's UDP socket `fd` to the engine before the program sends its first datagram, to
+/// `remote`. A socket that has a port already stays with the kernel.
 pub fn offer_unbound(fd: RawFd, remote: SocketAddr) -> Outcome {
     let before = errno();
-    // Look for a port first, because most sockets that send have one and stay with the kernel.
+    // Look for a port first, because most sockets that send have one. Such a socket stays with the kernel,
+    // whatever its kind.
     let unbound = if has_port(fd) { None } else { candidate(fd) };
     let outcome = match unbound {
         Some(socket) if socket.datagrams && remote.is_ipv6() == socket.v6 => {
@@ -142,8 +144,8 @@ fn offer_socket(fd: RawFd, usage: Use, address: SocketAddr) -> Outcome {
     offer_candidate(fd, socket, usage, address, message)
 }
 
-/// Sends `message` to the engine, unless the socket must stay with the kernel. If the engine takes the
-/// socket, replaces the socket of `fd` by the program's end.
+/// Sends the request `message` to the engine, unless the socket must stay with the kernel. If the engine
+/// takes the socket, replaces the socket of `fd` by the program's end that the engine sent.
 fn offer_candidate(
     fd: RawFd,
     socket: Candidate,
@@ -191,7 +193,7 @@ fn offer_candidate(
 }
 
 /// Leaves a socket with the kernel and reports this to the engine. If `matters` is set and the user demands
-/// offloading, prints `reason` and fails the call.
+/// offloading, prints `reason` and fails the program's call instead.
 fn stays(message: &Message, reason: &[u8], matters: bool) -> Outcome {
     if !matters || !settings::require() {
         control::report_kernel(*message, reason);
@@ -204,7 +206,7 @@ fn stays(message: &Message, reason: &[u8], matters: bool) -> Outcome {
         reason,
         b"\n",
     ] {
-        // SAFETY: the text outlives the call.
+        // SAFETY: the text outlives the call, which may fail.
         unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
     }
     Outcome::Failed(libc::ENETDOWN)
@@ -237,7 +239,7 @@ fn add_options(message: &mut Message, fd: RawFd) {
             count += 1;
         }
     }
-    // Only the sizes that the program has set are sent to the engine.
+    // Read which of the two buffer sizes the program has set, because only these are sent to the engine.
     let set = real::option(fd, libc::SOL_SOCKET, BUFFERS_SET).unwrap_or(0);
     for (bit, name) in [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)] {
         if set & bit != 0
@@ -260,8 +262,8 @@ fn add_options(message: &mut Message, fd: RawFd) {
     write_options(message, &found[..count]);
 }
 
-/// Replaces the socket of `fd` by `new`. Keeps flags, timeouts and epoll registration. Closes `new`.
-/// Returns false on failure.
+/// Makes the descriptor `fd` refer to the socket `new`. Keeps the flags, timeouts and epoll registration of
+/// the old socket. Closes the descriptor `new`. Returns false if the replacement failed.
 fn replace(fd: RawFd, new: RawFd, datagrams: bool) -> bool {
     let registration = Registration::of(fd);
     direct::forget(fd);
@@ -306,8 +308,9 @@ fn copy_options(fd: RawFd, new: RawFd) {
     }
 }
 
-/// Waits until a connection begun by [`offer`] is established or fails, but at most for the socket's send
-/// timeout. Does not wait if `fd` is non-blocking. Returns the result of the program's `connect`.
+/// Call this after [`offer`] has begun a connection. If `fd` is blocking, waits until the connection is
+/// established or fails, for at most the socket's send timeout. Returns the result of the program's
+/// `connect`.
 pub fn finish_connect(fd: RawFd) -> c_int {
     match socket::blocks(fd) {
         _ if datagram::name_of(fd).is_some() => 0,

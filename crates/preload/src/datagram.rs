@@ -1,9 +1,10 @@
 //! UDP sockets that the engine runs.
 //!
-//! Each datagram in the pair begins with a header ([`inlane_offload_protocol::datagram`]). So every
-//! function must know whether its descriptor is a UDP socket of the engine. The name of the UNIX socket
-//! behind the descriptor tells this. Processes without such a socket save the system call, because
-//! [`PRESENT`] is false.
+//! Each datagram in the pair begins with a header ([`inlane_offload_protocol::datagram`]), which the kernel's
+//! functions alone would not add or remove. So every function must know beforehand whether its descriptor is
+//! a UDP socket of the engine. It asks the kernel for the name of the UNIX socket behind the descriptor,
+//! which tells. Processes without a UDP socket of the engine save this system call, because [`PRESENT`] is
+//! false in them.
 
 mod ancillary;
 mod many;
@@ -28,7 +29,8 @@ static PRESENT: AtomicBool = AtomicBool::new(false);
 
 /// How many descriptors, from 0 on, are examined when a program starts, to find inherited sockets.
 const MOST_INHERITED: usize = 1024;
-/// The length of the array on the stack that holds the buffers of most calls and the header.
+/// The length of the array on the stack that holds the buffers of most calls, including the buffer of the
+/// header.
 const FEW: usize = 16;
 /// The most buffers of one call that the kernel accepts.
 const MOST_PARTS: usize = 1024;
@@ -60,7 +62,7 @@ pub fn find_inherited() {
     for (poll, fd) in polls.iter_mut().zip(0..) {
         poll.fd = fd;
     }
-    // poll(2) accepts at most RLIMIT_NOFILE entries.
+    // Ask for at most RLIMIT_NOFILE entries, because poll(2) fails if it is given more.
     // SAFETY: the structures outlive the calls.
     let asked = unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
@@ -76,8 +78,8 @@ pub fn find_inherited() {
     }
 }
 
-/// Flags of a UDP socket, stored in SO_PRIORITY of the program's end. The flags survive fork and passing to
-/// other processes.
+/// Flags of a UDP socket. They are stored in the option SO_PRIORITY of the program's end, because they then
+/// survive fork and passing to other processes.
 struct Flags;
 
 impl Flags {
@@ -92,14 +94,15 @@ impl Flags {
         real::option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY).unwrap_or(0)
     }
 
-    /// Replaces the flags. If all three are set, stores 6, without `CONNECTED`, because the kernel reserves 7
-    /// for privileged processes.
+    /// Replaces the flags. If all three are set, stores 6, without `CONNECTED`, because the kernel reserves
+    /// the value 7 for privileged processes.
     fn set(fd: RawFd, flags: c_int) {
         real::set_option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY, flags.min(6));
     }
 }
 
-/// Removes the engine's error messages at the head of the pair's queue. Returns the last one's errno, or 0.
+/// Reads and removes the pending error messages of the engine at the head of the pair's queue. Returns the
+/// errno of the last one, or 0 if there was none.
 pub fn take_error(fd: RawFd, name: &SocketName) -> c_int {
     let before = errno();
     let mut bytes = [0u8; datagram::LEN];
@@ -113,8 +116,9 @@ pub fn take_error(fd: RawFd, name: &SocketName) -> c_int {
             Some(header) if header.error != 0 => error = header.error,
             _ => break,
         }
-        // If another thread removes the error first, this call drops a datagram, as any network may.
-        // SAFETY: the buffer outlives the call.
+        // Remove the error. If another thread removes it first, this call drops a datagram instead, which is
+        // allowed, because any network may drop datagrams.
+        // SAFETY: the buffer lives through the call.
         unsafe { real::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
     }
     set_errno(before);
@@ -126,8 +130,8 @@ fn total(parts: &[iovec]) -> Option<usize> {
     parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))
 }
 
-/// Passes `call` the buffers `[header, parts...]` and their number. Fails with EMSGSIZE if the kernel does
-/// not accept as many.
+/// Passes `call` the array of buffers `[header, parts...]` and its length. Fails with EMSGSIZE if the array
+/// is longer than the kernel accepts.
 ///
 /// # Safety
 /// `call` may use the buffers: `header` must lead to `datagram::LEN` bytes, and `parts` must be valid.
@@ -181,7 +185,7 @@ unsafe fn destination(name: &SocketName, message: &msghdr) -> Result<Option<Sock
     if (len as usize) < size_of::<libc::sa_family_t>() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the program passes `len` bytes, which hold at least a family.
+    // SAFETY: the program passes `len` readable bytes, which were checked to be enough for a family.
     let (family, address) = unsafe {
         let family = message.msg_name.cast::<libc::sa_family_t>().read_unaligned();
         (c_int::from(family), read_sockaddr(message.msg_name.cast(), len))
@@ -325,8 +329,8 @@ pub unsafe fn receive(fd: RawFd, name: &SocketName, message: &mut msghdr, flags:
     (len - datagram::LEN) as ssize_t
 }
 
-/// Returns the program's result for a receive without a datagram. `result` is the kernel's: 0 at the end of
-/// the pair, or -1.
+/// Returns what the program gets from a receive without a datagram. `result` is the kernel's result: 0 at the
+/// end of the pair, or -1 for an error.
 #[cold]
 fn without_datagram(fd: RawFd, result: ssize_t) -> ssize_t {
     match result {
@@ -338,8 +342,8 @@ fn without_datagram(fd: RawFd, result: ssize_t) -> ssize_t {
     }
 }
 
-/// Receives a datagram into the buffers `parts`. Stores the sender's address in `address` and its length in
-/// `len`. Both may be null.
+/// Receives a datagram into the buffers `parts`, as recvfrom does into one buffer. Stores the sender's
+/// address in `address`, and the length of the address in `len`. Both pointers may be null.
 ///
 /// # Safety
 /// As for recvfrom.

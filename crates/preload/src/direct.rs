@@ -1,9 +1,10 @@
 //! Sends and receives the bytes of offloaded connections through memory that the process shares with the
 //! engine ([`inlane_offload_protocol::lease`]).
 //!
-//! A connection that sends often, or often receives much with a blocking descriptor, gets a slot. A table maps descriptors to slots. Its entries may be
-//! outdated, so the library compares the descriptor's inode with the slot's before each use. An outdated
-//! entry is safe to read, because slots are never unmapped.
+//! A connection that sends often, or often receives much with a blocking descriptor, gets a slot of this
+//! memory. A table maps descriptors to slots. Calls that the library does not intercept can make an entry
+//! outdated. So before each use, the library compares the descriptor's inode with the slot's. An outdated
+//! entry is safe to use, because slots are never unmapped.
 
 use crate::signals::Held;
 use crate::wait::{self, Patience};
@@ -16,13 +17,14 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
 
 /// The number of descriptors in the table. Sockets with higher descriptors always use the pair.
 const MOST: usize = 1024;
-/// The number of sends or receives through the kernel after which the library asks for a slot. Short connections then
-/// save the request.
+/// The number of sends or receives through the kernel after which the library asks for a slot. Short
+/// connections then save the request.
 const ENOUGH: u32 = 16;
-/// The number of sends or receives through the kernel after which the library asks again for a slot.
+/// The number of sends or receives through the kernel after which the library asks again if a connection got
+/// no slot.
 const AGAIN: u32 = 1024;
-/// The library uses a lease for this many nanoseconds after the engine's last heartbeat, because the engine
-/// may have ended.
+/// The library uses a lease for this many nanoseconds after the engine's last heartbeat. After that, the
+/// engine may have ended.
 const ALIVE_NS: u64 = 20_000_000;
 
 /// Receives of fewer bytes are not counted. A program that only receives short messages seldom gains by a slot.
@@ -49,7 +51,8 @@ static ENTRIES: [Entry; MOST] = [const {
 /// During an active wait, the time in nanoseconds between two checks whether the pair has bytes.
 const LOOK_NS: u64 = 1000;
 
-/// True if the engine has answered that it shares no memory.
+/// True if the engine has answered that it shares no memory with programs. False if it does, or was not asked
+/// yet.
 static UNAVAILABLE: AtomicBool = AtomicBool::new(false);
 
 fn entry(fd: RawFd) -> Option<&'static Entry> {
@@ -65,14 +68,15 @@ pub fn forget(fd: RawFd) {
     }
 }
 
-/// Returns the slot of a descriptor in the table. The slot may be outdated, so check it with `is_same`.
+/// Returns the slot of a descriptor in the table, or `None` if there is none. The slot may be outdated, so
+/// check it with `is_same`.
 fn slot(fd: RawFd) -> Option<Slot> {
     // SAFETY: all slots in the table lie in shared memory that stays mapped.
     unsafe { Slot::from_ptr(entry(fd)?.slot.load(Ordering::Acquire)) }
 }
 
-/// Counts a send through the kernel, and asks for a slot if an offloaded connection sends often. Call this
-/// after each such send.
+/// Counts a send through the kernel. Asks the engine for a slot if the descriptor is an offloaded connection
+/// that sends often. Call this after each such send.
 #[inline]
 pub fn note_sent(fd: RawFd) {
     let Some(entry) = entry(fd) else { return };
@@ -123,10 +127,10 @@ fn adopt(fd: RawFd, entry: &Entry) {
     }
 }
 
-/// Returns true if the slot belongs to the socket `fd`, so the table is not outdated.
+/// Returns true if the slot belongs to the socket `fd`, and false if the table is outdated.
 fn is_same(fd: RawFd, slot: Slot) -> bool {
     let mut status = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: fstat(2) fills the structure if it succeeds.
+    // SAFETY: fstat(2) fills the structure if it succeeds. The structure is read only in that case.
     let status = unsafe {
         if libc::fstat(fd, status.as_mut_ptr()) != 0 {
             return false;
@@ -138,7 +142,8 @@ fn is_same(fd: RawFd, slot: Slot) -> bool {
         && status.st_dev == header.device.load(Ordering::Relaxed)
 }
 
-/// Returns true if the engine has read all bytes that were sent through the pair. Returns false if unknown.
+/// Returns true if the engine has read all bytes that the program has sent through the pair. Returns false if
+/// it has not, or if the kernel gives no answer.
 fn pair_is_empty(fd: RawFd) -> bool {
     let mut bytes: c_int = 1;
     // SAFETY: the kernel writes one c_int to `bytes`, which outlives the call.
@@ -153,16 +158,17 @@ pub fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Returns true if the engine's last heartbeat is less than `ALIVE_NS` ago.
+/// Returns true if the engine's last heartbeat is less than `ALIVE_NS` ago. Returns false if the engine may
+/// have ended.
 fn is_alive(slot: Slot) -> bool {
     now_ns() < slot.header().alive_ns.load(Ordering::Relaxed).wrapping_add(ALIVE_NS)
 }
 
-/// Sends `parts` through shared memory. Returns the number of bytes, or `None` if they must go through the
-/// kernel. Leaves errno unchanged.
+/// Sends the bytes of `parts` through shared memory. Returns their number, or `None` if the caller must send
+/// them through the kernel. Leaves errno unchanged.
 ///
 /// # Safety
-/// The buffers of `parts` are readable.
+/// Each element of `parts` points to as many readable bytes as its length says.
 #[inline]
 pub unsafe fn send(fd: RawFd, parts: &[iovec]) -> Option<ssize_t> {
     let slot = slot(fd)?;
@@ -197,8 +203,8 @@ unsafe fn send_to(fd: RawFd, slot: Slot, parts: &[iovec]) -> Option<ssize_t> {
     slot.send().commit(claim, len as u64).then_some(len as ssize_t)
 }
 
-/// Makes later sends on `fd` go to the kernel, which refuses them. Call this before a shutdown of the
-/// sending direction.
+/// Makes later sends on `fd` go to the kernel, which refuses them. Call this before the program shuts down
+/// the sending direction.
 pub fn shut(fd: RawFd) {
     if let Some(slot) = slot(fd).filter(|&slot| is_same(fd, slot)) {
         slot.header().shut.store(1, Ordering::Relaxed);
@@ -206,15 +212,15 @@ pub fn shut(fd: RawFd) {
 }
 
 /// Makes later receives on `fd` go to the kernel, because polling ignores SO_RCVLOWAT. Call this when the
-/// program sets it.
+/// program sets this option.
 pub fn note_low_water(fd: RawFd) {
     if let Some(slot) = slot(fd).filter(|&slot| is_same(fd, slot)) {
         slot.header().low_water.store(1, Ordering::Relaxed);
     }
 }
 
-/// Implements recv(2) without flags. Polls briefly, because a wake-up costs more. Returns `None` if the
-/// caller must receive through the kernel.
+/// Implements recv(2) without flags. Polls for a short time, because sleeping and waking up costs more.
+/// Returns the result of the program's call, or `None` if the caller must receive through the kernel.
 ///
 /// # Safety
 /// `buffer` points to `len` writable bytes.
@@ -275,16 +281,17 @@ unsafe fn receive_from(
             if result != -1 || errno() != libc::EAGAIN {
                 break Some(result);
             }
-            // The thread that sends the bytes may be waiting for this processor.
+            // Yield, because the thread that sends the bytes may be waiting for this processor.
             // SAFETY: has no preconditions.
             unsafe { libc::sched_yield() };
         }
-        // Post only while the slot is this connection's. Check again afterwards: the engine may have given
-        // the slot to another connection, whose bytes must not be taken.
+        // Post a receive only while the slot belongs to this connection. Check again afterwards, because the
+        // engine may have given the slot to another connection in between. Do not take an offer then: the
+        // bytes are the other connection's.
         if post.is_none() && slot.header().inode.load(Ordering::Relaxed) == inode {
             post = slot.receive().post(len);
-            // The engine clears the inode before a fence and closes the slot after it. So this thread sees
-            // the cleared inode, or the engine the post.
+            // The engine clears the inode before it closes the slot, with a fence in between. So this thread
+            // sees the cleared inode, or the engine sees the post.
             fence(Ordering::SeqCst);
             if slot.header().inode.load(Ordering::Acquire) != inode {
                 if let Some(post) = post.take() {
@@ -311,8 +318,9 @@ unsafe fn receive_from(
     }
 }
 
-/// Copies the bytes offered for `post` to `buffer` and takes them. Returns their number, or `None` without
-/// bytes. Sets `post` to `None` unless it still waits.
+/// Copies the bytes that the engine offers for the posted receive `post` to `buffer`, and tells the engine
+/// that they were taken. Returns their number, or `None` if there are none or the engine has withdrawn them.
+/// Sets `post` to `None` unless it still waits.
 unsafe fn poll_post(slot: Slot, post: &mut Option<Post>, buffer: *mut c_void, len: usize) -> Option<usize> {
     let current = (*post)?;
     match slot.receive().state(current) {
@@ -331,8 +339,8 @@ unsafe fn poll_post(slot: Slot, post: &mut Option<Post>, buffer: *mut c_void, le
     }
 }
 
-/// Cancels a posted receive. If bytes are already offered, takes them if `received` is `None`, and
-/// otherwise declines them. Returns the result of the program's call, or `None` if there is none.
+/// Cancels a posted receive. If the engine has already offered bytes for it, takes them if `received` is
+/// `None`, and otherwise declines them. Returns the result of the program's call, or `None` if there is none.
 unsafe fn end_post(
     slot: Slot,
     post: Post,

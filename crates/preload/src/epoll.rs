@@ -64,8 +64,9 @@ impl Registration {
             u64: entry.data.load(Ordering::Relaxed),
         };
         let mut registration = Self { epoll: entry.epoll.load(Ordering::Relaxed), fd, event };
-        // EPOLL_CTL_MOD fails if the entry is outdated. It also fails for registrations with EPOLLEXCLUSIVE,
-        // which are therefore not restored.
+        // The entry may be outdated: the descriptor or the epoll instance may have been closed since.
+        // EPOLL_CTL_MOD fails if the registration does not exist. It also fails for registrations with
+        // EPOLLEXCLUSIVE, so these are not restored.
         let exists = registration.control(libc::EPOLL_CTL_MOD);
         exists.then_some(registration)
     }

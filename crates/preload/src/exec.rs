@@ -1,21 +1,23 @@
-//! Adds the variables that preload this library to the environment of a program that is started by exec.
+//! Adds the variables that preload this library to the environment that a program passes to exec. Otherwise
+//! the started program would use the kernel's sockets.
 
 use crate::settings;
 use libc::c_char;
 
-/// The most variables of an environment, including this library's own. Longer environments are passed on
-/// unchanged.
+/// The most variables of an environment, including those that this library adds. Longer environments are
+/// passed on unchanged.
 const MOST: usize = 1024;
 
 /// An array for an environment: pointers to its variables, then null.
 pub type Room = [*const c_char; MOST + 1];
 
-/// The initial value of an environment. The caller copies it to its stack, because a child of vfork must
-/// not allocate.
+/// The initial value of an array for an environment. The caller copies it to its stack, because a child of
+/// vfork must not allocate memory.
 pub const EMPTY: Room = [std::ptr::null(); MOST + 1];
 
-/// Returns the environment `given` with the variables by which this library was loaded. Returns `given`
-/// unchanged if it lists preloaded libraries itself.
+/// Returns the environment for a program that is started with the environment `given`: adds the variables by
+/// which this library was loaded. If `given` has a list of preloaded libraries of its own, returns it
+/// unchanged.
 ///
 /// # Safety
 /// `given` is null or an array of terminated strings that ends with null.

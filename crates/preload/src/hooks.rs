@@ -1,7 +1,7 @@
 //! The functions that replace those of the C library in the program, such as `connect` and `sendto`.
 //!
-//! The functions cost least for sockets that are not offloaded. For example, `sendto` checks for an
-//! offloaded socket only if the C library's call fails.
+//! Each function is ordered so that it costs least for sockets that are not offloaded. For example, `sendto`
+//! calls the C library first, and checks for an offloaded socket only if that call fails.
 
 use crate::convert::{self, Outcome};
 use crate::socket::name_of;
@@ -73,7 +73,7 @@ hooks! {
         if name_of(fd).is_some() {
             return socket::listen(fd, backlog);
         }
-        // `listen` gives an unbound socket its port, so offer the socket to the engine now.
+        // `listen` gives a port to a socket that was never bound, so offer such a socket to the engine now.
         let domain = real::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN);
         let any = match domain {
             Some(libc::AF_INET) => Some(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))),
@@ -145,7 +145,7 @@ hooks! {
     }
 
     fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
-        // A read of 0 bytes must leave the datagram in the queue.
+        // Pass a read of 0 bytes to the kernel, because it must leave the datagram in the queue.
         if len > 0 && let Some(name) = datagram::name_of(fd) {
             return datagram::receive_from(fd, &name, &[datagram::part(buffer, len)], 0, null_mut(), null_mut());
         }
@@ -266,8 +266,8 @@ hooks! {
         let before = errno();
         let mut result = real::sendto(fd, buffer, len, flags | libc::MSG_NOSIGNAL, address, address_len);
         if result == -1 && refuses_addresses(address.cast()) && name_of(fd).is_some() {
-            // Send again without the address. A connected TCP socket ignores it, but a UNIX socket refuses
-            // it.
+            // Send again without the address: a connected TCP socket ignores an address, but the pair's UNIX
+            // socket refuses it.
             set_errno(before);
             result = real::sendto(fd, buffer, len, flags | libc::MSG_NOSIGNAL, std::ptr::null(), 0);
         }
@@ -311,7 +311,8 @@ hooks! {
         real::sendmmsg(fd, messages, count, flags)
     }
 
-    // The C library's `ioctl` is variadic. x86-64 and AArch64 pass variadic and fixed arguments alike.
+    // The C library's `ioctl` is variadic. One fixed argument works too, because x86-64 and AArch64 pass
+    // variadic and fixed arguments alike.
     fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
         if request == libc::FIONREAD && !argument.is_null() && let Some(name) = datagram::name_of(fd) {
             argument.cast::<c_int>().write_unaligned(datagram::next_length(fd, &name));
@@ -388,7 +389,8 @@ hooks! {
         real::posix_spawnp(process, file, actions, attributes, arguments, environment)
     }
 
-    // The C library's function is variadic. x86-64 and AArch64 pass variadic and fixed arguments alike.
+    // The C library's function is variadic. Six fixed arguments work too, because x86-64 and AArch64 pass
+    // variadic and fixed arguments alike.
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long {
         let fd = a as c_int;
         match number {
@@ -419,8 +421,8 @@ hooks! {
     }
 }
 
-/// Accepts a connection from the engine if `fd` was recorded as its listener. This saves the kernel's
-/// accept, which would fail. Otherwise returns `None`.
+/// Accepts a connection from the engine if the library has already used `fd` as a listener of the engine.
+/// This saves the kernel's accept, which would fail. Otherwise returns `None`.
 unsafe fn accept_from_engine(
     fd: c_int,
     address: *mut sockaddr,
@@ -431,8 +433,8 @@ unsafe fn accept_from_engine(
     name.map(|name| socket::accept(fd, &name, address, len, flags))
 }
 
-/// Sends `count` buffers through shared memory. Returns the number of bytes, or `None` if the kernel must
-/// send them.
+/// Sends `count` buffers through memory shared with the engine. Returns the number of bytes, or `None` if the
+/// kernel must send them because the socket or the flags do not allow shared memory.
 unsafe fn send_directly(fd: c_int, parts: *const iovec, count: usize, flags: c_int) -> Option<ssize_t> {
     if flags & !(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) != 0 || parts.is_null() || count > MOST_PARTS {
         return None;
@@ -441,8 +443,8 @@ unsafe fn send_directly(fd: c_int, parts: *const iovec, count: usize, flags: c_i
     unsafe { direct::send(fd, std::slice::from_raw_parts(parts, count)) }
 }
 
-/// Corrects the kernel's accept: if it failed with EINVAL, as on the program's end of a pair, accepts a
-/// connection from the engine. Otherwise returns `result`.
+/// Corrects the result of the kernel's accept, which fails with EINVAL on the program's end of a pair. In
+/// that case, accepts a connection from the engine. Otherwise returns `result`.
 unsafe fn after_accept(
     result: c_int,
     fd: c_int,
@@ -462,9 +464,9 @@ unsafe fn after_accept(
     }
 }
 
-/// Offers a UDP socket without a port to the engine. Call this before a datagram is sent to `address`,
-/// which may be null. Returns the name of a UDP socket of the engine, `None` for other sockets, or the
-/// errno of the send.
+/// Offers a UDP socket to the engine if it has no port yet, because the send gives it one. Call this before a
+/// datagram is sent to `address`, which may be null. Returns the name of a UDP socket of the engine, `None`
+/// for other sockets, or the errno with which the send fails.
 unsafe fn before_send(
     fd: c_int,
     address: *const sockaddr,
@@ -500,12 +502,12 @@ unsafe fn bytes(parts: *const iovec, count: usize) -> usize {
     if parts.is_null() {
         return 0;
     }
-    // SAFETY: the program passes the parts, and the kernel has just read them.
+    // SAFETY: the program passes `count` parts, and the kernel has just read them.
     unsafe { std::slice::from_raw_parts(parts, count).iter().map(|part| part.iov_len).sum() }
 }
 
-/// Returns `len`, but at most the buffer size `room`. Used by `__read_chk` and others, which programs
-/// compiled with `_FORTIFY_SOURCE` call.
+/// Returns the number of bytes to read: `len`, but at most the buffer size `room`. Called by `__read_chk` and
+/// similar functions, which replace `read` in programs compiled with `_FORTIFY_SOURCE`.
 fn bounded(len: size_t, room: size_t) -> size_t {
     len.min(room)
 }

@@ -8,8 +8,8 @@ use libc::{
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Returns the function `name` of the next loaded library (RTLD_NEXT), usually the C library. Returns null
-/// if there is none.
+/// Returns the function `name` of the libraries that were loaded after this one (RTLD_NEXT), usually of the C
+/// library. Returns null if there is none.
 fn look_up(name: &CStr, cache: &AtomicPtr<c_void>) -> *mut c_void {
     let known = cache.load(Ordering::Relaxed);
     if !known.is_null() {
@@ -37,7 +37,8 @@ macro_rules! real {
             if found.is_null() {
                 return crate::fail(libc::ENOSYS);
             }
-            // SAFETY: the C library's function has this type, and the caller keeps its contract.
+            // SAFETY: the C library's function of this name has this type. The caller upholds that function's
+            // contract.
             unsafe {
                 let function: unsafe extern "C" fn($($type),*) -> $result = std::mem::transmute(found);
                 function($($argument),*)
@@ -85,10 +86,12 @@ real! {
     syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
 }
 
-/// Asks for names of sockets by the C library's functions, which this library replaces.
+/// Asks the kernel for the names of sockets. Calls the C library's functions, not those of this library that
+/// replace them.
 pub const ASKING: Asking = Asking { own: getsockname, peer: getpeername };
 
-/// Returns the number in option `name` of the kernel's socket `fd`, if any.
+/// Returns the value of the numeric option `name` of the kernel's socket `fd`, or `None` if the socket has no
+/// such option.
 pub fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     let (mut value, mut len): (c_int, socklen_t) = (0, 4);
     // SAFETY: value and length outlive the call.

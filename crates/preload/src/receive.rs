@@ -6,8 +6,9 @@
 use crate::{datagram, direct, errno, fail, socket};
 use libc::{c_int, msghdr, sockaddr, socklen_t, ssize_t};
 
-/// Corrects the result of a kernel read of `len` bytes. At the end of the stream, returns 0, or -1 with the
-/// connection's error in errno. Other results stay unchanged.
+/// Corrects the result of a kernel read of `len` bytes. A pair ends in the same way after a FIN and after an
+/// error of the connection. So at the end of the stream, this function looks up which of the two it was. It
+/// returns 0, or -1 with the connection's error in errno. Other results stay unchanged.
 #[inline]
 pub fn finish(fd: c_int, len: usize, result: ssize_t) -> ssize_t {
     if result > 0 {
@@ -27,15 +28,16 @@ fn at_end(fd: c_int, result: ssize_t) -> ssize_t {
     }
     match socket::reason_of_end(fd) {
         0 if result == 0 => 0,
-        // The program has already read the connection's error, so report the end of the stream.
+        // Report the end of the stream, because the program has already read the connection's error.
         0 if socket::name_of(fd).is_some() => 0,
         0 => result,
         error => fail(error),
     }
 }
 
-/// If `fd` is offloaded, sets the length of the received sender's address to 0. TCP gives no address, and
-/// the kernel has stored a UNIX name. Call this after a receive.
+/// Hides the sender's address that a receive has stored: sets `len` to 0 if the socket `fd` is offloaded. TCP
+/// gives no sender's address, but the kernel has stored the UNIX name of the engine's end. Call this after
+/// such a receive.
 ///
 /// # Safety
 /// `address` and `len` are null, or the kernel has stored an address and its length there.
@@ -51,8 +53,8 @@ pub unsafe fn hide_name(fd: c_int, result: ssize_t, address: *const sockaddr, le
     }
 }
 
-/// Notes if a message passed UDP sockets of the engine to this process, so that later calls look for such
-/// sockets. Call this after each receive that may bring descriptors.
+/// Checks whether a received message passed UDP sockets of the engine to this process. If so, later calls
+/// look for offloaded UDP sockets. Call this after each receive that may bring descriptors.
 ///
 /// # Safety
 /// The kernel has filled `message` in a receive, and its control messages are still in place.

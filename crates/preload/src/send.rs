@@ -1,13 +1,13 @@
 //! Corrects what a send returns after the end of a connection.
 //!
-//! The kernel reports the end of a pair as a broken pipe. A TCP socket first reports the connection's error
-//! without a signal.
+//! The kernel reports the end of a pair as a broken pipe. A TCP socket reports the connection's error first,
+//! without a signal, and a broken pipe from then on.
 
 use crate::{direct, errno, fail, set_errno, socket};
 use libc::{c_int, ssize_t};
 
-/// Returns the result of the program's send with `flags`. `result` is the kernel's for this send with
-/// MSG_NOSIGNAL. For EPIPE, raises SIGPIPE unless `flags` contains MSG_NOSIGNAL.
+/// Returns what the program's send with `flags` must return. `result` is what the kernel returned for the
+/// same send with MSG_NOSIGNAL. For EPIPE, raises SIGPIPE unless `flags` contains MSG_NOSIGNAL.
 #[inline]
 pub fn finish(fd: c_int, flags: c_int, result: ssize_t) -> ssize_t {
     if result > 0 {
@@ -25,8 +25,8 @@ pub fn finish(fd: c_int, flags: c_int, result: ssize_t) -> ssize_t {
     result
 }
 
-/// Returns the result of the program's write. `result` is the kernel's. For EPIPE, the kernel has already
-/// raised SIGPIPE.
+/// Returns what the program's write must return. `result` is what the kernel's write returned. For EPIPE, the
+/// kernel has already raised SIGPIPE.
 #[inline]
 pub fn after_write(fd: c_int, result: ssize_t) -> ssize_t {
     if result > 0 {

@@ -13,7 +13,8 @@ struct Text<const N: usize> {
     len: AtomicUsize,
 }
 
-// SAFETY: `set` writes the bytes before it stores the length, and never again.
+// SAFETY: `set` writes the bytes before it stores the length. The bytes are never written again, because
+// `set` checks the length.
 unsafe impl<const N: usize> Sync for Text<N> {}
 
 impl<const N: usize> Text<N> {
@@ -51,8 +52,8 @@ static SOCKET: Text<108> = Text::new();
 static RULES: Text<16384> = Text::new();
 static REQUIRE: Text<16> = Text::new();
 static PROGRAM: Text<256> = Text::new();
-/// The environment variables for programs that this one starts, each as `NAME=VALUE` with a terminating
-/// zero byte.
+/// The environment variables to pass on to programs that this one starts, each as `NAME=VALUE` with a
+/// terminating zero byte.
 static EXPORTED: [Text<16640>; 4] = [const { Text::new() }; 4];
 
 unsafe extern "C" {
@@ -95,8 +96,8 @@ pub fn read() {
     PROGRAM.set(name);
 }
 
-/// Returns the variables for programs that this one starts, or null if not set. The first is the list of
-/// preloaded libraries.
+/// Returns the variables to pass on to programs that this one starts, with null for each variable that is not
+/// set. The first is the list of preloaded libraries.
 pub fn exported() -> [*const libc::c_char; 4] {
     std::array::from_fn(|index| EXPORTED[index].get().map_or(std::ptr::null(), |text| text.as_ptr().cast()))
 }
@@ -116,7 +117,8 @@ pub fn require() -> bool {
     REQUIRE.get().is_some_and(|value| !value.is_empty() && value != b"0")
 }
 
-/// Returns the action that the user's rules choose for a socket, or `None` if no rule applies.
+/// Returns the action that the user's rules choose for a socket of this program, or `None` if no rule
+/// applies.
 pub fn decide(datagrams: bool, address: SocketAddr, usage: Use) -> Option<Action> {
     let rules = std::str::from_utf8(RULES.get()?).ok()?;
     let program = std::str::from_utf8(program()).unwrap_or_default();

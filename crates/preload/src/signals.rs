@@ -1,12 +1,14 @@
 //! Blocks a thread's signals while a call polls.
 //!
-//! A signal interrupts a sleeping recv or poll. While the library polls instead, the handler would run and
-//! the thread would then sleep all the same. So signals are blocked meanwhile. [`Held::release`] returns
+//! A signal that arrives while a thread sleeps in recv or poll interrupts the call. While the library polls
+//! instead, the thread is in no such call. The program's handler would run, and then the thread would go to
+//! sleep all the same. So signals are blocked while the library polls. Afterwards, [`Held::release`] returns
 //! whether a blocked signal interrupts the call.
 
 use std::mem::MaybeUninit;
 
-/// Signals that report an error of the thread itself. They are never blocked.
+/// Signals that report an error of the thread itself. They are never blocked, because the thread cannot
+/// continue before they are handled.
 const ERRORS: [libc::c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
@@ -21,7 +23,8 @@ impl Held {
     pub fn new() -> Self {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: `sigfillset` initialises `all`. `before` is all zero, which is a valid set.
+        // SAFETY: `sigfillset` initialises `all`. `before` is all zero, which is a valid set even if the last
+        // call fails.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             for signal in ERRORS {
@@ -37,8 +40,9 @@ impl Held {
         &self.before
     }
 
-    /// Unblocks the signals, whose handlers run now. Returns true if `asks` is true and one of them
-    /// interrupts the call (its handler lacks SA_RESTART).
+    /// Unblocks the signals, so that the handlers of blocked signals run now. Returns true if `asks` is true
+    /// and one of these signals interrupts the program's call, because its handler is installed without
+    /// SA_RESTART. Returns false otherwise.
     pub fn release(self, asks: bool) -> bool {
         let interrupts = asks && self.interrupts();
         // SAFETY: `new` has initialised `before`.
@@ -48,7 +52,7 @@ impl Held {
 
     fn interrupts(&self) -> bool {
         let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: sigpending(2) fills the set if it succeeds.
+        // SAFETY: sigpending(2) fills the set if it succeeds. The set is read only in that case.
         let pending = unsafe {
             if libc::sigpending(pending.as_mut_ptr()) != 0 {
                 return false;
@@ -57,7 +61,8 @@ impl Held {
         };
         (1..libc::SIGRTMAX()).any(|signal| {
             let mut action = MaybeUninit::<libc::sigaction>::uninit();
-            // SAFETY: both sets are initialised. sigaction(2) fills the structure if it succeeds.
+            // SAFETY: both sets are initialised. sigaction(2) fills the structure if it succeeds, and the
+            // structure is read only in that case.
             unsafe {
                 libc::sigismember(&pending, signal) == 1
                     && libc::sigismember(&self.before, signal) == 0
@@ -68,7 +73,8 @@ impl Held {
     }
 }
 
-/// Returns true if a signal with this action makes a receive fail with EINTR.
+/// Returns true if a signal with this action makes a receive fail with EINTR. Returns false if it is ignored,
+/// restarts the call, or has the default action.
 fn interrupts(action: &libc::sigaction) -> bool {
     !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) && action.sa_flags & libc::SA_RESTART == 0
 }

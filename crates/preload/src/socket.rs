@@ -9,8 +9,8 @@ use libc::{c_int, c_void, sockaddr, socklen_t};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Facts about an offloaded socket, in SO_PRIORITY of the program's end. This option has no other effect on
-/// UNIX sockets, and every process may set it.
+/// Facts about an offloaded socket that the kernel keeps with the program's end, as the option SO_PRIORITY.
+/// This option has no other effect on a UNIX socket, and every process may set it to these values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags(c_int);
 
@@ -31,7 +31,7 @@ impl Flags {
     }
 
     /// Sets `flag`. If all three flags would then be set, stores 6, without `ERROR_READ`, because the kernel
-    /// reserves 7 for privileged processes.
+    /// reserves the value 7 for privileged processes.
     fn set(fd: RawFd, flag: c_int) {
         let value = (Self::of(fd).0 | flag).min(6);
         real::set_option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY, value);
@@ -69,8 +69,8 @@ pub fn take_error(fd: RawFd) -> c_int {
     }
 }
 
-/// Waits until the connection is established, but at most SO_SNDTIMEO (0: no limit). Returns 0, or -1 with
-/// errno.
+/// Waits until the connection is established, but at most for the socket's send timeout (SO_SNDTIMEO), or
+/// without limit if that is 0. Returns 0, or -1 with errno.
 pub fn wait_connected(fd: RawFd) -> c_int {
     // SAFETY: an all-zero timeval is valid, and the structures outlive the call.
     let timeout = unsafe {
@@ -93,8 +93,8 @@ pub fn wait_connected(fd: RawFd) -> c_int {
     }
 }
 
-/// Implements connect(2) for an offloaded socket. Blocks until the connection is established, unless the
-/// descriptor is non-blocking. Returns 0, or -1 with errno.
+/// Implements connect(2) for a socket that is already offloaded. Blocks until the connection is established,
+/// unless the descriptor is non-blocking. Returns 0, or -1 with errno set.
 ///
 /// # Safety
 /// `address` points to `len` readable bytes.
@@ -131,11 +131,13 @@ pub fn blocks(fd: RawFd) -> bool {
     unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK == 0 }
 }
 
-/// The descriptors up to 1023 that were listeners of the engine, one bit each. This is only a hint: a
-/// descriptor's number may since belong to another socket.
+/// The descriptors from 0 to 1023 that were listeners of the engine when the library last used them, one bit
+/// each. This is only a hint: the program may have closed a descriptor since, and its number may belong to
+/// another socket.
 static LISTENERS: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
-/// Returns the word of `LISTENERS` for `fd` and the bit's mask. Returns `None` above 1023.
+/// Returns the word of `LISTENERS` for `fd`, and a mask with the bit of `fd`. Returns `None` for a descriptor
+/// above 1023.
 fn listener_bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let fd = usize::try_from(fd).ok()?;
     Some((LISTENERS.get(fd / 64)?, 1 << (fd % 64)))
@@ -183,8 +185,9 @@ pub fn accept(
         return fail(libc::EINVAL);
     }
     let before = errno();
-    // Without a free descriptor, receiving a record would lose its connection, so check for one.
-    // SAFETY: has no preconditions; the duplicate is closed at once.
+    // Check that a descriptor is free, by duplicating `fd`. Without a free one, the kernel would drop the
+    // descriptor that is passed with the next message, and the new connection would be lost.
+    // SAFETY: fcntl has no preconditions here. The duplicate is closed at once.
     unsafe {
         let free = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0);
         if free < 0 {
@@ -197,11 +200,12 @@ pub fn accept(
     let (received, passed) = control::receive(fd, &mut record, close_on_exec);
     let Some(connection) = passed else {
         return match received {
-            // accept fails with the errno of recvmsg, such as EAGAIN or EINTR.
+            // Keep the errno of recvmsg, such as EAGAIN or EINTR, because accept fails with the same values.
             -1 => -1,
-            // The listener was shut down, or the engine has ended.
+            // The engine has closed its end: the listener was shut down, or the engine has ended.
             0 => fail(libc::EINVAL),
-            // Another thread has taken the last free descriptor, so the kernel dropped the connection.
+            // The message came without its descriptor: another thread has taken the last free descriptor, so
+            // the kernel dropped the connection.
             _ => fail(libc::ECONNABORTED),
         };
     };
@@ -225,7 +229,7 @@ fn addresses(fd: RawFd) -> Option<Message> {
     (reply.status == 0).then_some(reply)
 }
 
-/// Implements getsockname(2) for an offloaded socket. Returns 0.
+/// Implements getsockname(2) for an offloaded socket: stores its local address at `address`. Returns 0.
 ///
 /// # Safety
 /// `len` points to the number of writable bytes at `address`. Either pointer may be null.
@@ -246,7 +250,8 @@ pub unsafe fn getsockname(
     0
 }
 
-/// Implements getpeername(2) for an offloaded socket. Returns 0, or -1 with errno ENOTCONN.
+/// Implements getpeername(2) for an offloaded socket: stores its remote address at `address`. Returns 0, or
+/// -1 with errno ENOTCONN if the socket is not connected.
 ///
 /// # Safety
 /// `len` points to the number of writable bytes at `address`. Either pointer may be null.
@@ -274,10 +279,10 @@ fn has_failed(fd: RawFd) -> bool {
     matches!(End::of(fd, real::ASKING), End::Failed(_))
 }
 
-/// Options of SOL_SOCKET that both the program's end and the engine need.
+/// Options of SOL_SOCKET that the kernel keeps with the program's end and that the engine must know too.
 const SHARED: [c_int; 3] = [libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR];
 
-/// Stores an option's value, cut to the program's buffer, as getsockopt(2) does. Returns 0.
+/// Gives the program the value of an option, cut to the program's buffer, as getsockopt(2) does. Returns 0.
 ///
 /// # Safety
 /// `value` has `*len` bytes.
@@ -291,7 +296,8 @@ pub unsafe fn put_option(value: *mut c_void, len: *mut socklen_t, bytes: &[u8]) 
     0
 }
 
-/// Implements getsockopt(2) for an offloaded TCP socket. Returns 0, or -1 with errno.
+/// Implements getsockopt(2) for an offloaded TCP socket. Stores the option's value at `value`. Returns 0, or
+/// -1 with errno set.
 ///
 /// # Safety
 /// `len` points to the number of writable bytes at `value`. Either pointer may be null.
@@ -308,8 +314,9 @@ pub unsafe fn getsockopt(
     }
     // SAFETY: the program passes `*len` bytes at `value`.
     let put = |bytes: &[u8]| unsafe { put_option(value, len, bytes) };
-    // UNIX sockets lack SO_REUSEPORT. While a connection is being established, the program's end has a small
-    // SO_SNDBUF.
+    // Ask the engine for SO_REUSEPORT, because UNIX sockets lack it. Also ask the engine for SO_SNDBUF while
+    // the connection is being established, because the program's end has a small send buffer during that
+    // time.
     let asks_engine =
         name == libc::SO_REUSEPORT || name == libc::SO_SNDBUF && Flags::of(fd).has(Flags::CONNECTING);
     if level == libc::SOL_SOCKET && !asks_engine {
@@ -329,8 +336,9 @@ pub unsafe fn getsockopt(
     (message.level, message.name) = (level, name);
     match control::request(&mut message, fd) {
         Some((reply, _)) if reply.status == 0 => put(reply.value()),
-        // If the connection is now established, the program's end has its full send buffer.
-        // SAFETY: the program's arguments.
+        // Ask the kernel if the connection has been established meanwhile, because the program's end then has
+        // its full send buffer.
+        // SAFETY: the program passes valid arguments.
         Some(_) if level == libc::SOL_SOCKET && name == libc::SO_SNDBUF => unsafe {
             real::getsockopt(fd, level, name, value, len)
         },
@@ -371,7 +379,7 @@ pub unsafe fn setsockopt(
     } else if value.is_null() {
         return fail(libc::EFAULT);
     } else if len == 0 || (len < 4 && (level, name) != (libc::IPPROTO_TCP, libc::TCP_CONGESTION)) {
-        // Options of IPv4 and IPv6 may have one byte, but TCP options must have four.
+        // Only TCP options must have four bytes: options of IPv4 and IPv6 may be given in one byte.
         if level == libc::IPPROTO_TCP || len == 0 {
             return fail(libc::EINVAL);
         }
@@ -384,15 +392,16 @@ pub unsafe fn setsockopt(
     0
 }
 
-/// Sets SO_SNDBUF or SO_RCVBUF. The kernel doubles and limits the value. The engine uses the result for its
-/// rings. Returns 0, or -1 with errno.
+/// Sets SO_SNDBUF or SO_RCVBUF. The kernel doubles and limits the value. The engine uses the resulting size
+/// for its rings. Returns 0, or -1 with errno.
 ///
 /// # Safety
 /// `value` is null or points to `len` readable bytes.
 unsafe fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
     let connecting = name == libc::SO_SNDBUF && Flags::of(fd).has(Flags::CONNECTING);
-    // During the handshake, a small send buffer keeps the program's end from becoming writable. A temporary
-    // UNIX socket shows what the kernel makes of the value.
+    // While the connection is being established, the send buffer of the program's end must stay small, so
+    // that the end is not writable. So set the option of a temporary UNIX socket, and read what value the
+    // kernel makes of it.
     // SAFETY: the program passes valid arguments, and the descriptor is closed below.
     let (code, bytes) = unsafe {
         let asked = if connecting {
@@ -418,7 +427,8 @@ unsafe fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_
     code
 }
 
-/// Returns true for options of TCP, IPv4 and IPv6 that programs set. Some have no effect in the engine.
+/// Returns true for options of TCP, IPv4 and IPv6 that programs set on TCP sockets. Some of these options
+/// have no effect in the engine.
 fn is_known(level: c_int, name: c_int) -> bool {
     match level {
         libc::SOL_SOCKET => name == libc::SO_REUSEPORT,
@@ -455,8 +465,8 @@ pub fn shutdown(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     unsafe { real::shutdown(fd, how) }
 }
 
-/// Call this after the kernel's read of `fd` returned 0 or failed with ECONNRESET. Returns the errno of the
-/// program's read, or 0 if there is no error to report.
+/// Call this after the kernel's read of `fd` returned 0 or failed with ECONNRESET. Returns the errno with
+/// which the program's read must fail, or 0 if there is no error to report.
 pub fn reason_of_end(fd: RawFd) -> c_int {
     if name_of(fd).is_none() {
         return 0;
@@ -481,8 +491,8 @@ pub fn reason_of_broken_pipe(fd: RawFd) -> c_int {
     }
     let error = match End::of(fd, real::ASKING) {
         End::Failed(error) => error,
-        // The program has shut down writing, or the engine is gone. The pair has hung up only in the second
-        // case.
+        // The send failed because the program has shut down writing, or because the engine is gone. The pair
+        // has hung up only in the second case.
         End::Unnamed if poll(fd, 0, 0).is_ok() && !Flags::of(fd).has(Flags::READ_SHUT) => libc::ECONNRESET,
         End::Finished | End::Unnamed => 0,
     };

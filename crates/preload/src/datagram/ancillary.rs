@@ -1,4 +1,5 @@
-//! Ancillary data of datagrams: addresses, TTL and traffic class in control messages.
+//! Ancillary data of datagrams: the addresses, TTL and traffic class that programs set and read by control
+//! messages.
 
 use inlane_offload_protocol::datagram::{Header, receive, send};
 use libc::{c_int, cmsghdr, msghdr};
@@ -20,7 +21,8 @@ fn number(bytes: &[u8]) -> Option<c_int> {
     }
 }
 
-/// Stores the values of the control messages of `message` in `header`. Fails with an errno.
+/// Reads the control messages of `message`, a datagram to send, and stores their values in `header`. Fails
+/// with an errno.
 ///
 /// # Safety
 /// As for sendmsg.
@@ -52,7 +54,7 @@ fn read_one(kind: (c_int, c_int), data: &[u8], header: &mut Header) -> Result<()
         (header.class, header.flags) = (class, header.flags | send::CLASS);
     };
     match kind {
-        // Descriptors and credentials cannot be sent over a network.
+        // Ignore descriptors and credentials, because they cannot be sent over a network.
         (libc::SOL_SOCKET, libc::SCM_RIGHTS | libc::SCM_CREDENTIALS) => {}
         (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
             let info: &[u8; 12] = data.try_into().map_err(|_| libc::EINVAL)?;
@@ -77,7 +79,8 @@ fn read_one(kind: (c_int, c_int), data: &[u8], header: &mut Header) -> Result<()
             Some(class @ 0..=255) => set_class(header, class as u8),
             _ => return Err(libc::EINVAL),
         },
-        // For -1, the datagram gets the socket's own hop limit or traffic class.
+        // A hop limit or traffic class of -1 leaves the header unchanged, so the datagram gets the socket's
+        // own value.
         (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => match number(data).filter(|_| data.len() == 4) {
             Some(-1) => {}
             Some(hops @ 0..=255) => set_hops(header, hops as u8),
@@ -93,8 +96,8 @@ fn read_one(kind: (c_int, c_int), data: &[u8], header: &mut Header) -> Result<()
     Ok(())
 }
 
-/// Writes control messages to `room` bytes at `next` of the program's buffer. Sets `cut` if a message does
-/// not fit (MSG_CTRUNC).
+/// Writes control messages to the unused rest of the program's buffer, `room` bytes at `next`. Sets `cut` if
+/// a message does not fit (MSG_CTRUNC).
 struct Writer {
     next: *mut u8,
     room: usize,
@@ -102,7 +105,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Adds a control message. Cuts one that does not fit, as the kernel does.
+    /// Adds a control message. If the message does not fit, cuts it, as the kernel does.
     ///
     /// # Safety
     /// `room` bytes at `next` are writable.
@@ -128,7 +131,8 @@ impl Writer {
     }
 }
 
-/// Adds the control messages that the program has asked for. The kernel has already used `used` bytes.
+/// Adds the control messages that the program has asked for. The kernel has already used `used` bytes of the
+/// buffer for control messages.
 ///
 /// # Safety
 /// As for recvmsg.

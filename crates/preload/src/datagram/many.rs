@@ -22,7 +22,8 @@ fn nanoseconds(time: &timespec) -> i128 {
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
 }
 
-/// Receives up to `count` datagrams, as recvmmsg does. Checks the timeout only after each datagram.
+/// Receives up to `count` datagrams, as recvmmsg does. Like the kernel, checks the timeout only after each
+/// datagram.
 ///
 /// # Safety
 /// As for recvmmsg.
@@ -54,7 +55,7 @@ pub unsafe fn receive_many(
         }
         if let Some(deadline) = deadline {
             let rest = (deadline - now()).max(0);
-            // SAFETY: the program passes the timeout, which is not null because there is a deadline.
+            // SAFETY: the program passes a valid timeout. It is not null, because there is a deadline.
             unsafe {
                 (*timeout).tv_sec = (rest / 1_000_000_000) as _;
                 (*timeout).tv_nsec = (rest % 1_000_000_000) as _;
@@ -94,7 +95,8 @@ pub unsafe fn send_many(
     outcome(sent, count)
 }
 
-/// Returns `done`, the number of completed messages, or -1 with errno if the first one failed.
+/// Returns `done`, the number of completed messages. If the first message failed, returns -1 and leaves its
+/// errno.
 fn outcome(done: usize, count: c_uint) -> c_int {
     match done {
         0 if count > 0 => {

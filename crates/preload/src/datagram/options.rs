@@ -8,13 +8,14 @@ use inlane_offload_protocol::name::SocketName;
 use libc::{c_int, c_void, socklen_t};
 use std::os::fd::RawFd;
 
-/// Returns true for options that the engine must get. Other options of SOL_SOCKET take effect in the
-/// kernel.
+/// Returns true for options that the engine must get. Other options of SOL_SOCKET take effect in the kernel,
+/// on the program's end of the pair.
 fn is_for_engine(level: c_int, name: c_int) -> bool {
     level != libc::SOL_SOCKET || matches!(name, libc::SO_REUSEPORT | libc::SO_REUSEADDR | libc::SO_RCVBUF)
 }
 
-/// Returns true for options of IPv4, IPv6 and UDP that programs set. Some have no effect in the engine.
+/// Returns true for options of IPv4, IPv6 and UDP that programs set on UDP sockets. The engine stores some of
+/// these options without effect.
 fn is_known(level: c_int, name: c_int) -> bool {
     match level {
         libc::SOL_SOCKET => true,
@@ -51,7 +52,8 @@ fn is_known(level: c_int, name: c_int) -> bool {
     }
 }
 
-/// Implements getsockopt(2) for an offloaded UDP socket. Returns 0, or -1 with errno.
+/// Implements getsockopt(2) for an offloaded UDP socket. Stores the option's value at `value`. Returns 0, or
+/// -1 with errno set.
 ///
 /// # Safety
 /// `len` points to the number of writable bytes at `value`. Either pointer may be null.
@@ -93,7 +95,7 @@ pub unsafe fn getsockopt(
     }
 }
 
-/// Implements setsockopt(2) for an offloaded UDP socket. Returns 0, or -1 with errno.
+/// Implements setsockopt(2) for an offloaded UDP socket. Returns 0, or -1 with errno set.
 ///
 /// # Safety
 /// `value` is null or points to `len` readable bytes.
@@ -128,7 +130,8 @@ pub unsafe fn setsockopt(
             return code;
         }
     }
-    // Wait for a reply. The next datagram goes through the pair, and could overtake the option.
+    // Use the operation with a reply, and wait for the reply. The option goes over the control socket and the
+    // program's next datagram through the pair, so the datagram could otherwise overtake the option.
     let mut message = Message::new(Operation::SetOptionNow);
     (message.level, message.name) = (level, name);
     // SAFETY: the program passes `len` bytes at `value`.
