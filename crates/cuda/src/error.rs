@@ -52,7 +52,8 @@ pub enum Error {
     /// The run-time compiler could not be loaded.
     #[error(
         "no NVRTC, CUDA's run-time compiler: tried {tried}; install it with \
-         'pip install nvidia-cuda-nvrtc==13.0.*', or set INLANE_NVRTC to a libnvrtc.so"
+         'pip install nvidia-cuda-nvrtc==13.0.*' (drivers before 580: nvidia-cuda-nvrtc-cu12==12.8.*), or set \
+         INLANE_NVRTC to a libnvrtc.so"
     )]
     NoCompiler {
         /// The library files that inlane tried to load, and why each could not be loaded.

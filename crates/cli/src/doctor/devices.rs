@@ -26,17 +26,21 @@ fn nvidia_gpus(machine: &Machine) -> Vec<String> {
     devices
 }
 
+/// Returns the release of NVIDIA's kernel driver, such as `580.95.05`. `None` if it is not loaded.
+fn nvidia_driver(machine: &Machine) -> Option<String> {
+    let text = machine.files.text("/proc/driver/nvidia/version")?;
+    // The file has the line "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build ...". The
+    // release is the line's first word of digits and dots.
+    let is_release =
+        |word: &&str| word.contains('.') && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    text.split_whitespace().find(is_release).map(String::from)
+}
+
 pub fn gpu(machine: &Machine) -> Check {
     let purpose =
         "packet functions run on it (--on gpu:N), and inlane copy moves data from and to its memory";
     let check = |evidence: String| Check::ok(Name::Gpu, purpose, evidence);
-    let driver = machine.files.text("/proc/driver/nvidia/version").and_then(|text| {
-        // The file has the line "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build
-        // ...". The release is the line's first word of digits and dots.
-        let is_release =
-            |word: &&str| word.contains('.') && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
-        text.split_whitespace().find(is_release).map(String::from)
-    });
+    let driver = nvidia_driver(machine);
     let on_bus = nvidia_gpus(machine);
     let why = match (machine.trials.gpus)() {
         Ok(gpus) if !gpus.is_empty() => {
@@ -72,11 +76,22 @@ pub fn nvrtc(machine: &Machine) -> Check {
     match (machine.trials.nvrtc)() {
         Ok((version, path)) => Check::ok(Name::Nvrtc, purpose, format!("{version}, {}", path.display())),
         Err(why) if !CUDA => Check::ok(Name::Nvrtc, purpose, why).missing(BUILD_WITH_CUDA),
-        Err(why) => Check::ok(Name::Nvrtc, purpose, why).missing(
-            "python3 -m pip install --target ~/.local/lib/nvrtc --no-deps 'nvidia-cuda-nvrtc==13.0.*' && \
-             export INLANE_NVRTC=$(find ~/.local/lib/nvrtc -name libnvrtc.so.13)",
-        ),
+        Err(why) => Check::ok(Name::Nvrtc, purpose, why).missing(install_nvrtc(machine)),
     }
+}
+
+/// Returns the command that installs the NVRTC for this machine's driver: drivers before 580 run no code of
+/// CUDA 13.
+fn install_nvrtc(machine: &Machine) -> String {
+    let major = nvidia_driver(machine).and_then(|release| release.split('.').next()?.parse::<u32>().ok());
+    let (wheel, library) = match major {
+        Some(..580) => ("nvidia-cuda-nvrtc-cu12==12.8.*", "libnvrtc.so.12"),
+        _ => ("nvidia-cuda-nvrtc==13.0.*", "libnvrtc.so.13"),
+    };
+    format!(
+        "python3 -m pip install --target ~/.local/lib/nvrtc --no-deps '{wheel}' && \
+         export INLANE_NVRTC=$(find ~/.local/lib/nvrtc -name {library})"
+    )
 }
 
 pub fn gdrcopy(machine: &Machine) -> Check {

@@ -286,6 +286,15 @@ fn nvrtc_is_ok_if_it_loads() {
 }
 
 #[test]
+fn the_recommended_nvrtc_suits_the_driver() {
+    for (release, wheel) in [("570.86.15", "cu12==12.8.*"), ("580.95.05", "nvrtc==13.0.*")] {
+        let version = format!("NVRM version: NVIDIA UNIX x86_64 Kernel Module  {release}  Release Build");
+        let check = Fake::new(&[("proc/driver/nvidia/version", &version)]).check(devices::nvrtc);
+        assert!(check.fixes[0].contains(wheel), "{release}: {:?}", check.fixes);
+    }
+}
+
+#[test]
 fn cores_clocks_and_nodes() {
     let governor = |name| {
         Fake::new(&[("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", name)])
