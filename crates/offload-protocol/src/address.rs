@@ -5,7 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 /// The length of an encoded address, in bytes.
 pub const LEN: usize = 20;
 
-/// Encodes an address: family (4, 6, or 0 for none), a zero byte, port (2 bytes), address (16 bytes).
+/// Encodes an address in [`LEN`] bytes: the family (4, 6, or 0 for no address), a zero byte, the port in 2
+/// bytes, and the address in 16 bytes.
 pub fn encode(address: Option<SocketAddr>) -> [u8; LEN] {
     let mut bytes = [0; LEN];
     let Some(address) = address else { return bytes };
@@ -39,7 +40,8 @@ pub fn decode(bytes: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
-/// Returns the internet address at `address`. Returns `None` for other families and for short lengths.
+/// Returns the internet address at `address`. Returns `None` for other families and for lengths that are too
+/// short.
 ///
 /// # Safety
 /// `len` bytes at `address` are readable, or `address` is null.
@@ -47,7 +49,7 @@ pub unsafe fn read_sockaddr(address: *const libc::sockaddr, len: libc::socklen_t
     if address.is_null() || (len as usize) < size_of::<libc::sa_family_t>() {
         return None;
     }
-    // SAFETY: the family's bytes are readable, and `len` covers each structure that is read.
+    // SAFETY: the family's bytes are readable. Each structure below is read only if `len` covers it.
     unsafe {
         match address.cast::<libc::sa_family_t>().read_unaligned() as i32 {
             libc::AF_INET if len as usize >= size_of::<libc::sockaddr_in>() => {
@@ -55,8 +57,8 @@ pub unsafe fn read_sockaddr(address: *const libc::sockaddr, len: libc::socklen_t
                 let ip = Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr));
                 Some(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())
             }
-            // Accept addresses without `sin6_scope_id`, as Linux does, because early versions of the
-            // structure lacked it.
+            // Accept addresses without the last field, `sin6_scope_id`, as Linux does, because early versions
+            // of the structure lacked it.
             libc::AF_INET6 if len as usize >= size_of::<libc::sockaddr_in6>() - 4 => {
                 let raw = address.cast::<[u8; 24]>().read_unaligned();
                 let mut octets = [0; 16];
@@ -69,8 +71,8 @@ pub unsafe fn read_sockaddr(address: *const libc::sockaddr, len: libc::socklen_t
     }
 }
 
-/// Writes `value` as the C library's functions do: at most `*len` bytes, and the full length to `*len`.
-/// With `v6`, writes an IPv4 address as an IPv4-mapped IPv6 address.
+/// Writes `value` as the C library's functions do: at most `*len` bytes, and the full length to `*len`. If
+/// `v6` is set, writes an IPv4 address as an IPv4-mapped IPv6 address.
 ///
 /// # Safety
 /// `len` is readable and writable, and `*len` bytes at `address` are writable. Either may be null.

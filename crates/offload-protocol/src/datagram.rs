@@ -14,7 +14,8 @@ use std::net::SocketAddr;
 
 /// The length of a header, in bytes.
 pub const LEN: usize = 56;
-/// The least SO_SNDBUF of the program's end, which must hold the largest datagram with its header.
+/// The least SO_SNDBUF of the program's end. A smaller one could not hold the largest datagram with its
+/// header.
 pub const LEAST_BUFFER: i32 = 72 << 10;
 /// The most bytes of a datagram over IPv4: 65535 less the headers of IPv4 and UDP.
 pub const MOST_V4: usize = 65507;
@@ -50,7 +51,7 @@ pub mod receive {
 /// The header of a datagram in a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The engine's random number. A message that does not begin with it has no header.
+    /// The engine's random number. A message in the pair that does not begin with it has no header.
     pub engine: u64,
     /// Flags of [`send`] or [`receive`].
     pub flags: u8,
@@ -60,9 +61,9 @@ pub struct Header {
     pub class: u8,
     /// If not 0, this is no datagram: the next call on the socket fails with this errno.
     pub error: i32,
-    /// The sender of a received datagram, or the destination of a sent one. `None`: the connected address.
+    /// The sender of a received datagram, or the destination of a sent one. `None` is the connected address.
     pub remote: Option<SocketAddr>,
-    /// The destination of a received datagram, or the source that the program has set for a sent one.
+    /// The destination of a received datagram. For a sent datagram: its source, if the program has set one.
     pub local: Option<SocketAddr>,
 }
 
@@ -83,7 +84,8 @@ impl Header {
         bytes
     }
 
-    /// Decodes the header of the engine `engine` at the beginning of `bytes`, or returns `None`.
+    /// Decodes the header at the beginning of `bytes`. Returns `None` if `bytes` does not begin with a header
+    /// of the engine with the number `engine`.
     pub fn decode(engine: u64, bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; LEN] = bytes.get(..LEN)?.try_into().ok()?;
         if bytes[..8] != engine.to_le_bytes() {

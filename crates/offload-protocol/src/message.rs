@@ -1,8 +1,8 @@
 //! Requests and replies on the engine's control socket, a UNIX socket of type SOCK_SEQPACKET.
 //!
-//! A process connects when it first needs the engine. Messages have one fixed size. A request may carry the
-//! program's end of an offloaded socket, which proves that the sender has the socket. A reply may carry a
-//! new program's end.
+//! A process opens a connection when it first needs the engine. Messages have one fixed size. A request may
+//! carry the program's end of an offloaded socket, which proves that the sender has the socket. A reply may
+//! carry a new program's end.
 
 use crate::address;
 use std::net::SocketAddr;
@@ -24,9 +24,9 @@ pub enum Operation {
     /// by [`write_options`]. The reply carries the program's end and the local address. Its `name` is
     /// how many microseconds a thread should poll for events of the socket before it sleeps.
     Bind = 1,
-    /// Connects a socket to [`Message::remote`]: that of the program's end in the request, or without one a
-    /// new socket, whose program's end the reply carries. The program's end becomes writable when the
-    /// connection is established or has failed. `name` of the reply is as for [`Operation::Bind`].
+    /// Connects a socket to [`Message::remote`]. The request carries the program's end. Without one, the
+    /// engine creates a socket, and the reply carries the program's end. The program's end becomes writable
+    /// when the connection is established or has failed. `name` of the reply is as for [`Operation::Bind`].
     Connect = 2,
     /// Makes a bound socket listen. The request carries the program's end. `number` is the backlog.
     Listen = 3,
@@ -36,26 +36,27 @@ pub enum Operation {
     GetOption = 5,
     /// Returns a socket's local and remote address. The request carries the program's end.
     Addresses = 6,
-    /// Reports that a socket stays with the kernel. The value is the reason. There is no reply.
+    /// Reports that the library has left a socket with the kernel. The value is the reason. There is no
+    /// reply.
     Kernel = 7,
     /// Asks for the engine's state. The reply carries the descriptor of a file with the state as JSON.
     Status = 8,
-    /// Says that the program's end of a new connection has replaced the kernel's socket, so that the SYN can
-    /// be sent. There is no reply.
+    /// Says that the program's end of a new connection has replaced the kernel's socket in the program, so
+    /// the SYN can be sent. There is no reply.
     Start = 9,
     /// Like [`Operation::SetOption`], but with a reply: status 0 when the option is in effect, otherwise an
     /// errno.
     SetOptionNow = 10,
     /// Removes the remote address of a connected UDP socket. The request carries the program's end.
     Disconnect = 11,
-    /// Asks whether a UDP socket has a route to [`Message::remote`]. The request carries the program's end.
-    /// Without a route, the status of the reply is an errno.
+    /// Asks whether the engine has a route from a UDP socket to [`Message::remote`]. The request carries the
+    /// program's end. The status of the reply is an errno if there is no route.
     Route = 12,
     /// Asks for a connection's slot in shared memory ([`crate::lease`]). The request carries the program's
     /// end. The request's `number` is 1 if this client already has its shared memory, otherwise 0.
     ///
     /// In the reply, `number` is the slot's index, and `name` is how many microseconds a receive polls before
-    /// it sleeps. The first reply to a client carries the memfd.
+    /// it sleeps. The first reply to a client carries the memfd of the shared memory.
     Adopt = 13,
 }
 
@@ -214,8 +215,8 @@ pub fn read_options(value: &[u8]) -> impl Iterator<Item = NumberOption> + '_ {
     value.chunks_exact(12).map(move |bytes| (number(bytes), number(&bytes[4..]), number(&bytes[8..])))
 }
 
-/// The record of a new connection in a listener's pair, with the connection's descriptor. The program's
-/// accept reads one record.
+/// The record that the engine writes into a listener's pair for each new connection, with the connection's
+/// descriptor. The program's accept reads one record.
 pub mod accept {
     use super::address;
     use std::net::SocketAddr;

@@ -1,7 +1,8 @@
 //! The names of the UNIX sockets that stand for offloaded sockets.
 //!
 //! The engine binds both ends of a pair to abstract names. The kernel keeps the names with the sockets. So
-//! they survive dup, fork, exec, passing to another process, and the end of the engine.
+//! the names survive dup, fork, exec and passing to another process. A program can ask for both names even
+//! after the engine has died.
 //!
 //! ```text
 //! program's end:  0 "inlane" 1 kind | engine (8) | socket (8) | local address (20) | remote address (20)
@@ -9,13 +10,13 @@
 //! ```
 //!
 //! The engine's end gets its name once the remote end has finished sending (errno 0) or the connection has
-//! failed. If a program reads the end of the stream while the engine's end has no name, the engine has
-//! died.
+//! failed. If a program reads the end of the stream while the engine's end has no name, the engine has died.
 
 use crate::address;
 use std::net::SocketAddr;
 
-/// The first bytes of a name: a zero byte, "inlane", and the version of this layout.
+/// The first bytes of a name: the zero byte of abstract names, the word "inlane", and the version of this
+/// layout.
 const PREFIX: [u8; 8] = *b"\0inlane\x01";
 /// The kind byte in the name of an engine's end.
 const END: u8 = b'E';
@@ -24,11 +25,12 @@ const SOCKET_LEN: usize = 9 + 16 + 2 * address::LEN;
 /// The length of the name of an engine's end, in bytes.
 const END_LEN: usize = 9 + 16 + 4;
 
-/// The kind of an offloaded socket: its family, and its state when it got its name.
+/// The kind of an offloaded socket: its family, and whether it was bound or connected when it got its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// A TCP socket of family AF_INET that was bound when it got its name. It may listen or be connected now.
+    /// A TCP socket of family AF_INET that was bound when it got its name. Only the engine can tell whether
+    /// it listens or is connected now.
     BoundV4 = b'b',
     /// Like [`Kind::BoundV4`], of family AF_INET6.
     BoundV6 = b'B',
@@ -53,7 +55,8 @@ impl Kind {
         matches!(self, Self::DatagramV4 | Self::DatagramV6)
     }
 
-    /// Returns true for a TCP socket that was named when it was bound. Its name lacks the remote address.
+    /// Returns true for a TCP socket that was bound before it was connected or began to listen. Its name has
+    /// no remote address, because the name was made at the bind.
     pub fn is_bound(self) -> bool {
         matches!(self, Self::BoundV4 | Self::BoundV6)
     }
@@ -95,7 +98,8 @@ impl UnixAddress {
         Self { raw, len: len as libc::socklen_t }
     }
 
-    /// Returns the UNIX socket's name, or an empty slice for another family.
+    /// Returns the bytes of the UNIX socket's name, or an empty slice if the address is not of family
+    /// AF_UNIX.
     fn name(&self) -> &[u8] {
         let before = std::mem::offset_of!(libc::sockaddr_un, sun_path);
         if self.raw.sun_family != libc::AF_UNIX as libc::sa_family_t {
@@ -106,7 +110,8 @@ impl UnixAddress {
         unsafe { std::slice::from_raw_parts(self.raw.sun_path.as_ptr().cast(), len) }
     }
 
-    /// Returns the address that `get` (getsockname or getpeername) reads. Returns `None` if that call fails.
+    /// Returns the address of `fd` that `get` reads, which is getsockname or getpeername. Returns `None` if
+    /// that call fails.
     fn ask(
         fd: i32,
         get: unsafe extern "C" fn(i32, *mut libc::sockaddr, *mut libc::socklen_t) -> i32,
@@ -126,8 +131,8 @@ fn number(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(array)
 }
 
-/// The functions that ask for the names of a socket and its peer. The preloaded library passes those of the
-/// C library, because it replaces them.
+/// The functions that ask the kernel for the names of a socket and of its peer. The preloaded library passes
+/// the C library's functions, because a call by name would reach the preloaded library's replacements.
 #[derive(Clone, Copy)]
 pub struct Asking {
     /// The C library's getsockname.
@@ -179,15 +184,16 @@ impl SocketName {
     }
 }
 
-/// How a connection ended, as the name of the engine's end of the pair says.
+/// How a connection ended. The name of the engine's end of the pair tells it to the preloaded library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The remote end has finished sending.
     Finished,
     /// The connection failed with this errno.
     Failed(i32),
-    /// The engine has not reported an end. Normally the connection has not ended yet. The engine has died if
-    /// the program reads the end of the stream without having shut down reading itself.
+    /// The engine has not reported an end: its end of the pair has no name. Normally the connection has not
+    /// ended yet. But if the program reads the end of the stream, and has not shut down reading itself, the
+    /// engine has died.
     Unnamed,
 }
 
@@ -218,7 +224,8 @@ impl End {
         }
     }
 
-    /// Reads how a connection ended from the name of the engine's end. `fd` is the program's end of the pair.
+    /// Reads from the name of the engine's end how a connection finished. `fd` is the program's end of the
+    /// pair, and `asking.peer` asks the kernel for the name of the other end.
     pub fn of(fd: i32, asking: Asking) -> Self {
         UnixAddress::ask(fd, asking.peer).map_or(Self::Unnamed, |address| Self::from_address(&address))
     }

@@ -70,7 +70,8 @@ impl fmt::Display for Prefix {
 pub struct Rule<'a> {
     /// Who runs the sockets.
     pub action: Action,
-    /// The program's name, which is the last part of its path. `None`: every program.
+    /// The name of the program to which the rule applies: the last part of its path. `None` applies to every
+    /// program.
     pub program: Option<&'a str>,
     /// The protocol: true for UDP, false for TCP.
     pub datagrams: Option<bool>,
@@ -147,7 +148,8 @@ impl fmt::Display for Rule<'_> {
     }
 }
 
-/// Returns the action of the first rule in `text` whose conditions all hold. Skips lines that are no rules.
+/// Returns the action of the first rule in `text` whose conditions all hold, or `None` if there is none.
+/// Skips lines that are not rules.
 pub fn decide(
     text: &str,
     program: &str,

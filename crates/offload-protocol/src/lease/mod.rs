@@ -25,12 +25,14 @@
 //!
 //! No byte is lost, doubled or reordered, because:
 //!
-//! * Only one thread holds the claim, so threads do not write the same bytes of the ring.
-//! * The engine reads the pair only after it has revoked the lease and copied all committed bytes.
-//! * The program claims the ring, and then checks that the pair holds no bytes. So the engine has read all
-//!   earlier bytes of the pair.
-//! * A commit is one compare-and-exchange. If the engine has ended the claim, the commit fails, and the
-//!   bytes go through the pair.
+//! * Only one thread holds the claim, so threads and processes that share the socket do not write the same
+//!   bytes of the ring.
+//! * The engine reads the pair only after it has revoked the lease and copied all committed bytes. So these
+//!   bytes are sent before later bytes in the pair.
+//! * After the claim, the program checks that the pair holds no bytes, and otherwise writes nothing to the
+//!   ring. So the engine has read all earlier bytes of the pair.
+//! * A commit is one compare-and-exchange. If the engine has ended the claim meanwhile, the commit fails, and
+//!   the program sends all these bytes through the pair.
 //!
 //! # Posted receive
 //!
@@ -43,11 +45,12 @@
 //! ```
 //!
 //! The engine offers bytes only if the pair is empty, and keeps a copy until the program has taken them. If
-//! the program is killed or stopped before it takes them, the engine withdraws the offer and writes the
-//! bytes to the pair. A late take fails, because the word contains a sequence number.
+//! the program is killed or stopped before it takes them, the engine withdraws the offer and writes the bytes
+//! to the pair. A late take fails, because the receive word contains a sequence number that tells the offer
+//! from later ones.
 //!
-//! A receive is posted only during a receive call of the program. After the call, all unread bytes are in
-//! the pair or in the engine, so poll and other system calls work as usual.
+//! A receive is posted only during a receive call of the program. After the call, all unread bytes are in the
+//! pair or in the engine, so poll and other system calls work as usual.
 
 mod slot;
 #[cfg(test)]
@@ -64,14 +67,16 @@ pub const SEND: usize = 32768;
 /// The most bytes of a posted receive.
 pub const RECEIVE: usize = 65536;
 
-/// A 64-bit word that engine and program change by compare-and-exchange. A model checker has its own
-/// implementation.
+/// A 64-bit word that the engine and the program share, and that both change by compare-and-exchange. This is
+/// a trait because the model checker of the tests has a word of its own.
 pub trait Word {
-    /// Loads the word with acquire ordering.
+    /// Loads the word with acquire ordering: everything that the other side wrote before it stored the word
+    /// is then visible.
     fn load(&self) -> u64;
     /// Stores the word.
     fn store(&self, value: u64);
-    /// Stores `new` if the word is `current`. Returns true if `new` was stored.
+    /// Stores `new` if the word is `current`. Returns true if it has stored it, and false if the word had
+    /// another value.
     fn exchange(&self, current: u64, new: u64) -> bool;
 }
 
@@ -105,23 +110,25 @@ const CLAIMED: u64 = 2;
 const ENDED: u64 = 3;
 const POSITION: u64 = (1 << STATE_SHIFT) - 1;
 
-/// How often the engine tries to change a word before it gives up. An honest program changes the word only
-/// once or twice meanwhile.
+/// How often the engine tries to change a word before it gives up. A program that follows the protocol
+/// changes the word only once or twice meanwhile.
 const ATTEMPTS: usize = 100;
 
 fn send_word(state: u64, position: u64) -> u64 {
     state << STATE_SHIFT | position & POSITION
 }
 
-/// The error of a lease that cannot end now, because the program has claimed the ring or keeps changing the
-/// word.
+/// The error of a lease that the engine cannot end now, because the program has claimed the ring or keeps
+/// changing the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claimed;
 
-/// The send lease of a slot: the permission to put bytes into its send ring.
+/// The send lease of a slot: the program's permission to put bytes into the slot's send ring. Contains the
+/// slot's send word.
 pub struct SendLease<'a, W>(pub &'a W);
 
-/// One thread's right to write into the send ring from `position` on. [`SendLease::commit`] ends it.
+/// The exclusive right of one thread to write bytes into the send ring, from `position` on.
+/// [`SendLease::commit`] ends the claim.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Claim {
@@ -130,14 +137,14 @@ pub struct Claim {
 }
 
 impl<W: Word> SendLease<'_, W> {
-    /// Makes all bytes go through the pair until the next [`SendLease::grant`]. The engine calls this for an
-    /// unused slot. `position` is that of the next byte to be sent through the slot.
+    /// Makes all bytes go through the pair until the next [`SendLease::grant`]. The engine calls this for a
+    /// slot that no connection uses. `position` is that of the next byte to be sent through the slot.
     pub fn reset(&self, position: u64) {
         self.0.store(send_word(PAIR, position));
     }
 
-    /// Lets the program put bytes into the send ring. The engine calls this when the pair is empty. Does
-    /// nothing if the lease is already granted or abandoned.
+    /// Lets the program put bytes into the send ring. The engine calls this when it has read all bytes from
+    /// the pair. Does nothing if the lease is already granted or has been abandoned.
     pub fn grant(&self) {
         let word = self.0.load();
         if word >> STATE_SHIFT == PAIR {
@@ -145,16 +152,18 @@ impl<W: Word> SendLease<'_, W> {
         }
     }
 
-    /// Returns the position up to which bytes are committed. Check it: a hostile program can write any value.
+    /// Returns the position up to which bytes are committed. Check it, because a hostile program can write
+    /// any value.
     pub fn committed(&self) -> u64 {
         self.0.load() & POSITION
     }
 
-    /// Ends the lease until the next grant. Returns the position up to which bytes are committed.
+    /// Ends the lease until the next grant. Returns the position up to which bytes are committed. If no lease
+    /// was granted, changes nothing and returns the position.
     ///
     /// # Errors
-    /// If a thread of the program has claimed the ring: call this again later. Also if a hostile program
-    /// changed the word during each of many attempts.
+    /// If a thread of the program has claimed the ring. It may commit more bytes, so call this again later.
+    /// Also if a hostile program changed the word during each of many attempts.
     pub fn revoke(&self) -> Result<u64, Claimed> {
         for _ in 0..ATTEMPTS {
             let word = self.0.load();
@@ -167,8 +176,8 @@ impl<W: Word> SendLease<'_, W> {
         Err(Claimed)
     }
 
-    /// Ends the lease permanently. If a thread has claimed the ring, that thread's commit will fail. Returns
-    /// the position up to which bytes are committed.
+    /// Ends the lease permanently, even if a thread has claimed the ring. That thread's commit will fail.
+    /// Returns the position up to which bytes are committed.
     ///
     /// # Errors
     /// If a hostile program changed the word during each of many attempts.
@@ -182,8 +191,8 @@ impl<W: Word> SendLease<'_, W> {
         Err(Claimed)
     }
 
-    /// Claims the send ring for the calling thread. If the lease is not granted or the ring is claimed,
-    /// returns `None`: send through the pair.
+    /// Claims the send ring for the calling thread. Returns `None` if the lease is not granted, or if another
+    /// thread has claimed the ring. The bytes must then go through the pair.
     #[inline]
     pub fn claim(&self) -> Option<Claim> {
         let word = self.0.load();
@@ -191,8 +200,8 @@ impl<W: Word> SendLease<'_, W> {
             .then_some(Claim { position: word & POSITION })
     }
 
-    /// Ends a claim and commits its `len` bytes. Returns false if the engine has ended the claim: send the
-    /// bytes through the pair.
+    /// Ends a claim and commits the `len` bytes that the thread wrote into the ring. Returns false if the
+    /// engine has ended the claim meanwhile. The bytes must then go through the pair.
     #[inline]
     pub fn commit(&self, claim: Claim, len: u64) -> bool {
         let next = claim.position.wrapping_add(len);
@@ -224,7 +233,8 @@ fn sequence(word: u64) -> u64 {
     word >> SEQUENCE_SHIFT & SEQUENCE
 }
 
-/// The receive that a program posts in a slot, so that the engine can put received bytes there.
+/// The receive that a program posts in a slot, so that the engine can put received bytes there. Contains the
+/// slot's receive word.
 pub struct PostedReceive<'a, W>(pub &'a W);
 
 /// A receive that the program has posted. The program ends it by [`PostedReceive::cancel`],
@@ -246,7 +256,7 @@ pub enum Posted {
     Ended,
 }
 
-/// Bytes that the engine has put into a slot. The program can take or decline them.
+/// Bytes that the engine has put into a slot for a posted receive. The program can take or decline them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Offer {
@@ -281,8 +291,8 @@ impl<W: Word> PostedReceive<'_, W> {
         self.0.store(receive_word(CLOSED, sequence(word), 0));
     }
 
-    /// Posts a receive of at most `len` bytes. Returns `None` if a receive is posted already, if the last
-    /// offer is not settled, or if the slot is closed.
+    /// Posts a receive of at most `len` bytes. Returns `None` if a receive is already posted, if the engine
+    /// has not yet settled the last offer, or if the slot is closed.
     pub fn post(&self, len: usize) -> Option<Post> {
         let word = self.0.load();
         let next = receive_word(POSTED, sequence(word) + 1, len.min(RECEIVE) as u64);
@@ -302,16 +312,17 @@ impl<W: Word> PostedReceive<'_, W> {
         }
     }
 
-    /// Cancels a posted receive. Returns false if the engine has offered bytes meanwhile: take or decline
-    /// them.
+    /// Cancels a posted receive. Returns true if it has ended. Returns false if the engine has offered bytes
+    /// meanwhile: take or decline them.
     #[must_use]
     pub fn cancel(&self, post: Post) -> bool {
         self.0.exchange(post.word, receive_word(IDLE, sequence(post.word), 0))
             || self.state(post) == Posted::Ended
     }
 
-    /// Takes an offer of `len` bytes, which the program has copied. Returns false if the engine has withdrawn
-    /// the offer: discard the copy, because the bytes come through the pair.
+    /// Takes an offer of `len` bytes, which the program has copied. Returns true if the program keeps them.
+    /// Returns false if the engine has withdrawn the offer: discard the copy, because the bytes come through
+    /// the pair again.
     #[must_use]
     pub fn take(&self, post: Post, len: usize) -> bool {
         let sequence = sequence(post.word);
@@ -334,8 +345,8 @@ impl<W: Word> PostedReceive<'_, W> {
         }
     }
 
-    /// Returns the posted receive and its greatest length. Returns `None` if none is posted, or its length is
-    /// invalid.
+    /// Returns the receive that the program has posted, and the most bytes that it accepts. Returns `None` if
+    /// none is posted, or if its length is invalid.
     #[inline]
     pub fn posted(&self) -> Option<(Post, u64)> {
         let word = self.0.load();
@@ -343,14 +354,14 @@ impl<W: Word> PostedReceive<'_, W> {
             .then_some((Post { word }, word & LENGTH))
     }
 
-    /// Offers `len` bytes, which the engine has copied into the slot. Returns `None` if the program has
-    /// cancelled the receive.
+    /// Offers the program `len` bytes, which the engine has already copied into the slot. Returns `None` if
+    /// the program has cancelled the receive.
     pub fn offer(&self, post: Post, len: u64) -> Option<Offer> {
         let word = receive_word(OFFERED, sequence(post.word), len);
         self.0.exchange(post.word, word).then_some(Offer { word, len })
     }
 
-    /// Returns the answer to an offer. If the program has taken it, frees the slot for the next post.
+    /// Returns what became of an offer. If the program has taken it, frees the slot for the next post.
     pub fn settle(&self, offer: Offer) -> Answer {
         let word = self.0.load();
         let taken = receive_word(TAKEN, sequence(offer.word), offer.len);
@@ -368,14 +379,15 @@ impl<W: Word> PostedReceive<'_, W> {
         }
     }
 
-    /// Returns true until the program answers an offer or breaks the protocol.
+    /// Returns true if the program has not answered an offer yet. Returns false if it has answered, or has
+    /// broken the protocol.
     #[inline]
     pub fn is_pending(&self, offer: Offer) -> bool {
         self.0.load() == offer.word
     }
 
-    /// Withdraws an offer. Returns false if the program has already answered or broken the protocol: then
-    /// call [`PostedReceive::settle`].
+    /// Withdraws an offer. Returns false if the program has already answered it or has broken the protocol.
+    /// Then call [`PostedReceive::settle`] for the answer.
     #[must_use]
     pub fn withdraw(&self, offer: Offer) -> bool {
         self.0.exchange(offer.word, receive_word(IDLE, sequence(offer.word), 0))

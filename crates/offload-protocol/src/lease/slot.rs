@@ -14,8 +14,8 @@ use std::sync::atomic::AtomicU64;
 #[derive(Debug, Default)]
 pub struct Line(pub AtomicU64);
 
-/// The words that engine and program share, accessed only as atomics. The engine checks every value that it
-/// reads.
+/// The header of a slot: the words that the engine and the program share. Both access them only as atomics.
+/// The engine checks every value that it reads, because the program may write anything.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Header {
@@ -23,19 +23,19 @@ pub struct Header {
     pub send: Line,
     /// The word of [`PostedReceive`].
     pub receive: Line,
-    /// The position up to which the engine has copied the send ring. Only the engine writes it.
+    /// The position up to which the engine has copied bytes out of the send ring. Only the engine writes it.
     pub copied: Line,
-    /// When the engine last recorded that it was running, in nanoseconds of CLOCK_MONOTONIC. Only the engine
-    /// writes it.
+    /// The last time at which the engine recorded that it was running, in nanoseconds of CLOCK_MONOTONIC.
+    /// Only the engine writes it.
     pub alive_ns: AtomicU64,
-    /// The inode of the program's end, or 0 for an unused slot. Only the engine writes it.
+    /// The inode of the program's end, or 0 if no connection uses the slot. Only the engine writes it.
     pub inode: AtomicU64,
     /// The device number (`st_dev`) of the program's end. Only the engine writes it.
     pub device: AtomicU64,
     /// 1 once the program has shut down its sending direction. Only the program writes it.
     pub shut: AtomicU64,
-    /// 1 once the program has set SO_RCVLOWAT. Received bytes then go through the pair, where the kernel
-    /// applies the option. Only the program writes it.
+    /// 1 once the program has set SO_RCVLOWAT. All received bytes must then go through the pair, where the
+    /// kernel applies the option. Only the program writes it.
     pub low_water: AtomicU64,
 }
 
@@ -60,7 +60,7 @@ impl Area {
     ///
     /// # Safety
     /// [`Area::LEN`] bytes of shared memory are mapped there, readable and writable, as long as this value
-    /// and its slots are used.
+    /// and the slots made from it are used.
     pub unsafe fn new(start: NonNull<u8>) -> Self {
         Self(start)
     }
@@ -72,8 +72,8 @@ impl Area {
     }
 }
 
-/// A slot of an area. Other processes may write to it at any time, so its bytes are only copied, never
-/// borrowed. Its words are atomics.
+/// A slot of an area. Other processes may write to its memory at any time. So its bytes are only copied, and
+/// no reference to them is made. Its words are atomics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot(NonNull<u8>);
 
@@ -83,7 +83,7 @@ impl Slot {
         self.0.as_ptr()
     }
 
-    /// Creates a handle of the slot at the address `start`. Returns `None` if it is null.
+    /// Creates a handle of the slot at the address `start`. Returns `None` if the address is null.
     ///
     /// # Safety
     /// `start` comes from [`Slot::as_ptr`] of a slot whose area is still mapped.
@@ -93,7 +93,8 @@ impl Slot {
 
     /// Returns the words.
     pub fn header(&self) -> &Header {
-        // SAFETY: a slot begins with its header of atomics, which are valid for any bytes.
+        // SAFETY: a slot begins with its header. The header consists of atomics, which are valid for any
+        // bytes and may be shared with other processes.
         unsafe { self.0.cast().as_ref() }
     }
 
@@ -107,28 +108,29 @@ impl Slot {
         PostedReceive(&self.header().receive.0)
     }
 
-    /// Returns the address of `position` in the send ring, and the number of bytes to the ring's end.
+    /// Returns the address of the byte at `position` in the send ring, and the number of bytes from there to
+    /// the ring's end.
     fn send_at(self, position: u64) -> (*mut u8, usize) {
         let offset = (position & (SEND as u64 - 1)) as usize;
         // SAFETY: the offset is within the ring.
         (unsafe { self.0.as_ptr().add(SEND_AT + offset) }, SEND - offset)
     }
 
-    /// Copies `len` bytes from `from` into the send ring, at `position`.
+    /// Copies `len` bytes at `from` into the send ring, at `position`.
     ///
     /// # Safety
     /// `from` has `len` bytes, at most [`SEND`], and the calling thread has claimed the ring.
     pub unsafe fn write_send(self, position: u64, from: *const u8, len: usize) {
         let (to, room) = self.send_at(position);
         let first = len.min(room);
-        // SAFETY: both parts lie within the ring, and the caller promises `from`.
+        // SAFETY: both parts lie within the ring, and the caller promises that `from` has `len` bytes.
         unsafe {
             std::ptr::copy_nonoverlapping(from, to, first);
             std::ptr::copy_nonoverlapping(from.add(first), self.send_at(0).0, len - first);
         }
     }
 
-    /// Fills `to` with bytes of the send ring, from `position` on.
+    /// Copies bytes of the send ring to `to` until `to` is full, beginning at `position`.
     ///
     /// # Panics
     /// If `to` is longer than the ring.
@@ -136,8 +138,8 @@ impl Slot {
         assert!(to.len() <= SEND);
         let (from, room) = self.send_at(position);
         let (low, high) = to.split_at_mut(to.len().min(room));
-        // SAFETY: both parts lie within the ring. If the program writes meanwhile, only its peer gets the
-        // mixed bytes.
+        // SAFETY: both parts lie within the ring. If the program writes these bytes during the copy, the copy
+        // mixes old and new bytes. Only the peer of that connection receives them.
         unsafe {
             std::ptr::copy_nonoverlapping(from, low.as_mut_ptr(), low.len());
             std::ptr::copy_nonoverlapping(self.send_at(0).0, high.as_mut_ptr(), high.len());
@@ -163,7 +165,7 @@ impl Slot {
     /// # Safety
     /// `to` has room for `len` bytes.
     pub unsafe fn read_received(self, to: *mut u8, len: usize) {
-        // SAFETY: the bytes lie within the slot, and the caller promises `to`.
+        // SAFETY: the bytes lie within the slot, and the caller promises that `to` has room for them.
         unsafe { std::ptr::copy_nonoverlapping(self.0.as_ptr().add(RECEIVE_AT), to, len.min(RECEIVE)) };
     }
 }

@@ -1,4 +1,5 @@
-//! Checks the protocol with the model checker loom and with random words.
+//! Checks the protocol with the model checker loom and with random words. Also checks that a slot returns the
+//! bytes that were written to it.
 
 use super::*;
 use loom::cell::UnsafeCell;
@@ -20,10 +21,10 @@ impl Word for Modelled {
     }
 }
 
-/// The send ring's size in the model, in bytes. The tests send fewer, so the ring never wraps.
+/// The size of the send ring in the model, in bytes. The tests send fewer bytes, so the ring never wraps.
 const RING: usize = 8;
 
-/// A connection on which the program sends through the ring or the pair.
+/// A connection on which the program sends through the send ring or the pair.
 struct Sending {
     word: Modelled,
     ring: Vec<UnsafeCell<u8>>,
@@ -39,8 +40,8 @@ impl Sending {
         })
     }
 
-    /// Sends a byte as the preloaded library does. Without `checks`, omits the check for an empty pair. Loom
-    /// must find this error.
+    /// Sends a byte as the preloaded library does. If `checks` is false, omits the check that the pair is
+    /// empty. The model checker must find this error.
     fn send(&self, byte: u8, checks: bool) {
         let lease = SendLease(&self.word);
         if let Some(claim) = lease.claim() {
@@ -57,12 +58,12 @@ impl Sending {
         self.write(byte);
     }
 
-    /// Writes a byte directly to the pair, like a system call that bypasses the library.
+    /// Writes a byte directly to the pair, like a system call that bypasses the preloaded library.
     fn write(&self, byte: u8) {
         self.pair.lock().unwrap().push(byte);
     }
 
-    /// Copies the send ring up to `position` to `sent`, as the engine does.
+    /// Copies the bytes of the send ring up to `position` to `sent`, as the engine does.
     fn copy(&self, position: u64, sent: &mut Sent) {
         while sent.copied < position {
             // SAFETY: loom fails the test if another thread writes the byte.
@@ -71,7 +72,8 @@ impl Sending {
         }
     }
 
-    /// Runs one round of the engine.
+    /// Runs one round of the engine: takes the program's bytes from the ring and the pair, and grants or ends
+    /// the lease.
     fn serve(&self, sent: &mut Sent) {
         let lease = SendLease(&self.word);
         if self.pair.lock().unwrap().is_empty() {
@@ -85,7 +87,7 @@ impl Sending {
     }
 }
 
-/// The bytes that the engine has taken, in order.
+/// The bytes that the engine has taken from the ring and the pair, in order.
 #[derive(Default)]
 struct Sent {
     bytes: Vec<u8>,
@@ -98,8 +100,8 @@ fn model(preemptions: usize, check: impl Fn() + Sync + Send + 'static) {
     builder.check(check);
 }
 
-/// Runs the engine beside a program that sends 1, 2 and 3, and checks their order. The program writes `raw`
-/// directly to the pair, unless it is 0.
+/// Runs the engine beside a program that sends the bytes 1, 2 and 3, and checks their order. The program
+/// writes the byte `raw` directly to the pair; 0 means none. `checks` is passed to `Sending::send`.
 fn sends_in_order(raw: u8, checks: bool) {
     model(3, move || {
         let sending = Sending::new();
@@ -181,7 +183,7 @@ fn model_an_abandoned_claim_sends_its_bytes_through_the_pair_once() {
     });
 }
 
-/// A connection that has received the byte 7.
+/// A connection that has received the byte 7, which the program has not got yet.
 struct Receiving {
     word: Modelled,
     offered: Modelled,
@@ -219,7 +221,7 @@ fn receives_once(declines: bool) {
                         return receive.take(post, 1).then_some(byte);
                     }
                 }
-                // The byte comes through the pair.
+                // The engine has withdrawn the offer, so the byte comes through the pair.
                 None
             })
         };
