@@ -45,7 +45,7 @@ pub struct Host {
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = Digests::None)]
     digests: Digests,
     /// Time above zero within which the target must accept a connection and answer a command. A path that
-    /// does not answer is given up after this time, also while --reconnect tries it
+    /// does not answer is given up after this time
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = time_above_zero)]
     timeout: Duration,
     /// Poll for this long before a thread sleeps to wait for the target. This saves the time of wake-ups, and
@@ -105,8 +105,7 @@ pub struct Connect {
     /// Time after which either side gives up a silent peer; 0 turns the check off
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = units::parse_time)]
     keep_alive: Duration,
-    /// How long to try to reconnect after all paths have failed; 0 fails at once. An attempt in progress is
-    /// not cut off: a path that does not answer is given up after --timeout
+    /// How long to try to reconnect after a path has failed; 0 fails at once
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::parse_time)]
     reconnect: Duration,
 }

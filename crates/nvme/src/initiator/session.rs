@@ -7,14 +7,16 @@
 //! * submit only idempotent commands, such as reads, writes and flushes;
 //! * have only one write to a block in flight.
 //!
-//! Connecting blocks, so the session does it in another thread.
+//! Connecting blocks, so the session does it in other threads. A path that does not answer does not delay the next
+//! one.
 
 use super::connection::{Done, Request};
 use super::{Address, ConnectOptions, Controller, NamespaceInfo, Queue};
 use crate::command::{Status, async_event};
 use crate::{Error, Result};
 use std::collections::{HashMap, VecDeque};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 /// The least time between two keep-alive rounds. Also the longest time that a wait for a reconnection
@@ -22,6 +24,8 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(100);
 /// The pause after all paths have failed, before they are tried again.
 const PAUSE: Duration = Duration::from_millis(200);
+/// How long an attempt to reconnect waits for a path before it also tries the next one.
+const HEAD_START: Duration = Duration::from_millis(500);
 /// How many times a command is sent again after transient errors, at most.
 const RETRIES: u32 = 3;
 
@@ -34,7 +38,8 @@ pub struct SessionOptions {
     pub connect: ConnectOptions,
     /// The identifier of the namespace. `None`: the first namespace.
     pub nsid: Option<u32>,
-    /// How long the session tries to reconnect after a path has failed, until it gives up.
+    /// How long the session tries to reconnect after a path has failed. Then it gives up, even if an attempt
+    /// is still in progress.
     pub reconnect: Duration,
 }
 
@@ -278,7 +283,7 @@ impl Session {
     }
 
     /// Starts a thread that tries each path once, or takes the thread's result. With `wait`, blocks for up
-    /// to 100 ms.
+    /// to 100 ms. Returns an error if the time to reconnect is over.
     fn reconnect(&mut self, wait: bool) -> Result<()> {
         self.lost_since.get_or_insert_with(Instant::now);
         let pause = self.failed_at.map_or(Duration::ZERO, |failed| PAUSE.saturating_sub(failed.elapsed()));
@@ -292,22 +297,29 @@ impl Session {
             self.attempt = Some(self.start_attempt()?);
         }
         let attempt = self.attempt.as_ref().expect("an attempt was started");
-        let result = match wait {
-            true => match attempt.recv_timeout(TICK) {
-                Ok(result) => result,
-                Err(RecvTimeoutError::Timeout) => return Ok(()),
-                Err(RecvTimeoutError::Disconnected) => {
-                    unreachable!("the thread sends its result before it ends")
-                }
-            },
-            false => match attempt.try_recv() {
-                Ok(result) => result,
-                Err(TryRecvError::Empty) => return Ok(()),
-                Err(TryRecvError::Disconnected) => unreachable!("the thread sends its result before it ends"),
-            },
+        let result = match attempt.recv_timeout(if wait { TICK } else { Duration::ZERO }) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Timeout) if self.is_too_late() => {
+                return Err(self.not_restored("no path has answered; check the target and the network"));
+            }
+            Err(RecvTimeoutError::Timeout) => return Ok(()),
+            Err(RecvTimeoutError::Disconnected) => {
+                unreachable!("the thread sends its result before it ends")
+            }
         };
         self.attempt = None;
         self.reconnected(result)
+    }
+
+    /// Returns true if a path failed, and no command has succeeded for [`SessionOptions::reconnect`] since then.
+    fn is_too_late(&self) -> bool {
+        self.lost_since.is_some_and(|since| since.elapsed() >= self.options.reconnect)
+    }
+
+    fn not_restored(&self, why: &str) -> Error {
+        let seconds = self.options.reconnect.as_secs_f64();
+        let why = format!("the connection was lost and not restored within {seconds} s: {why}");
+        Error::Disconnected { peer: self.options.connect.subsystem.clone(), why }
     }
 
     /// Starts a thread that tries each path once, starting with the next one.
@@ -315,25 +327,44 @@ impl Session {
         let (send, receive) = sync_channel(1);
         let (options, first, nsid) = (self.options.clone(), self.path, self.namespace.nsid);
         let attempt = move || {
-            let mut failure = None;
-            for path in (first..options.paths.len()).chain(0..first) {
-                match Self::connect(&options, path, Some(nsid)) {
-                    Ok((live, namespace)) => {
-                        // The send fails if the session was dropped meanwhile. Dropping the result closes
-                        // the new connection.
-                        let _ = send.send(Ok((path, live, namespace)));
-                        return;
-                    }
-                    Err(error) => failure = Some(error),
-                }
-            }
-            let _ = send.send(Err(failure.expect("at least one path")));
+            // The send fails if the session was dropped meanwhile. Dropping the result closes the new
+            // connection.
+            let _ = send.send(Self::try_paths(options, first, nsid));
         };
-        std::thread::Builder::new()
-            .name("inlane-reconnect".into())
-            .spawn(attempt)
-            .map_err(|source| Error::Os { what: "cannot start a thread to reconnect".into(), source })?;
+        spawn(attempt)?;
         Ok(receive)
+    }
+
+    /// Tries each path once, starting with `first`. If a path neither works nor fails within [`HEAD_START`], also
+    /// tries the next one. Returns the first path that works.
+    fn try_paths(options: SessionOptions, first: usize, nsid: u32) -> Reconnected {
+        let options = Arc::new(options);
+        let (send, results) = channel();
+        let (mut running, mut failure) = (0, None);
+        for path in (first..options.paths.len()).chain(0..first) {
+            let (options, send) = (options.clone(), send.clone());
+            spawn(move || {
+                let result = Self::connect(&options, path, Some(nsid));
+                // The send fails if another path was faster.
+                let _ = send.send(result.map(|(live, namespace)| (path, live, namespace)));
+            })?;
+            running += 1;
+            match results.recv_timeout(HEAD_START) {
+                Ok(Ok(works)) => return Ok(works),
+                Ok(Err(error)) => {
+                    running -= 1;
+                    failure = Some(error);
+                }
+                Err(_) => {}
+            }
+        }
+        for _ in 0..running {
+            match results.recv().expect("this function has a sender, too") {
+                Ok(works) => return Ok(works),
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.expect("at least one path"))
     }
 
     fn reconnected(&mut self, result: Reconnected) -> Result<()> {
@@ -348,11 +379,8 @@ impl Session {
                 Ok(())
             }
             Err(failure) => {
-                if self.lost_since.is_some_and(|since| since.elapsed() >= self.options.reconnect) {
-                    let seconds = self.options.reconnect.as_secs_f64();
-                    let why =
-                        format!("the connection was lost and not restored within {seconds} s: {failure}");
-                    return Err(Error::Disconnected { peer: self.options.connect.subsystem.clone(), why });
+                if self.is_too_late() {
+                    return Err(self.not_restored(&failure.to_string()));
                 }
                 self.failed_at = Some(Instant::now());
                 Ok(())
@@ -366,6 +394,15 @@ impl Session {
             live.controller.shut_down();
         }
     }
+}
+
+/// Starts a thread of an attempt to reconnect. It ends by itself.
+fn spawn(run: impl FnOnce() + Send + 'static) -> Result<()> {
+    std::thread::Builder::new()
+        .name("inlane-reconnect".into())
+        .spawn(run)
+        .map(drop)
+        .map_err(|source| Error::Os { what: "cannot start a thread to reconnect".into(), source })
 }
 
 /// Returns an error if the target at `path` now has another namespace (`now`) than `before`.

@@ -10,6 +10,8 @@ use inlane_core::units;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+/// The size of a cache line in bytes.
+const LINE: usize = 64;
 /// The size of a page in bytes. Whole pages are zeroed by giving them back to the kernel.
 const PAGE: u64 = 4096;
 
@@ -101,6 +103,19 @@ impl Memory {
         unsafe { self.access.copy(to.as_mut_ptr(), source, to.len() / self.access.width()) };
     }
 
+    /// Starts to load the `length` bytes that start at `offset` into the first-level cache. Returns without
+    /// waiting for them.
+    ///
+    /// # Panics
+    /// If the range ends beyond the memory.
+    #[inline]
+    pub fn prefetch(&self, offset: u64, length: usize) {
+        let start = self.at(offset, length as u64).cast_const();
+        for line in (0..length).step_by(LINE) {
+            prefetch(start.wrapping_add(line));
+        }
+    }
+
     /// Returns the address of byte `offset`. Panics like [`Memory::read`].
     #[inline]
     fn whole_lines(&self, offset: u64, length: usize) -> *mut u8 {
@@ -162,4 +177,16 @@ impl Drop for Memory {
         // SAFETY: the mapping of `new`, to which no reference exists any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes as usize) };
     }
+}
+
+/// Starts to load a cache line into the first-level cache.
+#[inline]
+fn prefetch(line: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a prefetch changes no register or memory, and never faults.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = line;
 }

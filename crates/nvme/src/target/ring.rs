@@ -191,11 +191,16 @@ impl Ring {
         if spin.is_zero() || !self.poll_for(spin)? {
             self.enter(1)?;
         }
+        self.take(completed);
+        Ok(())
+    }
+
+    /// Appends the completions that the ring holds to `completed`. Makes no system call.
+    pub fn take(&mut self, completed: &mut Vec<Completed>) {
         completed.extend(self.ring.completion().map(|entry| Completed {
             tag: entry.user_data(),
             result: entry.result(),
             flags: entry.flags(),
         }));
-        Ok(())
     }
 }

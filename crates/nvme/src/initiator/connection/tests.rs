@@ -1,6 +1,9 @@
 use super::*;
-use crate::command::io;
-use crate::pdu::{self, CapsuleResp, Header, IcResp, Layout, MAX_HEADER};
+use crate::command::{Command, Status, io};
+use crate::pdu::{
+    self, CapsuleResp, Data, FatalStatus, Fault, Header, IcResp, Kind, Layout, MAX_HEADER, R2t, Termination,
+    data_flags,
+};
 use proptest::prelude::*;
 use zerocopy::{Immutable, IntoBytes};
 

@@ -80,6 +80,71 @@ fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
     second.stop().unwrap();
 }
 
+/// Opens a session to a target with a file, ends the target, and lets nothing but a silent listener remain at
+/// its address. The listener's queue of connections accepts connections that nobody answers.
+fn session_with_silent_target(
+    listen: &str,
+    options: impl Fn(SocketAddr) -> SessionOptions,
+) -> (Session, TcpListener) {
+    let folder = tempfile::tempdir().unwrap();
+    let first = target(listen, &format!("file:{},size=1M", folder.path().join("disk").display()));
+    let address = first.subsystem().listeners()[0];
+    let session = Session::open(&options(address)).unwrap();
+    first.stop().unwrap();
+    (session, TcpListener::bind(address).unwrap())
+}
+
+/// The silent target would end the attempt after an hour only, so the session must not wait for the attempt.
+#[test]
+fn a_session_gives_up_in_time_although_the_target_does_not_answer() {
+    let reconnect = Duration::from_secs(1);
+    let (mut session, silent) = session_with_silent_target("127.0.77.3:0", |address| {
+        let mut options = options(address);
+        options.connect.queue.timeout = Duration::from_secs(3600);
+        SessionOptions { reconnect, ..options }
+    });
+    let start = Instant::now();
+    let error = loop {
+        match session.progress(true) {
+            Ok(()) => assert!(start.elapsed() < PATIENCE, "the session did not give up"),
+            Err(error) => break error,
+        }
+    };
+    assert!(start.elapsed() >= reconnect, "{error}");
+    assert!(error.to_string().contains("not restored within 1 s: no path has answered"), "{error}");
+    drop(silent);
+}
+
+/// Both the path that failed and the next one are silent. The third one must still be used, although the attempts over the
+/// other two take an hour.
+#[test]
+fn a_path_that_does_not_answer_does_not_delay_the_next_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let namespace = format!("file:{},size=1M", folder.path().join("disk").display());
+    let first = target("127.0.77.4:0", &namespace);
+    let address = first.subsystem().listeners()[0];
+    let (second, third) =
+        (TcpListener::bind("127.0.77.5:0").unwrap(), TcpListener::bind("127.0.77.6:0").unwrap());
+    let (silent, working) = (second.local_addr().unwrap(), third.local_addr().unwrap());
+    let mut options = options(address);
+    options.paths.extend([silent, working].map(|address| address.to_string().parse().unwrap()));
+    options.connect.queue.timeout = Duration::from_secs(3600);
+    let mut session = Session::open(&options).unwrap();
+    first.stop().unwrap();
+    let also_silent = TcpListener::bind(address).unwrap();
+    drop(third);
+    let last = target(&working.to_string(), &namespace);
+    let start = Instant::now();
+    while session.failovers() == 0 {
+        session.progress(true).unwrap();
+        assert!(start.elapsed() < PATIENCE, "the session did not use the path that works");
+    }
+    assert_eq!(session.path().to_string(), working.to_string());
+    drop((second, also_silent));
+    session.close();
+    last.stop().unwrap();
+}
+
 /// The second target's memory lacks the first one's data, so the session must fail rather than read zeros.
 #[test]
 fn a_session_ends_if_the_target_has_another_namespace_after_a_restart() {

@@ -13,8 +13,9 @@ const COPY_BYTES: usize = 1 << 10;
 /// Data from memory with a digest and of up to this length is copied to the output. Longer data is copied to
 /// a buffer.
 const COPY_WITH_DIGEST_BYTES: usize = 16 << 10;
-/// Data is copied in blocks of this length. After each, the digest is updated from the first-level cache.
-const DIGEST_BLOCK_BYTES: usize = 4 << 10;
+/// Data is copied in blocks of this length. After each, the digest is updated from the first-level cache,
+/// while the next block is loaded from memory.
+const DIGEST_BLOCK_BYTES: usize = 16 << 10;
 
 impl Queue {
     pub(super) fn new(connected: Connected) -> Self {
@@ -192,9 +193,11 @@ impl Connection {
 /// Fills `data` with the bytes of the memory from `offset`, and returns their digest.
 fn read_with_digest(memory: &Memory, offset: u64, data: &mut [u8]) -> [u8; 4] {
     let mut digest = RunningDigest::default();
-    let offsets = (offset..).step_by(DIGEST_BLOCK_BYTES);
-    for (block, offset) in data.chunks_mut(DIGEST_BLOCK_BYTES).zip(offsets) {
+    let (mut offset, end) = (offset, offset + data.len() as u64);
+    for block in data.chunks_mut(DIGEST_BLOCK_BYTES) {
         memory.read(offset, block);
+        offset += block.len() as u64;
+        memory.prefetch(offset, DIGEST_BLOCK_BYTES.min((end - offset) as usize));
         digest.update(block);
     }
     digest.bytes()

@@ -1,0 +1,74 @@
+//! The commands of a connection: as they are submitted, in flight, and completed.
+
+use crate::command::{Command, Completion, Status};
+use crate::initiator::Buffer;
+use crate::pdu::{Fault, Termination};
+
+/// A command to send.
+#[derive(Debug)]
+pub struct Request {
+    /// A number that the caller chooses. It is returned with the completion.
+    pub token: u64,
+    /// The command. The connection sets its identifier and, if there is a buffer, its SGL.
+    pub command: Command,
+    /// The memory to read into or write from. Its length is the length of the transfer.
+    pub buffer: Option<Buffer>,
+}
+
+/// A command that has completed.
+#[derive(Debug)]
+pub struct Done {
+    /// The token of the request: a number that the caller chose.
+    pub token: u64,
+    /// The command, for example to retry it.
+    pub command: Command,
+    /// The completion. If the connection failed before the command completed, its status is
+    /// [`Status::HOST_PATH_ERROR`].
+    pub completion: Completion,
+    /// The buffer of the request, if it had one. After a successful read it holds the data.
+    pub buffer: Option<Buffer>,
+}
+
+impl Done {
+    /// Returns the status.
+    pub fn status(&self) -> Status {
+        self.completion.status()
+    }
+}
+
+/// Why a connection cannot continue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The controller violated the protocol.
+    Fault(Fault),
+    /// The controller sent a termination request.
+    Terminated(Termination),
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Self {
+        Failure::Fault(fault)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    /// The number of commands that have used this slot. It becomes part of the next command's identifier.
+    pub(super) generation: u16,
+    pub(super) in_flight: bool,
+    pub(super) token: u64,
+    pub(super) command: Option<Command>,
+    pub(super) buffer: Option<Buffer>,
+    /// For a read, the number of bytes received. For a write, the number of bytes sent in the capsule or
+    /// requested by R2T.
+    pub(super) transferred: u32,
+    /// The number of data segments of this slot that are still in the outbox.
+    pub(super) queued: u32,
+    /// True if the controller requests the command's data by R2T. False if the data is in the capsule, or
+    /// there is none.
+    pub(super) by_r2t: bool,
+    /// True if a digest of data received for this command was wrong.
+    pub(super) corrupted: bool,
+    /// The completion, if it arrived while data segments of this slot are still in the outbox.
+    pub(super) completion: Option<Completion>,
+}

@@ -1,0 +1,166 @@
+//! Accepts connections and ends them: at the end of their hosts, after protocol violations and at timeouts.
+
+use super::{Closing, Link, Worker};
+use crate::target::connection::{Connection, End, Setup};
+use crate::target::controller::Reach;
+use crate::target::inbox::ConnectionId;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// How long a host may take to read a termination request.
+const LINGER_MS: u64 = 1000;
+/// How long commands in progress may take when the target ends.
+const DRAIN_MS: u64 = 5000;
+
+impl Worker {
+    pub(super) fn accept(&mut self, socket: OwnedFd, peer: SocketAddr, local: SocketAddr) {
+        if self.draining_since.is_some() {
+            self.load.connections.fetch_sub(1, Relaxed);
+            return;
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.links.push(None);
+            self.links.len() - 1
+        });
+        self.next_id += 1;
+        let id = ConnectionId(self.next_id << 24 | index as u64);
+        let setup = Setup {
+            subsystem: self.subsystem.clone(),
+            share: self.pool.share(self.subsystem.limits.connection_bytes),
+            reach: Reach { inbox: self.inbox.clone(), connection: id },
+            peer,
+            local,
+        };
+        let link = Link {
+            id,
+            connection: Connection::new(setup),
+            socket,
+            peer,
+            receiving: false,
+            sending: false,
+            operations: 0,
+            closing: Closing::No,
+            more_to_receive: true,
+            vectors: Vec::new(),
+            // SAFETY: a message header of zeros is valid.
+            message: unsafe { std::mem::zeroed() },
+            accepted_ms: self.now_ms,
+            progress_ms: self.now_ms,
+            waiting_ms: None,
+            admin: false,
+            due: false,
+            starved: false,
+            discard: Box::default(),
+        };
+        self.links[index] = Some(Box::new(link));
+        self.half_open.push_back(id);
+        if self.half_open.len() > self.max_half_open {
+            self.close_oldest_half_open();
+        }
+        self.mark(index);
+    }
+
+    /// Closes the oldest connection without a queue, because there are too many.
+    fn close_oldest_half_open(&mut self) {
+        while let Some(id) = self.half_open.pop_front() {
+            let Some(index) = self.find(id) else { continue };
+            let link = self.link(index);
+            if !link.connection.is_connected() && link.closing == Closing::No {
+                self.subsystem.counters.refused.fetch_add(1, Relaxed);
+                return self.close(index);
+            }
+        }
+    }
+
+    /// Lets the host read the last output of a connection that ends, then closes the connection.
+    pub(super) fn linger(&mut self, index: usize) {
+        let now = self.now_ms;
+        let link = self.link(index);
+        let terminated = match link.connection.end() {
+            Some(end) => matches!(end, End::Terminated(_)),
+            None => return,
+        };
+        if link.closing != Closing::No || link.connection.output().pending_bytes() > 0 {
+            return;
+        }
+        if terminated {
+            return self.close(index);
+        }
+        // Shut down only sending: closing with unread input would reset the connection, and the host might
+        // lose the termination request.
+        // SAFETY: the descriptor is open.
+        unsafe { libc::shutdown(link.socket.as_raw_fd(), libc::SHUT_WR) };
+        link.closing = Closing::Lingers(now + LINGER_MS);
+        link.discard = vec![0; 16 << 10].into_boxed_slice();
+    }
+
+    /// Ends a connection at once. Its requests in flight end soon.
+    pub(super) fn close(&mut self, index: usize) {
+        let link = self.link(index);
+        if link.closing != Closing::Yes {
+            link.closing = Closing::Yes;
+            link.connection.disconnected();
+            // SAFETY: the descriptor is open.
+            unsafe { libc::shutdown(link.socket.as_raw_fd(), libc::SHUT_RDWR) };
+        }
+        self.mark(index);
+    }
+
+    pub(super) fn remove_if_idle(&mut self, index: usize) {
+        let link = self.link(index);
+        if link.receiving || link.sending || link.operations > 0 {
+            return;
+        }
+        tracing::debug!("{}: connection closed", link.peer);
+        if link.admin {
+            self.load.admin_queues.fetch_sub(1, Relaxed);
+        }
+        self.links[index] = None;
+        self.starved.retain(|other| *other != index);
+        self.free.push(index);
+        self.load.connections.fetch_sub(1, Relaxed);
+    }
+
+    /// Ends connections whose hosts take too long.
+    pub(super) fn tick(&mut self) {
+        let limits = &self.subsystem.limits;
+        let (handshake_ms, stall_ms) =
+            (limits.handshake_timeout.as_millis() as u64, limits.stall_timeout.as_millis() as u64);
+        let now = self.now_ms;
+        let drained_by = self.draining_since.map(|since| since + DRAIN_MS);
+        for index in 0..self.links.len() {
+            let Some(link) = self.links[index].as_mut() else { continue };
+            let waits = link.connection.waits_for_host();
+            link.waiting_ms = waits.then(|| link.waiting_ms.unwrap_or(now));
+            // Count from the later of two times: when the target began to wait for the host, and the last
+            // progress.
+            let stalled_since = link.waiting_ms.map(|since| since.max(link.progress_ms));
+            let late = |since: u64, limit: u64| now.saturating_sub(since) > limit;
+            let why = match link.closing {
+                Closing::Yes => continue,
+                Closing::Lingers(until) if now > until => "the host did not close it",
+                Closing::Lingers(_) => continue,
+                Closing::No if drained_by.is_some_and(|until| now > until) => "the target ends",
+                Closing::No if !link.connection.is_connected() && late(link.accepted_ms, handshake_ms) => {
+                    "the host did not connect a queue in time"
+                }
+                Closing::No if stalled_since.is_some_and(|since| late(since, stall_ms)) => {
+                    "the host neither reads responses nor sends data"
+                }
+                Closing::No => continue,
+            };
+            if link.closing == Closing::No && drained_by.is_none() {
+                self.subsystem.counters.refused.fetch_add(1, Relaxed);
+                tracing::warn!("{}: connection closed: {why}", link.peer);
+            }
+            self.close(index);
+        }
+        while let Some(id) = self.half_open.front() {
+            match self.find(*id) {
+                Some(index) if !self.link(index).connection.is_connected() => break,
+                _ => self.half_open.pop_front(),
+            };
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! A connection of a worker, with its socket and the requests that the kernel has of it.
+
+use crate::target::connection::Connection;
+use crate::target::inbox::ConnectionId;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+/// Whether a connection is being closed, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Closing {
+    /// The connection is in use.
+    No,
+    /// A termination request was sent. The value is the host's deadline for closing the connection, in
+    /// milliseconds since the target started.
+    Lingers(u64),
+    /// The socket is shut down. The connection is removed when it has no request in flight.
+    Yes,
+}
+
+/// A connection with its socket and its requests in flight.
+pub(super) struct Link {
+    pub(super) id: ConnectionId,
+    pub(super) connection: Connection,
+    pub(super) socket: OwnedFd,
+    pub(super) peer: SocketAddr,
+    pub(super) receiving: bool,
+    pub(super) sending: bool,
+    /// The number of file operations in flight.
+    pub(super) operations: u32,
+    pub(super) closing: Closing,
+    /// True if the last receive left data in the socket.
+    pub(super) more_to_receive: bool,
+    pub(super) vectors: Vec<libc::iovec>,
+    pub(super) message: libc::msghdr,
+    pub(super) accepted_ms: u64,
+    /// When bytes were last received or sent, in milliseconds since the target started.
+    pub(super) progress_ms: u64,
+    /// When a timeout check first found that the target waits for the host, in milliseconds. `None` while it
+    /// does not wait.
+    pub(super) waiting_ms: Option<u64>,
+    /// True if the connection carries an admin queue and is counted in [`Load::admin_queues`].
+    pub(super) admin: bool,
+    /// True if the connection is in the list of connections to serve in this round.
+    pub(super) due: bool,
+    /// True if the connection is in the list of connections that wait for buffers.
+    pub(super) starved: bool,
+    /// A buffer for bytes that are received while the connection lingers. They are ignored.
+    pub(super) discard: Box<[u8]>,
+}

@@ -1,0 +1,285 @@
+//! A worker thread: moves bytes between sockets, connections and files by its io_uring.
+//!
+//! ```text
+//!   one round:  wait for completions (submits all requests of the last round)
+//!               -> process received bytes and messages, then some results of file operations
+//!               -> for each connection concerned: start file operations, send the output, receive
+//!               -> if results are left: submit, take new completions, and repeat
+//! ```
+//!
+//! At queue depth 1 a round costs one system call. With more commands in flight, several responses leave in
+//! one send. If a disk completes many operations at once, the worker sends responses and starts new commands
+//! within the round, so that the host and the disk have work.
+//!
+//! **Memory.** The kernel uses memory of a [`Link`] while one of its requests is in flight. A link is
+//! therefore removed only when none is. The worker first shuts the socket down, so that the requests end.
+
+mod lifetime;
+mod link;
+mod load;
+mod requests;
+
+pub use load::Load;
+
+use super::buffer::Pool;
+use super::inbox::{ConnectionId, Inbox, Message};
+use super::ring::{Completed, Ring};
+use super::subsystem::Subsystem;
+use crate::Result;
+use io_uring::types::Timespec;
+use link::{Closing, Link};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// How often timeouts are checked.
+static TICK: Timespec = Timespec::new().nsec(250_000_000);
+
+/// Responses are sent after this many completions, so that hosts work on them while the round continues.
+const BATCH: usize = 8;
+/// Responses are also sent after file operations of this many bytes in total. Each smaller operation is
+/// submitted at once.
+const BATCH_BYTES: u64 = 64 << 10;
+
+/// The kinds of requests, in the upper byte of their tags. Bits 55:32 hold the connection's index, bits 15:0
+/// the command's number.
+mod kind {
+    pub const RECEIVE: u8 = 1;
+    pub const SEND: u8 = 2;
+    pub const FILE: u8 = 3;
+    pub const INBOX: u8 = 4;
+    pub const TICK: u8 = 5;
+}
+
+fn tag(kind: u8, index: usize, slot: u16) -> u64 {
+    u64::from(kind) << 56 | (index as u64) << 32 | u64::from(slot)
+}
+
+/// A worker thread.
+pub struct Worker {
+    ring: Ring,
+    inbox: Arc<Inbox>,
+    subsystem: Arc<Subsystem>,
+    pool: Pool,
+    // Each link is boxed, because the kernel uses its message header, which must not move.
+    #[allow(clippy::vec_box)]
+    links: Vec<Option<Box<Link>>>,
+    free: Vec<usize>,
+    /// How many connections this worker serves.
+    load: Arc<Load>,
+    half_open: VecDeque<ConnectionId>,
+    max_half_open: usize,
+    due: Vec<usize>,
+    starved: VecDeque<usize>,
+    returned_buffers: u64,
+    next_id: u64,
+    now_ms: u64,
+    draining_since: Option<u64>,
+    /// How long the thread polls for completions before it sleeps. If zero, it sleeps at once.
+    spin: Duration,
+}
+
+impl Worker {
+    /// Creates the worker that the calling thread runs. `load` counts its connections. If more than
+    /// `max_half_open` of them have no queue, the oldest is closed.
+    ///
+    /// # Errors
+    /// If no io_uring can be created.
+    pub fn new(
+        subsystem: Arc<Subsystem>,
+        inbox: Arc<Inbox>,
+        load: Arc<Load>,
+        max_half_open: usize,
+        spin: Duration,
+    ) -> Result<Self> {
+        Ok(Self {
+            ring: Ring::new()?,
+            inbox,
+            pool: Pool::new(subsystem.limits.buffer_bytes),
+            subsystem,
+            links: Vec::new(),
+            free: Vec::new(),
+            load,
+            half_open: VecDeque::new(),
+            max_half_open,
+            due: Vec::new(),
+            starved: VecDeque::new(),
+            returned_buffers: 0,
+            next_id: 0,
+            now_ms: 0,
+            draining_since: None,
+            spin,
+        })
+    }
+
+    /// Serves connections until the message [`Message::Drain`] arrives and all have ended.
+    ///
+    /// # Errors
+    /// Errors of the io_uring.
+    pub fn run(mut self) -> std::io::Result<()> {
+        self.ring.poll(self.inbox.event(), tag(kind::INBOX, 0, 0));
+        self.ring.timeout(&TICK, tag(kind::TICK, 0, 0));
+        let (mut completed, mut files) = (Vec::new(), VecDeque::new());
+        while self.draining_since.is_none() || self.load.connections.load(Relaxed) > 0 {
+            self.ring.wait(&mut completed, self.spin)?;
+            loop {
+                self.now_ms = self.subsystem.now_ms();
+                self.process(&mut completed, &mut files);
+                if files.is_empty() {
+                    break;
+                }
+                // Send these responses and look for commands that have arrived, before the next results are
+                // processed. Otherwise the disk could run out of work meanwhile.
+                self.ring.submit();
+                self.ring.take(&mut completed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Processes all completions, except that results of file operations are moved to `files` first. Then
+    /// processes a batch of `files`. Received commands so come before results that have waited longer.
+    fn process(&mut self, completed: &mut Vec<Completed>, files: &mut VecDeque<Completed>) {
+        for part in completed.chunks(BATCH) {
+            if !self.due.is_empty() {
+                self.serve_due();
+                self.ring.submit();
+            }
+            for item in part {
+                match item.tag.to_be_bytes()[0] {
+                    kind::FILE => files.push_back(*item),
+                    _ => self.completed(*item),
+                }
+            }
+        }
+        completed.clear();
+        self.serve_due();
+        let (mut operations, mut bytes) = (0, 0);
+        while operations < BATCH
+            && bytes < BATCH_BYTES
+            && let Some(item) = files.pop_front()
+        {
+            self.completed(item);
+            operations += 1;
+            bytes += u64::try_from(item.result).unwrap_or(0);
+        }
+        self.serve_due();
+    }
+
+    /// Serves the connections with completions. If buffers became free, also serves those that wait for
+    /// buffers.
+    fn serve_due(&mut self) {
+        self.feed_starved();
+        while let Some(index) = self.due.pop() {
+            self.serve(index);
+        }
+    }
+
+    fn completed(&mut self, item: Completed) {
+        let index = (item.tag >> 32 & 0xFF_FFFF) as usize;
+        match item.tag.to_be_bytes()[0] {
+            kind::INBOX => {
+                for message in self.inbox.take() {
+                    self.message(message);
+                }
+                self.ring.poll(self.inbox.event(), tag(kind::INBOX, 0, 0));
+            }
+            kind::TICK => {
+                self.tick();
+                self.ring.timeout(&TICK, tag(kind::TICK, 0, 0));
+            }
+            kind::RECEIVE => self.received(index, item),
+            kind::SEND => self.sent(index, item.result),
+            _ => self.file_returned(index, item.tag as u16, item.result),
+        }
+    }
+
+    /// Returns the link of a request in flight.
+    fn link(&mut self, index: usize) -> &mut Link {
+        self.links[index].as_mut().expect("a link stays while its requests are in flight")
+    }
+
+    /// Puts a connection on the list to serve in this round, unless it is there already.
+    fn mark(&mut self, index: usize) {
+        let link = self.link(index);
+        if !std::mem::replace(&mut link.due, true) {
+            self.due.push(index);
+        }
+    }
+
+    fn find(&self, id: ConnectionId) -> Option<usize> {
+        let index = (id.0 & 0xFF_FFFF) as usize;
+        self.links.get(index)?.as_ref().filter(|link| link.id == id).map(|_| index)
+    }
+
+    fn message(&mut self, message: Message) {
+        match message {
+            Message::Accept { socket, peer, local } => self.accept(socket, peer, local),
+            Message::Close(id) => {
+                if let Some(index) = self.find(id) {
+                    self.close(index);
+                }
+            }
+            Message::Event(id) => {
+                if let Some(index) = self.find(id) {
+                    self.link(index).connection.report_events();
+                    self.mark(index);
+                }
+            }
+            Message::Drain => {
+                self.draining_since = Some(self.now_ms);
+                for index in 0..self.links.len() {
+                    if self.links[index].is_some() {
+                        self.link(index).connection.drain();
+                        self.mark(index);
+                    }
+                }
+            }
+        }
+    }
+
+    /// If buffers were given back since the last call, continues with the connections that wait for buffers.
+    fn feed_starved(&mut self) {
+        let returned = self.pool.returned();
+        if returned == self.returned_buffers {
+            return;
+        }
+        self.returned_buffers = returned;
+        for _ in 0..self.starved.len() {
+            let Some(index) = self.starved.pop_front() else { return };
+            let now = self.now_ms;
+            let Some(link) = self.links[index].as_mut() else { continue };
+            link.starved = false;
+            link.connection.resume(now);
+            self.mark(index);
+        }
+    }
+
+    /// Starts everything that a connection is ready for, or removes the link if it has ended.
+    fn serve(&mut self, index: usize) {
+        // Skip a link that was removed when it was served earlier.
+        let Some(link) = self.links[index].as_mut() else { return };
+        link.due = false;
+        if link.closing == Closing::No
+            && link.connection.is_drained()
+            && link.connection.output().pending_bytes() == 0
+        {
+            self.close(index);
+        }
+        while let Some(slot) = self.link(index).connection.next_operation() {
+            self.start_call(index, slot);
+        }
+        let link = self.link(index);
+        if !link.starved && link.connection.is_starved() {
+            link.starved = true;
+            self.starved.push_back(index);
+        }
+        if self.link(index).closing == Closing::Yes {
+            return self.remove_if_idle(index);
+        }
+        self.send(index);
+        self.linger(index);
+        self.receive(index);
+    }
+}

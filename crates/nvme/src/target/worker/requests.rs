@@ -1,0 +1,103 @@
+//! Submits the requests of the worker's connections to its io_uring, and processes their results.
+
+use super::{BATCH_BYTES, Closing, Worker, kind, tag};
+use crate::target::ring::Completed;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Worker {
+    pub(super) fn received(&mut self, index: usize, item: Completed) {
+        let now = self.now_ms;
+        let link = self.link(index);
+        link.receiving = false;
+        link.more_to_receive = item.more_to_receive();
+        match item.result {
+            _ if link.closing == Closing::Yes => {}
+            // The host closed the connection, or the receive failed.
+            result if result <= 0 && !is_transient(result) => return self.close(index),
+            result if result <= 0 || link.closing != Closing::No => {}
+            result => {
+                link.progress_ms = now;
+                link.connection.received(result as usize, now);
+                if !link.admin && link.connection.is_admin() {
+                    link.admin = true;
+                    self.load.admin_queues.fetch_add(1, Relaxed);
+                }
+            }
+        }
+        self.mark(index);
+    }
+
+    pub(super) fn sent(&mut self, index: usize, result: i32) {
+        let now = self.now_ms;
+        let link = self.link(index);
+        link.sending = false;
+        if result > 0 {
+            link.progress_ms = now;
+            link.connection.output().advance(result as usize);
+            link.connection.resume(now);
+        } else if !is_transient(result) {
+            return self.close(index);
+        }
+        self.mark(index);
+    }
+
+    pub(super) fn file_returned(&mut self, index: usize, slot: u16, result: i32) {
+        let now = self.now_ms;
+        let link = self.link(index);
+        link.operations -= 1;
+        if link.connection.returned(slot, result, now) {
+            self.start_call(index, slot);
+        }
+        self.mark(index);
+    }
+
+    pub(super) fn start_call(&mut self, index: usize, slot: u16) {
+        let link = self.link(index);
+        link.operations += 1;
+        let (descriptor, call) = link.connection.call(slot);
+        // SAFETY: the memory belongs to a buffer of the command, which the connection keeps until the call
+        // has returned.
+        unsafe { self.ring.call(descriptor, call, tag(kind::FILE, index, slot)) };
+        if call.bytes() < BATCH_BYTES {
+            self.ring.submit();
+        }
+    }
+
+    pub(super) fn send(&mut self, index: usize) {
+        let Self { links, ring, .. } = self;
+        let link = links[index].as_mut().expect("a link");
+        if link.sending || link.connection.output().next(&mut link.vectors) == 0 {
+            return;
+        }
+        link.sending = true;
+        link.message.msg_iov = link.vectors.as_mut_ptr();
+        link.message.msg_iovlen = link.vectors.len();
+        // SAFETY: the link is boxed. Its vectors, and the output that they describe, stay until the send has
+        // returned.
+        unsafe { ring.send(link.socket.as_raw_fd(), &link.message, tag(kind::SEND, index, 0)) };
+    }
+
+    pub(super) fn receive(&mut self, index: usize) {
+        let Self { links, ring, .. } = self;
+        let link = links[index].as_mut().expect("a link");
+        if link.receiving || link.closing == Closing::Yes {
+            return;
+        }
+        let space = match link.closing {
+            Closing::Lingers(_) => Some(&mut link.discard[..]),
+            _ => link.connection.space(),
+        };
+        let Some(space) = space else { return };
+        link.receiving = true;
+        let (address, length, wait) = (space.as_mut_ptr(), space.len(), !link.more_to_receive);
+        // SAFETY: the memory belongs to the boxed link, and nothing else uses it until the receive has
+        // returned.
+        unsafe { ring.receive(link.socket.as_raw_fd(), address, length, wait, tag(kind::RECEIVE, index, 0)) };
+    }
+}
+
+/// Returns true if a request that ended with `result` can be repeated.
+fn is_transient(result: i32) -> bool {
+    matches!(-result, libc::EINTR | libc::EAGAIN)
+}
