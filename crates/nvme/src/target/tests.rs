@@ -49,44 +49,62 @@ fn is_closed(stream: &mut TcpStream) -> bool {
     }
 }
 
-fn initialize(target: &Target) -> TcpStream {
+fn initialize(target: &Target) -> std::io::Result<TcpStream> {
     let mut stream = open(target);
     let mut bytes = [0; MAX_HEADER];
     let length = encode(&IcReq::new(Digests::default(), 1), 0, Digests::default(), 4, &mut bytes);
-    stream.write_all(&bytes[..length]).unwrap();
-    stream.read_exact(&mut bytes).unwrap();
-    stream
+    stream.write_all(&bytes[..length])?;
+    stream.read_exact(&mut bytes)?;
+    Ok(stream)
 }
 
 fn send(stream: &mut TcpStream, command: Command, data: &[u8]) {
+    try_send(stream, command, data).unwrap();
+}
+
+fn try_send(stream: &mut TcpStream, command: Command, data: &[u8]) -> std::io::Result<()> {
     let mut bytes = vec![0; MAX_HEADER];
     let length = encode(&CapsuleCmd::new(command), data.len() as u32, Digests::default(), 4, &mut bytes);
     bytes.truncate(length);
     bytes.extend_from_slice(data);
-    stream.write_all(&bytes).unwrap();
+    stream.write_all(&bytes)
 }
 
 /// Sends a command with `data` in its capsule. Returns dword 0 of the response, which must not carry data.
-fn call(stream: &mut TcpStream, command: Command, data: &[u8]) -> u32 {
-    send(stream, command, data);
+fn call(stream: &mut TcpStream, command: Command, data: &[u8]) -> std::io::Result<u32> {
+    try_send(stream, command, data)?;
     let mut response = [0; 24];
-    stream.read_exact(&mut response).unwrap();
-    assert_eq!(u16::from_le_bytes([response[22], response[23]]) >> 1, 0, "{command:?}");
-    u32::from_le_bytes(response[8..12].try_into().unwrap())
+    stream.read_exact(&mut response)?;
+    if u16::from_le_bytes([response[22], response[23]]) >> 1 != 0 {
+        return Err(std::io::Error::other(format!("{command:?} failed")));
+    }
+    Ok(u32::from_le_bytes(response[8..12].try_into().unwrap()))
 }
 
+/// Connects an admin queue and an I/O queue. Tries again if the target closes one of them, because a loaded machine
+/// can delay the test beyond a short timeout of the target.
 fn attach(target: &Target, keep_alive_ms: u32) -> (TcpStream, TcpStream) {
+    let start = Instant::now();
+    loop {
+        match try_attach(target, keep_alive_ms) {
+            Ok(queues) => return queues,
+            Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+        }
+    }
+}
+
+fn try_attach(target: &Target, keep_alive_ms: u32) -> std::io::Result<(TcpStream, TcpStream)> {
     let data = |id| ConnectData::new([1; 16], id, &target.subsystem().nqn, HOST);
-    let mut admin = initialize(target);
+    let mut admin = initialize(target)?;
     let any = data(connect::ANY_CONTROLLER);
-    let id = call(&mut admin, Command::connect(0, 32, 0, keep_alive_ms), any.as_bytes()) as u16;
-    call(&mut admin, Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES), &[]);
+    let id = call(&mut admin, Command::connect(0, 32, 0, keep_alive_ms), any.as_bytes())? as u16;
+    call(&mut admin, Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES), &[])?;
     let mut queues = Command::new(admin::SET_FEATURES, 0);
     queues.cdw10 = u32::from(feature::NUMBER_OF_QUEUES).into();
-    call(&mut admin, queues, &[]);
-    let mut queue = initialize(target);
-    call(&mut queue, Command::connect(1, 64, 0, 0), data(id).as_bytes());
-    (admin, queue)
+    call(&mut admin, queues, &[])?;
+    let mut queue = initialize(target)?;
+    call(&mut queue, Command::connect(1, 64, 0, 0), data(id).as_bytes())?;
+    Ok((admin, queue))
 }
 
 fn read(stream: &mut TcpStream, blocks: u32) -> Vec<u8> {
@@ -97,7 +115,7 @@ fn read(stream: &mut TcpStream, blocks: u32) -> Vec<u8> {
 }
 
 fn write(stream: &mut TcpStream, byte: u8) {
-    call(stream, Command::blocks(io::WRITE, 1, 0, 8, Sgl::in_capsule(4096)), &[byte; 4096]);
+    call(stream, Command::blocks(io::WRITE, 1, 0, 8, Sgl::in_capsule(4096)), &[byte; 4096]).unwrap();
 }
 
 #[test]
@@ -153,7 +171,8 @@ fn a_host_that_stops_reading_is_closed_and_others_are_served() {
         assert!(start.elapsed() < PATIENCE, "the greedy host is not closed");
     }
     assert!(is_closed(&mut greedy));
-    assert_eq!(read(&mut other, 2048).len(), 1 << 20);
+    // These bytes fit into the socket's buffers, so this host cannot be found to stop reading.
+    assert_eq!(read(&mut other, 128).len(), 64 << 10);
 }
 
 #[test]
@@ -162,7 +181,7 @@ fn a_controller_whose_keep_alive_timer_expires_loses_its_connections() {
     let (mut admin, mut queue) = attach(&target, 300);
     let (_admin2, mut other) = attach(&target, 0);
     assert!(is_closed(&mut admin) && is_closed(&mut queue));
-    assert_eq!(target.subsystem().counters.expired.load(Relaxed), 1);
+    assert!(target.subsystem().counters.expired.load(Relaxed) >= 1);
     assert_eq!(read(&mut other, 8).len(), 4096);
 }
 
