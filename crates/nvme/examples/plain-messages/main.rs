@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn serve(address: &str) -> Result<(), Box<dyn std::error::Error>> {
-    let memory = vec![1_u8; MEMORY];
+    let memory = filled_memory();
     let listener = TcpListener::bind(address)?;
     for stream in listener.incoming() {
         let stream = stream?;
@@ -51,6 +51,16 @@ fn serve(address: &str) -> Result<(), Box<dyn std::error::Error>> {
         let _ = answer(stream, &memory);
     }
     Ok(())
+}
+
+/// Returns memory in huge pages, as the target's namespaces have.
+fn filled_memory() -> Vec<u8> {
+    let mut memory: Vec<u8> = Vec::with_capacity(MEMORY);
+    let page = memory.as_mut_ptr().map_addr(|address| address.next_multiple_of(4096));
+    // SAFETY: the pages lie within the vector's memory. The advice changes no contents.
+    unsafe { libc::madvise(page.cast(), MEMORY - 4096, libc::MADV_HUGEPAGE) };
+    memory.resize(MEMORY, 1);
+    memory
 }
 
 fn serve_file(address: &str, path: &Path, spin: Duration) -> Result<(), Box<dyn std::error::Error>> {
