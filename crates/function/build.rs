@@ -58,8 +58,8 @@ fn bindings(sources: &[PathBuf], x86: bool) -> String {
     writeln!(text, "}}\nstatic BUILT: [Built; {}] = [", sources.len())
         .expect("writing to a string cannot fail");
     for source in sources {
-        // `include_str!` puts CARGO_MANIFEST_DIR before this path when the crate is compiled, because its
-        // directory may have moved by then.
+        // The path within the crate. `include_str!` puts CARGO_MANIFEST_DIR in front of it when the crate is
+        // compiled, because the crate's directory may be moved after this script ran.
         let path = format!("/{}", source.to_str().expect("source names are plain UTF-8"));
         let name = name(source);
         writeln!(

@@ -6,8 +6,9 @@
 //! file = code | key | key length (8 bytes, little-endian) | "inlane code 1\n"
 //! ```
 //!
-//! The dynamic loader ignores what follows a shared object. The key holds everything that the code depends
-//! on, and is compared as a whole.
+//! The code comes first, because the dynamic loader ignores what follows a shared object. The key holds
+//! everything that the code depends on. It is compared as a whole, so two keys with the same file name are
+//! told apart.
 //!
 //! Cached code runs with the rights of the process. So directories and files that another user can write are
 //! refused. An entry is written under a temporary name and renamed once it is complete.
@@ -154,7 +155,8 @@ impl Drop for NewEntry {
     }
 }
 
-/// Builds a key from everything that the code depends on. Each part is preceded by its length.
+/// Builds a key from everything that the code depends on. Each part is preceded by its length, so different
+/// lists of parts give different keys.
 pub fn key<'a>(parts: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
     let mut key = Vec::new();
     for part in parts {
@@ -183,7 +185,8 @@ fn only_this_user_writes(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.uid() == user && found.mode() & 0o022 == 0)
 }
 
-/// Returns the name of the file for `key`: two FNV-1a hashes. Names need not be unique.
+/// Returns the name of the file for `key`: two FNV-1a hashes of the key. Names need not be unique, because
+/// the key in the file is compared.
 fn file_name(key: &[u8]) -> String {
     let hash = |start: u64| {
         key.iter().fold(start, |hash, &byte| (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3))

@@ -41,7 +41,7 @@ impl Packet {
     /// The caller holds the packet, and its address and length lie in its buffer. The CPU maps that memory,
     /// and nothing writes it while the slice lives.
     pub unsafe fn bytes(&self) -> &[u8] {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller promises that these bytes are mapped and not written.
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.length as usize) }
     }
 
@@ -51,7 +51,7 @@ impl Packet {
     /// As for [`Packet::bytes`], and nothing else reads the bytes while the slice lives.
     #[expect(clippy::mut_from_ref, reason = "the bytes are behind the address, not in the value")]
     pub unsafe fn bytes_mut(&self) -> &mut [u8] {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller promises that these bytes are mapped and accessed by nothing else.
         unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.length as usize) }
     }
 }

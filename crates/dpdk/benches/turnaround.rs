@@ -59,7 +59,7 @@ fn main() {
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "ssse3"))]
 unsafe fn swap(packets: &[Packet]) {
     for packet in packets {
-        // SAFETY: the caller promises at least 16 bytes and SSSE3.
+        // SAFETY: the caller promises that the packet has at least 16 bytes and that the CPU has SSSE3.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             use std::arch::x86_64::{

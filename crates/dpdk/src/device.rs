@@ -184,9 +184,9 @@ impl Device {
         Ok(())
     }
 
-    /// Makes the driver receive frames for every MAC address. Does nothing for an existing kernel interface,
-    /// for which [`Interface::make_promiscuous`] was called. The driver's function would set the
-    /// administrator's flag and never clear it.
+    /// Makes the driver receive frames for every MAC address. Drivers without such a mode receive them
+    /// anyway. Does nothing for an existing kernel interface: [`Interface::make_promiscuous`] was used there,
+    /// because the driver's function would set the administrator's promiscuous flag and never clear it.
     pub(crate) fn receive_every_address(&self) {
         if self.promiscuous.is_none() {
             // SAFETY: the port is valid.

@@ -107,8 +107,8 @@ impl DmaDev {
         name: &CString,
     ) -> inlane_core::Result<Ticket> {
         let mut failed = 0;
-        // SAFETY: the device is started. `queued` and `entries` are borrowed exclusively, so no other thread
-        // polls it.
+        // SAFETY: the device is started. `queued` and `entries` are borrowed exclusively from the `DmaDev`,
+        // so no other thread polls the device.
         let mut completed = usize::from(unsafe { sys::inlane_dma_completed(id, DESCRIPTORS, &mut failed) });
         *queued -= completed;
         if failed != 0 {
@@ -210,7 +210,8 @@ impl Mover for DmaDev {
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> inlane_core::Result<()> {
         let Self { id, flight, entries, queued, name, .. } = self;
         let text = || Self::text(name);
-        // Stays valid, because no entry is dropped during the wait.
+        // Read the ticket before the oldest entry once. It stays valid, because no entry is dropped during
+        // the wait.
         let first = flight.done();
         let mut poll = || {
             // The device's copying thread may need the core.
@@ -258,8 +259,8 @@ mod tests {
 
     #[test]
     fn copies_in_every_mode_but_interrupt() {
-        // With a card in user space without an IOMMU, DPDK uses physical addresses, which the skeleton driver
-        // cannot use.
+        // Skip the test if the machine has given a card to user space without an IOMMU: DPDK then uses
+        // physical addresses, which the skeleton driver cannot use.
         if !crate::eal::start().unwrap().virtual_addresses {
             eprintln!(
                 "SKIPPED copies_in_every_mode_but_interrupt: the skeleton driver takes virtual addresses only"

@@ -62,7 +62,8 @@ fn initialise() -> Result<Environment, String> {
         .map(|argument| CString::new(argument).map_err(|_| "an argument holds a zero byte".to_owned()))
         .collect::<Result<_, _>>()?;
     let mark = log::Mark::new();
-    // DPDK keeps pointers to its arguments, so leak them. Its parser (getopt) reorders the pointers.
+    // The list is leaked, because DPDK keeps pointers to its arguments. DPDK's parser (getopt) also reorders
+    // the pointers.
     let arguments: &'static [CString] = arguments.leak();
     let mut pointers: Vec<*mut c_char> = arguments.iter().map(|a| a.as_ptr().cast_mut()).collect();
     pointers.push(std::ptr::null_mut());
@@ -73,7 +74,7 @@ fn initialise() -> Result<Environment, String> {
     }
     // SAFETY: the list of strings is null-terminated and lives for the process. The function is called once.
     let outcome = unsafe { sys::rte_eal_init(arguments.len() as i32, pointers.as_mut_ptr()) };
-    // `rte_eal_init` has replaced inlane's log stream by its own.
+    // `rte_eal_init` has replaced inlane's log stream by its own, so set inlane's again.
     // SAFETY: the stream lives as long as the process and calls `inlane_dpdk_log`.
     unsafe { sys::inlane_log_route() };
     if outcome < 0 {
@@ -98,13 +99,13 @@ fn arguments(hugepages: bool) -> Vec<String> {
     arguments.push(format!("--lcores=0@({})", allowed_cpus()));
     // No network card has this address. With an allow list, DPDK probes only devices that a port asks for.
     arguments.push("--allow=0000:00:00.0".into());
-    // Software DMA devices refuse physical addresses, which DPDK chooses by default if root runs it with
-    // hugepages.
+    // Request virtual addresses, because software DMA devices refuse physical addresses. By default DPDK
+    // chooses physical addresses if hugepages are reserved and root runs it.
     if !some_card_needs_physical_addresses() {
         arguments.push("--iova-mode=va".into());
     }
-    // `--in-memory` and `--no-shconf` both keep DPDK from sharing files with other processes. DPDK refuses
-    // `--in-memory` together with `--no-huge`.
+    // `--in-memory` and `--no-shconf` each keep DPDK from sharing files with other processes. DPDK refuses
+    // `--in-memory` together with `--no-huge`, so without hugepages `--no-shconf` is passed.
     if hugepages {
         arguments.push("--in-memory".into());
     } else {

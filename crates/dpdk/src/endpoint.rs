@@ -250,10 +250,11 @@ impl EthTx {
             let why = "it is not started, or was stopped".to_owned();
             return Err(Error::Usage { port: self.0.context.name.clone(), why }.into());
         };
-        // `sent` includes packets that exceed their buffer. Those were dropped and counted as errors.
+        // `sent` includes packets whose length or address lies outside their buffer. Those were dropped and
+        // counted as errors, so they are subtracted.
         counters.packets += sent as u64 - (counters.errors - errors_before);
         if sent == 0 && count > 0 {
-            // SAFETY: the caller promises it. The driver accepted no packet.
+            // SAFETY: the caller promises what this call requires. The driver accepted no packet.
             return unsafe { self.nothing_sent(&packets[0]) };
         }
         Ok(sent)
@@ -268,7 +269,7 @@ impl EthTx {
     #[cold]
     unsafe fn nothing_sent(&mut self, first: &Packet) -> Result<usize> {
         if self.0.context.interface.is_some() && (first.length as usize) < ETHERNET_HEADER {
-            // SAFETY: the caller promises it.
+            // SAFETY: the caller promises what this call requires.
             unsafe { crate::pool::free(std::slice::from_ref(first)) };
             self.0.counters.errors += 1;
             return Ok(1);
@@ -278,18 +279,18 @@ impl EthTx {
     }
 }
 
-// SAFETY: `burst.c` stops at the first packet that the driver does not accept, and returns how many were
-// accepted. Behind a closed gate, it gets none.
+// SAFETY: `burst.c` stops at the first packet that the driver does not accept, and returns the number of
+// accepted packets. If the port's gate is closed, the driver gets no packet.
 unsafe impl Tx for EthTx {
     #[inline]
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller promises what this call requires.
         unsafe { self.send_with(self.0.functions.send, packets) }
     }
 
     #[inline]
     unsafe fn send_as_received(&mut self, packets: &[Packet]) -> Result<usize> {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller promises what this call requires.
         unsafe { self.send_with(self.0.functions.send_as_received, packets) }
     }
 

@@ -156,7 +156,8 @@ fn barrier_on_all_threads() {
             return;
         }
     }
-    // Linux before 4.3 lacks membarrier(2). Sleep longer than a store stays in a CPU's store buffer.
+    // Kernels before Linux 4.3 lack membarrier(2). Sleep instead, longer than a store stays in a CPU's store
+    // buffer, so that all flags are visible afterwards.
     std::sync::atomic::fence(Ordering::SeqCst);
     std::thread::sleep(std::time::Duration::from_millis(50));
 }
@@ -181,7 +182,8 @@ mod tests {
     fn nobody_is_inside_during_a_pause() {
         let gate = Gate::new();
         gate.open();
-        // A counter is odd while its thread is inside, so all must be even while the gate is paused.
+        // A counter for each thread. A counter is odd while its thread is inside, so all counters must be
+        // even while the gate is paused.
         let inside: Arc<[AtomicU64; 3]> = Arc::default();
         let threads: Vec<_> = (0..3)
             .map(|index| {

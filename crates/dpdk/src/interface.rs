@@ -8,7 +8,8 @@ use std::path::Path;
 /// The numbers of queues of an interface; 1 if the driver does not report them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queues {
-    /// The number of receive queues: the larger of the queues that only receive and the pairs.
+    /// The number of receive queues. Most drivers report either queues that only receive or pairs, so this is
+    /// the larger of the two numbers.
     pub(crate) receive: u16,
     /// The number of pairs of a receive and a transmit queue. DPDK's AF_XDP driver counts only pairs.
     pub(crate) pairs: u16,
@@ -21,7 +22,8 @@ pub(crate) struct Interface {
     index: u32,
     /// The socket for ioctl(2) calls, which refer to the namespace in which it was opened.
     socket: OwnedFd,
-    /// For a tap interface, the driver's descriptor. It follows the interface to another namespace.
+    /// For a tap interface: the descriptor that DPDK's driver has open. It still belongs to the interface if
+    /// the interface is moved to another namespace.
     tap: Option<RawFd>,
 }
 
@@ -118,8 +120,8 @@ impl Interface {
         let counters = table.lines().find_map(|line| {
             line.split_once(':').filter(|(name, _)| name.trim() == self.name).map(|(_, counters)| counters)
         });
-        // Numbers 0 to 7 are for receiving. Those for sending are bytes (8), packets (9), errors (10),
-        // dropped (11).
+        // Take number 11 of the line: the packets dropped on sending. Numbers 0 to 7 are for receiving. Those
+        // for sending follow: bytes (8), packets (9), errors (10), dropped (11).
         counters.and_then(|all| all.split_whitespace().nth(11)?.parse().ok()).unwrap_or(0)
     }
 

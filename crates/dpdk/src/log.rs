@@ -28,7 +28,8 @@ impl Mark {
         Mark(lock().count)
     }
 
-    /// Returns the kept warnings since the mark was taken, joined by semicolons.
+    /// Returns the warnings that DPDK has logged since the mark was taken, joined by semicolons. Leaves out
+    /// the oldest if there are more than are kept.
     fn warnings(&self) -> String {
         let recent = lock();
         let new = (recent.count - self.0).min(recent.messages.len() as u64) as usize;
@@ -57,11 +58,12 @@ fn lock() -> std::sync::MutexGuard<'static, RecentWarnings> {
 /// `text` points to `length` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn inlane_dpdk_log(level: u32, text: *const u8, length: usize) {
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller promises what this call requires.
     let bytes = unsafe { std::slice::from_raw_parts(text, length) };
     let text = String::from_utf8_lossy(bytes);
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        // DPDK's levels are RTE_LOG_EMERG 1, ALERT 2, CRIT 3, ERR 4, WARNING 5, NOTICE 6, INFO 7, DEBUG 8.
+        // Log warnings and errors at level debug, and all else at level trace. DPDK's levels are
+        // RTE_LOG_EMERG 1, ALERT 2, CRIT 3, ERR 4, WARNING 5, NOTICE 6, INFO 7, DEBUG 8.
         match level {
             0..=4 => tracing::debug!(target: "dpdk", severity = "error", "{line}"),
             5 => tracing::debug!(target: "dpdk", severity = "warning", "{line}"),

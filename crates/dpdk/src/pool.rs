@@ -80,8 +80,8 @@ impl MbufPool {
     pub fn new(count: usize, room: usize) -> Result<Arc<Self>> {
         let environment = eal::start()?;
         let (count32, room32) = in_range(count, room)?;
-        // With virtual addresses, objects may cross pages (`page` is 0). With physical addresses, only the
-        // bytes of one hugepage are contiguous.
+        // A device with virtual addresses sees the whole pool as contiguous, so objects may cross pages
+        // (`page` is 0). With physical addresses, only the bytes of one hugepage are contiguous.
         let page = if environment.hugepages && !environment.virtual_addresses { memory::HUGE } else { 0 };
         // SAFETY: the call only computes a size.
         let bytes = unsafe { sys::inlane_pool_bytes(count32, room32, page) };
@@ -342,7 +342,7 @@ pub(crate) fn flush_caches(lcore: u32) {
 /// The caller holds the packets, which are mbufs, and does not use them afterwards.
 pub(crate) unsafe fn free(packets: &[Packet]) {
     for packets in packets.chunks(u32::MAX as usize) {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller promises what this call requires.
         pass(|| unsafe { sys::inlane_pool_free(packets.as_ptr().cast(), packets.len() as u32) });
     }
 }
@@ -352,14 +352,14 @@ pub(crate) unsafe fn free(packets: &[Packet]) {
 /// # Safety
 /// The queue was configured, and no other thread calls the driver of `port`.
 pub(crate) unsafe fn free_received(port: u16, queue: u16) {
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller promises what this call requires.
     pass(|| unsafe { sys::inlane_free_received(port, queue) });
 }
 
 /// Frees the mbufs that the closed device `port` still held, and returns their number. `filled` are the pools
 /// that the device received into.
 pub(crate) fn reclaim(port: u16, filled: &[Arc<MbufPool>]) -> u32 {
-    // While other threads set up or close devices, the drivers use mempools.
+    // Keep other threads from setting up or closing devices, because drivers use mempools while they do that.
     let _control = device::control();
     let pools = pools();
     let _pause = Pause::begin();
@@ -369,9 +369,10 @@ pub(crate) fn reclaim(port: u16, filled: &[Arc<MbufPool>]) -> u32 {
         // SAFETY: a mempool is in the list until it is freed.
         if unsafe { sys::rte_mempool_in_use_count(raw) } > 0 {
             let receives_into = filled.iter().any(|pool| std::ptr::eq(pool.raw(), raw)).into();
-            // SAFETY: the mempool is in the list. The device is closed, so nobody else holds its mbufs. No
-            // thread uses a mempool: those that allocate, free or drive queues wait at gates, those that set
-            // devices up for `_control`, and ending ones for `pools`.
+            // SAFETY: a mempool is in the list until it is freed. The device is closed, so nobody else holds
+            // its mbufs. No other thread uses a mempool: threads that allocate, free, or drive queues wait at
+            // their gates, threads that set devices up wait for `_control`, and ending threads wait for
+            // `pools`.
             reclaimed += unsafe { sys::inlane_reclaim(raw, port, receives_into) };
         }
     }

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 /// The longest wait for the kernel to release the queue of a closed AF_XDP socket.
 const QUEUE_RELEASE: Duration = Duration::from_millis(1000);
 
-/// The number of buffers of a send-only port's pool. It is needed because some drivers have only pairs of
-/// queues.
+/// The number of buffers in the pool that is created for a port that only sends. Some drivers have only pairs
+/// of queues, so even then they need buffers for receive queues.
 const BUFFERS_OF_SENDER: usize = 4096;
 
 /// Opens the port that `spec` describes ([`crate::spec`]) for one queue in each direction. The first call
@@ -175,8 +175,9 @@ impl EthPort {
         }
     }
 
-    /// Returns the most queues that the port can have if each needs a DPDK device of its own. That is so for
-    /// an AF_XDP port whose interface has more receive queues than pairs. `None` for all other ports.
+    /// Returns how many queues the port can have, from its first queue on, if each queue needs a DPDK device
+    /// of its own. That is so only for AF_XDP ports on an interface with more receive queues than pairs of a
+    /// receive and a transmit queue. Returns `None` for all other ports.
     fn queues_of_separate_devices(&self) -> Option<u16> {
         let Kind::AfXdp { queue, .. } = self.spec.kind else { return None };
         let existing = self.context.interface.as_ref()?.queues();
@@ -257,7 +258,8 @@ impl EthPort {
         if unsafe { sys::rte_eth_stats_get(self.device.port, &mut statistics) } != 0 {
             return self.last_counters;
         }
-        // Software drivers also count packets that they did not accept, but the caller sends those again.
+        // Count only the errors of cards. Software drivers count a packet that they did not accept as a send
+        // error, but the caller sends that packet again, so it is not lost.
         let unsent = if self.is_card() { statistics.oerrors } else { 0 };
         if !self.receives() {
             // Nobody reads the receive queues of a send-only port, so leave out what they dropped.

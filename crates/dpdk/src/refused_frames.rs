@@ -55,8 +55,9 @@ impl RefusedFrames {
 
     /// Returns how many frames were refused so far.
     pub(crate) fn count(&self) -> u64 {
-        // Reading the kernel's counter clears it, so add it up. It includes frames that did not fit into the
-        // socket's buffer.
+        // Reading the kernel's counter clears it, so the sum is kept in `counted`. The socket is never read,
+        // but the counter also includes frames that did not fit into its buffer. So no refused frame is
+        // missed.
         let new = kernel_counters::packet_statistics(self.socket.as_raw_fd())
             .map_or(0, |[packets, _]| packets.into());
         self.counted.fetch_add(new, Ordering::Relaxed) + new

@@ -119,8 +119,9 @@ impl EthSpec {
         spec
     }
 
-    /// Checks that a run reads all `existing` queues over which the interface spreads flows. Packets of
-    /// unread queues would go to the kernel or be lost. Skipped if the user named the first queue.
+    /// Checks that a run reads all `existing` queues over which the interface spreads flows. Packets of a
+    /// queue that is not read would go to the kernel, or be lost. Skips the check if the user named the first
+    /// queue, because then the user wants exactly that queue.
     ///
     /// # Errors
     /// [`Error::Usage`], which says what number of queues to give.

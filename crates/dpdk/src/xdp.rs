@@ -114,7 +114,8 @@ fn refusal(interface: i32, error: i32) -> Refusal {
         CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
     };
     match (program, error) {
-        // If the interface has no program, the kernel itself refused inlane's program.
+        // No program is attached to the interface, so the kernel itself refused to load or attach inlane's
+        // program.
         (0, _) => Refusal::Failed(io::Error::from_raw_os_error(error)),
         (_, libc::EPERM) => Refusal::NotShared,
         _ => Refusal::Taken { program, name },

@@ -26,7 +26,8 @@ fn open_port(spec: &str, pool: &Arc<MbufPool>) -> inlane_core::Result<(Box<dyn P
 
 /// Creates the interfaces v0 and v1 with `queues` queues in each direction, and brings v0 up.
 fn veth(queues: u16) {
-    // A veth runs XDP programs only if it has as many receive queues as the other end has transmit queues.
+    // A veth runs XDP programs only if it has at least as many receive queues as the other end has transmit
+    // queues. So both ends get equal numbers.
     let queues = format!("numrxqueues {queues} numtxqueues {queues}");
     ip(&format!("link add v0 {queues} type veth peer name v1 {queues}"));
     ip("link set v0 up");
@@ -290,7 +291,8 @@ fn a_port_that_only_sends_counts_nothing_as_missed() {
     let _tx = port.take_tx(0, pool).unwrap();
     port.start().unwrap();
     let socket = other_end();
-    // The kernel drops 100 frames that do not fit the buffers. A port that only sends must not count them.
+    // Send 100 frames that the kernel drops because they do not fit the buffers, and more frames than the
+    // ring can hold. A port that only sends must not count the dropped frames.
     for size in [1914; 100].into_iter().chain([60; 6000]) {
         socket.send(&frame(size, 1));
     }

@@ -46,8 +46,8 @@ fn free(pool: &MbufPool, packets: &[Packet]) {
     unsafe { pool.free(packets) }
 }
 
-/// Checks that the port `spec` receives frames of `sizes` bytes from `peer`, and that sent ones arrive there,
-/// whole and in order.
+/// Checks the port `spec` with the interface `peer` at the other end. Frames of `sizes` bytes from `peer`
+/// must be received whole and in order, and arrive back at `peer` whole and in order.
 fn exchanges(spec: &str, peer: &str, room: usize, sizes: &[usize]) {
     let pool = MbufPool::new(8192, room).unwrap();
     let (mut port, mut rx, mut tx) = one_queue(spec, &pool);
@@ -211,7 +211,7 @@ fn frames_that_fit_no_slot_are_refused_and_counted() {
     ip("link set v1 up");
     let raw = RawSocket::open("v1");
     std::thread::sleep(Duration::from_millis(300));
-    // 958 bytes are the longest frame that fits into a slot of 1024.
+    // 958 bytes are the longest frame that fits into a slot of 1024, so longer frames must be refused.
     let sizes = [60, 958, 959, 1000, 64, 1514, 958];
     let frames: Vec<Vec<u8>> = sizes.iter().map(|&size| frame(size, 7)).collect();
     frames.iter().for_each(|frame| raw.send(frame));

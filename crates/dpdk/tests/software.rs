@@ -66,7 +66,8 @@ fn a_ring_returns_sent_packets() {
     let mut packets = [Packet::EMPTY; 64];
     assert_eq!(rx.receive(&mut packets).unwrap(), 32, "the packets put in at the start");
     for (i, packet) in packets[..32].iter_mut().enumerate() {
-        // Change the packet as a packet function may.
+        // Changes the packet as a packet function may: removes the first header, changes the length, and
+        // writes other bytes.
         packet.address += 14;
         packet.length = 20 + i as u32;
         // SAFETY: the test holds this packet, in host memory.
@@ -138,15 +139,16 @@ fn send_as_received_sends_every_kind_of_packet() {
     let got = rx.receive(&mut packets[..64]).unwrap();
     let got = got + rx.receive(&mut packets[got..70]).unwrap();
     assert_eq!(got, 70);
-    // `burst.c` handles packets in pairs, and the last of an odd number separately.
-    // SAFETY: the packets are of this queue's pool. Sent ones are not used again.
+    // The first call sends an odd number of packets: `burst.c` handles packets in pairs, and the last packet
+    // of an odd number separately.
+    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
     assert_eq!(unsafe { tx.send_as_received(&packets[..69]) }.unwrap(), 69);
     // SAFETY: as above.
     assert_eq!(unsafe { tx.send_as_received(&packets[69..70]) }.unwrap(), 1);
     assert_eq!((tx.counters().packets, tx.counters().bytes), (70, 70 * 64));
 
-    // Add a packet of two segments, and a packet that was allocated. The sender must write the latter's
-    // length to its mbuf.
+    // Adds a packet of two segments, and a packet that was allocated instead of received. The mbuf of such a
+    // packet does not contain its length, so the sender must write it there.
     assert_eq!(pool.allocate(&mut packets[70..72]), 2);
     packets[70..72].iter_mut().for_each(|packet| packet.length = 100);
     // SAFETY: the test holds this packet of this pool.

@@ -18,7 +18,8 @@ pub use executor::{CpuMethod, Device, Executor, Method};
 /// The largest data room: an Ethernet frame with two VLAN tags and 64 KiB of IP.
 const MAX_ROOM: usize = 128 << 10;
 
-/// The largest value of `--work`. A signal ends a run only after the current burst of up to 1024 packets.
+/// The largest value of `--work`, the extra time to spend on each packet. It is limited because a signal ends
+/// a run only after the current burst, which may have 1024 packets.
 const MAX_WORK: Duration = Duration::from_millis(1);
 
 /// The ports that packets come from and go to.
@@ -28,7 +29,8 @@ pub enum Route {
     OneWay {
         /// The port to receive from.
         rx: String,
-        /// The ports to send to. Packets go to element 0, unless their verdict selects port n.
+        /// The ports to send to. A verdict for port n selects element n. All other forwarded packets go to
+        /// element 0.
         tx: Vec<String>,
     },
     /// Packets flow between two ports, in both directions.
@@ -133,8 +135,9 @@ impl Config {
         }
     }
 
-    /// Returns the number of buffers of each pipeline's pool. The default exceeds what the burst ring holds,
-    /// up to 131,072 buffers, because a full ring is cheaper to detect than an empty pool.
+    /// Returns the number of buffers of each pipeline's pool. The default is more than the burst ring holds,
+    /// but at most 131,072. So under load, the ring is usually full before the pool is empty, which is better
+    /// because a full ring is cheaper to detect.
     pub fn buffers(&self) -> usize {
         if self.buffers != 0 {
             return self.buffers;
@@ -216,8 +219,8 @@ impl Config {
         if !(64..=MAX_ROOM).contains(&self.room) {
             return range("--room", self.room, "give 64 to 128K".into());
         }
-        // Four bursts can be in use at once: in the pipeline, the ring, the receive queue and the transmit
-        // queue.
+        // Four bursts can be in use at once: one each in the pipeline, the ring, the receive queue and the
+        // transmit queue.
         let least = burst * 4;
         if self.buffers != 0 && !(least..=1 << 22).contains(&self.buffers) {
             return range("--buffers", self.buffers, format!("give {least} (four bursts) to 4M"));

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// The flags that end a run. Its threads and its caller share them.
+/// The flags that end a run. All threads of the run and its caller share them, so each of these can stop or
+/// abort the run.
 #[derive(Debug, Default)]
 pub struct Control {
     stop: AtomicBool,

@@ -22,7 +22,8 @@ pub enum Error {
     TooSlow {
         /// The limit.
         limit: String,
-        /// The lowest measured 99th percentile of the latency, as text, or that none was measured.
+        /// The lowest 99th percentile of the latency that a trial measured, as text. If no trial measured
+        /// one, the text says so.
         found: String,
     },
     /// A thread panicked, so the run ended early.

@@ -60,8 +60,8 @@ pub fn run(
 
 /// A run whose ports are open.
 pub struct Run<'a> {
-    // Rust drops fields in this order: the pools must go before the GPU that may hold their memory, and both
-    // before the ports.
+    // Keep the order of these fields, because Rust drops them in this order: the pools must go before the GPU
+    // that may hold their memory, and both before the ports.
     pools: Vec<Vec<Arc<dyn Pool>>>,
     gpu: Option<Arc<Gpu>>,
     ports: Vec<Box<dyn Port>>,
@@ -317,8 +317,8 @@ fn run_threads(
                 let _ = finished.send((index, ended));
             });
         }
-        // Each pipeline's thread has a sender of its own. The channel closes when all have ended, even by a
-        // panic.
+        // Drop this sender, because each pipeline's thread has a sender of its own. The channel then closes
+        // when all these threads have ended, even by a panic.
         drop(finished);
         let mut next_watch = WATCH_EVERY;
         while tallies.iter().any(Option::is_none) {

@@ -26,7 +26,7 @@ pub fn captures(config: &Config) -> Result<Option<Verification>> {
     if kind(rx) != "pcap" || kind(tx) != "pcap" || !whole || config.pipelines > 1 || config.faults.is_some() {
         return Ok(None);
     }
-    // A pipe cannot be read twice.
+    // Compare regular files only, because a pipe cannot be read twice.
     let file =
         |name: &str| name.split_once(':').map(|(_, path)| PathBuf::from(path)).filter(|path| path.is_file());
     let (Some(read), Some(written)) = (file(rx), file(tx)) else { return Ok(None) };

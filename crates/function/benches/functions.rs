@@ -52,7 +52,7 @@ fn udp(flow: u8) -> [u8; 64] {
     };
     let header = sum(&frame[14..34], 0);
     frame[24..26].copy_from_slice(&header);
-    // The pseudo-header has the addresses from byte 26 on, the protocol (17) and the length (30).
+    // Sum the pseudo-header too: the addresses from byte 26 on, the protocol (17) and the length (30).
     let segment = sum(&frame[26..64], 17 + 30);
     frame[40..42].copy_from_slice(&segment);
     frame

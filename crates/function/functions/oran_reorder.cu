@@ -5,8 +5,9 @@
 // when all of its PRBs have arrived, when its time limit has passed, or when a later slot needs its window.
 // Packets of a delivered slot are late.
 //
-// Blocks share windows. A block that writes into a window counts in `writers`, and waits for nothing. The
-// block that delivers a window marks it busy, then waits for its writers.
+// Blocks share windows. A block that writes into a window is counted in `writers`, and waits for nothing
+// until it has finished. The block that delivers a window marks the window busy, then waits until no block
+// writes into it. So blocks never wait for each other in a cycle.
 #include <inlane.h>
 #include <inlane_oran.h>
 
@@ -239,8 +240,9 @@ struct oran_reorder {
         inlane::sync();
     }
 
-    // Sets `plan.step` for a slot; called by thread 0. `go` makes this block a writer of the window.
-    // `open_first` and `deliver_first` mark the window busy.
+    // Decides what this block does for a slot, and sets `plan.step`. Called by thread 0. After `go`, this
+    // block counts as a writer of the slot's window. After `open_first` or `deliver_first`, this block has
+    // marked the window busy, so no other block uses it.
     INLANE void enter(window &window, uint32_t slot, uint64_t now, plan &plan) {
         for (;;) {
             uint32_t tag = inlane::load_acquire(window.tag);
@@ -269,9 +271,10 @@ struct oran_reorder {
                 plan.why = overtaken;
                 return;
             case closed:
-                // After its delivery, a slot's own packets count as late for half a cycle. Later, its number
-                // means a new slot. Packets of older slots count as late for two time limits only, because
-                // after a wrong slot number correct packets seem older.
+                // A packet of the window's last slot counts as late until half a cycle after that slot's
+                // delivery. Later, its number means a slot of the next cycle. A packet of an older slot
+                // counts as late only until twice the time limit after the delivery: if the last slot's
+                // number was wrong, correct packets seem older, and would be refused for up to half a cycle.
                 if (!newer && now <= window.since_ns + (ahead == 0 ? half_cycle_ns : 2 * limit_ns)) {
                     plan.step = is_late;
                     return;

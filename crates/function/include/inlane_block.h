@@ -1,5 +1,5 @@
-// The building blocks of packet functions: threads of a block, atomic functions on state, bytes. Start with
-// inlane.h.
+// The building blocks of packet functions: the threads of a block, atomic functions on shared state, and
+// bytes at any alignment. Start with inlane.h.
 //
 // Functions marked INLANE run on the GPU, or are inlined on the CPU. Mark your own functions with it.
 #ifndef INLANE_BLOCK_H

@@ -20,7 +20,8 @@ INLANE_RARE void put_some(uint8_t *data, uint32_t length, uint32_t at, bytes16 v
 }
 } // namespace detail
 
-// Bounded reads, for any class with `length()` and `data()`. `at` is the offset in bytes.
+// Bounded reads, for any class with `length()` and `data()`. `at` is the offset in bytes. Reading beyond the
+// end returns 0.
 //
 //   has(at, bytes)     true if all of these bytes are inside
 //   u8(at)             one byte
@@ -142,7 +143,8 @@ INLANE void copy(uint8_t *to, const packet &from, uint32_t at, uint32_t bytes) {
     if (!from.has(at, bytes)) return;
     const uint8_t *source = from.data() + at;
 #if INLANE_GPU
-    // Copies single bytes until the destination is aligned to 16, then sixteen from two aligned loads.
+    // Copies single bytes until the destination is aligned to 16. Then copies sixteen bytes at a time, each
+    // time from two aligned loads.
     uint32_t head = static_cast<uint32_t>(-reinterpret_cast<uintptr_t>(to) & 15);
     head = head < bytes ? head : bytes;
     for (uint32_t i = lane(); i < head; i += lanes()) to[i] = source[i];

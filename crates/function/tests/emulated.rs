@@ -337,13 +337,14 @@ fn blocks_assemble_together() {
         let whole = 2 * 14 * PRBS as u32;
         let received: u64 = delivered.iter().map(|slot| slot.received_and_missing().0 as u64).sum();
         assert_eq!(received, count("received_prbs"), "PRBs were assembled that no delivered slot counts");
-        // Packets are late if one block runs far ahead: later slots then take over the windows of earlier
-        // ones, which stay incomplete.
+        // Check that every slot is complete, unless packets were lost or late. Packets are late if one block
+        // runs far ahead of another: later slots then take over the windows of earlier ones, which stay
+        // incomplete.
         if lost == 0 && count("late_packets") == 0 {
             assert!(delivered.iter().all(|slot| slot.reason() == Reason::Complete));
             assert_eq!(delivered.len(), SLOTS as usize);
         }
-        // Later slots overwrite the data of earlier ones. Only the rest is checked.
+        // Compares the data of slots that no later slot has begun to overwrite.
         let mut checked = 0;
         for (n, slot) in delivered.iter().enumerate() {
             let number = |slot: &inlane_function::OranSlot<'_>| {

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 const EAXC: [u16; 2] = [0x0102, 7];
 const PRBS: u16 = 40;
-/// Half of the cycle after which slot numbers repeat: 256 frames of 10 ms.
+/// Slot numbers repeat after 256 frames of 10 ms, which is 2.56 s. This is half of that time.
 const HALF_CYCLE_NS: u64 = 1_280_000_000;
 const LIMIT_NS: u64 = 1_000_000;
 const WINDOWS: u32 = 2;
@@ -201,7 +201,7 @@ fn packet() -> impl Strategy<Value = UPlane> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Any sections, slots in any order, any time steps.
+    /// Compares the function with the reference for any sections, slots in any order, and any time steps.
     #[test]
     fn any_packets(
         bursts in proptest::collection::vec((proptest::collection::vec(packet(), 0..12), 0..LIMIT_NS), 1..24),
@@ -215,7 +215,8 @@ proptest! {
         drive(if compressed { COMPRESSED } else { PLAIN }, &bursts);
     }
 
-    /// Complete slots, with packets out of order by a limited distance, lost or duplicated.
+    /// Compares the function with the reference for complete slots. Packets are out of order by a limited
+    /// distance, and some are lost or duplicated.
     #[test]
     fn slots_out_of_order(
         first in 0..5120u32,
@@ -251,7 +252,8 @@ proptest! {
         }
     }
 
-    /// Packets with changed bytes, truncated to any length, change no byte outside the packets.
+    /// Checks that packets with changed bytes, truncated to any length, are harmless: the function ends, and
+    /// changes no byte outside the packets.
     #[test]
     fn hostile_packets(
         packets in proptest::collection::vec((packet(), proptest::collection::vec((0..40usize, any::<u8>()), 0..4), any::<prop::sample::Index>(), any::<bool>()), 1..20),
@@ -292,7 +294,8 @@ fn tick_delivers_a_slot_after_its_time_limit() {
     assert_eq!((slot.received(0, 0), slot.received(0, 1), slot.received(0, 2)), (40, 10, 0));
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + 5);
     assert_eq!(instance.report().counter("late_packets"), Some(5));
-    // After half a cycle, the packets are still late. 1 ns later, they belong to a new slot.
+    // Send the packets again, first exactly half a cycle after the slot's delivery and then 1 ns later. The
+    // first are late. The others belong to a new slot, because slot numbers repeat after a cycle.
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + HALF_CYCLE_NS);
     assert_eq!(instance.report().counter("late_packets"), Some(10));
     run_shaped(&mut instance, &frames, 5, true, 0, 1001 + LIMIT_NS + HALF_CYCLE_NS);

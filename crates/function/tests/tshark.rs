@@ -46,7 +46,8 @@ fn wireshark_dissects_the_test_packets_as_intended() {
             "oran_fh_cus.numPrbu",
             "_ws.malformed",
         ];
-        // Packets do not always carry the sample width and the compression method.
+        // Give tshark the sample width and the compression method, because it needs them for packets that do
+        // not carry them.
         let (bits, method) = if carrier.header.is_some() {
             (9, "Block Floating Point Compression")
         } else {

@@ -116,7 +116,7 @@ impl Bar {
                     _ => Error::os(format!("opening {}", path.display()), error),
                 }
             })?;
-        // The kernel maps no more than the file's length.
+        // Checks the range against the file's length, because the kernel maps no more than that.
         let length = file
             .metadata()
             .map_err(|error| Error::os(format!("reading the length of {}", path.display()), error))?
@@ -133,7 +133,7 @@ impl Bar {
             },
             other => other,
         })?;
-        // A driver may have been bound since the first check.
+        // Check the device's driver again, because a driver may have been bound since the first check.
         permission::access_method(sysfs, address, permission)?;
         Ok(bar)
     }

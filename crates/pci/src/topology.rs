@@ -85,7 +85,7 @@ impl Device {
         let class = number("class").unwrap_or(0) as u32 & 0xff_ffff;
         let rate = |speed, width| Rate::parse(&sysfs.text(address, speed)?, &sysfs.text(address, width)?);
         let link = rate("current_link_speed", "current_link_width").map(|current| {
-            // A maximum below the current rate is invalid.
+            // A maximum below the current rate is invalid. Use the current rate instead.
             let max = rate("max_link_speed", "max_link_width").filter(|max| max.min(current) == current);
             Link { current, max: max.unwrap_or(current) }
         });
@@ -201,7 +201,7 @@ impl Topology {
     /// Returns the bridges from a device up to the root, nearest first.
     pub fn path(&self, address: Address) -> Vec<&Device> {
         let above = |device: &&Device| device.parent.and_then(|parent| self.get(parent));
-        // A malformed sysfs could contain a cycle.
+        // End after as many bridges as there are devices, because a malformed sysfs could contain a cycle.
         let path = std::iter::successors(self.get(address).as_ref().and_then(above), above);
         path.take(self.devices.len()).collect()
     }

@@ -26,10 +26,11 @@ pub struct Null {
 }
 
 impl Null {
-    /// Opens the port that `text` specifies. If the port gets a rate, `clock` tells when packets are due.
+    /// Opens the port `text`: `null` or `null:SIZE`. `clock` tells when packets are due if [`Null::set_rate`]
+    /// sets a rate.
     ///
     /// # Errors
-    /// If the size is not 14 to 65,535 bytes, or if an option is given.
+    /// If SIZE, the packets' length, is not 14 to 65,535 bytes, or if `text` has options: this port has none.
     pub fn open(text: &str, clock: &Clock) -> Result<Self> {
         let spec = PortSpec::parse(text)?;
         let size = spec.argument_number("frame size", 64, 14..=65535)?;

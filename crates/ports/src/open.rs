@@ -194,8 +194,8 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
     Ok(OpenPorts { ports, room })
 }
 
-/// Suggests port names for `name`, whose kind is unknown: for a network interface, a PCI address or a
-/// misspelt kind.
+/// Suggests port names to replace `name`, whose kind of port is unknown. `name` may be a network interface, a
+/// PCI address or a misspelt kind. Returns `None` for other names.
 fn meant(name: &str) -> Option<String> {
     let (port, options) = name.split_at(name.find(',').unwrap_or(name.len()));
     let is_hex =

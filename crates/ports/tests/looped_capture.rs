@@ -55,7 +55,8 @@ fn allocations(packets: u32) -> usize {
     let mut received = 0;
     let mut before = 0;
     while received < 101 * packets {
-        // Only the first lap may allocate.
+        // The first lap may allocate. Read the counter until that lap ends, so that only later allocations
+        // count.
         if received <= packets {
             before = ALLOCATIONS.load(Ordering::Relaxed);
         }

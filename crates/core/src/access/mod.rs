@@ -176,7 +176,8 @@ impl Access {
         let mut access = self;
         let width = access.width();
         let both_aligned = (destination as usize ^ source as usize).is_multiple_of(width);
-        // Streaming accesses fault on unaligned addresses.
+        // Use ordinary accesses of the same width unless source and destination are equally aligned, because
+        // streaming accesses fault on unaligned addresses.
         if access == Access::NonTemporal && !both_aligned {
             access = match width {
                 64 => Access::Bytes64,

@@ -18,7 +18,7 @@ pub struct ExpectedDurations {
     overshoot_ns: u64,
 }
 
-/// The expected duration of one size class, and the lead.
+/// The expected duration of one size class, and the lead: how long before the expected end a wait wakes up.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     /// The expected duration; 0 if no operation of this class was timed.
@@ -30,8 +30,8 @@ struct Entry {
 impl Entry {
     fn sleep_ns(&self) -> Option<u64> {
         let sleep = self.expected_ns.checked_sub(self.lead_ns)?;
-        // Sleep only if the sleep saves more than a system call costs, and the thread would then poll at most
-        // twice as long.
+        // Sleep only if the sleep saves more than entering and leaving the kernel costs, and if the thread
+        // would then poll at most twice as long as it sleeps.
         (sleep >= SHORTEST_SLEEP_NS.max(self.lead_ns / 2)).then_some(sleep)
     }
 }
@@ -77,8 +77,9 @@ impl ExpectedDurations {
         }
     }
 
-    /// Learns from the timed sleep of a wait for an operation of `bytes`: lengthens the lead if the thread
-    /// woke late, and else shortens it. Updates the average overshoot.
+    /// Learns from the timed sleep of a wait for an operation of `bytes`. Lengthens the lead (how long before
+    /// the expected end a wait wakes up) if the thread woke late, and otherwise shortens it. Updates the
+    /// average overshoot of sleeps.
     pub fn slept(&mut self, bytes: u64, slept: &Slept) {
         let overshoot = slept.overshoot.as_nanos().min(1_000_000) as u64;
         self.overshoot_ns = (self.overshoot_ns * 7 + overshoot) / 8;

@@ -14,7 +14,8 @@ use crate::region::{Location, Region};
 pub struct CpuMover {
     access: Access,
     reads_bars: bool,
-    /// How the mover's name says that it accesses device memory: `loads`, `stores` or `loads and stores`.
+    /// A part of the mover's name, which says how it accesses device memory: `loads`, `stores` or `loads and
+    /// stores`. [`CpuMover::named_after`] sets it.
     work: &'static str,
     tickets: TicketCounter,
 }
@@ -59,8 +60,8 @@ impl CpuMover {
         self.access
     }
 
-    /// Blocks until earlier stores to the device behind `region` are delivered, by a read, which on PCIe
-    /// cannot pass earlier writes. For ordinary memory, only orders stores.
+    /// Blocks until earlier stores to the device behind `region` are delivered. Reads from the region,
+    /// because on PCIe a read cannot pass earlier posted writes. For ordinary memory, only orders stores.
     ///
     /// # Errors
     /// [`Error::Device`] if the mover may not read BARs.

@@ -19,7 +19,8 @@ pub struct InFlight {
     tickets: TicketCounter,
     done: Ticket,
     entries: VecDeque<Entry>,
-    /// When the last completion was seen. The oldest copy in flight began then, or later at its submission.
+    /// When the last completion was seen. The oldest copy in flight began then, or at its own submission if
+    /// that was later.
     ended: Instant,
     expectation: ExpectedDurations,
     /// How long a wait lasts without a completion before it reports the device as lost.
@@ -80,7 +81,8 @@ impl InFlight {
             self.done.0 += 1;
             finished += 1;
             let began = entry.submitted.max(self.ended);
-            // If several copies completed between two polls, the duration of each is unknown.
+            // If several copies completed between two polls, the duration of each is unknown. So a duration
+            // is recorded only if exactly one copy completed.
             if watched && finished == 1 && self.done == ticket {
                 self.expectation.learn(entry.bytes, now.duration_since(began).as_nanos() as u64);
             }
@@ -147,7 +149,8 @@ impl InFlight {
         for entry in self.entries.iter().take(ahead - 1) {
             match self.expectation.expected(entry.bytes) {
                 Some(expected) => free = free.max(entry.submitted) + expected,
-                // No copy of this size was timed yet, so only poll, which also times it.
+                // The end of an earlier copy cannot be predicted, because no copy of its size was timed yet.
+                // So the wait only polls, which also times that copy.
                 None => return (Duration::ZERO, last.bytes),
             }
         }
@@ -173,7 +176,8 @@ impl InFlight {
     }
 }
 
-/// A wait until the copy of `ticket` is done. If `adaptive` is set, it may sleep after its first poll.
+/// A wait until the copy of `ticket` is done. If `adaptive` is set, the wait may sleep after its first poll.
+/// Otherwise it only polls.
 struct CopyWait<'a, P> {
     copies: &'a mut InFlight,
     device: &'a dyn Fn() -> String,

@@ -75,7 +75,8 @@ impl HeapPool {
     }
 
     fn stride(room: usize) -> usize {
-        // Whole pairs of cache lines, so that the adjacent-line prefetcher fetches no line of another buffer.
+        // Round up to whole pairs of cache lines, so that the adjacent-line prefetcher fetches no line of
+        // another buffer.
         (HEADROOM + room).next_multiple_of(128)
     }
 
@@ -142,7 +143,8 @@ impl HeapPool {
     fn fill(&self, packets: &mut [Packet], free: &mut Vec<u32>) -> usize {
         let count = packets.len().min(free.len());
         let keep = free.len() - count;
-        // Load both values once. The compiler cannot exclude that `packets` aliases the pool's fields.
+        // Load both values before the loop. Otherwise the compiler would load them again for each packet,
+        // because it cannot exclude that `packets` aliases the pool's fields.
         let (first, stride) = (self.region.address() + self.headroom as u64, self.stride as u64);
         for (packet, &index) in packets.iter_mut().zip(free[keep..].iter().rev()) {
             *packet =
@@ -186,7 +188,8 @@ unsafe impl Pool for HeapPool {
         let owned = self.with_owned(|owned| {
             add(owned);
             if owned.len() > self.count / 2 {
-                // The owner holds more than half of the buffers, and other threads may need some.
+                // Return a quarter of the pool to the shared list, because the owner holds more than half of
+                // the buffers and other threads may need some.
                 self.returned.0.lock().expect(UNPOISONED).extend(owned.drain(..self.count / 4));
             }
         });

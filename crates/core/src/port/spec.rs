@@ -11,10 +11,11 @@ pub struct PortSpec<'a> {
     text: &'a str,
     kind: &'a str,
     argument: &'a str,
-    /// The options that the port's kind has not read yet: a key, and a value unless it is a flag.
+    /// The options of the specification that the port's kind has not read yet. Each has a key, and a value
+    /// unless it is a flag.
     options: Vec<(&'a str, Option<&'a str>)>,
-    /// The names of the options read so far, for error messages. At [`PortSpec::finish`], all options of the
-    /// kind.
+    /// The names of the options that the port's kind has read so far, for error messages. When
+    /// [`PortSpec::finish`] is called, these are all options of the kind.
     known: Vec<&'static str>,
 }
 
@@ -121,7 +122,8 @@ impl<'a> PortSpec<'a> {
         self.option(key, |value| Self::read_number(value, range))
     }
 
-    /// Returns the argument as a whole number, or `default` without one. `what` names it in errors.
+    /// Returns the whole number that the argument gives, or `default` if there is no argument. `what` names
+    /// the number in errors.
     ///
     /// # Errors
     /// If the argument is not a whole number within `range`.

@@ -1,5 +1,7 @@
-//! The end of the ring that submits items and takes them back when they are completed. It keeps each item's
-//! packets meanwhile, because their cookies and metadata do not cross the ring.
+//! The end of the ring that submits items and takes them back when they are completed.
+//!
+//! The dispatching thread keeps each item's packets until the item is completed. It needs their cookies and
+//! metadata, which do not cross the ring.
 
 use super::layout::{self, Descriptor, PacketVerdict};
 use super::{Ring, RingWords, protocol};
@@ -76,7 +78,7 @@ impl Dispatcher {
         self.cursor.in_flight()
     }
 
-    /// Returns the oldest item in flight if it is completed. If it is dropped without
+    /// Returns the oldest item in flight if it is completed. If the returned item is dropped without
     /// [`CompletedItem::free`], the next poll returns it again.
     #[inline]
     pub fn poll(&mut self) -> Option<CompletedItem<'_>> {

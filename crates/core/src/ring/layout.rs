@@ -16,8 +16,10 @@
 //!
 //! Rings between threads keep their slots in another order, which `Ring::between_threads` explains.
 //!
-//! The high half of a submitted word is the number of packets. That of a completed word is [`UNCHANGED`] if
-//! all packets are forwarded at their old length, without verdicts, or else [`VERDICTS`].
+//! A slot has a word in each half of the ring. The low 32 bits of both words are the lap. The dispatcher's
+//! word announces an item, and its high 32 bits are the number of packets. The consumer's word completes the
+//! item. Its high 32 bits are [`UNCHANGED`] if all packets are forwarded at their old length, without
+//! verdicts, or else [`VERDICTS`].
 
 use std::mem::{offset_of, size_of};
 
@@ -51,9 +53,10 @@ pub const DROP: u32 = 1;
 /// Verdict: forward the packet to port n, as `PORT_BASE + n`.
 pub const PORT_BASE: u32 = 2;
 
-/// The high half of a completed word: all packets are forwarded at their old length, without verdicts.
+/// The high half of the word that completes an item: all packets are forwarded at their old length, without
+/// verdicts.
 pub const UNCHANGED: u32 = 0;
-/// The high half of a completed word: each packet has a verdict.
+/// The high half of the word that completes an item: each packet has a verdict.
 pub const VERDICTS: u32 = 1;
 
 /// The alignment of slots, and the offset of slot 0 in the submission half, in bytes.
@@ -91,7 +94,8 @@ const _: () = {
     assert!(size_of::<Descriptor>() == 16 && offset_of!(Descriptor, length) == 8);
     assert!(offset_of!(crate::packet::Packet, length) == 8 && size_of::<crate::packet::Packet>() == 24);
     assert!(size_of::<PacketVerdict>() == 8 && offset_of!(PacketVerdict, verdict) == 4);
-    // Length and lap are written as one little-endian word, as GPUs read them.
+    // Check that the lap follows the length and that the host is little-endian, because both fields are
+    // written as one little-endian word, as GPUs read them.
     assert!(offset_of!(Descriptor, lap) == 12 && cfg!(target_endian = "little"));
     assert!(
         submit_stride(1) == 128 && submit_stride(DESCRIPTORS_WITH_WORD) == 128 && submit_stride(8) == 256

@@ -67,8 +67,8 @@ pub struct Ring {
     freed: CacheAligned<AtomicU64>,
 }
 
-// SAFETY: the shared words are atomics. Each other byte of a slot is accessed only by the end that owns the
-// slot by the protocol, whose order the loom tests check.
+// SAFETY: the shared words are atomics. Each other byte of a slot is accessed only by the end that the
+// protocol gave the slot to. The loom tests check that the hand-over orders those accesses.
 unsafe impl Sync for Ring {}
 // SAFETY: no field is tied to a thread.
 unsafe impl Send for Ring {}
@@ -125,8 +125,9 @@ impl Ring {
         Self::check(slots, burst)?;
         let submit = Region::host(layout::submit_bytes(slots, burst))?;
         let complete = Region::host(layout::complete_bytes(slots, burst))?;
-        // Store submission slot n at index 5n modulo the number of slots. A core that reads an item also
-        // prefetches the lines behind it. If the next slot lay there, its lines would move between the cores
+        // Store submission slot n at index 5n modulo the number of slots, so that successive slots are not
+        // adjacent in memory. A core that reads an item also prefetches the lines behind it. The dispatcher
+        // is about to write the next slot: if that slot lay there, its lines would move between the cores
         // twice.
         let ring = Self::over(slots, burst, submit, complete, 5)?;
         let consumers = (0..consumers).map(|index| Consumer::new(ring.clone(), index, consumers)).collect();
@@ -247,13 +248,14 @@ impl Ring {
         RingWords(self).end().load(Ordering::Acquire).checked_sub(1)
     }
 
-    /// Ends the waits of device code for items that were never submitted: writes words of items without
+    /// Ends the waits of device code for items that were never submitted, by writing words of items without
     /// packets. Does nothing before the ring is closed. `posted` is the number of items for which waits were
     /// queued on the device.
     ///
-    /// A wait for a slot that holds an earlier item does not end.
+    /// A wait for a slot that still holds an earlier item does not end, so do not wait for the device code
+    /// that has such a wait.
     pub fn release_waits(&self, posted: u64) {
-        // While the ring is open, only the dispatcher may write submitted words.
+        // While the ring is open, only the dispatcher may write the words of the submission half.
         let Some(closed) = self.closed_at() else { return };
         for position in closed..posted.min(self.freed() + self.slots as u64) {
             let lap = lap_of(position, self.slots);
@@ -289,9 +291,9 @@ impl Ring {
         unsafe { self.complete_slot(slot).add(layout::ENTRIES).cast() }
     }
 
-    /// Writes the descriptors of a claimed slot for the item of `lap`, from the last to the first. The
-    /// consumer polls the line of the word and the first descriptors, which thus crosses between the cores
-    /// once.
+    /// Writes the descriptors of a claimed slot for the item of `lap`, the last one first. The consumer polls
+    /// the cache line that holds the item's word and the first descriptors. This line is written last, so it
+    /// moves between the cores only once.
     ///
     /// # Safety
     /// The slot is claimed and not published, and there are at most `burst` packets.

@@ -165,7 +165,8 @@ fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preempt
         let dispatcher = Dispatch { cursor, next: 0, taken_back: 0, items, closed: false };
         let mut rest = vec![take(Box::new(dispatcher), ring.clone())];
         rest.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
-        // Every store is visible after the joins, so each round makes progress.
+        // Let the sides take turns until both have finished. Every store is visible after the joins, so each
+        // round makes progress, and the number of rounds is limited.
         for round in 0.. {
             assert!(round <= 4 * items + 4, "no progress");
             for (side, done) in &mut rest {
@@ -182,8 +183,8 @@ fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preempt
 /// arguments are the descriptor's two words, the address, the length and the lap.
 type Describe = fn([&AtomicU64; 2], u64, u32, u32);
 
-/// Runs a ring of one slot. Its consumer reads the descriptor before the word, and uses it if it belongs to
-/// the word's lap.
+/// Runs a ring of one slot. Its consumer reads the descriptor before the word, and uses the descriptor if it
+/// belongs to the word's lap.
 fn read_early(start: u64, items: u64, describe: Describe) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);

@@ -58,7 +58,8 @@ impl Word for std::sync::atomic::AtomicU64 {
     }
 }
 
-/// The words of one burst ring, in any memory: two for each slot, the number of freed items, and the end.
+/// The words of one burst ring: two for each slot, one that counts the freed items, and one that closes the
+/// ring. They may lie in any memory.
 pub trait Words {
     /// The type of the words.
     type Word: Word;
@@ -81,7 +82,7 @@ pub enum Polled {
     Item {
         /// The slot.
         slot: u32,
-        /// The high half of the slot's submitted word: information about the item.
+        /// The high half of the word by which the dispatcher submitted the item: information about it.
         info: u32,
     },
     /// No item yet.

@@ -226,7 +226,8 @@ fn a_hostile_consumer_completes_nothing_that_was_not_submitted() {
     let stride = layout::complete_stride(4);
     write_as_device(&complete, 0, 1);
     assert!(dispatcher.poll().is_none());
-    // A wrong lap for the first item and the right lap for the second: the first is not completed.
+    // The device writes a wrong lap for the first item and the right lap for the second. The first is not
+    // completed, so the poll returns nothing.
     assert!(dispatcher.submit(&[packet(0)]) && dispatcher.submit(&[packet(1)]));
     write_as_device(&complete, 0, 2);
     write_as_device(&complete, stride, 1);

@@ -40,7 +40,8 @@ impl Slots {
     fn for_mtu(mtu: u32) -> Self {
         /// The most bytes before a frame in its slot: the kernel's header, an address and padding.
         const BEFORE_FRAME: u32 = 80;
-        // With a multiple of 256 bytes, at most 16 slots fill whole pages of 4 KiB, so a block stays small.
+        // A block must be a whole number of slots and of pages. If the slot size is a multiple of 256 bytes,
+        // 16 slots or fewer are enough for that, because 16 * 256 bytes are a page.
         Self::of((mtu + BEFORE_FRAME + LINK_HEADERS).next_multiple_of(256).clamp(2048, LARGEST_SLOT))
     }
 

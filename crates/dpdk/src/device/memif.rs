@@ -1,4 +1,4 @@
-//! memif ports: memory shared with another process, agreed over a Unix socket.
+//! memif ports: shared memory with another process. The two processes agree on the memory over a Unix socket.
 
 use super::{LINK_HEADERS, Plan};
 use crate::error::{Error, Result};
@@ -30,7 +30,8 @@ pub(super) fn plan(
     };
     check_socket(spec, &path, server)?;
     let role = if server { "server" } else { "client" };
-    // By default the driver takes the path as the name of an abstract socket, which has no file.
+    // Pass `socket-abstract=no`, because by default the driver takes the path as the name of an abstract
+    // socket, which has no file.
     let mut arguments =
         format!("role={role},id={id},socket={text},socket-abstract=no,bsize={}", buffer(spec));
     if let Some(secret) = secret {

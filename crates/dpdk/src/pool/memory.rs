@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Bytes of a hugepage on x86-64, and on arm64 with pages of 4 KiB.
 pub(super) const HUGE: usize = 2 << 20;
 
-/// The addresses at which memory is placed if possible. The IOMMUs of smaller machines translate only 39
-/// bits. DPDK's own memory begins at 4 GiB, well below this range.
+/// The addresses at which memory is placed if possible. Devices use the memory's virtual addresses, and the
+/// IOMMUs of smaller machines translate only 39 bits of an address, so the range ends there. It begins well
+/// above DPDK's own memory, which begins at 4 GiB.
 const LOW: Range<usize> = 1 << 36..1 << 39;
 
 /// The address that the next mapping tries first.

@@ -61,7 +61,8 @@ impl EthPort {
         for pool in &filled {
             self.map(pool)?;
         }
-        // From the first queue on, the device may hold buffers of the pools, even if a later step fails.
+        // Store the pools before the first queue is set up, because from then on the device may hold their
+        // buffers even if a later step fails.
         self.filled = filled;
         for queue in 0..queues {
             let pool = self.filled[queue as usize % self.filled.len()].raw();

@@ -85,7 +85,7 @@ impl EthPort {
                 None => std::thread::sleep(Duration::from_millis(20)),
             }
         };
-        // Drivers that do not know the rate report 0 or all ones.
+        // Drivers that do not know the rate report 0 or all ones, so those two values are ignored.
         if (1..u32::MAX).contains(&megabits) {
             self.info.link_bits_per_second = Some(f64::from(megabits) * 1e6);
         }

@@ -8,8 +8,8 @@ use std::str::FromStr;
 /// How control flows between the threads of a pipeline and the device that runs its packet function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
-    /// One thread receives, runs the packet function, and sends. On a GPU, it launches a kernel for each
-    /// burst and waits for it.
+    /// One thread receives, runs the packet function, and sends. On a GPU the thread launches a kernel for
+    /// each burst and waits for the kernel.
     #[default]
     Single,
     /// One thread receives and sends. Workers run the packet function. On a GPU, a feeder launches a kernel

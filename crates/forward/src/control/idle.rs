@@ -16,9 +16,11 @@ struct Times {
     begun: Cell<u64>,
     /// Rounds without work.
     idle: Rounds,
-    /// Rounds, inside the polling loop, of waits for a port that accepts no packets.
+    /// Rounds in which the thread waits for a port that accepts no packets. These waits lie inside the
+    /// polling loop.
     refused: Rounds,
-    /// The number of [`Idle`] values on this thread. The first counts in `idle`, all others in `refused`.
+    /// The number of [`Idle`] values on this thread. The first is for the thread's polling loop and counts in
+    /// `idle`. Further ones are for waits inside that loop and count in `refused`.
     loops: Cell<u32>,
 }
 
@@ -31,7 +33,8 @@ struct Rounds {
     yielded_ticks: Cell<u64>,
 }
 
-/// Created once, because this takes long in a virtual machine.
+/// The clock. It is created once, because creating a clock examines the processor's counter, which takes long
+/// in a virtual machine.
 static CLOCK: LazyLock<Clock> = LazyLock::new(Clock::new);
 
 thread_local! {
@@ -70,7 +73,8 @@ impl Rounds {
         to.set(to.get() + more);
     }
 
-    /// Returns the clock ticks of all rounds. An untimed round counts as the mean of the timed rounds.
+    /// Returns how long all rounds took, in clock ticks. An untimed round counts as the mean of the timed
+    /// rounds.
     fn ticks(&self) -> u64 {
         let mean = self.timed_ticks.get() as f64 / self.timed.get().max(1) as f64;
         self.yielded_ticks.get() + self.timed_ticks.get() + (self.untimed.get() as f64 * mean) as u64
@@ -112,7 +116,8 @@ pub struct Idle {
     /// The clock reading at the last round that was timed or yielded the processor, in ticks.
     last: u64,
     stretches: u32,
-    /// True for a wait for a port inside the thread's polling loop. False for the polling loop itself.
+    /// True if this `Idle` measures a wait for a port, inside the thread's polling loop. False if it measures
+    /// the polling loop itself.
     within: bool,
 }
 
@@ -320,7 +325,8 @@ mod tests {
         on_a_thread(|| {
             let mut idle = Idle::default();
             pass(second / 2);
-            // One long round of a quarter of a second counts as interrupted, and therefore as idle.
+            // One long round of a quarter of a second counts as interrupted by other threads, and therefore
+            // as idle.
             wait(&mut idle, 2, second / 4);
             idle.found_work();
             progress.set_received(1, 64);

@@ -26,8 +26,8 @@ use std::time::{Duration, Instant};
 const TRIAL: Duration = Duration::from_millis(150);
 /// The time since the start of the search after which no further candidate is tried.
 const LAST_START: Duration = Duration::from_secs(25);
-/// The share of the offered rate that must arrive if a method carries that rate. It is below 1, because a
-/// run's start and end cost some packets.
+/// A method carries the offered rate if at least this share of the rate arrives. The share is below 1 because
+/// the start and end of a short run cost some packets.
 const CARRIED: f64 = 0.95;
 /// A rate that is at least this share of the highest rate counts as equal to it.
 const EQUAL: f64 = 0.97;
@@ -37,7 +37,8 @@ const EQUAL: f64 = 0.97;
 pub enum Goal {
     /// The most packets per second.
     Throughput,
-    /// The most packets per second among the trials in which 99 % of packets take at most this time.
+    /// The most packets per second among the trials in which 99 % of packets take at most this time from
+    /// receiving to sending.
     Latency(Duration),
 }
 
@@ -189,7 +190,8 @@ fn pick(trials: &[Trial], goal: Goal) -> Option<&Trial> {
         a.carried.cmp(&b.carried).then(rate).then(b.p99.cmp(&a.p99))
     };
     let best = trials.iter().filter(meets).max_by(better)?;
-    // A resident kernel occupies multiprocessors even if no packets arrive, so another method is preferred.
+    // A resident kernel occupies multiprocessors even if no packets arrive. So among equally fast methods,
+    // one without a resident kernel is preferred.
     let not_resident = |trial: &&Trial| trial.method != Method::Persistent;
     let equal = |trial: &&Trial| {
         trial.carried == best.carried && trial.packets_per_second >= best.packets_per_second * EQUAL

@@ -50,7 +50,7 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     }
     plain.function = "io".into();
     plain.per_pipeline.work = Duration::ZERO;
-    // A short capture would end before its rate is meaningful.
+    // Loop the capture, because a short one would end before its rate is meaningful.
     plain.playback = Playback { pace: Pace::Full, repeat: true };
     let outcome = run(&plain, &Control::default(), &mut |_, _| ()).ok();
     let flow = outcome.filter(|outcome| outcome.errors.is_empty())?.result.tx;

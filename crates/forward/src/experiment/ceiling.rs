@@ -30,7 +30,8 @@ const SAMPLE: usize = 64;
 /// How often the packet function processes the sample packets before their original bytes are restored.
 const ROUNDS: u64 = 32;
 
-/// Measures the ceilings of runs. Runs with the same ceiling share one measurement.
+/// Measures the ceilings of runs and keeps the results. Runs whose settings and packet size give the same
+/// ceiling share one measurement.
 #[derive(Default)]
 pub struct Ceilings {
     known: HashMap<String, Option<Ceiling>>,
@@ -57,8 +58,8 @@ impl Ceilings {
         self.known.entry(key).or_insert_with(|| ceiling(config, link_bits_per_second, result)).clone()
     }
 
-    /// Returns a note for the result: the round-trip time of a bare kernel with the executor's dependent
-    /// reads. `None` unless the run is on a GPU and measures its stages.
+    /// Returns a note for the result: the round-trip time of a bare kernel that makes the same dependent
+    /// reads as the executor. Returns `None` unless the run is on a GPU and measures its stages.
     pub fn round_trip_note(&mut self, config: &Config) -> Option<String> {
         let Device::Gpu(index) = config.executor.device() else { return None };
         if !config.per_pipeline.stages {
@@ -79,7 +80,7 @@ fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketRe
 /// known, or else the rate at which the workers can run the packet function.
 fn cpu_ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
     let directions = config.route.directions();
-    // Function `io` does nothing, so timing it would measure only the call.
+    // Leave out function `io`, because it does nothing, and timing it would measure only the call.
     let idle = config.function == "io";
     let function_ns = if idle { 0.0 } else { function_ns(config, result).ok()? };
     let workers = directions * config.pipelines as usize * config.executor.workers();

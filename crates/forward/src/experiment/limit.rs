@@ -39,8 +39,8 @@ const ALL: f64 = 0.99;
 const NEARLY_ALL: f64 = 0.95;
 /// A run that reaches at least this share of a ceiling is limited by that ceiling.
 const CEILING: f64 = 0.9;
-/// If threads wait for a processor, or sleep in system calls, for at least this share of the run, that is the
-/// limit.
+/// If threads wait for a processor, or sleep in system calls, for at least this share of the run, the waiting
+/// is the limit.
 const NOT_RUNNING: f64 = 0.2;
 /// A port that accepts nothing for at least this share of the run is the limit.
 const BLOCKED: f64 = 0.5;
@@ -105,8 +105,8 @@ fn link(config: &Config, outcome: &RunOutcome) -> Option<String> {
         .then(|| format!("link: frames with preamble and gap used {} of {link}", percent(share)))
 }
 
-/// Names PCIe or GPU memory as the limit, if a bare kernel that moves the same bytes is hardly faster. Names
-/// GPU memory if packets are in it from the start.
+/// Names PCIe or GPU memory as the limit, if a bare kernel that moves the same bytes is hardly faster than
+/// the run. Names GPU memory if packets are in it from the start, else PCIe.
 fn bare_kernel(config: &Config, result: &PacketResult) -> Option<String> {
     let share = share_of_bare_kernel(config, result).filter(|&share| share >= CEILING)?;
     let counted =
@@ -147,7 +147,8 @@ fn not_running(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let threads = config.executor.threads() * config.pipelines as usize * config.route.directions();
     let all = result.duration_ns as f64 * threads as f64;
     let running = result.cpu_ns as f64 / all;
-    // The kernel's count of time in run queues includes time before the measurement, so limit it.
+    // Limit the share to the time in which the threads were not on a processor, because the kernel's count of
+    // time in run queues includes time before the measurement.
     let queued = (outcome.queued_ns as f64 / all).min((1.0 - running).max(0.0));
     let (thread, noun, they) = match threads {
         1 => ("the thread", "the thread was", "it"),

@@ -19,7 +19,8 @@ pub const OFFERED: &str = "offered";
 const TRIAL: Duration = Duration::from_secs(2);
 /// The shortest trial that RFC 2544 (section 24) accepts for measuring the throughput.
 const RFC_2544_TRIAL: Duration = Duration::from_secs(60);
-/// The resolution of the search, as a share of the fastest rate that it tries.
+/// The resolution of the search, as a share of the fastest rate that it tries. The search ends when the
+/// highest rate that passed and the lowest that failed differ by at most this share.
 const RESOLUTION: f64 = 0.005;
 /// The search gives up when a rate below this share of the fastest rate has failed.
 const LOWEST: f64 = 0.01;
@@ -204,7 +205,8 @@ mod tests {
         assert_eq!(trial(50_000), None);
         assert_eq!(trial(49_000), None, "a burst and 1 ms are not yet sent");
         assert!(trial(48_900).unwrap().contains("2.2 % of the due packets were late"));
-        // In 10 s, [`TOLERANCE`] allows 20,000 missing packets, and [`TAIL`] fewer.
+        // In a 10 s trial, [`TOLERANCE`] allows 20,000 missing packets. [`TAIL`] allows fewer, so
+        // [`TOLERANCE`] decides.
         let long = |processed| failure(&outcome(Duration::from_secs(10), processed), 64, 1e6);
         assert_eq!(long(9_980_000), None);
         assert!(long(9_979_000).is_some());

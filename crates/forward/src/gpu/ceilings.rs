@@ -29,7 +29,8 @@ pub(super) fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
 pub struct Ceilings {
     /// The rate of a large copy from pinned memory by the copy engine. `None` if packets are in GPU memory.
     pub copy_engine_bytes_per_second: Option<f64>,
-    /// For each burst size: the rate of a bare kernel that pulls packets and writes 16 bytes of each back.
+    /// For each burst size: the rate of a bare kernel that copies packets into the GPU (pulls them) and
+    /// writes 16 bytes of each packet back.
     pub pull: Vec<Pull>,
 }
 
@@ -59,12 +60,13 @@ pub struct Pull {
 /// If a driver call fails, or memory is short.
 pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &[u32]) -> Result<Ceilings> {
     const BUFFER: usize = 64 << 20;
-    // As many bytes as a default pool has. Fewer would stay in caches.
+    // The bytes of memory that the kernel reads again and again: as many as a default pool has. Fewer would
+    // stay in caches.
     const FOOTPRINT: usize = 32 << 20;
     let module = load(gpu)?;
     let kernel = module.kernel("bare_pull")?;
     let stream = gpu.stream()?;
-    // As in a pool: 128 bytes of headroom, and the packet rounded up to 128 bytes.
+    // The distance between buffers in a pool: 128 bytes of headroom, and the packet rounded up to 128 bytes.
     let stride = size.next_multiple_of(128) + 128;
     let largest = bursts.iter().max().map_or(0, |&burst| burst as usize * stride as usize);
     let buffer = BUFFER.max(largest);

@@ -17,16 +17,18 @@ use std::time::{Duration, Instant};
 const SLICE: Duration = Duration::from_micros(200);
 /// The number of blocks per launch, divided by the number that the GPU holds at once.
 const WAVES: u32 = 8;
-/// The time between two checks whether a launch has ended. The other launch keeps the GPU busy meanwhile.
+/// The time between two checks whether a launch has ended. Two launches are in flight, so the other one keeps
+/// the GPU busy meanwhile.
 const CHECK_EVERY: Duration = Duration::from_micros(100);
-/// The longest that a launch may take after `stop`. Only another kernel that occupies the GPU delays it so
-/// long.
+/// The longest that a launch may take after `stop` was set. It takes longer only if another kernel occupies
+/// the GPU.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The competing job on one GPU.
 pub(crate) struct CompetingKernel {
     kernel: Kernel,
-    /// The stream of each of the two launches in flight, and pinned memory for its blocks' counts of rounds.
+    /// For each of the two launches in flight: its stream, and pinned memory in which each block stores how
+    /// many rounds of arithmetic it completed.
     launches: [(Stream, Region); 2],
     shape: LaunchConfig,
     large: bool,
@@ -43,7 +45,8 @@ impl CompetingKernel {
         let (threads, shared_bytes) =
             if large { (1024, gpu.max_shared_bytes_per_block()?) } else { (256, 0) };
         if large {
-            // The kernel declares no shared memory of its own, so a launch may use all of a block's.
+            // The kernel declares no shared memory of its own, so its launches may use all that a block can
+            // have.
             kernel.set_max_dynamic_shared_bytes(shared_bytes)?;
         }
         let blocks = kernel.max_resident_blocks(threads, shared_bytes)? * WAVES;
@@ -131,7 +134,8 @@ pub(super) fn wait_for_end(
 ) -> Result<End> {
     let mut stopped = None;
     loop {
-        // Check this first, because `done` calls the driver, which may block on an abandoned GPU.
+        // Check for an abandoned GPU first, because `done` calls the driver, which may no longer answer for
+        // such a GPU.
         if abandoned() {
             return Ok(End::Abandoned);
         }

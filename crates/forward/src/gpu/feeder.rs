@@ -23,7 +23,8 @@ pub(super) struct Feeder<'a> {
 
 /// What the feeder does for each item.
 enum Posting<'a> {
-    /// Nothing. With `single`, the dispatching thread launches kernels. With `persistent`, one kernel runs.
+    /// The feeder posts nothing. With `single`, the dispatching thread launches the kernels; with
+    /// `persistent`, one kernel processes all items.
     None,
     Launch(Launcher<'a>),
     Stream(StreamPoster<'a>),
@@ -76,7 +77,8 @@ impl<'a> Feeder<'a> {
     pub(super) fn run(&mut self, mut ticks: Option<Ticks<'_>>, control: &Control) -> Result<()> {
         let mut idle = Idle::default();
         while !control.aborting() {
-            // Read this before `advance` looks for items: no further item can come after the ring was closed.
+            // Read this before `advance` looks for items. If the ring is already closed and `advance` then
+            // finds nothing, no further item can come.
             let closed_at = self.lane.closed_at();
             if self.advance()? {
                 idle.found_work();

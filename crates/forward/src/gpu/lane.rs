@@ -127,7 +127,8 @@ impl Lane {
         let packets_address = packets.address();
         let burst = pipeline.burst;
         let slots = settings.slots_for(pipeline.slots, burst);
-        // Only the host writes the submission half, and only the GPU writes the completion half.
+        // Allocate the ring's two halves separately, because only the host writes the submission half and
+        // only the GPU writes the completion half.
         let submit = gpu.pinned(layout::submit_bytes(slots, burst))?;
         let complete = gpu.pinned(layout::complete_bytes(slots, burst))?;
         let control = gpu.pinned(2 * layout::LINE)?;

@@ -7,7 +7,8 @@ pub const PCIE_MODEL: &str = "per item: 32 B of words read, 8 B written; per pac
 /// The report of a lane, made when its pipeline has ended.
 #[derive(Clone, Debug)]
 pub struct LaneReport {
-    /// The memory that holds the burst ring's words, as text for the result.
+    /// The memory that holds the burst ring's words, as text for the result. A word tells whether its item
+    /// was submitted or completed.
     pub flags: String,
     /// The memory of the packets, and the part of each that crosses PCIe, as text for the result.
     pub memory: String,

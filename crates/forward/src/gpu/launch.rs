@@ -18,7 +18,8 @@ impl<'a> Launcher<'a> {
         Self { lane, streams, position: 0 }
     }
 
-    /// Launches the kernel of the next item if it was submitted. Returns true if so.
+    /// Launches the kernel of the next item if that item was submitted. Returns true if a kernel was
+    /// launched.
     ///
     /// # Errors
     /// As for [`Launcher::launch`].
@@ -73,6 +74,6 @@ pub(super) unsafe fn launch_items(
 /// # Safety
 /// The lane lives until the kernel has run.
 pub(super) unsafe fn launch_nothing(lane: &Lane, stream: &Stream) -> Result<()> {
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller promises that the lane lives until the kernel has run.
     unsafe { launch_items(lane, stream, 0, 1, 0) }
 }

@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicU32;
 /// The source of the executor's kernels.
 pub(super) const EXECUTOR: &str = include_str!("kernels/executor.cu");
 
-/// The threads of the kernel that calls a function's `tick`. A multiple of 32, because functions rely on
-/// whole warps.
+/// The number of threads of the kernel that calls a function's `tick`. A multiple of 32, because functions
+/// rely on whole warps.
 pub(super) const TICK_THREADS: u32 = 128;
 
 /// The kernels of one packet function, loaded on one GPU. All pipelines of a run share them.

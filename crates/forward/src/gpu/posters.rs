@@ -1,5 +1,5 @@
 //! Posting, for methods `stream` and `graph`: queueing waits and kernels on the GPU before their items are
-//! submitted. A wait ends when the item's submitted word appears in the ring.
+//! submitted. A wait ends when the word of the item's slot in the ring shows that the item was submitted.
 //!
 //! ```text
 //! stream   stream 0 of S: wait word(p) = lap | kernel(p) | wait word(p+S) = lap | kernel(p+S) | ...
@@ -14,7 +14,8 @@
 //! a graph is launched for lap L only after every item of lap L-1 in its slots is complete. So the slots'
 //! words hold L-1 or L. The kernel takes the lap from the word.
 //!
-//! The kernel stores the completed word itself, because only the kernel knows whether it wrote verdicts.
+//! The kernel itself stores the word by which the host sees that the item is complete, because only the
+//! kernel knows whether it wrote verdicts.
 
 use super::lane::Lane;
 use super::launch::launch_items;
@@ -22,7 +23,8 @@ use crate::error::Result;
 use inlane_core::ring::{lap_of, layout};
 use inlane_cuda::{Graph, GraphExec, LaunchConfig, MemoryOperation, Stream, WaitUntil, argument};
 
-/// Returns the address of a slot's submitted word.
+/// Returns the address of the word of a slot that shows whether an item was submitted. The word's low half is
+/// the lap.
 fn word_address(lane: &Lane, slot: u64) -> u64 {
     let burst = lane.ring.burst();
     lane.ring.submit_region().address() + (layout::LINE + slot as usize * layout::submit_stride(burst)) as u64
@@ -168,7 +170,8 @@ pub(super) struct GraphPoster<'a> {
     cursor: PostingCursor,
 }
 
-/// The graphs for a stretch of consecutive slots. Element 0 is for even laps, element 1 for odd laps.
+/// The graphs for a stretch: consecutive slots whose kernels one graph launches. Element 0 of each array is
+/// for even laps, element 1 for odd laps.
 struct Stretch {
     /// The graphs with a wait and a kernel for each slot. Launched if at least one item is not submitted yet.
     waiting: [GraphExec; 2],
@@ -216,8 +219,8 @@ impl<'a> GraphPoster<'a> {
         };
         let odd = lap_of(cursor.posted, lane.slots() as u32) as usize & 1;
         // SAFETY: the nodes' addresses lie in the lane, which outlives the streams. The dispatcher or
-        // `release_waits` satisfies the waits. `next` posts for a slot only after its previous item was
-        // freed.
+        // `release_waits` satisfies the waits. Every item of the previous lap in these slots is complete,
+        // because `next` posts for a slot only after its previous item was freed.
         unsafe { graphs[odd].launch(&streams[number % streams.len()])? };
         cursor.posted += *items;
         Ok(true)
@@ -237,8 +240,8 @@ fn waiting(lane: &Lane, first: usize, items: usize, odd: u32) -> Result<GraphExe
     for branch in 0..branches {
         let mut last = None;
         for slot in (first + branch..first + items).step_by(branches) {
-            // For an odd lap, wait until the word's lowest bit is set; for an even lap, until it is clear.
-            // `AnyBitClear` ignores the bits that are set in `value`.
+            // For an odd lap, waits until the word's lowest bit is set. For an even lap, waits until that bit
+            // is clear. `AnyBitClear` ignores the bits that are set in `value`: here all bits but the lowest.
             let (value, until) = if odd == 1 { (1, WaitUntil::AnyBit) } else { (!1, WaitUntil::AnyBitClear) };
             let wait = MemoryOperation::Wait { address: word_address(lane, slot as u64), value, until };
             let index = slot as u32;

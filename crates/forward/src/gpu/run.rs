@@ -98,7 +98,7 @@ fn on_streams(
     let clean = !context.control.aborting() && tally.errors.is_empty();
     let stuck = tally.errors.iter().any(|error| matches!(error, Error::Stuck { .. }));
     let ended = feeder.finish(clean, stuck).and_then(|()| match &tick_stream {
-        // A packet function may hold back output until its last `tick`.
+        // Call `tick` a last time, because a packet function may hold back unfinished output until then.
         Some(stream) if !stuck => {
             Ticks::new(lane, stream).last()?;
             wait_until_idle(lane, std::slice::from_ref(stream))

@@ -9,7 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Where packets lie, and whether the GPU processes them in place or pulls them.
+/// Where packets lie, and whether the GPU processes them in place or pulls them into its own memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Memory {
     /// Packets lie in pinned host memory. The GPU processes them in place, over PCIe.
@@ -205,8 +205,8 @@ impl Settings {
     pub(super) fn limits(&self, burst: usize) -> Limits {
         let partial = match self.method {
             Method::Single => return Limits { all: 1, ..Limits::NONE },
-            // One partial burst per block keeps the blocks busy. The dispatching thread can keep up with at
-            // most 16.
+            // Allow one partial burst in flight per block to keep the blocks busy, but at most 16, because
+            // the dispatching thread cannot keep up with more small items.
             Method::Persistent => self.blocks_for(burst).min(16) as u64,
             // Launching takes about a third of an item's time, so four items keep the GPU busy.
             Method::Split => 4,
@@ -238,7 +238,8 @@ impl Settings {
         }
     }
 
-    /// Returns the number of chains of a graph: a power of two, so that all chains have the same length.
+    /// Returns the number of a graph's branches, which are chains of items that run in parallel. It divides
+    /// [`Settings::graph_items_for`], because both are powers of two, so all chains have the same length.
     pub(super) fn graph_branches_for(&self) -> usize {
         let branches = if self.graph_branches == 0 { 4 } else { self.graph_branches as usize };
         branches.next_power_of_two().min(self.graph_items_for())

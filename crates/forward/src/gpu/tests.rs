@@ -167,7 +167,8 @@ fn released_waits_are_not_reported_as_stuck_items() {
         item.complete(0);
         dispatcher.poll().expect("the item is complete").free();
     }
-    // Waits were posted for 10 items, but the source has ended after 6.
+    // Release four waits, because waits and kernels were posted for 10 items, but the source has ended after
+    // 6.
     dispatcher.close();
     ring.release_waits(10);
     assert_eq!(ring.submitted(6), Some(0));
@@ -182,8 +183,8 @@ fn released_waits_are_not_reported_as_stuck_items() {
 fn large_bursts_need_permission_for_shared_memory() {
     use loaded_function::{SharedMemory, fit_shared, shared_bytes};
     const KIB: u32 = 1 << 10;
-    // `most` is the smallest limit for a block of any supported GPU. `declared` is the most that a packet
-    // function can declare.
+    // Bytes of shared memory. `most` is the smallest limit for a block of any supported GPU. `declared` is
+    // the most that a packet function can declare.
     let (most, declared) = (99 * KIB, 48 * KIB);
     assert_eq!(shared_bytes(1024, false), 16 * KIB);
     assert_eq!(shared_bytes(1024, true), 40 * KIB);
@@ -290,7 +291,8 @@ fn every_item_is_posted_for_once() {
             while ring.freed < published || cursor.posted < published {
                 match roll(2 * others + 2) / others.max(1) {
                     0 => ring.submitted = (ring.submitted + roll(9)).min(ring.freed + SLOTS).min(published),
-                    // An item is freed only after it was submitted and its kernel was posted.
+                    // An item is freed only after it was submitted and its kernel was posted, so both counts
+                    // limit `freed`.
                     1 => ring.freed = (ring.freed + roll(9)).min(ring.submitted.min(cursor.posted)),
                     _ => match cursor.next(&ring, stretch, ahead, most) {
                         NextPost::Nothing => {}

@@ -46,7 +46,8 @@ pub(super) fn oldest_in_flight(ring: &Ring) -> Option<u64> {
 /// Measures how long the same item has been the oldest in flight. Reports it as stuck after a time limit.
 pub(super) struct Watchdog {
     limit: Duration,
-    /// The oldest item in flight at the last check, and when it was first found to be the oldest.
+    /// The oldest item in flight at the last check, and the time of the check that first found it the oldest.
+    /// `None` if no item was in flight.
     oldest: Option<(u64, Instant)>,
 }
 

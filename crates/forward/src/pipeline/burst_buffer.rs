@@ -56,7 +56,8 @@ impl BurstBuffer {
         &mut self.packets[self.end..end]
     }
 
-    /// Adds the `count` packets, of this pool, that the caller has written to [`BurstBuffer::free_places`].
+    /// Adds the `count` packets that the caller has written to the first free places. They must be of this
+    /// pool. See [`BurstBuffer::free_places`].
     #[inline]
     pub fn extend(&mut self, count: usize) {
         self.end += count;

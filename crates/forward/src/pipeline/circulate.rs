@@ -109,8 +109,8 @@ pub(crate) struct Circulation {
 }
 
 impl Circulation {
-    /// Creates the dispatching thread's part of a pipeline: from `rx`, through the ring of `dispatcher`, to
-    /// `txs`.
+    /// Creates the dispatching thread's part of a pipeline. Packets from `rx` will pass through
+    /// `dispatcher`'s ring and leave by `txs`.
     pub(crate) fn new(
         rx: Box<dyn Rx>,
         txs: Vec<Box<dyn Tx>>,
@@ -142,7 +142,8 @@ impl Circulation {
             self.tally.errors.push(error);
         }
         let Self { mut rx_stage, tx_stage, mut tally, .. } = self;
-        // Packets are left in the receiving stage only if the run was aborted.
+        // Count packets that are left in the receiving stage as unsent. There are some only if the run was
+        // aborted.
         tally.dropped_unsent += rx_stage.burst.free_all() as u64;
         rx_stage.publish(context.progress);
         tx_stage.publish(context.progress, tally.dropped());

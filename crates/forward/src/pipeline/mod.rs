@@ -92,7 +92,8 @@ impl Default for PipelineSettings {
 pub struct Pipeline {
     /// The receive queue.
     pub rx: Box<dyn Rx>,
-    /// The transmit queues. Packets go to element 0, unless their verdict selects port n.
+    /// The transmit queues. A verdict for port n selects element n. All other forwarded packets go to element
+    /// 0.
     pub txs: Vec<Box<dyn Tx>>,
     /// The pool that buffers come from and return to.
     pub pool: Arc<dyn Pool>,
@@ -124,7 +125,8 @@ pub struct Tally {
     pub tx: Counters,
     /// Packets dropped because the burst ring or the sending port was full.
     pub dropped_overload: u64,
-    /// The part of `dropped_overload` that the sending port refused. The rest found the ring full.
+    /// The part of `dropped_overload` that the sending port refused. The other part was dropped because the
+    /// ring was full.
     pub refused_packets: u64,
     /// Packets dropped by verdict.
     pub dropped_verdict: u64,

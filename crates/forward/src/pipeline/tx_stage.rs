@@ -97,7 +97,7 @@ impl TxStage {
     ) -> inlane_core::Result<usize> {
         let (tx, packets) = (&mut self.txs[port], burst.as_slice());
         // SAFETY: the buffer owns these packets, which are of this queue's pool. The sent packets are removed
-        // from it below.
+        // from the buffer below.
         let sent = unsafe { if as_received { tx.send_as_received(packets) } else { tx.send(packets) } }?;
         burst.release_front(sent);
         Ok(sent)

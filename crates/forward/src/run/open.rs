@@ -72,11 +72,11 @@ pub(super) fn pools(
                 (Memory::Pool, false) => {
                     return Ok(Arc::new(HeapPool::over(gpu.allocate(bytes()?)?, room)?));
                 }
-                // Memory that the GPU's driver allocates has larger pages than memory that is only registered
-                // with it.
+                // Let the GPU's driver allocate the memory, because its pages are larger than those of memory
+                // that is only registered with the driver.
                 (_, false) => return Ok(Arc::new(HeapPool::over(gpu.pinned(bytes()?)?, room)?)),
-                // The pool of mbufs is created below, as for the CPU. `Lane::new` then registers its memory
-                // with the GPU's driver.
+                // Do nothing here: the pool of mbufs is created below, as if the CPU ran the packet function.
+                // DPDK allocates its memory, and `Lane::new` registers that memory with the GPU's driver.
                 (_, true) => {}
             }
         }
@@ -100,10 +100,10 @@ fn mbufs_on_gpu(gpu: &Arc<Gpu>, buffers: usize, room: usize) -> Result<Arc<dyn P
     Ok(MbufPool::over(gpu.allocate(MbufPool::bytes(buffers, room))?, room)?)
 }
 
-/// Drops the process's privileges permanently.
+/// Drops the process's privileges permanently: it continues as an ordinary user without capabilities.
 ///
 /// # Errors
-/// When a step fails. End the process then, because it may have dropped only part of its privileges.
+/// When a step fails. The process must end then, because it may have dropped only part of its privileges.
 pub(super) fn drop_privileges() -> Result<()> {
     inlane_core::privileges::drop_privileges()?;
     Ok(())

@@ -34,7 +34,8 @@ impl Wrappers {
         };
         let capture = config.capture.as_ref().map(|path| Capture::open(path, timestamps, names));
         Ok(Self {
-            // A generator paces itself, because it records when each packet was due.
+            // Put no pacing wrapper around a generator, because it paces itself: it records when each packet
+            // was due.
             rate: config.rate.filter(|_| !receives_from("gen")),
             faults: config.faults.as_deref().map(Faults::parse).transpose()?,
             capture: capture.transpose()?,

@@ -51,7 +51,8 @@ pub struct Flow {
 /// Returns the flows in a state of `flow-count`, in descending order of packets.
 pub fn flows(state: &[u8]) -> Vec<Flow> {
     let table = state.get(offset_of!(State, flows)..).unwrap_or_default();
-    // Tag 0 marks a free place, and tag 1 one that a thread had not finished filling.
+    // List only places with a tag above 1, because tag 0 marks a free place, and tag 1 a place that a thread
+    // had not finished filling.
     let used =
         table.chunks_exact(size_of::<Place>()).filter(|place| u32_at(place, offset_of!(Place, tag)) > 1);
     let mut flows: Vec<Flow> = used.map(flow).collect();

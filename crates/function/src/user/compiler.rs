@@ -96,7 +96,8 @@ impl Compiler {
             .spawn()
             .map_err(failed)?;
         let mut input = child.stdin.take().expect("stdin is piped");
-        // This write fails if the compiler fails early. Its own messages say what is wrong.
+        // If the compiler fails early, it closes its input and this write fails. That is ignored, because the
+        // compiler's own messages say what is wrong.
         let _ = input.write_all(unit.as_bytes());
         drop(input);
         let output = child.wait_with_output().map_err(failed)?;
@@ -112,8 +113,8 @@ impl Compiler {
     }
 }
 
-/// Describes the processor that `-march=native` compiles for. Machines with different processors may share a
-/// cache.
+/// Describes the processor that `-march=native` compiles for. It is part of the key, because machines with
+/// different processors may share a cache directory.
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();

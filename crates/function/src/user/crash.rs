@@ -52,7 +52,7 @@ extern "C" fn handler(signal: c_int) {
     let (message, length) = (MESSAGE.load(Ordering::Acquire), LENGTH.load(Ordering::Relaxed));
     let former =
         SIGNALS.iter().position(|&one| one == signal).map(|index| FORMER[index].load(Ordering::Acquire));
-    // SAFETY: the message is never freed. The former action was stored before this handler.
+    // SAFETY: the message is never freed. The former action was stored before this handler was installed.
     unsafe {
         libc::write(libc::STDERR_FILENO, message.cast(), length);
         libc::sigaction(signal, former.unwrap_or(std::ptr::null_mut()), std::ptr::null_mut());

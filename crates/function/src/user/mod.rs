@@ -145,7 +145,8 @@ fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Libr
     let entry = cache.insert(key);
     compile(entry.path())?;
     let path = entry.commit().map_err(|error| failed(cache.directory(), &error))?;
-    // A temporary cache removes its files when this function returns. A loaded object needs no file.
+    // Load the object before this function returns, because a temporary cache then removes its files. A
+    // loaded object no longer needs its file.
     open(&path)
 }
 

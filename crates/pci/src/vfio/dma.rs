@@ -8,7 +8,8 @@ use std::io;
 
 const PAGE: u64 = 4096;
 
-/// A mapping of memory for a device's DMA. It keeps the memory alive. Dropping it ends the device's access.
+/// A mapping of memory for a device's DMA. The mapping keeps the memory alive. Dropping the mapping ends the
+/// device's access.
 #[derive(Debug)]
 pub struct DmaMapping {
     device: Device,

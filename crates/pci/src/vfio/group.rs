@@ -19,7 +19,8 @@ pub(super) struct Group {
     container: File,
 }
 
-/// The groups that this process has open. The kernel refuses to open one twice, so its devices share it.
+/// The groups that this process has open. The kernel refuses to open a group twice, so devices of the same
+/// group share it.
 static OPEN: Mutex<BTreeMap<PathBuf, Weak<Group>>> = Mutex::new(BTreeMap::new());
 
 impl Group {

@@ -106,7 +106,7 @@ impl Interrupts {
 
 impl Drop for Interrupts {
     fn drop(&mut self) {
-        // The kernel disables the interrupts anyway when the device is closed.
+        // Ignore an error, because the kernel disables the interrupts anyway when the device is closed.
         let _ = set(&self.device, self.kind, &[]);
     }
 }

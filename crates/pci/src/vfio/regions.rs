@@ -14,7 +14,7 @@ pub struct BarRegion {
     pub offset: u64,
     /// The length in bytes; 0 if the BAR is not implemented.
     pub size_bytes: u64,
-    /// The ranges of the BAR that the kernel allows to map. It may exclude the MSI-X table.
+    /// The ranges of the BAR that the kernel allows to map. The kernel may exclude the MSI-X table.
     pub mappable: Vec<Range<u64>>,
 }
 
@@ -33,7 +33,8 @@ impl BarRegion {
 
 /// Queries VFIO's region `index` of a device: 0 to 5 are the BARs, 7 is the configuration space.
 pub(super) fn query(device: BorrowedFd<'_>, index: u32) -> io::Result<BarRegion> {
-    // 8-byte words align the kernel's structure. There is room for the capability chain.
+    // Allocate 8-byte words, because the kernel's structure must be aligned. The buffer also has room for the
+    // capability chain.
     let mut words = vec![0u64; 512];
     let argsz = (words.len() * 8) as u32;
     let wanted = sys::RegionInfo { argsz, index, ..Default::default() };

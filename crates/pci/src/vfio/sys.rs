@@ -91,12 +91,13 @@ pub struct DmaUnmap {
     pub size: u64,
 }
 
-/// Sends a VFIO request to the kernel by ioctl. Its argument is a pointer or a number.
+/// Sends a VFIO request to the kernel by ioctl. The request's argument is a pointer or a number.
 ///
 /// # Safety
-/// `argument` must be what `request` takes. If it is a pointer, the kernel reads and writes the memory there.
+/// `argument` must be what `request` takes. If `argument` is a pointer, the kernel reads and writes the
+/// memory there.
 pub unsafe fn ioctl(file: BorrowedFd<'_>, request: u32, argument: usize) -> io::Result<i32> {
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller promises that `argument` is what `request` takes.
     match unsafe { libc::ioctl(file.as_raw_fd(), request as _, argument) } {
         -1 => Err(io::Error::last_os_error()),
         value => Ok(value),

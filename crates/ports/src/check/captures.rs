@@ -1,6 +1,6 @@
-//! Compares a written capture with the capture that was read.
-//!
-//! It must have the same packets in order, as the packet function changes them, with the same timestamps.
+//! Compares a written capture with the capture that was read. The written capture must
+//! contain every packet that was read, in the same order. Each packet must keep its timestamp and its length
+//! on the wire, and have the bytes that the packet function makes of it.
 
 use super::reference::ReferenceFunction;
 use crate::pcap::reader::{CaptureReader, Resolution};
@@ -106,7 +106,8 @@ fn compare_rest(
         verification.checked += found.is_some() as u64;
     }
     let missing: u64 = missing.values().map(|positions| positions.len() as u64).sum();
-    // An altered packet was not found in its expected form, but it is not lost.
+    // Subtract the altered packets from the missing ones, because an altered packet was not found in its
+    // expected form, but is not lost.
     verification.lost = missing.saturating_sub(verification.altered);
     Ok(())
 }

@@ -15,9 +15,10 @@ pub struct ExpectedPackets {
     reference: Box<dyn ReferenceFunction>,
     /// The number of the checker's port in verdicts.
     number: u16,
-    /// The expected packets, ordered by flow and then by size. Empty if templates cannot be used.
+    /// The expected packet of each flow and size, ordered by flow and then by size. Empty if the checker must
+    /// build each packet to compare it.
     templates: Vec<Template>,
-    /// True for packets that must not arrive at this checker. Ordered like `templates`.
+    /// For each flow and size: true if the packet must not arrive at this checker. Ordered like `templates`.
     dropped: Vec<bool>,
 }
 
@@ -26,7 +27,8 @@ pub struct ExpectedPackets {
 pub enum Classification {
     /// An expected packet with the right content.
     Correct(Stamp),
-    /// A packet of the generator with an intact stamp. Its content is wrong, or it must not arrive here.
+    /// A packet of the generator with wrong content, or a packet that must not arrive here. Its stamp is
+    /// intact.
     Altered(Stamp),
     /// A packet of the generator with a damaged stamp.
     Unidentified,
@@ -59,8 +61,10 @@ impl ExpectedPackets {
                 );
             }
         }
-        // A packet without stamp or with a wrong checksum has no template. Use templates only if every packet
-        // has one.
+        // `Template::of` refuses some packets, such as those that the function leaves with a wrong checksum.
+        // Use templates only if all expected packets have one. A template is made from one packet of a flow
+        // and size. So use none either if the function's result depends on the payload, which differs between
+        // packets.
         if templates.len() == cases && !expectation.reference.depends_on_payload() {
             expectation.templates = templates;
         }
@@ -91,7 +95,8 @@ impl ExpectedPackets {
         self.dropped[stamp.flow as usize * self.traffic.sizes.len() + size]
     }
 
-    /// Returns the packet as the function must leave it, and the verdict that the function must give.
+    /// Returns the packet with this stamp as the function must leave it, and the verdict that the function
+    /// must give.
     fn frame(&self, stamp: Stamp) -> (Vec<u8>, ExpectedVerdict) {
         let size = self.traffic.sizes[self.traffic.size_index(stamp.sequence)];
         let mut frame = self.traffic.frame(size, stamp, &self.body);
@@ -121,8 +126,8 @@ impl ExpectedPackets {
             return Classification::Foreign;
         }
         let layers = layers.ok().flatten();
-        // Links pad short frames, so look for a stamp at the end of the IP packet. Its length may be damaged,
-        // so look at the frame's end too.
+        // Look for a stamp where the IP header says that the packet ends, because links pad short frames.
+        // Also look at the end of the frame, because the length in the IP header may be damaged.
         let end = layers.map_or(bytes.len(), |layers| layers.end);
         for end in [end, bytes.len()] {
             if let Some(found) = self.compare(&bytes[..end], bytes.len()) {
@@ -147,8 +152,8 @@ impl ExpectedPackets {
         if expected == bytes && verdict.arrives_at(self.number) && !wrongly_padded {
             return Some(Classification::Correct(stamp));
         }
-        // The CRC covers the payload. Damaged headers do not tell where the payload starts, so try all
-        // possible starts.
+        // A stamp is intact if its CRC is right. The CRC covers the payload, whose start is uncertain if the
+        // headers are damaged, so all possible starts are tried.
         let intact = self.payload_starts(bytes).any(|start| bytes.get(start..).is_some_and(stamp::crc_ok));
         intact.then_some(Classification::Altered(stamp))
     }

@@ -171,7 +171,8 @@ impl Port for Checker {
         Some(Verification {
             method: self.expectation.method(),
             // Leave the number out if the generator runs in another process, because it is then uncertain.
-            // Leave 0 out too, because the check would pass.
+            // Also leave it out if the generator sent nothing, because 0 expected packets would let the check
+            // pass.
             expected: self.sent.as_ref().filter(|sent| sent.total() > 0).map(|_| expected),
             checked: arrived + findings.counts.duplicated,
             lost: expected.saturating_sub(arrived),
@@ -182,7 +183,7 @@ impl Port for Checker {
     }
 
     fn latency(&self) -> Option<LatencyHistogram> {
-        // A generator in another process has another clock.
+        // Return no latency if the generator runs in another process, because it then has another clock.
         self.sent.as_ref()?;
         Some(self.findings().latency.clone())
     }
@@ -227,7 +228,7 @@ impl CheckerTx {
             }
             Classification::Altered(stamp) => {
                 self.found.altered += 1;
-                // Only expected packets can be lost or duplicated.
+                // Record only expected packets, because other packets cannot be lost or duplicated.
                 if !self.expectation.is_dropped(stamp) {
                     self.tracker.record(stamp.flow, stamp.sequence);
                 }

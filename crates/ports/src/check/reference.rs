@@ -80,7 +80,8 @@ impl ReferenceFunction for Simple {
 }
 
 fn macswap(frame: &mut [u8]) -> ExpectedVerdict {
-    // Frames of 12 and 13 bytes have two addresses, but no whole Ethernet header.
+    // Frames of 12 and 13 bytes have two addresses and no ethertype. So the addresses are swapped without
+    // reading a whole Ethernet header.
     if let Some((destination, rest)) = frame.split_first_chunk_mut::<6>()
         && let Some(source) = rest.first_chunk_mut::<6>()
     {
@@ -279,8 +280,9 @@ impl Condition {
             Condition::Protocol(wanted) => layers.is_some_and(|layers| layers.protocol == *wanted),
             Condition::Ports { protocol, source, first, last } => tuple.is_some_and(|tuple| {
                 let port = if *source { tuple.source_port } else { tuple.destination_port };
-                // Later fragments have no ports. The first fragment of an IPv6 datagram matches, but that of
-                // an IPv4 datagram does not, as in the packet function.
+                // A rule with ports matches no later fragment, because later fragments have no ports. It
+                // matches the first fragment of an IPv6 datagram, but not that of an IPv4 datagram, because
+                // the packet function does the same.
                 tuple.protocol == *protocol && !is_fragment(frame, layers) && (*first..=*last).contains(&port)
             }),
             Condition::Net { source, address, prefix } => tuple.is_some_and(|tuple| {

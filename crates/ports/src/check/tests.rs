@@ -24,8 +24,8 @@ fn test_run(text: &str, function: &str) -> TestRun {
 }
 
 impl TestRun {
-    /// Moves `bursts` bursts of 32 packets from the generator to the checker. `work` may change them in
-    /// between.
+    /// Moves `bursts` bursts of 32 packets from the generator to the checker. `work` may change, add and
+    /// remove packets in between.
     fn run(
         mut self,
         bursts: usize,

@@ -79,8 +79,8 @@ fn flows_of(flows: u32, queue: u32, queues: u32) -> u32 {
 }
 
 impl Generator {
-    /// Opens the generator that `text` specifies (see [`Traffic::parse`]). The checker must use the same
-    /// `clock`.
+    /// Opens the generator that `text` specifies (see [`Traffic::parse`]). Due times are those of `clock`,
+    /// which the checker must use too.
     ///
     /// # Errors
     /// As for [`Traffic::parse`].
@@ -170,7 +170,7 @@ impl Generator {
 /// Checks that the CPU maps the memory of `pool`.
 ///
 /// # Errors
-/// If it does not. The error names `port`.
+/// If the CPU does not map the memory. The error names `port`.
 pub(crate) fn require_cpu_memory(port: &str, pool: &Arc<dyn Pool>) -> Result<()> {
     let location = pool.region().location();
     if location.is_cpu_memory() {
@@ -285,7 +285,8 @@ unsafe impl Rx for GeneratorRx {
                 }
                 schedule.advance(length as usize);
             }
-            // `Template::write` needs HEADER_ROOM bytes even for a shorter packet.
+            // Reserve at least HEADER_ROOM bytes, because `Template::write` needs them even for a shorter
+            // packet. The true length is set below.
             packet.length = (HEADER_ROOM as u32).max(length);
             let stamp =
                 Stamp { flow: self.first_flow + self.turn * self.stride, sequence: self.sequence, due_ns };

@@ -5,8 +5,8 @@ use super::traffic::{checksum_and_payload, transport_checksum};
 use inlane_wire::checksum::Sum;
 use inlane_wire::{Layers, ethernet, ipv4, ipv6};
 
-/// The longest headers in bytes. The generator always copies this many bytes, because a copy of constant
-/// length is fast.
+/// The longest headers in bytes that a template can hold. The generator always copies this many bytes,
+/// because a copy of constant length is fast.
 pub const HEADER_ROOM: usize = 112;
 
 /// The constant part of a flow's packets of one size: headers, and checksums of all bytes but the stamp.
@@ -119,7 +119,8 @@ impl Template {
             return false;
         }
         let stamp_at = bytes.len() - stamp::BYTES;
-        // The CRC of the known body is faster than that of `bytes`, and the bodies are compared below.
+        // Use the CRC of the known body instead of computing that of `bytes`, because this is faster. It is
+        // correct because the bodies are compared below.
         let stamp = stamp.to_bytes(self.body_crc);
         bytes[..at] == self.header[..at]
             && bytes[at..at + 2] == self.checksum(&stamp)

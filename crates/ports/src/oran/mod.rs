@@ -142,9 +142,11 @@ struct RadioRx {
 }
 
 impl RadioRx {
-    /// Returns the position of the next packet to send. Skips lost packets, and positions beyond the end.
+    /// Returns the position of the next packet to send. Skips packets that are lost on purpose, and positions
+    /// of the last block that lie beyond the end.
     ///
-    /// Returns `None` at the end, or after [`MAX_SKIPPED`] skipped positions.
+    /// Returns `None` at the end. Also returns `None` after [`MAX_SKIPPED`] skipped positions, so that a call
+    /// takes bounded time even if most packets are lost.
     fn position(&mut self) -> Option<u64> {
         let shuffle = self.plan.shuffle as u64;
         for _ in 0..MAX_SKIPPED {

@@ -13,7 +13,8 @@ use inlane_core::units::{Rate, parse_rate};
 use inlane_wire::oran::{self, PRB, SECTION, SYMBOLS, Section};
 use inlane_wire::{Mac, ecpri, ethernet};
 
-/// The size in bytes of the table of random samples. Each symbol begins at another offset.
+/// The size in bytes of the table of random samples. The samples of each symbol begin at another offset of
+/// the table.
 const TABLE: usize = 1 << 16;
 /// The largest number of PRBs in a symbol: a PRB's number has 10 bits.
 const MAX_PRBS: u64 = 1024;

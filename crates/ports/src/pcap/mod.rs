@@ -2,11 +2,11 @@
 //! writes a capture.
 //!
 //! Each packet carries its capture time and its length on the wire as
-//! [`PacketMeta`](inlane_core::packet::PacketMeta). A source reads its input from front to back, so it may be
-//! a pipe (`pcap:-`). A file is scanned beforehand for its longest packet and its resolution.
+//! [`PacketMeta`](inlane_core::packet::PacketMeta). A source reads its input from front to back, so the input
+//! may be a pipe (`pcap:-`). A file is scanned beforehand for its longest packet and its resolution.
 //!
-//! While the other end of a pipe pauses, a source returns no packets, and a sink accepts none. Neither
-//! blocks.
+//! Neither port blocks on a pipe: while the other end pauses, a source returns no packets, and a sink accepts
+//! none.
 
 mod file;
 mod output;

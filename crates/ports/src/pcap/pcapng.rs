@@ -60,7 +60,8 @@ impl CaptureReader {
                 let interface = Interface {
                     link: description.linktype.0,
                     units_per_second: units_per_second(description.if_tsresol),
-                    // pcap-parser always reads `if_tsoffset` as little-endian.
+                    // Swap the bytes of `if_tsoffset` in a big-endian section, because pcap-parser always
+                    // reads it as little-endian.
                     offset_seconds: match big_endian {
                         true => description.if_tsoffset.swap_bytes(),
                         false => description.if_tsoffset,

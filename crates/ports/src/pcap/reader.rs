@@ -136,7 +136,7 @@ impl CaptureReader {
         match &mut self.format {
             Format::Unknown => {}
             Format::Classic { .. } => {
-                // The header was read in the first lap.
+                // Skip the header's bytes, because the header was read in the first lap.
                 self.fill(CLASSIC_HEADER)?;
                 self.skip(CLASSIC_HEADER.min(self.end));
             }
@@ -179,7 +179,7 @@ impl CaptureReader {
     }
 
     /// Reads the header, unless it was read already. Returns false while the input [waits](Self::waiting) for
-    /// it.
+    /// the rest of the header.
     ///
     /// # Errors
     /// If the input is not a capture, or a classic capture of a link other than Ethernet.

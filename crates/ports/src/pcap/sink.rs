@@ -257,7 +257,7 @@ impl QueueWriter {
     /// being dropped.
     fn flush_at_end(&self) {
         let Ok(mut writer) = self.lock() else { return };
-        // A broken capture has already returned its error.
+        // Skip a broken capture, because it has already returned its error, which would be logged twice.
         if writer.has_begun()
             && !writer.is_broken()
             && let Err(error) = writer.flush()

@@ -133,7 +133,8 @@ struct Pipe {
 
 impl Read for Pipe {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        // Before a writer opens a named pipe, a read returns 0, as at the end of the input.
+        // Polls first, because reading a named pipe that no writer has opened yet would look like the end of
+        // the input.
         if poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&Timespec::default()))? == 0 {
             return Err(ErrorKind::WouldBlock.into());
         }
@@ -344,7 +345,7 @@ unsafe impl Rx for CaptureRx {
                 self.ended = true;
                 Err(error)
             }
-            // The next call returns the error.
+            // Return the packets that were read before the error. The next call returns the error.
             pending => {
                 self.pending_error = pending;
                 Ok(filled)

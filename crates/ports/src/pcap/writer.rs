@@ -360,7 +360,8 @@ fn cause(error: &std::io::Error) -> String {
 
 impl Drop for CaptureWriter {
     fn drop(&mut self) {
-        // `drop` cannot return an error. Callers that need it call `finish` before.
+        // Write the buffered packets as far as the output accepts them now. Only log an error, because `drop`
+        // cannot return one. Callers that need the error call `finish` before.
         if self.begun
             && self.broken.is_none()
             && let Err(error) = self.finish(&mut || false)

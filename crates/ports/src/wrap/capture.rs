@@ -56,8 +56,8 @@ struct CapturedTx {
 unsafe impl Tx for CapturedTx {
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         let Self { inner, writer } = self;
-        // SAFETY: the caller holds the packets, which are from this queue's pool. The inner queue frees or
-        // keeps only packets that it counts.
+        // SAFETY: the caller holds the packets, and they are from this queue's pool. The inner queue frees or
+        // keeps only packets that it counts as sent.
         unsafe { writer.write_sent(packets, |packets| inner.send(packets)) }
     }
 

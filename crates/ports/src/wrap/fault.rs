@@ -154,10 +154,11 @@ struct FaultyLink {
     /// The time in nanoseconds at which the current run of dropped packets ends at the latest.
     run_until_ns: u64,
     /// How many packets have become ready, without copies and reordered packets. A reordered packet becomes
-    /// ready when this reaches its `behind`.
+    /// ready when this number reaches its `behind`.
     passed: u64,
     reordered: VecDeque<Reordered>,
-    /// Delayed packets with their due times, the earliest first. All delays are equal.
+    /// Delayed packets with their due times, the earliest first. Packets arrive in this order because all
+    /// delays are equal.
     delayed: VecDeque<(u64, Packet)>,
     ready: VecDeque<Packet>,
     /// The largest number of reordered and delayed packets that may be held at once.
@@ -193,8 +194,8 @@ impl FaultyLink {
         })
     }
 
-    /// Returns true with `probability`. Always takes a random number, so faults do not change each other's
-    /// sequence.
+    /// Returns true with `probability`. Takes a random number even if `probability` is 0, so changing the
+    /// probability of one fault does not change which packets the other faults hit.
     fn happens(&mut self, probability: f64) -> bool {
         (mix(&mut self.random) >> 11) as f64 / (1u64 << 53) as f64 <= probability && probability > 0.0
     }

@@ -42,7 +42,7 @@ fn with_ceiling(mut outcome: RunOutcome, packets_per_second: f64) -> RunOutcome 
     outcome
 }
 
-/// Asserts that the text begins with the first of `words` and contains the others.
+/// Asserts that the text that names the run's limit begins with the first of `words` and contains the others.
 fn assert_limit(config: &Config, outcome: &RunOutcome, words: &[&str]) {
     let said = limit(config, outcome).unwrap();
     assert!(said.starts_with(words[0]), "{said}");
@@ -181,7 +181,8 @@ fn a_real_run_names_its_limit() {
     slow.duration = Some(Duration::from_millis(200));
     let outcome = crate::run::run(&slow, &Default::default(), &mut |_, _| ()).unwrap();
     assert!(outcome.time_shares[0].busy < 0.5, "{:?}", outcome.time_shares);
-    // Other jobs on this machine can make the processors the limit.
+    // Accept the processors as the limit too, because other jobs may use this machine. On an idle machine the
+    // workers are the limit.
     let said = limit(&slow, &outcome).unwrap();
     assert!(said.starts_with("workers: ") || said.starts_with("processors: "), "{said}");
 }

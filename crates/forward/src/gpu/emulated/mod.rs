@@ -102,7 +102,8 @@ fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
     (0..count).map(load).collect()
 }
 
-/// The size of a buffer. It is odd, so that packets begin at any address and share 16-byte chunks.
+/// The size of a buffer. It is odd, so that packets begin at any address and share 16-byte chunks with their
+/// neighbours.
 const ROOM: usize = 331;
 /// The number of bytes before and after all buffers. They must stay unchanged.
 const EDGE: usize = 32;
@@ -116,7 +117,8 @@ struct Shape {
     slots: usize,
     threads: u32,
     blocks: u32,
-    /// The number of bytes of each packet that the kernel pulls. 0: packets are processed in place.
+    /// The number of bytes at the front of each packet that the kernel copies into GPU memory (pulls)
+    /// before it processes the packet. 0: packets are processed in place.
     pull: u32,
     /// The length of the longest packet in bytes.
     longest: usize,
@@ -157,7 +159,7 @@ impl RandomNumbers {
 /// # Safety
 /// The bytes are valid, and nothing writes them while the result is used.
 unsafe fn bytes<'a>(address: u64, count: usize) -> &'a [u8] {
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller promises that the `count` bytes are valid and that nothing writes them.
     unsafe { std::slice::from_raw_parts(address as *const u8, count) }
 }
 

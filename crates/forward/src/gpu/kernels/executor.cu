@@ -11,14 +11,14 @@
 //   inlane_tick         calls the function's `tick`
 //
 // Memory order: one thread acquires the item's word at system scope. After a barrier, all threads read the
-// item and write their results. After a second barrier, one thread releases the completed word at system
-// scope. Descriptors of small bursts are read together with the word. A descriptor whose lap differs from the
-// word's is stale (core's ring/protocol.rs).
+// item and write their results. After a second barrier, one thread stores the word that completes the item,
+// with release semantics at system scope. Descriptors of small bursts are read together with the word. A
+// descriptor whose lap differs from the word's is stale (core's ring/protocol.rs).
 
 #include "system.cuh"
 
-// One pipeline's ring, buffers and settings. lane.rs has the same struct, and appends assertions of the
-// layout.
+// One pipeline's ring, buffers and settings. lane.rs has the same struct. Assertions appended to this text
+// make compilation fail if the layouts differ.
 struct inlane_lane {
     const uint8_t *submit;         // the ring's submission half, in pinned memory; the host writes it
     uint8_t *complete;             // the ring's completion half, in pinned memory; kernels write it
@@ -162,7 +162,7 @@ __device__ void write_back(const inlane_lane &lane, const slot &at, uint32_t cou
         if (begin == chunk * 16 && stop == chunk * 16 + 16) {
             *reinterpret_cast<uint4 *>(from.host + chunk * 16) = value;
         } else {
-            // Other bytes of this chunk may belong to other packets.
+            // Other bytes of this chunk may belong to other packets, so only this packet's bytes are written.
             for (uint32_t byte = begin; byte < stop; byte++) from.host[byte] = stage[byte];
         }
     }
@@ -184,8 +184,8 @@ __device__ __forceinline__ uint64_t time_of_item(const inlane_lane &lane) {
     return lane.work_ns ? now_ns() : 0;
 }
 
-// Completes an item: stores its completed word. All threads of the block call it. Afterwards the slot may be
-// reused, so no thread may access the item.
+// Completes an item: stores the word by which the host sees that the item is complete. All threads of the
+// block call it. Afterwards the slot may be reused, so no thread may access the item.
 __device__ __forceinline__ void complete(const inlane_lane &lane, const slot &at, uint32_t count, uint64_t begun_ns, uint32_t info) {
     if (lane.work_ns) {
         uint64_t until = begun_ns + static_cast<uint64_t>(lane.work_ns) * ((count + blockDim.x - 1) / blockDim.x);
@@ -314,7 +314,8 @@ __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot
             uint64_t word = __shfl_sync(ALL, found.low, ITEM);
             if (comes_with_word(lane) && me - 1 < min(static_cast<uint32_t>(word >> 32), lane.burst)) {
                 uint4 descriptor = make_uint4(found.low, found.low >> 32, found.high, found.high >> 32);
-                // A descriptor whose lap differs from the word's is older than the word.
+                // Read the descriptor again if its lap differs from the word's, because it is then older than
+                // the word.
                 if (descriptor.w != at.lap || at.lap == 0) descriptor = load16(place);
                 given[me - 1] = descriptor;
             }
@@ -374,8 +375,8 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_pers
 // whose slot has no packets ends: such a launch only sets up a stream, or the host released the waits.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_items(const __grid_constant__ inlane_lane lane, uint64_t position, uint32_t most) {
     slot at = slot_of(lane, position + blockIdx.x);
-    // Word and descriptors were written before the kernel began, so load the descriptors without waiting for
-    // the word. No item has more than `most` packets.
+    // The host wrote the word and the descriptors before the kernel began. So do not wait for the word's
+    // packet count, but load `most` descriptors, which is the most that an item has.
     uint64_t word = inlane_system::load_acquire(at.submit);
     const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
     for (uint32_t i = threadIdx.x; i < most; i += blockDim.x) inlane_shared[i] = inlane_system::load16(entries + i * 16);

@@ -104,7 +104,8 @@ fn a_block_with_a_wrong_length_is_damage() {
         let second = ng.bytes.len();
         ng.packet(0, 0, 60, &[2; 60]);
         let end = ng.bytes.len();
-        // With a third packet, a too large length of the second one stays inside the file.
+        // Add a third packet, because a too large length of the second packet would otherwise reach beyond
+        // the end of the file, which is another error.
         ng.packet(0, 0, 60, &[3; 60]);
         let length = (end - second) as u32;
         for (first, last, said) in [
@@ -126,7 +127,8 @@ fn a_block_with_a_wrong_length_is_damage() {
                 "{first} {last}: {error}"
             );
         }
-        // The two lengths of this section header differ.
+        // A section header whose two lengths differ must be reported like a packet block whose lengths
+        // differ.
         let mut bytes = ng.bytes.clone();
         bytes[24..28].copy_from_slice(&ng.word(32));
         assert!(read(&bytes).unwrap_err().1.contains("two lengths differ: 28 and 32"));
