@@ -26,7 +26,8 @@ pub struct Keepalive {
 }
 
 impl Default for Keepalive {
-    /// Returns the usual settings: a probe after two idle hours, then one each 75 seconds, nine at most.
+    /// Returns the keepalive settings of most systems: the first probe after two idle hours, then one probe
+    /// every 75 seconds, and at most nine probes.
     fn default() -> Self {
         Self { idle: 7200 * SECOND, interval: 75 * SECOND, probes: 9 }
     }
@@ -39,10 +40,11 @@ pub struct Config {
     pub send_capacity: u32,
     /// The size of the application's receive buffer in bytes.
     pub receive_capacity: u32,
-    /// The greatest payload of a segment without options, in bytes: the MTU less the IP and TCP headers. It
-    /// is also the value of the MSS option.
+    /// The greatest payload, in bytes, of a segment without options that the interface carries: the MTU less
+    /// the IP header and the 20 bytes of the TCP header. It is also the value of the MSS option.
     pub mss: u16,
-    /// The segment payload after a black hole was detected, in bytes (RFC 8899, BASE_PLPMTU).
+    /// The segment payload in bytes that is used after a black hole was detected. Every path is expected to
+    /// carry it (RFC 8899, BASE_PLPMTU).
     pub base_mss: u16,
     /// The greatest payload of one [`crate::Transmit`], in bytes. A value of at most `mss` disables
     /// segmentation offload.
@@ -63,7 +65,8 @@ pub struct Config {
     pub min_rto: u64,
     /// The greatest retransmission timeout, and the greatest time between window probes, in nanoseconds.
     pub max_rto: u64,
-    /// The longest delay of an acknowledgment, in nanoseconds: less than 500 ms (RFC 9293, section 3.8.6.3).
+    /// How long an acknowledgment may be delayed, in nanoseconds. RFC 9293, section 3.8.6.3, demands less
+    /// than 500 ms.
     pub delayed_ack: u64,
     /// The number of SYN retransmissions after which a connection attempt fails.
     pub syn_retries: u8,
@@ -74,7 +77,8 @@ pub struct Config {
     pub user_timeout: Option<u64>,
     /// How to probe the peer while the connection is idle. `None` for no probes.
     pub keepalive: Option<Keepalive>,
-    /// True to send small segments at once. False to use Nagle's algorithm.
+    /// True to send small segments at once. False to use Nagle's algorithm: a small segment waits while an
+    /// earlier small one is unacknowledged.
     pub no_delay: bool,
     /// How long a connection that the application has closed waits in FIN-WAIT-2 for the peer's FIN, in
     /// nanoseconds.
@@ -140,7 +144,8 @@ impl Config {
         range("delayed_ack", self.delayed_ack, 0, 500 * MILLISECOND)
     }
 
-    /// Returns the least window scale that expresses the whole receive buffer in 16 bits.
+    /// Returns the window scale for the receive buffer: the least shift with which the 16-bit window field
+    /// can express the whole buffer.
     pub(crate) fn window_scale(&self) -> u8 {
         if !self.window_scaling {
             return 0;

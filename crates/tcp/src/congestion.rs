@@ -35,7 +35,8 @@ pub struct Ack {
     pub una: Sequence,
     /// SND.NXT after this acknowledgment: the sequence number of the next new byte.
     pub next: Sequence,
-    /// True if the window limits what is sent. If false, the window does not grow (RFC 7661).
+    /// True if the window limits what is sent. Otherwise the window does not grow (RFC 9293, section 3.8.2;
+    /// RFC 7661).
     pub limited: bool,
 }
 
@@ -113,8 +114,8 @@ impl Congestion {
         self.hystart = HyStart::default();
     }
 
-    /// Reduces the window to one segment after a retransmission timeout. `first` is false if the same loss
-    /// has already reduced the threshold.
+    /// Reduces the window to one segment after a retransmission timeout. If `first` is set, also reduces the
+    /// threshold. `first` is false if the same loss has already reduced the threshold.
     pub fn on_timeout(&mut self, mss: u32, first: bool) {
         if first {
             self.on_congestion(mss);
@@ -122,7 +123,8 @@ impl Congestion {
         self.window = mss as u64;
     }
 
-    /// Reduces the outdated window to at most `initial` bytes after an idle period (RFC 5681, section 4.1).
+    /// Reduces the window to at most `initial` bytes after an idle period, because its value is outdated (RFC
+    /// 5681, section 4.1).
     pub fn on_idle(&mut self, initial: u64) {
         if self.window > initial {
             self.threshold = self.threshold.max(self.window / 4 * 3);
@@ -139,8 +141,8 @@ struct Cubic {
     w_max: f64,
     /// The time that the cubic function needs to reach `w_max` again, in seconds.
     k: f64,
-    /// When CUBIC's current growth began, in nanoseconds. `None` from a reduction until the next
-    /// acknowledgment.
+    /// The time at which CUBIC's current growth of the window began, in nanoseconds. `None` from a reduction
+    /// until the next acknowledgment.
     epoch: Option<u64>,
     /// W_est of RFC 9438: the window that Reno would have now, in bytes.
     w_est: f64,
@@ -154,8 +156,8 @@ impl Cubic {
         self.epoch = None;
     }
 
-    /// Excludes the time since the last acknowledgment from CUBIC's growth, because the window was not used
-    /// up.
+    /// Excludes the time since the last acknowledgment from CUBIC's growth, because the sender did not use
+    /// its whole window.
     fn pause(&mut self, now: u64) {
         if let Some(epoch) = &mut self.epoch {
             *epoch += now.saturating_sub(self.last_ack);

@@ -1,8 +1,8 @@
 //! A TCP connection as a state machine without I/O (RFC 9293).
 //!
-//! Segments and times go in; segments and events come out. The data stays in rings that an application
-//! shares with its engine. A received payload is copied once. A segment to send is a range of indices.
-//! Segments cause no allocation.
+//! Segments and times go in; segments and events come out. The data stays in rings that an application shares
+//! with its engine. A received payload is copied once. A segment to send is a range of indices. The crate
+//! opens no socket, reads no clock, and allocates no memory for a segment.
 //!
 //! ```
 //! use inlane_tcp::{Config, Connection, Secrets, Flow};
@@ -19,19 +19,20 @@
 //!
 //! # Use
 //!
-//! * [`Connection::connect`] opens a connection. A [`Listener`] accepts connections.
+//! * [`Connection::connect`] opens a connection. A [`Listener`] accepts connections: it holds half-open
+//!   connections in a SYN queue.
 //! * Hand each received segment to [`Connection::on_segment`]. Call [`Connection::on_timer`] when
 //!   [`Connection::next_deadline`] has passed. After each of these calls, and after each change by the
 //!   application, call [`Connection::poll_transmit`] until it returns `None`.
-//! * Publish the application's indices with [`Connection::set_written`] and [`Connection::set_consumed`],
-//!   which check them. [`Connection::acknowledged`] and [`Connection::received`] return the indices for the
-//!   application.
+//! * Publish the application's indices with [`Connection::set_written`] and [`Connection::set_consumed`].
+//!   These functions check the indices, because the application may be hostile. [`Connection::acknowledged`]
+//!   and [`Connection::received`] return the indices for the application.
 //! * When the state is [`State::TimeWait`], replace the connection by the smaller [`TimeWait`].
 //!
 //! # Time and indices
 //!
-//! Times are nanoseconds since any fixed moment, as `u64`. They must not decrease. Indices of the rings
-//! count bytes from 0, as `u64`, and never wrap.
+//! Times are nanoseconds since any fixed moment, as `u64`. They must not decrease. Indices of the rings count
+//! bytes from 0, as `u64`, and never wrap.
 //!
 //! # What is implemented
 //!
@@ -49,7 +50,7 @@
 //! | path MTU: ICMP, black holes, probing | RFC 1191, 8201, 8899 |
 //! | TIME-WAIT | RFC 9293, 6191, 1337 |
 //!
-//! Segments are not paced.
+//! Segments are not paced: a window that opens is used at once.
 //!
 //! Urgent data is delivered inline, as if URG were not set.
 

@@ -1,4 +1,5 @@
-//! A listener: the SYN queue of half-open connections, SYN cookies (RFC 4987), and the accept queue.
+//! A listener: the SYN queue of half-open connections, SYN cookies for when this queue is full (RFC 4987),
+//! and the accept queue.
 
 use crate::config::{Config, EcnMode};
 use crate::options::{Options, Timestamps};
@@ -69,20 +70,20 @@ struct HalfOpen {
     deadline: u64,
 }
 
-/// A listening socket. `C` identifies a connection in the accept queue.
+/// A listening socket. `C` is the type by which the engine identifies a connection in the accept queue.
 #[derive(Debug)]
 pub struct Listener<C> {
     config: Config,
     secrets: Secrets,
     half_open: HashMap<Flow, HalfOpen>,
-    /// Deadlines of half-open connections, one queue per number of retransmissions. Each queue is sorted,
-    /// because its timeouts are equal. An entry is outdated if its half-open connection is gone or has
-    /// another deadline.
+    /// Deadlines of half-open connections: one queue for each number of retransmissions. The entries of a
+    /// queue have the same timeout, so the queue is sorted by deadline. An entry is outdated if its half-open
+    /// connection is gone or has another deadline.
     deadlines: [VecDeque<(u64, Flow)>; RETRIES + 1],
     accepted: VecDeque<C>,
     backlog: usize,
-    /// When all sent cookies have expired, in nanoseconds. Until then, an unknown peer's acknowledgment may
-    /// hold one.
+    /// When all sent cookies have expired, in nanoseconds. Until then, an acknowledgment from an unknown peer
+    /// may hold a valid cookie.
     cookies_until: u64,
     counters: ListenerCounters,
 }
@@ -193,8 +194,8 @@ impl<C> Listener<C> {
             return Verdict::Reply(self.cookie_reply(now, flow, &handshake));
         }
         if let Some(previous) = previous {
-            // Exceed the old connection's numbers by more than a window of 65,535 bytes, because old segments
-            // may still arrive (RFC 6191).
+            // Raise the initial sequence number above the old connection's numbers by more than a window of
+            // 65,535 bytes, because old segments may still arrive (RFC 6191).
             let least = previous.sequence().wrapping_add(u16::MAX as u32 + 2);
             if before(handshake.sequence, least) {
                 handshake.sequence = least;
@@ -272,8 +273,8 @@ impl<C> Listener<C> {
             sequence: handshake.sequence,
             acknowledgment: handshake.peer_sequence.wrapping_add(1),
             window: self.config.receive_capacity.min(u16::MAX as u32) as u16,
-            // RFC 3168, section 6.1.1.1: a retransmission does not use ECN, because a middlebox may drop such
-            // SYN,ACKs.
+            // RFC 3168, section 6.1.1.1: a retransmission does not use ECN, because a middlebox may have
+            // dropped the first SYN,ACK for its ECN flag.
             flags: SYN | ACK | if handshake.ecn && handshake.syn_retransmissions == 0 { ECE } else { 0 },
             options: Options {
                 mss: Some(self.config.mss),
@@ -298,14 +299,14 @@ impl<C> Listener<C> {
         }
     }
 
-    /// Returns when [`Listener::on_timer`] must be called, or `None` without deadlines. The time may be too
-    /// early, because deadlines of completed handshakes stay until they pass.
+    /// Returns the time at which [`Listener::on_timer`] must be called, or `None` if no deadline is left. The
+    /// time can be too early, because deadlines of completed handshakes are removed only when they pass.
     pub fn next_deadline(&self) -> Option<u64> {
         self.deadlines.iter().filter_map(|queue| queue.front()).map(|entry| entry.0).min()
     }
 
-    /// Calls `send` for each SYN,ACK to retransmit. Drops a half-open connection after five unanswered
-    /// retransmissions.
+    /// Retransmits the SYN,ACKs that were not answered in time: calls `send` for each. Removes a half-open
+    /// connection after five unanswered retransmissions.
     pub fn on_timer(&mut self, now: u64, mut send: impl FnMut(&Flow, Header)) {
         for retransmissions in 0..=RETRIES {
             while let Some(&(deadline, flow)) = self.deadlines[retransmissions].front()

@@ -26,7 +26,7 @@ pub struct Timestamps {
     pub echo: u32,
 }
 
-/// The blocks of a SACK option: their left and right edges (RFC 2018).
+/// The blocks of a SACK option, each with the sequence numbers of its left and right edge (RFC 2018).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SackBlocks {
     blocks: [(u32, u32); MAX_SACK_BLOCKS],
@@ -83,7 +83,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Reads options from a header's bytes. Skips unknown options, and stops at the first malformed one.
+    /// Reads options from a header's bytes. Skips unknown options. Stops at the first malformed one, because
+    /// its end is unknown.
     pub fn parse(mut bytes: &[u8]) -> Self {
         let mut options = Self::default();
         if let [NOP, NOP, TIMESTAMPS, 10, rest @ ..] = bytes
@@ -148,7 +149,8 @@ impl Options {
         len
     }
 
-    /// Writes the options, as far as they fit into 40 bytes. Returns their length, a multiple of 4.
+    /// Writes the options and returns their length, a multiple of 4. Leaves out options that do not fit into
+    /// 40 bytes.
     pub fn write(&self, bytes: &mut [u8; MAX_LEN]) -> usize {
         let mut at = 0;
         let mut put = |option: &[u8]| {

@@ -1,11 +1,13 @@
-//! The ranges of the receive buffer beyond a gap, and the SACK blocks that report them (RFC 2018).
+//! The ranges of the receive buffer that hold data beyond a gap, and the SACK blocks that report them (RFC
+//! 2018).
 //!
-//! The data itself goes to its final place in the receive buffer at once.
+//! Out-of-order data is written to its final place in the receive buffer at once. Only its ranges are kept
+//! here.
 
 use crate::options::SackBlocks;
 use crate::sequence::Sequence;
 
-/// The greatest number of ranges. A segment that would need one more is dropped.
+/// The greatest number of ranges. A segment that would need one more is dropped, and the peer retransmits it.
 pub const MAX_RANGES: usize = 256;
 /// The number of recently changed ranges that SACK options report before all other ranges.
 const RECENT: usize = 4;
@@ -42,7 +44,8 @@ impl Reassembly {
         self.ranges.get(at).copied().filter(|range| range.0 <= start && end <= range.1)
     }
 
-    /// Adds the nonempty range `start..end`. If there would be too many ranges, returns false instead.
+    /// Adds `start..end`, which must not be empty. Returns false, and adds nothing, if there would be too
+    /// many ranges.
     pub fn insert(&mut self, start: Sequence, end: Sequence) -> bool {
         // The ranges from `first` to `last` touch or overlap the new one.
         let first = self.ranges.partition_point(|range| range.1 < start);
@@ -69,7 +72,8 @@ impl Reassembly {
         }
     }
 
-    /// Removes the ranges up to `next`, the first missing byte. Returns the new first missing byte.
+    /// Removes the ranges up to `next`, the first missing byte so far. Returns the first byte that is missing
+    /// now.
     #[inline]
     pub fn advance(&mut self, mut next: Sequence) -> Sequence {
         if self.ranges.is_empty() {
@@ -86,7 +90,8 @@ impl Reassembly {
         next
     }
 
-    /// Appends at most `room` blocks to `blocks`, the most recently changed ranges first.
+    /// Appends at most `room` blocks to `blocks`: first the range changed last, then those changed before it,
+    /// then others.
     pub fn report(&self, blocks: &mut SackBlocks, room: usize) {
         let limit = blocks.len() + room.min(self.ranges.len());
         let mut reported = [usize::MAX; RECENT];

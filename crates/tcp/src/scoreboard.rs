@@ -1,7 +1,9 @@
-//! The segments in flight: the SACK scoreboard (RFC 6675) with the transmission times for RACK (RFC 8985).
+//! The segments in flight and what became of them: the SACK scoreboard (RFC 6675) with the transmission times
+//! that RACK needs (RFC 8985).
 //!
-//! A record covers what was sent at one time, up to many segments. A SACK block that covers a part of a
-//! record splits it. Neighbours in the same state (all acknowledged, or all lost) are merged.
+//! The scoreboard is a list of records in sequence order. A record covers what was sent at one time, up to
+//! many segments. A SACK block that covers a part of a record splits it. Neighbours whose bytes are all
+//! acknowledged, or all lost, are merged.
 //!
 //! ```text
 //!    SND.UNA                                                        SND.NXT
@@ -47,11 +49,11 @@ impl Record {
 pub struct Delivered {
     /// Bytes that are acknowledged for the first time, cumulatively or selectively.
     pub bytes: u64,
-    /// The earliest transmission time, in nanoseconds, of newly acknowledged bytes that were sent only once.
-    /// `None` without such bytes.
+    /// The earliest transmission time, in nanoseconds, of the newly acknowledged bytes that were sent only
+    /// once. `None` if there are no such bytes.
     pub oldest: Option<u64>,
-    /// The latest transmission time, in nanoseconds, of newly acknowledged bytes that were sent only once.
-    /// `None` without such bytes.
+    /// The latest transmission time, in nanoseconds, of the newly acknowledged bytes that were sent only
+    /// once. `None` if there are no such bytes.
     pub newest: Option<u64>,
 }
 
@@ -128,7 +130,7 @@ impl Scoreboard {
         self.records.len()
     }
 
-    /// Adds a new segment, which must begin where the last one ended.
+    /// Adds a segment that was sent for the first time. It must begin where the last one ended.
     #[inline]
     pub fn push(&mut self, start: Sequence, len: u32, now: u64) {
         let full = self.records.len() >= MAX_RECORDS;
@@ -154,8 +156,8 @@ impl Scoreboard {
         delivered.bytes += record.len as u64;
         let rtt = context.now.saturating_sub(record.sent);
         if record.has(RETRANSMITTED) {
-            // The acknowledgment may answer an earlier transmission, so it must not change RACK's values (RFC
-            // 8985, section 6.2, step 2).
+            // Ignore an acknowledgment that may answer an earlier transmission of the segment: it must not
+            // change RACK's values (RFC 8985, section 6.2, step 2).
             let early = context.echo.is_some_and(|(echo, offset)| {
                 crate::sequence::before(echo, crate::timestamp(record.sent, offset))
             });
@@ -216,8 +218,8 @@ impl Scoreboard {
         self.records.insert(at + 1, rest);
     }
 
-    /// Merges record `at` with the next if both have the same state and, in flight, the same transmission
-    /// time. Returns true if they were merged.
+    /// Merges record `at` with the next record if both have the same state. Records in flight must also have
+    /// the same transmission time. Returns true if the records were merged.
     fn merge(&mut self, at: usize) -> bool {
         let (Some(a), Some(b)) = (self.records.get(at), self.records.get(at + 1)) else { return false };
         let alike = a.flags == b.flags && (a.sent == b.sent || a.flags & (SACKED | LOST) != 0);
@@ -232,8 +234,9 @@ impl Scoreboard {
         true
     }
 
-    /// Marks `left..right`, which must lie between SND.UNA and SND.NXT, as delivered. `mss` bounds the number
-    /// of records. A block that would exceed the bound is ignored.
+    /// Marks `left..right` as delivered. The caller has checked that the range lies between SND.UNA and
+    /// SND.NXT. `mss` bounds how many records a peer can cause: a block that would exceed the bound is
+    /// ignored.
     pub fn sack(
         &mut self,
         left: Sequence,
@@ -307,7 +310,8 @@ impl Scoreboard {
         }
     }
 
-    /// Counts the end of a recovery. After sixteen without a DSACK, narrows the reordering window again.
+    /// Counts the end of a loss recovery. Narrows a widened reordering window again after sixteen recoveries
+    /// without a DSACK.
     pub fn on_recovery_end(&mut self) {
         self.reordering_persistence = self.reordering_persistence.saturating_sub(1);
         if self.reordering_persistence == 0 {
@@ -316,7 +320,8 @@ impl Scoreboard {
     }
 
     /// Marks the segments lost that were sent long enough before a delivered one (RFC 8985, section 6.2, step
-    /// 5). Returns the bytes marked, and when the next segment will count as lost.
+    /// 5). Returns the number of bytes marked, and the time when the next segment will count as lost if no
+    /// acknowledgment arrives before.
     pub fn detect_loss(&mut self, now: u64, window: u64) -> (u64, Option<u64>) {
         let (mut marked, mut deadline) = (0, None);
         if self.rack_end == 0 {
@@ -326,7 +331,7 @@ impl Scoreboard {
         while let Some(&record) = self.records.get(at) {
             let delivered_later = (record.sent, record.end()) < (self.rack_sent, self.rack_end);
             if !delivered_later && record.flags == 0 {
-                // All segments behind this one were sent later, so none of them counts as lost.
+                // Stop, because all segments behind this one were sent later, so none of them counts as lost.
                 break;
             }
             if delivered_later && !record.has(SACKED | LOST) {
@@ -346,9 +351,9 @@ impl Scoreboard {
         (marked, deadline)
     }
 
-    /// Marks the first `len` bytes lost, at most the first record. Returns the number of bytes marked: 0 if
-    /// the record is already lost or acknowledged. Used for peers without SACK, and after an ICMP message
-    /// about the path MTU.
+    /// Marks the first `len` bytes lost, or the whole first record if it is shorter. Returns the number of
+    /// bytes marked: 0 if the first record is already lost or acknowledged. Used for peers without SACK, and
+    /// after an ICMP message about the path MTU.
     pub fn mark_first_lost(&mut self, len: u32) -> u64 {
         let Some(&first) = self.records.front() else { return 0 };
         if first.has(SACKED | LOST) {
@@ -361,9 +366,10 @@ impl Scoreboard {
         self.records[0].len as u64
     }
 
-    /// Marks segments lost after a retransmission timeout (RFC 8985, section 6.3): the first one, and all
-    /// that were sent at least `age` nanoseconds ago. If SACK covers the first one, the receiver has
-    /// discarded it, so all SACK marks are forgotten (RFC 2018, section 8).
+    /// Marks segments lost after a retransmission timeout (RFC 8985, section 6.3): the first segment in
+    /// flight, and all segments that were sent at least `age` nanoseconds ago. If the first segment was
+    /// acknowledged selectively, the receiver has discarded it (RFC 2018, section 8), so all selective
+    /// acknowledgments are forgotten.
     pub fn mark_timed_out(&mut self, now: u64, age: u64) {
         if self.records.front().is_some_and(|first| first.has(SACKED)) {
             for record in &mut self.records {
@@ -383,7 +389,8 @@ impl Scoreboard {
         }
     }
 
-    /// Removes all marks of loss. Called when the loss proves spurious.
+    /// Removes the mark of loss from all segments that are marked lost and not retransmitted yet. Called when
+    /// the loss proves spurious.
     pub fn clear_lost(&mut self) {
         for record in &mut self.records {
             record.flags &= !LOST;
@@ -425,8 +432,9 @@ impl Scoreboard {
         }
     }
 
-    /// Returns the range that a loss probe retransmits: the last `len` bytes, at most the last record.
-    /// Returns `None` if there is no record, or SACK covers the last one.
+    /// Returns the range that a loss probe retransmits: the last `len` bytes in flight, or the last record if
+    /// it is shorter. Returns `None` if nothing is in flight, or if the last record is already acknowledged
+    /// selectively.
     pub fn last(&self, len: u32) -> Option<(Sequence, u32)> {
         let last = self.records.back().filter(|last| !last.has(SACKED))?;
         let len = last.len.min(len);

@@ -14,7 +14,8 @@ pub struct Flow {
     pub remote: SocketAddr,
 }
 
-// Implemented by hand for speed: unlike the derived function, this one calls the hasher only once for
+// Implemented by hand for speed, because each received segment is looked up in a table by its flow. The
+// derived function calls the hasher for each field of an address. This one calls the hasher only once for
 // IPv4.
 impl Hash for Flow {
     #[inline]
@@ -73,9 +74,9 @@ impl Secrets {
         hasher.finish()
     }
 
-    /// Returns where a connection's sequence numbers and timestamps begin. The sequence number is a keyed
-    /// hash of the flow plus a clock that counts every 4 microseconds. So later connections of a flow begin
-    /// higher (RFC 6528).
+    /// Returns where a new connection's sequence numbers and timestamps begin. The sequence number is a keyed
+    /// hash of the flow, plus a clock that counts every 4 microseconds (RFC 6528). A later connection of the
+    /// same flow begins above an earlier one.
     pub fn start(&self, now: u64, flow: &Flow) -> Start {
         let hash = self.hash(0, flow);
         Start {

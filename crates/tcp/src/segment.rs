@@ -60,8 +60,8 @@ impl Header {
         tcp::HEADER + self.options.wire_len()
     }
 
-    /// Writes the header to `buffer` and returns its length. The caller or the device fills the checksum,
-    /// which is 0.
+    /// Writes the header to the front of `buffer` and returns its length. The checksum is 0: the caller or
+    /// the device fills it.
     ///
     /// # Errors
     /// [`inlane_wire::Error::Truncated`] if `buffer` is shorter than [`Header::wire_len`].
@@ -84,7 +84,9 @@ impl Header {
     }
 }
 
-/// A received segment with a verified checksum. Merged segments (GRO, LRO) are one long segment.
+/// A received segment. Its checksum must have been verified.
+///
+/// Segments that a device or driver merged (GRO, LRO) are one segment with a long payload.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
     /// The header's fields.
@@ -120,15 +122,16 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// A segment to send, or several if the payload is longer than `segment_size`.
+/// A segment to send, or several segments if the payload is longer than `segment_size`.
 ///
-/// Software or a device (GSO, TSO) divides the payload. Each segment gets this header with its own sequence
-/// number. Only the last one has FIN and PSH, and only the first one CWR.
+/// The sender divides the payload into segments of `segment_size` bytes, in software or by a device (GSO,
+/// TSO). Each gets this header with its own sequence number. FIN and PSH belong to the last segment only, CWR
+/// to the first only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transmit {
     /// The header's fields.
     pub header: Header,
-    /// The payload: a range of the stream's indices, empty for a segment without data.
+    /// The payload, as a range of indices of the stream in the send ring. Empty for a segment without data.
     pub payload: Range<u64>,
     /// The greatest payload of one segment, in bytes.
     pub segment_size: u16,
@@ -174,8 +177,8 @@ impl Transmit {
     }
 }
 
-/// Returns the reset for a segment without a connection (RFC 9293, section 3.10.7.1). Returns `None` for
-/// resets.
+/// Returns the reset that answers a segment for which there is no connection (RFC 9293, section 3.10.7.1).
+/// Returns `None` for resets.
 pub fn reset_for(segment: &Segment<'_>) -> Option<Header> {
     let header = &segment.header;
     if header.has(tcp::RST) {

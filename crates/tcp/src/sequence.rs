@@ -1,13 +1,14 @@
-//! Sequence numbers, extended to 64 bits so that they never wrap.
+//! Sequence numbers, extended to 64 bits.
 //!
-//! The low half is the number on the wire, which [`extend`] converts. Comparisons are plain integer
-//! comparisons.
+//! On the wire a sequence number has 32 bits and wraps. Inside this crate it has 64 bits and never wraps: its
+//! low half is the number on the wire. Comparisons are therefore plain integer comparisons. [`extend`]
+//! converts a number from the wire.
 
 /// A sequence number. The low 32 bits are the number on the wire.
 pub type Sequence = u64;
 
-/// The upper half of initial sequence numbers. Because it is not 0, older segments have smaller numbers
-/// without a wrap.
+/// The upper half of every initial sequence number. It is not 0, because the sequence numbers of old segments
+/// lie below the initial one and must not wrap below 0.
 const FIRST_EPOCH: u64 = 1 << 32;
 
 /// Returns the extended form of an initial sequence number.

@@ -1,4 +1,5 @@
-//! TIME-WAIT as a small table entry without a connection (RFC 9293, section 3.10.7.4; RFC 6191; RFC 1337).
+//! TIME-WAIT without a connection: a small entry for an engine's table (RFC 9293, section 3.10.7.4; RFC 6191;
+//! RFC 1337).
 
 use crate::segment::{Header, Segment};
 use crate::sequence::before;

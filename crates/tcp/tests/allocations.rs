@@ -1,4 +1,4 @@
-//! Shows that segments of a connection cause no allocations after a warm-up.
+//! Shows that segments cause no allocation once a connection has warmed up.
 
 use inlane_tcp::*;
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,4 +1,5 @@
-//! Tests a connection with the Linux kernel's TCP, over a TUN device in a network namespace. Needs root.
+//! Tests a connection with the Linux kernel's TCP as the peer, over a TUN device in a network namespace.
+//! Needs root.
 
 mod network;
 
@@ -17,7 +18,8 @@ const KERNEL: [u8; 4] = [10, 9, 0, 1];
 const BYTES: u64 = 2_000_000;
 const BUFFER: usize = 1 << 18;
 
-/// Enters a new network namespace and creates a TUN device. If the machine does not allow it, returns why.
+/// Enters a new network namespace and creates a TUN device with the kernel's address. If this machine does
+/// not allow that, returns the reason as the error.
 fn device() -> Result<File, String> {
     let check = |what: &str, result: i32| {
         if result >= 0 { Ok(()) } else { Err(format!("{what}: {}", std::io::Error::last_os_error())) }
@@ -60,7 +62,8 @@ fn device() -> Result<File, String> {
     Ok(tun)
 }
 
-/// The kernel's application: writes a stream, and reads and checks the other side's stream.
+/// Plays the application on the kernel's side: writes its stream, and reads and checks the stream of the
+/// other side until its end.
 fn kernel(mut stream: TcpStream) {
     let mut writer = stream.try_clone().unwrap();
     let sender = thread::spawn(move || {
@@ -104,8 +107,8 @@ fn frame(
     bytes
 }
 
-/// Transfers both streams with losses of probability `loss`. If `active` is set, this side opens the
-/// connection.
+/// Transfers both streams and loses frames in both directions with probability `loss`. If `active` is set,
+/// this side opens the connection, otherwise the kernel does.
 fn transfer(mut tun: File, loss: f64, active: bool) {
     let config = Config {
         send_capacity: BUFFER as u32,

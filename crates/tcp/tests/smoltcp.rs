@@ -1,4 +1,5 @@
-//! Tests a connection with smoltcp over a perfect and over a lossy link, opened by either side.
+//! A connection with smoltcp, an independent implementation, as the peer: over a perfect and over a lossy
+//! link, opened by either side.
 
 mod network;
 

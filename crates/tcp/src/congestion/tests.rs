@@ -36,7 +36,7 @@ fn reduced() -> Congestion {
 
 #[test]
 fn rfc9438_the_window_reaches_its_former_size_after_k_seconds() {
-    // K, the time until CUBIC regains its maximum, is the cube root of 300 / 0.4: 9.09 s.
+    // K, the time until CUBIC regains its former maximum, is the cube root of (1000 - 700) / 0.4: 9.09 s.
     let mut congestion = reduced();
     run(&mut congestion, 0, 4 * SECOND);
     let early = congestion.window();
@@ -63,8 +63,8 @@ fn rfc9438_a_small_window_grows_at_least_as_fast_as_reno() {
     congestion.on_congestion(MSS);
     congestion.set_window(congestion.threshold(), MSS);
     run(&mut congestion, 0, 2 * SECOND);
-    // In the Reno-friendly region, the window grows per round trip by 0.53 segments below the former maximum,
-    // and by 1 above it.
+    // In the Reno-friendly region (RFC 9438, section 4.3), the window grows by 0.53 segments per round trip
+    // below the former maximum, and by 1 segment above it. There are 20 round trips.
     assert!((17_000..25_000).contains(&congestion.window()), "{}", congestion.window());
 }
 

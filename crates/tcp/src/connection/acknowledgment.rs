@@ -52,7 +52,8 @@ impl Connection {
         if self.flags.sack && !header.options.sack.is_empty() {
             dsack = self.on_sack(segment, &context, &mut delivered);
         }
-        // Set the window, unless a newer segment has set it (SND.WL1, SND.WL2; RFC 9293, section 3.10.7.4).
+        // Set the window, unless the segment is older than the one that set it last (SND.WL1, SND.WL2; RFC
+        // 9293, section 3.10.7.4).
         let announced = (header.window as u32) << self.snd.scale;
         if self.snd.wl1 < seq || (self.snd.wl1 == seq && self.snd.wl2 <= ack) {
             self.snd.window = announced;
@@ -86,7 +87,8 @@ impl Connection {
             }
         }
         self.recover(now, advanced, duplicate, &mut delivered, &context);
-        // The peer dropped the window probes. The window is open now, so the probes' bytes are sent again.
+        // Window probes sent bytes beyond the closed window, and the peer dropped them. The window is open
+        // now, so these bytes are sent again.
         if edge_before <= ack
             && self.snd.edge() > ack
             && self.recovery.phase == Phase::Open
@@ -128,7 +130,8 @@ impl Connection {
 
     fn on_dsack(&mut self, start: Sequence, len: u64) {
         self.scoreboard.on_dsack(self.snd.una, self.snd.next);
-        // RFC 3708: the peer reports every retransmission as a duplicate, so nothing was lost.
+        // RFC 3708: if the peer reports every retransmission of this recovery as a duplicate, nothing was
+        // lost, so the window is restored.
         if self.recovery.undo_bytes > 0 && start >= self.recovery.undo_start {
             self.recovery.undo_bytes = self.recovery.undo_bytes.saturating_sub(len);
             if self.recovery.undo_bytes == 0 {
@@ -147,7 +150,8 @@ impl Connection {
             && let Some((echo, offset)) = context.echo
             && echo != 0
         {
-            // The echoed timestamp shows which transmission the acknowledgment answers (RFC 7323, section 4).
+            // Only retransmitted segments were acknowledged. The echoed timestamp shows which transmission
+            // the acknowledgment answers, so the RTT can be computed from it (RFC 7323, section 4).
             let elapsed = crate::timestamp(now, offset).wrapping_sub(echo) as u64;
             if elapsed < 600_000 {
                 self.rtt.sample(now, (elapsed + 1) * crate::MILLISECOND, least, most);
@@ -155,8 +159,8 @@ impl Connection {
         }
     }
 
-    /// Ends the episode of a loss probe. If the probe repaired the loss, reduces the window as fast recovery
-    /// would (RFC 8985, section 7.4).
+    /// Ends the episode of a loss probe once the probe is acknowledged. If the probe itself repaired the
+    /// loss, reduces the window as fast recovery would have (RFC 8985, section 7.4).
     fn on_probe_acknowledged(&mut self, ack: Sequence, duplicate: bool, dsack: bool, no_sack: bool) {
         let Some((end, retransmission)) = self.recovery.probe else { return };
         if ack < end {
@@ -206,7 +210,7 @@ impl Connection {
         match self.recovery.phase {
             Phase::Open if lost > 0 => self.on_losses(now, delivered.bytes, lost),
             Phase::Recovery if delivered.bytes > 0 => self.reduce_rate(delivered.bytes, advanced, lost),
-            // The end of fast recovery has just set the window.
+            // Do not grow the congestion window, because the end of fast recovery has just set it.
             Phase::Open if phase_before == Phase::Recovery => {}
             _ if delivered.bytes > 0 => {
                 let ack = Ack {
@@ -224,8 +228,8 @@ impl Connection {
         }
     }
 
-    /// Marks losses by RACK (RFC 8985, section 6.2). Returns the number of bytes marked. If more segments may
-    /// soon count as lost, sets the reordering deadline.
+    /// Marks losses by RACK (RFC 8985, section 6.2). Returns the number of bytes marked. If further segments
+    /// may soon count as lost, sets the reordering deadline.
     pub(super) fn detect_loss(&mut self, now: u64) -> u64 {
         if self.scoreboard.is_empty() {
             return 0;
@@ -238,8 +242,8 @@ impl Connection {
         lost
     }
 
-    /// Marks losses by duplicate acknowledgments, for peers without SACK (NewReno, RFC 6582). Returns the
-    /// number of bytes marked.
+    /// Marks losses by duplicate acknowledgments, as NewReno does, for peers without SACK (RFC 6582). Returns
+    /// the number of bytes marked.
     fn detect_loss_by_duplicates(
         &mut self,
         advanced: bool,
@@ -269,7 +273,8 @@ impl Connection {
         0
     }
 
-    /// Begins fast recovery, unless the only lost segment is a probe of the path's MTU.
+    /// Begins fast recovery, unless the only lost segment is a probe of the path's MTU, because such a loss
+    /// is no sign of congestion.
     pub(super) fn on_losses(&mut self, now: u64, delivered: u64, lost: u64) {
         if !self.path_probe_lost(now) {
             self.begin_recovery(delivered, lost);
@@ -346,7 +351,8 @@ impl Connection {
         }
     }
 
-    /// Reduces the window after an echoed congestion mark, once per window of data (RFC 3168, section 6.1.2).
+    /// Reduces the window because the peer echoed a congestion mark, once for each window of data (RFC 3168,
+    /// section 6.1.2).
     fn on_congestion_echo(&mut self) {
         self.recovery.ecn_point = self.snd.next;
         if self.recovery.phase == Phase::Open {

@@ -1,4 +1,5 @@
-//! The methods that the application calls: advance ring indices, close, abort, and set options.
+//! The methods of a connection that the application calls: advance the indices into the send and receive
+//! rings, close, abort, and set options.
 
 use super::*;
 
@@ -19,7 +20,7 @@ impl Connection {
     }
 
     /// Publishes that the application has consumed the receive ring up to `index`. Afterwards poll for
-    /// transmission, because the window may open.
+    /// transmission, because the announced window may grow.
     ///
     /// # Errors
     /// [`Error::Index`] if the index decreases or exceeds [`Connection::received`].
@@ -36,14 +37,15 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns the index below which the peer has acknowledged data, so that the application may reuse the
-    /// send ring.
+    /// Returns the index up to which the peer has acknowledged data. The application may reuse the send ring
+    /// below this index.
     #[inline]
     pub fn acknowledged(&self) -> u64 {
         self.snd.una.clamp(self.snd.start, self.snd.limit) - self.snd.start
     }
 
-    /// Returns the index below which the application may read the receive ring.
+    /// Returns the index up to which data was received in order. The application may read the receive ring
+    /// below this index.
     #[inline]
     pub fn received(&self) -> u64 {
         // Subtract 1 for the peer's FIN, which has a sequence number but no byte in the ring.
@@ -69,8 +71,9 @@ impl Connection {
         }
     }
 
-    /// Closes both directions. Written data is still sent. If received data was not consumed, or more
-    /// arrives, the connection is reset (RFC 9293, section 3.6.1; RFC 2525, section 2.17).
+    /// Closes both directions: the application neither reads nor writes any more. Written data is still sent.
+    /// If received data was not consumed, or more arrives, the connection is reset, because this data is lost
+    /// (RFC 9293, section 3.6.1; RFC 2525, section 2.17).
     pub fn close(&mut self, now: u64) {
         if self.state == State::SynSent {
             self.end(Reason::Aborted);
@@ -136,13 +139,13 @@ impl Connection {
         })
     }
 
-    /// Limits how much of the receive ring may hold data, from 1 byte to the whole ring. The announced window
-    /// shrinks only as data arrives.
+    /// Limits how many bytes of the receive ring may hold data, from 1 byte up to the whole ring. A reduction
+    /// does not move the right edge of the announced window back: the window shrinks only as data arrives.
     pub fn set_receive_capacity(&mut self, capacity: u32) {
         let before = self.rcv.capacity;
         self.rcv.capacity = capacity.clamp(1, self.config.receive_capacity);
-        // Announce only growth. A new connection, whose SYN announced at most 65535 bytes, would send an
-        // extra ACK.
+        // Announce the window only if the limit grows. Otherwise a new connection would send an extra ACK if
+        // its window is larger than the 65535 bytes that a SYN can announce.
         if self.rcv.capacity > before {
             self.update_window();
         }
@@ -153,8 +156,8 @@ impl Connection {
         self.config.no_delay = no_delay;
     }
 
-    /// If `cork` is true, holds back segments smaller than the MSS, for at most 200 ms. If false, no longer
-    /// holds them back.
+    /// If `cork` is true, holds back segments that are smaller than the MSS, for at most 200 ms. If `cork` is
+    /// false, no longer holds them back.
     pub fn set_cork(&mut self, cork: bool) {
         self.flags.cork = cork;
         self.flags.cork_expired = false;

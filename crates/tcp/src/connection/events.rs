@@ -1,8 +1,11 @@
-//! The types shared by a connection and its caller: states, events, errors, counters, and the receive ring.
+//! The types through which a connection and its caller communicate: states, events, reasons of failure,
+//! counters, and the memory for received data.
 
 /// The memory into which received data is written: the application's receive ring.
 pub trait ReceiveBuffer {
-    /// Copies received `bytes` to offset `index` of the peer's stream. The bytes always fit into the ring.
+    /// Copies received `bytes` to offset `index` of the peer's stream. The bytes always fit into the ring,
+    /// because they end at most `receive_capacity` bytes after the first byte that the application has not
+    /// consumed.
     fn write(&mut self, index: u64, bytes: &[u8]);
 }
 
@@ -36,7 +39,7 @@ pub enum State {
 pub enum Reason {
     /// The peer reset the connection.
     Reset,
-    /// The peer refused the SYN by a reset or an ICMP message.
+    /// The peer answered the SYN with a reset, or with an ICMP message that it has no such port.
     Refused,
     /// The peer did not answer.
     TimedOut,

@@ -89,7 +89,8 @@ impl Connection {
                 self.flags.syn_pending = true; // the peer's SYN again
                 return Events::NONE;
             }
-            // Ignore the SYN: the SYN,ACK of a simultaneous open repeats a processed SYN.
+            // Ignore the SYN, because the SYN,ACK of a simultaneous open repeats the SYN that was processed
+            // before.
             flags &= !SYN;
             seq += 1;
         }
@@ -101,8 +102,9 @@ impl Connection {
 
         let len = segment.payload.len() as u64 + (flags & FIN != 0) as u64;
         let end = seq + len;
-        // A segment that ends below the last sent acknowledgment number is old or forged. Accept one that
-        // ends between that number and RCV.NXT, because it may carry a new acknowledgment.
+        // A segment that ends below the acknowledgment number sent last is an old duplicate or forged. A
+        // segment that ends between that number and RCV.NXT repeats data too, but accept it, because its own
+        // acknowledgment may be new.
         if end < self.rcv.last_ack || seq > self.rcv.edge() {
             self.counters.unacceptable += 1;
             if reset {
@@ -184,8 +186,8 @@ impl Connection {
         events
     }
 
-    /// Sends a reset in answer to an acknowledgment of unsent data. The segment belongs to a connection from
-    /// before a restart of this side (RFC 9293, section 3.5.1).
+    /// Answers an acknowledgment of data that this connection never sent with a reset. The segment belongs to
+    /// a connection from before a restart of this side (RFC 9293, section 3.5.1).
     fn reject(&mut self, segment: &Segment<'_>) {
         self.counters.unacceptable += 1;
         self.stray_reset = crate::reset_for(segment).map(|reset| reset.sequence);
@@ -209,8 +211,8 @@ impl Connection {
         true
     }
 
-    /// Starts to echo congestion at a mark (CE), and stops when the peer has reduced its window (CWR; RFC
-    /// 3168, section 6.1.3).
+    /// Starts to echo congestion if the IP header is marked (CE), and stops when the peer reports that it has
+    /// reduced its window (CWR; RFC 3168, section 6.1.3).
     fn on_congestion_field(&mut self, segment: &Segment<'_>) {
         if segment.header.has(CWR) {
             self.flags.ece = false;
@@ -238,7 +240,8 @@ impl Connection {
         }
     }
 
-    /// Counts a duplicate segment. With SACK, remembers its range for the next DSACK (RFC 2883).
+    /// Counts a duplicate segment. If SACK was negotiated, also remembers its range, which the next
+    /// acknowledgment reports as a DSACK (RFC 2883).
     fn note_duplicate(&mut self, start: Sequence, end: Sequence) {
         self.counters.duplicates += 1;
         if self.flags.sack {
@@ -256,7 +259,7 @@ impl Connection {
         buffer: &mut impl ReceiveBuffer,
     ) -> Events {
         if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
-            // The peer's FIN was retransmitted, so acknowledge it again.
+            // The peer's FIN was received before, so this is a retransmission: acknowledge it again.
             self.ack.now = true;
             if self.state == State::TimeWait {
                 self.timers.close_at = now.saturating_add(self.config.time_wait);
@@ -267,7 +270,8 @@ impl Connection {
         let limit = self.rcv.fin.map_or(self.rcv.edge(), |fin| fin.min(self.rcv.edge()));
         let (start, end) = (seq.max(self.rcv.next), data_end.min(limit));
         if fin && self.rcv.fin.is_none() && data_end <= self.rcv.edge() {
-            // A FIN below data received earlier is invalid: keep the data and ignore the FIN.
+            // Ignore a FIN below data that was received earlier, because a stream cannot have data after its
+            // FIN. Keep the data.
             let last = self.reassembly.end().unwrap_or(0).max(self.rcv.next);
             if last <= data_end {
                 self.rcv.fin = Some(data_end);
@@ -310,8 +314,8 @@ impl Connection {
         events
     }
 
-    /// Stores data that lies beyond a gap, unless it is a duplicate or there are too many gaps. Always
-    /// acknowledges at once.
+    /// Stores data that lies beyond a gap, unless it was received before or there are too many gaps. Always
+    /// acknowledges the data at once.
     fn out_of_order(
         &mut self,
         start: Sequence,
@@ -332,7 +336,7 @@ impl Connection {
     }
 
     /// Processes the peer's FIN once all data before it has arrived. Set `again` if the current segment
-    /// carries a FIN, which is then acknowledged at once.
+    /// carries a FIN. This FIN is acknowledged at once, even if it is a retransmission.
     fn receive_fin(&mut self, now: u64, again: bool) -> Events {
         if again {
             self.ack.now = true;
@@ -366,8 +370,8 @@ impl Connection {
         }
     }
 
-    /// Announces a larger window at once if the peer knows of at most half of the greatest window, and the
-    /// window has at least doubled since.
+    /// Announces a larger window at once if the peer may be waiting for it: the peer knows of at most half of
+    /// the greatest window, and the window has at least doubled since.
     pub(super) fn update_window(&mut self) {
         if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
             return;

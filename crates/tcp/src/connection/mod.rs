@@ -53,19 +53,20 @@ pub struct Connection {
     counters: Counters,
     reassembly: Reassembly,
     reason: Option<Reason>,
-    /// The sequence number of a reset to send during the handshake, in answer to a segment of an old
-    /// connection.
+    /// The sequence number of a reset that must be sent during the handshake. The reset answers a segment of
+    /// an old connection, so this connection goes on.
     stray_reset: Option<u32>,
     timestamp_offset: u32,
     syn_sent_at: u64,
     config: Config,
 }
 
-// Each segment loads its connection's state from memory, so the state must stay small.
+// Keep the state small, because a host holds tens of thousands of connections, and each segment loads the
+// state of its connection from memory.
 const _: () = assert!(size_of::<Connection>() <= 1152);
 
-/// How many segments at the start of a connection are acknowledged without delay, because the peer is in
-/// slow start.
+/// The number of segments at the start of a connection that are acknowledged without delay, because the peer
+/// is probably in slow start.
 const QUICK_ACKS: u8 = 16;
 /// The MSS of a peer that does not announce one (RFC 9293, section 3.7.1).
 pub(crate) const DEFAULT_MSS: u16 = 536;
@@ -83,9 +84,11 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Creates the connection of a completed handshake. Then hand the segment that completed the handshake to
-    /// [`Connection::on_segment`], because it may carry data. `config` may differ from the listener's, but
-    /// the announced window scale stays.
+    /// Creates the established connection of a completed handshake. Then hand the segment that completed the
+    /// handshake to [`Connection::on_segment`], because that segment may carry data.
+    ///
+    /// `config` may differ from the listener's: its MSS limits the segments that are sent, but the window
+    /// scale stays as the handshake announced it.
     ///
     /// # Errors
     /// [`Error::Config`] if a setting is out of range.
@@ -216,7 +219,7 @@ impl Connection {
         } else if syn_retransmissions > 0 {
             self.rtt.set_timeout(3 * crate::SECOND.min(self.config.max_rto / 3)); // RFC 6298, rule 5.7
         }
-        // If more than one SYN was lost, begin with one segment (RFC 6928, section 2).
+        // Begin with a congestion window of one segment if more than one SYN was lost (RFC 6928, section 2).
         let segments = if syn_retransmissions > 1 { 1 } else { self.config.initial_window as u64 };
         self.congestion = Congestion::new(segments * self.effective_mss() as u64);
         self.recovery.backoff = 0;
@@ -226,7 +229,8 @@ impl Connection {
         self.arm_keepalive(now);
     }
 
-    /// Returns the payload of a full segment in bytes: the MSS less the timestamps option, if used.
+    /// Returns the payload of a full segment in bytes: the MSS less the timestamps option, if the connection
+    /// uses timestamps.
     #[inline]
     fn effective_mss(&self) -> u32 {
         let options = if self.flags.timestamps { crate::options::TIMESTAMPS_LEN as u32 } else { 0 };

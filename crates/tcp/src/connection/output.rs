@@ -1,16 +1,17 @@
-//! Chooses and builds the next segment to send.
+//! Chooses and builds the next segment to send: a retransmission, new data, a probe, an acknowledgment or a
+//! reset.
 
 use super::*;
 use crate::options::{MAX_SACK_BLOCKS, Options, Timestamps};
 use crate::segment::{Ecn, Header, Transmit};
 use inlane_wire::tcp::{ACK, CWR, ECE, FIN, PSH, RST, SYN};
 
-/// The longest time for which a cork holds back segments, in nanoseconds.
+/// The longest time for which a cork holds back segments that are smaller than the MSS, in nanoseconds.
 const CORK: u64 = 200 * crate::MILLISECOND;
 
 impl Connection {
-    /// Returns the next segment to send now, or `None`. The caller must send it. If the port drops it, it
-    /// counts as lost.
+    /// Returns the next segment to send, or `None` if there is none now. The caller must send every segment
+    /// that it gets. A segment that the port drops counts as lost.
     #[inline]
     pub fn poll_transmit(&mut self, now: u64) -> Option<Transmit> {
         let transmit = self.next_transmit(now)?;
@@ -26,7 +27,8 @@ impl Connection {
             _ => {}
         }
         if self.ack.now && self.flags.sack && (self.ack.dsack.is_some() || !self.reassembly.is_empty()) {
-            // A full data segment has no room for SACK blocks.
+            // Send the acknowledgment in a segment without data, because a full data segment has no room for
+            // SACK blocks.
             return Some(Transmit::bare(self.header(now, self.snd.next, ACK, MAX_SACK_BLOCKS)));
         }
         if self.scoreboard.lost() > 0
@@ -47,7 +49,8 @@ impl Connection {
         }
         if self.flags.keepalive_pending {
             self.flags.keepalive_pending = false;
-            // The peer must answer a number that it has acknowledged already (RFC 9293, section 3.8.4).
+            // The probe carries a number that was acknowledged already, so the peer must answer (RFC 9293,
+            // section 3.8.4).
             return Some(Transmit::bare(self.header(now, self.snd.una - 1, ACK, MAX_SACK_BLOCKS)));
         }
         if self.ack.now || self.ack.duplicates > 0 {
@@ -93,8 +96,8 @@ impl Connection {
             }),
             sack: SackBlocks::default(),
         };
-        // RFC 3168, section 6.1.1.1: a retransmitted SYN does not request ECN, because a middlebox may drop
-        // such SYNs.
+        // RFC 3168, section 6.1.1.1: a retransmitted SYN does not request ECN, because a middlebox may have
+        // dropped the first SYN for its ECN flags.
         let ecn = match (active, self.recovery.backoff) {
             (true, 0) if self.requests_ecn() => ECE | CWR,
             (false, 0) if self.flags.ecn => ECE,
@@ -118,13 +121,14 @@ impl Connection {
         ((self.rcv.advertised.saturating_sub(self.rcv.next)) >> self.rcv.scale).min(u16::MAX as u64) as u16
     }
 
-    /// Moves the announced right edge of the window forward, unless the step is less than a segment and less
-    /// than half of the buffer. This avoids silly windows (RFC 9293, section 3.8.6.2.2).
+    /// Moves the right edge of the announced window forward, but only by at least a segment or half of the
+    /// buffer, whichever is less. This avoids silly windows (RFC 9293, section 3.8.6.2.2).
     #[inline]
     fn advance_window(&mut self) {
         let edge = self.rcv.edge();
         let least = (self.rcv.capacity / 2).min(self.rcv.mss as u32).max(1) as u64;
-        // RCV.NXT may lie beyond the announced edge, because data beyond the edge is accepted if it fits.
+        // Move the announced right edge of the window up to RCV.NXT. RCV.NXT may lie beyond it, because data
+        // beyond the edge is accepted if there is room.
         self.rcv.advertised = self.rcv.advertised.max(self.rcv.next);
         if edge >= self.rcv.advertised + least {
             let most = self.rcv.next + ((u16::MAX as u64) << self.rcv.scale);
@@ -176,7 +180,7 @@ impl Connection {
         if data_end == self.snd.limit && data_end > start {
             flags |= PSH;
         }
-        // Data segments carry SACK blocks only if their payload leaves room.
+        // Data segments carry SACK blocks only if their payload leaves enough room.
         let room =
             (self.effective_mss().saturating_sub(size.min((data_end - start) as u32)) / 8).saturating_sub(1);
         let header = self.header(now, start, ACK | flags, room as usize);
@@ -188,12 +192,12 @@ impl Connection {
         }
     }
 
-    /// Returns the next retransmission: as much of the first lost range as the windows and one transmission
-    /// allow, in whole segments.
+    /// Returns the next retransmission: as much of the first lost range as the congestion window, the peer's
+    /// window and one transmission allow, in whole segments.
     fn retransmit(&mut self, now: u64) -> Option<Transmit> {
         let (start, lost) = self.scoreboard.next_lost()?;
         let mss = self.effective_mss();
-        // Retransmit one byte or the FIN even into a closed window, as a probe.
+        // Retransmit one byte or the FIN even if the peer's window is closed, as a probe.
         let edge = self.snd.edge().max(self.snd.una + 1).max(self.fin_edge());
         if start >= edge {
             return None;
@@ -219,8 +223,8 @@ impl Connection {
             recovery.undo_bytes += len as u64;
             if recovery.eifel == Eifel::Waiting {
                 let stamp = crate::timestamp(now, self.timestamp_offset);
-                // Test only the first unacknowledged segment for a spurious retransmission, because only its
-                // acknowledgment is sure to echo its timestamp.
+                // Test by timestamps only whether a retransmission of the first unacknowledged segment was
+                // spurious. Only the acknowledgment of that segment is sure to echo its timestamp.
                 recovery.eifel = if start == self.snd.una { Eifel::Sent(stamp) } else { Eifel::Decided };
             }
         }
@@ -231,8 +235,8 @@ impl Connection {
         Some(transmit)
     }
 
-    /// Returns the sequence number up to which a FIN may be sent into a closed window. Returns 0 while data
-    /// before the FIN is unacknowledged.
+    /// Returns the sequence number up to which a FIN may be sent even into a closed window, because a FIN
+    /// needs no room. Returns 0 while data before the FIN is not acknowledged.
     fn fin_edge(&self) -> Sequence {
         if self.snd.fin && self.snd.una == self.snd.limit { self.snd.end() } else { 0 }
     }
@@ -309,11 +313,13 @@ impl Connection {
     }
 
     /// Returns true if the last `tail` of `len` bytes may be sent now, although they do not fill a segment.
-    /// Starts a cork's time limit when it first makes bytes wait.
+    /// Returns false if they must wait. A cork's time limit starts when it first makes bytes wait.
     fn small_segment_allowed(&mut self, now: u64, len: u64, tail: u64, pending: u64, window: u64) -> bool {
         if len < pending {
-            // The peer's window ends inside a segment. Send the partial segment only if it fills the window
-            // and at least half of the largest window announced so far (RFC 9293, section 3.8.6.2.1).
+            // The peer's window ends inside a segment, although more data is queued. To avoid a silly window
+            // (RFC 9293, section 3.8.6.2.1), send the partial segment only if the window has no room for a
+            // full one, and if the segment fills at least half of the largest window that the peer has
+            // announced so far.
             return len == tail && window == len && tail >= (self.snd.max_window as u64 / 2).max(1);
         }
         if self.snd.fin {
@@ -356,8 +362,8 @@ impl Connection {
         transmit
     }
 
-    /// Sends a window probe (RFC 9293, section 3.8.6.1): one byte into a closed window, or what fits into a
-    /// small one.
+    /// Sends a window probe (RFC 9293, section 3.8.6.1): one byte if the peer's window is closed, or as much
+    /// as fits into a window that is smaller than a segment.
     fn transmit_window_probe(&mut self, now: u64, len: u32) -> Transmit {
         self.counters.window_probes += 1;
         self.timers.window_probes = self.timers.window_probes.saturating_add(1);

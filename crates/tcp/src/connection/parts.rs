@@ -3,7 +3,7 @@
 use crate::congestion::Saved;
 use crate::sequence::Sequence;
 
-/// The send direction: what was sent, and what the peer has acknowledged and permits.
+/// The state of the send direction: what this side has sent, and what the peer has acknowledged and permits.
 #[derive(Clone, Debug)]
 pub(super) struct Sender {
     /// SND.UNA, the first unacknowledged sequence number.
@@ -22,7 +22,8 @@ pub(super) struct Sender {
     pub(super) wl2: Sequence,
     /// The largest window that the peer has announced, in bytes.
     pub(super) max_window: u32,
-    /// The greatest payload of a segment without options on this path, in bytes. It is at most `max_mss`.
+    /// The greatest payload of a segment without options, in bytes. It is less than `max_mss` if the path
+    /// carries less.
     pub(super) mss: u16,
     /// The MSS that the peer announced, or this side's, whichever is less.
     pub(super) max_mss: u16,
@@ -63,7 +64,8 @@ pub(super) struct Receiver {
     pub(super) start: Sequence,
     pub(super) capacity: u32,
     pub(super) scale: u8,
-    /// The longest payload received in one segment, up to this side's MSS.
+    /// The longest payload received in one segment, up to this side's MSS: an estimate of the peer's segment
+    /// size.
     pub(super) mss: u16,
     /// The sequence number of the peer's FIN, if received.
     pub(super) fin: Option<Sequence>,
@@ -74,8 +76,8 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    /// Returns the right edge of the receive window. It is never below the edge last advertised, even if the
-    /// capacity was reduced.
+    /// Returns the right edge of the receive window: the sequence number behind the free part of the receive
+    /// buffer. It is never less than the edge last advertised, even if the capacity was reduced.
     #[inline]
     pub(super) fn edge(&self) -> Sequence {
         (self.consumed + self.capacity as u64).max(self.advertised)
@@ -89,15 +91,16 @@ pub(super) struct AckState {
     pub(super) pending: u32,
     /// True if an acknowledgment must be sent immediately.
     pub(super) now: bool,
-    /// How many further acknowledgments to send for out-of-order segments, because a peer without SACK counts
-    /// duplicates.
+    /// The number of further acknowledgments to send for segments that were received out of order. A peer
+    /// without SACK detects losses by counting duplicate acknowledgments.
     pub(super) duplicates: u8,
-    /// How many further segments to acknowledge without delay. Starts at `QUICK_ACKS`. Becomes 0 when sent
-    /// data carries an acknowledgment.
+    /// The number of further segments to acknowledge without delay. It starts at `QUICK_ACKS`, because the
+    /// peer is probably in slow start, and becomes 0 when data that is sent carries an acknowledgment.
     pub(super) quick: u8,
     /// The range of a duplicate segment that the next acknowledgment must report (DSACK, RFC 2883).
     pub(super) dsack: Option<(u32, u32)>,
-    /// When the last challenge ACK was due, in whole seconds, because the rate limit counts per second.
+    /// When the last challenge ACK was due, in whole seconds. The rate limit of challenge ACKs counts per
+    /// second.
     pub(super) challenge_second: u64,
     /// The number of challenge ACKs that were sent in `challenge_second`.
     pub(super) challenges: u8,
@@ -114,7 +117,8 @@ pub(super) enum Phase {
     Loss,
 }
 
-/// The state of the Eifel test, which detects spurious retransmissions by timestamps (RFC 3522).
+/// The state of the Eifel test, which detects by timestamps that a retransmission was spurious (RFC 3522).
+/// The first acknowledgment that advances SND.UNA decides the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Eifel {
     /// The loss recovery has begun, and no segment was retransmitted yet.
@@ -139,10 +143,11 @@ pub(super) struct Recovery {
     pub(super) prr_delivered: u64,
     pub(super) prr_out: u64,
     pub(super) prr_flight: u64,
-    /// The congestion state before the recovery, for an undo. `None` before the first recovery and after an
-    /// undo.
+    /// The congestion state before the recovery, which is restored if the recovery was spurious. `None`
+    /// before the first recovery and after an undo.
     pub(super) saved: Option<Saved>,
-    /// The bytes retransmitted in this recovery, less those reported as duplicates (DSACK).
+    /// The bytes retransmitted since loss recovery began, less the bytes that the peer has reported as
+    /// duplicates (DSACK).
     pub(super) undo_bytes: u64,
     /// SND.UNA when the current phase of loss recovery began.
     pub(super) undo_start: Sequence,
@@ -154,8 +159,8 @@ pub(super) struct Recovery {
     pub(super) probe_pending: bool,
     /// Consecutive timeouts without progress: the exponent of the backoff.
     pub(super) backoff: u8,
-    /// SND.NXT at the last reduction of the window. Until it is acknowledged, congestion marks do not reduce
-    /// the window again (RFC 3168, section 6.1.2).
+    /// SND.NXT when the window was last reduced. Until this number is acknowledged, echoed congestion marks
+    /// do not reduce the window again (RFC 3168, section 6.1.2).
     pub(super) ecn_point: Sequence,
 }
 
@@ -188,8 +193,8 @@ pub(super) struct Timers {
     pub(super) cork_at: u64,
     pub(super) close_at: u64,
     pub(super) last_received: u64,
-    /// When the user timeout began: at the last acknowledgment, the last announcement of a closed window, or
-    /// the first transmission of unacknowledged data.
+    /// When the user timeout began: when data was acknowledged last, the peer last announced a closed window,
+    /// or the oldest unacknowledged data was sent.
     pub(super) last_progress: u64,
     pub(super) keepalive_probes: u8,
     pub(super) window_probes: u8,
@@ -206,21 +211,24 @@ pub(super) struct Flags {
     pub(super) reset_pending: bool,
     pub(super) keepalive_pending: bool,
     pub(super) window_probe_pending: bool,
-    /// True if one segment must be sent in spite of the congestion window, after a timeout or a reduction of
-    /// the MSS by ICMP.
+    /// True if one segment must be sent whatever the congestion window is: the retransmission timer has
+    /// expired, or an ICMP message has reduced the MSS.
     pub(super) retransmission_forced: bool,
     /// True if the congestion window limits what is sent. Only such a window grows.
     pub(super) cwnd_limited: bool,
     /// True while the application has set the cork, which holds segments smaller than the MSS back.
     pub(super) cork: bool,
-    /// The cork has held data back for 200 ms, so the next small segment may be sent.
+    /// The cork has held data back for 200 ms, so the next small segment may be sent in spite of it.
     pub(super) cork_expired: bool,
-    /// True if acknowledgments carry ECE: from a congestion mark until the peer reports a smaller window.
+    /// True if acknowledgments carry the flag ECE: from the receipt of a congestion mark until the peer
+    /// reports that it has reduced its window.
     pub(super) ece: bool,
-    /// True if the next new data must carry CWR, because the window was reduced.
+    /// True if the next segment with new data must carry the flag CWR, because the congestion window was
+    /// reduced.
     pub(super) cwr: bool,
     /// True once the application has closed the connection: nothing is read or written any more.
     pub(super) orphan: bool,
-    /// True if the network has reported an unreachable peer, which has acknowledged nothing since.
+    /// True if the network has reported that the peer cannot be reached, and the peer has acknowledged
+    /// nothing since.
     pub(super) unreachable: bool,
 }

@@ -1,9 +1,10 @@
-//! The path's MTU: ICMP messages (RFC 1191, RFC 8201), black holes, and probing with data segments (RFC
-//! 4821, RFC 8899).
+//! The path's MTU: ICMP messages (RFC 1191, RFC 8201), black holes, and probing with data segments (RFC 4821,
+//! RFC 8899).
 //!
-//! A connection starts with the MSS that both ends announced. An ICMP message or repeated timeouts (a black
-//! hole) reduce it. Later, larger data segments probe the path. A lost probe costs one retransmission and
-//! is no sign of congestion.
+//! A connection starts with the MSS that both ends announced. If the path carries less, an ICMP message or
+//! repeated timeouts (a black hole) show this, and the MSS is reduced. Afterwards, larger segments are tried
+//! from time to time (probes). A probe is a data segment, so its loss costs one retransmission. The loss is
+//! no sign of congestion.
 
 use super::*;
 use crate::SECOND;
@@ -11,13 +12,14 @@ use crate::segment::Transmit;
 
 /// The least MSS that an ICMP message can set, so that a forged one does little harm.
 const LEAST_MSS: u16 = 512;
-/// The consecutive timeouts of a large segment that indicate a black hole.
+/// The number of consecutive timeouts of a large segment after which the path counts as a black hole.
 const BLACK_HOLE_TIMEOUTS: u8 = 2;
-/// How long after a reduction the search for a larger MSS starts (RFC 8899, PMTU_RAISE_TIMER).
+/// How long after a reduction of the MSS the search for a larger one starts (RFC 8899, PMTU_RAISE_TIMER).
 const RAISE_AFTER: u64 = 600 * SECOND;
-/// The lost probes of one size after which only smaller sizes are tested (RFC 8899, MAX_PROBES).
+/// The number of lost probes of one size after which only smaller sizes are tested (RFC 8899, MAX_PROBES).
 const MAX_PROBES: u8 = 3;
-/// The search ends when fewer bytes than this separate the MSS in use from the greatest that may work.
+/// The search for the MSS ends when the greatest MSS that may work exceeds the one in use by less than this
+/// many bytes.
 const PRECISION: u16 = 32;
 
 /// The search for the path's MTU.
@@ -42,8 +44,8 @@ impl PathMtu {
 
 impl Connection {
     /// Processes an ICMP message "packet too big" or "fragmentation needed". `sequence` is the number in the
-    /// quoted TCP header. `mss` is the reported MTU less the IP and TCP headers. A message that quotes no
-    /// segment in flight may be forged and is ignored.
+    /// quoted TCP header. `mss` is the reported MTU less the IP and TCP headers. Ignores a message that
+    /// quotes no segment in flight, because it may be forged.
     pub fn on_packet_too_big(&mut self, now: u64, sequence: u32, mss: u16) {
         let sequence = sequence::extend(self.snd.una, sequence);
         let in_flight = self.snd.una <= sequence && sequence < self.snd.next;
@@ -52,18 +54,18 @@ impl Connection {
             return;
         }
         self.limit_mss(now, mss);
-        // The loss is no sign of congestion, so send everything in flight again, in smaller segments.
+        // The loss is no sign of congestion, so send everything in flight again at once, in smaller segments.
         self.scoreboard.mark_timed_out(now, 0);
         self.flags.retransmission_forced = true;
     }
 
     /// Processes an ICMP message "destination unreachable". `sequence` is the number in the quoted TCP
-    /// header. Set `hard` if the host reports a missing protocol or port, because failures reported by
-    /// routers may be temporary (RFC 1122, section 4.2.3.9).
+    /// header. Set `hard` if the destination host says that it has no such protocol or port. Other messages
+    /// come from routers, and the failure may be temporary (RFC 1122, section 4.2.3.9).
     ///
     /// The message ends a connection attempt. An established connection continues, because the message may be
-    /// forged (RFC 5927, section 5). If it then times out without another acknowledgment, the reason is
-    /// [`Reason::Unreachable`].
+    /// forged (RFC 5927, section 5). If the connection then times out before the peer acknowledges anything
+    /// more, its reason is [`Reason::Unreachable`].
     pub fn on_unreachable(&mut self, sequence: u32, hard: bool) -> Events {
         let sequence = sequence::extend(self.snd.una, sequence);
         if sequence < self.snd.una || sequence >= self.snd.next {
@@ -83,8 +85,8 @@ impl Connection {
         self.path = PathMtu { high, candidate: high, probe: None, failures: 0, probe_at: now + RAISE_AFTER };
     }
 
-    /// Reduces the MSS to the base MSS after repeated timeouts, if more bytes than the base MSS are in
-    /// flight.
+    /// Reduces the MSS to the base MSS after repeated timeouts while more bytes than that were in flight,
+    /// because smaller segments may pass.
     pub(super) fn check_black_hole(&mut self, now: u64) {
         let base = self.config.base_mss.min(self.snd.max_mss);
         let large = self.snd.next - self.snd.una > base as u64;
@@ -95,7 +97,8 @@ impl Connection {
         }
     }
 
-    /// Sends a larger segment to probe the path, if it is time and there is enough data and room.
+    /// Sends a larger segment to test whether the path carries it, if it is time and there is enough data and
+    /// room.
     pub(super) fn transmit_path_probe(&mut self, now: u64) -> Option<Transmit> {
         if now < self.path.probe_at || self.path.probe.is_some() || self.recovery.phase != Phase::Open {
             return None;
@@ -103,7 +106,7 @@ impl Connection {
         let size = self.path.candidate;
         let payload = size as u64 - (self.snd.mss as u64 - self.effective_mss() as u64);
         let room = self.snd.edge().min(self.snd.limit).saturating_sub(self.snd.next);
-        // Wait for data behind the probe, which reveals the probe's loss without a timeout.
+        // Wait until data can follow the probe, because that data reveals the probe's loss without a timeout.
         if room < 2 * payload || self.congestion.window() < self.in_flight() + 2 * payload {
             return None;
         }
@@ -122,8 +125,8 @@ impl Connection {
         }
     }
 
-    /// Returns true, and gives the path probe up, if the probe is the only lost segment. The loss is no sign
-    /// of congestion.
+    /// If the only lost segment is the path probe, gives the probe up and returns true: the path is too small
+    /// for it, and the loss does not count as congestion.
     pub(super) fn path_probe_lost(&mut self, now: u64) -> bool {
         let Some((start, end, _)) = self.path.probe else { return false };
         let only = self.scoreboard.lost() == end - start
@@ -134,7 +137,8 @@ impl Connection {
         only
     }
 
-    /// Gives up the path probe in flight. After three losses of one size, only smaller sizes are tested.
+    /// Gives up the probe of the path's MTU that is in flight, because it was lost. After the third loss of
+    /// this size, only smaller sizes are tested.
     pub(super) fn fail_path_probe(&mut self, now: u64) {
         let Some((_, _, size)) = self.path.probe.take() else { return };
         self.path.failures += 1;
@@ -144,8 +148,8 @@ impl Connection {
         }
     }
 
-    /// Forgets the path probe if its bytes are retransmitted. An acknowledgment of them would not show that
-    /// the path carries the probe.
+    /// Forgets the probe of the path's MTU if its bytes are retransmitted in other segments. Their
+    /// acknowledgment would not show that the path carries the probe.
     #[inline]
     pub(super) fn forget_path_probe(&mut self, start: Sequence, len: u32) {
         if self.path.probe.is_some_and(|probe| start < probe.1 && probe.0 < start + len as u64) {

@@ -54,7 +54,8 @@ impl Connection {
         if self.scoreboard.is_empty() {
             return 0;
         }
-        // Without SACK, each duplicate acknowledgment shows that a segment has left the network.
+        // Subtract one segment for each duplicate acknowledgment of a peer without SACK, because it shows
+        // that a segment has left the network.
         let left = self.recovery.duplicate_acks as u64 * self.snd.mss as u64;
         self.scoreboard.in_flight().saturating_sub(left)
     }

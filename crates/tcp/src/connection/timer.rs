@@ -1,19 +1,22 @@
-//! Sets and handles the timers of a connection.
+//! Sets and handles the timers: retransmission, loss probe, reordering, window probe, delayed acknowledgment,
+//! keepalive, cork, and the end of a connection.
 
 use super::*;
 use crate::SECOND;
 
-/// The greatest backoff exponent of window probes. It bounds the time between probes, because only a probe
-/// reveals a lost window update.
+/// The greatest backoff exponent of window probes. It bounds the time between two probes. If the peer's
+/// window update was lost, only a probe reveals that the window is open again.
 pub(super) const MAX_PROBE_BACKOFF: u8 = 8;
-/// The retries after which a connection that the application has closed is aborted.
+/// The number of retransmissions or window probes after which a connection that the application has closed is
+/// aborted.
 const ORPHAN_RETRIES: u8 = 8;
-/// The peer's longest expected delay of an acknowledgment. With one segment in flight, a loss probe is sent
-/// this much later (RFC 8985, section 7.2, TLP.max_ack_delay).
+/// The longest time by which a peer is expected to delay an acknowledgment. If only one segment is in flight,
+/// a loss probe is sent this much later (RFC 8985, section 7.2, TLP.max_ack_delay).
 const MAX_ACK_DELAY: u64 = 200 * crate::MILLISECOND;
 
 impl Connection {
-    /// Returns when [`Connection::on_timer`] must be called, in nanoseconds, or `None` if no timer runs.
+    /// Returns the time, in nanoseconds, at which [`Connection::on_timer`] must be called, or `None` if no
+    /// timer runs.
     ///
     /// A timer wheel need not move an entry whose deadline becomes later: an early call has no effect.
     #[inline]
@@ -49,7 +52,8 @@ impl Connection {
         }
         if now >= self.timers.close_at {
             self.timers.close_at = NEVER;
-            // TIME-WAIT has ended, or a connection that the application has closed got no FIN in time.
+            // TIME-WAIT has ended. Or the application has closed the connection, and the peer's FIN has not
+            // come in time.
             self.state = State::Closed;
             self.stop_timers();
             events |= Events::ENDED;
@@ -99,8 +103,8 @@ impl Connection {
             return Events::NONE;
         }
         let overdue = |timeout| now.saturating_sub(self.timers.last_progress) >= timeout;
-        // After `ORPHAN_RETRIES` retries, abort a connection that the application has closed. A peer that
-        // never opens its window would keep the connection in memory forever.
+        // After `ORPHAN_RETRIES` retries, abort a connection that the application has closed. Otherwise a
+        // peer that never opens its window would keep the connection in memory forever.
         let orphan =
             self.flags.orphan && self.recovery.backoff.max(self.timers.window_probes) >= ORPHAN_RETRIES;
         if orphan
@@ -112,12 +116,14 @@ impl Connection {
         }
         self.counters.timeouts += 1;
         let age = if self.snd.window == 0 {
-            // The window is closed: the retransmission is a window probe, and no sign of congestion.
+            // The peer's window is closed, so the retransmission is a window probe and tells nothing about
+            // congestion.
             self.timers.window_probes = self.timers.window_probes.saturating_add(1);
             self.counters.window_probes += 1;
             0
         } else {
-            // Reduce the slow-start threshold only once for each loss (RFC 6675, section 5.1).
+            // Reduce the slow-start threshold only once for each loss, so do not reduce it if an earlier
+            // timeout or fast recovery has done so (RFC 6675, section 5.1).
             let first = match self.recovery.phase {
                 Phase::Open => true,
                 Phase::Recovery => false,
@@ -150,7 +156,8 @@ impl Connection {
         let Some(keepalive) = self.config.keepalive else { return Events::NONE };
         let idle_end = self.timers.last_received.saturating_add(keepalive.idle);
         if now < idle_end || !self.scoreboard.is_empty() {
-            // Send no keepalive probe: the connection was not idle for long enough, or data is in flight.
+            // Send no keepalive probe: the connection was not idle for long enough, or data is in flight. In
+            // the second case the retransmission timer finds out whether the peer is alive.
             self.timers.keepalive_probes = 0;
             self.timers.keepalive_at =
                 idle_end.max(now.saturating_add(keepalive.interval.min(keepalive.idle)));
@@ -181,8 +188,8 @@ impl Connection {
         self.rtt.timeout().saturating_mul(1 << backoff.min(32)).min(self.config.max_rto)
     }
 
-    /// Sets the sender's deadline: the earliest of reordering, loss probe and retransmission. Without data in
-    /// flight, the only deadline is that of a window probe.
+    /// Sets the deadline of the sender's timer: the earliest of reordering, loss probe and retransmission.
+    /// While nothing is in flight, the only deadline is that of a window probe.
     #[inline]
     pub(super) fn arm_loss_timer(&mut self, now: u64) {
         if self.scoreboard.is_empty() {
@@ -202,15 +209,16 @@ impl Connection {
             self.timers.loss = LossTimer::Reordering;
             self.timers.loss_at = self.timers.reordering_at;
         } else if let Some(probe_at) = self.loss_probe_at() {
-            // If the loss probe is due after the timeout, it replaces the retransmission and restarts the
-            // timeout (RFC 8985, section 7.2).
+            // If the loss probe would be due after the retransmission timeout, send the probe when the
+            // timeout expires, instead of a retransmission (RFC 8985, section 7.2). The probe restarts the
+            // timeout.
             self.timers.loss = LossTimer::LossProbe;
             self.timers.loss_at = probe_at.min(rto_at);
         }
     }
 
-    /// Returns when a loss probe is due, in nanoseconds, or `None` if none may be sent (RFC 8985, section
-    /// 7.2).
+    /// Returns the time at which a loss probe is due, in nanoseconds. Returns `None` if no loss probe may be
+    /// sent (RFC 8985, section 7.2).
     fn loss_probe_at(&self) -> Option<u64> {
         let srtt = self.rtt.smoothed()?;
         let allowed = self.flags.sack

@@ -1,5 +1,5 @@
-//! SYN cookies (RFC 4987, appendix A). The initial sequence number of a SYN,ACK encodes the handshake,
-//! which then needs no entry in a full SYN queue.
+//! SYN cookies (RFC 4987, appendix A). The initial sequence number of a SYN,ACK encodes the handshake. A peer
+//! that acknowledges this number has received it, so the handshake needs no entry in a full SYN queue.
 //!
 //! ```text
 //!  31       27 26      24 23                                       0
@@ -53,8 +53,9 @@ impl<C> Listener<C> {
             let scale =
                 options.window_scale.filter(|_| self.config.window_scaling).map_or(NO_SCALE, u32::from);
             let bits = scale | if options.sack_permitted { SACK } else { 0 } | if ecn { ECN } else { 0 };
-            // The low six bits hold the options. If this raises the timestamp above the clock, subtract 64,
-            // because later timestamps must not be smaller.
+            // Store the options in the low six bits of the timestamp. If this raises the timestamp above the
+            // clock, subtract 64, because the connection's next timestamp comes from the clock and must not
+            // be smaller.
             let value = timestamps.value & !OPTION_BITS | bits;
             timestamps.value =
                 if before(timestamps.value, value) { value.wrapping_sub(OPTION_BITS + 1) } else { value };
@@ -63,8 +64,8 @@ impl<C> Listener<C> {
     }
 
     /// Completes a handshake if the segment acknowledges a valid cookie and the accept queue has room. Drops
-    /// the segment if the queue is full. Answers an invalid cookie with a reset, unless the segment is a
-    /// reset.
+    /// the segment if the queue is full. Answers with a reset if the cookie is not valid, unless the segment
+    /// is a reset itself.
     pub(super) fn on_cookie(&mut self, now: u64, flow: &Flow, segment: &Segment<'_>) -> Verdict {
         let header = &segment.header;
         let reset = || reset_for(segment).map_or(Verdict::Drop, Verdict::Reply);

@@ -4,10 +4,11 @@ use proptest::prelude::*;
 const CONTEXT: AckContext = AckContext { now: 1_000, min_rtt: 0, echo: None };
 const BASE: Sequence = 1 << 32;
 
-/// A simple model of the scoreboard, one entry per byte.
+/// A simple and slow model of the scoreboard, one entry per byte, with which the tests compare the
+/// scoreboard.
 #[derive(Default)]
 struct Model {
-    /// For each byte from SND.UNA on: whether it is sacked, and whether it is lost.
+    /// For each byte from SND.UNA on: whether it is sacked, and whether it is marked lost.
     bytes: VecDeque<(bool, bool)>,
     una: Sequence,
 }
@@ -101,7 +102,8 @@ proptest! {
     }
 }
 
-/// Copies the lost bytes, which the model does not find itself. Checks that none was delivered.
+/// Copies from the scoreboard which bytes are lost, because the model does not decide that. Checks that none
+/// of them was delivered.
 fn copy_lost(board: &Scoreboard, model: &mut Model) {
     for record in &board.records {
         for at in record.start..record.end() {
@@ -126,7 +128,8 @@ fn rfc8985_a_segment_is_lost_when_one_sent_later_was_delivered_and_the_window_ha
     let mut delivered = Delivered::default();
     let context = AckContext { now: 104, ..CONTEXT };
     board.sack(BASE + 400, BASE + 500, 100, &context, &mut delivered);
-    // The RTT is 100 and the reordering window 10, so segment 3 counts as lost at 3 + 100 + 10.
+    // Segment 4 was sent at 4 and delivered at 104, so its RTT is 100. With a reordering window of 10,
+    // segment 3 counts as lost at 3 + 100 + 10.
     assert_eq!(board.detect_loss(104, 10), (0, Some(113)));
     assert_eq!(board.detect_loss(111, 10), (200, Some(113)));
     assert_eq!(board.detect_loss(113, 10), (200, None));
@@ -140,7 +143,8 @@ fn rfc8985_the_window_is_zero_after_three_segments_without_reordering_and_grows_
     assert_eq!(board.reordering_window(80, 80, false, 100), 20);
     board.sack(BASE + 300, BASE + 600, 100, &CONTEXT, &mut delivered);
     assert_eq!(board.reordering_window(80, 80, false, 100), 0);
-    // Segment 1 arrives after segments 3 to 5, so the reordering window is no longer zero.
+    // Segment 1 was sent only once and is delivered after segments 3 to 5. So the network reorders segments,
+    // and the reordering window is no longer zero.
     board.sack(BASE + 100, BASE + 200, 100, &CONTEXT, &mut delivered);
     assert_eq!(board.reordering_window(80, 80, false, 100), 20);
     board.on_dsack(BASE, BASE + 600);

@@ -39,20 +39,21 @@ pub struct Link {
     pub rate: u64,
     /// The most bytes that may wait for the link. Frames beyond this limit are dropped.
     pub queue: u64,
-    /// The number of waiting bytes above which ECN-capable segments are marked.
+    /// ECN-capable segments are marked while more than this number of bytes waits for the link.
     pub mark: u64,
     /// The probability that a segment is lost.
     pub loss: f64,
-    /// How many segments one loss drops: consecutive ones of a direction, within 5 ms.
+    /// The number of segments that one loss drops: the lost segment, and the next `burst` - 1 segments in its
+    /// direction within 5 ms.
     pub burst: u32,
     pub duplicate: f64,
     pub corrupt: f64,
-    /// The probability that a segment is delayed, so that later ones overtake it.
+    /// The probability that a segment is delayed further, so that later ones can overtake it.
     pub reorder: f64,
     /// The greatest delay that reordering adds, in nanoseconds.
     pub jitter: u64,
-    /// The longest segment that passes, in bytes with its TCP header; 0 for no limit. No ICMP message reports
-    /// a drop.
+    /// The longest segment that passes, in bytes with its TCP header; 0 for no limit. Longer segments are
+    /// dropped without an ICMP message.
     pub black_hole: usize,
 }
 
@@ -112,7 +113,8 @@ pub fn encode(header: &inlane_tcp::Header, payload: std::ops::Range<u64>, ring: 
     bytes
 }
 
-/// A frame in flight: arrival time, a number that orders equal times, receiving host, and bytes.
+/// A frame under way: the time of its arrival, a number that orders frames with equal times, the receiving
+/// host, and the bytes.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub struct Frame {
     pub at: u64,
@@ -122,7 +124,7 @@ pub struct Frame {
     pub marked: u8,
 }
 
-/// A link in use, and the frames in flight in both directions.
+/// A link in use: its properties, and the frames under way in both directions.
 pub struct Wire {
     pub link: Link,
     pub random: Random,
@@ -203,7 +205,7 @@ impl Wire {
     }
 }
 
-/// A host with one connection. Its application sends a known stream and checks what it receives.
+/// A host with one connection and an application that sends a known stream and checks what it receives.
 pub struct Host {
     pub connection: Connection,
     pub send: Ring,
@@ -308,14 +310,15 @@ pub struct Network {
 }
 
 impl Network {
-    /// Creates two connected hosts. The handshake has no faults. Host `i` writes `bytes[i]` bytes.
+    /// Creates two connected hosts. The handshake runs through a listener and without faults. Host 0 writes
+    /// `bytes[0]`, host 1 `bytes[1]`.
     pub fn connected(config: &[Config; 2], link: Link, seed: u64, bytes: [u64; 2]) -> Self {
         let secrets = Secrets::new([seed as u8; 16]);
         let mut random = Random(seed);
         let flow =
             Flow { local: ([10, 0, 0, 1], random.next() as u16).into(), remote: ([10, 0, 0, 2], 80).into() };
         let reverse = Flow { local: flow.remote, remote: flow.local };
-        // In half of the cases, sequence numbers and timestamps wrap soon.
+        // In half of the cases, begin with sequence numbers and timestamps that wrap soon.
         let start = if random.below(2) == 0 {
             secrets.start(0, &flow)
         } else {
@@ -371,7 +374,7 @@ impl Network {
         drain(self.now, &mut self.hosts[n], 1 - n, &mut self.wire);
     }
 
-    /// Processes the next event. Returns false if there is none.
+    /// Advances to the next event and processes it. Returns false if there is none.
     pub fn step(&mut self) -> bool {
         let frame = self.wire.under_way.peek().map(|Reverse(frame)| frame.at);
         let timer = (0..2).filter_map(|n| self.hosts[n].connection.next_deadline().map(|at| (at, n))).min();

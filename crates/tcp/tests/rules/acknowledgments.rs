@@ -1,8 +1,10 @@
-//! Tests of the receiving side: acknowledgments, SACK reports, and reassembly.
+//! Tests of the receiving side: when it acknowledges, what it reports by SACK, and how it reassembles
+//! segments.
 
 use crate::*;
 
-/// Opens a connection and hands it 16 segments. From then on, the connection delays acknowledgments.
+/// Opens a connection and hands it 16 segments, each of which it acknowledges at once. From then on, the
+/// connection delays acknowledgments.
 fn settled(options: Options) -> (Script, i64) {
     let mut script = Script::open(&config(), options);
     for n in 0..16 {

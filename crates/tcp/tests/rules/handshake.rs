@@ -166,7 +166,8 @@ fn rfc5927_an_unreachable_host_ends_an_attempt_and_not_a_connection() {
     assert_eq!(script.state(), State::Established);
 }
 
-/// An acknowledgment after the ICMP message makes the reason of a later timeout `TimedOut` again.
+/// A connection that times out after an ICMP message "host unreachable" fails with this reason. If an
+/// acknowledgment arrived after the message, the reason is `TimedOut` again.
 #[test]
 fn rfc1122_a_timeout_after_an_unreachable_host_has_that_reason() {
     for (acknowledged, reason) in [(false, Reason::Unreachable), (true, Reason::TimedOut)] {

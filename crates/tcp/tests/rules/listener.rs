@@ -68,7 +68,7 @@ fn an_accepted_connection_sends_no_ack_only_to_announce_its_window() {
     let capacity = listener.config().receive_capacity;
     connection.set_receive_capacity(capacity);
     assert_eq!(connection.poll_transmit(RTT), None);
-    // Only an increase of the limit makes the connection announce its window.
+    // Reduce the limit, then restore it. Only the increase makes the connection announce its window.
     connection.set_receive_capacity(capacity / 2);
     assert_eq!(connection.poll_transmit(RTT), None);
     connection.set_receive_capacity(capacity);

@@ -1,7 +1,8 @@
-//! Scripts of segments for the rules that the crate implements. Each test's name begins with its RFC.
+//! Scripts of segments for the rules that the crate implements. Each test's name begins with the RFC that
+//! states the rule.
 //!
-//! A test plays the peer of one connection. Numbers are relative: 0 is the first byte of the stream in each
-//! direction.
+//! A test plays the peer: it hands segments to one connection and checks what the connection sends. Numbers
+//! are relative: 0 is the first byte of the stream in each direction.
 
 mod acknowledgments;
 mod attacks;
@@ -20,7 +21,7 @@ use inlane_wire::tcp::{ACK, CWR, ECE, FIN, PSH, RST, SYN, URG};
 
 /// The initial sequence number of this side.
 pub(crate) const ISS: u32 = 1000;
-/// The peer's initial sequence number. Its numbers wrap during the test.
+/// The peer's initial sequence number. The peer's numbers wrap during the test.
 pub(crate) const IRS: u32 = u32::MAX - 5000;
 pub(crate) const RTT: u64 = 10 * MILLISECOND;
 
@@ -47,13 +48,13 @@ pub(crate) struct Script {
     pub(crate) timestamps: bool,
     /// The window field of the peer's segments.
     pub(crate) window: u16,
-    /// The index up to which the peer acknowledges data.
+    /// The index up to which the peer's segments acknowledge the connection's data.
     pub(crate) ack: u64,
     pub(crate) events: Events,
 }
 
-/// A segment of the peer, with numbers relative to each stream's start. The script sets a field that is
-/// `None`.
+/// A segment that the peer sends. Its numbers are relative to the start of each stream. The script sets each
+/// field that is `None`.
 #[derive(Clone)]
 pub(crate) struct Seg {
     pub(crate) flags: u8,
@@ -106,7 +107,7 @@ impl Seg {
     }
 }
 
-/// The options of a SYN with MSS 1460, window scaling, SACK and timestamps.
+/// Returns the options of the SYN of a peer with MSS 1460, window scaling, SACK and timestamps.
 pub(crate) fn modern() -> Options {
     Options {
         mss: Some(1460),
@@ -117,7 +118,8 @@ pub(crate) fn modern() -> Options {
     }
 }
 
-/// The options of a SYN with SACK only. Segments then hold 1460 bytes.
+/// Returns the options of a SYN with SACK but without timestamps and window scaling. Segments then hold 1460
+/// bytes.
 pub(crate) fn plain() -> Options {
     Options { timestamps: None, window_scale: None, ..modern() }
 }
@@ -195,7 +197,7 @@ impl Script {
         sent
     }
 
-    /// Returns the ranges of payload that the connection sends. Leaves out segments without payload.
+    /// Returns what the connection sends, as ranges of payload. Segments without payload are left out.
     pub(crate) fn ranges(&mut self) -> Vec<(u64, u64)> {
         let sent = self.sent();
         sent.iter().filter(|t| !t.is_empty()).map(|t| (t.payload.start, t.payload.end)).collect()
@@ -207,7 +209,7 @@ impl Script {
         sent.remove(0)
     }
 
-    /// Checks that the connection only sends an acknowledgment of `ack`, and returns it.
+    /// Checks that the connection sends one acknowledgment of `ack` without data, and returns it.
     #[track_caller]
     pub(crate) fn acknowledges(&mut self, ack: u64) -> Header {
         let transmit = self.one();
@@ -234,7 +236,7 @@ impl Script {
         self.events |= self.connection.on_timer(self.now);
     }
 
-    /// Advances to the connection's next deadline. Returns the elapsed nanoseconds.
+    /// Advances the time to the connection's next deadline. Returns the elapsed time in nanoseconds.
     pub(crate) fn next_timer(&mut self) -> u64 {
         let at = self.connection.next_deadline().expect("a timer runs");
         let elapsed = at.saturating_sub(self.now);

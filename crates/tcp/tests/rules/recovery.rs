@@ -4,7 +4,7 @@ use crate::*;
 
 const MSS: u64 = 1460;
 
-/// Returns a connection with `segments` full segments in flight, one microsecond apart.
+/// Returns a connection with `segments` full segments in flight, sent one microsecond apart.
 fn in_flight(options: Options, segments: u64) -> Script {
     let mut script = Script::open(&Config { initial_window: 40, ..config() }, options);
     script.connection.set_no_delay(true);
@@ -125,8 +125,8 @@ fn rfc8985_a_lost_retransmission_is_detected_without_a_timeout() {
     let new = script.ranges();
     assert!(new.contains(&edges(10, 11)), "{new:?}");
     script.now += RTT;
-    // Segment 10 was sent after the retransmission of segment 0 and arrives first, so that retransmission is
-    // lost.
+    // Segment 10, which was sent after the retransmission of segment 0, arrives, but the retransmission does
+    // not. So it counts as lost too.
     script.receive(ack(0).sack(&[edges(1, 11)]));
     assert_eq!(script.ranges()[0], edges(0, 1));
     assert_eq!(script.connection.counters().timeouts, 0);
@@ -135,7 +135,8 @@ fn rfc8985_a_lost_retransmission_is_detected_without_a_timeout() {
 #[test]
 fn rfc8985_reordering_delays_the_retransmission_by_a_quarter_of_the_rtt() {
     let mut script = in_flight(plain(), 10);
-    // Segment 1 overtakes segment 0, so a later gap is not a loss at once.
+    // Segment 1 is delivered before segment 0. This is reordering, so a later gap does not count as a loss at
+    // once.
     script.receive(ack(0).sack(&[edges(1, 2)]));
     script.silent();
     script.receive(ack(2 * MSS));
@@ -157,7 +158,8 @@ fn rfc8985_a_loss_probe_repairs_a_lost_tail() {
     assert!(elapsed < 50 * MILLISECOND, "two round trips, not a timeout: {elapsed}");
     assert_eq!(script.ranges(), [edges(4, 5)]);
     assert_eq!(script.connection.counters().loss_probes, 1);
-    // SACK reports the probe (segment 4) but not segment 3, which is lost.
+    // Let the peer report the probe (segment 4) by SACK, but not segment 3. The connection must then detect
+    // that segment 3 is lost.
     script.now += RTT;
     script.receive(ack(3 * MSS).sack(&[edges(4, 5)]));
     if script.ranges() != [edges(3, 4)] {
@@ -191,7 +193,7 @@ fn rfc8985_a_loss_that_only_a_probe_repaired_reduces_the_window() {
     script.ranges();
     script.receive(ack(6 * MSS));
     assert!(script.connection.congestion_window() < before * 4 / 5);
-    // The DSACK shows that the probe was a duplicate: nothing was lost.
+    // If the acknowledgment has a DSACK, the probe was a duplicate: nothing was lost, so the window stays.
     let mut script = in_flight(plain(), 5);
     script.receive(ack(4 * MSS));
     let before = script.connection.congestion_window();
@@ -239,7 +241,8 @@ fn rfc9438_a_loss_reduces_the_window_to_seven_tenths() {
     script.receive(ack(0).sack(&[edges(1, 5)]));
     script.sent();
     assert_eq!(script.connection.slow_start_threshold(), before * 7 / 10);
-    // RFC 6937: after recovery, the window equals the slow-start threshold.
+    // RFC 6937: during recovery the window depends on the delivered data. After recovery it equals the
+    // slow-start threshold.
     assert!(script.connection.congestion_window() >= script.connection.in_flight());
     script.now += RTT;
     script.receive(ack(40 * MSS));
@@ -259,7 +262,7 @@ fn rfc6937_the_rate_is_reduced_in_proportion() {
         sent += script.ranges().len();
         acks += 1;
     }
-    // The window shrinks to 0.7 of its size.
+    // The window shrinks to 0.7 of its size, so seven segments are sent for ten that are delivered.
     assert!((sent as f64 / acks as f64 - 0.7).abs() < 0.1, "{sent} of {acks}");
 }
 
@@ -276,7 +279,8 @@ fn rfc3522_a_spurious_timeout_is_undone() {
     script.sent();
     assert_eq!(script.connection.counters().timeouts, 1);
     assert!(script.connection.congestion_window() < before);
-    // The echoed timestamp is the original's, so the retransmission was spurious.
+    // The acknowledgment echoes the timestamp of the original transmission, so the retransmission was
+    // spurious.
     script.receive(ack(1448).stamp(700, stamp));
     assert_eq!(script.connection.counters().undone, 1);
     assert!(script.connection.congestion_window() >= before);
@@ -308,7 +312,8 @@ fn rfc2018_a_receiver_may_discard_what_it_reported() {
     let mut script = in_flight(plain(), 5);
     script.receive(ack(0).sack(&[edges(1, 5)]));
     assert_eq!(script.ranges(), [edges(0, 1)]);
-    // The receiver has discarded all segments that it had reported by SACK.
+    // Only the first segment is acknowledged: the receiver has discarded the others, which it had reported by
+    // SACK.
     script.receive(ack(MSS));
     script.next_timer();
     let mut repaired = script.ranges();

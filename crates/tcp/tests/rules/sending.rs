@@ -1,4 +1,5 @@
-//! Tests of when and how data is sent: Nagle's algorithm, cork, segmentation offload, PSH.
+//! Tests of when a connection sends data, and in which segments: Nagle's algorithm, cork, segmentation
+//! offload, PSH.
 
 use crate::*;
 

@@ -26,11 +26,12 @@ fn rfc9293_a_small_window_is_used_if_it_is_half_of_the_largest() {
     small.sent();
     small.connection.set_written(5000).unwrap();
     assert_eq!(small.ranges(), [(0, 1000)]);
-    // 1000 bytes are less than half of the largest window, 64 KiB, so nothing is sent.
+    // This peer's largest window was 64 KiB. A window of 1000 bytes is less than half of that, so nothing is
+    // sent.
     script.receive(ack(0).window(1000));
     script.connection.set_written(5000).unwrap();
     assert_eq!(script.ranges(), []);
-    // After the override timeout, the bytes that fit are sent.
+    // Let the override timeout expire. The bytes that fit into the window must then be sent.
     script.next_timer();
     assert_eq!(script.ranges(), [(0, 1000)]);
 }
@@ -139,7 +140,7 @@ fn rfc9293_a_window_that_shrinks_stops_new_data_and_retransmissions_beyond_it() 
     for (start, end) in script.ranges() {
         assert!(start == 0 && end <= 2000 || start >= 13_140, "{start} {end}");
     }
-    // The peer may acknowledge data that was in flight when the window shrank.
+    // The peer may still acknowledge data that was in flight beyond the window's edge when the window shrank.
     script.receive(ack(14_600).window(65_535));
     assert_eq!(script.ranges().last().unwrap().1, 20_000);
 }
@@ -217,7 +218,7 @@ fn rfc7323_the_announced_edge_never_moves_back() {
 fn a_reduced_receive_buffer_takes_back_nothing_and_then_bounds_the_window() {
     let mut script = Script::open(&config(), plain());
     script.connection.set_receive_capacity(3000);
-    // Data within the window announced earlier must still be accepted.
+    // Send data within the window that was announced before the reduction, because it must still be accepted.
     script.receive(data(0, 1460));
     script.receive(data(1460, 1460));
     script.receive(data(2920, 1460));
@@ -227,8 +228,8 @@ fn a_reduced_receive_buffer_takes_back_nothing_and_then_bounds_the_window() {
         script.connection.set_consumed(script.connection.received()).unwrap();
         script.receive(data(at * 1460, 1460));
         let window = script.sent().last().map(|transmit| transmit.header.window);
-        // The handshake announced 65,535 bytes, which end in segment 44. Behind them, at most 3000 are
-        // announced.
+        // Check that at most 3000 bytes are announced once the data has passed the edge that the handshake
+        // announced: 65,535 bytes, which lies in segment 44.
         assert!(at < 46 || window.is_none_or(|window| window <= 3000), "{at}: {window:?}");
     }
     script.connection.set_receive_capacity(u32::MAX);
