@@ -82,7 +82,8 @@ fn pkg_config(arguments: &[&str]) -> String {
 
 /// Returns the include paths and the instruction set with which DPDK's inline functions must be compiled.
 fn compile_flags() -> Vec<String> {
-    // With `--static`, pkg-config would require the packages of drivers that are not linked here.
+    // `--static` is left out, because pkg-config would then require the packages of drivers that are not
+    // linked here.
     let flags = pkg_config(&["--cflags", "libdpdk"]);
     flags.split_whitespace().map(str::to_owned).collect()
 }
@@ -126,7 +127,7 @@ fn inline_functions(flags: &[String]) {
     build
         .files(["src/sys/burst.c", "src/sys/environment.c", "src/sys/pool.c"])
         .flag("-std=gnu11")
-        // `burst.c` breaks strict aliasing: it writes a packet's length and port by one 64-bit store.
+        // Turn off strict aliasing, because `burst.c` writes a packet's length and port by one 64-bit store.
         .flag("-fno-strict-aliasing")
         // Without this flag, GCC may merge stores into a vector store. Loads of single words would then
         // stall, because a CPU cannot forward part of a vector store.

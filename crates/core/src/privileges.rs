@@ -129,8 +129,8 @@ pub fn drop_privileges_to(successor: Successor) -> Result<Option<Dropped>> {
     })?;
     step("dropping capabilities", drop_capabilities_of_this_thread)?;
     drop_capabilities_of_other_threads()?;
-    // Programs that this process starts could otherwise regain privileges from set-uid bits or file
-    // capabilities.
+    // Forbid new privileges, because programs that this process starts could otherwise regain privileges from
+    // set-uid bits or file capabilities.
     // SAFETY: the call sets a flag of this thread, which later threads inherit.
     step("forbidding new privileges", || unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
     // A change of user clears this flag, and root then owns the process's files in /proc.

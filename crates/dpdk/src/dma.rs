@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The mapped pools. For each pool: its address, and the number of cards that use it.
 static MAPPED: Mutex<Vec<(u64, usize)>> = Mutex::new(Vec::new());
 
-/// The mapping of a pool's memory for a card. Drop it after the card is closed and before it is detached.
+/// The mapping of a pool's memory for a card. Drop it after the card has been closed and before the card is
+/// detached.
 pub(crate) struct Mapping {
     pool: Arc<MbufPool>,
     card: *mut sys::rte_device,

@@ -214,7 +214,7 @@ impl Mover for DmaDev {
         // the wait.
         let first = flight.done();
         let mut poll = || {
-            // The device's copying thread may need the core.
+            // Yield the core, because the device's copying thread may need it.
             std::thread::yield_now();
             DmaDev::poll(*id, queued, entries, first, name)
         };

@@ -27,7 +27,8 @@ pub struct Environment {
 /// Starts DPDK's environment, unless it has started already.
 ///
 /// # Errors
-/// [`Error::Environment`] with DPDK's messages. Later calls return the same error.
+/// [`Error::Environment`] with DPDK's messages. Later calls return the same error, because DPDK starts at
+/// most once in a process.
 pub fn start() -> Result<Environment> {
     STARTED.get_or_init(start_once).clone().map_err(|why| Error::Environment { why })
 }

@@ -18,8 +18,8 @@ struct RecentWarnings {
 static RECENT_WARNINGS: Mutex<RecentWarnings> =
     Mutex::new(RecentWarnings { messages: VecDeque::new(), count: 0 });
 
-/// A position in the log. Take it before a call. [`Mark::explain`] adds the warnings of that call to its
-/// error.
+/// A position in the log. Take it before a call that may fail. [`Mark::explain`] then adds the warnings of
+/// that call to the error message.
 pub(crate) struct Mark(u64);
 
 impl Mark {

@@ -108,7 +108,7 @@ fn exchanges(spec: &str, peer: Option<Testpmd>) {
         unsafe { pool.free(&packets[..count]) };
         back += count as u64;
         if count == 0 {
-            // testpmd may need the core.
+            // Yield the core, because testpmd may need it.
             std::thread::yield_now();
         }
     }

@@ -219,8 +219,8 @@ impl Config {
         if !(64..=MAX_ROOM).contains(&self.room) {
             return range("--room", self.room, "give 64 to 128K".into());
         }
-        // Four bursts can be in use at once: one each in the pipeline, the ring, the receive queue and the
-        // transmit queue.
+        // Require buffers for four bursts, because four can be in use at once: one each in the pipeline, the
+        // ring, the receive queue and the transmit queue.
         let least = burst * 4;
         if self.buffers != 0 && !(least..=1 << 22).contains(&self.buffers) {
             return range("--buffers", self.buffers, format!("give {least} (four bursts) to 4M"));

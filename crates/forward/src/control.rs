@@ -25,8 +25,9 @@ impl Control {
         Self { parent: Some(parent.clone()), ..Self::default() }
     }
 
-    /// Stops or aborts this run if the parent was stopped or aborted. Called several times a second by the
-    /// thread that waits for the run's end.
+    /// Stops or aborts this run if the parent was stopped or aborted. The thread that waits for the run's end
+    /// calls this function several times a second, because the run's other threads read only the run's own
+    /// flags.
     pub fn follow_parent(&self) {
         let Some(parent) = &self.parent else { return };
         parent.follow_parent();

@@ -160,7 +160,8 @@ impl<'a> Connected<'a> {
             run.start_ports()?;
             open::drop_privileges()?;
         }
-        // Creating the competing job takes time, in which the queues of started ports would overflow. If
+        // Create the competing job before the ports start, because that takes time: kernels are compiled for
+        // a GPU, and the job is measured alone. The queues of started ports would overflow meanwhile. If
         // privileges were dropped, the ports had to start earlier.
         let competing = CompetingJob::new(config, run.gpu.as_ref(), pipelines.len(), &cores)?;
         let pipelines = ready(config, &run.function, pipelines, run.gpu.as_ref())?;

@@ -74,8 +74,9 @@ impl Emulated {
                 .output()
                 .expect("the compiler that built this crate")
         };
-        // Each emulated block loads a copy of the object. Without -fno-gnu-unique, GCC shares some static
-        // variables between them. Some compilers refuse the flag.
+        // Compile with -fno-gnu-unique, because each emulated block loads its own copy of the object, and the
+        // copies must not share static variables. Without this flag, GCC gives some of them one instance in
+        // the whole process. A compiler that refuses the flag is called again without it.
         let output = Some(compile(&["-fno-gnu-unique"])).filter(|output| output.status.success());
         let output = output.unwrap_or_else(|| compile(&[]));
         assert!(output.status.success(), "{text}:\n{}", String::from_utf8_lossy(&output.stderr));
@@ -309,7 +310,8 @@ fn a_block_assembles_the_same_slots_as_the_cpu() {
 fn blocks_assemble_together() {
     const BLOCKS: usize = 4;
     const SLOTS: u32 = 40;
-    // With few windows, several emulated blocks need the same window.
+    // `windows` is the number of slots that can be assembled at the same time. If it is small, several
+    // emulated blocks need the same window.
     for (windows, lost) in [(8, 0), (8, 3), (1, 0), (2, 0), (2, 3)] {
         let emulated = Emulated::new(&format!("oran-reorder:eaxc=0+1,prbs=24,windows={windows},limit=1s"));
         let blocks: Vec<Block> = (0..BLOCKS).map(|index| emulated.block(index)).collect();

@@ -30,7 +30,7 @@ fn wireshark_dissects_the_test_packets_as_intended() {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let path = folder.path().join("uplane.pcap");
         std::fs::write(&path, pcap(&frames)).expect("written");
-        // tshark prints the eAxC in parts of 2, 6, 4 and 4 bits.
+        // List four fields for the eAxC, because tshark prints it in parts of 2, 6, 4 and 4 bits.
         let fields = [
             "oran_fh_cus.du_port_id",
             "oran_fh_cus.bandsector_id",

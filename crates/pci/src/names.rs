@@ -34,7 +34,8 @@ impl Names {
                     vendor = Some(number);
                     names.vendors.insert(number, name.into());
                 }
-                // A class, such as `C 03  Display controller`. Skip its entries.
+                // A line such as `C 03  Display controller` starts a class. Its entries are not devices, so
+                // they are skipped until the next vendor.
                 (0, None) => vendor = None,
                 (1, Some((device, name))) => {
                     vendor.map(|vendor| names.devices.insert((vendor, device), name.into()));

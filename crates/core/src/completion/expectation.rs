@@ -96,7 +96,8 @@ impl ExpectedDurations {
         Duration::from_nanos(self.by_size[Self::class(bytes)].sleep_ns().unwrap_or(0))
     }
 
-    /// Returns the expected duration of an operation of `bytes`. `None` if none of about this size was timed.
+    /// Returns the expected duration of an operation of `bytes`, or `None` if no operation of about this size
+    /// was timed.
     pub fn expected(&self, bytes: u64) -> Option<Duration> {
         match self.by_size[Self::class(bytes)].expected_ns {
             0 => None,

@@ -147,10 +147,11 @@ impl<'a> PortSpec<'a> {
             .ok_or_else(|| format!("give a whole number from {} to {}", range.start(), range.end()))
     }
 
-    /// Checks that every option of the specification was read. Call it last.
+    /// Checks that every option of the specification was read. Call it last, because an option that was not
+    /// read is one that this kind of port does not have.
     ///
     /// # Errors
-    /// Names the first option that this kind of port does not have, and those that it has.
+    /// Names the first such option, and the options that this kind of port has.
     pub fn finish(self) -> Result<()> {
         let Some((key, _)) = self.options.first() else { return Ok(()) };
         let known = match self.known.as_slice() {

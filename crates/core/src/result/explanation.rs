@@ -96,8 +96,8 @@ impl Baseline {
     }
 }
 
-/// Formats rates. With a packet rate, the byte rate is shown in bits per second, as is usual for networks.
-/// Without one, in bytes per second.
+/// Formats rates. If there is a packet rate, the byte rate is shown in bits per second, as is usual for
+/// networks. Otherwise it is shown in bytes per second.
 fn rates(packets: Option<f64>, bytes: Option<f64>, what: &str) -> String {
     let mut parts: Vec<String> = packets.map(units::packets_per_second).into_iter().collect();
     parts.extend(bytes.map(|bytes| match packets {

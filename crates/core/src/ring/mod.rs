@@ -255,7 +255,8 @@ impl Ring {
     /// A wait for a slot that still holds an earlier item does not end, so do not wait for the device code
     /// that has such a wait.
     pub fn release_waits(&self, posted: u64) {
-        // While the ring is open, only the dispatcher may write the words of the submission half.
+        // Return unless the ring is closed, because only the dispatcher may write the words of the submission
+        // half while the ring is open.
         let Some(closed) = self.closed_at() else { return };
         for position in closed..posted.min(self.freed() + self.slots as u64) {
             let lap = lap_of(position, self.slots);

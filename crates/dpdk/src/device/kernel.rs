@@ -56,8 +56,9 @@ impl Slots {
         self.slot - HEADER
     }
 
-    /// Returns the length of the longest frame that fits into a slot. With TPACKET_V2, a header, an address
-    /// and padding come before it (`tpacket_rcv` in Linux's `net/packet/af_packet.c`).
+    /// Returns the length of the longest frame that fits into a slot. With TPACKET_V2, the kernel's header,
+    /// an address and padding come before the frame, because the bytes after the Ethernet header are aligned
+    /// to 16 (`tpacket_rcv` in Linux's `net/packet/af_packet.c`).
     pub(super) fn longest_frame(self) -> u32 {
         const FRAME_OFFSET: u32 = 66;
         self.slot - FRAME_OFFSET

@@ -15,7 +15,7 @@ pub(super) fn plan(
     id: u32,
     secret: Option<&str>,
 ) -> Result<Plan> {
-    // The driver takes only absolute paths.
+    // The driver takes only absolute paths, so a relative path is completed here.
     let path = std::path::absolute(socket).map_err(|error| {
         invalid(spec, format!("the socket's path {socket} has no absolute form: {error}"))
     })?;

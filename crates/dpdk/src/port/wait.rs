@@ -66,8 +66,8 @@ impl EthPort {
         }
     }
 
-    /// Waits for at most 9 s until the link of a card is up, and warns if it stays down. A card drops packets
-    /// while its link is down.
+    /// Waits until the link of a card is up, for at most 9 s, because a card drops packets while its link is
+    /// down. Warns if the link stays down.
     pub(super) fn wait_for_link(&mut self) {
         let start = Instant::now();
         let megabits = loop {

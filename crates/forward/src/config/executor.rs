@@ -218,8 +218,9 @@ impl Executor {
         }
     }
 
-    /// Returns the number of slots of each pipeline's burst ring; 0 without a ring. On a GPU,
-    /// the number may differ from `asked`, to suit blocks or streams.
+    /// Returns the number of slots of each pipeline's burst ring; 0 if the method has no ring. `asked` is the
+    /// number in the settings. A GPU executor may change it, because the number of slots must suit its blocks
+    /// or streams.
     pub(crate) fn slots(&self, asked: usize, burst: usize) -> usize {
         match self {
             Executor::Cpu(CpuMethod::Single) => 0,

@@ -108,8 +108,8 @@ pub(super) fn spent() -> (u64, u64) {
 pub struct Idle {
     /// The number of rounds without work since the last round with work, at most [`Idle::SPINS`].
     rounds: u32,
-    /// True if [`Idle::wait`] reads the clock in this idle period. True until a period was timed, and then in
-    /// one period of 64.
+    /// True if [`Idle::wait`] reads the clock in the current idle period. Set until a first period was timed,
+    /// and then in one period of 64, because reading the clock in each round would increase latencies.
     timed: bool,
     /// True if this thread has yielded the processor since the last round with work.
     yielded: bool,

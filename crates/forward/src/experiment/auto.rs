@@ -300,7 +300,7 @@ mod tests {
         config.cores = Some(Vec::new());
         let (taken, why) = choose(&config, Goal::Throughput, &Control::default()).unwrap();
         assert!(taken.executor.method().is_cpu() && why.starts_with("auto: "), "{why}");
-        // A busy machine may not have time for all 10 candidates.
+        // Accept a search that ran out of time, because a busy machine may not try all 10 candidates.
         let tried = why.contains("of 10 short trials") || why.contains("were not tried");
         assert!(tried, "two methods, five bursts: {why}");
         config.route = Route::OneWay { rx: "pcap:x".into(), tx: vec!["null".into()] };

@@ -104,8 +104,8 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Computes on one thread per entry of `threads` until `stop` is set. Returns the rounds, of 4096 operations
-/// each, per second of all threads.
+/// Computes on one thread per entry of `threads` until `stop` is set. Returns the rounds per second of all
+/// threads together. A round has 4096 operations.
 fn compute_on_cores(threads: &[Option<usize>], stop: &AtomicBool) -> f64 {
     std::thread::scope(|scope| {
         let compute = |core: &Option<usize>| {

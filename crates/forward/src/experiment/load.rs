@@ -26,7 +26,8 @@ const RESOLUTION: f64 = 0.005;
 const LOWEST: f64 = 0.01;
 /// The share of the due packets that may be unprocessed at the end of a trial, unless [`TAIL`] allows more.
 const TOLERANCE: f64 = 0.002;
-/// Packets that become due within this time before a trial's end may still be in flight.
+/// Packets that became due less than this time before the end of a trial may be unprocessed, because they may
+/// still be in flight.
 const TAIL: Duration = Duration::from_millis(1);
 
 /// Returns why a trial at `offered` packets per second failed. `None` if nothing was lost, missed or altered,

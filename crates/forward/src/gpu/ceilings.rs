@@ -147,7 +147,7 @@ fn timed(
         queue()?;
         stream.record(&end)?;
         end.synchronize()?;
-        // The first round only warms up the GPU.
+        // Skip the first round, because it only warms up the GPU.
         if round > 0 {
             times.push(end.since_ns(&start)? / 1e9);
         }

@@ -1,5 +1,5 @@
-//! The feeder: the thread that launches kernels for a lane's items, or posts them (queues them before the
-//! items are submitted). It also calls the packet function's `tick`.
+//! The feeder: the thread that launches kernels for a lane's items, or queues them on the GPU before the
+//! items are submitted (posting). It also calls the packet function's `tick`.
 
 use super::lane::Lane;
 use super::launch::{Launcher, launch_nothing};
@@ -166,8 +166,8 @@ pub(super) struct Ticks<'a> {
 }
 
 impl<'a> Ticks<'a> {
-    /// Creates the caller of `tick` for one lane. Launch nothing else on `stream`: an idle `stream` means
-    /// that the last `tick` has ended.
+    /// Creates the caller of `tick` for one lane. Launch nothing else on `stream`, because an idle `stream`
+    /// means that the last `tick` has ended.
     pub(super) fn new(lane: &'a Lane, stream: &'a Stream) -> Self {
         Self { lane, stream, last: Instant::now() }
     }
@@ -228,7 +228,8 @@ pub(super) fn wait_until_idle(lane: &Lane, streams: &[Stream]) -> Result<()> {
                 }
                 Ok(false) => std::thread::yield_now(),
                 Err(error) => {
-                    // After a failed kernel every driver call fails, so nothing can be freed.
+                    // Abandon the GPU, because after a failed kernel every driver call fails, so nothing can
+                    // be freed.
                     lane.loaded.gpu.abandon();
                     return Err(error.into());
                 }

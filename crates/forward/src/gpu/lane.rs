@@ -370,7 +370,8 @@ impl Drop for Lane {
     }
 }
 
-/// Subtracts a lane from a barrier's `count`, if `counted` is set. Clears `counted`.
+/// Subtracts a lane from a barrier's `count`, if `counted` is set. Clears `counted`, so a second call does
+/// nothing.
 fn leave_barrier(counted: &AtomicBool, count: &AtomicU32) {
     if counted.swap(false, Ordering::Relaxed) {
         count.fetch_sub(1, Ordering::Release);

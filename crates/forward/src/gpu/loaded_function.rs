@@ -34,8 +34,8 @@ pub struct LoadedFunction {
 }
 
 impl LoadedFunction {
-    /// Compiles `function` for `gpu` and for packets in `memory`, or takes it from the cache, and loads the
-    /// code.
+    /// Compiles `function` for `gpu` and for packets in `memory`, or takes its code from the cache, and loads
+    /// the code.
     ///
     /// # Errors
     /// If the function does not compile (with the compiler's messages), or the code cannot be loaded.
@@ -144,7 +144,8 @@ pub(super) const fn shared_bytes(burst: usize, pulled: bool) -> u32 {
 /// `burst` packets and the packet function's `fixed` bytes.
 pub(super) fn fit_shared(burst: usize, pulled: bool, fixed: u32, most: u32) -> Result<SharedMemory, String> {
     let bytes = shared_bytes(burst, pulled);
-    // The bytes for packets begin at a multiple of 16.
+    // Round the declared bytes up to a multiple of 16, because the bytes for packets follow at such an
+    // offset.
     match fixed.next_multiple_of(16) + bytes {
         all if all <= USUAL_SHARED => Ok(SharedMemory::Usual),
         all if all <= most => Ok(SharedMemory::Allowed),

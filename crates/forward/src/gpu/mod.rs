@@ -64,8 +64,8 @@ pub use loaded_function::LoadedFunction;
 pub use run::run;
 pub use settings::{Memory, Settings};
 
-/// Opens the GPU with this CUDA index. Locates the run-time compiler (NVRTC) while its directory is readable;
-/// it is loaded only after privileges are dropped.
+/// Opens the GPU with this CUDA index. Also locates the run-time compiler (NVRTC) now, while its directory is
+/// readable. The compiler is loaded only after privileges are dropped.
 ///
 /// # Errors
 /// If the driver or the GPU is missing.

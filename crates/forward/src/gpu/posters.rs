@@ -173,9 +173,11 @@ pub(super) struct GraphPoster<'a> {
 /// The graphs for a stretch: consecutive slots whose kernels one graph launches. Element 0 of each array is
 /// for even laps, element 1 for odd laps.
 struct Stretch {
-    /// The graphs with a wait and a kernel for each slot. Launched if at least one item is not submitted yet.
+    /// The graphs with a wait and a kernel for each slot: one for even laps and one for odd laps. The lap's
+    /// graph is launched if at least one of the slots has no submitted item yet.
     waiting: [GraphExec; 2],
-    /// The graphs without waits: one kernel with a block per item. Launched if all items are submitted.
+    /// The graphs without waits, with one kernel and a block per item: one for even laps and one for odd
+    /// laps. The lap's graph is launched if all slots of the stretch hold submitted items.
     ready: [GraphExec; 2],
 }
 

@@ -44,7 +44,8 @@ pub fn run(
         Circulation::new(rx, txs, pool, dispatcher, lane.settings.limits(settings.burst), settings);
     let mut tally = Tally::default();
     if let Err(error) = on_streams(&lane, circulation, &mut items, &mut tally, settings, context) {
-        // If a thread has already reported an error, `error` usually is its consequence.
+        // Add this error only if no thread has reported one, because it usually is a consequence of the
+        // reported error.
         if tally.errors.is_empty() {
             tally.errors.push(error);
         }
@@ -109,7 +110,8 @@ fn on_streams(
         // If this pipeline failed, the others must drain and end too.
         context.control.stop();
     }
-    // Returning destroys streams and graphs, which must not happen while other lanes run.
+    // Wait until all lanes of the GPU have finished. Returning destroys streams and graphs, which must not
+    // happen while other lanes run.
     lane.leave_together();
     ended
 }

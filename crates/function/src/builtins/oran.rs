@@ -277,7 +277,8 @@ impl Settings {
         Ok(())
     }
 
-    /// Returns the size of a PRB in bytes: twelve I and Q, and any exponent of block floating point.
+    /// Returns the size of a PRB in bytes: twelve subcarriers of I and Q, and the exponent of block floating
+    /// point.
     fn prb_bytes(&self) -> usize {
         (12 * 2 * self.bits as usize).div_ceil(8) + self.block_floating_point as usize
     }

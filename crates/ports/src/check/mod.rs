@@ -271,7 +271,8 @@ unsafe impl Tx for CheckerTx {
 
 impl Drop for CheckerTx {
     fn drop(&mut self) {
-        // If another queue panicked, the lock is poisoned, and the run has failed.
+        // Do nothing if the lock is poisoned, because another queue has then panicked, and the run has failed
+        // anyway.
         let Ok(mut findings) = self.findings.lock() else { return };
         findings.counts += self.tracker.counts();
         findings.altered += self.found.altered;

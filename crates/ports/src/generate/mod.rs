@@ -223,7 +223,8 @@ impl Port for Generator {
     }
 }
 
-/// A receive queue of a generator. Its flows take turns to send.
+/// A receive queue of a generator: the packets that the run receives from this queue are of several flows,
+/// which take turns.
 struct GeneratorRx {
     pool: Arc<dyn Pool>,
     clock: Clock,

@@ -181,6 +181,6 @@ fn file_type(file: &File) -> FileType {
 
 fn is_writable(file: &File, timeout: Duration) -> bool {
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-    // After an error of `poll`, the next write returns the error.
+    // Count an error of poll as ready, because the write that follows returns the error.
     poll(&mut [PollFd::new(file, PollFlags::OUT)], Some(&timeout)).map_or(true, |ready| ready > 0)
 }

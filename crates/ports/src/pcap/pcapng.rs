@@ -132,7 +132,8 @@ impl CaptureReader {
     }
 
     fn add_interface(&mut self, interface: Interface) -> Result<()> {
-        // A classic copy of the capture needs nanoseconds unless timestamps are whole microseconds.
+        // Require nanoseconds if the timestamp unit is not a whole number of microseconds, because a classic
+        // copy of the capture would otherwise lose precision.
         if interface.link == ETHERNET && 1_000_000 % interface.units_per_second != 0 {
             self.resolution = Resolution::Nano;
         }

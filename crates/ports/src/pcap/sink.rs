@@ -308,7 +308,7 @@ unsafe impl Tx for CaptureTx {
         // SAFETY: the caller holds these packets of this pool, and does not use sent packets.
         unsafe { self.pool.free(&packets[..written]) };
         match outcome {
-            // The next call returns the error.
+            // Return the number of written packets now if there are any. The next call returns the error.
             Err(_) if written > 0 => Ok(written),
             outcome => outcome.map(|()| written),
         }

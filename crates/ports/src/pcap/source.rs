@@ -114,8 +114,8 @@ impl CaptureSource {
         self.summary
     }
 
-    /// Returns the resolution of the timestamps. A pipe sets it when its header arrives. For pcapng it is
-    /// nanoseconds.
+    /// Returns the resolution of the timestamps. For a pipe, it is set when the header has arrived. It is
+    /// nanoseconds for pcapng.
     pub fn resolution(&self) -> &SharedResolution {
         &self.resolution
     }

@@ -117,7 +117,7 @@ impl CaptureWriter {
     /// Empties the output, and writes the header if the resolution is known. Does nothing if called again.
     ///
     /// # Errors
-    /// If the output refuses it.
+    /// If the output refuses it, for example because the disk is full.
     pub fn begin(&mut self) -> Result<()> {
         if self.begun {
             return Ok(());

@@ -57,10 +57,11 @@ fn compare(checker: &Checker, injected: [u64; 5]) {
     let (found, foreign): (Verification, u64) = (checker.verification().unwrap(), checker.foreign());
     let [dropped, duplicated, reordered, corrupted, delayed] = injected;
     assert!(injected.iter().all(|&count| count > 0), "{injected:?}");
-    // A packet that a flipped bit made foreign counts as lost.
+    // A flipped bit can make a packet foreign. The checker then counts that packet as lost, so up to
+    // `foreign` more packets may be lost than were dropped.
     assert!((dropped..=dropped + foreign).contains(&found.lost), "{injected:?} {found:?}");
-    // Copies of corrupted packets count as altered too. A packet with a flipped sequence number counts as
-    // another packet.
+    // The checker may find up to 10 more altered packets than were corrupted: it also counts copies of
+    // corrupted packets, and it takes a packet with a flipped sequence number for another packet.
     assert!(
         found.altered + foreign >= corrupted && found.altered <= corrupted + 10,
         "{injected:?} {found:?}"

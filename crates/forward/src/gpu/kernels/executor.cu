@@ -380,8 +380,8 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_item
     uint64_t word = inlane_system::load_acquire(at.submit);
     const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
     for (uint32_t i = threadIdx.x; i < most; i += blockDim.x) inlane_shared[i] = inlane_system::load16(entries + i * 16);
-    // A word of another lap belongs to another item. A word with 0 packets only releases a wait for an item
-    // that is never submitted.
+    // End the block if the word is of another lap, because it then belongs to another item. Also end it if
+    // the packet count is 0, because such a word only releases the wait for an item that is never submitted.
     if (static_cast<uint32_t>(word) != at.lap || word >> 32 == 0) return;
     __syncthreads();
     process(lane, at, min(static_cast<uint32_t>(word >> 32), most), inlane_shared);
