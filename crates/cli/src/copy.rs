@@ -1,4 +1,5 @@
-//! `inlane copy`: measures transfers between devices. Defines and parses the flags.
+//! `inlane copy`: measures transfers between devices. This module defines and parses the flags. Its
+//! submodules run the measurements and list the paths.
 
 mod bench;
 mod list;
@@ -306,7 +307,7 @@ fn parse_choice(text: &str) -> Result<PathChoice, Error> {
 /// Parses `1M`, `4K,1M` and `4K..256M`.
 fn parse_sizes(text: &str) -> Result<Sizes, Error> {
     let sizes = crate::sizes::parse(text, LARGEST)?;
-    // The cast is lossless: no size exceeds 1 TiB (LARGEST).
+    // The cast is lossless, because no size exceeds LARGEST (1 TiB) and usize has 64 bits.
     Ok(Sizes(sizes.into_iter().map(|size| size as usize).collect()))
 }
 

@@ -1,5 +1,5 @@
 //! The functions of CUDA and DPDK that subcommands use. A build without the cargo feature `cuda` or `dpdk`
-//! has stand-ins.
+//! has stand-ins: no GPU is found, and DPDK has no version.
 
 #[cfg(not(feature = "cuda"))]
 pub use absent::*;
@@ -28,7 +28,8 @@ mod cuda {
 
     pub use inlane_cuda::any_abandoned;
 
-    /// Opens a GPU. Its CUDA context lasts until the result is dropped. Returns `None` on failure.
+    /// Opens a GPU, and keeps its CUDA context until the returned value is dropped. Returns `None` if the GPU
+    /// cannot be opened.
     pub fn hold_gpu(index: u32) -> Option<Box<dyn Any>> {
         Some(Box::new(Gpu::open(index).ok()?))
     }
@@ -38,7 +39,8 @@ mod cuda {
     /// # Errors
     /// When the driver fails.
     pub fn gpu_count() -> Result<u32, inlane_core::Error> {
-        // CUDA_ERROR_NO_DEVICE: the driver works but finds no GPU.
+        // The error code CUDA_ERROR_NO_DEVICE. It counts as 0 GPUs, because the driver works but finds no
+        // GPU.
         const NO_DEVICE: u32 = 100;
         match inlane_cuda::device_count() {
             Ok(count) => Ok(count),
@@ -57,7 +59,8 @@ mod cuda {
         Ok(devices.iter().map(describe).collect())
     }
 
-    /// Returns the version and the file of NVRTC. A run that compiles packet functions finds the same file.
+    /// Returns the version and the file of NVRTC. Searches for it in the same places as a run that compiles
+    /// packet functions.
     ///
     /// # Errors
     /// If NVRTC cannot be used: the reason.
@@ -65,8 +68,8 @@ mod cuda {
         inlane_cuda::compiler_version().map_err(cause)
     }
 
-    /// Returns the error's text up to the first `;`. Advice follows there, and `inlane doctor` shows other
-    /// advice.
+    /// Returns the error's text without the advice after the first `;`. `inlane doctor` shows its own advice
+    /// instead.
     fn cause(error: Error) -> String {
         error.to_string().split(';').next().unwrap_or_default().to_string()
     }

@@ -1,5 +1,5 @@
-//! `inlane doctor`: checks which parts of inlane this machine can run, and names the commands that fix the
-//! others.
+//! `inlane doctor`: checks which parts of inlane this machine can run, and for each part that it cannot run
+//! names the command that fixes this.
 //!
 //! The checks read `/proc`, `/sys` and `/dev` ([`files`]) and try a few system calls ([`trials`]). They
 //! change nothing.
@@ -60,7 +60,7 @@ pub struct Args {
     json: Option<String>,
 }
 
-/// The inputs of the checks: the kernel's files and outcomes of system calls. Tests replace both.
+/// The inputs of the checks: files of the kernel, and the outcomes of system calls. Tests replace both.
 struct Machine {
     files: Files,
     trials: Trials,
@@ -86,7 +86,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(fail_if_missing(&report.results, &args.require)?)
 }
 
-/// Fails if a part in `required` is missing. A degraded part is not missing.
+/// Fails if one of the parts in `required` is missing. A degraded part does not count as missing.
 fn fail_if_missing(checks: &[Check], required: &[Name]) -> Result<(), NotReady> {
     let missing = |name: &&Name| checks.iter().any(|c| c.name == **name && c.state == State::Missing);
     let missing: Vec<String> = required.iter().filter(missing).map(|name| name.text()).collect();
@@ -123,7 +123,7 @@ const CHECKS: [(Name, CheckFunction); 19] = [
     (Name::Lab, lab::lab),
 ];
 
-/// Prints one line per check, and for a part that is not ok also its purpose and the fixes.
+/// Prints one line per check. For each check that is not ok, also prints the part's purpose and the fixes.
 fn show(out: &mut dyn Write, report: &DoctorReport, colour: bool) -> io::Result<()> {
     let host = &report.host;
     let memory = units::bytes(host.memory_bytes);

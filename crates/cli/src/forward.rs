@@ -28,7 +28,7 @@ use std::time::Duration;
 pub use args::Forward;
 
 impl Forward {
-    /// Runs the subcommand. A sweep parses the command line `arguments` again for each point.
+    /// Runs the subcommand. `arguments` is the command line. A sweep parses it again for each point.
     ///
     /// # Errors
     /// If the flags are wrong, the run fails, or the result cannot be written.
@@ -55,7 +55,7 @@ impl Forward {
         }
         let control = Arc::new(Control::default());
         crate::signal::stop_on_signal(&control).context("cannot watch for Ctrl-C")?;
-        // If a capture goes to standard output, the result goes to standard error.
+        // A capture may be written to standard output. The result then goes to standard error instead.
         let sends_to_stdout = sends_to_stdout(&config);
         outputs::check(self, &config.route, arguments)?;
         let OutputArgs { json, csv, svg, interval } = &self.output;
@@ -83,7 +83,8 @@ impl Forward {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Measures one set of flags: by one run, or by several for `--zero-loss` and `--load`.
+    /// Measures one set of flags: by one run, or for `--zero-loss` and `--load` by several runs at different
+    /// offered rates.
     fn measure(
         &self,
         control: &Arc<Control>,
@@ -115,7 +116,8 @@ impl Forward {
         let config = &chosen;
         let baseline =
             || (!self.experiment.no_baseline).then(|| experiment::baseline(config, control)).flatten();
-        // The baseline may drop privileges, so measure it after a run whose ports need them.
+        // If the run's ports need privileges, measure the baseline after the run, because measuring the
+        // baseline may make the process drop its privileges.
         let needs_privileges = config.drops_needed_privileges();
         let before = (!needs_privileges).then(baseline).flatten();
         let mut outcome = run::run(config, control, watch)?;
@@ -138,7 +140,8 @@ impl Forward {
             outcome.result.verification = verify::captures(config)?;
         }
         let mut failure = outcome.errors.into_iter().next();
-        // A closed pipe is no failure: its reader may take only the first packets.
+        // Do not count a closed pipe as a failure, because standard output is often a pipe to a program that
+        // takes only the first packets.
         if sends_to_stdout(config) && failure.as_ref().is_some_and(closed_by_reader) {
             document.notes.push("the reader of standard output closed the pipe, which ended the run".into());
             failure = None;
@@ -160,8 +163,8 @@ impl Forward {
     }
 }
 
-/// Returns the note for a run that received no packets, if its source may have been empty: a capture, or a
-/// ring without `prime=`.
+/// Returns the note for a run that received no packets because its source may have been empty. Only a
+/// capture, or a ring without `prime=`, can be empty. Returns `None` for other sources.
 fn why_no_packets(config: &Config) -> Option<String> {
     let Route::OneWay { rx, .. } = &config.route else { return None };
     match rx.split_once(':')? {

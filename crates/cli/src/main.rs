@@ -1,4 +1,5 @@
-//! The `inlane` command. Each subcommand has a module, which parses flags and prints the result.
+//! The `inlane` command. Each subcommand has a module, which parses the flags, calls the crate that does the
+//! work, and prints the result.
 
 mod copy;
 mod devices;
@@ -112,8 +113,8 @@ fn main() -> ExitCode {
 /// Sends warnings to standard error. `INLANE_LOG=debug` shows more, such as DPDK's own messages.
 fn show_warnings() {
     let given = std::env::var("INLANE_LOG").unwrap_or_default();
-    // The logging library would take an unknown word as a module's name, and hide all other modules'
-    // warnings.
+    // Ignore a single word that is not a level, and print a warning. The logging library would take the word
+    // as the name of a module, and hide the warnings of all other modules.
     let known = ["off", "error", "warn", "info", "debug", "trace"].contains(&given.to_lowercase().as_str());
     let filter = tracing_subscriber::EnvFilter::builder();
     let filter = match given.as_str() {
@@ -134,7 +135,7 @@ fn show_warnings() {
         .init();
 }
 
-/// The form of log lines, such as `inlane: warning: the link is down`.
+/// The form of log lines: that of the command's own messages, such as `inlane: warning: the link is down`.
 struct LogLine;
 
 impl<S, N> FormatEvent<S, N> for LogLine

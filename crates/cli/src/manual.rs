@@ -42,7 +42,7 @@ pub struct ManArgs {
 /// # Errors
 /// If standard output cannot be written.
 pub fn completion(args: &CompletionArgs) -> anyhow::Result<()> {
-    // Write to memory first, because clap_complete ends the process if its writer fails.
+    // Write the script to memory first, because clap_complete ends the process if its writer fails.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "inlane", &mut script);
     crate::print(|out| out.write_all(&script))

@@ -1,12 +1,14 @@
-//! Writes the messages for a command line that cannot be parsed.
+//! Writes the messages for a command line that cannot be parsed, in the form of inlane's other messages.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command};
 use std::ffi::OsString;
 
-/// Returns why the command line `arguments` was refused and what to do.
+/// Returns why the command line was refused and what to do. `arguments` is the command line, and `command` is
+/// its definition.
 pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]) -> String {
-    // Complete the placeholders in the definitions, because the error names `--burst <N>`, not `--burst`.
+    // Complete the placeholders in the definitions of arguments, because the error names an argument with its
+    // placeholder, such as `--burst <N>`.
     command.build();
     let (subcommand, name) = subcommand(&command, arguments);
     let one = |kind| texts(error, kind).into_iter().next().unwrap_or_default();
@@ -93,8 +95,9 @@ pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]
     }
 }
 
-/// Returns the flag that requires the `missing` flags, because clap does not name it. Removes one flag at a
-/// time and parses the rest: without the right flag, clap no longer reports the missing ones.
+/// Returns the flag on the command line that requires the `missing` flags, because clap does not name it.
+/// Removes one flag at a time, alone or with the argument behind it, and parses the rest. Without the flag in
+/// question, clap no longer reports the missing ones.
 fn flag_that_needs(arguments: &[OsString], missing: &[String]) -> Option<String> {
     let complains = |arguments: Vec<&OsString>| {
         let Err(error) = <crate::Cli as clap::CommandFactory>::command().try_get_matches_from(arguments)
@@ -124,8 +127,8 @@ fn begins_negative(argument: &str) -> bool {
     argument.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// Joins each flag with a negative number behind it: `--rate -1` becomes `--rate=-1`. No flag of inlane
-/// begins with a digit.
+/// Joins each flag with a negative number behind it: `--rate -1` becomes `--rate=-1`. The number is the
+/// flag's value, because no flag of inlane begins with a digit.
 pub fn join_negative_numbers(arguments: &[OsString]) -> Vec<OsString> {
     let mut joined: Vec<OsString> = Vec::new();
     for argument in arguments {
@@ -146,16 +149,16 @@ pub fn join_negative_numbers(arguments: &[OsString]) -> Vec<OsString> {
     joined
 }
 
-/// Returns the arguments of `inlane help --help` without `--help`, which clap refuses. Returns `None` if
-/// `error` has another cause.
+/// Returns the arguments of `inlane help --help` without `--help`, because clap refuses this command line.
+/// Returns `None` if clap's error `error` has another cause.
 pub fn without_help_of_help(error: &clap::Error, arguments: &[OsString]) -> Option<Vec<OsString>> {
     let found = texts(error, ContextKind::InvalidSubcommand).into_iter().next()?;
     let asks = ["--help", "-h"].contains(&found.as_str()) && error.kind() == ErrorKind::InvalidSubcommand;
     asks.then(|| arguments.iter().filter(|argument| **argument != *found).cloned().collect())
 }
 
-/// Returns up to three names that are similar to `name`, the most similar first. A name is similar if one
-/// letter or at most a third of the letters differ, or if one name begins with the other.
+/// Returns up to three names that `name` may be a misspelling of, the most similar first. A name is similar
+/// if one letter or at most a third of the letters differ, or if one of the two names begins with the other.
 pub fn similar<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let is_near = |other: &&str| {
         let most = name.chars().count().max(other.chars().count()) / 3;
@@ -167,7 +170,8 @@ pub fn similar<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<
     near.into_iter().take(3).map(str::to_string).collect()
 }
 
-/// Returns the flag before `value`, as in `--compete compute`, if it requires an equals sign.
+/// Returns the flag before `value` on the command line, as in `--compete compute`, if the flag requires an
+/// equals sign: `--compete=compute`.
 fn needs_equals(command: &Command, value: &str, arguments: &[OsString]) -> Option<String> {
     let at = arguments.iter().position(|argument| *argument == *value)?;
     let flag = arguments.get(at.checked_sub(1)?)?.to_str()?.strip_prefix("--")?;
@@ -175,7 +179,7 @@ fn needs_equals(command: &Command, value: &str, arguments: &[OsString]) -> Optio
     definition.is_require_equals_set().then(|| format!("--{flag}"))
 }
 
-/// Returns `did you mean a or b? `, or an empty string without names.
+/// Returns `did you mean a or b? `, or an empty string if there is no name to suggest.
 pub fn did_you_mean(names: &[String]) -> String {
     match names {
         [] => String::new(),
@@ -210,7 +214,8 @@ fn usage(error: &clap::Error) -> String {
     }
 }
 
-/// Returns `--burst` for `--burst <N>`, and `CHECK` for `[CHECK]...`.
+/// Returns the name of a flag without its placeholder, or an argument's placeholder without brackets:
+/// `--burst` for `--burst <N>`, and `CHECK` for `[CHECK]...`.
 fn bare(argument: &str) -> String {
     let name = argument.split([' ', '=']).next().unwrap_or_default();
     match name.starts_with('-') {
@@ -222,8 +227,9 @@ fn bare(argument: &str) -> String {
     }
 }
 
-/// Returns the values that are similar to the refused value. If there is none, returns the values whose
-/// help names a command with that word: `transfers` for `copy`, because its help names `inlane copy`.
+/// Returns the values that are similar to the refused value. If there is none, returns the values whose help
+/// names a command that has the refused value as a word. The help of the schema `transfers` names `inlane
+/// copy`, so `transfers` is suggested for `--schema copy`.
 fn suggestions(definition: Option<&Arg>, value: &str) -> Vec<String> {
     let choices = definition.map(Arg::get_possible_values).unwrap_or_default();
     let near = similar(value, choices.iter().map(|choice| choice.get_name()));
@@ -238,8 +244,8 @@ fn suggestions(definition: Option<&Arg>, value: &str) -> Vec<String> {
     named.map(|choice| choice.get_name().to_string()).collect()
 }
 
-/// Returns a message that names the flag, its refused value and the reason once each. `why` often repeats
-/// the value, the flag, or a word such as "path".
+/// Returns a message that names the flag, its refused value and the reason once each. `why`, the reason,
+/// often contains the value already, or begins with the flag or with a word for the value, such as "path".
 fn without_repeats(flag: &str, value: &str, why: &str) -> String {
     let shown = if value.is_empty() { "''" } else { value };
     let given = format!("{flag} {shown}");
@@ -253,8 +259,8 @@ fn without_repeats(flag: &str, value: &str, why: &str) -> String {
         // "endpoint: 'pci:x' is not a PCI BAR" becomes "--to: 'pci:x' is not a PCI BAR".
         Some((kind, rest)) if kind.is_empty() || kind.ends_with(": ") => format!("{flag}: {quoted}{rest}"),
         Some(_) => format!("{flag}: {why}"),
-        // The reason quotes only a part of the value: "endpoint: 'x' is not the address of a PCI device"
-        // becomes "--to pci:x/bar0: 'x' is not the address of a PCI device".
+        // The reason quotes only a part of the value pci:x/bar0: "endpoint: 'x' is not the address of a PCI
+        // device" becomes "--to pci:x/bar0: 'x' is not the address of a PCI device".
         None => match why.split_once(": '") {
             Some((kind, rest)) if kind.chars().all(char::is_alphabetic) => format!("{given}: '{rest}"),
             _ => format!("{given}: {why}"),

@@ -1,4 +1,5 @@
-//! `inlane ntb`: starts jobs of processing elements (PEs), and measures and checks windows and UCX.
+//! `inlane ntb`: starts jobs of processing elements (PEs) that communicate over PCIe windows or UCX, and
+//! measures and checks both.
 
 mod bench;
 mod check;
@@ -160,7 +161,7 @@ impl Run {
         if let Some(why) = why {
             crate::print_to_stderr(format_args!("inlane: {why}"));
         }
-        // The command's status is that of the program.
+        // The command exits with the status of the program that it started.
         std::process::exit(status)
     }
 }

@@ -1,4 +1,5 @@
-//! `inlane offload`: runs the engine, starts programs on it, and shows its state.
+//! `inlane offload`: runs the engine, which has its own network stack. Starts programs whose sockets the
+//! engine runs, and shows the engine's state.
 
 mod program;
 mod run;

@@ -17,9 +17,9 @@ pub struct Output {
 }
 
 impl Output {
-    /// Opens the output files. Call this before the run, which would be wasted if its result could not be
-    /// written. The command's duration starts here. If `json` or `csv` is `-`, it replaces the text on standard
-    /// output.
+    /// Opens the output files. Call this before the run, so that a run does not start if its result cannot be
+    /// written. The command's duration starts here. If `json` or `csv` is `-`, that output goes to standard
+    /// output and replaces the text.
     ///
     /// # Errors
     /// If a file cannot be opened for writing, or two outputs go to one file.
@@ -49,8 +49,8 @@ impl Output {
         })
     }
 
-    /// Stores the start and the duration of the command in `document`, then writes the text and the other
-    /// outputs.
+    /// Stores the start and the duration of the command in `document`, then writes the outputs. The text is
+    /// written first, so it is shown even if a file cannot be written.
     ///
     /// # Errors
     /// If an output cannot be written.

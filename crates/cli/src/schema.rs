@@ -94,7 +94,8 @@ impl ReportArgs {
 mod tests {
     use super::*;
 
-    /// To accept an intended change of a schema: `INLANE_BLESS=1 cargo test -p inlane schema`.
+    /// Compares the schemas in docs/schema with those of the result types. To accept an intended change:
+    /// `INLANE_BLESS=1 cargo test -p inlane schema`.
     #[test]
     fn the_published_schemas_are_those_of_the_types() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/schema");

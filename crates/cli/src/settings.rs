@@ -1,9 +1,10 @@
-//! Reads flags from a settings file and from environment variables, and inserts them into the command line.
+//! Reads flags from a settings file and from environment variables, and inserts them into the command line
+//! before it is parsed.
 //!
-//! The TOML file (`--config FILE` or `INLANE_CONFIG`) has a table per subcommand (`[forward]`,
-//! `[ntb.bench]`), with long flags as keys. Variables are named `INLANE_<SUBCOMMAND>_<FLAG>`. The command
-//! line wins over variables, and variables win over the file. An unknown key is an error. An unknown
-//! variable is a warning, because another program may use it.
+//! A TOML file (`--config FILE` or `INLANE_CONFIG`) has a table per subcommand (`[forward]`, `[ntb.bench]`).
+//! Its keys are the names of long flags. Environment variables are named `INLANE_<SUBCOMMAND>_<FLAG>`. A flag
+//! on the command line wins over a variable, and a variable wins over the file. An unknown key in the file is
+//! an error. An unknown variable is a warning, because another program may use it.
 
 use crate::misuse::{did_you_mean, similar};
 use clap::{Arg, Command};
@@ -39,7 +40,8 @@ const OTHER_VARIABLES: [&str; 22] = [
     "INLANE_OFFLOAD_REQUIRE",
 ];
 
-/// Returns a warning for each `INLANE_*` variable that inlane does not read, with similar names.
+/// Returns a warning for each `INLANE_*` variable that no part of inlane reads. Such a name is probably
+/// misspelt, so the warning suggests similar names.
 pub fn unknown_variables(command: &Command, environment: &[(String, String)]) -> Vec<String> {
     let mut known: Vec<String> = OTHER_VARIABLES.map(String::from).into();
     collect_variables(command, "", &mut known);
@@ -87,9 +89,11 @@ pub fn expand(
 ) -> Result<Expanded, Error> {
     let texts: Vec<String> = arguments.iter().map(|a| a.to_string_lossy().into_owned()).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    // Leave out the arguments of a program that inlane starts: they may look like inlane's flags.
+    // Leave out the arguments of the program that a subcommand such as `inlane ntb run` starts, because they
+    // may look like flags of inlane.
     let texts = &texts[..own(command, &texts)];
-    // Find the innermost subcommand, its table in the settings file, and its index in the arguments.
+    // Find the innermost subcommand, the name of its table in the settings file, and the index of the
+    // argument that names the subcommand.
     let (mut subcommand, mut table, mut at) = (command, String::new(), 0);
     for (index, text) in texts.iter().enumerate().skip(1) {
         if *text == "help" && subcommand.has_subcommands() {
@@ -156,7 +160,8 @@ pub fn expand(
     Ok(Expanded { arguments: all, origins })
 }
 
-/// Returns the number of inlane's own arguments: those before `--` or before the started program.
+/// Returns the number of arguments that are inlane's own: all, or those before `--` or before the program
+/// that the subcommand starts.
 fn own(command: &Command, texts: &[&str]) -> usize {
     let mut subcommand = command;
     let mut is_value = false;
@@ -183,7 +188,8 @@ fn own(command: &Command, texts: &[&str]) -> usize {
     texts.len()
 }
 
-/// Returns a TOML error as one line, without the faulty line of the file, which may be very long.
+/// Returns an error of the TOML parser as one line. The parser's text would repeat the faulty line of the
+/// file, which may be very long.
 fn one_line(error: &toml::de::Error, text: &str) -> String {
     let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
     let line = before.matches('\n').count() + 1;
@@ -199,7 +205,7 @@ fn invalid(what: String, why: impl Into<String>) -> Error {
     Error::Invalid { what, why: why.into() }
 }
 
-/// A key of the settings file, its table, its flag and its value.
+/// A key of the settings file, the table that contains it, the flag that it sets, and its value.
 struct Setting<'a> {
     table: String,
     argument: &'a Arg,
@@ -258,7 +264,8 @@ fn read<'a>(
     Ok(())
 }
 
-/// Appends the flag `name` with its value. The error for a wrong type names the expected one.
+/// Appends the flag `name` with its value to the arguments. If the value has a wrong type, the error says
+/// which type is expected.
 fn push(
     arguments: &mut Vec<OsString>,
     argument: &Arg,

@@ -1,4 +1,5 @@
-//! Handles SIGINT, SIGTERM and SIGHUP: the first ends a run in order, further ones end it sooner.
+//! Handles SIGINT, SIGTERM and SIGHUP: the first signal ends a run in order, and further signals end it
+//! sooner.
 
 use inlane_forward::control::Control;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -6,8 +7,10 @@ use signal_hook::iterator::Signals;
 use std::sync::Arc;
 
 /// Starts a thread that calls `act` for each SIGINT, SIGTERM and SIGHUP until the process ends. `act`
-/// receives the signal and the number of signals before it. If SIGHUP was ignored (nohup), it stays
-/// ignored.
+/// receives the signal and the number of signals before it.
+///
+/// SIGHUP is included, so that a run shuts down cleanly when its terminal closes. A process started by nohup
+/// still ignores SIGHUP.
 ///
 /// # Errors
 /// If the handlers cannot be installed.
@@ -25,7 +28,7 @@ pub fn on_signal(mut act: impl FnMut(i32, u32) + Send + 'static) -> std::io::Res
 
 /// Returns true if the process ignores a signal, as it does for SIGHUP under nohup.
 fn is_ignored(signal: i32) -> bool {
-    // SAFETY: all-zero bytes are a valid sigaction. The call only writes `action`.
+    // SAFETY: all-zero bytes are a valid sigaction. The call only reads the current action into `action`.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, std::ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
@@ -33,7 +36,8 @@ fn is_ignored(signal: i32) -> bool {
 }
 
 /// Installs the signal handling of a packet run. The first signal stops receiving and sends the packets in
-/// flight. The second gives up the packets in flight. The third ends the process at once.
+/// flight. The second signal gives up the packets in flight. The third ends the process at once, even if a
+/// write to a file or pipe blocks.
 ///
 /// # Errors
 /// As for [`on_signal`].
@@ -49,7 +53,8 @@ pub fn stop_on_signal(control: &Arc<Control>) -> std::io::Result<()> {
     })
 }
 
-/// Removes output files that are still empty, then ends the process as `signal` does by default.
+/// Removes output files that are still empty. Then ends the process with the status that this signal causes
+/// by default.
 pub fn end_by(signal: i32) {
     inlane_report::remove_fresh();
     let _ = signal_hook::low_level::emulate_default_handler(signal);

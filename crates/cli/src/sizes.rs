@@ -2,8 +2,8 @@
 
 use inlane_core::{Error, units};
 
-/// Parses `1M`, `4K,1M`, `4K..256M` (each size four times the previous one) or `4K..256M,x2`. A range
-/// always includes its last size.
+/// Parses `1M`, `4K,1M`, `4K..256M` (each size four times the previous one) or `4K..256M,x2`. The last size
+/// of a range is always included, even if the step would skip it.
 ///
 /// # Errors
 /// If the text is no size, list or range, or a size is zero or above `largest`.

@@ -1,5 +1,5 @@
-//! `inlane topo`: shows PCI devices, memory nodes, the tree of bridges, and links slower than their
-//! devices.
+//! `inlane topo`: shows the PCI devices and memory nodes of this machine, the tree of bridges, and links that
+//! are slower than their devices support.
 
 use crate::output::Output;
 use inlane_core::result::Document;
@@ -218,8 +218,8 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    /// Creates a fake machine with a bridge, a GPU below it, and an audio device. The GPU's link has half of
-    /// its lanes.
+    /// Creates a fake machine. It has a bridge, a GPU below the bridge, and an audio device. The GPU's link
+    /// uses half of its lanes.
     fn machine() -> (tempfile::TempDir, Sysfs) {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();

@@ -29,7 +29,8 @@ fn validate(name: &str, document: &serde_json::Value) {
     jsonschema::validate(&schema, document).unwrap();
 }
 
-/// Returns the milliseconds in a text such as "least calibrated time for 16 MiB, 8.44 ms".
+/// Returns the calibrated time in milliseconds from a text that contains "least calibrated time for 16 MiB,
+/// 8.44 ms".
 fn calibrated_ms(text: &str) -> f64 {
     let (_, rest) = text.split_once("least calibrated time for 16 MiB, ").expect(text);
     let (number, unit) = rest.split_once(' ').expect(text);
@@ -48,7 +49,8 @@ fn calibration_is_kept_for_each_pair_and_covers_larger_sizes() {
     let (forward, backward) = ("--from twin:0 --to twin:1", "--from twin:1 --to twin:0");
     run(forward, "--sizes 4K");
     let kept = calibrated_ms(&run(forward, "--sizes 64K,16M"));
-    // 16 MiB take at least 6.5 ms over the slower link of the twin's model.
+    // The slower link of the twin's model takes at least 6.5 ms for 16 MiB, so a calibrated time below 6 ms
+    // is wrong.
     assert!(kept >= 6.0, "{kept} ms");
     run(backward, "--sizes 4K");
     run(forward, "--sizes 4K --access 4");
@@ -60,13 +62,15 @@ fn calibration_is_kept_for_each_pair_and_covers_larger_sizes() {
         let points = entry["costs"]["paths"]["staged"]["points"].as_array().unwrap();
         assert!(points.last().unwrap()[0].as_u64().unwrap() > 4096, "{key}: {points:?}");
     }
-    // The next run must use the stored calibration: the same time, and an unchanged file.
+    // The next run must use the stored calibration, so the time is the same and the file is not written
+    // again.
     let before = std::fs::metadata(&file).unwrap().modified().unwrap();
     assert_eq!(calibrated_ms(&run(forward, "--sizes 16M")), kept);
     assert_eq!(std::fs::metadata(&file).unwrap().modified().unwrap(), before);
 }
 
-/// Interrupts runs in each of their phases. A run without a finished measurement must write no result.
+/// Interrupts runs during calibration, preparation, transfers by CPU and DMA, and verification. A run without
+/// a finished measurement must write no result.
 #[test]
 fn an_interrupted_run_ends_and_reports_nothing_unfinished() {
     let runs = [
@@ -103,7 +107,7 @@ fn an_interrupted_run_ends_and_reports_nothing_unfinished() {
     }
 }
 
-/// A second signal ends the process at once and removes its empty result files.
+/// A second signal ends the process at once. The empty result files that the process created must be gone.
 #[test]
 fn a_second_signal_leaves_no_empty_files() {
     let cache = tempfile::tempdir().unwrap();
@@ -129,8 +133,8 @@ fn a_second_signal_leaves_no_empty_files() {
 fn measurements_before_an_interruption_are_kept() {
     let cache = tempfile::tempdir().unwrap();
     let result = cache.path().join("result.json");
-    // Interrupt the run while it measures 64 MiB. Because of `--path p2p`, the run prints a line before its
-    // first transfer.
+    // Measure 4 KiB, then 64 MiB, and interrupt the run during 64 MiB. The option `--path p2p` makes the run
+    // print, before its first transfer, that p2p is not available. The test waits for that line.
     let arguments = "--from host --to twin:0 --path p2p --sizes 4K,64M --without dma --repeats 1 --duration 1ms \
                      --warm-up 1ms --no-ceiling";
     let mut child = copy(cache.path(), arguments).arg("--json").arg(&result).spawn().unwrap();
@@ -138,7 +142,8 @@ fn measurements_before_an_interruption_are_kept() {
     let mut line = String::new();
     std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
     assert!(line.contains("continuing with bar"), "{line}");
-    // After 3 s, the measurement of 4 KiB is complete. That of 64 MiB is not, because a transfer takes 9 s.
+    // Wait 3 s, because the measurement of 4 KiB then is complete and that of 64 MiB is not: a transfer of 4
+    // KiB takes less than 1 ms, and one of 64 MiB takes 9 s.
     std::thread::sleep(Duration::from_secs(3));
     // SAFETY: the child was not yet waited for, so the id is still its own.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGTERM) }, 0);
@@ -177,7 +182,8 @@ fn a_failed_measurement_is_a_row_and_the_next_one_follows() {
         assert_eq!(row["latency_percentiles"]["p999_ns"].is_number(), !failed, "{row}");
     }
     assert!(figure.exists());
-    // If every measurement fails, the first error gives the exit status and no output file remains.
+    // If every measurement fails, the exit status is that of the first error, and the output files must be
+    // removed.
     std::fs::remove_file(&result).unwrap();
     std::fs::remove_file(&figure).unwrap();
     let output = run("interrupt");
@@ -189,7 +195,8 @@ fn a_failed_measurement_is_a_row_and_the_next_one_follows() {
 fn outputs_are_opened_before_anything_is_measured() {
     let cache = tempfile::tempdir().unwrap();
     for flag in ["--json", "--svg"] {
-        // The file must be refused before the measurement, which would take an hour.
+        // An output file that cannot be created must be refused before the measurement, which would take an
+        // hour.
         let arguments = format!("--from host --to twin:0 --duration 3600s {flag} /nonexistent/file");
         let output = copy(cache.path(), &arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(3), "{}", text(&output));

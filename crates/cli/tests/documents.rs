@@ -1,9 +1,12 @@
-//! Runs every command that README.md and docs/ show.
+//! Runs every command that README.md and docs/ show, so that no page shows a command that fails.
 //!
-//! A command is a line of a ```` ```console ```` block that starts with `$ `. `# needs ...` behind a
-//! command names what the machine may lack: an `inlane` command may then end with status 3, and other
-//! commands are not run. The test saves a file if the page says so ("Save this as `NAME`:" and a code
-//! block). A block with a command that ends with `&` runs as one shell script in its own network namespace.
+//! A command is a line of a ```` ```console ```` block that starts with `$ `. A comment `# needs ...` behind
+//! a command names what the machine may lack. An `inlane` command with this comment may also end with status
+//! 3. Any other command with this comment is not run. If a page tells the reader to save a file ("Save this
+//! as `NAME`:" and a code block), the test saves the file first.
+//!
+//! If a command of a block ends with `&`, the block is run as one shell script in a network namespace of its
+//! own, so that the ports of the examples are free.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -76,8 +79,8 @@ fn read(page: &Path) -> (Vec<Shown>, Vec<(String, String)>) {
     (commands, files)
 }
 
-/// Returns the start of a command line that runs a program in new network and PID namespaces, and without
-/// root in a new user namespace. Returns `None` if the system does not allow this.
+/// Returns the start of a command line that runs a program in new network and PID namespaces. Without root,
+/// the program also gets a new user namespace. Returns `None` if the system does not allow this.
 fn isolated() -> Option<Vec<&'static str>> {
     let plain = ["unshare", "--net", "--pid", "--fork", "--kill-child"];
     let user = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child"];
@@ -89,8 +92,8 @@ fn isolated() -> Option<Vec<&'static str>> {
     [plain.to_vec(), user.to_vec()].into_iter().find(|line| works(line))
 }
 
-/// Returns a script of a block's commands. After a background command, the script repeats the next command
-/// until that succeeds, for at most about a minute.
+/// Returns a script that runs the commands of a block. A background command (`&`) may need time to get ready.
+/// So the script repeats the command after it until that succeeds, for about a minute.
 fn script(commands: &[&Shown]) -> String {
     let mut script = String::from("ip link set lo up; pids=; trap 'kill $pids; wait' EXIT\n");
     let mut may_be_early = false;
@@ -105,12 +108,13 @@ fn script(commands: &[&Shown]) -> String {
             script += &format!("{text} || exit 1\n");
         }
     }
-    // A background command (`&`) that ended by itself has failed.
+    // Check that each background command (`&`) still runs, because a background command that ended by itself
+    // has failed.
     script + "for pid in $pids; do kill -0 $pid || exit 1; done\n"
 }
 
-/// Runs a shell script with `inlane` in PATH, started by the command line `before`. Returns status and
-/// output.
+/// Runs a shell script with `inlane` in PATH. `before` is empty, or a program with its arguments that starts
+/// the shell, such as unshare. Returns the script's exit status and its output.
 fn run(before: &[&str], line: &str, folder: &Path) -> (Option<i32>, String) {
     let binary = Path::new(env!("CARGO_BIN_EXE_inlane")).parent().unwrap();
     let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());

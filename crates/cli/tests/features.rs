@@ -1,5 +1,5 @@
-//! Tests builds without the features `cuda` and `dpdk`. Runs that need a missing feature must name it in
-//! their error.
+//! Tests the command in builds without the cargo features `cuda` and `dpdk`. Runs that need no device must
+//! work. Other runs must fail with a message that names the missing feature.
 
 use std::process::{Command, Output, Stdio};
 

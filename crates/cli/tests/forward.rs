@@ -24,7 +24,8 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Writes a classic capture with nanosecond timestamps. Each of the `count` frames contains its number.
+/// Writes a classic capture with nanosecond timestamps and `count` frames. The payload of each frame contains
+/// the frame's number.
 fn capture(path: &Path, count: u32) {
     let mut bytes = Vec::new();
     for word in [0xa1b2_3c4du32, 4 << 16 | 2, 0, 0, 65535, 1] {
@@ -80,7 +81,8 @@ fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
         let path = &document["results"][0]["path"];
         assert_eq!(path["name"], method);
         assert!(path["reason"].as_str().unwrap().contains(method), "{path}");
-        // Compare without inlane's own reader, whose errors could hide a difference.
+        // Compare the file header and the first packet without inlane's own reader, because an error of the
+        // reader could hide a difference.
         let before = std::fs::read(&files.input).unwrap();
         let after = std::fs::read(files.tx.trim_start_matches("pcap:")).unwrap();
         assert_eq!(before.len(), after.len());
@@ -92,8 +94,8 @@ fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
     }
 }
 
-/// Returns a classic capture with frames of extreme lengths. `fraction` is the first frame's time within
-/// its second, in the unit that the magic number means.
+/// Returns a classic capture with frames of extreme lengths, in the given byte order and with the given magic
+/// number. `fraction` is the first frame's time within its second, in the unit that the magic number means.
 fn awkward(big_endian: bool, magic: u32, fraction: u32) -> Vec<u8> {
     let word = |value: u32| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
     let versions = if big_endian { 2 << 16 | 4 } else { 4 << 16 | 2 };
@@ -101,7 +103,8 @@ fn awkward(big_endian: bool, magic: u32, fraction: u32) -> Vec<u8> {
     for (number, length) in [0u32, 1, 12, 13, 14, 60, 1514, 9014, 65_535, 65_549, 60].into_iter().enumerate()
     {
         let number = number as u32;
-        // Two of three frames were longer on the wire than in the capture.
+        // Every third frame is as long in the capture as on the wire. The other frames were longer on the
+        // wire.
         let wire = length + number % 3 * 100;
         bytes.extend([1_700_000_000 + number, fraction - number, length, wire].into_iter().flat_map(word));
         bytes.extend((0..length).map(|at| (at * 7 + number) as u8));
@@ -109,7 +112,8 @@ fn awkward(big_endian: bool, magic: u32, fraction: u32) -> Vec<u8> {
     bytes
 }
 
-/// Returns a pcapng file with a little-endian and a big-endian section, each with three time resolutions.
+/// Returns a pcapng file with a little-endian and a big-endian section, each with interfaces of three time
+/// resolutions.
 fn pcapng() -> Vec<u8> {
     fn block(big_endian: bool, kind: u32, body: &[u8]) -> Vec<u8> {
         let word = |value: u32| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
@@ -140,14 +144,15 @@ fn pcapng() -> Vec<u8> {
                 6,
                 &[&word(number % 3)[..], &high, &low, &length, &length, &data].concat(),
             ));
-            // A block of an unknown type.
+            // A block of an unknown type, which the reader must skip.
             file.extend(block(big_endian, 0x8000_0bad, &[number as u8; 13]));
         }
     }
     file
 }
 
-/// packaging/check-macswap has its own capture reader and shares no code with inlane.
+/// packaging/check-macswap has its own capture reader and shares no code with inlane, so it can confirm
+/// inlane's copies.
 #[test]
 fn an_independent_reader_confirms_copies_of_every_kind_of_capture() {
     if Command::new("python3").arg("--version").output().is_err() {
@@ -238,7 +243,8 @@ fn the_checker_finds_injected_faults_and_a_capture_has_every_packet() {
     assert_eq!(result(&again)["results"][0]["rx"]["packets"], 20_000);
 }
 
-/// A check that received no packet must fail. A run of 1 ns usually ends before the first packet.
+/// A check that received no packet must fail, with and without injected faults. A run of 1 ns usually ends
+/// before the first packet.
 #[test]
 fn a_check_without_packets_fails() {
     let directory = tempfile::tempdir().unwrap();
@@ -265,7 +271,8 @@ fn a_rate_is_kept() {
             continue;
         }
         let rate = result(&json)["results"][0]["tx"]["packets_per_second"].as_f64().unwrap();
-        // Other jobs on the machine may lower the rate, so the lower limit is low.
+        // Packets are never sent faster than the requested rate. They may be sent slower if other jobs use
+        // the machine, so the lower limit is low.
         assert!((1_000.0..51_000.0).contains(&rate), "{source}: {rate}");
     }
 }
@@ -355,12 +362,13 @@ fn a_full_disk_is_an_error() {
     assert!(stderr(&output).contains("/dev/full"), "{}", stderr(&output));
 }
 
-/// The prefix of the names of threads that move packets, also in the trials of a search.
+/// The prefix of the names of threads that move packets. These threads exist while a run receives, and also
+/// during the trials of a search.
 const MOVING: &str = "inlane-0";
 const SIGNALS: &str = "inlane-signals";
 
-/// Starts inlane, and signals it once the thread `thread` has run. Returns the output, and the time from
-/// the signal to the end. A run that ignores the signal lasts 60 s.
+/// Starts inlane, and sends a signal once the thread `thread` has run. Returns the output, and the time from
+/// the signal to the end. A run that ignores the signal lasts 60 s, so tests accept any time below [`SOON`].
 fn signalled(thread: &str, signal: i32, arguments: &[&str]) -> (Output, Duration) {
     let child = inlane(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let least = if thread == MOVING { Duration::from_millis(5) } else { Duration::ZERO };
@@ -393,7 +401,7 @@ fn a_signal_ends_every_kind_of_wait() {
     let lonely = format!("memif:{},role=server,wait=60", folder.path().join("memif.sock").display());
     let cases: [(&str, &[&str]); 3] = [
         (SIGNALS, &["--rx", &lonely, "--tx", "null"]),
-        // The ring is full, and no process empties it.
+        // A run that waits for space in a ring that no process empties.
         (
             MOVING,
             &[
@@ -429,7 +437,8 @@ fn a_capture_that_is_still_being_written_does_not_block_the_run() {
             inlane(&["--rx", "pcap:-", "--tx", "null", "--no-baseline", "--duration", duration]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // The last packet is incomplete, so inlane waits for the rest.
+        // The test keeps the pipe open. After the complete packets it writes half a packet, so inlane waits
+        // for the rest.
         let mut input = child.stdin.take().unwrap();
         input.write_all(&capture).unwrap();
         input.write_all(&capture[24..50]).unwrap();
@@ -454,7 +463,7 @@ fn a_third_signal_kills_the_process() {
     let pipe = files.input.replace("in.pcap", "pipe");
     let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());
-    // No process reads the named pipe, so writing the result blocks.
+    // No process reads the named pipe, so writing the result to it blocks.
     let arguments = ["--rx", "null", "--tx", "null", "--no-baseline", "--duration", "10ms", "--json", &pipe];
     let mut child = inlane(&arguments).spawn().unwrap();
     until_thread_runs(&child, SIGNALS, Duration::ZERO);
@@ -484,8 +493,8 @@ fn a_pipe_without_a_peer_obeys_duration_and_signals() {
     assert!(stderr(&output).contains("its reader stopped reading"), "no reader: {}", stderr(&output));
 }
 
-/// The reader of a named pipe pauses. After the first signal, the run still waits for the reader. A second
-/// signal gives up the unread packets.
+/// A run writes to a named pipe whose reader has paused. After the first signal, the run receives no more
+/// packets but still waits for the reader. A second signal gives up the packets that the reader did not read.
 #[test]
 fn a_paused_reader_does_not_hold_up_signals() {
     use std::os::fd::AsRawFd;
@@ -499,7 +508,8 @@ fn a_paused_reader_does_not_hold_up_signals() {
             std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
         let arguments = ["--rx", "gen:1000", "--tx", &port, "--duration", "60s", "--no-baseline"];
         let mut child = inlane(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Once the pipe is full, the packets in flight wait for the reader.
+        // Waits until the pipe is full. From then on, the packets in flight can be written only if the reader
+        // reads.
         support::until("the pipe is full", || {
             let mut bytes = 0i32;
             // SAFETY: FIONREAD writes one i32, to `bytes`.
@@ -532,7 +542,8 @@ fn a_paused_reader_does_not_hold_up_signals() {
 fn a_signal_during_method_auto_gives_no_result() {
     let arguments =
         ["--rx", "null", "--tx", "null", "--method", "auto", "--max-latency", "1s", "--duration", "60s"];
-    // The search takes more than 20 trials of 0.15 s, so the signal arrives during the search.
+    // The search for a method takes more than 20 trials of 0.15 s each, so a signal in the first trial
+    // arrives during the search.
     let (output, took) = signalled(MOVING, libc::SIGINT, &arguments);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("interrupted while choosing"), "{}", stderr(&output));
@@ -613,7 +624,7 @@ fn a_missing_file_is_status_3_and_a_wrong_value_status_2() {
     assert_eq!(man.status.code(), Some(3), "{}", stderr(&man));
 }
 
-/// The reader of `inlane forward --tx pcap:- | head` closes standard output early.
+/// In `inlane forward --tx pcap:- | head`, the reader closes standard output early. That is not a failure.
 #[test]
 fn a_closed_standard_output_ends_the_run_in_order() {
     let arguments = ["--rx", "gen:64", "--tx", "pcap:-", "--duration", "60s", "--no-baseline"];
@@ -636,7 +647,7 @@ fn a_capture_on_standard_output_is_a_capture() {
     assert!(stderr(&output).contains("rx        3 packets"), "{}", stderr(&output));
 }
 
-/// The compiler of a user's packet function must run without privileges.
+/// The compiler of a user's packet function must run without privileges, even if no port needed privileges.
 #[test]
 fn user_code_runs_without_privileges() {
     use std::os::unix::fs::PermissionsExt;

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Compiles `programs/driver.c` to `libcuda.so.1`. Returns `None` without a C compiler.
+/// Compiles `programs/driver.c` to `libcuda.so.1` in a temporary directory. Returns `None` without a C
+/// compiler.
 fn stub() -> Option<(tempfile::TempDir, PathBuf)> {
     let folder = tempfile::tempdir().unwrap();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/driver.c");
@@ -32,7 +33,7 @@ fn an_unusable_driver_is_explained() {
             .unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    // The stub's settings, and two parts of the expected message: what was found, and what to do.
+    // A case: the stub's settings, and two parts of the expected message (what was found, and what to do).
     type Case = (&'static [(&'static str, &'static str)], [&'static str; 2]);
     let cases: [Case; 4] = [
         (&[("STUB_VERSION", "12040")], ["it supports CUDA 12.4", "install a newer NVIDIA driver"]),

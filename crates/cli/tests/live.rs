@@ -1,4 +1,5 @@
-//! inlane between two hosts, which are network namespaces: ping, iperf3, and curl with nginx.
+//! inlane between two hosts: ping, iperf3, and curl with nginx communicate through inlane in both directions.
+//! The hosts are network namespaces.
 //!
 //! ```text
 //!   namespace A                 namespace M                      namespace B
@@ -84,8 +85,8 @@ impl Hosts {
         text
     }
 
-    /// Connects A and B to M by veth pairs without offloads: inlane completes no checksums and splits no
-    /// frames.
+    /// Connects A and B to M by veth pairs. Disables their offloads, because inlane forwards frames unchanged
+    /// and no network card follows that could complete checksums or segment large frames.
     fn cables(&self) {
         for (host, near, far) in [("a", "a0", "am"), ("b", "b0", "bm")] {
             let (there, middle) = (self.name(host), self.name("m"));
@@ -129,7 +130,8 @@ impl Hosts {
             let report = self.iperf(&format!("-u -b 20M -l 1200 -t 2 {way}"));
             let sum = &report["end"]["sum"];
             let (lost, all) = (sum["lost_packets"].as_f64().unwrap(), sum["packets"].as_f64().unwrap());
-            // A busy machine may lose half of the packets. Corruption would lose nearly all.
+            // On a busy machine, a queue may overflow while inlane is not scheduled, so half of the packets
+            // may be lost. If inlane corrupted packets, nearly all of them would be lost.
             assert!(all > 100.0 && lost / all < 0.5, "UDP {way}: {lost} of {all} lost");
         }
 
@@ -172,14 +174,14 @@ impl Hosts {
                 assert!(sum["bytes"].as_f64().unwrap() > 1e5, "{line}: {report}");
                 return report;
             }
-            // The server may still be starting, or ending the previous test.
+            // Try the client again, because the server may still be starting, or ending the previous test.
             assert!(start.elapsed() < Duration::from_secs(60), "{line}: {report}");
             std::thread::sleep(Duration::from_millis(200));
         }
     }
 
-    /// Starts inlane between two ports, calls `ready`, runs the traffic, interrupts inlane and checks its
-    /// result.
+    /// Starts inlane between two ports, calls `ready` with its process to complete the set-up, and runs the
+    /// traffic. Then interrupts inlane and checks its result.
     fn through(&self, ports: [&str; 2], ready: impl FnOnce(&Child)) {
         let folder = tempfile::tempdir().unwrap();
         // nginx's worker does not run as root, so it needs this permission to read the directory.
@@ -206,7 +208,7 @@ impl Hosts {
         assert!(output.status.success(), "{}: {said}", output.status);
         let document: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
         let result = &document["results"][0];
-        // The traffic has more than 5000 frames.
+        // The traffic above consists of more than 5000 frames, so inlane must have counted more.
         assert!(result["tx"]["packets"].as_u64().unwrap() > 5000, "{result}");
         assert_eq!(result["rx"]["errors"], 0, "{result}");
         assert_eq!(result["leaked_buffers"], 0, "{result}");
@@ -280,7 +282,8 @@ fn over_packet_sockets() {
 fn over_tap_interfaces() {
     let Some(hosts) = Hosts::new("tap") else { return };
     hosts.through(["tap:ta", "tap:tb"], |inlane| {
-        // DPDK's driver first sets a new interface down and up again, so wait for the forwarding thread.
+        // DPDK's driver sets a new interface down and up again. So wait until the forwarding thread runs
+        // before moving the interfaces to the hosts.
         until_thread_runs(inlane, "inlane-0", Duration::from_millis(1));
         for (tap, host) in [("ta", "a"), ("tb", "b")] {
             hosts.must("m", &format!("ip link set {tap} netns {}", hosts.name(host)));

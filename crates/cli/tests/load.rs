@@ -1,18 +1,20 @@
-//! Tests `inlane forward --load`. It has its own file, because its trials need two idle processors and
-//! cargo runs test files one after the other.
+//! Tests `inlane forward --load`, which measures the latency at shares of the highest rate without loss. This
+//! test has its own file, because its trials need two idle processors and cargo runs test files one after the
+//! other.
 
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The threads of a trial: one forwards packets, the other ends the trial on time.
+/// The number of threads of a trial that need a free processor: one forwards packets, the other ends the
+/// trial on time.
 const THREADS: usize = 2;
 
-/// Keeps [`THREADS`] threads busy for a second. Returns the smallest share of a processor that one of them
+/// Keeps [`THREADS`] threads busy for a second. Returns the smallest share of a processor that one thread
 /// got: 1 on an idle machine.
 fn share_of_a_processor() -> f64 {
     let spin = || {
         let used = || {
-            // SAFETY: every thread has this clock, and `time` has the type that the call writes.
+            // SAFETY: the clock exists for every thread, and `time` has the type that the call writes.
             let time = unsafe {
                 let mut time: libc::timespec = std::mem::zeroed();
                 libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time);
@@ -64,7 +66,8 @@ fn latency_is_measured_and_drawn_against_load() {
                 "it needs {THREADS} processors, and others are busy on them: a thread got {of}"
             ));
         }
-        // Processors are idle now. The jobs that disturbed the first attempt may have ended.
+        // Try once more, because processors are idle now, so the jobs that disturbed the first attempt may
+        // have ended.
         output = run();
     }
     let said = said(&output);

@@ -31,7 +31,7 @@ fn a_job_ends_as_its_first_failure() {
     let seven = run("exit 7");
     assert_eq!(seven.status.code(), Some(7));
     assert!(stderr(&seven).contains("ended with status 7"), "{}", stderr(&seven));
-    // The launcher must end the other PEs, which would otherwise run for a minute.
+    // PE 1 is killed. The launcher must then end the other PEs, which would otherwise run for a minute.
     let start = Instant::now();
     let killed = inlane(&[
         "ntb",
@@ -126,11 +126,13 @@ fn bench_rows_count_what_was_moved_and_what_was_compared() {
         found.unwrap_or_else(|| panic!("no row of {operation} with {size} bytes"))
     };
     let bytes = |row: &serde_json::Value, what: &str| row["verification"][what].as_u64().unwrap();
-    // Every word that comes back is compared, so all bytes are verified.
+    // The latency of 8 bytes (`one_way`) is measured by round trips. Each word that comes back is compared,
+    // so all transferred bytes are verified.
     let word = row("one_way", 8);
     assert_eq!(bytes(word, "verified_bytes"), bytes(word, "transferred_bytes"));
     assert!(bytes(word, "verified_bytes") >= 2 * 2 * 8);
-    // Only one of the transfers of 4096 bytes is compared.
+    // These cases make many transfers of 4096 bytes but compare the bytes of only one, so 4096 bytes are
+    // verified.
     for operation in ["put", "plain_copy", "put_delivered"] {
         let row = row(operation, 4096);
         assert_eq!(bytes(row, "verified_bytes"), 4096, "{operation}");
@@ -164,7 +166,7 @@ fn a_bench_opens_its_outputs_first_and_leaves_none_empty() {
     assert!(!result.exists());
 }
 
-/// Starts `inlane ntb check` on port `port` of the twin `hub`, with injected faults.
+/// Starts `inlane ntb check` in a process that uses port `port` of the twin `hub`, with faults injected.
 fn child(hub: &Hub, port: u32, faults: &str) -> Child {
     let socket = hub.admit(port).unwrap();
     let fd = socket.as_raw_fd();
@@ -186,7 +188,8 @@ fn bytes() -> usize {
     Layout::overhead(2) + World::<Windows>::symmetric_bytes(2, 0, 1 << 20)
 }
 
-/// Each PE carries out the atomics on its own memory, because some PEs of this test die before they reply.
+/// Returns settings with which each PE carries out the atomics on its own memory and replies to the PE that
+/// requested them. Some PEs of this test must die before they reply.
 fn settings() -> Settings {
     let connect_timeout = Duration::from_secs(5);
     Settings { connect_timeout, yields: true, atomics_by_owner: true, ..Settings::default() }
@@ -227,7 +230,8 @@ fn a_peer_that_restarts_can_be_connected_again() {
     let lost = inlane_pgas::check::run(&world, 1000);
     assert!(matches!(lost, Err(Error::LinkLost { .. })), "{lost:?}");
     first.wait().unwrap();
-    // The old values in the dead peer's scratchpads must not count as a connection.
+    // Check that the handshake with the dead peer fails, because the old values in its scratchpads must not
+    // count as a connection.
     let early = world.transport().reconnect(1, Duration::from_millis(300));
     assert!(matches!(early, Err(Error::Ntb(Bridge::Handshake { .. }))), "{early:?}");
     let mut second = child(&hub, 1, "");

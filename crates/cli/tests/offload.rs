@@ -6,8 +6,9 @@
 //!   engine 10.79.0.1, fd79::1 on e0 ====veth==== k0  10.79.0.2, fd79::2: the kernel's stack
 //! ```
 //!
-//! Offloaded programs run outside both namespaces, so a socket that stayed with the kernel would find no
-//! peer. Without root, or without one of the programs, a test prints why and is skipped.
+//! Programs whose sockets the engine runs are started outside both namespaces. They can reach the engine only
+//! through its control socket, and a socket that stayed with the kernel would find no peer. Without root, or
+//! without one of the programs, a test prints why and is skipped.
 
 mod datagrams;
 mod direct;
@@ -20,11 +21,11 @@ use std::time::{Duration, Instant};
 const ENGINE: &str = "10.79.0.1";
 const KERNEL: &str = "10.79.0.2";
 
-/// The time limit of a program, in seconds.
+/// How long a program may run, in seconds. Then `timeout` ends it.
 const LIMIT: &str = "60";
 
-/// An engine, and a peer on the kernel's stack, each in a network namespace. Dropping the value removes
-/// both.
+/// An engine, and a peer that uses the kernel's stack, each in a network namespace. Dropping the value ends
+/// the engine and removes the namespaces.
 struct Lab {
     prefix: String,
     folder: tempfile::TempDir,
@@ -32,7 +33,8 @@ struct Lab {
 }
 
 impl Lab {
-    /// Creates the namespaces. If that is impossible or a program is missing, prints why and returns `None`.
+    /// Creates the namespaces. If this machine does not allow that, or lacks a program, prints why and
+    /// returns `None`.
     fn new(test: &str, programs: &[(&str, &str)]) -> Option<Self> {
         // SAFETY: geteuid has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
@@ -136,7 +138,7 @@ impl Lab {
         document["results"][0].clone()
     }
 
-    /// Returns the counter `name` of all connections from `inlane offload status`.
+    /// Returns the value that `inlane offload status` shows for the counter `name` of all connections.
     fn count(&self, name: &str) -> u64 {
         self.status()["connections"][name].as_u64().unwrap()
     }
@@ -190,7 +192,7 @@ impl Drop for Running {
     }
 }
 
-/// Builds the preloaded library beside the command, where `inlane offload run` finds it.
+/// Builds the preloaded library. Cargo puts it beside the command, where `inlane offload run` finds it.
 fn build_library() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -223,7 +225,8 @@ fn page(len: u32) -> Vec<u8> {
     (0..len).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()[3..].to_vec()).collect()
 }
 
-/// Starts Python's HTTP server on the kernel's stack, with the lab's directory.
+/// Starts Python's HTTP server on the kernel's stack, and waits until it listens. It serves the lab's
+/// directory.
 fn kernel_web_server(lab: &Lab) -> Running {
     let server = Running::start(
         lab.on_kernel("python3").args(["-m", "http.server", "--bind", "::", "8000"]).stderr(Stdio::null()),
@@ -241,8 +244,8 @@ fn kernel_web_server(lab: &Lab) -> Running {
 fn curl_fetches_from_a_kernel_server_over_ipv4_and_ipv6_with_faults() {
     let programs = [("curl", "curl"), ("python3", "python3"), ("ethtool", "ethtool")];
     let Some(mut lab) = Lab::new("curl", &programs) else { return };
-    // With checksum offload, the kernel would send incomplete checksums over the veth, which hide corrupted
-    // frames.
+    // Turn off checksum offload, because the kernel would otherwise send frames without complete checksums
+    // over the veth, and the receiver could not detect a corrupted frame.
     shell(&format!("ip netns exec {} ethtool -K k0 tx off", lab.name("k"))).unwrap();
     lab.serve(&["--faults", "drop=0.5%,duplicate=1%,reorder=1%:3,corrupt=0.5%,seed=3"]);
     let page = page(1_000_000);
@@ -312,7 +315,8 @@ fn nginx_serves_files_with_forked_workers() {
     let mut nginx = lab.offloaded("nginx");
     let _nginx = Running::start(nginx.arg("-c").arg(&configuration).arg("-p").arg(folder));
     lab.wait_for_listener(81);
-    // Port 80 is nginx itself. Port 81 is nginx as a proxy, whose sockets join epoll before they connect.
+    // Fetch the page from nginx directly (port 80), and through nginx as a proxy (port 81), because only the
+    // proxy's sockets are registered with epoll before they are connected.
     for port in [80, 81] {
         for _ in 0..5 {
             let address = format!("http://{ENGINE}:{port}/page");
@@ -333,11 +337,12 @@ fn iperf_moves_bulk_data_in_both_directions() {
         let mut client = lab.on_kernel("iperf3");
         must(client.args(["-c", ENGINE, "-p", port]).args(more).arg("20M"));
     }
-    // The client ends a test by a reset, so its last segments may not count.
+    // Require only half of the 20 MiB, because the client ends a test by a reset. Its last segments may then
+    // never be acknowledged, and the counters may stay below 20 MiB.
     assert!(lab.count("received_bytes") > 10_000_000 && lab.count("sent_bytes") > 10_000_000);
 }
 
-/// Runs a Python script of this project and prints what it has skipped.
+/// Runs a Python script of this project, which tests the built `inlane`. Prints what the script has skipped.
 fn project_script(test: &str, script: &str, arguments: &[&str]) {
     build_library();
     let folder = Path::new(env!("CARGO_BIN_EXE_inlane")).parent().unwrap();
@@ -349,7 +354,7 @@ fn project_script(test: &str, script: &str, arguments: &[&str]) {
     for line in text(&output.stderr).lines().filter(|line| line.starts_with("SKIPPED")) {
         eprintln!("{}", line.replace(script.rsplit('/').next().unwrap(), test));
     }
-    // Status 3: this machine has no network namespaces.
+    // Status 3 says that this machine has no network namespaces.
     let done = matches!(output.status.code(), Some(0 | 3));
     assert!(done, "{}\n{}\n{}", output.status, text(&output.stdout), text(&output.stderr));
 }
@@ -361,13 +366,15 @@ fn other_unmodified_programs_give_right_results() {
     project_script(test, "packaging/test-programs", &programs);
 }
 
-/// Runs the quick load test: many connections and listeners, a flood of SYNs, a killed engine.
+/// Runs the load test in its quick form: many connections and listeners, a flood of SYNs, and an engine that
+/// is killed.
 #[test]
 fn an_engine_under_load_keeps_its_promises() {
     project_script("an_engine_under_load_keeps_its_promises", "bench/offload/load", &["--quick"]);
 }
 
-/// Kills the engine while a program receives. The program must get an error, not the end of the stream.
+/// Kills the engine while a program receives. The program must get an error, not the end of the stream. A new
+/// engine must serve the program's next sockets.
 #[test]
 fn a_killed_engine_resets_connections_and_a_new_one_serves_the_same_program() {
     let Some(mut lab) = Lab::new("killed", &[("python3", "python3")]) else { return };
@@ -503,7 +510,8 @@ fn an_engine_gives_up_its_privileges_and_can_become_another_user() {
     assert!(said.contains("--user no-such-user") && said.contains("no such user"), "{said}");
 }
 
-/// Runs `programs/sockets.py`, whose checks the kernel's sockets pass, too.
+/// Runs the checks of sockets in `programs/sockets.py` on the engine. The kernel's sockets pass the same
+/// checks.
 #[test]
 fn sockets_behave_as_programs_expect() {
     let Some(mut lab) = Lab::new("sockets", &[("python3", "python3")]) else { return };
@@ -528,7 +536,7 @@ fn rules_and_requirements_decide_who_runs_a_socket() {
         command.args([LIMIT, env!("CARGO_BIN_EXE_inlane"), "offload", "run", "--socket"]);
         command.arg(lab.socket()).args(flags).arg("--").args(program).output().unwrap()
     };
-    // Whether the kernel can connect depends on the machine, so ignore curl's status.
+    // Ignore the exit status of curl, because it depends on the machine whether the kernel can connect.
     run(&["--rules", rules.to_str().unwrap()], &["curl", "-sS", "-m", "2", &address]);
     assert_eq!(lab.count("connected"), 0);
     let kernel = &lab.status()["kernel"][0];
@@ -542,8 +550,9 @@ fn rules_and_requirements_decide_who_runs_a_socket() {
     assert!(lab.count("connected") == 1);
 }
 
-/// io_uring bypasses the preloaded library. `inlane nvme` connects and accepts through the C library, so
-/// io_uring then works on the program's end of a pair.
+/// `inlane nvme` works over the engine, although io_uring bypasses the preloaded library: `inlane nvme`
+/// connects and accepts through the C library, where the preloaded library replaces the socket by the
+/// program's end of a pair. io_uring then works on that end.
 #[test]
 fn nvme_target_and_initiator_run_over_the_engine() {
     let Some(mut lab) = Lab::new("nvme", &[]) else { return };
@@ -552,7 +561,7 @@ fn nvme_target_and_initiator_run_over_the_engine() {
     let data = page(3_000_000 / 512 * 512);
     std::fs::write(lab.folder.path().join("data"), &data).unwrap();
     let bench = ["--rw", "randrw", "--bs", "16K", "--iodepth", "8", "--size", "4M", "--verify", "crc32c"];
-    // Offload the target first, then the initiator.
+    // Two rounds: the target over the engine and the initiator over the kernel, then the other way round.
     for target_is_offloaded in [true, false] {
         let side = |offloaded: bool| if offloaded { lab.offloaded(inlane) } else { lab.on_kernel(inlane) };
         let address = if target_is_offloaded { ENGINE } else { KERNEL };
@@ -562,7 +571,7 @@ fn nvme_target_and_initiator_run_over_the_engine() {
         let mut line = String::new();
         let mut errors = std::io::BufReader::new(target.stderr.take().unwrap());
         std::io::BufRead::read_line(&mut errors, &mut line).unwrap();
-        // The target would block on a full pipe.
+        // Read the rest of the target's standard error, because the target would block on a full pipe.
         std::thread::spawn(move || errors.read_to_end(&mut Vec::new()));
         let _target = Running(target);
         assert!(line.contains("listens on"), "{line}");
@@ -574,8 +583,8 @@ fn nvme_target_and_initiator_run_over_the_engine() {
             must(initiator().args(["nvme", "read", address, "--digests", "both", "--length", &length, "-"]));
         assert!(read == data, "the data was altered on its way");
         must(initiator().args(["nvme", "bench", address, "--numjobs", "2"]).args(bench));
-        // Three connections each for write and read (discovery, admin, I/O), and two for each of bench's two
-        // jobs.
+        // At least 10 connections: three each for write and read (discovery, admin queue, I/O queue), and two
+        // for each of bench's two jobs (admin queue, I/O queue).
         assert!(lab.count("accepted") + lab.count("connected") >= before + 10, "{}", lab.status());
     }
 }

@@ -1,5 +1,5 @@
-//! Tests the files of `inlane forward`: inputs are not overwritten, and no empty file remains after a
-//! signal.
+//! Tests the outputs of `inlane forward`: an input is never overwritten, a refused run leaves files
+//! unchanged, and a run that is ended by a signal leaves no empty file.
 
 mod support;
 
@@ -130,8 +130,8 @@ fn a_setting_that_is_out_of_range_is_traced_to_its_variable() {
     }
 }
 
-/// The display rounds times to seconds and may be 100 ms early. So lines of a 2 s interval are 1 s apart or
-/// more.
+/// Reads three progress lines of a long run. The display rounds times to seconds and may be up to 100 ms
+/// early. So lines of a 2 s interval are at least a second apart, even on a busy machine.
 #[test]
 fn progress_lines_come_at_the_interval() {
     let mut child = inlane(&[

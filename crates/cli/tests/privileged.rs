@@ -1,4 +1,5 @@
-//! Tests that only root can set up. Without root, each test prints why it is skipped.
+//! Tests that only root can set up: with reserved hugepages, and with a copy of the command that holds
+//! capabilities. Without root, each test prints why it is skipped.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -20,7 +21,8 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A reservation of hugepages of 2 MiB. Dropping the value restores the previous number.
+/// A reservation of hugepages of 2 MiB each. Dropping the value restores the number of pages that was
+/// reserved before.
 struct Hugepages {
     before: String,
 }
@@ -52,7 +54,8 @@ impl Drop for Hugepages {
     }
 }
 
-/// With hugepages, DPDK takes other memory at other addresses than without.
+/// Checks that DPDK's ports and its DMA device work with reserved hugepages. DPDK then takes other memory at
+/// other addresses than without hugepages.
 #[test]
 fn dpdk_works_with_reserved_hugepages() {
     let test = "dpdk_works_with_reserved_hugepages";
@@ -70,7 +73,8 @@ fn dpdk_works_with_reserved_hugepages() {
     }
 }
 
-/// Runs a copy of the command as an ordinary user. The copy has capabilities, as `inlane doctor` advises.
+/// Runs a copy of the command as an ordinary user. The copy's file holds capabilities, as `inlane doctor`
+/// advises. No code that the user chooses may run with these capabilities.
 #[test]
 fn a_file_with_capabilities_gives_none_to_user_code() {
     let test = "a_file_with_capabilities_gives_none_to_user_code";
@@ -112,7 +116,8 @@ fn a_file_with_capabilities_gives_none_to_user_code() {
             .output()
             .unwrap()
     };
-    // The user chooses the function's compiler, so the compiler must run without capabilities.
+    // The function's compiler is code that the user chooses. It must run without capabilities, with DPDK's
+    // ports and with other ports.
     for ports in ["--rx null --tx null", "--rx net_null --tx net_null"] {
         let _ = std::fs::remove_dir_all(at("cache"));
         let output = as_user(&format!("forward {ports} --packets 100 --function mine.cu --no-baseline"));
@@ -121,7 +126,8 @@ fn a_file_with_capabilities_gives_none_to_user_code() {
     let rights = std::fs::read_to_string(at("rights")).unwrap();
     assert!(rights.lines().count() >= 2, "{rights}");
     assert!(rights.lines().all(|line| line.ends_with("0000000000000000")), "{rights}");
-    // The environment names the run-time compiler, so a process with capabilities must not load it.
+    // The run-time compiler is a library that the environment names, so a process with capabilities must not
+    // load it.
     let output = as_user("doctor nvrtc");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("this process holds capabilities"), "{said}{}", stderr(&output));

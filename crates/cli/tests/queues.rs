@@ -1,5 +1,6 @@
-//! Tests several pipelines, each with its own receive queue. A generator sends to a checker over ports that
-//! spread flows over queues. Every packet must be verified or counted as missed, in order within its flow.
+//! Tests several pipelines, each with its own receive queue. A generator in one process sends to a checker in
+//! another, over ports that spread flows over queues. Every packet must be verified or counted as missed, and
+//! the packets of a flow must arrive in order.
 //!
 //! ```text
 //!   namespace A   gen -> af_packet:v0 ===veth=== v1 (two queues) -> inlane, two pipelines -> check     namespace B
@@ -29,7 +30,8 @@ impl Namespace {
             eprintln!("SKIPPED {test}: no network namespace (ip netns add; apt-get install iproute2)");
             return None;
         }
-        // The kernel's own IPv6 packets on a new link would disturb the counts.
+        // Disable IPv6, because the kernel would otherwise send packets of its own on a new link, which would
+        // disturb the counts.
         let quiet = ["sysctl", "-q", "-w", "net.ipv6.conf.default.disable_ipv6=1"];
         let status = Command::new("ip").args(["netns", "exec", &name]).args(quiet).status();
         assert!(status.is_ok_and(|status| status.success()), "sysctl");
@@ -77,8 +79,11 @@ fn by_pipeline(document: &serde_json::Value) -> Vec<u64> {
     list.unwrap_or_default().split(", ").filter_map(|count| count.parse().ok()).collect()
 }
 
-/// Sends packets through the port `sender` to a checker with two pipelines on the port `receiver`. Pauses
-/// the checker for half a second, so that the kernel drops packets.
+/// Sends packets through the port `sender` to a checker, which receives them on the port `receiver` with two
+/// pipelines. `ready` waits until the receiver is up.
+///
+/// Pauses the receiving process for half a second, so that the kernel drops packets. Each packet must be
+/// verified or counted as missed.
 fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, ready: impl FnOnce(&Child)) {
     let check = format!("check:{TRAFFIC}");
     let mut to =
@@ -95,7 +100,8 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
     let sent = from.wait_with_output().unwrap();
     assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
     assert_eq!(document(&sent)["results"][0]["tx"]["packets"], PACKETS);
-    // A busy receiver needs time for the packets that the kernel still holds.
+    // Wait before the interrupt, because a busy receiver needs time for the packets that the kernel still
+    // holds.
     std::thread::sleep(Duration::from_millis(1500));
     // SAFETY: the child was not yet waited for, so the id is still its own.
     unsafe { libc::kill(to.id() as i32, libc::SIGINT) };
@@ -112,7 +118,7 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
         assert_eq!(verification[wrong], 0, "{wrong}, {said}");
     }
     let missed = result["rx"]["missed"].as_u64().unwrap();
-    // An AF_XDP sender waits for free buffers, so the kernel may drop nothing.
+    // An AF_XDP sender waits for free buffers, so the kernel may drop nothing and `missed` may be 0.
     assert!(missed > 0 || sender.contains(&"af_xdp:v0"), "{said}");
     assert_eq!(verification["verified_packets"].as_u64().unwrap() + missed, PACKETS, "{said}");
     assert_eq!(result["leaked_buffers"], 0, "{said}");
@@ -130,7 +136,7 @@ fn joined(test: &str) -> Option<[Namespace; 2]> {
     Some([a, b])
 }
 
-/// Waits until the first pipeline of `receiver` runs, and then 2.5 s for the veth link.
+/// Waits until the first pipeline of `receiver` runs, and then 2.5 s until the veth link carries frames.
 fn wait_until_up(receiver: &Child) {
     until_thread_runs(receiver, "inlane-0", Duration::from_millis(1));
     std::thread::sleep(Duration::from_millis(2500));
@@ -138,12 +144,14 @@ fn wait_until_up(receiver: &Child) {
 
 fn over_veth(test: &str, receiver: &str) {
     let Some([a, b]) = joined(test) else { return };
-    // One transmit queue of a veth feeds one receive queue of its peer. So AF_XDP below sends with two
-    // pipelines.
+    // Packet sockets spread flows over the receiver's queues themselves (PACKET_FANOUT), so one transmit
+    // queue is enough.
     let sender = ["--tx", "af_packet:v0", "--packets", "40000"];
     if receiver.starts_with("af_packet") {
         return accounted([Some(&a), Some(&b)], &sender, receiver, wait_until_up);
     }
+    // A veth delivers the packets of transmit queue n to receive queue n of its peer. So send on two transmit
+    // queues, one per pipeline, to reach both receive queues.
     let sender = ["--tx", "af_xdp:v0", "--pipelines", "2", "--packets", "20000"];
     accounted([Some(&a), Some(&b)], &sender, receiver, wait_until_up);
 }
@@ -252,7 +260,8 @@ fn software_ports_have_several_queues() {
     }
 }
 
-/// Kernel interfaces refuse frames shorter than an Ethernet header. Such frames are dropped and counted.
+/// Kernel interfaces refuse frames shorter than an Ethernet header. Such frames are dropped and counted, and
+/// the frames behind them are sent.
 #[test]
 fn frames_without_an_ethernet_header_hold_up_no_port() {
     let Some([a, _b]) = joined("short-frames") else { return };
@@ -279,7 +288,8 @@ fn frames_without_an_ethernet_header_hold_up_no_port() {
     }
 }
 
-/// SIGHUP ends a run on AF_XDP cleanly: its XDP program is removed, and the result is complete.
+/// SIGHUP ends a run on AF_XDP cleanly: the XDP program is removed from the interface, and the result is
+/// complete.
 #[test]
 fn a_hang_up_removes_the_xdp_program() {
     let Some([a, _b]) = joined("hang-up") else { return };

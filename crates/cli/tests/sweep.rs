@@ -178,7 +178,8 @@ fn a_signal_keeps_the_points_that_are_done() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // The signal below must interrupt the second point.
+    // Waits for the line that reports the first point as done, so that the signal below interrupts the second
+    // point.
     let mut said = std::io::BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
     std::io::BufRead::read_line(&mut said, &mut line).unwrap();
@@ -220,7 +221,8 @@ fn a_competing_job_is_measured() {
     let ratio =
         competitor["beside_per_second"].as_f64().unwrap() / competitor["alone_per_second"].as_f64().unwrap();
     assert!((kept - ratio).abs() < 1e-9);
-    // A busy scheduler may divide the core unequally, so only implausible shares fail.
+    // The two jobs share the core. On a busy machine the scheduler may divide the core unequally, so only
+    // implausible shares fail.
     assert!(kept > 0.0 && kept < 3.0, "{kept}");
     assert!(std::fs::read_to_string(&files.svg).unwrap().contains("competing job"));
 }

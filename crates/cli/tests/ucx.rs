@@ -1,4 +1,5 @@
-//! Tests jobs over UCX as users start them. A network namespace stands for each machine.
+//! Tests jobs over UCX as users start them: the choice of the transport, its errors, and PEs on two machines.
+//! A network namespace stands for each machine.
 
 mod support;
 
@@ -98,7 +99,8 @@ impl Machines {
             assert!(ip(&format!("-n {name} link set v{number} up")), "link");
             assert!(ip(&format!("-n {name} link set lo up")), "loopback");
         }
-        // UCX ignores interfaces that are not UP. The kernel sets this state with a delay.
+        // Wait until both interfaces are in state UP, because UCX ignores other interfaces. The kernel sets
+        // this state shortly after both ends of the pair are up.
         for (number, name) in machines.0.iter().enumerate() {
             let show = format!("-n {name} link show v{number}");
             support::until("the link", || {
@@ -118,11 +120,13 @@ impl Machines {
         command.env("UCX_TLS", "tcp,self").env("INLANE", INLANE).output().unwrap()
     }
 
-    /// Runs a command by Open MPI's mpirun as two PEs, one in each namespace. Writes mpirun's start script to
-    /// `folder`. Returns `None` if mpirun is missing.
+    /// Runs a command by Open MPI's mpirun as two PEs, one on each machine. A machine is a network namespace.
+    /// mpirun starts processes there by a script that this function writes to `folder`. Returns `None` if
+    /// mpirun is missing.
     fn mpirun(&self, folder: &Path, command: &[&str]) -> Option<Output> {
         let agent = folder.join("agent");
-        // With one temporary directory, both machines' processes would create the same subdirectory at once.
+        // Give each machine a directory of its own for temporary files. Otherwise mpirun's processes on both
+        // machines would create the same directory at the same time.
         let script = "#!/bin/sh\nname=$1; shift; export TMPDIR=$TMPDIR/$name; mkdir -p $TMPDIR\n\
                       exec ip netns exec $name sh -c \"$*\"\n";
         std::fs::write(&agent, script).unwrap();
@@ -199,7 +203,8 @@ fn mpirun_on_two_machines_starts_one_job_over_ucx() {
             return;
         }
     }
-    // `ORTE_ERROR_LOG` marks Open MPI's own failures, so skip the test.
+    // Open MPI logs its own failures with `ORTE_ERROR_LOG`. Skip the test then, because inlane is not the
+    // cause.
     let failed = |output: &Output| {
         let fault = !output.status.success() && text(&output.stderr).contains("ORTE_ERROR_LOG");
         if fault {
@@ -255,7 +260,8 @@ fn bench_and_info_name_what_ucx_takes() {
         for operation in ["put", "get", "fetch_add", "one_way", "put_delivered", "exchange", "messages"] {
             assert!(operations.contains(&operation), "{operation} over {methods}: {operations:?}");
         }
-        // Plain copies need the peer's memory mapped.
+        // The bench measures plain copies only if the peer's memory is mapped, because they reach no other
+        // memory.
         assert_eq!(operations.contains(&"plain_copy"), mapped, "{operations:?}");
         assert!(rows.iter().all(|row| row["verification"]["altered_bytes"] == 0));
         let reason = rows[0]["path"]["reason"].as_str().unwrap();

@@ -1,4 +1,5 @@
-//! Measures pairs of devices. A failed measurement becomes a row with its error, and the run continues.
+//! Measures pairs of devices and adds the rows to the result document. A measurement that fails becomes a row
+//! with its error, and the run continues with the next one.
 
 use super::{Copy, Direction, Measured};
 use inlane_copy::cost::{Cache, Costs};
@@ -25,7 +26,8 @@ pub struct Failures {
     pub first: Option<Error>,
 }
 
-/// Measures pairs of devices. Adds rows and notes to the report, and failed measurements to `failures`.
+/// Measures pairs of devices as the command's flags ask. Adds rows and notes to the report, and failed
+/// measurements to `failures`.
 pub struct Bench<'a> {
     args: &'a Copy,
     plan: &'a Plan,
@@ -69,7 +71,8 @@ impl Way<'_> {
         TransferResult { both_directions: self.options.both_ways, store_end: self.store_end, ..row }
     }
 
-    /// Creates a row for a measurement that failed before a path was open. It names the requested path.
+    /// Creates a row for a measurement that failed before a path was open. The row names the requested path,
+    /// because no path was taken.
     fn row_without_path(&self, size: usize, completion: CompletionMode) -> TransferResult {
         let name = match self.choice {
             PathChoice::Auto => "auto".into(),
@@ -92,10 +95,10 @@ impl<'a> Bench<'a> {
         Self { args, plan, report, failures, host, cache, ceilings }
     }
 
-    /// Returns the events that end the timing of a transfer. Each gets its own rows:
+    /// Returns the events that end the timing of a transfer. The result has rows for each event:
     ///
-    /// * A store from the host to a BAR ends when it is issued. If the BAR may be read, delivery is a second
-    ///   end.
+    /// * A store from the host to a BAR is timed until it is issued. If the BAR may be read, it is also timed
+    ///   until it is delivered.
     /// * For other transfers, returns a single `None`.
     pub fn store_ends(&self, from: &Device, to: &Device) -> Vec<Option<StoreEnd>> {
         match (from.endpoint(), to.endpoint()) {
@@ -107,8 +110,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Measures transfers between two devices. Returns `Break` if the run was interrupted or a GPU was given
-    /// up.
+    /// Measures transfers between two devices, in the directions that `--direction` selects. Returns `Break`
+    /// if the run was interrupted or a GPU was given up.
     pub fn compare(
         &mut self,
         from: &Arc<Device>,
@@ -134,8 +137,8 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Adds a row with an error. If the run was interrupted, returns `Break` without adding a row. If a GPU
-    /// was given up, returns `Break`, because calls to that GPU may block.
+    /// Adds a row with an error. If the run was interrupted, adds no row and returns `Break`. Also returns
+    /// `Break` if a GPU was given up, because calls to that GPU may block.
     fn failed(&mut self, mut row: TransferResult, error: Error) -> ControlFlow<()> {
         progress("");
         if self.plan.stop.load(Ordering::Relaxed) {
@@ -156,13 +159,14 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Returns the costs of the paths. The first that applies:
+    /// Returns the costs of the paths: the first of these that is available.
     ///
     /// 1. stored costs, unless `--calibrate` is set
     /// 2. newly calibrated costs, if the path is chosen by cost
     /// 3. `None`
     ///
-    /// Call this before buffers are allocated, because calibration on a BAR needs their memory.
+    /// Call this before the buffers are allocated: on a BAR, calibration needs the memory that the buffers
+    /// will occupy.
     fn costs(&mut self, way: Way) -> Result<Option<Costs>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         let kept = self.cache.get(way.from, way.to, way.options).filter(|_| !self.args.calibrate).cloned();
@@ -180,9 +184,9 @@ impl<'a> Bench<'a> {
         Ok(Some(costs))
     }
 
-    /// Opens the paths of one direction. Prints a message if another path than the requested one is taken.
-    /// Call this after all buffers are allocated, because an allocation would wait for a resident kernel to
-    /// end.
+    /// Opens the paths of one direction. Prints a message if the requested path is not available and another
+    /// one is taken. Call this after all buffers are allocated: opening a path may start a resident kernel,
+    /// and a later allocation would wait until that kernel ends.
     fn selector(&mut self, way: Way, costs: Option<Costs>) -> Result<PathSelector> {
         let selector = PathSelector::open(way.from, way.to, way.choice, way.options, costs)?;
         if let Some(fallback) = selector.fallback() {
@@ -195,11 +199,13 @@ impl<'a> Bench<'a> {
         Ok(selector)
     }
 
-    /// Allocates buffers for each direction. As long as the memory is too small, leaves out the largest size.
+    /// Allocates buffers for each direction. If the memory is too small, leaves out the largest size and
+    /// tries again, until the buffers fit.
     fn memory(&self, ways: &[Way]) -> Result<Memory> {
         let (mut sizes, mut refused) = (self.args.sizes.0.clone(), Vec::new());
         loop {
-            // Check before each attempt, because an attempt zeroes hundreds of megabytes.
+            // Check before each attempt whether the run was interrupted, because an attempt zeroes hundreds
+            // of megabytes and takes long.
             check_stop(&self.plan.stop)?;
             let largest = sizes.iter().copied().max().unwrap_or(1);
             let buffers = |way: &Way| Buffers::new(way.from, way.to, largest, self.args.rotate);
@@ -340,7 +346,8 @@ impl<'a> Bench<'a> {
         let what = self.args.measure;
         let single =
             if what == Measured::Stream { None } else { Some(latency(selector, buffers, size, &plan)?) };
-        // With one transfer in flight, the stream would repeat the latency measurement.
+        // Skip the stream with `--measure latency`. Also skip it if only one transfer is in flight at a time,
+        // because it would repeat the latency measurement.
         let one_in_flight = what == Measured::Latency
             || self.args.in_flight == Some(1)
             || selector.is_synchronous_for(size as u64);
@@ -359,8 +366,8 @@ impl<'a> Bench<'a> {
         }])
     }
 
-    /// Opens the paths of each direction. Call this before any kernel is resident. Both directions use the
-    /// first one's costs, and therefore the same path.
+    /// Opens the paths of each direction. Call this before any kernel is resident. A second direction uses
+    /// the costs of the first, so that both directions take the same path.
     fn selectors(&mut self, ways: &[Way], costs: Option<Costs>) -> Result<Vec<PathSelector>> {
         let mut selectors = vec![self.selector(ways[0], costs)?];
         for back in &ways[1..] {

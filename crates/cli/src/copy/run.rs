@@ -128,8 +128,8 @@ impl Copy {
         Ok(())
     }
 
-    /// Returns the devices that `--devices` names. Default: the host and all GPUs, or two twins without a
-    /// GPU.
+    /// Returns the devices that `--devices` names. Without the flag, returns the host and all GPUs. Without a
+    /// GPU, returns the host and two twins.
     fn devices_of_matrix(&self, report: &mut Report) -> Result<Vec<Endpoint>, Error> {
         let mut endpoints: Vec<Endpoint> = Vec::new();
         for endpoint in &self.devices {
@@ -187,7 +187,8 @@ fn published_experiment(plan: &Plan, report: &mut Report, failures: &mut Failure
         row.published = Some(PublishedRates {
             published_bytes_per_second: line.published_mib.map(|rate| rate * 1_048_576.0),
             predicted_bytes_per_second: line.predicted,
-            // Take the best repeat, because other load on this machine only slows repeats down.
+            // The best repeat gives the model's rate, because only other load on this machine can make a
+            // repeat slower.
             model_bytes_per_second: line
                 .measured
                 .latency_ns
@@ -203,8 +204,8 @@ fn published_experiment(plan: &Plan, report: &mut Report, failures: &mut Failure
     }
 }
 
-/// Adds notes on how the run ended. Returns a description of the failure if only some measurements
-/// succeeded.
+/// Adds notes on how the run ended. Returns a description of the failure if some measurements failed or were
+/// interrupted, and others succeeded.
 ///
 /// # Errors
 /// The first failure, if no measurement succeeded. Also if the run was interrupted before any result.

@@ -1,4 +1,5 @@
-//! The outcome of one check of `inlane doctor`.
+//! The outcome of one check of `inlane doctor`: the part that was checked, its state, what was found, and
+//! what fixes it.
 
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -1,4 +1,5 @@
-//! Checks GPUs with their driver and libraries, the IOMMU and VFIO, and the speed of PCIe links.
+//! Checks whether inlane can use the machine's devices: GPUs with their driver and libraries, the IOMMU and
+//! VFIO for other PCI devices, and PCIe links that are slower than they could be.
 
 use super::Machine;
 use super::check::{Check, Name};
@@ -154,7 +155,7 @@ pub fn pcie_links(machine: &Machine) -> Check {
     let purpose = "a link with half the lanes or half the speed has half the bandwidth";
     let check = |evidence: String| Check::ok(Name::PcieLinks, purpose, evidence);
     let topology = Topology::read(&Sysfs::at(machine.files.root().join("sys")));
-    // Leave out bridges, because a bridge shares its link with the device below it.
+    // Leave out bridges: a bridge and the device below it share a link, which would be counted twice.
     let ends = topology.devices().filter(|device| device.class >> 16 != BRIDGE);
     let (mut whole, mut short, mut idle) = (0, Vec::new(), Vec::new());
     for device in ends {
@@ -164,8 +165,8 @@ pub fn pcie_links(machine: &Machine) -> Check {
         let (payload, best) = (256, link.max.bits_per_second());
         if let Some(shortfall) = topology.shortfall(device) {
             let line = format!("{}{name}: {shortfall}", device.address);
-            // List a slow GPU link that has all its lanes separately, because an idle GPU slows its link
-            // down.
+            // List a GPU's link separately if it is slow but has all its lanes, because an idle GPU slows its
+            // link down to save power.
             let idles = device.class >> 16 == DISPLAY && !shortfall.narrow();
             if idles { idle.push(line) } else { short.push(line) }
         } else if let Some((above, rate)) = narrowest.filter(|(_, rate)| rate.bits_per_second() < best) {

@@ -1,12 +1,13 @@
-//! Reads the kernel's files below a root directory, which tests replace. Unreadable files count as absent.
-//! Long text is cut, and bytes that are not UTF-8 are replaced.
+//! Reads the kernel's files (`/proc`, `/sys`, `/dev`) below a root directory, which tests replace. A file
+//! that cannot be read counts as absent. Text that is too long is cut, and bytes that are not UTF-8 are
+//! replaced.
 
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The most bytes that are read from a file. Only `/proc/cpuinfo` is longer, of which the first entry
-/// suffices.
+/// The most bytes that are read from a file. Only `/proc/cpuinfo` can be longer. The checks need only the
+/// entry of its first processor, which fits.
 const MOST: u64 = 256 * 1024;
 
 /// Reads files of the kernel below a root directory.
@@ -15,7 +16,8 @@ pub struct Files {
 }
 
 impl Files {
-    /// Creates a reader of files below `root`: `/`, or a test's directory.
+    /// Creates a reader of files below the directory `root`: `/` for this machine's files, another directory
+    /// for a test's.
     pub fn under(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
@@ -32,7 +34,8 @@ impl Files {
     /// Returns the text of a file without white space at its ends.
     pub fn text(&self, path: &str) -> Option<String> {
         let path = self.at(path);
-        // Open regular files only: a pipe may block, and opening a device may change its state.
+        // Open only regular files, because opening a pipe may block, and opening a device may change its
+        // state.
         if !fs::metadata(&path).ok()?.is_file() {
             return None;
         }
@@ -41,7 +44,7 @@ impl Files {
         Some(plain(String::from_utf8_lossy(&bytes).trim()))
     }
 
-    /// Returns the number in a file, or `None` if the file cannot be read or has no number.
+    /// Returns the number that a file contains, or `None` if the file cannot be read or contains no number.
     pub fn number(&self, path: &str) -> Option<u64> {
         self.text(path)?.parse().ok()
     }
@@ -82,7 +85,8 @@ pub fn processors(list: &str) -> Vec<u32> {
         let (Ok(first), Ok(last)) = (first.trim().parse::<u32>(), last.trim().parse::<u32>()) else {
             continue;
         };
-        // Processor 8191 is the last that Linux supports. A malformed range could be huge.
+        // End the range at processor 8191, the last that Linux supports, because a malformed range could be
+        // huge.
         found.extend(first..=last.min(8191));
     }
     found

@@ -1,4 +1,5 @@
-//! Checks for QEMU, a kernel and the tools of the lab, whose virtual machines run tests with PCI devices.
+//! Checks whether this machine has what the lab needs: QEMU, a kernel, and tools. The lab consists of virtual
+//! machines, in which tests with PCI devices run.
 
 use super::Machine;
 use super::check::{Check, Name};

@@ -1,4 +1,5 @@
-//! Checks the hugepages, and whether the kernel moves pages between NUMA nodes.
+//! Checks the memory: whether hugepages are reserved, free and mounted, and whether the kernel moves pages
+//! between NUMA nodes.
 
 use super::Machine;
 use super::check::{Check, Name};

@@ -1,4 +1,5 @@
-//! Checks the capabilities of this process and how much memory it may lock.
+//! Checks what this process may do: whether it has the capabilities that ports need, and how much memory it
+//! may lock.
 
 use super::Machine;
 use super::check::{Check, Name};
@@ -11,7 +12,8 @@ const IPC_LOCK: u32 = 14;
 const SYS_ADMIN: u32 = 21;
 const BPF: u32 = 39;
 
-/// Enough locked memory, in bytes, for a few packet pools and their DMA mappings.
+/// Enough locked memory, in bytes, for a few packet pools and their DMA mappings. A lower RLIMIT_MEMLOCK is
+/// reported as degraded.
 const ENOUGH_LOCKED: u64 = 1 << 28;
 
 /// Returns the effective capabilities of this process as a bit set.

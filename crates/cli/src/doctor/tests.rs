@@ -1,9 +1,11 @@
-//! Tests the checks of `inlane doctor` on fake machines.
+//! Tests the checks of `inlane doctor` on fake machines. The checks read a test's files instead of the
+//! system's (/proc, /sys), and get outcomes of system calls that the test chose.
 
 use super::*;
 use rustix::io::Errno;
 
-/// A fake machine: a directory of files, and chosen outcomes of system calls. By default, all is missing.
+/// A fake machine: a directory of files, and chosen outcomes of system calls. A test adds the files and the
+/// outcomes that its check needs. Everything else is missing.
 struct Fake {
     root: tempfile::TempDir,
     trials: Trials,
@@ -215,7 +217,8 @@ fn memory_lock_reads_the_soft_limit() {
     assert_eq!(with("much").state, State::Degraded);
 }
 
-/// Checks a PCIe link. `now` is its width and speed, `best` the ones that it could have.
+/// Checks the PCIe link of a device. `now` is the width and speed that the link has. `best` is the width and
+/// speed that it could have.
 fn link(class: &str, now: (&str, &str), best: (&str, &str)) -> Check {
     let base = "sys/bus/pci/devices/0000:b5:00.0";
     let fake = Fake::new(&[]);

@@ -1,4 +1,5 @@
-//! Finds properties of the machine that only a system call shows.
+//! Finds properties of the machine that only a system call shows. Each call is tried once. Files and sockets
+//! that a call opened are closed again.
 
 use crate::devices;
 use rustix::io::Errno;
@@ -24,7 +25,7 @@ pub struct Trials {
     /// The directories in `PATH`.
     pub programs: Vec<PathBuf>,
     /// Returns the GPUs that the CUDA driver reports. This is a function, because starting the driver takes
-    /// long.
+    /// long and only one check needs it.
     pub gpus: fn() -> Result<Vec<String>, String>,
     /// Returns the version and the file of NVRTC. A run that compiles packet functions finds the same file.
     pub nvrtc: fn() -> Result<(String, PathBuf), String>,

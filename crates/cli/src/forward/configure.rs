@@ -52,7 +52,8 @@ impl Forward {
         }
         let method = match self.function.method {
             Choice::Method(method) => method,
-            // --workers needs method split, so the search of --method auto begins with split.
+            // The search of --method auto begins with method split if --workers is given, because no other
+            // method has workers.
             Choice::Auto if self.function.workers > 0 => Method::Split,
             Choice::Auto => Method::Single,
         };
@@ -116,10 +117,10 @@ impl Forward {
                 other => other,
             })?),
         };
-        // Without --duration and --packets, an endless run ends after 5 s. A capture that is played once ends
-        // the run itself, and --between lasts until a signal.
+        // True if a run without --duration and --packets must be ended after 5 s. A capture that is played
+        // once ends the run itself, and a run with --between lasts until a signal.
         let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.ports.repeat);
-        // A source that never ends has no last packet.
+        // Require --duration for --packets all, because a source that never ends has no last packet.
         if let (true, None, Route::OneWay { rx, .. }) = (whole_capture, self.run.duration, &config.route)
             && self.never_ends(rx)
         {

@@ -1,9 +1,9 @@
 //! The figure of a sweep: rate, latency, and the speed that a competing job keeps, against one parameter.
 //!
-//! * Each line of a panel belongs to one method. If the method is not swept, it belongs to one value of the
-//!   first swept parameter that is not on the x axis.
-//! * Each combination of the remaining swept parameters gets its own panel.
-//! * If a panel would have more than six lines, each line gets its own panel.
+//! * Each line of a panel belongs to one method. If the method is not swept, each line belongs to one value
+//!   of the first swept parameter that is not on the x axis.
+//! * Each combination of values of the remaining swept parameters gets a panel of its own.
+//! * If a panel would have more than six lines, each line gets a panel of its own.
 
 use inlane_core::result::Document;
 use inlane_forward::experiment::OFFERED;
@@ -11,13 +11,13 @@ use inlane_forward::result::{PacketResult, Quantity};
 use inlane_report::{Line, Plot, Point, Scale};
 use std::collections::BTreeSet;
 
-/// The x axis is logarithmic from this ratio of the largest to the smallest value.
+/// If the largest x value is at least this multiple of the smallest, the x axis is logarithmic.
 const LOG_FROM: f64 = 6.0;
 /// The most lines of a panel. More lines could not be told apart.
 const MOST_LINES: usize = 6;
 
-/// Draws the results against `axis`. `keys` are the other swept parameters. Returns `None` if there is
-/// nothing to draw.
+/// Draws the results against the parameter `axis`. `keys` are the other swept parameters. Returns `None` if
+/// there is nothing to draw.
 pub fn svg(document: &Document<PacketResult>, axis: &str, keys: &[&str]) -> Option<String> {
     let results = &document.results;
     let by_size = axis == "size";
@@ -54,7 +54,8 @@ pub fn svg(document: &Document<PacketResult>, axis: &str, keys: &[&str]) -> Opti
             lines,
         }
     };
-    // If x is the offered rate, a logarithmic y axis shows runs without loss as a straight line.
+    // If x is the offered rate, make the y axis logarithmic like the x axis, because runs without loss then
+    // lie on a straight line.
     let rate_scale = if ["rate", OFFERED].contains(&axis) { Scale::Log } else { Scale::Linear };
     let rate_unit = if by_size { "Gb/s of frames" } else { "Mpps" };
     let plots = [
@@ -95,7 +96,7 @@ fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
     words.extend(value("method"));
     words.extend(value("burst").map(|burst| format!("burst {burst}")));
     words.extend(value("memory").map(|memory| format!("memory {memory}")));
-    // Remove a swept packet size from the ports' names.
+    // The ports' names contain the packet size. If the size is swept, show each name without it in the title.
     let swept = axis == "size" || keys.contains(&"size");
     let port = |port: &String| match swept {
         true => port.split([':', ',']).next().unwrap_or_default().to_string(),
@@ -105,9 +106,9 @@ fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
     words.join(", ")
 }
 
-/// Splits `keys`. Returns the parameter whose values name the lines of a panel, and the parameters whose
-/// values name the panels. If a panel would have more than [`MOST_LINES`] lines, all parameters name
-/// panels.
+/// Splits `keys`, the swept parameters that are not on the x axis. Returns the parameter whose values name
+/// the lines of a panel, and the parameters whose values name the panels. If a panel would have more than
+/// [`MOST_LINES`] lines, returns `None` for the lines, and all parameters name panels.
 fn split_keys<'a>(keys: &[&'a str], results: &[PacketResult]) -> (Option<&'a str>, Vec<&'a str>) {
     let name = keys.iter().find(|key| **key == "method").or(keys.first()).copied();
     let values = results.iter().filter_map(|result| result.parameters.get(name?)).map(Quantity::to_string);
@@ -115,8 +116,8 @@ fn split_keys<'a>(keys: &[&'a str], results: &[PacketResult]) -> (Option<&'a str
     (name, keys.iter().copied().filter(|key| Some(*key) != name).collect())
 }
 
-/// Returns a line for each combination of the values of `keys`. `solid`, `dashed` and `ceiling` return a
-/// result's y values.
+/// Returns a line for each combination of the values of `keys`, in the order of the results. `solid`,
+/// `dashed` and `ceiling` return a result's y values.
 fn lines(
     results: &[PacketResult],
     axis: &str,
@@ -134,7 +135,8 @@ fn lines(
                 .iter()
                 .filter_map(|&key| {
                     let value = result.parameters.get(key)?;
-                    // The values of these parameters are clear without the parameter's name.
+                    // The values of these parameters are clear without the parameter's name, so the name is
+                    // left out.
                     let plain = ["method", "on", "function", "memory"].contains(&key);
                     Some(if plain { value.to_string() } else { format!("{key} {value}") })
                 })

@@ -5,7 +5,8 @@ use inlane_forward::control::ProgressSnapshot;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-/// The progress display: one updated line on a terminal, or a new line per `--interval`.
+/// The progress display. On a terminal, it updates one line with the current rates. With `--interval`, it
+/// prints a new line at each interval.
 pub(super) struct Live {
     terminal: bool,
     interval: Option<Duration>,
@@ -19,10 +20,12 @@ impl Live {
         Self { terminal: std::io::stderr().is_terminal(), interval, last: Default::default() }
     }
 
-    /// Shows the rates since the last display, if a display is due. The run calls this about once a second.
+    /// Shows the rates since the last display, if a new display is due. The run calls this about once per
+    /// second.
     pub(super) fn show(&mut self, elapsed: Duration, reading: ProgressSnapshot) {
         let since = elapsed.saturating_sub(self.last.0);
-        // Display up to 100 ms early, because the next call comes only a second later.
+        // Display up to 100 ms early, because the run calls `show` only about once per second. If a call just
+        // before the end of the interval did not display, the next one would be a second late.
         let due = self.interval.map(|interval| since + Duration::from_millis(100) >= interval);
         let text = match due {
             Some(false) => return,

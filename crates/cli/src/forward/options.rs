@@ -1,4 +1,4 @@
-//! The values of flags that only `inlane forward` has, and their parsers.
+//! The types and parsers of values that only flags of `inlane forward` take, such as the value of `--method`.
 
 use clap::ValueEnum;
 use inlane_core::ring::layout::MAX_SLOTS;

@@ -19,7 +19,7 @@ pub(super) fn check(forward: &Forward, route: &Route, arguments: &[OsString]) ->
     };
     let mut inputs: Vec<(&str, PathBuf)> =
         rx.into_iter().filter_map(capture).map(|file| ("--rx", file)).collect();
-    // The source file of a user's function (FILE.cu:NAME) is an input, too.
+    // Count the source file of a user's function (FILE.cu:NAME) as an input, because the run reads it.
     let source = forward.function.function.rsplit_once(':').map(|(file, _)| file);
     inputs.extend(source.filter(|file| file.ends_with(".cu")).map(|file| ("--function", file.into())));
     inputs.extend(settings_file(arguments).map(|file| ("--config", file)));

@@ -1,8 +1,8 @@
 //! `--sweep` and `--repeats`: runs the same command line with different values of its flags.
 //!
-//! A point of a sweep is the command line with the point's values appended. A wrong value gets the flag's
-//! own error message before the first run. The error of a failed point is recorded, and the sweep
-//! continues.
+//! A point of a sweep is the command line with the point's values appended. So a sweep works for every flag
+//! with one value, except the few that [`axis`] refuses. A wrong value gets the flag's own error message
+//! before the first run. The error of a failed point is recorded, and the sweep continues.
 
 mod axis;
 
@@ -49,7 +49,7 @@ impl Series {
     /// Creates and checks all points. `arguments` is the command line from which `forward` was parsed.
     ///
     /// # Errors
-    /// If a swept flag is unknown or takes several values, or if a value is invalid.
+    /// If a swept flag is unknown or takes several values, or if a value is not valid for its flag.
     pub fn new(forward: &Forward, arguments: &[OsString]) -> anyhow::Result<Self> {
         let keys: Vec<String> = forward.experiment.sweep.iter().map(|axis| axis.key.clone()).collect();
         let by_load = forward.experiment.load.is_some();
@@ -67,7 +67,7 @@ impl Series {
             |key: &str| forward.experiment.sweep.iter().any(|axis| axis.key == key && axis.values == ["all"]);
         for values in combinations(&forward.experiment.sweep)? {
             let point = Point { forward: parse(arguments, &values)?, values };
-            // `all` means all values that the device supports.
+            // `all` means all values that the device supports. On the CPU, skip the values that need a GPU.
             let forward = &point.forward;
             let only_gpu = (all("method")
                 && matches!(forward.function.method, Choice::Method(m) if !m.is_cpu()))
@@ -88,7 +88,8 @@ impl Series {
         self.points.is_empty()
     }
 
-    /// Returns the figure's x axis: the offered rate, or the first swept parameter with numeric values.
+    /// Returns the parameter on the x axis of the figure: the offered rate, or the first swept parameter
+    /// whose values are numbers.
     pub fn axis(&self) -> Option<&str> {
         if self.by_load {
             return Some(OFFERED);
@@ -100,16 +101,17 @@ impl Series {
         self.keys.iter().find(numeric).map(String::as_str)
     }
 
-    /// Returns the swept parameters that are not on the x axis.
+    /// Returns the swept parameters that are not on the x axis. Each combination of their values is a line of
+    /// the figure.
     pub fn line_keys(&self) -> Vec<&str> {
         self.keys.iter().map(String::as_str).filter(|&key| Some(key) != self.axis()).collect()
     }
 
-    /// Runs all points once, then again for each repeat. Prints a line of progress for each run. Returns the
-    /// results and the first failure.
+    /// Runs each point once, then each point again, until all repeats are done. Prints a line of progress for
+    /// each run. Returns the results and the first failure.
     ///
     /// # Errors
-    /// The first error, if no run gave a result.
+    /// The first error, if no run of any point gave a result.
     pub fn run(
         &self,
         control: &Arc<Control>,
@@ -217,8 +219,8 @@ impl Series {
         }
         document.notes.extend(notes.into_iter().map(|(note, mut of)| {
             of.dedup();
-            // Put the point's name before a note that applies to one point only, unless the sweep has a
-            // single point.
+            // Show a note that applies to several points once, without a name. Put the point's name before a
+            // note that applies to one point only, unless the sweep has a single point.
             if of.len() > 1 || self.points.len() == 1 { note } else { format!("{}: {note}", of[0]) }
         }));
         document
@@ -226,7 +228,7 @@ impl Series {
 }
 
 /// Merges the repeats of a point. Returns the run with the median rate. Its field `repeats` has the medians
-/// and the spread. Its field `verification` is the sum over all repeats.
+/// and the spread over all repeats. Its field `verification` is the sum over all repeats.
 fn merge(mut runs: Vec<PacketResult>) -> PacketResult {
     let rate = |run: &PacketResult| run.tx.packets_per_second;
     runs.sort_by(|a, b| rate(a).total_cmp(&rate(b)));

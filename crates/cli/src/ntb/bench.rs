@@ -107,8 +107,8 @@ fn part(text: &str) -> Result<Part, &'static str> {
     }
 }
 
-/// Starts the mover. It may be a GPU, because the bench allocates the windows' memory itself and can
-/// register it with the GPU.
+/// Starts the mover. Unlike in `inlane ntb run`, the mover may be a GPU, because the bench allocates the
+/// windows' memory itself and can register it with the GPU.
 fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<Started> {
     match *mover {
         MoverChoice::Gpu(number) => through_gpu(number),
@@ -116,8 +116,8 @@ fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<Started> {
     }
 }
 
-/// Opens the mover's GPU before the PEs start. If a PE failed to open it, the other PE might report its
-/// lost link first and hide the cause.
+/// Opens the mover's GPU once before the PEs start, to report a missing GPU or driver. Otherwise the PE that
+/// opens it would fail, and the other PE might report its lost link first, which hides the cause.
 ///
 /// # Errors
 /// If the GPU cannot be opened.
@@ -142,7 +142,8 @@ fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
     let gpu = Gpu::open(number).map_err(core)?;
     let mover = Box::new(GpuStagedCopy::new(&gpu).map_err(core)?);
     let reach = move |memory: Region| {
-        // SAFETY: a twin's window is ordinary host memory, and `memory.clone()` keeps it mapped.
+        // SAFETY: a window of the twin is ordinary host memory. `memory.clone()` keeps it mapped while `host`
+        // exists.
         let host = unsafe {
             Region::from_raw(memory.address(), memory.len(), Location::Host, Arc::new(memory.clone()))
         };
@@ -151,7 +152,7 @@ fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
     Ok(Started { mover, reach: Box::new(reach) })
 }
 
-/// Checks that a program exists: at its path, or in a folder of PATH.
+/// Checks that a program exists: at its path, or in a folder of PATH if its name has no slash.
 fn check_program(program: &std::path::Path) -> anyhow::Result<()> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let found = match program.components().count() {
@@ -264,7 +265,7 @@ impl Bench {
         let (status, why) = job.run(&this.into_os_string(), &arguments)?;
         let points = std::fs::read(&out);
         let _ = std::fs::remove_file(&out);
-        // Each process has already printed its error, so add only the exit status.
+        // Each process has already printed its error, so this error only adds the exit status.
         let why = || format!("the bench's processes failed: {}", why.unwrap_or_default());
         match status {
             0 => {}
@@ -275,7 +276,8 @@ impl Bench {
         Ok(serde_json::from_slice(&points.context("reading the points of the bench's processes")?)?)
     }
 
-    /// Creates the result document. `bridge` is `None` for the twin and for UCX.
+    /// Creates the result document. `bridge` has the capabilities of the measured bridge. It is `None` for
+    /// the twin and for UCX.
     fn document(&self, measured: &Measurements, bridge: Option<&Capabilities>) -> Document<WindowResult> {
         let points = &measured.points;
         let mut document = Document::new("ntb bench");

@@ -1,4 +1,5 @@
-//! `inlane ntb check`: runs every operation of the transport and compares the results on both sides.
+//! `inlane ntb check`: runs every operation of the transport between the PEs and compares the results on both
+//! sides.
 
 use crate::values::count;
 use clap::Args;
@@ -87,7 +88,7 @@ impl Check {
         at_least_two(pes)?;
         settings.completion = self.completion.unwrap_or(settings.completion);
         let bytes = World::<Ucx>::symmetric_bytes(pes, 0, heap);
-        // SAFETY: the call gets no static objects, so no memory must stay mapped.
+        // SAFETY: the call gets no static objects (`None`), so there is no memory that must stay mapped.
         let ucx = unsafe { Ucx::connect(client.clone(), bytes, None, settings)? };
         self.check(ucx, "ucx")?;
         client.report_finished();

@@ -1,9 +1,9 @@
 //! `inlane ntb info`: describes how the PEs of a job would communicate.
 //!
-//! For windows, shows the back-end (twin or ivshmem), why it was chosen, its capabilities and two sizes.
-//! Gets of at least the first size are put by the data's owner. Puts of at least the second size are copied
-//! by a mover. For UCX, connects two PEs and shows the transports that UCX chose
-//! ([`info_ucx`](super::info_ucx)).
+//! For windows, shows the back-end (twin or ivshmem), why it was chosen, its capabilities, and two sizes. A
+//! get of at least the first size is carried out as a put by the PE that owns the data. The data of a put of
+//! at least the second size is copied by a mover. For UCX, connects two PEs and shows the transports that UCX
+//! chose ([`info_ucx`](super::info_ucx)).
 
 use super::info_ucx::UcxInfo;
 use crate::output::Output;
@@ -130,7 +130,8 @@ pub fn ucx_path(carrier: &str, reason: &str) -> PathExplanation {
 }
 
 impl Info {
-    /// Prints the back-end of windows or UCX's transports, with the reason and the capabilities.
+    /// Prints what jobs would use to communicate: the back-end of windows or UCX's transports. Also prints
+    /// the reason and the capabilities.
     ///
     /// # Errors
     /// If the bridge or UCX cannot be used, or an output cannot be written.
@@ -173,7 +174,8 @@ impl Info {
     }
 }
 
-/// Connects two ports of a twin bridge. Returns the twin's capabilities and the transport's thresholds.
+/// Connects two NTB ports of a twin bridge within this process. Returns the capabilities of the twin and the
+/// thresholds of the transport.
 fn twin(mover: Option<&MoverChoice>) -> anyhow::Result<(Capabilities, Thresholds)> {
     let mover = mover.map(MoverChoice::start_twin).transpose()?.map(|mover| (mover, None));
     let bytes = Layout::overhead(2) + (1 << 20);

@@ -1,4 +1,4 @@
-//! The part of `inlane ntb info` for UCX: two PEs connect, and PE 0 describes the connection.
+//! The part of `inlane ntb info` for UCX: two PEs of this machine connect, and PE 0 describes the connection.
 
 use super::info::ucx_path;
 use crate::exit::NotReady;
@@ -44,10 +44,10 @@ impl InfoPe {
         };
         let client = session.client;
         let bytes = World::<Ucx>::symmetric_bytes(client.pes(), 0, 1 << 20);
-        // SAFETY: the call gets no static objects, so no memory must stay mapped.
+        // SAFETY: the call gets no static objects (`None`), so there is no memory that must stay mapped.
         let ucx = unsafe { Ucx::connect(client.clone(), bytes, None, session.settings)? };
         let world = World::new(ucx, 0, 0)?;
-        // UCX chooses its transports only when the PEs communicate.
+        // Communicate with the other PE first, because UCX chooses its transports only then.
         world.barrier_all()?;
         if world.me() == 0 {
             let found = serde_json::to_vec(&world.transport().capabilities())?;
@@ -75,7 +75,7 @@ impl UcxInfo {
         let found = std::fs::read(&out);
         let _ = std::fs::remove_file(&out);
         if status != 0 {
-            // Each process has already printed its error, so add only how the job ended.
+            // Each process has already printed its error, so this error only adds how the job ended.
             let why = format!("two PEs do not connect over UCX: {}", why.unwrap_or_default());
             return Err(NotReady(why).into());
         }

@@ -1,4 +1,4 @@
-//! The value of `--sizes` of `inlane ntb bench`.
+//! The value of `--sizes` of `inlane ntb bench`: one size, a list, or a range with a step.
 
 use inlane_core::Error;
 
@@ -12,11 +12,12 @@ const LARGEST: u64 = 4 << 30;
 impl std::str::FromStr for Sizes {
     type Err = Error;
 
-    /// Parses sizes as [`crate::sizes::parse`] does. A range from below to above 8 bytes also contains the
-    /// size 8.
+    /// Parses sizes as [`crate::sizes::parse`] does. A range that starts below and ends above 8 bytes also
+    /// gets the size 8.
     fn from_str(text: &str) -> Result<Self, Error> {
         let mut sizes = crate::sizes::parse(text, LARGEST)?;
-        // Message rates of different libraries are compared at 8 bytes.
+        // Message rates of different libraries are compared at 8 bytes, so a range includes this size even if
+        // its steps do not.
         if text.contains("..") && sizes.iter().any(|size| *size < 8) && sizes.iter().any(|size| *size > 8) {
             sizes.push(8);
         }

@@ -1,4 +1,5 @@
-//! The flags that the initiator's commands share: target, namespace, host identity and connection.
+//! The flags that the initiator's commands share: which target and namespace to use, as which host, and how
+//! to connect.
 
 use crate::values::{count, time_above_zero};
 use clap::{Args, ValueEnum};
@@ -131,7 +132,7 @@ impl Connect {
         })
     }
 
-    /// Asks the target for the NQN of its subsystem. Tries each address until one answers.
+    /// Asks the target for the NQN of its subsystem, over one address after the other until one answers.
     fn resolve(&self, host: &HostIdentity, queue: &QueueOptions) -> Result<String> {
         let mut failure = None;
         for address in &self.addresses.0 {
@@ -153,7 +154,8 @@ pub fn parse_nqn(text: &str) -> inlane_core::Result<String> {
     }
 }
 
-/// Returns a flag that the first SIGINT, SIGTERM or SIGHUP sets. The second ends the process.
+/// Returns a flag that the first SIGINT, SIGTERM or SIGHUP sets. The second of these signals ends the
+/// process.
 ///
 /// # Errors
 /// If the handlers cannot be installed.

@@ -5,7 +5,8 @@
 //!   write:  device -> mover -> buffer in host memory -> TCP
 //! ```
 //!
-//! Commands and copies overlap. A GPU's buffers are pinned. A digest of each MiB checks the bytes.
+//! Commands and copies overlap: while the mover copies some buffers, further commands use the others. The
+//! buffers are pinned if the device is a GPU. The bytes are checked by a digest of each MiB.
 
 use inlane_copy::cost::{Cache, Costs};
 use inlane_copy::{Device, Endpoint, PathChoice, PathOptions, PathSelector};
@@ -49,8 +50,8 @@ impl Digests {
         }
     }
 
-    /// Compares the digests with those of `other`, which must cover equally many bytes. Counts a whole piece
-    /// of 1 MiB as altered if its digest differs.
+    /// Compares the digests of the pieces of 1 MiB with those of `other`, which must cover equally many
+    /// bytes. If the digest of a piece differs, counts all its bytes as altered.
     fn check(&self, other: &Self, method: &str) -> ByteVerification {
         let wrong = self.whole.iter().zip(&other.whole).filter(|(a, b)| a != b).count();
         let last_is_wrong = self.last != other.last || self.last_bytes != other.last_bytes;
@@ -70,7 +71,8 @@ struct Stage {
     selector: PathSelector,
     /// The memory of the device.
     memory: Region,
-    /// The offset of the next copy in the device's memory.
+    /// The offset in the device's memory at which the next copy starts: the bytes before it were copied, or
+    /// their copies are in flight.
     copied: usize,
     free: Vec<Region>,
     allocated: usize,
@@ -79,7 +81,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// Returns an unused buffer, newly allocated if needed. Returns `None` if all `BUFFERS` are in use.
+    /// Returns an unused buffer. Allocates one if none is free. Returns `None` if all `BUFFERS` are in use.
     fn free_buffer(&mut self, bytes: usize) -> Result<Option<Region>> {
         if let Some(region) = self.free.pop() {
             return Ok(Some(region));
@@ -91,7 +93,8 @@ impl Stage {
         Ok(Some(self.host.allocate(bytes)?))
     }
 
-    /// Waits for the oldest copy. Returns its buffer and length, or `None` without copies in flight.
+    /// Waits for the oldest copy. Returns the copy's buffer and its bytes in use, or `None` if no copy is in
+    /// flight.
     fn oldest(&mut self) -> Result<Option<(Region, usize)>> {
         let Some((ticket, region, bytes)) = self.in_flight.pop_front() else { return Ok(None) };
         self.selector.wait(ticket, CompletionMode::Adaptive)?;
@@ -113,8 +116,8 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Allocates `bytes` bytes of the device's memory. Setting `stop` ends the calibration of paths with an
-    /// error.
+    /// Allocates `bytes` bytes of the device's memory. If `stop` becomes true, the calibration of paths ends
+    /// with an error.
     ///
     /// # Errors
     /// If the device does not exist or has too little free memory.
@@ -126,8 +129,8 @@ impl DeviceMemory {
         Ok(Self { host, device, memory, options })
     }
 
-    /// Opens the cheapest path from host memory to the device if `into` is set, else the reverse. If no costs
-    /// are cached, calibrates the paths.
+    /// Opens the cheapest path from host memory to the device if `into` is true, otherwise from the device to
+    /// host memory. If no costs of paths are in this machine's cache, calibrates the paths.
     fn selector(&self, into: bool) -> Result<PathSelector> {
         let (from, to) = if into { (&self.host, &self.device) } else { (&self.device, &self.host) };
         let mut cache = Cache::load();
@@ -162,7 +165,8 @@ impl DeviceMemory {
         Ok(DeviceSink { device: self, stage: self.stage(true)?, received: Digests::default(), largest: 0 })
     }
 
-    /// Copies `input` to the device's memory. Returns a source that supplies write commands from there.
+    /// Copies `input` to the device's memory. Returns a source that supplies write commands with data from
+    /// this memory.
     ///
     /// # Errors
     /// If no path leads to or from the device, or a copy or `input` fails.
@@ -230,8 +234,8 @@ impl DeviceSink<'_> {
         path(&self.stage.selector, self.largest, [peer.into(), "kernel TCP sockets".into()], true)
     }
 
-    /// Copies the device's memory to the host, compares it with the received bytes, and passes it to `out`.
-    /// Call it after [`DeviceSink::finish`].
+    /// Copies the device's memory back to the host. Compares these bytes with the received ones, and passes
+    /// them to `out`. Call this after [`DeviceSink::finish`].
     ///
     /// # Errors
     /// If a copy or `out` fails.
@@ -257,10 +261,12 @@ impl Sink for DeviceSink<'_> {
     fn buffer(&mut self, bytes: usize) -> Result<Buffer> {
         let region = match self.stage.free_buffer(bytes)? {
             Some(region) => region,
-            // All buffers are in use, and commands hold fewer than all, so a copy is in flight.
+            // Wait for the oldest copy, which frees its buffer. A copy is in flight, because all buffers are
+            // in use and the commands in flight use fewer than all of them.
             None => self.stage.oldest()?.expect("a copy in flight").0,
         };
-        // SAFETY: the region has one user at a time: the returned buffer, then the copy.
+        // SAFETY: only one user at a time has the region: first the returned buffer, then the copy to the
+        // device.
         Ok(unsafe { Buffer::from_region(region) }?)
     }
 
@@ -292,7 +298,8 @@ impl DeviceSource {
         path(&self.stage.selector, self.chunk, ["kernel TCP sockets".into(), peer.into()], false)
     }
 
-    /// Compares the digests of the sent bytes with those of the bytes on the device.
+    /// Compares the digests of the bytes that were sent with those of the bytes that were copied to the
+    /// device.
     pub fn verification(&self) -> ByteVerification {
         self.loaded.check(&self.sent, "CRC-32C of each MiB, copied to the device and sent from there")
     }
@@ -302,7 +309,8 @@ impl Source for DeviceSource {
     fn next(&mut self, most: usize) -> Result<Option<Buffer>> {
         self.chunk = self.chunk.max(most);
         let total = self.stage.memory.len();
-        // Starts copies ahead of the write commands. At most half of the buffers are used for that.
+        // Start copies ahead of the write commands that will send the bytes. Use at most half of the buffers
+        // for this, because the commands in flight hold the others.
         while self.stage.copied < total && self.stage.in_flight.len() < BUFFERS / 2 {
             let Some(region) = self.stage.free_buffer(self.chunk)? else { break };
             let bytes = self.chunk.min(total - self.stage.copied);
@@ -312,7 +320,7 @@ impl Source for DeviceSource {
             self.stage.in_flight.push_back((ticket, region, bytes));
         }
         let Some((region, bytes)) = self.stage.oldest()? else { return Ok(None) };
-        // SAFETY: the region has one user at a time: its copy, then the buffer.
+        // SAFETY: the copy into the region has ended, and from now on only the buffer uses the region.
         let mut buffer = unsafe { Buffer::from_region(region) }?;
         buffer.set_len(bytes);
         self.sent.update(buffer.bytes());

@@ -94,7 +94,8 @@ impl Json {
         Ok(Self(json.map(Target::open).transpose()?, Start::now()))
     }
 
-    /// Prints the result and writes the JSON. Fails if the bytes on the device were wrong.
+    /// Prints the result to standard error and writes the JSON. Returns an error if the bytes on the device
+    /// were wrong.
     fn write(self, command: &str, row: NvmeTransfer) -> anyhow::Result<()> {
         for line in row.lines() {
             crate::print_to_stderr(format_args!("inlane: {line}"));
@@ -218,7 +219,7 @@ impl Destination {
     fn close(mut self) -> anyhow::Result<()> {
         let name = self.name();
         match &mut self {
-            // fsync fails for pipes and for devices such as /dev/null.
+            // Sync only regular files, because fsync fails for pipes and for devices such as /dev/null.
             Destination::File(file, _) if file.metadata().is_ok_and(|file| file.is_file()) => file.sync_all(),
             Destination::File(..) => Ok(()),
             Destination::Stdout(out) => out.flush(),
@@ -242,7 +243,7 @@ impl Write {
             self.check_room(size, session.namespace().bytes())?;
             self.check_blocks(size, session.namespace().block_bytes.into())?;
         }
-        // If the length is given, `write_range` refuses a wrong input before writing.
+        // If the length is given, `write_range` refuses an input that does not fit before it writes anything.
         let length = self.length.or(size);
         let shown = self.file.display();
         let row = match &self.from {
@@ -271,7 +272,8 @@ impl Write {
         json.write("nvme write", row.of(&options))
     }
 
-    /// Checks that the file's size is a multiple of the block size. With --length, any size is accepted.
+    /// Checks that the size of the file is a multiple of the block size. With --length, only that many bytes
+    /// are copied, so any size is accepted.
     fn check_blocks(&self, size: u64, block: u64) -> anyhow::Result<()> {
         let whole = size / block * block;
         if self.length.is_some() || size == whole {
@@ -311,7 +313,7 @@ impl Write {
         }
         let size = file.seek(io::SeekFrom::End(0)).map_err(os)?;
         file.rewind().map_err(os)?;
-        // Files of /proc report size 0 although they have contents.
+        // Count the size 0 as unknown, because files of /proc report it although they have contents.
         let size = Some(size).filter(|size| *size > 0);
         if let (Some(size), Some(length)) =
             (size, self.length.filter(|length| size.is_some_and(|size| size < *length)))

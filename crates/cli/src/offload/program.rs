@@ -25,7 +25,8 @@ pub fn find(program: &Path) -> Option<PathBuf> {
 pub struct Obstacle {
     /// The reason, for messages.
     pub why: String,
-    /// True if the program would not start with the library preloaded. False if only the library is ignored.
+    /// True if the program would not start with the library in its environment. False if it starts, and only
+    /// the library is ignored.
     pub fatal: bool,
 }
 
@@ -35,7 +36,8 @@ impl Obstacle {
     }
 }
 
-/// Returns why the program at `path` cannot preload a library. Returns `None` if it can, or if unknown.
+/// Returns why a library cannot be preloaded into the program at `path`. Returns `None` if it can be
+/// preloaded, or if that is unknown.
 pub fn obstacle(path: &Path) -> Option<Obstacle> {
     obstacle_within(path, 4)
 }
@@ -87,12 +89,13 @@ enum Kind {
     Other,
 }
 
-/// Returns how a program is linked. `head` is the beginning of its file. Returns `None` if the file is not
-/// ELF, or if its program headers lie beyond `head`.
+/// Returns how a program is linked. `head` is the beginning of the program's file. Returns `None` if the file
+/// is not ELF, or if its program headers lie beyond `head`.
 fn kind(head: &[u8]) -> Option<Kind> {
     const PT_INTERP: u32 = 3;
     let rest = head.strip_prefix(b"\x7fELF")?;
-    // Only 64-bit little-endian files (EI_CLASS 2, EI_DATA 1) have the offsets below.
+    // Examine only 64-bit little-endian files (EI_CLASS 2, EI_DATA 1), because the offsets below are those of
+    // such files.
     if rest.get(..2)? != [2, 1] {
         return Some(Kind::Other);
     }
@@ -124,7 +127,7 @@ mod tests {
         assert_eq!(find(Path::new("no-such-program-anywhere")), None);
         let directory = tempfile::tempdir().unwrap();
         let mut bytes = std::fs::read(shell).unwrap();
-        // The position of the dynamic linker's path. A shorter path replaces it below.
+        // The position of the path of the dynamic linker. The path that replaces it below is shorter.
         let at = bytes.windows(4).position(|window| window == b"/lib").unwrap();
         let mut check = |change: &mut dyn FnMut(&mut Vec<u8>), expected: Option<&str>| {
             change(&mut bytes);

@@ -55,8 +55,8 @@ impl Run {
     /// Starts the program.
     ///
     /// # Errors
-    /// If the program or the library is missing. With `--require`, also if no engine runs, or if the program
-    /// cannot preload the library.
+    /// If the program or the library is missing. With `--require`, also if no engine runs, or if the library
+    /// cannot be preloaded into the program.
     pub fn run(self) -> anyhow::Result<()> {
         let (name, arguments) = self.program.split_first().context("no program given")?;
         let shown = Path::new(name).display();
@@ -97,7 +97,8 @@ impl Run {
         Err(NotReady(format!("cannot start '{shown}': {error}; name an executable program")).into())
     }
 
-    /// Warns that sockets will not be offloaded, and why. With `--require`, returns this as an error instead.
+    /// Prints a warning with the reason why sockets will not be offloaded. With `--require`, returns the
+    /// reason as an error instead.
     fn note(&self, why: &str) -> anyhow::Result<()> {
         if self.require {
             return Err(NotReady(format!("{why}; --require forbids that")).into());

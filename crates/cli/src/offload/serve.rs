@@ -159,11 +159,11 @@ impl Serve {
     }
 }
 
-/// Raises the limit of open descriptors as far as allowed: each socket takes one.
+/// Raises the limit of open descriptors as far as the system allows, because each socket takes a descriptor.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // Ignore a failure: the engine can run with the present limit.
+    // Ignore a failure, because the engine can run with the limit that it has.
     let _ = setrlimit(Resource::Nofile, limit);
 }

@@ -37,7 +37,7 @@ fn parse_interval(text: &str) -> inlane_core::Result<Duration> {
 }
 
 impl Status {
-    /// Shows the engine's state once, or repeatedly with `--watch`.
+    /// Shows the engine's state once. With `--watch`, shows the state repeatedly until interrupted.
     ///
     /// # Errors
     /// If no engine runs, or an output cannot be written.

@@ -1,5 +1,6 @@
-//! Tests UDP sockets on the engine. `peer.py` runs on the engine and on the kernel's stack, or twice on the
-//! engine.
+//! Tests of UDP sockets on the engine. Two processes run the unmodified program `peer.py`: one on the engine
+//! and one on the kernel's stack, or both on the engine. They exchange datagrams of every size and check what
+//! each function, flag and option of a socket does.
 
 use super::{ENGINE, KERNEL, Lab, Running, must};
 use std::io::BufRead;
@@ -7,20 +8,20 @@ use std::process::{Command, Stdio};
 
 const PEER: &str = include_str!("peer.py");
 
-/// A tshark filter for faults in the engine's frames. It ignores UDP checksums within ICMP errors, because
-/// the kernel leaves these checksums to the veth.
+/// A tshark filter for faults in the frames that the engine sent. It ignores UDP checksums within ICMP
+/// errors, because these errors quote datagrams of the kernel, which leaves their checksums to the veth.
 const FAULTS: &str = "(ip.src==10.79.0.1 || ipv6.src==fd79::1) && (ip.checksum.status == \"Bad\" \
     || (udp.checksum.status == \"Bad\" && !icmp && !icmpv6) || icmp.checksum.status == \"Bad\" || icmpv6.checksum.status == \"Bad\" \
     || udp.length.bad || ip.fragment.overlap || ip.fragment.error || ipv6.fragment.overlap || ipv6.fragment.error)";
 
-/// A tcpdump capture at the kernel's end of the veth pair.
+/// A tcpdump capture at the kernel's end of the veth pair that joins it with the engine.
 struct Capture {
     tcpdump: Running,
     file: std::path::PathBuf,
 }
 
 impl Capture {
-    /// Starts tcpdump. If a program is missing, prints that and returns `None`.
+    /// Starts tcpdump, and waits until it captures. If a program is missing, prints that and returns `None`.
     fn start(lab: &Lab, test: &str) -> Option<Self> {
         for program in ["tcpdump", "tshark"] {
             if Command::new(program).arg("--version").output().is_err() {
@@ -36,7 +37,7 @@ impl Capture {
         let mut tcpdump = Running::start(&mut command);
         let mut lines = std::io::BufReader::new(tcpdump.0.stderr.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().contains("listening on")), "tcpdump does not start");
-        // Read to the end, because tcpdump's last messages would fail on a closed pipe.
+        // Read the output until tcpdump ends. If the pipe were closed, tcpdump's last messages would fail.
         std::thread::spawn(move || lines.count());
         Some(Self { tcpdump, file })
     }
@@ -135,11 +136,12 @@ fn iperf_sends_datagrams_in_both_directions_and_rules_count() {
     }
     let status = lab.status();
     let count = |name: &str| status["datagrams"][name].as_u64().unwrap();
-    // A slow server's full receive buffer may drop datagrams.
+    // Require only one received datagram, because a slow server's full receive buffer drops the others.
     assert!(count("received") > 0 && count("sent_bytes") > 500_000, "{status}");
 
-    // The engine refuses broadcasts and destinations without a route. Two sockets stay with the kernel: one
-    // of UDP port 53, and one that may send broadcasts.
+    // Test two refusals and two sockets that stay with the kernel. The engine refuses a destination without a
+    // route, and a broadcast. A rule leaves UDP port 53 to the kernel, and a socket that may send broadcasts
+    // also stays there.
     let rules = lab.folder.path().join("rules.toml");
     std::fs::write(&rules, "[[rule]]\nrun_by = \"kernel\"\nprotocol = \"udp\"\nport = 53\n").unwrap();
     let script = "\
@@ -181,6 +183,6 @@ except OSError as error:
         status["kernel"].as_array().unwrap().iter().filter(|entry| entry["protocol"] == "udp").collect();
     let reasons: Vec<_> = kernel.iter().map(|entry| entry["reason"].as_str().unwrap()).collect();
     assert_eq!(reasons, ["the engine sends no broadcasts", "a rule keeps it there"], "{status}");
-    // With --require, no socket may stay in the kernel, so the bind for broadcasts fails.
+    // With --require, no socket may stay in the kernel. So the bind of the socket for broadcasts fails.
     assert_eq!(run(&["--require".as_ref()]), "ENETUNREACH\nEACCES\nENETDOWN\n");
 }

@@ -1,4 +1,5 @@
-//! Tests connections through memory that the engine shares with the programs. The client checks every byte.
+//! Tests of connections whose bytes go through memory that the engine shares with the programs. Client and
+//! server run `peer.py`, with their sockets on the engine. The client checks every byte.
 
 use super::{Lab, Running, must};
 use std::io::{BufRead, BufReader};
@@ -23,7 +24,7 @@ fn serve(lab: &Lab, port: &str) -> Running {
     Running(server)
 }
 
-/// Runs the clients of `peer.py` one after another, each with its own server.
+/// Runs the clients of `peer.py` one after another, each with a server of its own. All must succeed.
 fn check(lab: &Lab, clients: &[&str]) {
     for (index, client) in clients.iter().enumerate() {
         let port = (5000 + index).to_string();

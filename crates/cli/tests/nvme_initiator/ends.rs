@@ -8,12 +8,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// After the first SIGTERM, a target completes its commands. After the second, it ends at once.
+/// Checks that a target completes its commands in progress after the first SIGTERM, and ends at once after
+/// the second.
 #[test]
 fn a_second_signal_ends_the_target_at_once() {
     use std::os::unix::process::ExitStatusExt;
-    // After the first SIGTERM, the target drains for at most 5 s. Try again if the second SIGTERM comes too
-    // late.
+    // After the first SIGTERM, the target drains for at most 5 s and then ends with status 0. The test tries
+    // again if it was too slow to send the second signal within this time.
     for _ in 0..5 {
         let (mut target, address) = target("memory:64M");
         let proxy = Proxy::start(&address);
@@ -38,8 +39,8 @@ fn a_second_signal_ends_the_target_at_once() {
             assert!(started.elapsed() < TIMEOUT, "the bench does not run");
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Stop the bench with 64 MiB of reads in flight. Once the proxy forwards nothing, the sockets'
-        // buffers are full.
+        // Stop the bench while it has 64 MiB of reads in flight. Then wait until no more bytes pass the
+        // proxy. The sockets' buffers are then full, so the target still has data to send.
         signal(&bench.0, libc::SIGSTOP);
         let mut passed = usize::MAX;
         while passed != proxy.bytes.load(Ordering::SeqCst) {
@@ -72,7 +73,8 @@ fn an_export_that_ends_reports_what_it_served() {
     let (mut export, _) = start(&arguments, "is exported");
     let mut stream = UnixStream::connect(&socket).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-    // Choose the export. Then read the first 512 bytes of the namespace, and 512 bytes beyond its end.
+    // Negotiate structured replies and choose the export. Then read the first 512 bytes of the namespace, and
+    // 512 bytes beyond its end.
     stream.write_all(&[&3_u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 8, 0, 0, 0, 0]].concat()).unwrap();
     stream.write_all(&[&b"IHAVEOPT"[..], &[0, 0, 0, 1, 0, 0, 0, 0]].concat()).unwrap();
     let request = |offset: u64| {
@@ -82,7 +84,7 @@ fn an_export_that_ends_reports_what_it_served() {
     stream.write_all(&[request(0), request(1 << 20)].concat()).unwrap();
     let mut received = vec![0; 18 + 20 + 10 + 28 + 512 + 26];
     stream.read_exact(&mut received).unwrap();
-    // The replies may come in any order. Bytes 6 and 7 are the type: 1 is OFFSET_DATA, 8001h ERROR.
+    // The two replies may come in any order. Bytes 6 and 7 are a reply's type: 1 is OFFSET_DATA, 8001h ERROR.
     let replies = &received[48..];
     let first_is_error = replies[6] == 0x80;
     let error = if first_is_error { &replies[..26] } else { &replies[540..] };

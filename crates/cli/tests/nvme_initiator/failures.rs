@@ -80,13 +80,15 @@ fn wrong_usage_has_status_2() {
     }
 }
 
-/// Writes to a full file system fail with Capacity Exceeded. Reads and other namespaces still work.
+/// Checks that writes fail with the NVMe status Capacity Exceeded if the namespace's file system is full. The
+/// namespace can still be read, and other namespaces can still be written.
 #[test]
 fn a_full_disk_is_reported_and_other_namespaces_still_work() {
     const TEST: &str = "a_full_disk_is_reported_and_other_namespaces_still_work";
     let folder = tempfile::tempdir().unwrap();
     let mount = format!("mount -t tmpfs -o size=1M none {}", folder.path().display());
-    // Runs a script in its own mount namespace, which ends with the script.
+    // Runs a script in a mount namespace of its own. A file system that it mounts is visible to no other
+    // process, and is unmounted when the script ends.
     let inside = |script: &str| {
         let mut command = Command::new("unshare");
         command.args(["--map-root-user", "--mount", "sh", "-c", script]);
@@ -124,7 +126,7 @@ fn a_full_disk_is_reported_and_other_namespaces_still_work() {
 
 #[test]
 fn all_paths_that_cannot_be_reached_are_named() {
-    // Nothing listens at port 1 (tcpmux).
+    // Nothing listens at port 1. It belongs to tcpmux, which is no longer in use.
     for subsystem in [&[][..], &["--subsystem", "nqn.2026-11.inlane:x"]] {
         let output = inlane(&[&["nvme", "read", "127.0.78.1:1,127.0.78.2:1", "-"], subsystem].concat());
         let message = text(&output.stderr);

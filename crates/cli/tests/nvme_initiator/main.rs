@@ -1,5 +1,5 @@
-//! Tests `inlane nvme` as a process, against inlane's target. If another program such as QEMU or fio is
-//! missing, its test is skipped.
+//! Tests `inlane nvme` as a process: discover, read, write, bench and export, against inlane's target. If
+//! another program such as QEMU or fio is missing, its test prints this and is skipped.
 
 mod ends;
 mod failures;
@@ -28,7 +28,8 @@ impl Drop for Running {
     }
 }
 
-/// Starts inlane. Returns the process and the first line of standard error with `marker`.
+/// Starts inlane and waits until it prints a line with `marker` to standard error. Returns the process and
+/// that line.
 fn start(arguments: &[&str], marker: &str) -> (Running, String) {
     start_command(Command::new(INLANE).args(arguments), marker)
 }
@@ -48,7 +49,7 @@ fn start_command(command: &mut Command, marker: &str) -> (Running, String) {
             break line;
         }
     };
-    // Read the rest, because the program would block on a full pipe.
+    // Read the rest of the output, because the program would block on a full pipe.
     std::thread::spawn(move || lines.for_each(drop));
     (running, line)
 }
@@ -95,7 +96,7 @@ fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|n| (n % 251) as u8 ^ (n >> 12) as u8).collect()
 }
 
-/// Starts a target and exports its namespace at a Unix socket. Returns both processes.
+/// Starts a target and exports its namespace over NBD at a Unix socket. Returns both processes.
 fn export(namespace: &str, socket: &Path) -> (Running, Running) {
     let (target, address) = target(namespace);
     let listen = format!("unix:{}", socket.display());
@@ -103,7 +104,7 @@ fn export(namespace: &str, socket: &Path) -> (Running, Running) {
     (target, export)
 }
 
-/// Returns true if a program can be run. Otherwise prints that the test is skipped.
+/// Returns true if a program can be run. Otherwise prints that the test is skipped, and returns false.
 fn has(test: &str, program: &str) -> bool {
     let found =
         Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();

@@ -1,4 +1,5 @@
-//! Tests `inlane nvme read` and `write`, with files and with memory of devices.
+//! Tests of `inlane nvme read` and `write`: ranges that are copied to or from files and the memory of
+//! devices.
 
 use super::*;
 
@@ -49,7 +50,8 @@ fn a_file_that_does_not_fit_is_refused_before_the_first_write() {
         let read = inlane(&["nvme", "read", &address, "-"]);
         assert!(read.stdout.iter().all(|byte| *byte == 0), "{arguments:?} wrote something");
     }
-    // The length of standard input is unknown, so a wrong length is detected after a part was written.
+    // The length of standard input is unknown in advance. So `nvme write` detects a wrong length only after
+    // it has written a part. The message must say how many bytes were written.
     for (input, arguments, written) in [
         (pattern(9 << 20), &[][..], "8 MiB were written"),
         (pattern(4096), &["--length", "1M"], "4 KiB were written"),
@@ -82,7 +84,8 @@ fn a_file_that_does_not_end_at_a_block_is_refused_with_the_remedies() {
     );
 }
 
-/// Runs a command with the cache directory `cache` for measured costs of paths. Returns its JSON document.
+/// Runs a command with the cache directory `cache`, in which it stores the measured costs of paths. Returns
+/// its JSON document.
 fn with_cache(cache: &Path, arguments: &[&str]) -> serde_json::Value {
     let output = Command::new(INLANE).args(arguments).env("XDG_CACHE_HOME", cache).output().unwrap();
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
@@ -94,7 +97,8 @@ fn a_range_is_read_into_a_device_and_written_from_it() {
     let (_target, address) = target("memory:16M");
     let folder = tempfile::tempdir().unwrap();
     let (file, back) = (folder.path().join("file"), folder.path().join("back"));
-    // More bytes than all buffers hold, so that buffers are reused. The last digest covers less than 1 MiB.
+    // Transfer more bytes than all buffers hold together, because the test must reuse buffers. The size is no
+    // multiple of 1 MiB, because the last digest must cover less than 1 MiB.
     let data = pattern((9 << 20) + 512);
     std::fs::write(&file, &data).unwrap();
     let [file, back] = [&file, &back].map(|path| path.to_str().unwrap());
@@ -125,12 +129,13 @@ fn a_range_is_read_into_a_device_and_written_from_it() {
         assert_eq!(row["verification"]["altered_bytes"], 0, "{row}");
         let hops = row["path"]["hops"][0].as_array().unwrap();
         assert!(hops.iter().any(|hop| *hop == address), "{row}");
-        // The machine's load decides which path costs least.
+        // The machine's load decides which path costs least, so accept both `dma` and `bar`.
         let name = row["path"]["name"].as_str().unwrap();
         assert!(hops.len() == 3 && ["dma", "bar"].contains(&name), "{row}");
     }
     assert!(std::fs::read(back).unwrap() == data[1..9_437_184], "the bytes differ");
-    // `--from` copies the whole input to the device first, so a short input writes nothing.
+    // `nvme write --from` copies the whole input to the device before it writes to the namespace. So if the
+    // input is shorter than --length, nothing is written.
     let arguments = ["nvme", "write", &address, "-", "--offset", "12M", "--length", "1M", "--from", "twin:0"];
     let mut child = Command::new(INLANE)
         .args(arguments)
@@ -179,7 +184,7 @@ fn a_block_device_is_served() {
     let second =
         inlane(&["nvme", "target", "--listen", "127.0.0.1:0", "--namespace", &format!("block:{}", device.0)]);
     assert_eq!(second.status.code(), Some(3), "{}", text(&second.stderr));
-    // `nvme write` has flushed the namespace.
+    // `nvme write` has flushed the namespace, so the data is in the file although the target is killed.
     drop(target);
     assert!(std::fs::read(&file).unwrap()[4 << 20..5 << 20] == data, "the file lacks the data");
 }

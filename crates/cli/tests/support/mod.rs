@@ -1,4 +1,5 @@
-//! Helpers that wait for an event in another process.
+//! Helpers that wait for an event in another process. Tests wait for events instead of fixed times, because
+//! other jobs may delay a process for long.
 
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -19,7 +20,8 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 /// Waits until a thread of `child` whose name begins with `name` has used the processor for `least`.
-/// `inlane-signals` handles signals, and threads `inlane-0` move packets.
+///
+/// The thread `inlane-signals` exists once signals are handled. Threads `inlane-0` move packets.
 #[allow(dead_code, reason = "each test program uses a part of this module")]
 pub fn until_thread_runs(child: &Child, name: &str, least: Duration) {
     let tasks = format!("/proc/{}/task", child.id());

@@ -1,4 +1,5 @@
-//! The axes of a sweep: flags with lists of values, and the command line of each combination.
+//! The axes of a sweep: a flag with its list of values, the combinations of all axes, and the command line of
+//! each combination.
 
 use super::Forward;
 use crate::{Cli, Command};
@@ -10,11 +11,12 @@ use std::ffi::OsString;
 use std::str::FromStr;
 
 /// Flags that take one value but cannot be swept. The values of `faults` and `cores` contain commas, which
-/// separate the values of a sweep. The others must be the same for all points.
+/// separate the values of a sweep. The other flags must be the same for all points.
 const REFUSED: [&str; 10] =
     ["config", "json", "csv", "svg", "interval", "capture", "repeats", "faults", "cores", "goal"];
 
-/// The most points of a sweep. A larger one is probably a typing error.
+/// The most points that a sweep may have. A sweep with more points is refused, because it is probably a
+/// typing error.
 const MOST_POINTS: usize = 10_000;
 
 /// The value of one `--sweep`: a flag and its values.
@@ -109,8 +111,8 @@ fn expand(axis: &Axis) -> Result<Vec<String>, Error> {
     Ok(listed)
 }
 
-/// Converts a flag's value to a quantity. Its unit comes from the placeholder in the flag's help, such as
-/// TIME.
+/// Converts a flag's value to a quantity with a unit. The unit comes from the placeholder in the flag's help,
+/// such as TIME.
 pub(super) fn quantity(flag: &str, value: &str) -> Quantity {
     let mut command = Cli::command();
     command.build();
@@ -120,8 +122,8 @@ pub(super) fn quantity(flag: &str, value: &str) -> Quantity {
     Quantity::of_flag(names.and_then(|names| names.first()).map_or("", |name| name.as_str()), value)
 }
 
-/// Parses the command line for one point of a sweep. `values` are flags and their values, which replace
-/// those of the command line.
+/// Parses the command line for one point of a sweep. `values` are flags and their values at this point, which
+/// replace the values that the command line gives to the same flags.
 pub(super) fn parse(arguments: &[OsString], values: &[(String, String)]) -> Result<Forward, Error> {
     let flags = values.iter().map(|(key, value)| OsString::from(format!("--{key}={value}")));
     let again = Cli::command().mut_subcommand("forward", |forward| forward.args_override_self(true));
