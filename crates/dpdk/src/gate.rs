@@ -42,7 +42,8 @@ impl Gate {
         gate
     }
 
-    /// Creates a mark for [`Self::pass`]. One thread at a time may use it.
+    /// Creates a [`Mark`], the flag by which a thread passes the gate ([`Self::pass`]). One thread at a time
+    /// may use the mark.
     pub(crate) fn mark(&self) -> Arc<Mark> {
         let mark = Arc::<Mark>::default();
         let mut marks = lock(&self.marks);

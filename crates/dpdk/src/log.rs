@@ -23,7 +23,7 @@ static RECENT_WARNINGS: Mutex<RecentWarnings> =
 pub(crate) struct Mark(u64);
 
 impl Mark {
-    /// Returns a mark at the present end of the log.
+    /// Returns the position of the present end of the log.
     pub(crate) fn new() -> Self {
         Mark(lock().count)
     }

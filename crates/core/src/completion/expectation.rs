@@ -42,9 +42,10 @@ const STEPS: usize = 4;
 const LONG_NS: u64 = 200_000;
 /// The shortest sleep that saves more than entering and leaving the kernel costs.
 const SHORTEST_SLEEP_NS: u64 = 15_000;
-/// A wake-up before the operation's end shortens the lead by one part in this many.
+/// A wake-up before the operation's end shortens the lead (how long before the expected end a wait wakes up)
+/// by one part in this many.
 const SHORTEN: u64 = 64;
-/// A wake-up before the end of an operation above 200 us shortens the lead by one part in this many.
+/// Like [`SHORTEN`], but for operations above 200 us.
 const SHORTEN_LONG: u64 = 16;
 
 impl Default for ExpectedDurations {

@@ -41,20 +41,21 @@ pub struct Pull {
     pub burst: u32,
     /// The size of each packet in bytes.
     pub size: u32,
-    /// The number of bytes that the kernel pulled from the front of each packet.
+    /// The number of bytes that the kernel copied into the GPU from the front of each packet.
     pub moved: u32,
     /// The number of blocks of the fastest launch that was tried.
     pub blocks: u32,
     /// The number of threads per block of the fastest launch that was tried.
     pub threads: u32,
-    /// The rate in bytes per second. A packet counts with its full size, even if it was pulled in part.
+    /// The rate in bytes per second. A packet counts with its full size, even if only its first bytes were
+    /// copied.
     pub bytes_per_second: f64,
     /// The rate in packets per second.
     pub packets_per_second: f64,
 }
 
-/// Measures the ceilings for packets of `size` bytes in `memory`, of which the first `moved` bytes are
-/// pulled. `bursts` are the numbers of packets per item.
+/// Measures the ceilings for packets of `size` bytes in `memory`. The first `moved` bytes of each packet are
+/// copied into the GPU. Measures each number of packets per item that `bursts` lists.
 ///
 /// # Errors
 /// If a driver call fails, or memory is short.

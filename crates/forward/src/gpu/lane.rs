@@ -99,7 +99,8 @@ impl Lane {
     /// wait for each other.
     ///
     /// # Panics
-    /// If packets are to be pulled, but the function was loaded for packets that are processed in place.
+    /// If packets are to be copied into GPU memory, but the function was loaded for packets that are
+    /// processed in place.
     ///
     /// # Errors
     /// - The GPU cannot access the pool's memory.

@@ -129,8 +129,8 @@ pub(super) enum SharedMemory {
 /// The most bytes of shared memory per block that a launch may use unless the kernel's limit is raised.
 const USUAL_SHARED: u32 = 48 << 10;
 
-/// Returns the bytes of shared memory per packet: the packet's descriptor and, if packets are pulled, the
-/// descriptor of the copy and a verdict.
+/// Returns the bytes of shared memory per packet: the packet's descriptor and, if packets are pulled (copied
+/// into GPU memory), the descriptor of the copy and a verdict.
 const fn shared_per_packet(pulled: bool) -> u32 {
     if pulled { 16 + 16 + 8 } else { 16 }
 }

@@ -24,7 +24,8 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// Returns the most bytes that are pulled per packet: 0 if packets are processed where they lie.
+    /// Returns the most bytes per packet that the kernel copies into GPU memory: 0 if packets are processed
+    /// where they lie.
     pub(super) fn pull(&self) -> u32 {
         match self {
             Memory::Pinned | Memory::Pool => 0,
@@ -162,7 +163,7 @@ impl Settings {
     }
 
     /// Returns the threads per block for items of `burst` packets: a thread per packet, or a warp per packet
-    /// if packets are pulled or the function is called per burst.
+    /// if packets are copied into GPU memory or the function is called per burst.
     pub(super) fn threads_for(&self, burst: usize, kind: CallKind) -> u32 {
         let burst = burst as u32;
         let warps = self.memory.pull() != 0 || kind == CallKind::Burst;

@@ -27,10 +27,10 @@ pub struct ExpectedPackets {
 pub enum Classification {
     /// An expected packet with the right content.
     Correct(Stamp),
-    /// A packet of the generator with wrong content, or a packet that must not arrive here. Its stamp is
-    /// intact.
+    /// A packet of the generator with wrong content, or a packet that must not arrive here. Its [`Stamp`],
+    /// which names the packet, is intact.
     Altered(Stamp),
-    /// A packet of the generator with a damaged stamp.
+    /// A packet of the generator whose [`Stamp`] is damaged, so that flow and number are unknown.
     Unidentified,
     /// A packet that does not come from the generator.
     Foreign,
@@ -89,14 +89,14 @@ impl ExpectedPackets {
         sent / sizes as u64 * count(dropped) + count(&dropped[..(sent % sizes as u64) as usize])
     }
 
-    /// Returns true if the packet with this stamp must not arrive here.
+    /// Returns true if the packet with this [`Stamp`] must not arrive here.
     pub fn is_dropped(&self, stamp: Stamp) -> bool {
         let size = self.traffic.size_index(stamp.sequence);
         self.dropped[stamp.flow as usize * self.traffic.sizes.len() + size]
     }
 
-    /// Returns the packet with this stamp as the function must leave it, and the verdict that the function
-    /// must give.
+    /// Returns the packet with this [`Stamp`] as the packet function must leave it, and the verdict that the
+    /// function must give.
     fn frame(&self, stamp: Stamp) -> (Vec<u8>, ExpectedVerdict) {
         let size = self.traffic.sizes[self.traffic.size_index(stamp.sequence)];
         let mut frame = self.traffic.frame(size, stamp, &self.body);
@@ -104,8 +104,9 @@ impl ExpectedPackets {
         (frame, verdict)
     }
 
-    /// Returns the stamp of a packet that equals its template and must arrive here. Returns `None` for other
-    /// packets, which [`ExpectedPackets::examine`] classifies. `bytes` are the packet's only segment.
+    /// Returns the [`Stamp`] of a packet that equals its [`Template`] and must arrive here. Returns `None`
+    /// for other packets, which [`ExpectedPackets::examine`] classifies. `bytes` are the packet's only
+    /// segment.
     #[inline(always)]
     pub fn matches_template(&self, bytes: &[u8]) -> Option<Stamp> {
         let last = bytes.last_chunk::<{ stamp::BYTES }>()?;

@@ -2,7 +2,8 @@
 //! changed beyond what the packet function does.
 //!
 //! The expected packets follow from the generator's specification and a [`mod@reference`] of the function.
-//! Each packet has a [stamp] with its number. Packets from elsewhere count as foreign.
+//! Each packet has a [stamp] with its flow and number. Packets that the generator did not send count as
+//! foreign.
 //!
 //! A packet whose stamp is damaged counts as altered, and not as lost.
 //!

@@ -1,4 +1,4 @@
-//! Templates: a flow's packets of one size, without the stamp.
+//! Templates: a flow's packets of one size, without the [`stamp`], in which the packets differ.
 
 use super::stamp::{self, Stamp};
 use super::traffic::{checksum_and_payload, transport_checksum};
@@ -9,7 +9,7 @@ use inlane_wire::{Layers, ethernet, ipv4, ipv6};
 /// because a copy of constant length is fast.
 pub const HEADER_ROOM: usize = 112;
 
-/// The constant part of a flow's packets of one size: headers, and checksums of all bytes but the stamp.
+/// The constant part of a flow's packets of one size: headers, and checksums of all bytes but the [`stamp`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Template {
@@ -19,8 +19,8 @@ pub struct Template {
     pub length: u32,
     /// CRC-32C of the body.
     pub body_crc: u32,
-    /// The one's complement sum (RFC 1071) of all that the transport checksum covers, without the stamp. Not
-    /// inverted.
+    /// The one's complement sum (RFC 1071), not inverted, of all bytes that the transport checksum covers,
+    /// except the [`stamp`].
     base: u16,
     /// Length of the headers, in bytes.
     pub header_len: u8,
@@ -39,7 +39,7 @@ const DROPPED: u8 = 4;
 const _: () = assert!(size_of::<Template>() == 128);
 
 impl Template {
-    /// Creates the template of a frame that ends with a stamp.
+    /// Creates the template of a frame that ends with a [`stamp`].
     ///
     /// Returns `None` in these cases:
     /// - The frame is neither TCP nor UDP.
@@ -111,7 +111,8 @@ impl Template {
         bytes[at..at + 2].copy_from_slice(&self.checksum(&stamp));
     }
 
-    /// Returns true if `bytes` is the packet with `stamp`, which the caller has read from the end of `bytes`.
+    /// Returns true if `bytes` is the packet with `stamp`: the same headers and body, and right checksums.
+    /// The caller has read `stamp` from the end of `bytes`.
     #[inline(always)]
     pub fn matches(&self, bytes: &[u8], body: &[u8], stamp: Stamp) -> bool {
         let (header, at) = (self.header_len as usize, self.checksum_at as usize);

@@ -160,7 +160,8 @@ impl Traffic {
         if self.sizes.len() == 1 { 0 } else { sequence as usize % self.sizes.len() }
     }
 
-    /// Returns the bytes with which all payloads begin. A payload holds as many as fit before its stamp.
+    /// Returns the bytes with which all payloads begin. A payload holds as many of them as fit before its
+    /// [`stamp`].
     pub fn body(&self) -> Vec<u8> {
         let mut state = self.seed;
         let mut body = Vec::with_capacity(self.longest() + 8);
@@ -170,7 +171,8 @@ impl Traffic {
         body
     }
 
-    /// Returns the frame of `size` bytes with this stamp: headers, `body`, stamp, and right checksums. Slow.
+    /// Returns the frame of `size` bytes with this [`stamp`]: headers, `body`, stamp, and right checksums.
+    /// Slow, so the generator uses this function only to create its templates.
     pub fn frame(&self, size: usize, stamp: stamp::Stamp, body: &[u8]) -> Vec<u8> {
         let headers = self.headers[stamp.flow as usize % self.headers.len()];
         let mut bytes = vec![0; size];

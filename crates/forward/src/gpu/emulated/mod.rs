@@ -105,9 +105,11 @@ fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
 /// The size of a buffer. It is odd, so that packets begin at any address and share 16-byte chunks with their
 /// neighbours.
 const ROOM: usize = 331;
-/// The number of bytes before and after all buffers. They must stay unchanged.
+/// The number of bytes before and after all buffers. These bytes must stay unchanged, because a change shows
+/// a write outside the buffers.
 const EDGE: usize = 32;
-/// The number of bytes after the memory that packets are pulled into. They must stay unchanged.
+/// The number of bytes after the memory into which blocks copy packets. These bytes must stay unchanged,
+/// because a change shows a write beyond that memory.
 const GUARD: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
