@@ -27,7 +27,8 @@ INLANE void power_of_slot(const uint8_t *output, const oran_record &record, uint
 #if INLANE_GPU
 extern "C" __global__ void oran_power(const uint8_t *output, uint64_t n, uint32_t streams, uint64_t *power,
                                       oran_record *found) {
-    // A record may appear at any moment, so only one thread looks for it.
+    // Only one thread looks for the record. It may appear at any moment, so several threads could see
+    // different results.
     __shared__ const oran_record *record;
     if (threadIdx.x == 0) record = inlane::oran_slot(output, n);
     __syncthreads();
@@ -40,8 +41,9 @@ extern "C" __global__ void oran_power(const uint8_t *output, uint64_t n, uint32_
     }
 }
 #else
-// Computes the power of each symbol of a slot on the CPU, into `power`. `n` is the slot's number in the order
-// of oran-reorder's output, from 0. Returns false if the slot is not among the last 64.
+// Computes the power of each symbol of a radio slot on the CPU, and stores it in `power`, which is host
+// memory. `n` is the slot's number in the order in which oran-reorder outputs slots, from 0. Returns false if
+// oran-reorder has not yet output the slot, or has since output 64 others.
 extern "C" __attribute__((visibility("default"))) bool oran_power(const uint8_t *output, uint64_t n, uint32_t streams,
                                                                   uint64_t *power) {
     const oran_record *record = inlane::oran_slot(output, n);

@@ -1,5 +1,5 @@
-// Forwards packets of one VXLAN network (RFC 7348), sends other networks' packets to port 1, and drops other
-// packets:
+// Forwards the packets of one VXLAN network (RFC 7348), sends other networks' packets to port 1, and drops
+// packets that are not VXLAN:
 //
 //     inlane forward --rx ... --tx ... --function examples/functions/vxlan.cu:only_network:42
 #include <inlane.h>

@@ -1,7 +1,9 @@
-//! Signal processing with `oran-reorder`, which assembles the packets of a simulated radio in GPU memory. A
-//! kernel of this example computes the power of each symbol there. The CPU checks every result.
+//! Signal processing with `oran-reorder`. A simulated radio sends packets out of order and with losses. The
+//! packet function `oran-reorder` assembles them in GPU memory. A kernel of this example computes the power
+//! of each symbol there while more packets arrive. The CPU checks every result.
 //!
-//! `cargo run --release -p inlane-forward --example oran-power` needs a GPU.
+//! `cargo run --release -p inlane-forward --example oran-power` needs a GPU. Without one, the example prints
+//! what is missing.
 
 use inlane_core::clock::Clock;
 use inlane_core::{HeapPool, Pool, Port};
@@ -19,8 +21,8 @@ use std::time::{Duration, Instant};
 const STREAMS: usize = 2;
 const SYMBOLS: usize = 14;
 const SLOTS: u64 = 400;
-/// The port of a simulated radio. A slot takes 0.5 ms. With the 16 windows of `REORDER`, the sixteenth slot
-/// after a slot reuses its memory.
+/// The port of a simulated radio, which sends each symbol at its time. A slot takes 0.5 ms. `REORDER` has 16
+/// windows, so the sixteenth slot after a slot reuses its memory.
 const RADIO: &str = "gen:oran,eaxc=0+1,prbs=106,slots=400,shuffle=64,loss=0.5%,realtime";
 const REORDER: &str = "oran-reorder:eaxc=0+1,prbs=106,windows=16,limit=2ms";
 
@@ -39,7 +41,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let program = Source { name: "oran_power.cu", source, headers: &HEADERS, options: &["-default-device"] };
     let kernel = Module::load(&gpu, &compile(&program, &gpu.info().arch())?)?.kernel("oran_power")?;
 
-    // Allocation waits for running kernels, so it comes before the persistent kernel.
+    // Allocate everything before the persistent kernel runs, because allocation waits for running kernels.
     let clock = Clock::new();
     let mut radio = Radio::open(RADIO, &clock)?;
     let plan = radio.plan().clone();
@@ -55,7 +57,8 @@ fn run() -> Result<(), Box<dyn Error>> {
         PipelineSettings { burst: 32, flush: Duration::from_micros(50), ..PipelineSettings::default() };
     let lane = Lane::new(&function, &Settings::default(), &drive, &*pool, 1)?;
     let output = lane.output().ok_or("oran-reorder has an output region")?.clone();
-    // Atomic operations on host memory may be unsupported, so the sums are computed in GPU memory.
+    // Compute the sums in GPU memory and then copy them, because atomic operations on host memory may be
+    // unsupported.
     let (sums, records) = (gpu.allocate(4096)?, output.slice(0, 4096)?);
     let answer = [gpu.pinned(4096)?, gpu.pinned(4096)?];
     let stream = gpu.stream()?;
@@ -69,15 +72,16 @@ fn run() -> Result<(), Box<dyn Error>> {
         unsafe {
             kernel.launch(&stream, shape, arguments)?;
             stream.copy(&sums, &answer[0])?;
-            // The records show whether the data may have been overwritten while the kernel read it, so copy
-            // them afterwards.
+            // Copy the records after the kernel has read the slot's data. A check below then finds out from
+            // the records whether the data may have been overwritten while the kernel read it.
             stream.copy(&records, &answer[1])?;
         }
         stream.synchronize()?;
         // SAFETY: both are pinned memory of 4096 bytes, and the copies into them have ended.
         Ok(answer.each_ref().map(|page| unsafe { std::slice::from_raw_parts(page.as_ptr(), 4096) }))
     };
-    // The first use of a stream takes milliseconds, in which slots would be overwritten.
+    // The first use of a stream takes milliseconds, in which slots would be overwritten. So the stream is
+    // used once before the radio starts.
     take(0)?;
     radio.start()?;
 
@@ -94,8 +98,8 @@ fn run() -> Result<(), Box<dyn Error>> {
             if word(2048) != slots + 1 {
                 continue;
             }
-            // A record has the number of received PRBs at offset 32, the frame, subframe and slot at 56, and
-            // the reason for the delivery at 59 (0: complete).
+            // The slot's record has the number of received PRBs at offset 32, the frame, subframe and slot at
+            // 56, and the reason for the delivery at 59, where 0 means that the slot is complete.
             let record = &answer[2048..2048 + 64];
             let number = |record: &[u8]| {
                 let [frame, subframe, slot] = [56, 57, 58].map(|at| record[at] as u64);
@@ -103,8 +107,8 @@ fn run() -> Result<(), Box<dyn Error>> {
             };
             let mine = number(record);
             let (prbs, powers) = expected(&plan, mine);
-            // The sixteenth slot after this one reuses its memory. From the eighth on, the result counts as
-            // late.
+            // Count the result as late if oran-reorder has output a slot that is at least eight later,
+            // because the sixteenth slot after this one reuses its memory.
             if records.chunks(64).any(|record| number(record) >= mine + 8) {
                 late += 1;
             } else if word(2048 + 32) as u32 != prbs {
@@ -137,7 +141,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Returns how many PRBs of a slot arrive, and the power of each symbol. Lost PRBs count as zeros.
+/// Returns how many PRBs of a slot arrive, and the power of each symbol, from the radio's plan. Lost PRBs
+/// count as zeros.
 fn expected(plan: &Plan, slot: u64) -> (u32, Vec<u64>) {
     let (mut prbs, mut power) = (0, vec![0; STREAMS * SYMBOLS]);
     let packets = plan.packets_per_symbol() * SYMBOLS as u64;

@@ -1,7 +1,8 @@
 //! A program with its own kernel at the burst ring. The program submits bursts from a port and takes them
 //! back; the kernel adds up the bytes of their packets.
 //!
-//! `cargo run --release -p inlane-forward --example own-kernel` needs a GPU.
+//! `cargo run --release -p inlane-forward --example own-kernel` needs a GPU. Without one, the example prints
+//! what is missing.
 
 use inlane_core::clock::Clock;
 use inlane_core::ring::{Ring, layout};
@@ -33,14 +34,15 @@ fn run() -> Result<(), Box<dyn Error>> {
     };
     let kernel = Module::load(&gpu, &compile(&program, &gpu.info().arch())?)?.kernel("add_up")?;
 
-    // Allocated before the kernel runs, because an allocation may wait for the kernel's end.
+    // Memory that the CPU and the GPU access: packets, the two halves of the ring, the kernel's sum. All of
+    // it is allocated before the kernel runs, because an allocation may wait for the kernel's end.
     let bytes = HeapPool::bytes(4 * SLOTS * BURST, 2048).ok_or("the pool is too large")?;
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::over(gpu.pinned(bytes)?, 2048)?);
     let submit = gpu.pinned(layout::submit_bytes(SLOTS, BURST))?;
     let complete = gpu.pinned(layout::complete_bytes(SLOTS, BURST))?;
     let total = gpu.allocate(8)?;
     let arguments = [submit.address(), complete.address(), SLOTS as u64, BURST as u64, total.address()];
-    // SAFETY: only the ring and the kernel access the regions. The kernel writes only the second.
+    // SAFETY: only the ring and the kernel access the two regions, and the kernel writes only the second.
     let mut dispatcher = unsafe { Ring::to_device(SLOTS, BURST, submit, complete)? };
 
     let mut port = Generator::open("gen:imix,flows=8", &Clock::new())?;
@@ -50,7 +52,8 @@ fn run() -> Result<(), Box<dyn Error>> {
 
     let stream = gpu.stream()?;
     let shape = LaunchConfig { blocks: 1, threads: 128, shared_bytes: 0, cooperative: false };
-    // SAFETY: these are the kernel's parameters. The ring and the sum outlive the stream's work.
+    // SAFETY: these are the kernel's parameters, in order. The ring and the sum live until the stream has
+    // ended.
     unsafe { kernel.launch(&stream, shape, Arguments(arguments))? };
 
     let (mut expected, mut submitted) = (0u64, 0u64);
@@ -78,7 +81,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         if let Some(item) = dispatcher.poll() {
             item.free();
             let packets = in_flight.pop_front().expect("a completed item was submitted");
-            // SAFETY: the packets are from this pool, and are not used again.
+            // SAFETY: the packets are held here, are from this pool, and are not used again.
             unsafe { pool.free(&packets) };
         } else if kernel_ended {
             return Err("the kernel ended early: it got no item for two seconds".into());

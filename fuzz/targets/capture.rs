@@ -1,5 +1,5 @@
 //! Feeds arbitrary bytes to the capture reader, split in different ways. The reader must return the same
-//! packets and the same error for each split.
+//! packets and the same error for each split, and never more bytes than the input has.
 
 #![no_main]
 
@@ -8,7 +8,7 @@ use inlane_ports::pcap::reader::CaptureReader;
 use libfuzzer_sys::fuzz_target;
 use std::io::{ErrorKind, Read};
 
-/// An input that returns a few bytes at a time, and reports before each piece that no bytes are ready.
+/// An input that returns a few bytes at a time. Before each piece, it reports once that no bytes are ready.
 struct Pieces {
     bytes: Vec<u8>,
     position: usize,
@@ -29,7 +29,7 @@ impl Read for Pieces {
     }
 }
 
-/// The time, length on the wire, interface and bytes of every packet, and the reader's last error.
+/// The time, length on the wire, interface and bytes of every packet, and the error that ended the reading.
 type Content = (Vec<(u64, u32, u32, Vec<u8>)>, Option<String>);
 
 fn read(bytes: &[u8], max_piece: usize) -> Content {

@@ -1,10 +1,12 @@
-//! Drives an offload engine with hostile frames on its port, and with a hostile program on its control socket
-//! and its pairs.
+//! Drives a whole offload engine from both sides: hostile frames of every kind on its port, and a hostile
+//! program on its control socket and its pairs.
 //!
-//! The engine must not panic or loop. It must still serve an honest connection and an honest program. It must
-//! hold no state once every program has closed its sockets.
+//! The engine must not panic or loop. An honest connection that was opened before must still carry data, and
+//! an honest program must still be served afterwards. The engine must hold no state once every program has
+//! closed its sockets.
 //!
-//! Frames have valid checksums and plausible numbers, because the engine drops others early.
+//! The input is a list of operations. Their frames go to existing flows of the engine, with valid checksums
+//! and with numbers near those of the engine's last segments, because the engine drops other frames early.
 
 #![no_main]
 
@@ -33,19 +35,20 @@ const OURS: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1))];
 const PEER: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2))];
-/// The most sockets of a process. The hostile and the honest program count as one process, because the fuzzer
-/// opens both control connections.
+/// The most sockets that the engine allows a process. To the engine, the hostile and the honest program are
+/// one process, because the fuzzer opens both control connections.
 const SOCKETS: usize = 256;
 /// The most sockets that the hostile program keeps open.
 const MOST_ENDS: usize = 24;
-/// The most operations that are carried out for one input, to limit its time.
+/// The most operations that are carried out for one input. More would take too long on a loaded machine.
 const MOST_OPERATIONS: usize = 200;
-/// The most deadlines of the engine at which one step of the clock stops.
+/// The most deadlines of the engine at which one step of the clock stops. Then the clock moves on to the
+/// step's end.
 const MOST_DEADLINES: usize = 200;
 const MILLISECOND: u64 = 1_000_000;
 const HONEST: &[u8] = b"data of an honest program";
 
-/// The unused part of the fuzzer's input. Once it is empty, all further numbers are 0.
+/// The part of the fuzzer's input that was not used yet. Once it is empty, all further numbers are 0.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -70,13 +73,14 @@ impl<'a> Input<'a> {
         bytes
     }
 
-    /// Returns one of `choices`, selected by the next byte of the input, or the first one if the input has
-    /// ended.
+    /// Returns one of `choices`, selected by the next byte of the input. Returns the first one if the input
+    /// has ended.
     fn choose<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[usize::from(self.byte()) % choices.len()]
     }
 
-    /// Usually returns a number near `base`, sometimes an arbitrary one.
+    /// Returns a number near `base` for most values of the next byte of the input, and an arbitrary number
+    /// for one value.
     fn near(&mut self, base: u32) -> u32 {
         match self.byte() {
             255 => self.number(),
@@ -88,7 +92,8 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A TCP flow between the engine and the simulated peer, with the numbers of the peer's next segment.
+/// A TCP flow between the engine and the simulated peer: the ports, and the numbers for the peer's next
+/// segment.
 #[derive(Clone, Copy, Default)]
 struct Flow {
     v6: bool,
@@ -99,7 +104,7 @@ struct Flow {
     timestamp: u32,
 }
 
-/// A simulated program: its connection to the control socket, and its offloaded sockets.
+/// A simulated program: its connection to the engine's control socket, and its offloaded sockets.
 struct Program {
     control: OwnedFd,
     ends: Vec<OwnedFd>,
@@ -115,7 +120,7 @@ impl Program {
     }
 }
 
-/// Sends bytes, with a descriptor if one is given. Returns false on any error.
+/// Sends bytes, with a descriptor if one is given. Returns true if they were sent, and false on any error.
 fn send(to: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> bool {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -127,7 +132,8 @@ fn send(to: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) ->
     rustix::net::sendmsg(to, &[IoSlice::new(bytes)], &mut control, flags).is_ok()
 }
 
-/// Receives bytes, and any descriptor with them. Returns `None` on an error, or if nothing has arrived.
+/// Receives bytes, and the descriptor that came with them, if any. Returns `None` on an error, or if nothing
+/// has arrived.
 fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> Option<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -145,7 +151,7 @@ struct World {
     engine: Stepped,
     now: u64,
     flows: Vec<Flow>,
-    /// The first bytes of the engine's last IP packet, which ICMP errors to the engine quote.
+    /// The first bytes of the last IP packet that the engine sent. ICMP errors to the engine quote them.
     quoted: Vec<u8>,
     hostile: Program,
     honest: Program,
@@ -197,7 +203,8 @@ impl World {
         }
     }
 
-    /// Moves the clock forward by `time` nanoseconds, and runs the engine at each of its deadlines.
+    /// Moves the clock forward by `time` nanoseconds. On the way, stops at the engine's deadlines and runs
+    /// the engine.
     fn advance(&mut self, time: u64) {
         let end = self.now + time;
         for _ in 0..MOST_DEADLINES {
@@ -212,7 +219,7 @@ impl World {
         self.settle();
     }
 
-    /// Checks a frame from the engine, and records the numbers of its TCP flow.
+    /// Checks a frame that the engine has sent, and records the numbers of its TCP flow.
     fn learn(&mut self, frame: &[u8]) {
         let frame = Frame::new(frame).expect("the engine sends whole frames");
         let packet = frame.payload();
@@ -265,8 +272,8 @@ impl World {
         }
     }
 
-    /// Sends a request of the honest or the hostile program, with socket number `attached`. Returns any
-    /// reply.
+    /// Sends a request of the honest program, or of the hostile one if `honest` is false. Runs the engine.
+    /// Returns the reply, if any. `attached` is the index of the socket to send with the request.
     fn ask(&mut self, honest: bool, message: &Message, attached: Option<usize>) -> Option<Message> {
         let program = if honest { &self.honest } else { &self.hostile };
         let attached = attached.and_then(|index| program.ends.get(index)).map(AsFd::as_fd);
@@ -276,7 +283,7 @@ impl World {
         let mut bytes = [0; message::LEN];
         let (len, descriptor) = receive(program.control.as_fd(), &mut bytes)?;
         if len == 0 {
-            // The engine has closed the control connection. Connect again, and keep the sockets.
+            // The engine has closed the program's control connection. Connect again, and keep the sockets.
             let ends = std::mem::take(&mut program.ends);
             *program = Program { ends, ..Program::new(&path()) };
             return None;
@@ -290,8 +297,8 @@ impl World {
         Message::decode(&bytes[..len])
     }
 
-    /// Hands the engine an IP packet with `payload` and correct checksums. The input may then alter the
-    /// packet.
+    /// Hands an IP packet with `payload` and correct checksums to the engine. The input may choose other
+    /// addresses, change a byte, cut the packet short or fragment it.
     fn deliver(&mut self, input: &mut Input<'_>, v6: bool, protocol: u8, payload: Vec<u8>) {
         let source = if input.byte() == 1 { random_address(input, v6) } else { PEER[usize::from(v6)] };
         let destination = if input.byte() == 1 { random_address(input, v6) } else { OURS[usize::from(v6)] };
@@ -309,8 +316,8 @@ impl World {
         }
     }
 
-    /// Hands an IP packet to the engine in fragments, which the input may reorder, leave out, repeat or
-    /// shift.
+    /// Cuts an IP packet into fragments, and hands them to the engine. The input chooses their size and
+    /// order, and may leave out, repeat or shift fragments.
     fn fragments(&mut self, input: &mut Input<'_>, v6: bool, frame: &[u8]) {
         let header = ethernet::HEADER + if v6 { ipv6::HEADER } else { ipv4::HEADER };
         if frame.len() <= header {
@@ -355,7 +362,8 @@ impl World {
         }
     }
 
-    /// Hands the engine a TCP segment of an existing flow, or from a new peer port to a possible listener.
+    /// Hands the engine a TCP segment of a flow that exists, or from a new peer port to a port that may have
+    /// a listener.
     fn segment(&mut self, input: &mut Input<'_>) {
         let choice = usize::from(input.byte());
         let mut flow = match self.flows.len() {
@@ -524,7 +532,7 @@ impl World {
         self.ask(false, &message, attached);
     }
 
-    /// Lets the hostile program use one of its sockets, also in ways that the preloaded library never does.
+    /// Lets the hostile program use one of its sockets, partly in ways that the preloaded library never does.
     fn use_end(&mut self, input: &mut Input<'_>) {
         if self.hostile.ends.is_empty() {
             return;
@@ -556,8 +564,8 @@ impl World {
                 let other = self.hostile.ends[usize::from(input.byte()) % self.hostile.ends.len()].as_fd();
                 send(end, b"z", Some(other));
             }
-            // A datagram with a made-up header. Its first 8 bytes must be the engine's number, so take them
-            // from a received message.
+            // Send a datagram with a made-up header. Take its first 8 bytes from a received message, because
+            // they must be the engine's number.
             _ => {
                 let mut bytes = vec![0; 2048];
                 if let Some((len, _)) = receive(end, &mut bytes)
@@ -616,7 +624,8 @@ fn path() -> PathBuf {
     std::env::temp_dir().join(format!("inlane-fuzz-engine-{}", std::process::id()))
 }
 
-/// Returns one of several addresses, which the engine treats differently.
+/// Returns an address that the input chooses. Each of the possible addresses is of a kind that the engine
+/// treats differently.
 fn address(input: &mut Input<'_>) -> IpAddr {
     let texts = [
         "10.0.0.1",
@@ -643,10 +652,11 @@ fn random_address(input: &mut Input<'_>, v6: bool) -> IpAddr {
     }
 }
 
-/// Returns the level and the name of a socket option, usually one that the engine implements.
+/// Returns the level and the name of a socket option: usually one that the engine implements, sometimes an
+/// arbitrary one.
 fn option(input: &mut Input<'_>) -> (i32, i32) {
-    // Of SOL_SOCKET (1): SO_REUSEADDR, SO_SNDBUF, SO_RCVBUF, SO_KEEPALIVE, SO_LINGER, SO_REUSEPORT. Then
-    // options of TCP (6), UDP (17), IPv4 (0) and IPv6 (41).
+    // First SO_REUSEADDR, SO_SNDBUF, SO_RCVBUF, SO_KEEPALIVE, SO_LINGER and SO_REUSEPORT of SOL_SOCKET (1).
+    // Then options of TCP (6), UDP (17), IPv4 (0) and IPv6 (41).
     let known = [
         (1, 2),
         (1, 7),
@@ -788,7 +798,8 @@ fuzz_target!(|bytes: &[u8]| {
     let other = world.connect_honest();
     world.exchange(other);
     world.honest.ends.clear();
-    // Within 40 minutes every connection ends: it gives up its retransmissions, and TIME-WAIT lasts a minute.
+    // Move the clock forward by 40 minutes. Every connection ends within this time: it gives up its
+    // retransmissions, and TIME-WAIT lasts a minute.
     for _ in 0..40 {
         world.advance(60_000 * MILLISECOND);
     }

@@ -1,5 +1,6 @@
-//! A hostile controller, which sends arbitrary PDUs or bytes to an initiator with reads and writes in flight.
-//! The initiator must return every buffer, and complete no read whose data is missing.
+//! A hostile controller. It sends arbitrary PDUs, or arbitrary bytes, to an initiator with reads and writes
+//! in flight. The initiator must refuse what violates the protocol, return every buffer, and complete no read
+//! whose data is missing.
 
 #![no_main]
 
@@ -30,8 +31,8 @@ fn feed(connection: &mut Connection, mut bytes: &[u8], part: usize) -> bool {
     true
 }
 
-/// Takes everything that the connection sends. Returns the first PDU's command identifier, or 0 if the PDU is
-/// incomplete.
+/// Takes everything that the connection sends. Returns the command identifier in the first PDU, or 0 if too
+/// few bytes were sent to contain one.
 fn drain(connection: &mut Connection) -> u16 {
     let mut all = Vec::new();
     while connection.has_output() {
@@ -67,7 +68,7 @@ fuzz_target!(|input: &[u8]| {
     let mut connection = Connection::new(digests, 9, 4096);
     drain(&mut connection);
     if mode & 4 != 0 && !feed(&mut connection, rest, part) {
-        // The connection refused arbitrary bytes before ICResp.
+        // The connection refused arbitrary bytes that arrived before ICResp, so this run ends.
         return;
     }
     if !feed(&mut connection, &encode(&IcResp::new(digests, 4096), &[], Digests::default()), part) {
@@ -78,8 +79,8 @@ fuzz_target!(|input: &[u8]| {
         return;
     }
     let mut cids = Vec::new();
-    // True if the controller sends arbitrary bytes. They can form PDUs with any data, so read data is not
-    // compared.
+    // True if the controller sends arbitrary bytes. They can form PDUs with any data, so the data that reads
+    // return is then not compared.
     let mut arbitrary = mode & 8 != 0;
     for opcode in [io::READ, io::WRITE, io::READ, io::WRITE] {
         let mut buffer = Buffer::new(BYTES).expect("memory");
@@ -115,7 +116,7 @@ fuzz_target!(|input: &[u8]| {
                 }
             };
             if change != 0 && !bytes.is_empty() {
-                // Only the header changes, so the data keeps its value.
+                // Change the header only, so the data keeps its value.
                 let index = usize::from(change) % bytes.len().min(24);
                 bytes[index] ^= flags | 1;
             }

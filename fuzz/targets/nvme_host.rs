@@ -1,5 +1,6 @@
-//! A hostile host, which sends arbitrary bytes or command capsules after the handshake. The target must
-//! answer with well-formed PDUs, and touch no byte outside the namespace.
+//! A hostile host. It completes the handshake of an admin queue and of an I/O queue, then sends arbitrary
+//! bytes, or well-formed command capsules with arbitrary fields. The target must answer with well-formed
+//! PDUs, and must neither stop nor touch a byte outside the namespace.
 
 #![no_main]
 
@@ -44,8 +45,8 @@ impl Host {
         host
     }
 
-    /// Hands the host's bytes to the target's connection, and makes the system calls that the connection asks
-    /// for.
+    /// Hands bytes from the host to the target's connection, and makes the system calls that the connection
+    /// then asks for.
     fn send(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let Some(space) = self.connection.space() else { return };
@@ -78,7 +79,7 @@ impl Host {
         self.send(&bytes);
     }
 
-    /// Checks that all received PDUs are well-formed. Returns dword 0 of the last completion.
+    /// Checks that everything received consists of well-formed PDUs. Returns dword 0 of the last completion.
     fn check(&mut self) -> u32 {
         let rules = Rules {
             sender: Sender::Controller,
@@ -102,7 +103,8 @@ impl Host {
     }
 }
 
-/// Returns the subsystem: a namespace in memory and one in an open file without a name.
+/// Returns the subsystem. It has a namespace in memory and one in a file. The file is open, but already
+/// removed from its directory.
 fn subsystem() -> Arc<Subsystem> {
     static SHARED: OnceLock<Arc<Subsystem>> = OnceLock::new();
     let make = || {
@@ -150,7 +152,8 @@ fuzz_target!(|data: &[u8]| {
     if mode & 8 != 0 {
         target.send(data);
     } else {
-        // Each 64 bytes are a command. Half of the commands get small numbers, so that some are valid.
+        // Each 64 bytes are a command. Half of the commands get small numbers in the fields that are compared
+        // with limits, so that some commands are valid.
         for chunk in data.chunks_exact(64) {
             let Ok(mut command) = Command::read_from_bytes(chunk) else { return };
             let choice = command.flags;

@@ -1,5 +1,6 @@
-//! Decodes arbitrary bytes as the data that the offload engine and its preloaded library exchange. Encoding a
-//! decoded value and decoding it again must not change it.
+//! Decodes arbitrary bytes as the data that the offload engine and its preloaded library send each other:
+//! messages, records, headers of datagrams, addresses, rules and words of shared memory. Encoding a decoded
+//! value and decoding it again must not change it.
 
 #![no_main]
 
@@ -44,7 +45,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// Runs the engine's operations on words of shared memory with arbitrary values.
+/// Runs the engine's operations on words of shared memory that a hostile program may have written.
 fn shared_words(bytes: &[u8]) {
     let words: Vec<u64> =
         bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();

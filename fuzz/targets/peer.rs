@@ -1,5 +1,5 @@
-//! A hostile peer, which writes arbitrary requests and words into its inbox at the honest side after a
-//! handshake over the twin. The honest side must answer or refuse each request.
+//! A hostile peer. It completes the handshake over the twin. It then writes arbitrary requests and arbitrary
+//! words into its inbox at the honest side. The honest side must answer or refuse each request.
 
 #![no_main]
 
@@ -56,7 +56,7 @@ fuzz_target!(|data: &[u8]| {
     let pair = PAIR.get_or_init(connect);
     let mut words = data.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().expect("8 bytes")));
 
-    // Decode arbitrary values as a peer's row of scratchpads, and let a handshake read them.
+    // Decode arbitrary values as the row of scratchpads that a peer writes, and let a handshake read them.
     let row: [u32; ROW] =
         std::array::from_fn(|n| data.get(n * 4).map_or(0, |byte| u32::from(*byte) << (n * 3)));
     let mut side = Handshake::new(1, 512, 512, true);
@@ -71,7 +71,8 @@ fuzz_target!(|data: &[u8]| {
     while let Some(head) = words.next() {
         let sequence = pair.tag << 32 | (*next & 0xFFFF_FFFF);
         let at = pair.layout.request(1, *next);
-        // Nearly all requests would be refused, so half of them get a known operation and width.
+        // Give half of the requests a known operation and width, because otherwise nearly all requests would
+        // be refused.
         let head = if head & 1 == 0 { (head >> 1) & 0x0C_07_03 } else { head };
         pair.window.store_word(at + 8, head).expect("inside");
         for index in 2..7 {
@@ -80,10 +81,10 @@ fuzz_target!(|data: &[u8]| {
         pair.window.store_word(at + 56, sequence).expect("inside");
         pair.window.store_word(at, sequence).expect("inside");
         pair.honest.progress();
-        // `progress` writes the answer, or the service thread after the doorbell.
+        // Wait for the answer. This thread's `progress` writes it, or the service thread after the doorbell.
         let answer = pair.hostile.inbound().address() as usize + pair.layout.reply(0, *next) + 24;
         let mut polls = 0;
-        // SAFETY: `answer` is the address of an aligned word of this peer's own memory.
+        // SAFETY: `answer` is the address of an aligned word of this peer's own inbound memory.
         while unsafe { (answer as *const u64).read_volatile() } != sequence {
             pair.hostile.peer_doorbell_set(0, 1).expect("a peer");
             pair.honest.progress();

@@ -1,7 +1,6 @@
-//! Decodes arbitrary bytes as the data by which PEs and the launcher connect over UCX.
-//!
-//! Encoding a decoded frame or card must return the same bytes. Encoding and decoding must not change an
-//! address.
+//! Decodes arbitrary bytes as the data by which PEs and the launcher connect over UCX: frames, cards of PEs,
+//! and addresses. Each decoder must return a value or refuse the bytes. Encoding a decoded frame or card must
+//! return the same bytes. An address must not change if it is encoded and decoded again.
 
 #![no_main]
 

@@ -1,8 +1,8 @@
-//! Drives the burst ring's dispatcher against a hostile consumer, which may write any value to the completion
-//! half at any time.
+//! Drives the burst ring's dispatcher against a hostile consumer. At any time, the consumer may write any
+//! value to the completion half, the part of the ring's memory that consumers write.
 //!
 //! Each submitted packet must come back at most once, with its own address and a length that fits its buffer.
-//! An item that the consumer completes by the protocol must come back.
+//! An item that the consumer completes by the protocol must come back, whatever the consumer wrote before.
 
 #![no_main]
 
@@ -31,7 +31,8 @@ fuzz_target!(|bytes: &[u8]| {
     let (mut next, mut freed) = (0u64, 0u64);
     let mut input = bytes.iter().copied();
     loop {
-        // Once the input has ended, the consumer completes the remaining items by the protocol.
+        // Take the next action from the input. Once the input has ended, let the consumer complete the
+        // remaining items by the protocol, because every item must come back.
         let what = input.next();
         match what.map(|what| (what % 4, what as usize / 4)) {
             Some((0, argument)) => {
@@ -47,7 +48,8 @@ fuzz_target!(|bytes: &[u8]| {
                 }
             }
             Some((kind @ (1 | 2), argument)) => {
-                // Overwrite one of a slot's first 8 words: with two small halves (`kind` 1) or any bits (2).
+                // Overwrite one of the first 8 words of a slot. `kind` 1 writes two small 32-bit halves, and
+                // `kind` 2 arbitrary bits.
                 let word = input.next().unwrap_or(0) as usize % 8;
                 let mut value = input.next().unwrap_or(0) as u64 | (input.next().unwrap_or(0) as u64) << 32;
                 if kind == 2 {
@@ -77,7 +79,7 @@ fuzz_target!(|bytes: &[u8]| {
         freed += 1;
         assert_eq!(dispatcher.in_flight(), in_flight.len() as u64);
         assert!(packets.iter().all(|packet| packet.length > 0 && packet.length <= ROOM));
-        // The item must return each submitted packet once, with its own address.
+        // Check that the item returns each submitted packet once, with its own address.
         packets.sort_unstable_by_key(|packet| packet.cookie);
         assert!(
             packets

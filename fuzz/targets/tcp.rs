@@ -1,5 +1,6 @@
-//! Drives a TCP connection and a listener with arbitrary segments, timers and calls. Nothing may panic, loop
-//! or write outside the receive ring, and the connection's stream indices must stay in order.
+//! Drives a TCP connection and a listener with arbitrary segments, timers and application calls. Nothing may
+//! panic or loop, the connection's indices into its streams must stay in order, and nothing may be written
+//! outside the receive ring.
 
 #![no_main]
 
@@ -8,8 +9,8 @@ use libfuzzer_sys::fuzz_target;
 
 const CAPACITY: u32 = 4096;
 
-/// A receive ring that stores nothing. It checks that writes lie within [`CAPACITY`] bytes from the first
-/// unconsumed byte.
+/// A receive ring of [`CAPACITY`] bytes that stores nothing. It checks that each write lies within the
+/// `CAPACITY` bytes that follow the bytes which the application has consumed.
 struct Ring {
     consumed: u64,
 }
@@ -21,7 +22,8 @@ impl ReceiveBuffer for Ring {
     }
 }
 
-/// The unused part of the fuzzer's input. Once it is empty, all further numbers are 0.
+/// The rest of the fuzzer's input, from which numbers are taken one after the other. After its end, all
+/// numbers are 0.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -35,7 +37,8 @@ impl Input<'_> {
         u32::from_le_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
     }
 
-    /// Usually returns a number near `base`, sometimes an arbitrary one.
+    /// Returns a number that is near `base` for most inputs, and arbitrary for others, so that both valid and
+    /// invalid segments occur.
     fn near(&mut self, base: u32) -> u32 {
         match self.byte() {
             255 => self.number(),

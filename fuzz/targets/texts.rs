@@ -1,5 +1,5 @@
-//! Parses arbitrary text as a PCI address, a BAR, faults, ports and the size of a symmetric heap. A printed
-//! PCI address or BAR must parse to the same value.
+//! Parses arbitrary text as a PCI address, a BAR, faults, ports and the size of a symmetric heap. Each parser
+//! must return a value or an error. A printed PCI address or BAR must parse to the same value.
 
 #![no_main]
 

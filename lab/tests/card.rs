@@ -1,5 +1,6 @@
-//! `inlane forward` between QEMU's network cards under vfio-pci, in a virtual machine. An emulated IOMMU
-//! limits the cards to the memory that was mapped for DMA. The test runs outside the machine:
+//! `inlane forward` between network cards under vfio-pci, in a virtual machine. The cards are QEMU's e1000e
+//! and virtio-net. An emulated IOMMU limits the cards to the memory that was mapped for DMA. The test runs
+//! outside the machine. It sends frames into the cards and checks the frames that the cards send.
 //!
 //! ```text
 //!   this test  ==datagrams==>  card A  --DMA-->  inlane's pool  --DMA-->  card B  ==datagrams==>  this test     and back
@@ -14,11 +15,12 @@ use std::time::{Duration, Instant};
 /// The most frames in flight in one direction.
 const WINDOW: u32 = 16;
 
-/// After this many received frames, both cards are set up. Before, QEMU drops frames of a card that is being
-/// reset.
+/// The number of received frames after which both cards are surely set up. Before that, frames may be lost:
+/// QEMU drops the frames of a card that is being reset.
 const SET_UP: u64 = 100;
 
-/// The sockets of a card: the test sends frames to `into` and receives the card's frames at `out`.
+/// The sockets of a card. The card receives the frames that the test sends to `into`. The frames that the
+/// card sends arrive at `out`.
 struct Card {
     into: PathBuf,
     out: UnixDatagram,
@@ -40,19 +42,19 @@ impl Card {
 /// The traffic from one card to another.
 #[derive(Debug, Default)]
 struct Direction {
-    /// How many frames the test has sent into the first card.
+    /// The number of frames that the test has sent into the first card.
     sent: u32,
-    /// The number of the next expected frame.
+    /// The number of the next frame that is expected.
     next: u32,
-    /// How many frames the test has received from the second card.
+    /// The number of frames that the test has received from the second card.
     received: u64,
-    /// The ranges of frames lost after the cards were set up.
+    /// The ranges of frame numbers that were lost after the cards were set up.
     lost: Vec<std::ops::Range<u32>>,
 }
 
 impl Direction {
-    /// Sends frames until [`WINDOW`] frames are in flight. Frames before the first received one do not count,
-    /// because inlane may not run yet.
+    /// Sends frames until [`WINDOW`] frames are in flight. Before the first frame is received, sent frames do
+    /// not count as in flight, because inlane may not run yet.
     fn send(&mut self, sender: &UnixDatagram, from: &Card) {
         while self.sent - self.next < WINDOW && sender.send_to(&frame(self.sent), &from.into).is_ok() {
             self.sent += 1;
@@ -62,7 +64,8 @@ impl Direction {
         }
     }
 
-    /// Receives frames, which must arrive in order and with swapped addresses.
+    /// Receives frames. Each must equal the sent frame with swapped addresses, and frames must arrive in
+    /// order.
     fn receive(&mut self, to: &Card) {
         let mut buffer = [0; 2048];
         while let Ok(length) = to.out.recv(&mut buffer) {
@@ -82,7 +85,8 @@ impl Direction {
     }
 }
 
-/// Returns frame `number`, whose length and bytes depend on it.
+/// Returns the content of frame `number`. Length and bytes depend on the number, so frames cannot be
+/// confused.
 fn frame(number: u32) -> Vec<u8> {
     let mut frame = b"\x02\0\0\0\0\x02\x02\0\0\0\0\x01\x88\xb5".to_vec();
     frame.extend(number.to_be_bytes());
@@ -91,7 +95,8 @@ fn frame(number: u32) -> Vec<u8> {
     frame
 }
 
-/// Exchanges frames in both directions through each pair of cards until the virtual machine has ended.
+/// Sends and receives frames in both directions through each pair of cards, until the virtual machine has
+/// ended.
 fn exchange(machine: &mut Child, pairs: &[[&Card; 2]]) -> Vec<[Direction; 2]> {
     let sender = UnixDatagram::unbound().unwrap();
     sender.set_nonblocking(true).unwrap();
@@ -116,7 +121,7 @@ fn exchange(machine: &mut Child, pairs: &[[&Card; 2]]) -> Vec<[Direction; 2]> {
 #[test]
 fn packets_go_from_card_to_card() {
     const TEST: &str = "packets_go_from_card_to_card";
-    // cargo builds `inlane` into the same directory as this package's programs.
+    // Look for `inlane` beside this package's programs, because cargo builds both into the same directory.
     let inlane = Path::new(env!("CARGO_BIN_EXE_pci-check")).with_file_name("inlane");
     if !inlane.exists() {
         eprintln!("SKIPPED {TEST}: no {}; build it with: cargo build -p inlane", inlane.display());
@@ -126,8 +131,8 @@ fn packets_go_from_card_to_card() {
     let cards = ["a", "b", "c", "d", "e"].map(|name| Card::new(folder.path(), name));
     let [a, b, c, d, held] = &cards;
     let run = |number: u32, function: &str, first: &str, second: &str| {
-        // A pool of this size fits into one huge page. QEMU's e1000e drops a frame if its buffer crosses into
-        // a page that is not adjacent.
+        // Each pool is small enough for one huge page. QEMU's e1000e drops a frame if its buffer crosses into
+        // a page that is not adjacent in the machine's memory.
         format!(
             "inlane forward --between pci:0000:00:{first}.0,descriptors=128 pci:0000:00:{second}.0,descriptors=128 \
              --buffers 800 --function {function} --duration 4s --json /tmp/{number} >&2; echo status $?; "
@@ -183,7 +188,8 @@ fn packets_go_from_card_to_card() {
         assert!(hops.contains(&format!("DPDK {driver} on 0000:00:0")), "{hops}");
         assert!(directions.iter().all(|direction| direction.received > 200), "{directions:?}");
         assert!(directions.iter().all(|direction| direction.lost.is_empty()), "{directions:?} {result}");
-        // No frame was lost, so inlane's counters must equal the frames that the test received.
+        // The cards delivered and sent every frame, so inlane's counters must equal the number of frames that
+        // the test received.
         let received: u64 = directions.iter().map(|direction| direction.received).sum();
         assert_eq!(result["tx"]["packets"], received, "{directions:?} {result}");
         assert_eq!(result["rx"]["packets"], received, "{directions:?} {result}");

@@ -1,12 +1,12 @@
-//! Linux's NVMe/TCP host in a virtual machine against `inlane nvme target`. Skipped if QEMU, a kernel or a
-//! program is missing.
+//! Linux's NVMe/TCP host in a virtual machine against `inlane nvme target`. Skipped with a message if QEMU, a
+//! kernel or a program is missing.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const TEST: &str = "linux_uses_the_target";
 
-/// Returns the path of an installed program, or `None`.
+/// Returns the path of a program that is installed on this machine, or `None` if it is not.
 fn program(name: &str) -> Option<PathBuf> {
     let folders = ["/usr/bin", "/usr/sbin", "/sbin", "/bin"];
     folders.iter().map(|folder| Path::new(folder).join(name)).find(|path| path.exists())
@@ -37,7 +37,8 @@ fn linux_uses_the_target() {
     let command = command.args(["--", "sh", "/bin/nvme-host.sh"]).stdin(Stdio::null());
     let output = command.output().expect("run.py starts");
     let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    // run.py exits with status 3 if it cannot start the machine. The guest's script may also end with 3.
+    // run.py exits with status 3 if it cannot start the machine. The guest's script may end with 3 too, so
+    // check the message as well.
     if output.status.code() == Some(3) && errors.contains("virtual machines need") {
         eprintln!("SKIPPED {TEST}: {}", errors.trim().replace('\n', "; "));
         return;

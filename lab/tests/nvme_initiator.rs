@@ -1,5 +1,5 @@
-//! inlane's initiator against Linux's NVMe/TCP target in a virtual machine. Skipped if QEMU or a kernel is
-//! missing.
+//! inlane's initiator against the NVMe/TCP target of Linux, in a virtual machine. Skipped with a message if
+//! QEMU or a kernel is missing.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -34,7 +34,7 @@ fn the_initiator_uses_the_target_of_linux() {
     let lab = Path::new(env!("CARGO_MANIFEST_DIR"));
     let output = Command::new(lab.join("vm/run.py"))
         .args(["--memory", "1G", "--timeout", "240"])
-        // Linux's NVMe/TCP target computes digests with crc32c_generic.
+        // Load crc32c_generic too, because Linux's NVMe/TCP target computes digests with it.
         .args(["--module", "crc32c_generic", "--module", "nvmet_tcp", "--module", "loop"])
         .args(["--file", lab.join("guest/nvmet.sh").to_str().unwrap()])
         .args(["--file", &format!("{}:/bin/session.sh", script.display())])

@@ -1,23 +1,25 @@
-//! Boots virtual machines and runs `pci-check`, `ntb-check` and `inlane` in them. Skipped if QEMU or a kernel
-//! is missing.
+//! Boots virtual machines and runs `pci-check`, `ntb-check` and `inlane` in them. Each test takes about ten
+//! seconds and is skipped with a message if QEMU or a kernel is missing.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// Returns the command `lab/vm/run.py` with `pci-check`, to which the caller adds arguments.
+/// Returns the command `lab/vm/run.py` with options and the program `pci-check`. The caller adds the
+/// arguments of `pci-check`.
 fn machine(options: &[&str]) -> Command {
     let mut command = run_py();
     command.args(options).args(["--timeout", "150", "--", env!("CARGO_BIN_EXE_pci-check")]);
     command
 }
 
-/// Returns the output of the guest's command. If virtual machines cannot run here, prints why and returns
-/// `None`.
+/// Returns the output of the guest's command. If this machine cannot run virtual machines, prints why and
+/// returns `None`.
 fn outcome(test: &str, output: Output) -> Option<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    // run.py exits with status 3 if it cannot start the machine. The guest's command may also end with 3.
+    // run.py exits with status 3 if it cannot start the machine. The guest's command may end with 3 too, so
+    // check the message as well.
     if output.status.code() == Some(3) && errors.contains("virtual machines need") {
         eprintln!("SKIPPED {test}: {}", errors.trim().replace('\n', "; "));
         return None;
@@ -34,7 +36,7 @@ fn run_py() -> Command {
 
 #[test]
 fn the_exit_status_and_output_are_those_of_the_guests_command() {
-    // The script must remove all its temporary files from this directory.
+    // A directory for the script's temporary files. The test checks that the script removes all of them.
     let temporary = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| run_py().env("TMPDIR", temporary.path()).args(arguments).output().unwrap();
     let output = run(&["--", "sh", "-c", "echo out 'of it'; echo err >&2; exit 7"]);
@@ -74,7 +76,8 @@ fn bars_are_accessed_only_as_the_rule_permits() {
     let Some(text) = outcome("bars_are_accessed_only_as_the_rule_permits", output) else { return };
     assert!(text.contains("memory: ok"), "{text}");
     assert!(text.contains("in use by the kernel driver pci-stub"), "{text}");
-    // The guest may write to 0x4000..0xc000 only, and its pattern has no zero bytes.
+    // The guest may write to 0x4000..0xc000 only, and its pattern has no zero bytes. So exactly these bytes
+    // must be non-zero.
     let bytes = fs::read(memory).unwrap();
     assert_eq!(bytes.len(), 1 << 20);
     let written: Vec<usize> = (0..bytes.len()).filter(|&n| bytes[n] != 0).collect();
@@ -91,8 +94,8 @@ fn a_drive_in_use_is_not_accessed() {
 
 #[test]
 fn errors_name_what_prevents_vfio() {
-    // The AHCI controller goes to VFIO, and the SMBus stays with a kernel driver. Both are in one IOMMU
-    // group, which VFIO then refuses.
+    // Bind the chipset's AHCI controller to VFIO, and leave its SMBus to the kernel driver. The IOMMU group
+    // of the two cannot be used then, because one device of it has another driver.
     let options = [
         "--iommu",
         "--device",
@@ -213,8 +216,9 @@ fn copies_to_and_from_bars() {
         .output()
         .unwrap();
     let Some(text) = outcome(TEST, output) else { return };
-    // Six runs must fail, in this order: no permission to write, no range, a device bound to a kernel driver,
-    // a range beyond the BAR, overlapping ranges, a range too small for both directions.
+    // Collect the exit statuses of the six runs that must fail, in order: no permission to write, no range, a
+    // device bound to a kernel driver, a range beyond the BAR, overlapping ranges, and a range too small for
+    // both directions.
     let statuses: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("status ")).collect();
     assert_eq!(statuses, ["2", "2", "3", "2", "2", "3"], "{text}");
     assert!(text.contains("in use by the kernel driver pci-stub"), "{text}");
@@ -228,7 +232,7 @@ fn copies_to_and_from_bars() {
     ] {
         assert!(text.contains(wanted), "{wanted} is missing in {text}");
     }
-    // The guest had the second and the fourth MiB of the BAR.
+    // The guest had the second and the fourth MiB of the BAR, so only these may contain non-zero bytes.
     let bytes = fs::read(memory).unwrap();
     let written = |range: std::ops::Range<usize>| bytes[range].iter().any(|&byte| byte != 0);
     let found = [0..1 << 20, 1 << 20..2 << 20, 2 << 20..3 << 20, 3 << 20..4 << 20].map(written);

@@ -1,5 +1,5 @@
-// A packet function that never returns. The watchdog must end the process, and the next one must be able to
-// use the GPU.
+// A packet function that never returns. The watchdog must report that, and the process must end. The next
+// process must be able to use the GPU.
 #include <inlane.h>
 
 struct never {

@@ -5,8 +5,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 /// Renders rows as CSV (RFC 4180) with a header. Each value of a row's JSON is a column, named by its keys
-/// joined with dots (`tx.packets_per_second`). Parameters come first. A list is one column, with `; `
-/// between its texts.
+/// joined with dots (`tx.packets_per_second`). The columns of the row's parameters come first. A list is one
+/// column, with `; ` between its texts.
 ///
 /// # Errors
 /// If a row cannot be expressed as JSON.
@@ -23,7 +23,8 @@ pub fn csv<T: Serialize>(rows: &[T]) -> Result<String, Error> {
         }
         lines.push(line);
     }
-    // Remove the column of an object that is null in some rows, because the object's fields have columns.
+    // Remove a column whose value is an object in some rows and null in others, because the object's fields
+    // have columns of their own.
     columns.retain(|column| {
         let prefix = format!("{column}.");
         !lines.iter().flatten().any(|(name, _)| name.starts_with(&prefix))

@@ -1,6 +1,7 @@
-//! Renders result documents as text, tables, JSON, CSV, and SVG.
+//! Renders result documents for people and programs: text, tables, JSON, CSV, SVG.
 //!
-//! Each system describes its rows by implementing [`inlane_core::result::Row`].
+//! This crate depends on `core` only. Each system describes its rows by implementing
+//! [`inlane_core::result::Row`].
 
 mod csv;
 mod plot;

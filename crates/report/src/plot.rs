@@ -1,4 +1,5 @@
-//! Draws line plots as SVG, with the spread of each point and the ceilings.
+//! Draws line plots as SVG, with the spread of each point, the ceilings, and a last line that names the
+//! machine.
 
 mod axis;
 mod style;
@@ -27,11 +28,12 @@ pub struct Point {
 pub struct Line {
     /// The name in the legend. All lines with the same name have the same colour.
     pub name: String,
-    /// The title of the line's panel. Each title gets a panel of its own.
+    /// The title of the panel in which the line is drawn. Each title gets a panel of its own.
     pub panel: String,
     /// The points in order.
     pub points: Vec<Point>,
-    /// The points of a second, dashed line, such as the 99th percentile. May be empty.
+    /// The points of a second, dashed line in the same colour, for example the 99th percentile beside the
+    /// median. May be empty.
     pub dashed: Vec<(f64, f64)>,
     /// The points of the line's ceiling, drawn in grey.
     pub ceiling: Vec<(f64, f64)>,
@@ -87,8 +89,8 @@ impl Plot {
         fits(self.x_scale, x) && fits(self.y_scale, y)
     }
 
-    /// Converts points to coordinates. Leaves out points that cannot be drawn, such as zero on a logarithmic
-    /// axis.
+    /// Converts the values of points to coordinates on the two axes. Leaves out points that cannot be drawn,
+    /// such as zero on a logarithmic axis.
     fn places(&self, points: &[(f64, f64)]) -> Vec<(f64, f64)> {
         let drawn = points.iter().filter(|point| self.drawable(**point));
         drawn.map(|&(x, y)| (self.x_scale.place(x), self.y_scale.place(y))).collect()
@@ -119,7 +121,8 @@ impl Plot {
         self.places(&line.ceiling).into_iter().filter(|&(_, y)| near(self.y_scale.value(y))).collect()
     }
 
-    /// Returns the coordinates of everything that is drawn, from which the ranges of all axes follow.
+    /// Returns the coordinates of everything that is drawn. They determine the ranges of the axes, which all
+    /// panels share.
     fn all(&self) -> Vec<(f64, f64)> {
         let line = |line: &Line| {
             let mut all = self.solid(line);
@@ -259,8 +262,8 @@ impl Plot {
     }
 }
 
-/// Draws plots one below the other, and `source` (machine, version, date) below them. Leaves out plots
-/// without a finite point. Returns `None` if no plot is left.
+/// Draws plots one below the other, with `source` (machine, version, date) as the last line. Plots without a
+/// finite point are left out. Returns `None` if no plot is left.
 pub fn figure(plots: &[Plot], source: &str) -> Option<String> {
     let plots: Vec<&Plot> = plots.iter().filter(|plot| !plot.is_empty()).collect();
     let names =
@@ -278,8 +281,8 @@ pub fn figure(plots: &[Plot], source: &str) -> Option<String> {
             plot.draw(&area)?;
             rest = below;
         }
-        // Choose the size of the letters so that the text fits into the width. A letter is about half as wide
-        // as it is high.
+        // A letter is about half as wide as it is high. The size is chosen so that the whole text fits into
+        // the width.
         let letters = (2 * (width - 32) / source.chars().count().max(1) as u32).clamp(7, 12);
         rest.draw(&Text::new(source.to_string(), (16, 6), ("sans-serif", letters))).ok()?;
         root.present().ok()?;
@@ -364,7 +367,7 @@ mod tests {
         let drawn = svg(lines).unwrap();
         assert_eq!(drawn.matches("\nburst 16\n").count(), 1);
         assert_eq!(drawn.matches("\nsplit\n").count(), 1, "the legend names a line once");
-        // `single` appears in each of three panels and in the legend.
+        // `single` is drawn four times: once in each of three panels, and once as a sample in the legend.
         assert_eq!(
             drawn.matches("<polyline fill=\"none\" opacity=\"1\" stroke=\"#D55E00\"").count(),
             4,
@@ -391,7 +394,8 @@ mod tests {
     #[test]
     fn a_long_title_has_smaller_letters() {
         assert_eq!(title_size("Rate", 720), 17);
-        // 120 letters must fit into 720 pixels. A letter is about half as wide as it is high.
+        // Check that 120 letters fit into a width of 720 pixels. A letter is about half as wide as it is
+        // high.
         let long = "x".repeat(120);
         assert!(title_size(&long, 720) * 120 / 2 <= 720);
     }

@@ -32,14 +32,15 @@ impl Lines {
         self.0.append(&mut other.0);
     }
 
-    /// Returns the lines. All texts start in the same column and are never wrapped, so that grep finds them.
+    /// Returns the lines as text. All texts start in the same column. A text is never wrapped, so that grep
+    /// finds the whole text.
     pub fn render(&self) -> String {
         let width = self.0.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
         self.0.iter().map(|Cell { name, text }| format!("{name:<width$}  {text}\n")).collect()
     }
 }
 
-/// Renders a table with a header. Numbers are aligned right, text left.
+/// Renders a table with a header. Columns of numbers are aligned right, columns with text are aligned left.
 pub fn grid(header: &[&str], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);

@@ -3,7 +3,8 @@
 use crate::table::{Lines, grid};
 use inlane_core::result::{Cell, Document, Row};
 
-/// Renders a document: the lines of its only row, if the row provides them, otherwise a table.
+/// Renders a document. If the document has one row, and that row provides its own lines, prints those lines.
+/// Otherwise prints a table.
 pub fn text<T: Row>(document: &Document<T>) -> String {
     let rows = &document.results;
     let mut context = Lines::default();
@@ -35,7 +36,7 @@ pub fn text<T: Row>(document: &Document<T>) -> String {
     out
 }
 
-/// Renders the rows as a table. A parameter with one value in all rows goes to `context` instead of a
+/// Renders the rows as a table. A parameter with the same value in all rows goes to `context` instead of a
 /// column.
 fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
     if rows.is_empty() {
@@ -53,8 +54,8 @@ fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
         cell.map_or(String::new(), |cell| cell.text.clone())
     };
     names.retain(|name| {
-        // Leave out failed rows without the parameter. Otherwise such a row would turn a shared parameter
-        // into a column.
+        // Leave failed rows without the parameter out of the comparison. Otherwise one failed run would turn
+        // a parameter that all other rows share into a column.
         let mut values: Vec<String> = (0..rows.len())
             .filter(|&index| {
                 rows[index].error().is_none() || parameters[index].iter().any(|cell| cell.name == *name)

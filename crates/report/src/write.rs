@@ -35,8 +35,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the class of the error: [`Class::Environment`] if the file cannot be opened, [`Class::Failed`]
-    /// for later errors.
+    /// Returns the class of the error. A file that cannot be opened stops the run before it starts
+    /// ([`Class::Environment`]). A later error loses the result of a run ([`Class::Failed`]).
     pub fn class(&self) -> Class {
         match self {
             Error::Directory(_) => Class::Usage,
@@ -46,8 +46,10 @@ impl Error {
     }
 }
 
-/// A file or standard output for a result. Open it before the run, which may drop the needed privileges. An
-/// existing file keeps its content until something is written. If the target created the file and nothing
+/// A file or standard output for a result. Open the target before the run: the run may drop privileges that
+/// opening needs, and it should not start if its result cannot be written.
+///
+/// An existing file keeps its content until something is written. If the target created the file, and nothing
 /// was written, dropping the target removes the file.
 pub struct Target {
     path: PathBuf,
@@ -123,7 +125,7 @@ impl Target {
     fn bytes(mut self, bytes: &[u8]) -> Result<(), Error> {
         self.unregister();
         let Some(file) = &mut self.file else { return stdout(bytes) };
-        // Only a regular file can be truncated.
+        // Truncate only a regular file, because devices and pipes would return an error.
         let is_file = file.metadata().is_ok_and(|kind| kind.is_file());
         let emptied = if is_file { file.set_len(0) } else { Ok(()) };
         emptied
@@ -131,8 +133,8 @@ impl Target {
             .map_err(|source| Error::Io { path: self.path.clone(), source })
     }
 
-    /// Removes the file from the list of files to remove at an early end. Returns true if the file was
-    /// listed.
+    /// Removes the file from the list of files to remove at an early end. Returns true if the file was in the
+    /// list.
     fn unregister(&self) -> bool {
         fresh(|paths| {
             let found = paths.iter().position(|path| *path == self.path);
@@ -149,7 +151,8 @@ impl Drop for Target {
     }
 }
 
-/// Writes to standard output. A closed pipe (as with `| head`) counts as success.
+/// Writes to standard output. A closed pipe (as with `| head`) counts as success, because the reader needs no
+/// more.
 ///
 /// # Errors
 /// If standard output cannot be written, for example because the disk is full.

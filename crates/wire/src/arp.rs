@@ -12,7 +12,8 @@ pub const REQUEST: u16 = 1;
 pub const REPLY: u16 = 2;
 
 view! {
-    /// An ARP packet for IPv4 over Ethernet. `new` fails if the addresses have other types.
+    /// An ARP packet for IPv4 over Ethernet. `new` returns an error if the packet's addresses have other
+    /// types.
     Packet("ARP", 28) check = check {
         /// [`REQUEST`] or [`REPLY`].
         operation / set_operation: u16 = 6,
@@ -27,7 +28,8 @@ view! {
     }
 }
 
-/// The first six bytes: hardware type Ethernet, protocol type IPv4, address lengths 6 and 4.
+/// The first six bytes of every ARP packet for IPv4 over Ethernet: hardware type Ethernet, protocol type
+/// IPv4, address lengths 6 and 4.
 const KIND: [u8; 6] = [0, 1, 8, 0, 6, 4];
 
 fn check(bytes: &[u8]) -> Result<()> {
@@ -39,7 +41,7 @@ fn check(bytes: &[u8]) -> Result<()> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Makes `buffer` begin with an ARP packet. Its operation and addresses are 0.
+    /// Makes `buffer` begin with an ARP packet whose operation and addresses are 0.
     ///
     /// # Errors
     /// [`Error::Truncated`] if the packet does not fit.

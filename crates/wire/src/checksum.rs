@@ -1,8 +1,10 @@
-//! The internet checksum (RFC 1071). It can be updated for a changed field (RFC 1624).
+//! The internet checksum (RFC 1071): over one buffer, over several parts, and updated for a changed field
+//! (RFC 1624).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The sum for an internet checksum over several parts. All parts but the last must have an even length.
+/// The sum for an internet checksum over several parts, which are added one by one. All parts but the last
+/// must have an even number of bytes, as headers do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum(u64);
 
@@ -21,8 +23,8 @@ impl Sum {
     /// Adds `bytes`, padded with a zero byte to an even number.
     #[inline]
     pub fn add_bytes(self, bytes: &[u8]) -> Self {
-        // Native 32-bit words give the same sum except for a byte swap (RFC 1071, section 2). Four sums run
-        // in parallel.
+        // Native 32-bit words give the same sum as big-endian 16-bit words, except for a final byte swap (RFC
+        // 1071, section 2). Four independent sums let the CPU add in parallel.
         let (mut a, mut b, mut c, mut d) = (0u64, 0u64, 0u64, 0u64);
         let word = |chunk: &[u8]| u32::from_ne_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]) as u64;
         let mut blocks = bytes.chunks_exact(16);
@@ -90,7 +92,7 @@ pub const fn update(checksum: u16, old: u16, new: u16) -> u16 {
     Sum::new().add(!checksum).add(!old).add(new).finish()
 }
 
-/// Returns the UDP checksum to send: 0xffff instead of 0, because 0 means no checksum.
+/// Returns the UDP checksum to send: 0xffff instead of 0, because 0 means that the datagram has no checksum.
 #[inline(always)]
 pub const fn udp(checksum: u16) -> u16 {
     if checksum == 0 { 0xffff } else { checksum }

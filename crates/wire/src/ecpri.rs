@@ -10,7 +10,8 @@ use crate::{Error, Result};
 
 /// The length of the common header, in bytes.
 pub const HEADER: usize = 4;
-/// The length in bytes of the common header with PC id and sequence id.
+/// The length in bytes of the common header with PC id and sequence id, as in IQ data and real-time control
+/// messages.
 pub const DATA_HEADER: usize = 8;
 /// Message type: IQ data (the O-RAN user plane).
 pub const IQ_DATA: u8 = 0;
@@ -22,7 +23,7 @@ view! {
     Message("eCPRI", 8) check = check {
         /// Message type.
         kind / set_kind: u8 = 1,
-        /// The number of bytes after the common header. The buffer may hold fewer or more.
+        /// The payload size: the number of bytes after the common header. The buffer may hold fewer or more.
         payload_size / set_payload_size: u16 = 2,
         /// The PC id, which O-RAN uses as eAxC: the antenna and carrier.
         pc_id / set_pc_id: u16 = 4,
@@ -41,7 +42,7 @@ fn check(bytes: &[u8]) -> Result<()> {
 }
 
 impl<T: AsRef<[u8]>> Message<T> {
-    /// Returns the offset of the message's end, as its size field says, but at most the buffer's length.
+    /// Returns the offset of the message's end according to its size field, but at most the buffer's length.
     pub fn end(&self) -> usize {
         (HEADER + self.payload_size() as usize).clamp(DATA_HEADER, self.bytes().len())
     }
@@ -53,7 +54,7 @@ impl<T: AsRef<[u8]>> Message<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Message<T> {
-    /// Makes `buffer` one unsplit IQ data message. Keeps the payload.
+    /// Makes `buffer` one IQ data message that is not split, with the buffer's size. Keeps the payload.
     ///
     /// # Errors
     /// [`Error::Truncated`] if the headers do not fit, [`Error::Malformed`] beyond 65535 bytes.

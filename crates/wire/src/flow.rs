@@ -3,7 +3,8 @@
 use crate::{Result, ethernet, ipv4, ipv6};
 use std::net::IpAddr;
 
-/// The layers of an Ethernet frame that carries IP, as offsets within the frame.
+/// The layers of an Ethernet frame that carries IP. Offsets count from the frame's first byte and lie within
+/// the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layers {
     /// The offset of the IP header.
@@ -14,11 +15,11 @@ pub struct Layers {
     pub transport: usize,
     /// The IP protocol number of the upper layer, for example 6 for TCP.
     pub protocol: u8,
-    /// The offset of the IP packet's end. Padding may follow. In a shortened capture, this is the frame's
-    /// end.
+    /// The offset of the IP packet's end. Padding may follow the packet. If a capture cut the packet short,
+    /// this is the frame's end.
     pub end: usize,
-    /// True for an IP fragment other than the first. `transport` is then the offset of data without an
-    /// upper-layer header.
+    /// True for an IP fragment other than the first: `transport` is then the offset of data without an
+    /// upper-layer header. False for all other packets.
     pub later_fragment: bool,
 }
 
@@ -61,7 +62,8 @@ impl Layers {
     }
 }
 
-/// The addresses, protocol and ports that identify a flow.
+/// The addresses, protocol and ports that identify a flow. Ports are 0 if the protocol has none, and in later
+/// fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FiveTuple {
     /// Source address.
@@ -80,8 +82,8 @@ pub struct FiveTuple {
 const SCTP: u8 = 132;
 
 impl FiveTuple {
-    /// Returns the 5-tuple of a frame, or `None` if it does not carry IP. The ports are 0 for later
-    /// fragments, and for protocols other than TCP, UDP and SCTP.
+    /// Returns the 5-tuple of a frame, or `None` if it does not carry IP. The ports are 0 for fragments other
+    /// than the first, and for protocols other than TCP, UDP and SCTP.
     ///
     /// # Errors
     /// If the frame ends within a header, or a field has an impossible value.

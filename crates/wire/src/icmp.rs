@@ -1,4 +1,5 @@
-//! ICMP and ICMPv6 messages (RFC 792, RFC 4443): the common header, and the fields of an echo.
+//! ICMP and ICMPv6 messages (RFC 792, RFC 4443): the common header, and identifier and sequence number of an
+//! echo.
 
 /// The length of the header of ICMP and ICMPv6 messages, in bytes.
 pub const HEADER: usize = 8;

@@ -23,7 +23,7 @@ view! {
     Packet("IPv4", 20) check = check {
         /// Differentiated services and ECN.
         tos / set_tos: u8 = 1,
-        /// The number of bytes of header and payload. The buffer may hold fewer or more.
+        /// The total length: the number of bytes of header and payload. The buffer may hold fewer or more.
         total_length / set_total_length: u16 = 2,
         /// Identification.
         id / set_id: u16 = 4,
@@ -70,7 +70,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
         &self.bytes()[HEADER..self.header_len()]
     }
 
-    /// Returns the offset of the packet's end, as its length field says, but at most the buffer's length.
+    /// Returns the offset of the packet's end according to its length field, but at most the buffer's length.
     #[inline(always)]
     pub fn end(&self) -> usize {
         // Return at least the header's length, because the length field may have changed since `new` checked
@@ -106,8 +106,8 @@ impl<T: AsRef<[u8]>> Packet<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Makes `buffer` one IPv4 packet without options, with TTL 64. Sets all other fields to 0 and keeps the
-    /// payload. Set the checksum by [`Packet::fill_checksum`].
+    /// Makes `buffer` one IPv4 packet without options, with TTL 64 and the buffer's length. Sets all other
+    /// fields to 0 and keeps the payload. Set the checksum by [`Packet::fill_checksum`].
     ///
     /// # Errors
     /// [`Error::Truncated`] if the header does not fit, [`Error::Malformed`] beyond 65535 bytes.
@@ -141,7 +141,8 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         self.set_checksum(checksum);
     }
 
-    /// Decrements the TTL and updates the checksum. If the TTL is 0, returns false instead.
+    /// Decrements the TTL and updates the checksum incrementally. Returns false, and changes nothing, if the
+    /// TTL is 0.
     pub fn decrement_ttl(&mut self) -> bool {
         let Some(ttl) = self.ttl().checked_sub(1) else { return false };
         let old = u16::from_be_bytes([self.ttl(), self.protocol()]);
@@ -183,7 +184,8 @@ mod tests {
                 prop_assert_eq!(
                     ours.checksum_ok(),
                     theirs.to_header().calc_header_checksum() == ours.checksum()
-                        // Accept 0xffff for 0, because one's complement has two zeros.
+                        // Accept the checksum 0xffff where etherparse computes 0, because one's complement
+                        // has two zeros.
                         || (ours.checksum() == 0xffff && theirs.to_header().calc_header_checksum() == 0)
                 );
             } else if let Ok(theirs) = theirs {

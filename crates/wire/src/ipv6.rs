@@ -26,7 +26,7 @@ const MOBILITY: u8 = 135;
 view! {
     /// An IPv6 packet.
     Packet("IPv6", 40) check = check {
-        /// The number of bytes after the fixed header. The buffer may hold fewer or more.
+        /// The payload length: the number of bytes after the fixed header. The buffer may hold fewer or more.
         payload_length / set_payload_length: u16 = 4,
         /// The type of the header after the fixed one: an extension or the upper layer.
         next_header / set_next_header: u8 = 6,
@@ -49,7 +49,8 @@ fn check(bytes: &[u8]) -> Result<()> {
 /// The fragment header of a packet (RFC 8200, section 4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment {
-    /// The type of the first header in the fragmented part. Only the first fragment's value counts.
+    /// The type of the first header in the original packet's fragmented part: an extension header or the
+    /// upper layer. Only the first fragment's value counts.
     pub next_header: u8,
     /// The fragment's offset in the original packet's fragmented part, in bytes.
     pub offset: u16,
@@ -73,7 +74,7 @@ pub struct Upper {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Returns the offset of the packet's end, as its length field says, but at most the buffer's length.
+    /// Returns the offset of the packet's end according to its length field, but at most the buffer's length.
     #[inline(always)]
     pub fn end(&self) -> usize {
         (HEADER + self.payload_length() as usize).min(self.bytes().len())
@@ -95,8 +96,8 @@ impl<T: AsRef<[u8]>> Packet<T> {
         u32::from_be_bytes([0, bytes[1] & 0xf, bytes[2], bytes[3]])
     }
 
-    /// Walks over the extension headers to the upper layer. In a later fragment, the returned offset is that
-    /// of the fragment's data.
+    /// Walks over the extension headers to the upper layer. A fragment other than the first has no
+    /// upper-layer header. The returned offset is then that of the fragment's data.
     ///
     /// # Errors
     /// [`Error::Truncated`] if the packet ends within an extension, [`Error::Malformed`] beyond
@@ -166,7 +167,8 @@ impl<T: AsRef<[u8]>> Packet<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Makes `buffer` one IPv6 packet with hop limit 64. Sets all other fields to 0 and keeps the payload.
+    /// Makes `buffer` one IPv6 packet with hop limit 64 and the buffer's length. Sets all other fields to 0
+    /// and keeps the payload.
     ///
     /// # Errors
     /// [`Error::Truncated`] if the header does not fit, [`Error::Malformed`] beyond 65535 bytes of payload.
@@ -233,7 +235,8 @@ mod tests {
 
     #[test]
     fn a_later_fragment_ends_the_walk() {
-        // Data follows the fragment header of a later fragment, so the walk must stop at offset 48.
+        // In a later fragment, the bytes after the fragment header are data, although the header names an
+        // extension. So the walk must stop at these bytes, at offset 48.
         let bytes = packet_with(&[(FRAGMENT, vec![0, 0x05, 0xa9, 0, 0, 0, 9])], HOP_BY_HOP);
         let upper = Packet::new(&bytes).unwrap().upper().unwrap();
         assert_eq!(upper, Upper { protocol: HOP_BY_HOP, offset: 48, fragment_offset: Some(0x5a8) });

@@ -25,7 +25,8 @@ pub const OVERRIDE: u32 = 1 << 29;
 pub const SOURCE_LINK_ADDRESS: u8 = 1;
 /// Option: the target's link-layer address.
 pub const TARGET_LINK_ADDRESS: u8 = 2;
-/// The hop limit of valid neighbour discovery messages. It shows that no router has forwarded them.
+/// The hop limit of valid neighbour discovery messages. It shows that the message comes from the same link,
+/// because a router would have decremented it.
 pub const HOP_LIMIT: u8 = 255;
 
 view! {
@@ -52,8 +53,8 @@ fn check(bytes: &[u8]) -> Result<()> {
 }
 
 impl<T: AsRef<[u8]>> Message<T> {
-    /// Returns the link-layer address in the first option of type `kind`. Returns `None` if there is none
-    /// before a malformed option.
+    /// Returns the link-layer address in the first option of type `kind`, or `None` if there is none before a
+    /// malformed option.
     pub fn link_address(&self, kind: u8) -> Option<Mac> {
         let mut options = &self.bytes()[HEADER..];
         loop {
@@ -68,8 +69,8 @@ impl<T: AsRef<[u8]>> Message<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Message<T> {
-    /// Makes `buffer` begin with a message of type `kind`. It has one option of type `option`, the link-layer
-    /// address `mac`. Flags, target and checksum are 0.
+    /// Makes `buffer` begin with a message of type `kind`. The message has one option of type `option`, which
+    /// holds the link-layer address `mac`. Sets flags, target and checksum to 0.
     ///
     /// # Errors
     /// [`Error::Truncated`] if message and option do not fit.

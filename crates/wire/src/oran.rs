@@ -1,4 +1,5 @@
-//! O-RAN fronthaul user plane (O-RAN.WG4.CUS): a message's symbol, and its sections of IQ samples.
+//! O-RAN fronthaul user plane (O-RAN.WG4.CUS): the symbol that a message belongs to, and its sections of IQ
+//! samples.
 //!
 //! ```text
 //! 0                             1       2                      4 bytes in all
@@ -43,8 +44,8 @@ impl<T: AsRef<[u8]>> Message<T> {
         self.bytes()[3] & 0x3f
     }
 
-    /// Returns the sections, with `prb` bytes of samples per PRB. Stops at an incomplete section. A section
-    /// of 0 PRBs covers the whole carrier of `carrier` PRBs.
+    /// Returns the sections, each with its samples of `prb` bytes per PRB. Stops at a section that the buffer
+    /// does not hold completely. A section of 0 PRBs covers the whole carrier, which has `carrier` PRBs.
     pub fn sections(&self, prb: usize, carrier: u16) -> Sections<'_> {
         Sections { rest: &self.bytes()[HEADER..], prb, carrier }
     }
@@ -66,9 +67,10 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Message<T> {
 pub struct Section {
     /// Section number, 12 bits.
     pub id: u16,
-    /// The rb bit. True if the section has only every second PRB.
+    /// True if the rb bit is set: the section has only every second PRB. If false, the section has every PRB.
     pub every_second: bool,
-    /// The symInc bit. True if the section belongs to the symbol after that of the previous section.
+    /// True if the symInc bit is set: the section belongs to the symbol after that of the previous section.
+    /// If false, the section belongs to the same symbol.
     pub next_symbol: bool,
     /// The first PRB, 10 bits.
     pub first_prb: u16,

@@ -95,8 +95,8 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Segment<T> {
     /// fields to 0 and keeps the payload.
     ///
     /// # Errors
-    /// [`Error::Truncated`] if the header does not fit, [`Error::Malformed`] for more than 40 bytes of
-    /// options.
+    /// [`Error::Truncated`] if the header does not fit, [`Error::Malformed`] if the options are longer than
+    /// 40 bytes.
     pub fn init_with_options(mut buffer: T, options: &[u8]) -> Result<Self> {
         let header = HEADER + options.len().next_multiple_of(4);
         if header > MAX_HEADER {
@@ -116,7 +116,8 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Segment<T> {
         &mut self.0.as_mut()[at..]
     }
 
-    /// Sets the checksum. `pseudo` is the sum of the IP pseudo header. The segment must fill the buffer.
+    /// Computes and sets the checksum. `pseudo` is the sum of the IP pseudo header. The segment must fill the
+    /// buffer.
     pub fn fill_checksum(&mut self, pseudo: Sum) {
         self.set_checksum(0);
         let checksum = pseudo.add_bytes(self.bytes()).finish();

@@ -20,7 +20,8 @@ view! {
 }
 
 impl<T: AsRef<[u8]>> Datagram<T> {
-    /// Returns the offset of the datagram's end, as its length field says, but at most the buffer's length.
+    /// Returns the offset of the datagram's end according to its length field, but at most the buffer's
+    /// length.
     pub fn end(&self) -> usize {
         (self.length() as usize).clamp(HEADER, self.bytes().len())
     }

@@ -86,7 +86,7 @@ pub fn require(header: &'static str, bytes: &[u8], needed: usize) -> crate::Resu
 /// Declares a view: `Name("name in errors", bytes of the fixed part) { reader / writer: type = offset, ...
 /// }`.
 ///
-/// With `check = function`, `new` also calls `function` on a buffer that is long enough.
+/// With `check = function`, `new` also calls `function`, after it has checked the length of the fixed part.
 macro_rules! view {
     (
         $(#[$meta:meta])*

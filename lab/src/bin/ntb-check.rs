@@ -1,5 +1,6 @@
-//! Checks the NTB library between two virtual machines that share an ivshmem device (`lab/ntb-two-vms.sh`),
-//! including the death and return of a peer.
+//! Runs in two virtual machines that share an ivshmem device (`lab/ntb-two-vms.sh`) and checks the NTB
+//! library between them: link, scratchpads, doorbells, puts, gets, atomics, collectives, all completion
+//! modes, and the death and return of a peer.
 //!
 //! ```sh
 //! ntb-check stay ADDR      # in one machine
@@ -59,7 +60,8 @@ fn wait_until(what: &str, mut done: impl FnMut() -> bool) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Checks link, scratchpads, doorbells and events. The machines synchronise through a scratchpad.
+/// Checks link, scratchpads, doorbells with masks and vectors, and events. The two machines synchronise
+/// through a scratchpad.
 fn bridge(ntb: &dyn Ntb) -> anyhow::Result<()> {
     const STEP: u32 = 100;
     let peer = peer(ntb);
@@ -105,7 +107,7 @@ fn bridge(ntb: &dyn Ntb) -> anyhow::Result<()> {
 }
 
 fn connect(ntb: &Arc<dyn Ntb>, completion: CompletionMode) -> anyhow::Result<World<Windows>> {
-    // A virtual machine may have only one CPU, so a waiting thread yields it.
+    // A virtual machine may have only one CPU, so a waiting thread yields the CPU to other threads.
     let settings = Settings { completion, yields: true, connect_timeout: LIMIT, ..Settings::default() };
     let bytes = ntb.inbound().len();
     Ok(World::new(Windows::connect(ntb.clone(), bytes, settings)?, 0, 0)?)
@@ -150,7 +152,7 @@ fn library(world: &World<Windows>) -> anyhow::Result<()> {
 const AT: usize = 1 << 20;
 const NEWS: &[u8] = b"bytes for the peer that returned";
 
-/// Waits until the peer dies, reconnects when it returns, and puts bytes that it compares.
+/// Waits until the peer dies, reconnects when it has returned, and puts bytes that the peer compares.
 fn outlive(world: &World<Windows>) -> anyhow::Result<()> {
     let peer = 1 - world.me();
     let start = Instant::now();
@@ -162,8 +164,8 @@ fn outlive(world: &World<Windows>) -> anyhow::Result<()> {
     let transport = world.transport();
     let lost = transport.reconnect(peer, LIMIT).context("reconnecting")?;
     println!("again: {lost}");
-    // SAFETY: the source is a constant outside the heaps. The destination lies inside the heap of the peer,
-    // beyond all allocations.
+    // SAFETY: the source is a constant outside the heaps, so it is readable and does not overlap the
+    // destination. The heap of each PE is longer than AT + NEWS.len(), and no allocation reaches AT.
     unsafe { transport.put(peer, AT, NEWS.as_ptr(), NEWS.len())? };
     transport.quiet()?;
     transport.notify(peer)?;
@@ -179,11 +181,12 @@ fn come_back(ntb: &Arc<dyn Ntb>) -> anyhow::Result<()> {
     let (base, length) = transport.symmetric();
     ensure!(AT + NEWS.len() <= length);
     let mut seen = vec![0u8; NEWS.len()];
-    // SAFETY: the range is inside symmetric memory. The peer has notified that it finished writing.
+    // SAFETY: the range is inside symmetric memory. The peer's notification shows that the peer has finished
+    // writing.
     unsafe { std::ptr::copy(base.add(AT), seen.as_mut_ptr(), seen.len()) };
     ensure!(seen == NEWS, "other bytes arrived");
     transport.notify(peer)?;
-    // The process ends next, so wait until the notification is delivered.
+    // Wait until the notification is delivered, because the process ends next.
     transport.quiet()?;
     println!("returned: ok");
     Ok(())

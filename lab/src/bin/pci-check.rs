@@ -77,7 +77,8 @@ fn memory(ours: Address, held: Address, free: Address) -> anyhow::Result<()> {
     for access in Access::ALL.into_iter().filter(|access| access.is_available()) {
         check_bytes(&bar, access)?;
     }
-    // Fills the permitted range. Afterwards, the host checks that the rest of the memory is still zero.
+    // Fills the permitted range with a pattern. After the machine ends, the host checks that the rest of the
+    // memory is still zero.
     let mut mover = CpuMover::new(Access::Bytes8)?.reading_bars(true);
     mover.submit(&filled(&pattern(bar.len(), 0))?, &bar.region())?;
     mover.flush(&bar.region())?;
@@ -87,7 +88,8 @@ fn memory(ours: Address, held: Address, free: Address) -> anyhow::Result<()> {
     mover.submit(&reader.region().slice(RANGE.start as usize, bar.len())?, &back)?;
     ensure!(bytes(&back) == pattern(bar.len(), 0), "another mapping sees other bytes");
 
-    // A device without a driver may be disabled. The error then says how to enable it, as done here.
+    // A device without a driver may be disabled. Opening its BAR then fails with a message that says how to
+    // enable it, as done below.
     if let Err(error @ Error::NotReady { .. }) = open(&spec, all().device(free)) {
         println!("not ready: {error}");
         std::fs::write(sysfs.device(free).join("enable"), "1")?;
@@ -165,8 +167,8 @@ fn check_bytes(bar: &Bar, access: Access) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Registers of QEMU's educational device (QEMU, docs/specs/edu), which copies between the machine's memory
-/// and its own 4 KiB at 0x40000.
+/// Registers of QEMU's educational device (QEMU, docs/specs/edu). The device copies between the machine's
+/// memory and its own 4 KiB at 0x40000.
 mod edu {
     pub const IDENTIFICATION: usize = 0x00;
     pub const LIVENESS: usize = 0x04;
@@ -223,7 +225,7 @@ fn dma(address: Address) -> anyhow::Result<()> {
     ensure!(second_page() == data, "DMA returned other bytes");
     println!("dma: {BYTES} bytes to the device and back, interrupt after {took:?}");
 
-    // The memory is unmapped from the IOMMU, so a copy by the device must not change it.
+    // The memory is unmapped from the IOMMU, so a further copy by the device must not change the memory.
     drop(mapping);
     write(&pattern(8192, 9));
     let before = second_page();
@@ -237,8 +239,8 @@ fn dma(address: Address) -> anyhow::Result<()> {
 const IV_POSITION: usize = 8;
 const DOORBELL: usize = 12;
 
-/// Checks that two machines interrupt each other in turn. Before an interrupt, a machine writes the round to
-/// the shared memory.
+/// Checks that two machines interrupt each other in turn. Before each interrupt, the machine writes the
+/// number of the round to its word of the shared memory.
 fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
     const LIMIT: Duration = Duration::from_secs(60);
     const VECTOR: u32 = 1;
@@ -251,7 +253,8 @@ fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
     let word = |of: u32| of as usize * 64;
     let interrupts = device.interrupts(InterruptKind::MsiX, 2)?;
 
-    // Each machine writes this value once its interrupts are enabled. An earlier interrupt would be lost.
+    // Each machine writes this value when it has enabled its interrupts, and waits for the other's. An
+    // earlier interrupt would be lost.
     const READY: u32 = 0x5eed;
     shared.write_u32(word(me), READY)?;
     let start = Instant::now();
@@ -275,7 +278,7 @@ fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
         }
     }
     println!("doorbell: machine {me}, {rounds} rounds of {:?}, ok", start.elapsed() / rounds.max(1));
-    // The peer may still be handling the last interrupt when this machine ends.
+    // Wait, because the peer may still be handling the last interrupt when this machine ends.
     std::thread::sleep(Duration::from_millis(500));
     Ok(())
 }

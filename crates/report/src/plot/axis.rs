@@ -8,7 +8,8 @@ use std::ops::Range;
 pub enum Scale {
     /// A linear scale: equal differences of values have equal distances on the axis.
     Linear,
-    /// A logarithmic scale, for values above zero only.
+    /// A logarithmic scale: equal ratios of values have equal distances on the axis. Only values above zero
+    /// are drawn.
     Log,
 }
 
@@ -37,7 +38,7 @@ impl Ranged for Axis {
     }
 }
 
-/// Returns the range of the values with a margin of 5 %. With `from_zero`, it starts at zero or below.
+/// Returns the range of the values with a margin of 5 %. With `from_zero`, the range starts at zero or below.
 pub(super) fn range(values: &[f64], from_zero: bool) -> Range<f64> {
     let low = values.iter().copied().fold(f64::INFINITY, f64::min);
     let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -46,7 +47,8 @@ pub(super) fn range(values: &[f64], from_zero: bool) -> Range<f64> {
     if from_zero { low..high + margin } else { low - margin..high + margin }
 }
 
-/// The most data values that get ticks of their own. For more, ticks are at round numbers.
+/// The most data values for which each value gets a tick of its own. If there are more, ticks are at round
+/// numbers.
 const FEW: usize = 12;
 
 impl Scale {
@@ -60,8 +62,8 @@ impl Scale {
         if self == Scale::Log { place.exp2() } else { place }
     }
 
-    /// Returns the coordinates of the ticks: the values if they are few and far enough apart, otherwise round
-    /// numbers.
+    /// Returns the coordinates of the ticks. If the values are few and far enough apart, each value gets a
+    /// tick. Otherwise the ticks are at round numbers.
     pub(super) fn ticks(self, range: &Range<f64>, values: &[f64]) -> Vec<f64> {
         let mut own = values.to_vec();
         own.sort_by(f64::total_cmp);
@@ -81,7 +83,7 @@ impl Scale {
                 let first = (low / step).ceil();
                 (0..=10).map(|n| (first + n as f64) * step).take_while(|&value| value <= high).collect()
             }
-            // For whole numbers, ticks are at powers of two, at most about 12.
+            // If all data values are whole numbers, ticks are at powers of two, at most about 12 of them.
             Scale::Log if whole => {
                 let (first, last) = (range.start.ceil() as i32, range.end.floor() as i32);
                 let step = (last - first) / FEW as i32 + 1;

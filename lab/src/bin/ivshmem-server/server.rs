@@ -15,7 +15,8 @@
 //! the other peers receive its number without a descriptor. Peers send nothing.
 //!
 //! One thread serves all peers and never blocks on one of them. A peer is disconnected if its socket is full,
-//! or if it sends anything. A new peer gets the lowest free number.
+//! or if it sends anything. A new peer gets the lowest free number. So two machines have the numbers 0 and 1,
+//! even after one restarts.
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -74,8 +75,8 @@ impl Server {
         self.peers.len()
     }
 
-    /// Waits until a peer joins or leaves, `wake` becomes readable, or `limit` has passed. Returns the
-    /// events.
+    /// Waits until a peer joins or leaves, or `wake` becomes readable, but at most for `limit`. `None` waits
+    /// without limit. Returns the events.
     ///
     /// # Errors
     /// If waiting fails. A peer's error only disconnects that peer.
@@ -100,7 +101,8 @@ impl Server {
         let connection_waits = !watched[self.peers.len()].revents().is_empty();
 
         let mut events = Vec::new();
-        // A new peer may get the number of a peer that left, so handle the latter first.
+        // Handle the peers that left first and new peers afterwards, because a new peer may get the number of
+        // a peer that left.
         for number in active {
             if let Some(why) = self.peers.get(&number).and_then(Peer::reason_gone) {
                 self.remove(number, why, &mut events);
@@ -110,8 +112,8 @@ impl Server {
             match self.listener.accept() {
                 Ok((stream, _)) => self.join(stream, &mut events),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // The process is out of descriptors or memory. The connection stays pending, so sleep instead
-                // of trying at once.
+                // The process is out of descriptors or memory. Sleep before the next attempt, because the
+                // connection stays pending and the loop would be busy.
                 Err(error) => {
                     events.push(Event::Refused(error.to_string()));
                     std::thread::sleep(Duration::from_millis(100));
@@ -156,7 +158,7 @@ impl Server {
         peer.introduce(number, &peer.interrupts)
     }
 
-    /// Removes a peer and notifies the others. A peer that cannot be notified is removed, too.
+    /// Removes a peer and notifies the other peers. A peer that cannot be notified is removed, too.
     fn remove(&mut self, number: u16, why: String, events: &mut Vec<Event>) {
         let mut leaving = vec![(number, why)];
         while let Some((number, why)) = leaving.pop() {
@@ -181,7 +183,7 @@ impl Peer {
         Ok(Self { stream, interrupts })
     }
 
-    /// Returns why to disconnect the peer, or `None` if it stays connected.
+    /// Returns the reason for disconnecting the peer, or `None` if it stays connected.
     fn reason_gone(&self) -> Option<String> {
         match read(&self.stream, &mut [0u8; 8]) {
             Ok(0) => Some("it closed the connection".into()),
@@ -205,7 +207,7 @@ impl Peer {
         let bytes = value.to_le_bytes();
         match sendmsg(&self.stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)? {
             8 => Ok(()),
-            // Part of a message was sent, so the socket is almost full. The peer is then disconnected.
+            // If only a part of a message was sent, the socket is almost full. The peer is then disconnected.
             sent => Err(io::Error::other(format!("only {sent} of 8 bytes were sent"))),
         }
     }

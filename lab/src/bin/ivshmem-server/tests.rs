@@ -49,7 +49,8 @@ fn receive(stream: &UnixStream) -> io::Result<(i64, Option<OwnedFd>)> {
     Ok((i64::from_le_bytes(bytes), descriptor))
 }
 
-/// Reads the messages to a new peer. Returns the memory, the other peers' interrupts, and its own.
+/// Reads the messages that the server sends to a new peer. Returns the memory, the interrupts of the other
+/// peers, and the new peer's own.
 fn greeting(stream: &UnixStream, number: i64, others: &[i64]) -> (OwnedFd, Vec<OwnedFd>, Vec<OwnedFd>) {
     assert!(matches!(receive(stream).unwrap(), (0, None)), "version");
     let (own, none) = receive(stream).unwrap();
@@ -82,7 +83,8 @@ fn peers_are_announced_and_interrupt_each_other() {
     for _ in 0..VECTORS {
         assert!(matches!(receive(&a).unwrap(), (1, Some(_))), "the new peer is announced");
     }
-    // A write to peer b's eventfd for vector 2 of peer a must interrupt only that vector.
+    // Peer b has an eventfd for each vector of peer a. A write to the one for vector 2 must interrupt that
+    // vector and no other.
     write(&to_a[2], &1u64.to_ne_bytes()).unwrap();
     assert!(read(&a_own[1], &mut [0u8; 8]).is_err());
     assert_eq!(read(&a_own[2], &mut [0u8; 8]).unwrap(), 8);
@@ -121,8 +123,8 @@ fn joining_and_leaving_leaks_nothing_and_a_peer_that_does_not_read_is_disconnect
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let mut lab = Lab::new(8);
     let (unread, _) = lab.connect();
-    // Make peers join and leave until the server disconnects the peer that does not read. Descriptors sent to
-    // that peer stay open until then.
+    // Make peers join and leave until the server disconnects the peer that does not read. Count the open
+    // descriptors only afterwards, because the descriptors sent to that peer stay open until then.
     let mut dropped = false;
     let mut after = 0;
     for n in 0..2000 {
@@ -147,6 +149,7 @@ fn joining_and_leaving_leaks_nothing_and_a_peer_that_does_not_read_is_disconnect
         drop(peer);
         lab.step();
     }
-    // Other tests in this process open a few descriptors, so allow 40 more.
+    // Other tests run in this process at the same time and open a few descriptors, so up to 40 more are
+    // allowed.
     assert!(open() < before + 40, "{} descriptors, {before} before", open());
 }
