@@ -142,7 +142,8 @@ fn inline_functions(flags: &[String]) {
     }
 }
 
-/// Compiles `xdp.c` into a library of its own, which [`link`] prints next to the AF_XDP driver.
+/// Compiles `xdp.c` into a library of its own. [`link`] lists this library next to the AF_XDP driver, which
+/// calls its functions.
 fn xdp_functions() {
     let mut build = cc::Build::new();
     build.file("src/sys/xdp.c").flag("-std=gnu11").opt_level(2).cargo_metadata(false);

@@ -91,7 +91,7 @@ pub trait Port: Send {
     fn stop(&mut self) {}
 
     /// Returns file descriptors that become readable when packets arrive, for threads that sleep without
-    /// work. Call it after the start. Empty if packets can arrive without a readable descriptor.
+    /// work. Call it after the port was started. Empty if packets can arrive without a readable descriptor.
     fn wait_descriptors(&self) -> Vec<RawFd> {
         Vec::new()
     }

@@ -37,8 +37,8 @@ impl BurstFunctions {
     /// The functions for drivers that return mbufs without writing to them. Several fields can be loaded at
     /// once without a stall.
     pub(crate) const SETTLED: Self = Self { receive: sys::inlane_rx_burst_settled, ..Self::PLAIN };
-    /// The functions for drivers that lose buffers when they close. They mark in each mbuf whether a program
-    /// or a device holds it.
+    /// The functions for drivers that lose buffers when they close. These functions mark in each mbuf whether
+    /// a program or a device holds it.
     pub(crate) const MARKING: Self = Self {
         receive: sys::inlane_rx_burst_marking,
         send: sys::inlane_tx_burst_marking,

@@ -259,7 +259,7 @@ fn frames_of_mtu_arrive(room: usize, mtu: usize) -> bool {
         }
         Err(error) => {
             let text = error.to_string();
-            // A port with the advised data room must open.
+            // The error message advises a data room. A port with this room must open.
             if let Some((_, advised)) = text.split_once("--room ") {
                 let room: usize = advised.split(',').next().unwrap().parse().unwrap();
                 let pool = MbufPool::new(8192, room).unwrap();

@@ -7,7 +7,7 @@
 namespace inlane {
 
 namespace detail {
-// Loads 16 bytes at offset `at`; bytes beyond the packet's end are 0. Rare, so not inlined.
+// Loads 16 bytes at offset `at`; bytes beyond the packet's end are 0. Called rarely, so not inlined.
 INLANE_RARE bytes16 get_some(const uint8_t *data, uint32_t length, uint32_t at) {
     bytes16 value = {0, 0};
     for (uint32_t i = 0; i < 16 && at < length && i < length - at; i++)

@@ -26,7 +26,8 @@ fn main() {
     }
 }
 
-/// Generates and checks batches for one second of CPU time. Returns both rates in Mpps.
+/// Generates and checks batches for one second of CPU time. Returns the rates of generator and checker in
+/// Mpps.
 fn measure(text: &str) -> (f64, f64) {
     let clock = Clock::new();
     let mut generator = Generator::open(text, &clock).expect("the specification is valid");

@@ -79,8 +79,8 @@ pub struct Lane {
     control: Region,
     state: Region,
     output: Option<Region>,
-    /// Regions that must stay allocated: the registered packet memory, the words that block 0 relays, and the
-    /// buffers that packets are pulled into.
+    /// Regions that must stay allocated: the registered packet memory, the words that block 0 relays to the
+    /// other blocks, and the buffers into which packets are copied.
     _memory: Vec<Region>,
     location: Location,
     /// The address of the pool's memory.

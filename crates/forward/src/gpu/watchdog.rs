@@ -9,7 +9,8 @@ use inlane_cuda::Stream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// The time between two checks. Each changes the heartbeat, which a persistent kernel reads every 200 ms.
+/// The time between two checks. Each check changes the heartbeat, which a persistent kernel reads every 200
+/// ms.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// Checks the lane every 20 ms until the sender of `ended` is dropped. Aborts the run after an error.

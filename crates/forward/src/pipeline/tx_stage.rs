@@ -24,8 +24,8 @@ pub struct TxStage {
     refused: u64,
     dropped_invalid: u64,
     dropped_unsent: u64,
-    /// True once a port accepted no packets for [`STOP_TIMEOUT`] while the run was stopping. Then, packets
-    /// that a port does not take at once are dropped.
+    /// True once a port accepted no packets for [`STOP_TIMEOUT`] while the run was stopping. From then on,
+    /// packets that a port does not take at once are dropped.
     timed_out: bool,
     error: Option<inlane_core::Error>,
 }

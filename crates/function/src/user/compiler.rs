@@ -52,8 +52,8 @@ impl Compiler {
         })
     }
 
-    /// Returns the translation unit for a user's source: the header, the source with its own lines, and
-    /// assertions on shared structs.
+    /// Returns the translation unit for a user's source: the header, the source under its own file name and
+    /// line numbers, and assertions that the shared structs have the layout that this build expects.
     pub fn unit(&self, file: &str, source: &str) -> String {
         format!(
             "#include <inlane.h>\n#line 1 \"{}\"\n{source}\n#line 1 \"inlane layout\"\n{}",

@@ -1,4 +1,5 @@
-//! Dissects frames for the reference implementations, from the RFCs, and generates frames for tests.
+//! Dissects frames for the reference implementations, and generates frames for tests. The dissector is
+//! written from the RFCs.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 

@@ -61,8 +61,8 @@ fn mappable(info: &sys::RegionInfo, bytes: &[u8]) -> Vec<Range<u64>> {
         Some(u64::from_ne_bytes(word))
     };
     let mut at = if info.flags & sys::REGION_FLAG_CAPS != 0 { info.cap_offset as usize } else { 0 };
-    // struct vfio_info_cap_header { u16 id; u16 version; u32 next; }, then u32 nr_areas, u32 reserved,
-    // {offset, size}...
+    // The layout of a capability: struct vfio_info_cap_header { u16 id; u16 version; u32 next; }, then u32
+    // nr_areas, u32 reserved, {offset, size}...
     while let (true, Some(id), Some(next)) =
         (at >= size_of::<sys::RegionInfo>(), number(at, 2), number(at + 4, 4))
     {

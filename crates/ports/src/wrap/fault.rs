@@ -16,7 +16,8 @@ const REORDER_TIMEOUT_NS: u64 = 10_000_000;
 /// The longest run of dropped packets, in nanoseconds. A longer run could drop all retransmissions of a
 /// sender.
 const RUN_TIMEOUT_NS: u64 = 10_000_000;
-/// The most ready packets. The wrapper receives from the inner queue only while fewer are ready.
+/// The most packets that wait to be returned (that are ready). The wrapper receives from the inner queue only
+/// while fewer are ready.
 const MAX_READY: usize = 1024;
 
 /// The faults to inject. Probabilities are from 0 to 1.

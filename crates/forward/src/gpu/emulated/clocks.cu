@@ -1,5 +1,5 @@
 // A packet function for tests: drops bursts in which the threads of a block get different times, and counts
-// such calls of `tick`.
+// the calls of `tick` in which the times differ.
 #include <inlane.h>
 
 struct clocks {
