@@ -51,7 +51,7 @@ pub mod receive {
 /// The header of a datagram in a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The engine's random number. A message in the pair that does not begin with it has no header.
+    /// The engine's random number. A message in the pair has a header only if it begins with this number.
     pub engine: u64,
     /// Flags of [`send`] or [`receive`].
     pub flags: u8,

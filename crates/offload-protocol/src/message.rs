@@ -221,15 +221,15 @@ pub mod accept {
     use super::address;
     use std::net::SocketAddr;
 
-    /// The length of a record in bytes. A record holds only the connection's remote address.
+    /// The length of a connection's record in bytes. The record holds only the connection's remote address.
     pub const LEN: usize = address::LEN;
 
-    /// Encodes a record.
+    /// Encodes the record of a connection from `remote`.
     pub fn encode(remote: SocketAddr) -> [u8; LEN] {
         address::encode(Some(remote))
     }
 
-    /// Decodes a record.
+    /// Decodes a record into the connection's remote address.
     pub fn decode(bytes: &[u8]) -> Option<SocketAddr> {
         address::decode(bytes)
     }

@@ -25,7 +25,8 @@ const SOCKET_LEN: usize = 9 + 16 + 2 * address::LEN;
 /// The length of the name of an engine's end, in bytes.
 const END_LEN: usize = 9 + 16 + 4;
 
-/// The kind of an offloaded socket: its family, and whether it was bound or connected when it got its name.
+/// The kind of an offloaded socket: its family, and whether the socket was bound or connected when its name
+/// was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -82,7 +83,7 @@ pub struct SocketName {
 pub struct UnixAddress {
     /// The structure for bind.
     pub raw: libc::sockaddr_un,
-    /// Its length.
+    /// The length of the address.
     pub len: libc::socklen_t,
 }
 

@@ -62,8 +62,8 @@ static PRELOAD: OnceLock<usize> = OnceLock::new();
 
 thread_local! {
     /// The virtual time at which this thread's last socket call returned, in nanoseconds. The thread's next
-    /// call of `gettimeofday` returns and clears it, because another thread may have moved the clock
-    /// meanwhile.
+    /// call of `gettimeofday` returns this time and clears it, because another thread may have moved the
+    /// clock meanwhile.
     static RETURNED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
@@ -83,15 +83,15 @@ fn sleeps(thread: c_int) -> bool {
     text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
 }
 
-/// Returns true if the engine has events of programs that it has not processed yet.
+/// Returns true if programs have sent events that the engine has not processed yet.
 fn has_events(engine: &Stepped) -> bool {
     use std::os::fd::AsRawFd;
     let mut poll = pollfd { fd: engine.events().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // Runs the engine until it is idle and every other thread that is in a socket call sleeps.
+    // SAFETY: the structure outlives the call.
     unsafe { libc::poll(&mut poll, 1, 0) == 1 }
 }
 
-/// Runs the engine until it is idle and every other thread in a socket call sleeps.
+/// Runs the engine until it is idle and every other thread that is in a socket call sleeps.
 fn settle() {
     let mut still = 0;
     while still < 2 {

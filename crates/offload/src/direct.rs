@@ -40,8 +40,8 @@ pub struct SharedArea {
     start: NonNull<u8>,
     /// The ID of the process that shares the memory.
     pub process: i32,
-    /// Bit n is 1 while slot n is reserved: a connection uses it, or a thread may still write to it after the
-    /// engine ended that thread's claim.
+    /// Bit n is 1 while slot n is reserved. A slot is reserved while a connection uses it, and after the
+    /// engine has ended a thread's claim of it by force, because that thread may still write to the slot.
     used: AtomicU64,
 }
 

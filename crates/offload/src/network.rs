@@ -262,8 +262,8 @@ impl Network {
     }
 
     /// Returns true if the engine accepts segments and datagrams whose checksum field holds only the sum of
-    /// the pseudo header. A sender on the same machine sends them, because it leaves the rest to a network
-    /// card.
+    /// the pseudo header. Senders on the same machine write only this sum, because they leave the rest to a
+    /// network card.
     pub fn accepts_partial_checksums(&self) -> bool {
         self.partial_checksums
     }

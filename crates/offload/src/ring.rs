@@ -149,8 +149,8 @@ impl Rings {
         Self { free: Vec::new(), kept: 0, capacity }
     }
 
-    /// Returns a ring. It may hold bytes of an earlier connection, which must not be read before they are
-    /// overwritten.
+    /// Returns a ring. The ring may hold bytes of an earlier connection, which must not be read before they
+    /// are overwritten.
     pub fn take(&mut self) -> Ring {
         match self.free.pop() {
             Some(ring) => {

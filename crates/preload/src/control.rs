@@ -1,9 +1,9 @@
 //! Sends requests to the engine and receives the replies.
 //!
 //! A process keeps one connection to the engine, which one thread uses at a time. A thread that finds the
-//! connection in use does not wait, because it may be running a signal handler that interrupted the
-//! connection's user. Such a thread opens another connection for its one request. A child of vfork does the
-//! same, because it shares its parent's variables.
+//! connection in use opens another connection for its one request. Waiting could deadlock, because the thread
+//! may be running a signal handler that interrupted the connection's user. A child of vfork also opens
+//! another connection, because it shares its parent's variables.
 
 use crate::{real, settings};
 use inlane_offload_protocol::lease::{Area, Slot};
@@ -41,8 +41,8 @@ pub fn forget_after_fork() {
         OWNER.store(0, Ordering::Relaxed);
         IN_USE.store(false, Ordering::Relaxed);
     }
-    // SAFETY: the function may be called at any time. If it fails, a forked child finds its parent's process
-    // ID in `OWNER`, so it does not use the parent's connection.
+    // SAFETY: the function may be called at any time. If the call fails, a forked child finds its parent's
+    // process ID in `OWNER`, so the child does not use the parent's connection.
     unsafe { libc::pthread_atfork(None, None, Some(child)) };
 }
 
@@ -85,7 +85,7 @@ fn open() -> Option<RawFd> {
 
 /// Sends a request to the engine. If `attached` is not negative, sends this descriptor along. Returns the
 /// reply and the descriptor that came with the reply. If the operation has no reply, returns the request
-/// itself. Returns `None` if there is no engine or it does not answer.
+/// itself. Returns `None` if there is no engine or the engine does not answer.
 ///
 /// Leaves errno as it was.
 pub fn request(message: &mut Message, attached: RawFd) -> Option<(Message, Option<RawFd>)> {

@@ -143,7 +143,7 @@ fn is_same(fd: RawFd, slot: Slot) -> bool {
 }
 
 /// Returns true if the engine has read all bytes that the program has sent through the pair. Returns false if
-/// it has not, or if the kernel gives no answer.
+/// some bytes are unread, or if the kernel gives no answer.
 fn pair_is_empty(fd: RawFd) -> bool {
     let mut bytes: c_int = 1;
     // SAFETY: the kernel writes one c_int to `bytes`, which outlives the call.
@@ -285,9 +285,9 @@ unsafe fn receive_from(
             // SAFETY: has no preconditions.
             unsafe { libc::sched_yield() };
         }
-        // Post a receive only while the slot belongs to this connection. Check again afterwards, because the
-        // engine may have given the slot to another connection in between. Do not take an offer then: the
-        // bytes are the other connection's.
+        // Post a receive only while the slot belongs to this connection. Check the slot again afterwards,
+        // because the engine may have given it to another connection in between. Then do not take an offer,
+        // because the bytes are the other connection's.
         if post.is_none() && slot.header().inode.load(Ordering::Relaxed) == inode {
             post = slot.receive().post(len);
             // The engine clears the inode before it closes the slot, with a fence in between. So this thread
@@ -319,8 +319,8 @@ unsafe fn receive_from(
 }
 
 /// Copies the bytes that the engine offers for the posted receive `post` to `buffer`, and tells the engine
-/// that they were taken. Returns their number, or `None` if there are none or the engine has withdrawn them.
-/// Sets `post` to `None` unless it still waits.
+/// that they were taken. Returns the number of bytes, or `None` if the engine has offered none or has
+/// withdrawn them. Sets `post` to `None`, unless the receive still waits for bytes.
 unsafe fn poll_post(slot: Slot, post: &mut Option<Post>, buffer: *mut c_void, len: usize) -> Option<usize> {
     let current = (*post)?;
     match slot.receive().state(current) {
@@ -339,7 +339,7 @@ unsafe fn poll_post(slot: Slot, post: &mut Option<Post>, buffer: *mut c_void, le
     }
 }
 
-/// Cancels a posted receive. If the engine has already offered bytes for it, takes them if `received` is
+/// Cancels a posted receive. If the engine has already offered bytes for it, takes the bytes if `received` is
 /// `None`, and otherwise declines them. Returns the result of the program's call, or `None` if there is none.
 unsafe fn end_post(
     slot: Slot,

@@ -145,7 +145,7 @@ hooks! {
     }
 
     fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
-        // Pass a read of 0 bytes to the kernel, because it must leave the datagram in the queue.
+        // Pass a read of 0 bytes to the kernel, because such a read must leave the datagram in the queue.
         if len > 0 && let Some(name) = datagram::name_of(fd) {
             return datagram::receive_from(fd, &name, &[datagram::part(buffer, len)], 0, null_mut(), null_mut());
         }
@@ -464,9 +464,9 @@ unsafe fn after_accept(
     }
 }
 
-/// Offers a UDP socket to the engine if it has no port yet, because the send gives it one. Call this before a
-/// datagram is sent to `address`, which may be null. Returns the name of a UDP socket of the engine, `None`
-/// for other sockets, or the errno with which the send fails.
+/// Offers a UDP socket without a port to the engine, because the send will give the socket a port. Call this
+/// before a datagram is sent to `address`, which may be null. Returns the name of a UDP socket of the engine,
+/// `None` for other sockets, or the errno with which the send fails.
 unsafe fn before_send(
     fd: c_int,
     address: *const sockaddr,

@@ -7,8 +7,8 @@
 
 use std::mem::MaybeUninit;
 
-/// Signals that report an error of the thread itself. They are never blocked, because the thread cannot
-/// continue before they are handled.
+/// Signals that report an error of the thread itself. These signals are never blocked, because the thread
+/// cannot continue before they are handled.
 const ERRORS: [libc::c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
@@ -73,8 +73,8 @@ impl Held {
     }
 }
 
-/// Returns true if a signal with this action makes a receive fail with EINTR. Returns false if it is ignored,
-/// restarts the call, or has the default action.
+/// Returns true if a signal with this action makes a receive fail with EINTR. Returns false if the signal is
+/// ignored, restarts the call, or has the default action.
 fn interrupts(action: &libc::sigaction) -> bool {
     !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) && action.sa_flags & libc::SA_RESTART == 0
 }

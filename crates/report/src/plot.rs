@@ -281,8 +281,8 @@ pub fn figure(plots: &[Plot], source: &str) -> Option<String> {
             plot.draw(&area)?;
             rest = below;
         }
-        // A letter is about half as wide as it is high. The size is chosen so that the whole text fits into
-        // the width.
+        // Choose the size of the letters so that the whole text fits into the width. A letter is about half
+        // as wide as it is high.
         let letters = (2 * (width - 32) / source.chars().count().max(1) as u32).clamp(7, 12);
         rest.draw(&Text::new(source.to_string(), (16, 6), ("sans-serif", letters))).ok()?;
         root.present().ok()?;

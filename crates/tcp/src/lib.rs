@@ -90,7 +90,7 @@ pub enum Error {
     Config {
         /// The setting.
         setting: &'static str,
-        /// Its value.
+        /// The setting's value.
         value: u64,
         /// The least value.
         least: u64,

@@ -151,7 +151,7 @@ impl Scoreboard {
         }
     }
 
-    /// Accounts for a record, or a part of one, that is acknowledged for the first time.
+    /// Accounts for a record, or a part of a record, that is acknowledged for the first time.
     fn deliver(&mut self, record: Record, context: &AckContext, delivered: &mut Delivered) {
         delivered.bytes += record.len as u64;
         let rtt = context.now.saturating_sub(record.sent);

@@ -1,8 +1,8 @@
 //! Sequence numbers, extended to 64 bits.
 //!
-//! On the wire a sequence number has 32 bits and wraps. Inside this crate it has 64 bits and never wraps: its
-//! low half is the number on the wire. Comparisons are therefore plain integer comparisons. [`extend`]
-//! converts a number from the wire.
+//! On the wire, a sequence number has 32 bits and wraps. Inside this crate, a sequence number has 64 bits and
+//! never wraps. Its low half is the number on the wire. Comparisons are therefore plain integer comparisons.
+//! [`extend`] converts a number from the wire.
 
 /// A sequence number. The low 32 bits are the number on the wire.
 pub type Sequence = u64;

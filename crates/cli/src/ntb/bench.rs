@@ -117,7 +117,7 @@ fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<Started> {
 }
 
 /// Opens the mover's GPU once before the PEs start, to report a missing GPU or driver. Otherwise the PE that
-/// opens it would fail, and the other PE might report its lost link first, which hides the cause.
+/// opens the GPU would fail, and the other PE might report its lost link first, which hides the cause.
 ///
 /// # Errors
 /// If the GPU cannot be opened.

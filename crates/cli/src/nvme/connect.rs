@@ -132,7 +132,7 @@ impl Connect {
         })
     }
 
-    /// Asks the target for the NQN of its subsystem, over one address after the other until one answers.
+    /// Asks the target for the NQN of its subsystem. Tries the target's addresses in order until one answers.
     fn resolve(&self, host: &HostIdentity, queue: &QueueOptions) -> Result<String> {
         let mut failure = None;
         for address in &self.addresses.0 {

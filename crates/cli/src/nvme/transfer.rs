@@ -293,7 +293,7 @@ impl Write {
 }
 
 impl Write {
-    /// Opens the input. Returns it and, if it is a file or a block device, its size.
+    /// Opens the input. Returns the input and, if it is a file or a block device, its size.
     fn open(&self) -> anyhow::Result<(Box<dyn io::Read>, Option<u64>)> {
         if self.file.as_path() == Path::new("-") {
             return Ok((Box::new(io::stdin().lock()), None));

@@ -70,12 +70,12 @@ pub const RECEIVE: usize = 65536;
 /// A 64-bit word that the engine and the program share, and that both change by compare-and-exchange. This is
 /// a trait because the model checker of the tests has a word of its own.
 pub trait Word {
-    /// Loads the word with acquire ordering: everything that the other side wrote before it stored the word
+    /// Loads the word with acquire ordering. Everything that the other side wrote before it stored the word
     /// is then visible.
     fn load(&self) -> u64;
     /// Stores the word.
     fn store(&self, value: u64);
-    /// Stores `new` if the word is `current`. Returns true if it has stored it, and false if the word had
+    /// Stores `new` if the word is `current`. Returns true if `new` was stored, and false if the word had
     /// another value.
     fn exchange(&self, current: u64, new: u64) -> bool;
 }
@@ -152,8 +152,8 @@ impl<W: Word> SendLease<'_, W> {
         }
     }
 
-    /// Returns the position up to which bytes are committed. Check it, because a hostile program can write
-    /// any value.
+    /// Returns the position up to which bytes are committed. Check the position, because a hostile program
+    /// can write any value.
     pub fn committed(&self) -> u64 {
         self.0.load() & POSITION
     }
@@ -312,8 +312,8 @@ impl<W: Word> PostedReceive<'_, W> {
         }
     }
 
-    /// Cancels a posted receive. Returns true if it has ended. Returns false if the engine has offered bytes
-    /// meanwhile: take or decline them.
+    /// Cancels a posted receive. Returns true if the receive has ended. Returns false if the engine has
+    /// offered bytes meanwhile: take or decline the bytes.
     #[must_use]
     pub fn cancel(&self, post: Post) -> bool {
         self.0.exchange(post.word, receive_word(IDLE, sequence(post.word), 0))
@@ -336,7 +336,8 @@ impl<W: Word> PostedReceive<'_, W> {
         self.0.exchange(receive_word(OFFERED, sequence, len as u64), receive_word(IDLE, sequence, 0));
     }
 
-    /// Ends a posted receive without its bytes: cancels it, or declines the offer that it has meanwhile.
+    /// Ends a posted receive without its bytes: cancels the receive, or declines the offer if the engine has
+    /// made one meanwhile.
     pub fn give_up(&self, post: Post) {
         if !self.cancel(post)
             && let Posted::Offered(len) = self.state(post)
@@ -379,8 +380,8 @@ impl<W: Word> PostedReceive<'_, W> {
         }
     }
 
-    /// Returns true if the program has not answered an offer yet. Returns false if it has answered, or has
-    /// broken the protocol.
+    /// Returns true if the program has not answered an offer yet. Returns false if the program has answered,
+    /// or has broken the protocol.
     #[inline]
     pub fn is_pending(&self, offer: Offer) -> bool {
         self.0.load() == offer.word

@@ -15,7 +15,7 @@ use inlane_wire::{icmp, ipv4, ipv6, udp};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-/// The most datagrams that one socket sends before others have their turn.
+/// The most datagrams that one socket sends before other sockets have their turn.
 const TURN: usize = 64;
 /// Before a socket closes, or its address or options change, the engine sends the datagrams that wait in the
 /// socket's pair. It takes at most this many turns of [`TURN`] datagrams for that.
@@ -558,8 +558,8 @@ impl Engine {
         }
     }
 
-    /// Processes an ICMP error about a datagram of a connected socket. `quoted` is the start of its IP
-    /// packet.
+    /// Processes an ICMP error about a datagram of a connected socket. `quoted` is the start of the
+    /// datagram's IP packet.
     pub(super) fn on_datagram_refused(&mut self, quoted: &[u8], error: Option<i32>) {
         let (Some((flow, _)), Some(error)) = (original(quoted, ipv4::UDP), error) else { return };
         let Some(key) = self.datagram_socket(flow.local, flow.remote) else { return };

@@ -42,7 +42,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The most packets that are received in one round of the engine's loop, before sockets are served.
 const BURST: usize = 64;
-/// The most connections in TIME-WAIT. Beyond it, the oldest is forgotten.
+/// The most connections in TIME-WAIT. If there are more, the oldest is forgotten.
 const MOST_TIME_WAITS: usize = 65536;
 /// The longest sleep, in nanoseconds: how late a stop request is seen at most.
 const LONGEST_SLEEP_NS: u64 = 200_000_000;

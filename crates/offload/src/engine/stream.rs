@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::{OwnedFd, RawFd};
 
-/// The most bytes that one connection moves in each direction before others have their turn.
+/// The most bytes that one connection moves in each direction before other connections have their turn.
 const TURN: u64 = 256 << 10;
 
 /// After each of the first 4 reads of a pair, the engine checks whether the program has finished sending, so

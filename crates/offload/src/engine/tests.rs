@@ -45,7 +45,7 @@ fn folders_of_the_control_socket_go_with_it() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = settings(&folder, 8);
     settings.socket = folder.path().join("a/b/control");
-    // Name a port that cannot be opened. The engine must then remove the folders that it has created.
+    // Name a port that cannot be opened. The engine must then remove the folders that the engine has created.
     settings.port = "pcap:/no/such/file".into();
     assert!(Engine::open_on(settings.clone(), 1024).is_err());
     assert!(!folder.path().join("a").exists());

@@ -10,13 +10,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// How long the fragments of a packet are kept, in nanoseconds (RFC 1122 section 3.3.2, RFC 8200 section
 /// 4.5).
 const LIFETIME_NS: u64 = 60_000_000_000;
-/// The most bytes of fragments that are kept. Beyond it, the oldest incomplete packets are removed.
+/// The most bytes of fragments that are kept. If there are more, the oldest incomplete packets are removed.
 const MOST_BYTES: usize = 4 << 20;
 /// The overhead in bytes that each fragment and each packet adds towards `MOST_BYTES`, beyond the data.
 const COST: usize = 128;
 
-/// Entries of completed packets stay in `Reassembly::order` until they outnumber the other entries by more
-/// than this. Then they are removed together.
+/// `Reassembly::order` may have this many more entries of completed packets than of other packets. Beyond
+/// that, the entries of completed packets are removed together.
 const SLACK: usize = 64;
 
 /// The fields that all fragments of a packet share. They identify the packet to which a fragment belongs.

@@ -59,8 +59,8 @@ pub(super) fn colours(names: &[&str]) -> Vec<usize> {
     chosen.into_iter().map(|colour| colour.or_else(|| free.next()).unwrap_or(0)).collect()
 }
 
-/// The style sheet that adapts a plot to dark mode. Otherwise, a plot has a white background, so that it is
-/// readable on any page.
+/// The style sheet that adapts a plot to dark mode. In light mode, a plot has a white background, so that it
+/// is readable on any page.
 const DARK: &str = "<style>@media (prefers-color-scheme: dark) {\
     rect[fill=\"#FFFFFF\"] { fill: #16181d } text { fill: #e6e6e6 } \
     [stroke=\"#FFFFFF\"] { stroke: #16181d } [stroke=\"#000000\"] { stroke: #c8c8c8 } \

@@ -127,8 +127,8 @@ impl Connection {
     fn advance_window(&mut self) {
         let edge = self.rcv.edge();
         let least = (self.rcv.capacity / 2).min(self.rcv.mss as u32).max(1) as u64;
-        // Move the announced right edge of the window up to RCV.NXT. RCV.NXT may lie beyond it, because data
-        // beyond the edge is accepted if there is room.
+        // Move the announced right edge of the window up to RCV.NXT, which may lie beyond the edge, because
+        // data beyond the edge is accepted if there is room.
         self.rcv.advertised = self.rcv.advertised.max(self.rcv.next);
         if edge >= self.rcv.advertised + least {
             let most = self.rcv.next + ((u16::MAX as u64) << self.rcv.scale);
@@ -313,7 +313,8 @@ impl Connection {
     }
 
     /// Returns true if the last `tail` of `len` bytes may be sent now, although they do not fill a segment.
-    /// Returns false if they must wait. A cork's time limit starts when it first makes bytes wait.
+    /// Returns false if the bytes must wait. The time limit of a cork starts when the cork first makes bytes
+    /// wait.
     fn small_segment_allowed(&mut self, now: u64, len: u64, tail: u64, pending: u64, window: u64) -> bool {
         if len < pending {
             // The peer's window ends inside a segment, although more data is queued. To avoid a silly window

@@ -137,8 +137,8 @@ impl Connection {
         only
     }
 
-    /// Gives up the probe of the path's MTU that is in flight, because it was lost. After the third loss of
-    /// this size, only smaller sizes are tested.
+    /// Gives up the probe of the path's MTU that is in flight, because the probe was lost. After the third
+    /// loss of this size, only smaller sizes are tested.
     pub(super) fn fail_path_probe(&mut self, now: u64) {
         let Some((_, _, size)) = self.path.probe.take() else { return };
         self.path.failures += 1;
