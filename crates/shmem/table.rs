@@ -1,5 +1,7 @@
-//! Reads `functions.txt`. Makes the exported functions for the build script ([`exports`]), and the headers
-//! for the test `header` ([`prototypes`], [`generics`]).
+//! Reads `functions.txt` and makes from it the exported functions, the headers and the list of names.
+//!
+//! The build script and the test `header` share this file. [`exports`] makes Rust code for the build script;
+//! [`prototypes`] and [`generics`] make the headers, which are checked in because programs include them.
 
 use std::fmt::Write;
 
@@ -10,7 +12,8 @@ pub struct Type {
     pub name: &'static str,
     /// The type as the C header writes it, such as `unsigned int`.
     pub c: &'static str,
-    /// The type behind a typedef such as `int8_t`, else `c`. Type-generic macros select by it.
+    /// The type behind a typedef such as `int8_t`, else the same as `c`. Type-generic macros select functions
+    /// by this type.
     pub canonical: &'static str,
     /// The Rust type.
     pub rust: &'static str,
@@ -85,7 +88,8 @@ fn types(set: &str) -> Vec<Type> {
         "ext" => ["float double ", AMO].concat(),
         "bitwise" => "uint ulong ulonglong int32 int64 uint32 uint64".to_string(),
         "sync" => ["short ushort ", AMO].concat(),
-        // SHORT_TO_LONGLONG is not in the specification's list for teams, but in that for active sets.
+        // For reductions over teams, the specification lists only the unsigned types and those of fixed
+        // width. The signed ones are added because reductions over active sets have them.
         "logic" => [SHORT_TO_LONGLONG, UNSIGNED, FIXED, "size"].concat(),
         "order" => [REALS, CHARS, SHORT_TO_LONGLONG, UNSIGNED, FIXED, "size ptrdiff"].concat(),
         "sum" => {
@@ -118,8 +122,8 @@ pub struct Function {
     pub kind: Type,
     /// The Rust expression that implements the function; empty if the function is implemented in C.
     pub body: String,
-    /// The name of the type-generic macro, and the index, without the context, of the argument whose type
-    /// selects the function.
+    /// The name of the type-generic macro, and the index of the argument whose type selects the function. The
+    /// context is not counted as an argument.
     pub generic: Option<(String, usize)>,
     pub has_context: bool,
 }
@@ -231,7 +235,8 @@ pub fn exports(sections: &[Section]) -> String {
     for function in sections.iter().flat_map(|section| &section.functions) {
         for name in [function.name.clone(), profiling_name(&function.name)] {
             if function.body.is_empty() {
-                // Emit a bare jump to the C function, which leaves the arguments in place.
+                // Emit a bare jump to the C function. It leaves the arguments in place, whatever registers
+                // they use.
                 let target = format!("inlane_{}", function.name);
                 writeln!(out, "#[unsafe(no_mangle)] #[unsafe(naked)] pub unsafe extern \"C\" fn {name}() {{ jump!({target}) }}").unwrap();
                 continue;
@@ -290,8 +295,8 @@ pub fn prototypes(sections: &[Section], profiling: bool) -> String {
     out
 }
 
-/// Returns the pointer types for which a type-generic macro (C11) selects the function for `kind`. These are
-/// the plain pointer, and those with the parameter's `const` and `volatile`.
+/// Returns the pointer types for which a type-generic macro (C11) selects the function for elements of type
+/// `kind`: the plain pointer, and one for each of `const` and `volatile` that the parameter has.
 fn selectors(parameter: &Parameter, kind: &Type) -> Vec<String> {
     let mut pointers = vec![format!("{} *", kind.canonical)];
     for qualifier in ["const", "volatile"] {
@@ -326,7 +331,8 @@ pub fn generics(sections: &[Section]) -> String {
             for pointer in selectors(&function.parameters[index + context], &function.kind) {
                 entries[context].push(format!("{pointer}: {}", function.name));
             }
-            // For `long`, a deprecated function may already have the overload's name and parameters.
+            // For `long`, a deprecated function may already have the name and the parameters of the overload.
+            // It then serves as the overload.
             let exists = all.iter().any(|one| one.name == *name) && function.kind.name == "long";
             if !exists {
                 let arguments: Vec<&str> = function.parameters.iter().map(|one| one.name.as_str()).collect();

@@ -1,5 +1,5 @@
-//! Makes one transfer and a stream of transfers: `cargo run --example transfer -- gpu:0 gpu:1`. Without a
-//! GPU, use `twin:0 twin:1`.
+//! Makes one transfer and a stream of transfers over the cheapest path: `cargo run --example transfer --
+//! gpu:0 gpu:1`. Without a GPU, use `twin:0 twin:1`.
 
 use inlane_copy::{Endpoint, PathChoice, PathOptions, PathSelector, open};
 use inlane_core::Result;
@@ -13,7 +13,8 @@ fn main() -> Result<()> {
     let devices = open(&ends, &Default::default())?;
     let (from, to) = (&devices[0], &devices[1]);
 
-    // Allocate first, because allocation waits for the resident kernels of an open path.
+    // Allocates memory before opening the path, because allocation waits for resident kernels of an open
+    // path.
     let (source, destination) = (from.allocate(8 * SIZE)?, to.allocate(8 * SIZE)?);
     let options = PathOptions { largest: SIZE, ..PathOptions::default() };
     let mut selector = PathSelector::open(from, to, PathChoice::Auto, &options, None)?;
@@ -22,7 +23,7 @@ fn main() -> Result<()> {
     from.fill(&source, 42)?;
     selector.copy(&source.slice(0, SIZE)?, &destination.slice(0, SIZE)?)?;
 
-    // Submit eight transfers, then wait for all of them.
+    // A stream: submits eight transfers without waiting between them, then waits for all of them.
     for index in 0..8 {
         let offset = index * SIZE;
         selector.submit(&source.slice(offset, SIZE)?, &destination.slice(offset, SIZE)?)?;

@@ -34,8 +34,10 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a measurement drives a link: transfers of `piece` bytes on `streams` streams, over `rotate` bytes of
-/// memory. The fastest shape differs between machines.
+/// How a measurement drives a link: the bytes of each transfer (`piece`), the number of streams, and the
+/// bytes of memory that transfers rotate over (`rotate`). All shapes are tried, because none is the fastest
+/// on every machine. Large pieces have the least overhead, a small memory fits the CPU's caches, and two
+/// streams fill each other's gaps.
 struct Shape {
     piece: usize,
     streams: usize,
@@ -48,17 +50,19 @@ const SHAPES: [Shape; 3] = [
     Shape { piece: 4 << 20, streams: 2, rotate: 8 << 20 },
 ];
 
-/// A link in one direction: the device, and true for transfers out of that device.
+/// A link in one direction: the device at the link, and true for transfers out of that device, false for
+/// transfers into it.
 type Link<'a> = (&'a Arc<Device>, bool);
 
-/// Keeps the rate of each link and direction, driven alone. Use one value per run, so that no link is
-/// measured twice.
+/// Keeps the measured rate of each link in each direction, driven alone. Use one value for all pairs of
+/// endpoints of a run: a link that several pairs share is then measured once.
 #[derive(Debug, Default)]
 pub struct Ceilings {
     alone: BTreeMap<(String, bool), f64>,
 }
 
-/// Returns why the ceiling of a path is not measured. Returns `None` if it can be measured.
+/// Returns why the ceiling of a path is not measured: the path leads directly from GPU to GPU, stays in one
+/// GPU's memory, or has neither a GPU nor a twin at its ends. Returns `None` for all other paths.
 pub fn none_for(path: Path, from: &Endpoint, to: &Endpoint) -> Option<&'static str> {
     match (path, from, to) {
         (Path::P2p, ..) => {
@@ -75,9 +79,9 @@ impl Ceilings {
     /// Measures the ceilings from `from` to `to` and from `to` to `from`, with transfers through `host`
     /// memory.
     ///
-    /// If `both` is set, both directions run at the same time. If not, both results are the ceiling from
-    /// `from` to `to`. The ceiling of a twin is the link rate of its model. Returns `None` if neither end is
-    /// a GPU or a twin.
+    /// If `both` is set, both directions run at the same time. Otherwise only `from` to `to` is measured, and
+    /// both entries are equal. The ceiling of a twin is the link rate of its model. Returns `None` if neither
+    /// end is a GPU or a twin.
     ///
     /// # Errors
     /// [`Error::Device`](inlane_core::Error::Device) if a device fails or the run was interrupted.
@@ -155,14 +159,15 @@ impl Ceilings {
     }
 }
 
-/// Returns the ceiling of one direction. `alone` has one rate for each link, driven alone. `at_once` has one
-/// list of rates for each shape, with all links driven at once.
+/// Returns the ceiling of one direction. `alone` has the rate of each link that the direction crosses, with
+/// no other link driven. `at_once` has, for each shape, the rates of the same links while all links run in
+/// both directions.
 fn of_direction(alone: &[f64], at_once: &[&[f64]]) -> f64 {
     let means = at_once.iter().map(|rates| rates.iter().sum::<f64>() / rates.len() as f64);
     alone.iter().copied().fold(means.fold(0.0, f64::max), f64::min)
 }
 
-/// Drives all `links` at once in one shape. Returns the bytes per second of each.
+/// Measures the bytes per second of each of `links` while all of them are driven at once in one shape.
 fn rates(links: &[Link], host: &Arc<Device>, shape: &Shape, plan: &Plan) -> Result<Vec<f64>> {
     let options = PathOptions { stop: plan.stop.clone(), ..PathOptions::default() };
     let mut runs: Vec<(Box<dyn Mover>, Buffers)> = Vec::new();
@@ -182,7 +187,8 @@ fn rates(links: &[Link], host: &Arc<Device>, shape: &Shape, plan: &Plan) -> Resu
     Ok(measured.chunks(shape.streams).map(sum).collect())
 }
 
-/// Returns the link rate of the slower twin's model for both directions. `None` without a twin.
+/// Returns the link rate of the slower twin's model as the ceiling of both directions. `None` if neither
+/// device is a twin.
 fn of_models(from: &Device, to: &Device) -> Option<[Ceiling; 2]> {
     let rate = |device: &Device| match device.kind() {
         Kind::Twin(twin) => Some((twin.costs().link, device.endpoint().clone())),
@@ -199,12 +205,14 @@ mod tests {
 
     #[test]
     fn a_direction_reaches_the_mean_of_its_links_but_at_most_the_slower_one() {
-        // Competing links: the mean rate is 50 in the first shape and 47 in the second. The ceiling is the
-        // higher mean.
+        // Two links that compete. While both run, the first shape of load reaches 55 and 45, a mean of 50,
+        // and the second one 48 and 46, a mean of 47. The ceiling is the higher mean.
         assert_eq!(of_direction(&[55.0, 56.0], &[&[55.0, 45.0], &[48.0, 46.0]]), 50.0);
-        // Independent links: their mean is 41, but the slower one reaches only 27 alone.
+        // Independent links: their mean of 41 exceeds the 27 that the slower one reaches alone. So the
+        // ceiling is 27.
         assert_eq!(of_direction(&[55.0, 27.0], &[&[55.0, 27.0]]), 27.0);
-        // One link: 50 in the first shape and 51 in the second. The ceiling is the higher rate.
+        // One link. While both of its directions run, it reaches 50 with the first shape of load and 51 with
+        // the second. The ceiling is the higher rate.
         assert_eq!(of_direction(&[55.0], &[&[50.0], &[51.0]]), 51.0);
     }
 

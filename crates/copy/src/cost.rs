@@ -6,8 +6,8 @@
 //!
 //! | path | predicted time |
 //! | --- | --- |
-//! | `hybrid` | the sum of its stages |
-//! | `staged` | the slower stage, plus one chunk in the faster stage |
+//! | `hybrid` | the sum of its stages' times |
+//! | `staged` | the time of the slower stage, plus that of one chunk in the faster stage |
 
 mod cache;
 
@@ -29,14 +29,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// The measured transfer sizes, in bytes. Times between two sizes are interpolated.
+/// The transfer sizes, in bytes, whose time is measured. The time of a size between two of these is
+/// interpolated linearly.
 const SIZES: [usize; 6] = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 const LARGEST: usize = SIZES[SIZES.len() - 1];
 /// The largest transfer size, in bytes, that is measured in both directions at once.
 const LARGEST_BOTH_WAYS: usize = 16 << 20;
 /// Once a transfer takes longer than this, no larger size of the path is measured.
 const LONG: Duration = Duration::from_millis(60);
-/// The longest transfer to measure in both directions at once. Times of longer transfers are extrapolated.
+/// In a measurement of both directions at once: if transfers of a size are expected to take longer than this,
+/// that size and all larger ones are not measured, and their times are extrapolated. Many transfers are in
+/// flight in such a measurement, so it would take long.
 const SLOW: Duration = Duration::from_millis(5);
 /// The largest chunk, in bytes, that the prediction of a staged path assumes.
 const CHUNK: u64 = 1 << 20;
@@ -65,8 +68,8 @@ impl Curve {
         }
         match self.points.len() {
             1 => Some(last.1 * bytes as f64 / last.0 as f64),
-            // Noise in the last two points could predict a time of zero. Assume at least half of the last
-            // point's time per byte.
+            // Beyond the last point, assume at least half of that point's time per byte, because noise in the
+            // last two points could otherwise predict a time of zero.
             count => {
                 let extrapolated = line(&self.points[count - 2], last);
                 Some(extrapolated.max(last.1 * 0.5 * bytes as f64 / last.0 as f64))
@@ -74,7 +77,7 @@ impl Curve {
         }
     }
 
-    /// Measures single transfers by `mover` from `source` to `destination`.
+    /// Measures single transfers by `mover` from the start of `source` to the start of `destination`.
     ///
     /// # Errors
     /// Errors of the mover; [`Error::Device`] if `stop` was set.
@@ -94,7 +97,8 @@ impl Curve {
                 let ticket = mover.submit(&source, &destination)?;
                 mover.wait(ticket, CompletionMode::Poll)?;
                 let took = began.elapsed();
-                // The first two rounds are a warm-up. A transfer longer than `LONG` is recorded in any round.
+                // The first two rounds warm up and are not recorded. A transfer longer than `LONG` is
+                // recorded in any round and ends the rounds.
                 if round >= 2 || took > LONG {
                     times.push(took.as_nanos() as f64);
                 }
@@ -111,8 +115,8 @@ impl Curve {
         Ok(curve)
     }
 
-    /// Measures a path in both directions at once. Returns the slower direction's time per transfer.
-    /// `forward` and `backward` each have a source and a destination.
+    /// Measures a path while the same path runs in the opposite direction, and returns the slower direction's
+    /// time per transfer. `forward` and `backward` are the source and destination of each direction.
     fn measure_both_ways(
         path: Path,
         devices: [&Arc<Device>; 2],
@@ -152,11 +156,12 @@ fn sizes_within(bytes: usize) -> Vec<usize> {
     if fit.is_empty() { vec![bytes] } else { fit }
 }
 
-/// Allocates a source and a destination of equal length. If `both_ways` is true, allocates another pair for
-/// `to` to `from`.
+/// Allocates a source and a destination of the same length for transfers from `from` to `to`. If `both_ways`
+/// is true, allocates another pair for the opposite direction.
 fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[Region; 2]>> {
     let ways = if both_ways { vec![[from, to], [to, from]] } else { vec![[from, to]] };
-    // Each device has one region for each way, or two if `from` and `to` are the same device.
+    // Divide the device's memory between the two directions, and between source and destination if they are
+    // the same device, because all of these allocate from it.
     let shares = ways.len() * if Arc::ptr_eq(from, to) { 2 } else { 1 };
     let room = from.capacity().min(to.capacity()) / shares;
     let whole = [4096, 64, 1].into_iter().find(|whole| room >= *whole).unwrap_or(1);
@@ -165,7 +170,7 @@ fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[
         let allocated: Result<Vec<_>> =
             ways.iter().map(|[a, b]| Ok([a.allocate(bytes)?, b.allocate(bytes)?])).collect();
         match allocated {
-            // A device may have less free memory than its capacity.
+            // Try a quarter of the size next, because a device may have less free memory than its capacity.
             Err(Error::Memory { .. }) if bytes > SIZES[0] => bytes = (bytes / 4).max(SIZES[0]),
             outcome => return outcome,
         }
@@ -177,14 +182,16 @@ fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[
 pub struct Costs {
     /// The paths that work, with their times.
     pub paths: BTreeMap<Path, Curve>,
-    /// The times of single stages: `out` to the host, `cpu` within the host, and `in` from the host.
+    /// The times of single stages: `out` from the source to the host, `cpu` from host to host by the CPU, and
+    /// `in` from the host to the destination.
     pub stages: BTreeMap<String, Curve>,
     /// The paths that do not work, with the reason.
     pub refused: BTreeMap<Path, String>,
 }
 
 impl Costs {
-    /// Measures all paths between two devices, except CUDA's own copy and DPDK's software DMA device.
+    /// Measures all paths between two devices, except those that exist for comparison only: CUDA's own copy,
+    /// and DPDK's software DMA device.
     ///
     /// # Errors
     /// [`Error::Memory`]; [`Error::Device`] if a device must not be written, no path is available, or
@@ -216,16 +223,18 @@ impl Costs {
                 _ => open_path(path, from, to, options)
                     .and_then(|mut mover| Curve::measure(&mut *mover, source, destination, &options.stop)),
             };
-            // An interrupted path must not be recorded as refused.
+            // Ends here if the user interrupted the run, because an interrupted path must not be recorded as
+            // refused.
             check_stop(&options.stop)?;
             match measured {
                 Ok(curve) => drop(costs.paths.insert(path, curve)),
-                // The user must know that this path alters data, even if other paths work.
+                // Wrong bytes end the calibration even if other paths work, because the user must know that
+                // this path alters data.
                 Err(Error::Altered { what, wrong, bytes }) => {
                     let what = format!("calibration of {path}, {what}");
                     return Err(Error::Altered { what, wrong, bytes });
                 }
-                // After a GPU was given up, further CUDA calls may block.
+                // End the calibration if a GPU was given up, because further CUDA calls may block.
                 Err(error) if crate::gpu::any_abandoned() => return Err(error),
                 Err(error) => {
                     costs.refused.insert(path, error.to_string());
@@ -252,13 +261,14 @@ impl Costs {
         Ok(costs)
     }
 
-    /// Returns the measured nanoseconds of a transfer of `bytes`. `None` if the path was not measured.
+    /// Returns the nanoseconds that a transfer of `bytes` over this path takes, as measured from end to end.
+    /// `None` if the path was not measured.
     pub fn time(&self, path: Path, bytes: u64) -> Option<f64> {
         self.paths.get(&path)?.time(bytes)
     }
 
-    /// Predicts the nanoseconds of a transfer of `bytes` from the path's stages. A path without stages has
-    /// its measured time.
+    /// Predicts the time of a path for `bytes` in nanoseconds from the times of its stages. For a path
+    /// without stages, this is the measured time.
     pub fn predict(&self, path: Path, bytes: u64) -> Option<f64> {
         let stage = |name: &str, bytes: u64| self.stages.get(name)?.time(bytes);
         match path {

@@ -39,8 +39,8 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Opens endpoints, and returns one device for each, in order. Equal endpoints share a device. Host memory is
-/// pinned if a GPU is among them. `permission` applies to BARs.
+/// Opens the endpoints of one operation. Returns one device for each endpoint, in order. Equal endpoints
+/// share a device. Host memory is pinned if a GPU is among them. `permission` applies to BARs.
 ///
 /// # Errors
 /// [`Error::Device`] if an endpoint does not exist or must not be used; [`Error::Invalid`] if two ranges of a
@@ -55,7 +55,7 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
             ));
         }
     }
-    // Host memory is pinned through a GPU, so open the GPUs first.
+    // Open the GPUs first, because host memory is pinned through one of them.
     let mut order: Vec<&Endpoint> = endpoints.iter().collect();
     order.sort_by_key(|endpoint| !matches!(endpoint, Endpoint::Gpu(_)));
     for endpoint in order {
@@ -78,7 +78,8 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
     Ok(endpoints.iter().filter_map(find).collect())
 }
 
-/// Returns the error of a BAR that cannot be opened, without the BAR's name, which [`Error::Device`] adds.
+/// Returns the error of a BAR that cannot be opened. Removes the BAR's name from the start of `error`,
+/// because [`Error::Device`] already names the BAR.
 fn bar_error(endpoint: &Endpoint, error: &inlane_pci::Error) -> Error {
     let (device, text) = (endpoint.to_string(), error.to_string());
     let rest = text.strip_prefix(&device).map(|rest| rest.trim_start_matches(':').trim_start());
@@ -86,8 +87,8 @@ fn bar_error(endpoint: &Endpoint, error: &inlane_pci::Error) -> Error {
     Error::Device { device, class: error.class(), why }
 }
 
-/// Returns true if the endpoints are overlapping ranges of one BAR. Compares the ranges, because each is
-/// mapped at its own address.
+/// Returns true if two different endpoints are overlapping ranges of one BAR. Compares the ranges and not the
+/// mapped addresses, because each range is mapped at an address of its own.
 fn overlap(a: &Endpoint, b: &Endpoint) -> bool {
     let (Endpoint::Bar(a), Endpoint::Bar(b)) = (a, b) else { return false };
     let all = 0..u64::MAX;
@@ -140,7 +141,8 @@ impl Device {
         matches!(self.kind, Kind::Gpu(_))
     }
 
-    /// Returns the device's name in the calibration cache. It does not change between runs.
+    /// Returns a name that identifies the device in the calibration cache. The name contains nothing that
+    /// changes between runs.
     pub(crate) fn stable_name(&self) -> String {
         match &self.kind {
             Kind::Host(None) => "host".into(),
@@ -165,8 +167,9 @@ impl Device {
         }
     }
 
-    /// Returns the device's link as text with its current rate, and the highest bits per second of its lanes.
-    /// `None` if no link is known.
+    /// Returns the device's link as text, and the bits per second that its lanes can signal at their highest
+    /// rate. The text shows the current rate, which an idle GPU lowers. `None` if the device has no link or
+    /// does not report it.
     pub fn link(&self) -> Option<(String, f64)> {
         match &self.kind {
             Kind::Gpu(memory) => memory.link(),
@@ -178,7 +181,8 @@ impl Device {
         }
     }
 
-    /// Returns the most bytes of one allocation. For host memory, this is half of the available memory.
+    /// Returns how many bytes one allocation may have. For host memory, this is half of the available memory,
+    /// so that the rest of the machine keeps room.
     pub fn capacity(&self) -> usize {
         match &self.kind {
             Kind::Host(_) => usize::try_from(available_memory() / 2).unwrap_or(usize::MAX),
@@ -188,7 +192,8 @@ impl Device {
         }
     }
 
-    /// Allocates `bytes` bytes of the device's memory, which the region and its slices keep.
+    /// Allocates `bytes` bytes of the device's memory. The memory is freed when the region and all its slices
+    /// are dropped.
     ///
     /// # Errors
     /// [`Error::Memory`] or [`Error::Device`] if too little is free; [`Error::Invalid`] for 0 bytes.
@@ -217,7 +222,8 @@ impl Device {
         }
     }
 
-    /// Returns true if arrived bytes can be checked. False only for a BAR without read permission.
+    /// Returns true if bytes that arrive at the device can be checked. False only for a BAR without read
+    /// permission.
     pub fn is_verifiable(&self) -> bool {
         match &self.kind {
             Kind::Bar { permission, .. } => permission.may_read(),
@@ -225,7 +231,8 @@ impl Device {
         }
     }
 
-    /// Fills a region of this device with the pattern of `seed`. No transfer may use the region.
+    /// Fills a region of this device with the pattern of `seed`. No transfer from or to the region may be in
+    /// flight.
     ///
     /// # Errors
     /// [`Error::Device`] if the device fails.
@@ -234,14 +241,15 @@ impl Device {
             Kind::Gpu(memory) => memory.fill(region, seed),
             Kind::Bar { .. } => self.write_bar(region, |bytes| pattern::fill(bytes, seed)),
             _ => {
-                // SAFETY: no transfer uses the region, as the documentation demands.
+                // SAFETY: no transfer from or to the region is in flight, as the documentation demands.
                 pattern::fill(unsafe { pattern::bytes_of(region) }, seed);
                 Ok(())
             }
         }
     }
 
-    /// Overwrites a region of this device with [`POISON`]. No transfer may use the region.
+    /// Overwrites a region of this device with [`POISON`], so that bytes that never arrive are found. No
+    /// transfer from or to the region may be in flight.
     ///
     /// # Errors
     /// [`Error::Device`] if the device fails.
@@ -250,14 +258,15 @@ impl Device {
             Kind::Gpu(memory) => memory.poison(region, POISON),
             Kind::Bar { .. } => self.write_bar(region, |bytes| bytes.fill(POISON)),
             _ => {
-                // SAFETY: no transfer uses the region, as the documentation demands.
+                // SAFETY: no transfer from or to the region is in flight, as the documentation demands.
                 unsafe { pattern::bytes_of(region) }.fill(POISON);
                 Ok(())
             }
         }
     }
 
-    /// Counts the bytes of a region that differ from the pattern of `seed`. No transfer may use the region.
+    /// Counts the bytes of a region of this device that differ from the pattern of `seed`. No transfer from
+    /// or to the region may be in flight.
     ///
     /// # Errors
     /// [`Error::Device`] if the device fails or must not be read.
@@ -270,7 +279,8 @@ impl Device {
                 // SAFETY: `host` was allocated above, and nothing else refers to it.
                 Ok(pattern::count_wrong(unsafe { pattern::bytes_of(&host) }, seed))
             }
-            // SAFETY: no transfer uses the region, as this function's documentation demands.
+            // SAFETY: no transfer from or to the region is in flight, as this function's documentation
+            // demands.
             _ => Ok(pattern::count_wrong(unsafe { pattern::bytes_of(region) }, seed)),
         }
     }
@@ -296,7 +306,8 @@ impl Device {
     }
 }
 
-/// Returns the bytes of host memory that are available without swapping. `u64::MAX` if unknown.
+/// Returns the bytes of host memory that are available without swapping, or `u64::MAX` if the kernel does not
+/// tell.
 fn available_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

@@ -60,7 +60,7 @@ impl FromStr for Endpoint {
         }
         if text.starts_with("pci:") {
             return text.parse().map(Endpoint::Bar).map_err(|error: inlane_pci::Error| {
-                // The error of `BarSpec` already says what to write.
+                // The error of `BarSpec` already says what to write, so no advice is added.
                 Error::invalid("endpoint", error.to_string())
             });
         }

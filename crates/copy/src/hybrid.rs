@@ -1,5 +1,5 @@
-//! The hybrid path of the published experiment ([`crate::published`]): DMA to a host buffer, a CPU copy to
-//! another buffer, and DMA to the other device.
+//! The hybrid path of the published experiment ([`crate::published`]): DMA from one device to a host buffer,
+//! a CPU copy to another buffer, and DMA to the other device, one after the other.
 
 use crate::open_path::set_stages_completion_mode;
 use crate::stop::check_stop;
@@ -8,7 +8,8 @@ use inlane_core::{CompletionMode, Error, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// DMA, a CPU copy and DMA, one after the other. `submit` returns when the bytes are in place.
+/// Two DMA stages with a CPU copy between them, one after the other. `submit` returns when the bytes are in
+/// place.
 pub struct Hybrid {
     out: Box<dyn Mover>,
     cpu: CpuMover,
@@ -20,8 +21,9 @@ pub struct Hybrid {
 }
 
 impl Hybrid {
-    /// Joins two movers by two host buffers. Longer transfers are split. `completion` applies to both DMA
-    /// stages; [`Mover::set_completion_mode`] changes it.
+    /// Joins two movers by two host buffers. Transfers longer than a buffer are split into pieces of the
+    /// buffer's length. `completion` is the completion mode of both DMA stages;
+    /// [`Mover::set_completion_mode`] changes it.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the buffers differ in length.

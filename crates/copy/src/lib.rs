@@ -1,4 +1,5 @@
-//! Transfers between accelerators, host memory and PCI BARs.
+//! Transfers between accelerators, host memory and PCI BARs: every path between two endpoints, its cost and
+//! its measurement.
 //!
 //! ```text
 //!  Endpoint       host | gpu:N | twin:N | pci:ADDRESS/barN[:wc]         an endpoint as the user writes it
@@ -7,9 +8,9 @@
 //!  PathSelector   a mover between two devices that picks the cheapest path for each transfer
 //! ```
 //!
-//! Applications use a [`PathSelector`]. [`measure`] measures any mover. The cost of each path is measured
-//! once per machine and kept in a file ([`cost`]). Twins are models; [`Mover::is_twin`] tells whether one
-//! takes part.
+//! Applications use a [`PathSelector`]. [`measure`] measures any mover, and is what `inlane copy` uses. The
+//! cost of each path is measured once per machine and kept in a file ([`cost`]). Twins are models;
+//! [`Mover::is_twin`] tells whether one takes part.
 //!
 //! Cargo features, both on by default: `cuda` for GPUs, `dpdk` for DPDK's software DMA device. Without them
 //! the crate offers host memory, BARs and twins.

@@ -7,8 +7,8 @@ use crate::path::Path;
 use crate::path_options::PathOptions;
 use crate::result::ListedPath;
 
-/// Opens and closes every path between two devices. Returns one row per path, available paths first, with
-/// calibrated times from `costs`.
+/// Opens every path between two devices and closes it again, and returns one row per path. Available paths
+/// come first. Rows have calibrated times if `costs` is given. Nothing is transferred.
 pub fn list_paths(
     from: &Device,
     to: &Device,
@@ -16,7 +16,8 @@ pub fn list_paths(
     costs: Option<&Costs>,
 ) -> Vec<ListedPath> {
     let candidates = Path::candidates(from.endpoint(), to.endpoint());
-    // Opening `p2p` enables peer access for the rest of the process. Path `cuda` cannot be opened after that.
+    // Opens `p2p` last, because opening it enables peer access for the rest of the process. Path `cuda`
+    // cannot be opened after that.
     let mut paths = Path::ALL;
     paths.sort_by_key(|path| *path == Path::P2p);
     let mut rows: Vec<(Path, ListedPath)> = paths

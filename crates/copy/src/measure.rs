@@ -1,8 +1,8 @@
 //! Measures a mover: one-way latency, streaming bandwidth, and both directions at once.
 //!
-//! Each repeat fills the sources, poisons the destinations, runs transfers for a set time, and checks all
-//! bytes of the newest transfer into each slot. If the CPU reaches the destination, it checks a sample of the
-//! others too.
+//! Each repeat fills the sources with patterns, poisons the destinations, runs transfers for a set time, and
+//! checks what arrived. The check covers all bytes of the newest transfer into each slot. If the CPU reaches
+//! the destination, the check also covers a sample of the other transfers.
 //!
 //! Transfers rotate over buffers larger than a cache, unless the caller asks for less memory.
 
@@ -132,7 +132,7 @@ pub fn latency(
     let clock = Clock::new();
     let mut totals = Totals::new(buffers);
     let mut times = Vec::new();
-    // Repeat 0 warms up the caches and the time estimates of adaptive waiting.
+    // Repeat 0 is not measured. It warms up the caches and the time estimates of adaptive waiting.
     for repeat in 0..plan.repeats + 1 {
         buffers.prepare(rotation, &plan.stop)?;
         let budget = if repeat == 0 { plan.warm_up } else { plan.time }.as_nanos() as u64;
@@ -154,7 +154,7 @@ pub fn latency(
         if repeat > 0 {
             totals.add((count * size) as f64, wall as f64, cpu as f64);
         }
-        // Filling and checking a GPU's memory would wait for resident kernels.
+        // Ends resident kernels, because filling and checking a GPU's memory would wait for them.
         mover.quiesce()?;
         totals.verification.transferred_bytes += (count * size) as u64;
         totals.verification.verified_bytes += buffers.verify(rotation, count, &plan.stop)?;
@@ -174,8 +174,8 @@ struct Streamed {
     wall_ns: f64,
 }
 
-/// Submits transfers until `budget` has passed, and at least twice as many as may be in flight. Always stops
-/// after 20 times `budget`.
+/// Submits transfers until `budget` has passed, and at least twice as many as may be in flight. After 20
+/// times `budget`, stops even if that minimum is not reached.
 fn stream_once(
     mover: &mut dyn Mover,
     buffers: &Buffers,
@@ -196,7 +196,8 @@ fn stream_once(
             mover.wait(oldest, completion)?;
             buffers.sample(rotation, count - in_flight)?;
             if clock.now_ns() > 20 * budget {
-                // More transfers would take too long.
+                // Submit no more transfers, because the rest would take too long. Only those in flight are
+                // still awaited.
                 break;
             }
         }
@@ -211,7 +212,7 @@ fn stream_once(
     Ok(Streamed { transfers: count, wall_ns: clock.now_ns() as f64 })
 }
 
-/// Measures a stream of transfers, with up to [`Plan::in_flight`] in flight.
+/// Measures a stream of transfers, with up to [`Plan::in_flight`] of them in flight.
 ///
 /// # Errors
 /// As for [`latency`].
@@ -219,7 +220,8 @@ pub fn stream(mover: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: &
     stream_with(mover, buffers, size, plan, &Barrier::new(1))
 }
 
-/// Measures a stream of transfers. All members of `barrier` start and end each repeat together.
+/// Measures a stream of transfers. Each repeat starts and ends together with those of the other members of
+/// `barrier`.
 fn stream_with(
     mover: &mut dyn Mover,
     buffers: &mut Buffers,
@@ -233,7 +235,8 @@ fn stream_with(
     let mut totals = Totals::new(buffers);
     let mut failed = None;
     for repeat in 0..plan.repeats + 1 {
-        // A failed thread still waits at the barrier, so that the others can finish their repeats.
+        // A thread that failed still waits at the barrier, so that the other threads can finish their
+        // repeats.
         if failed.is_none() {
             failed = buffers.prepare(rotation, &plan.stop).err();
         }
@@ -245,7 +248,8 @@ fn stream_with(
                 let cpu = thread_cpu_ns();
                 let streamed = stream_once(mover, buffers, size, budget, plan);
                 let cpu = thread_cpu_ns() - cpu;
-                // Even after a failure, the other direction fills and checks memory of the same GPUs.
+                // Quiesces even after a failure, because the other direction continues to fill and check
+                // memory of the same GPUs.
                 let quiesced = mover.quiesce();
                 Some((streamed.and_then(|streamed| quiesced.map(|()| streamed)), cpu))
             }
@@ -274,7 +278,8 @@ fn stream_with(
     }
 }
 
-/// Measures several streams at once, each on its own thread. Results are in the order of `runs`.
+/// Measures several streams at once, each on its own thread: both directions, or all links of a path. Results
+/// are in the order of `runs`.
 ///
 /// # Errors
 /// As for [`latency`]: the error of the first failed stream in the order of `runs`.

@@ -1,6 +1,6 @@
 //! Takes the place of the module `gpu` in a build without the feature `cuda`: no GPU can be opened.
 //!
-//! The types here have no values.
+//! The types here have no values. They let the rest of the crate name GPUs without conditional compilation.
 
 use crate::device::Device;
 use crate::path::Path;

@@ -13,7 +13,7 @@ use inlane_core::{CompletionMode, Error, Location, Region, Result};
 use inlane_twin::{Accelerator, BarMover};
 use std::collections::BTreeMap;
 
-/// The length in bytes and the number of slots of the staging ring that the CPU drives.
+/// The length in bytes and the number of slots of the staging ring, for path `staged` if the CPU drives it.
 const RING: (usize, usize) = (8 << 20, 8);
 /// The least and the greatest length of a host buffer of the hybrid path, in bytes.
 const HYBRID_BUFFER: (usize, usize) = (4096, 256 << 20);
@@ -27,7 +27,7 @@ pub fn open_path(path: Path, from: &Device, to: &Device, options: &PathOptions) 
         return Err(unavailable(path, from, to, path.why_not(from.endpoint(), to.endpoint())));
     }
     to.require_writable()?;
-    // Allocating the path's rings and buffers can take long.
+    // End an interrupted run here, because allocating rings and buffers can take long.
     check_stop(&options.stop)?;
     if let Some(mover) = gpu::open_path(path, from, to, options)? {
         return Ok(mover);
@@ -63,7 +63,8 @@ fn unavailable(path: Path, from: &Device, to: &Device, why: &str) -> Error {
     Error::device_usage(format!("path {path} from {from} to {to}"), why)
 }
 
-/// Opens DPDK's software DMA device, for path `dma` from host memory to host memory.
+/// Opens DPDK's software DMA device, for path `dma` from host memory to host memory. inlane drives no
+/// hardware engine for such copies.
 #[cfg(feature = "dpdk")]
 fn software_dma(_: &Device, _: &Device) -> Result<Box<dyn Mover>> {
     Ok(Box::new(inlane_dpdk::DmaDev::skeleton().map_err(Error::from)?))
@@ -77,9 +78,10 @@ fn software_dma(from: &Device, to: &Device) -> Result<Box<dyn Mover>> {
 }
 
 /// Builds the error for a pair of devices without any usable path:
-/// - One path was refused: its error.
-/// - Several were refused: all reasons, with the gravest class of `errors` (failure, usage, environment).
-/// - None was refused: a usage error, because the user has left out all paths.
+/// - If only one path was refused: its error.
+/// - If several were refused: one error with all reasons in `refused`. Its class is the gravest among
+///   `errors`: failure, then usage, then environment.
+/// - If none was refused: a usage error, because the user has left out all paths.
 pub(crate) fn no_path_error(
     [from, to]: [&Device; 2],
     refused: &BTreeMap<Path, String>,
@@ -107,7 +109,8 @@ pub(crate) fn no_path_error(
     }
 }
 
-/// Opens a mover that copies with CPU loads and stores through the BARs of twins. `None` is host memory.
+/// Opens a mover that copies with CPU loads and stores through the BARs of twins. If `from` or `to` is
+/// `None`, that end is host memory.
 fn twin_bars(
     from: Option<&Accelerator>,
     to: Option<&Accelerator>,
@@ -149,7 +152,8 @@ fn cpu(from: Option<&Device>, to: Option<&Device>, options: &PathOptions) -> Res
     Ok(Box::new(Interruptible::new(Box::new(mover()?), flush, &options.stop)))
 }
 
-/// Opens the mover of one stage: from a device to host memory if `out` is set, else to the device.
+/// Opens the mover of one stage: from a device to host memory if `out` is set, otherwise from host memory to
+/// the device.
 pub(crate) fn stage(device: &Device, out: bool, options: &PathOptions) -> Result<Box<dyn Mover>> {
     Ok(match device.kind() {
         Kind::Gpu(gpu) => gpu::copy_engine(gpu)?,
@@ -159,12 +163,12 @@ pub(crate) fn stage(device: &Device, out: bool, options: &PathOptions) -> Result
     })
 }
 
-/// Sets the completion mode of both stages. Returns `mode` if a stage supports it, else `Poll`.
+/// Sets the completion mode of both stages. Returns `mode` if at least one stage supports it, else `Poll`.
 pub(crate) fn set_stages_completion_mode(
     stages: [&mut dyn Mover; 2],
     mode: CompletionMode,
 ) -> CompletionMode {
-    // If only one stage supports `mode`, its waits use it.
+    // Return `mode` even if only one stage supports it, because the waits for that stage then use it.
     let modes = stages.map(|stage| stage.set_completion_mode(mode));
     if modes.contains(&mode) { mode } else { CompletionMode::Poll }
 }

@@ -15,11 +15,12 @@ pub enum Path {
     Dma,
     /// A GPU's SMs copy to or from pinned host memory.
     Sm,
-    /// DMA to a host buffer, a CPU copy to another buffer, and DMA onward, one after the other.
+    /// DMA to a host buffer, a CPU copy to another buffer, and DMA onward, one after the other. The published
+    /// experiment ([`crate::published`]) uses this path.
     Hybrid,
     /// DMA out and DMA in at the same time, through a ring of chunks in host memory.
     Staged,
-    /// Like `staged`, but the SMs of both GPUs copy the chunks without the CPU.
+    /// Like `staged`, but the SMs of both GPUs copy the chunks and hand them over without the CPU.
     StagedSm,
     /// Directly from GPU to GPU, over NVLink or PCIe.
     P2p,
@@ -32,7 +33,8 @@ impl Path {
     pub const ALL: [Path; 8] =
         [Path::Bar, Path::Dma, Path::Sm, Path::Hybrid, Path::Staged, Path::StagedSm, Path::P2p, Path::Cuda];
 
-    /// Returns the paths that can exist between two endpoints. The machine may lack some.
+    /// Returns the paths that can exist between two endpoints. Opening a path shows whether the machine has
+    /// it.
     pub fn candidates(from: &Endpoint, to: &Endpoint) -> Vec<Path> {
         use Endpoint::{Bar, Gpu, Host, Twin};
         match (from, to) {
@@ -47,8 +49,8 @@ impl Path {
         }
     }
 
-    /// Returns why this path cannot exist between two endpoints. Call it only for paths outside
-    /// [`Path::candidates`].
+    /// Returns why this path cannot exist between two endpoints. Call it only for paths that
+    /// [`Path::candidates`] does not return.
     pub fn why_not(self, from: &Endpoint, to: &Endpoint) -> &'static str {
         let gpus = matches!((from, to), (Endpoint::Gpu(a), Endpoint::Gpu(b)) if a != b);
         match self {

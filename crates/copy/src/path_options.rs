@@ -1,4 +1,5 @@
-//! The options of paths ([`PathOptions`]), and how a transfer's path is chosen ([`PathChoice`]).
+//! The options with which paths are opened ([`PathOptions`]), and how the path of a transfer is chosen
+//! ([`PathChoice`]).
 
 use crate::path::Path;
 use crate::tuning::{EngineTuning, SmTuning};
@@ -14,22 +15,25 @@ pub struct PathOptions {
     pub largest: usize,
     /// The width of the CPU's loads and stores; `None` selects it by the kind of memory.
     pub access: Option<Access>,
-    /// If set, a CPU store to a BAR completes when it is delivered: a read from the BAR has returned.
+    /// If set, a CPU store to a BAR completes when it is delivered (a read from the BAR returned), not when
+    /// it is issued.
     pub delivered: bool,
-    /// How the CPU waits for the stages of paths `staged` and `hybrid`.
+    /// How the CPU waits for the stages of paths `staged` and `hybrid`. On these paths the CPU hands the
+    /// chunks from stage to stage. A later
     /// [`Mover::set_completion_mode`](inlane_core::mover::Mover::set_completion_mode) overrides this mode.
     pub stages: CompletionMode,
-    /// Tuning of staging by copy engines. `None` selects it by `both_ways`.
+    /// Tuning of staging by copy engines; `None` selects the tuning that suits one direction, or both if
+    /// `both_ways` is set.
     pub engines: Option<EngineTuning>,
     /// Tuning of staging by SMs.
     pub sms: SmTuning,
     /// If true, the kernels of staging by SMs keep running between transfers. This gives the least latency,
-    /// but occupies SMs.
+    /// but they occupy SMs meanwhile. If false, each transfer launches the kernels.
     pub resident: bool,
     /// The most blocks that a copy by SMs uses.
     pub blocks: u32,
-    /// True if transfers in both directions run at the same time. Paths are then chosen by their cost in both
-    /// directions.
+    /// True if transfers in the opposite direction run at the same time. Paths are then chosen by their cost
+    /// with both directions at once, otherwise by their cost with one direction alone.
     pub both_ways: bool,
     /// Paths that [`PathChoice::Auto`] must not take.
     pub without: Vec<Path>,

@@ -23,7 +23,7 @@ pub struct PathSelector {
     both_ways: bool,
     refused: BTreeMap<Path, String>,
     fallback: Option<String>,
-    /// True if the caller preferred or required the path. False if paths are chosen by cost.
+    /// True if the path is the one that the caller preferred or required. False if paths are chosen by cost.
     requested: bool,
     /// The index of the mover that took the newest transfer.
     current: usize,
@@ -34,7 +34,7 @@ pub struct PathSelector {
 
 impl PathSelector {
     /// Opens the path, or for [`PathChoice::Auto`] every path that is the cheapest for some size. Calibrates
-    /// the paths if costs are needed and `costs` is `None`.
+    /// the paths of this pair if their costs are needed and `costs` is `None`.
     ///
     /// Allocate the memory for transfers before this call: with [`PathOptions::resident`], a later allocation
     /// waits for running kernels.
@@ -83,7 +83,8 @@ impl PathSelector {
         };
         selector.refused.extend(costs.refused.clone());
         let mut errors = Vec::new();
-        // Opening a path later would have to wait for the resident kernels of other paths.
+        // Open every path that is the cheapest for some size now. Opening a path later would have to wait for
+        // the resident kernels of the other paths.
         for path in costs.winners() {
             match open_path(path, from, to, options) {
                 Ok(mover) => selector.movers.push((path, mover)),
@@ -105,8 +106,8 @@ impl PathSelector {
         self.movers[self.pick(bytes)].0
     }
 
-    /// Returns the costs by which paths are chosen, if any. Give them to the opposite direction, so that both
-    /// take the same paths.
+    /// Returns the costs by which paths are chosen, if they were given or calibrated. Pass them to the
+    /// selector of the opposite direction so that both take the same paths.
     pub fn costs(&self) -> Option<&Costs> {
         self.costs.as_ref()
     }
@@ -117,14 +118,15 @@ impl PathSelector {
         self.fallback.as_deref()
     }
 
-    /// Sets the completion mode of the path for transfers of `bytes`. Returns the mode in effect, which is
-    /// `Poll` where the CPU copies.
+    /// Sets the completion mode of the path that transfers of `bytes` take, and of its stages. Returns the
+    /// mode in effect, which is `Poll` where the CPU copies.
     pub fn set_completion_mode_for(&mut self, bytes: u64, completion: CompletionMode) -> CompletionMode {
         let index = self.pick(bytes);
         self.movers[index].1.set_completion_mode(completion)
     }
 
-    /// Returns true if [`Mover::submit`] of `bytes` returns only when the bytes are in place.
+    /// Returns true if transfers of `bytes` are synchronous: [`Mover::submit`] returns when the bytes are in
+    /// place, so one transfer is in flight at a time.
     pub fn is_synchronous_for(&self, bytes: u64) -> bool {
         self.movers[self.pick(bytes)].1.is_synchronous()
     }
@@ -166,7 +168,8 @@ impl PathSelector {
     }
 
     /// Copies `source` to `destination` and blocks until the bytes are in place. Waits adaptively: sleeps
-    /// through most of a long transfer, then polls.
+    /// through most of a long transfer, then polls. The stages of a path wait as [`PathOptions::stages`]
+    /// says.
     ///
     /// # Errors
     /// As for [`Mover::submit`] and [`Mover::wait`].
@@ -212,7 +215,8 @@ impl Mover for PathSelector {
     fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
         let index = self.pick(source.len() as u64);
         if index != self.current {
-            // Two movers would not complete their transfers in order of submission.
+            // Drains the old path, because two movers would not complete their transfers in order of
+            // submission.
             self.drain()?;
             self.movers[self.current].1.quiesce()?;
             self.current = index;
@@ -246,7 +250,8 @@ impl Mover for PathSelector {
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
         self.tickets.check(ticket)?;
         match ticket.0.checked_sub(self.offset) {
-            // The ticket belongs to an earlier path's mover, which was drained when the path changed.
+            // Return at once if the ticket belongs to an earlier path's mover, because that mover was drained
+            // when the path changed.
             None | Some(0) => Ok(()),
             Some(own) => self.movers[self.current].1.wait(Ticket(own), completion),
         }

@@ -1,5 +1,5 @@
-//! The pattern that transfers are checked with. All its 8-byte words differ, so missing, stale and misplaced
-//! bytes are found.
+//! The pattern that transfers are checked with. Its 8-byte words differ from each other, so missing, stale
+//! and misplaced bytes are found.
 
 use inlane_core::Region;
 

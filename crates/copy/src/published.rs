@@ -1,8 +1,9 @@
-//! A published experiment, run on models of its accelerator: BAR and DMA in each direction at two link
-//! speeds, and device to device by BAR and by the hybrid path.
+//! A published experiment, run on models of the publication's accelerator: BAR and DMA in each direction at
+//! two link speeds, and device to device by BAR and by the hybrid path.
 //!
-//! The models have the published rates of single stages. Transfers between two devices show what these rates
-//! predict, which differs from the published rates.
+//! The models have the published rates of single stages, so transfers between the host and a device measure
+//! nothing new. Transfers between two devices show what these rates predict. The published device-to-device
+//! rates differ from these predictions.
 
 use crate::cost::Costs;
 use crate::device::Device;
@@ -34,8 +35,8 @@ pub struct Line {
     pub measured: Measurement,
 }
 
-/// Source, destination, path and published MiB/s. We assume that device-to-device transfers ran from slot 0
-/// (`twin:0`) to slot 1 (`twin:1`).
+/// Source, destination, path and published MiB/s. The publication does not say which PCIe slots its
+/// device-to-device transfers used; we assume slot 0 (`twin:0`) to slot 1 (`twin:1`).
 const PUBLISHED: [(&str, &str, Path, Option<f64>); 12] = [
     ("host", "twin:0", Path::Bar, Some(6.76)),
     ("twin:0", "host", Path::Bar, Some(28.11)),
@@ -80,8 +81,9 @@ pub fn run(large: usize, plan: &Plan, mut keep: impl FnMut(Line)) -> Result<()> 
     Ok(())
 }
 
-/// Predicts the bytes per second of transfers of `size` bytes, by the twin's model for `bar` and `dma`, else
-/// by calibrated times of the stages.
+/// Predicts the bytes per second of transfers of `size` bytes over a path, from the times of the path's
+/// stages. For paths `bar` and `dma`, these times come from the twin's model, for other paths from
+/// calibration.
 fn predict(
     path: Path,
     from: &Arc<Device>,

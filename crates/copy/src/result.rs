@@ -85,7 +85,8 @@ pub struct PublishedRates {
     pub model_bytes_per_second: Option<f64>,
 }
 
-/// How the reason begins if a path is available but slower. The text output leaves out such reasons.
+/// The beginning of the reason why a path was not taken, if it is available but slower. The text output
+/// leaves out these reasons.
 pub const SLOWER: &str = "slower: ";
 
 impl TransferResult {
@@ -189,7 +190,8 @@ impl Row for TransferResult {
         ]
     }
 
-    /// Returns the path and why it was chosen, the paths that cannot be taken, and the ceiling.
+    /// Returns the path with the reason for it, the paths that cannot be taken, and the ceiling. Slower paths
+    /// are in the JSON only, because their reasons contain figures that differ for each size.
     fn context(&self) -> Vec<Cell> {
         let refused = |other: &&NotTaken| !other.why.starts_with(SLOWER);
         let path = PathExplanation {
@@ -197,7 +199,8 @@ impl Row for TransferResult {
             ..self.path.clone()
         };
         let mut cells = path.cells();
-        // The table has another column `path`, with the path's name.
+        // Rename the cell that lists the path's movers, because the table has another column `path`, with the
+        // path's name.
         cells.iter_mut().filter(|cell| cell.name == "path").for_each(|cell| cell.name = "movers".into());
         cells.extend(self.ceiling.as_ref().map(Ceiling::cell));
         cells

@@ -49,7 +49,8 @@ impl Staged {
         Ok(Self { out, into, ring, completion, stop: Arc::default(), tickets: TicketCounter::default() })
     }
 
-    /// Makes transfers fail early when `stop` is set. They still wait for their chunks in flight.
+    /// Makes transfers end early, with an error, when `stop` is set. Such a transfer still waits for its
+    /// chunks in flight.
     #[must_use]
     pub fn stopped_by(mut self, stop: &Arc<AtomicBool>) -> Self {
         self.stop = stop.clone();
@@ -93,8 +94,8 @@ impl Staged {
                 progress = true;
             }
             if !progress && emptied < count {
-                // The second mover needs filled chunks. If none is being filled, wait for one that is being
-                // emptied.
+                // Waits for the oldest chunk that is being filled, because the second mover needs filled
+                // chunks. If none is being filled, waits for the oldest that is being emptied.
                 match (filling.front(), emptying.front()) {
                     (Some((_, ticket)), _) => self.out.wait(*ticket, self.completion)?,
                     (None, Some(ticket)) => self.into.wait(*ticket, self.completion)?,

@@ -38,8 +38,8 @@ impl Suballocator {
         &self.whole
     }
 
-    /// Allocates `bytes` contiguous bytes, first fit. The region and its slices keep them. `name` names the
-    /// memory in errors.
+    /// Allocates `bytes` contiguous bytes, first fit. They are free again when the region and all its slices
+    /// are dropped. `name` names the memory in errors.
     ///
     /// # Errors
     /// [`Error::Memory`] if no gap is large enough; [`Error::Invalid`] for 0 bytes.
@@ -48,7 +48,8 @@ impl Suballocator {
             return Err(Error::invalid(format!("0 bytes of {}", name()), "ask for at least one byte"));
         }
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        // `used` is sorted by start. The gaps lie before each part in use and after the last one.
+        // Searches for the first gap that is large enough. `used` is sorted by start, so the gaps lie before
+        // each part in use and after the last one.
         let (mut start, mut largest, mut at) = (0, 0, used.len());
         for (index, end) in used.iter().map(|range| range.start).chain([self.whole.len()]).enumerate() {
             let gap = end.saturating_sub(start);

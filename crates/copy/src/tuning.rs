@@ -17,7 +17,8 @@ impl EngineTuning {
     /// Returns the tuning for one direction alone, or for both at once.
     ///
     /// For both directions, 4 MiB chunks in a ring of 16 MiB did best on two H200: 45 GB/s each way of a
-    /// ceiling of 49. The tuning for one direction reached 37 there.
+    /// ceiling of 49. The tuning for one direction reached 37 there. We suspect the host's caches, but did
+    /// not measure them.
     pub fn suited(both_ways: bool) -> Self {
         let (chunk, slots) = if both_ways { (4 << 20, 4) } else { (8 << 20, 8) };
         Self { chunk, slots, streams: 2 }
@@ -26,13 +27,16 @@ impl EngineTuning {
 
 /// The smallest chunk, in bytes, that is worth the cost of its events.
 const SMALLEST: usize = 128 << 10;
-/// The cost of a chunk's events in bytes: a link of 55 GB/s moves this many in 3 us.
+/// The cost of a chunk's events, as a number of bytes. The events take 3 us, in which a link of 55 GB/s could
+/// move this many bytes.
 const CHUNK_COST: f64 = 165e3;
 
 /// Returns the chunk sizes of a transfer by copy engines, at most `largest` bytes each.
 ///
-/// Set `idle` if no other transfer is in flight. The first and the last chunks are then smaller, because one
-/// stage is idle meanwhile. If `idle` is not set, the chunks are as large as allowed.
+/// Set `idle` if no other transfer is in flight. Large chunks then save the cost of events, and small chunks
+/// let the second stage start earlier. The best size is the square root of `bytes` times `CHUNK_COST`. The
+/// first and the last chunks are smaller, because one of the two stages is idle meanwhile. If `idle` is not
+/// set, the chunks are as large as allowed, because only their number costs time.
 pub fn engine_chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
     let mut sizes = Vec::new();
     let mut left = bytes;
@@ -47,7 +51,9 @@ pub fn engine_chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
     let best = ((bytes as f64 * CHUNK_COST).sqrt() as usize).next_power_of_two().clamp(smallest, largest);
     let mut tail = Vec::new();
     let mut size = (best / 4).max(smallest);
-    // One of the two stages is idle during the first and the last chunks, so these are smaller.
+    // The first chunks grow and the last chunks shrink by a factor of two each. Small chunks at both ends
+    // save time, because the second stage is idle during the first chunk and the first stage during the last
+    // one.
     while size < best && left >= 4 * size {
         sizes.push(size);
         tail.push(size);
@@ -76,11 +82,13 @@ pub struct SmTuning {
     pub chunk: usize,
     /// Chunks in a channel's ring.
     pub slots: usize,
-    /// How many chunks each channel splits its part of a transfer into. More chunks overlap better, but each
-    /// costs a fence. Fewer are used for small parts and while other transfers are in flight, more if a chunk
-    /// would exceed `chunk` bytes.
+    /// The number of chunks into which each channel aims to split its part of a transfer. More chunks overlap
+    /// better, but each costs a fence. A part of less than 8 KiB is one chunk. While other transfers are in
+    /// flight, the aim is at most two chunks. The limit of `chunk` bytes comes first: a part that is too
+    /// large for this many chunks is split into more.
     pub turns: usize,
-    /// The largest transfer in bytes that is sent as lines, without fences. With 0, no transfer is.
+    /// The largest transfer in bytes that is stored as lines, whose laps show that they have arrived, instead
+    /// of as chunks, each of which needs a fence. 0 turns lines off.
     pub lines: usize,
 }
 
@@ -91,8 +99,8 @@ impl Default for SmTuning {
 }
 
 impl SmTuning {
-    /// Returns how many bytes of data each channel sends as lines, for a transfer of `bytes` bytes: a
-    /// multiple of [`ROW`].
+    /// Returns how many bytes of a transfer of `bytes` bytes each channel carries if the transfer is sent as
+    /// lines (see [`SmTuning`]), without the laps. Rounded up to a multiple of [`ROW`].
     fn share(&self, bytes: usize) -> usize {
         bytes.div_ceil(self.channels as usize).next_multiple_of(ROW)
     }
@@ -103,8 +111,8 @@ impl SmTuning {
         self.share(self.lines) / 12 * 16
     }
 
-    /// Returns the `chunk` field of a command: the bytes of a chunk, and the bit [`LINES`] for lines. `alone`
-    /// means that no other transfer is in flight.
+    /// Returns the `chunk` field of a command: the bytes of a chunk, and the bit [`LINES`] if the transfer is
+    /// sent as lines. `alone` is true if no other transfer is in flight.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs take commands"))]
     pub(crate) fn chunk_field(&self, bytes: usize, alone: bool) -> u64 {
         if bytes <= self.lines {
@@ -113,8 +121,9 @@ impl SmTuning {
         self.chunk_for(bytes, alone) as u64
     }
 
-    /// Returns the chunk size in bytes of a transfer of `bytes` bytes. `alone` means that no other transfer
-    /// is in flight.
+    /// Returns the chunk size in bytes of a transfer of `bytes` bytes. In a small transfer, each channel has
+    /// at most one chunk. In a larger one, it may have several. `alone` is true if no other transfer is in
+    /// flight.
     fn chunk_for(&self, bytes: usize, alone: bool) -> usize {
         let channels = self.channels as usize;
         let turns = match bytes >= channels * 8192 {

@@ -1,5 +1,6 @@
-//! Transfers between GPUs: sizes, alignments, drops with transfers in flight, pauses, traps, and a GPU that
-//! does not answer. A machine's only GPU is both endpoints. Without a GPU, tests are skipped.
+//! Transfers between GPUs: sizes and alignments, movers dropped with transfers in flight, pauses, both
+//! directions at once, kernels that trap, and a GPU that does not answer. On a machine with one GPU, that GPU
+//! is both endpoints. Without a GPU, each test prints that it is skipped.
 
 use inlane_copy::open_path;
 use inlane_copy::{Device, Path, PathOptions, open};
@@ -43,8 +44,8 @@ impl Numbers {
     }
 }
 
-/// Makes transfers of odd sizes at odd addresses in every completion mode. The bytes around the destinations
-/// must not change.
+/// Makes transfers of odd sizes at odd addresses, several in flight, in every completion mode. The bytes
+/// around the destinations must stay unchanged.
 #[test]
 fn every_size_and_alignment_arrives_and_nothing_else_changes() {
     let Some([from, to]) = devices("every_size_and_alignment_arrives_and_nothing_else_changes") else {
@@ -107,8 +108,9 @@ fn a_mover_dropped_at_any_point_leaves_nothing_behind() {
     assert_eq!(gpu.memory().unwrap().0, free);
 }
 
-/// The timer ends idle kernels after 10 s, and they end by themselves after 30 s. The next transfer launches
-/// them again.
+/// Pauses for longer than 10 s and for longer than 30 s. A timer ends idle kernels after 10 s. Without the
+/// timer, kernels would end by themselves after 30 s. After each pause, a transfer launches the kernels
+/// again.
 #[test]
 fn a_resident_path_works_after_a_long_pause() {
     let Some([from, to]) = devices("a_resident_path_works_after_a_long_pause") else { return };
@@ -123,7 +125,8 @@ fn a_resident_path_works_after_a_long_pause() {
         mover.wait(ticket, CompletionMode::Poll).unwrap();
         if !pause.is_zero() {
             std::thread::sleep(pause);
-            // Allocation waits for running kernels. Without the timer, they would run for another 18 s.
+            // Allocation waits for running kernels. After the pause of 12 s, kernels that the timer did not
+            // end would run for another 18 s.
             let began = Instant::now();
             drop(to.allocate(64 << 20).unwrap());
             assert!(began.elapsed() < Duration::from_secs(15), "kernels still run: {:?}", began.elapsed());
@@ -153,8 +156,8 @@ fn both_directions_end_every_time() {
                 scope.spawn(move || {
                     let mut last = Ticket(0);
                     for turn in 0..200 {
-                        // Small sizes are sent as lines, large ones as chunks. The transfers use each slot of
-                        // both rings several times.
+                        // Small sizes are sent as lines, large ones as chunks. The 200 transfers use each
+                        // slot of the ring of lines and of the ring of chunks several times.
                         let length = [4096, 65_536, 300_000, size][turn % 4];
                         let pair = [source, destination].map(|region| region.slice(0, length).unwrap());
                         last = mover.submit(&pair[0], &pair[1]).unwrap();
@@ -183,8 +186,8 @@ fn child(name: &str) -> (std::process::Output, Duration) {
     (output, began.elapsed())
 }
 
-/// Runs a test that breaks a GPU, in its own process. It must succeed within `most`, and the next process
-/// must be able to use the GPU.
+/// Runs, in a process of its own, a test that makes a GPU fail. That test must succeed within `most`, and the
+/// next process must be able to use the GPU.
 fn child_that_breaks_something(name: &str, most: Duration) {
     let (output, took) = child(name);
     let text = String::from_utf8_lossy(&output.stderr);
@@ -236,7 +239,8 @@ fn nowhere(device: &Device, size: usize) -> Region {
     unsafe { Region::from_raw(0x1000, size, Location::Gpu(index), Arc::new(())) }
 }
 
-/// Ends the process without exit handlers. Those of the CUDA library would wait for a GPU that was given up.
+/// Ends the process as `inlane` does, without the exit handlers of the CUDA library. Those handlers would
+/// wait for a GPU that was given up.
 fn leave() {
     if inlane_cuda::any_abandoned() {
         // SAFETY: `_exit` ends the process at once and runs no exit handler.
@@ -293,7 +297,7 @@ fn pinned(gpu: &Arc<Gpu>, size: usize) -> Region {
     gpu.pinned(size).unwrap()
 }
 
-/// A mover, a source, and a destination without memory, on which a copy traps.
+/// A mover, a source, and a destination without memory. A copy between them by the mover traps.
 struct Trap(Box<dyn Mover>, Region, Region);
 
 impl Trap {
@@ -302,7 +306,8 @@ impl Trap {
         let host = open(&ends, &Default::default()).unwrap().remove(0);
         let mut mover = open_path(Path::Sm, &host, device, &PathOptions::default()).unwrap();
         let source = pinned(device.gpu().unwrap(), 4096);
-        // The first launch loads code, which would later wait for the test's transfers.
+        // Launches a kernel now, because the first launch loads code. Later, loading would wait for the
+        // test's transfers.
         let ticket = mover.submit(&source, &device.allocate(4096).unwrap()).unwrap();
         mover.wait(ticket, CompletionMode::Poll).unwrap();
         Self(mover, source, nowhere(device, 4096))
@@ -313,8 +318,8 @@ impl Trap {
     }
 }
 
-/// Copies beside a trapping kernel fail soon with the GPU's error, or complete. Dropping their mover does not
-/// block.
+/// Checks that copies beside a trapping kernel fail soon with the GPU's error, and that dropping their mover
+/// does not block forever. Copies in flight may still complete.
 fn expect_failure(
     mut mover: Box<dyn Mover>,
     mut ticket: inlane_core::Result<Ticket>,
@@ -399,8 +404,8 @@ fn trap_beside_staged_while_waiting_for_an_interrupt() {
     trap_beside_staged(true, CompletionMode::Interrupt);
 }
 
-/// Queues a copy behind a wait for a word that is never written. Waits in the mode `completion`, or only
-/// drops the mover. Either must give up the GPU.
+/// Queues a copy behind a wait for a word that is never written, so the copy never completes. Waits for it in
+/// the mode `completion`, or with `None` only drops the mover. Both must give up the GPU.
 fn stuck(completion: Option<CompletionMode>) {
     let Some([device, _]) = devices("stuck") else { return };
     let gpu = device.gpu().unwrap();

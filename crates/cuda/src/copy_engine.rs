@@ -15,7 +15,8 @@ use std::time::Duration;
 /// stream: | copy | event | copy | event | ...
 /// ```
 ///
-/// For two directions at the same time, use two movers: they use two engines.
+/// The driver decides which engine runs a stream's copies. Use two movers for two directions at the same
+/// time, because they then use two engines.
 pub struct CopyEngine {
     stream: Stream,
     pending: Pending,
@@ -41,7 +42,7 @@ impl CopyEngine {
         self.pending.set_timeout(timeout);
     }
 
-    /// Makes later copies wait for `event`. The GPU waits, not the CPU.
+    /// Makes all copies that are submitted from now on wait for `event`. The GPU waits, not the CPU.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -59,8 +60,7 @@ impl Mover for CopyEngine {
         let mine = Location::Gpu(self.stream.gpu().index());
         let gpu = |region: &Region| matches!(region.location(), Location::Gpu(_));
         let reachable = |region: &Region| gpu(region) || *region.location() == Location::Pinned;
-        // Host memory that is not pinned is refused, because the driver would block on it until the copy has
-        // run.
+        // Refuse host memory that is not pinned, because the driver call would block until the copy has run.
         reachable(source)
             && reachable(destination)
             && (*source.location() == mine || *destination.location() == mine)
@@ -74,8 +74,8 @@ impl Mover for CopyEngine {
             )
             .into());
         }
-        // SAFETY: `pending` keeps the regions until the copy has run. The trait's contract forbids access
-        // until then.
+        // SAFETY: `pending` keeps the regions alive until the copy has run. The trait's contract forbids
+        // access to them until then.
         unsafe { self.stream.copy(source, destination)? };
         self.pending.push(&self.stream, [source.clone(), destination.clone()])
     }
@@ -92,7 +92,7 @@ impl Mover for CopyEngine {
 
 impl Drop for CopyEngine {
     fn drop(&mut self) {
-        // The regions of copies in flight may be freed once this function returns.
+        // Wait for the copies in flight, because their regions may be freed once this function returns.
         if !self.pending.is_empty() {
             drain(&[&self.stream]);
         }

@@ -183,22 +183,22 @@ static OPENED: Mutex<Vec<Arc<Gpu>>> = Mutex::new(Vec::new());
 
 static ANY_ABANDONED: AtomicBool = AtomicBool::new(false);
 
-/// Returns true if a GPU was abandoned ([`Gpu::abandon`]). End the process with `_exit` then, because exit
-/// handlers would wait.
+/// Returns true if a GPU of this process was abandoned ([`Gpu::abandon`]). End the process with `_exit` then,
+/// because exit handlers would wait for the GPU.
 pub fn any_abandoned() -> bool {
     ANY_ABANDONED.load(Ordering::Relaxed)
 }
 
-/// Abandons every GPU of this process. Call it if one GPU hangs, because freeing pinned memory waits for all
-/// GPUs.
+/// Abandons every GPU that this process has opened. Call it even if only one GPU hangs, because freeing
+/// pinned memory waits for all GPUs.
 pub fn abandon_all() {
     let opened = OPENED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     opened.iter().for_each(|gpu| gpu.abandon());
 }
 
-/// An open GPU. Streams, events, memory, modules and graphs keep it open.
+/// An open GPU. Streams, events, memory, modules and graphs belong to a GPU and keep it open.
 ///
-/// It uses the device's primary context, as other CUDA libraries do.
+/// An open GPU uses the device's primary context, so other CUDA libraries in the process see the same memory.
 pub struct Gpu {
     info: DeviceInfo,
     device: CUdevice,
@@ -212,7 +212,8 @@ unsafe impl Send for Gpu {}
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
-    /// Opens `gpu:index`. The GPU stays open until the process ends.
+    /// Opens `gpu:index`. The GPU stays open until the process ends, because creating a context takes tenths
+    /// of a second.
     ///
     /// # Errors
     /// If there is no driver, no such device, or no context, or if a GPU was abandoned in this process.
@@ -259,7 +260,8 @@ impl Gpu {
         self.device
     }
 
-    /// Makes the GPU's context current for this thread, for direct calls of the driver.
+    /// Makes the GPU's context current for the calling thread. Call it before you call the driver directly.
+    /// The functions of this crate do it themselves.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -293,8 +295,9 @@ impl Gpu {
         Ok(most as u32)
     }
 
-    /// Abandons the GPU because a kernel on it will never end. Freeing its memory would wait for the kernel,
-    /// so nothing is freed. End the process soon, with `_exit`.
+    /// Abandons the GPU because a kernel on it will never end. None of its memory and handles are freed from
+    /// now on, because freeing would wait for that kernel. The system frees everything when the process ends.
+    /// End the process soon, with `_exit`, which skips exit handlers.
     pub fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
         ANY_ABANDONED.store(true, Ordering::Relaxed);
@@ -305,8 +308,9 @@ impl Gpu {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// Calls `free`, which releases an object of this GPU, unless the GPU was abandoned. Logs errors, because
-    /// `drop` calls this.
+    /// Calls `free`, which releases a stream, memory or another object of this GPU. Makes the GPU's context
+    /// current before the call. Does nothing if the GPU was abandoned. Logs errors, because `drop` calls this
+    /// function and cannot return them.
     pub(crate) fn release(&self, what: &str, free: impl FnOnce() -> Result<()>) {
         if self.is_abandoned() {
             return;
@@ -342,7 +346,8 @@ impl fmt::Display for Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         self.release("a context", || {
-            // SAFETY: `open` retained the context once. Its objects keep this value, so none is left now.
+            // SAFETY: `open` retained the context once. Every object of the context holds an `Arc` of this
+            // value, so none is left when it is dropped.
             unsafe { call!(self, cuDevicePrimaryCtxRelease_v2(self.device)) }
         });
     }

@@ -19,13 +19,15 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// Loads and initializes the driver, once. Returns the CUDA version that it supports, as 13000 for 13.0.
+/// Loads and initializes the driver if that has not happened yet. Returns the CUDA version that it supports,
+/// as 13000 for 13.0.
 pub(crate) fn load() -> Result<i32> {
-    // Errors cannot be cloned, so a failure is stored as a function that makes the error.
+    // A failure is stored as a function that makes the error, because errors cannot be cloned.
     static STATE: OnceLock<std::result::Result<i32, fn() -> Error>> = OnceLock::new();
     static FAILED: OnceLock<(sys::CUresult, &'static str)> = OnceLock::new();
     let state = STATE.get_or_init(|| {
-        // SAFETY: the driver's library has a well-known name. Its initializers have no requirements.
+        // SAFETY: the call loads the driver's library by its well-known names. The library's initializers
+        // have no requirements.
         if !unsafe { sys::is_culib_present() } {
             return Err(|| Error::NoDriver);
         }
@@ -57,12 +59,13 @@ pub(crate) fn load() -> Result<i32> {
 
 /// Sets the environment variables that the driver reads when it starts, unless the user has set them.
 fn prepare_environment() {
-    // Lazy loading would wait for persistent kernels. With 32 hardware queues, a stream that waits for a
-    // value shares none with the stream that writes it.
+    // Load kernels eagerly, because a kernel that is loaded at its first launch waits for persistent kernels
+    // to end. Use 32 hardware queues ("connections") for streams, because a stream that waits for a value
+    // must not share a queue with the stream that writes this value.
     for (name, value) in [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")] {
         if std::env::var_os(name).is_none() {
-            // SAFETY: this runs once, before the driver is initialized. `std::env` locks out other Rust code,
-            // and C code must not read the environment now.
+            // SAFETY: this code runs once, before the driver is initialized. `std::env` locks out other Rust
+            // code. Nothing locks out C code in other threads, which must not read the environment now.
             unsafe { std::env::set_var(name, value) };
         }
     }

@@ -121,8 +121,8 @@ impl Error {
 }
 
 fn is_environment(code: u32) -> bool {
-    // The machine is not ready: out of memory, stub library, device unavailable, no device, invalid device,
-    // not permitted, not supported, driver mismatch, compatibility mode unsupported.
+    // The codes that mean that the machine is not ready: out of memory, stub library, device unavailable, no
+    // device, invalid device, not permitted, not supported, driver mismatch, compatibility mode unsupported.
     matches!(code, 2 | 34 | 46 | 100 | 101 | 800 | 801 | 803 | 804)
 }
 
@@ -132,8 +132,8 @@ impl From<Error> for inlane_core::Error {
     }
 }
 
-/// Converts the return code of a driver call to a result. `device` names the device and is called only after
-/// an error.
+/// Converts the return code of a driver call to a result. `device` returns the name of the device for the
+/// error. It is called only after an error, because formatting costs time.
 pub(crate) fn check(answer: CUresult, call: &'static str, device: impl FnOnce() -> String) -> Result<()> {
     match answer {
         CUresult::CUDA_SUCCESS => Ok(()),

@@ -1,6 +1,8 @@
 //! Sleeps until an event completes, with a timeout.
 //!
-//! The driver's own call never returns if the GPU hangs, so a separate thread makes it.
+//! The driver's call that sleeps until an interrupt has no timeout, and it never returns if the GPU hangs. So
+//! a separate thread makes the call, and the caller waits for that thread with a timeout. The cost is one
+//! more wake-up per wait.
 
 use crate::error::Result;
 use crate::stream::Event;
@@ -9,8 +11,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// A thread that sleeps until requested events complete. If this value is dropped meanwhile, the thread ends
-/// when the driver answers.
+/// A thread that sleeps until a requested event completes. It serves one event after another. If this value
+/// is dropped while the thread sleeps, the thread ends when the driver's call returns.
 pub(crate) struct EventWaiter {
     events: Sender<Arc<Event>>,
     outcomes: Receiver<Result<()>>,
@@ -36,7 +38,8 @@ impl EventWaiter {
 
     /// Tells the waiter's thread to sleep until `event` completes. Then call `outcome` for the result.
     pub(crate) fn request(&self, event: &Arc<Event>) {
-        // This fails only if the thread panicked. `outcome` then returns `None`, as after a timeout.
+        // Sending fails only if the thread panicked. Then `outcome` returns `None`, which the caller treats
+        // as a timeout.
         let _ = self.events.send(event.clone());
     }
 

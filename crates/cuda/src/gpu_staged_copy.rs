@@ -12,8 +12,8 @@ use std::sync::Arc;
 const SLOTS: usize = 4;
 /// The size of a staging slot in bytes.
 const SLOT: usize = 4 << 20;
-/// The transfer size in bytes from which chunks fill whole slots. With too few chunks, one of the two copy
-/// engines is idle.
+/// Transfers of at least this many bytes are copied in chunks of a whole staging slot. Smaller ones use
+/// chunks of half a slot, because with too few chunks, one of the two copy engines is idle.
 const LARGE: usize = 32 << 20;
 
 /// A mover that copies between pinned host memory regions with a GPU's DMA engines.
@@ -24,7 +24,7 @@ const LARGE: usize = 32 << 20;
 /// stream outward: wait full[n] | copy | record free[n] | ... | the ticket's event after the last chunk
 /// ```
 ///
-/// Without this mover, the driver copies from host to host on the CPU.
+/// Use it to copy without the CPU, because the driver would execute a plain host-to-host copy on the CPU.
 pub struct GpuStagedCopy {
     inward: Stream,
     outward: Stream,
@@ -33,7 +33,7 @@ pub struct GpuStagedCopy {
     pending: Pending,
 }
 
-/// A staging slot. Event `full` completes when it is filled, and `free` when it is emptied.
+/// A staging slot. Its event `full` completes when the slot is filled, and `free` when it is emptied.
 struct Slot {
     memory: Region,
     full: Event,
@@ -67,11 +67,13 @@ impl GpuStagedCopy {
             let (from, to) = (source.slice(at, bytes)?, destination.slice(at, bytes)?);
             let staging = slot.memory.slice(0, bytes)?;
             self.inward.wait_for(&slot.free)?;
-            // SAFETY: the slot is free by then. The caller keeps the regions until the last chunk has run.
+            // SAFETY: the slot is free when this copy runs. The caller keeps the regions until the last chunk
+            // has run.
             unsafe { self.inward.copy(&from, &staging)? };
             self.inward.record(&slot.full)?;
             self.outward.wait_for(&slot.full)?;
-            // SAFETY: the slot is full by then. The caller keeps the regions until the last chunk has run.
+            // SAFETY: the slot is full when this copy runs. The caller keeps the regions until the last chunk
+            // has run.
             unsafe { self.outward.copy(&staging, &to)? };
             self.outward.record(&slot.free)?;
             at += bytes;
@@ -95,11 +97,11 @@ impl Mover for GpuStagedCopy {
             return Err(out_of_reach(self, source, destination));
         }
         if let Err(error) = self.queue(source, destination) {
-            // The queued copies still use the caller's memory.
+            // Waits for the copies that were queued, because they still use the caller's memory.
             drain(&[&self.inward, &self.outward]);
             return Err(error);
         }
-        // A transfer's last copy runs on the outward stream, so the ticket completes with it.
+        // The last copy of a transfer runs on the outward stream, so the ticket completes with this stream.
         self.pending.push(&self.outward, [source.clone(), destination.clone()])
     }
 

@@ -16,7 +16,7 @@ pub struct Graph {
     functions: Vec<Kernel>,
 }
 
-/// A node of a graph, which later nodes of the same graph may depend on.
+/// A node of a graph. Pass it to the graph that returned it, as a dependency of later nodes.
 #[derive(Clone, Copy)]
 pub struct Node(sys::CUgraphNode);
 
@@ -65,7 +65,8 @@ impl Graph {
         };
         let after = handles(after);
         let mut node = std::ptr::null_mut();
-        // SAFETY: the driver copies parameters and arguments. The caller promises nodes of this graph.
+        // SAFETY: the driver copies parameters and arguments. The caller promises that the nodes are of this
+        // graph.
         unsafe {
             call!(
                 self.gpu,
@@ -98,7 +99,7 @@ impl Graph {
         };
         let after = handles(after);
         let mut node = std::ptr::null_mut();
-        // SAFETY: the driver copies the parameters. The caller promises nodes of this graph.
+        // SAFETY: the driver copies the parameters. The caller promises that the nodes are of this graph.
         unsafe {
             call!(
                 self.gpu,
@@ -165,7 +166,7 @@ impl GraphExec {
     /// If the driver call fails, or earlier work on the GPU failed.
     pub unsafe fn launch(&mut self, stream: &Stream) -> Result<()> {
         self.gpu.make_current()?;
-        // SAFETY: both handles are valid. The caller promises every node's conditions.
+        // SAFETY: both handles are valid. The caller promises that every node's safety conditions hold.
         unsafe { call!(self.gpu, cuGraphLaunch(self.raw, stream.raw())) }
     }
 }

@@ -40,7 +40,8 @@ impl Module {
         Ok(Arc::new(Self { gpu: gpu.clone(), raw }))
     }
 
-    /// Returns and loads the kernel `name`, which the source declares `extern "C"`.
+    /// Returns the kernel `name`, which the source declares `extern "C"`. Loads it, so that its first launch
+    /// is not delayed.
     ///
     /// # Errors
     /// If the module has no kernel of that name.
@@ -55,8 +56,8 @@ impl Module {
                 cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr())
             )?
         };
-        // With lazy loading, the driver would load the kernel at its first launch. SAFETY: the handle is
-        // valid.
+        // Loads the kernel now. With lazy loading, the driver would load it at its first launch.
+        // SAFETY: the handle is valid.
         unsafe { call!(self.gpu, cuFuncLoad(raw))? };
         Ok(Kernel { module: self.clone(), raw, name: name.into() })
     }
@@ -108,8 +109,8 @@ unsafe impl Send for Kernel {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Kernel {}
 
-/// The shape of a kernel launch: blocks, threads, shared memory, and whether all blocks must be resident at
-/// once.
+/// The shape of a kernel launch: how many blocks and threads, how much shared memory, and whether all blocks
+/// must be resident at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchConfig {
     /// The number of blocks.
@@ -135,13 +136,14 @@ pub struct Arguments<const N: usize>(pub [u64; N]);
 
 impl<const N: usize> KernelArguments<N> for Arguments<N> {
     fn pointers(&self) -> [*const c_void; N] {
-        // For a parameter of 4 bytes, the driver reads the low half of its 8-byte argument, because all
-        // supported hosts are little-endian.
+        // A parameter of 4 bytes gets the low half of its 8-byte argument: the driver reads from the first
+        // byte, and all supported hosts are little-endian.
         self.0.each_ref().map(argument)
     }
 }
 
-/// Returns the address of a kernel argument: a number, or a `repr(C)` struct.
+/// Returns the address of a kernel argument, which is a number or a `repr(C)` struct that the kernel takes by
+/// value.
 pub fn argument<T: Copy>(value: &T) -> *const c_void {
     std::ptr::from_ref(value).cast()
 }
@@ -201,7 +203,7 @@ impl Kernel {
         Ok(blocks as u32 * gpu.info().multiprocessors)
     }
 
-    /// Returns the bytes of shared memory per block that the kernel declares.
+    /// Returns the bytes of shared memory per block that the kernel declares, without the dynamic part.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -241,7 +243,8 @@ impl Kernel {
         let gpu = &self.module.gpu;
         gpu.make_current()?;
         let mut pointers = arguments.pointers().map(<*const c_void>::cast_mut);
-        // SAFETY: the driver copies the arguments. The caller promises that they fit the kernel.
+        // SAFETY: the driver copies the arguments before it returns. The caller promises that they fit the
+        // kernel.
         unsafe {
             if shape.cooperative {
                 call!(

@@ -1,4 +1,5 @@
-//! Measures the traffic on a GPU's PCIe link with NVML, which reports average rates over 20 ms.
+//! Measures the traffic on a GPU's PCIe link with the GPU's own counters. NVML reports the average rate over
+//! an interval of 20 ms.
 
 use crate::device::Gpu;
 use crate::error::{Error, Result};
@@ -8,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// Samples of a GPU's PCIe traffic in both directions: average rates over 20 ms, in bytes per second.
+/// The samples of a GPU's PCIe traffic in both directions. Each sample is the average rate over 20 ms, in
+/// bytes per second.
 #[derive(Clone, Debug, Default)]
 pub struct LinkSamples {
     /// Traffic to the GPU.
@@ -41,7 +43,8 @@ impl LinkMeter {
         let stopped = stop.clone();
         let sample = move || {
             let mut samples = LinkSamples::default();
-            // The handle above borrows from `nvml`, which has moved to this thread.
+            // Look up the device again, because the handle above borrows from `nvml`, which has moved to this
+            // thread.
             let Ok(device) = nvml.device_by_pci_bus_id(address.as_str()) else { return samples };
             while !stopped.load(Ordering::Relaxed) {
                 // Each call blocks for one interval and returns kB per second.
@@ -59,8 +62,8 @@ impl LinkMeter {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// Stops sampling. Returns the samples without the first and the last one, which may include time outside
-    /// the run.
+    /// Stops sampling. Returns the samples without the first and the last one, because these two may include
+    /// time outside the run.
     pub fn stop(mut self) -> LinkSamples {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().expect("only this method and drop take it");

@@ -46,7 +46,7 @@ struct Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         self.gpu.release("a registration of host memory", || {
-            // SAFETY: the memory was registered once. The region keeps it until after this call.
+            // SAFETY: the memory was registered once. The region keeps it alive until after this call.
             unsafe { call!(self.gpu, cuMemHostUnregister(self.memory.as_ptr().cast())) }
         });
     }
@@ -91,8 +91,8 @@ impl Gpu {
         Ok(unsafe { Region::from_raw(pointer as u64, bytes, Location::Pinned, Arc::new(keeper)) })
     }
 
-    /// Registers host memory that was allocated elsewhere, so that every GPU can access it. The returned
-    /// region keeps `memory` alive.
+    /// Registers host memory that was allocated elsewhere, such as a packet pool in hugepages, so that every
+    /// GPU can access it. The returned region keeps `memory` alive.
     ///
     /// # Errors
     /// If `memory` is not ordinary host memory, is already registered, or cannot be locked.
@@ -167,8 +167,8 @@ impl Gpu {
         Err(Error::invalid(format!("{region:?}"), format!("the region is not in the memory of {self}")))
     }
 
-    /// Checks that the GPU maps the host memory at `host` at the same address. Unified addressing guarantees
-    /// this on 64-bit systems.
+    /// Checks that the GPU and the CPU use the same address for the host memory at `host`, because a region
+    /// has only one address. CUDA's unified addressing guarantees this on 64-bit systems.
     fn same_address(&self, host: u64) -> Result<()> {
         let mut device = 0;
         // SAFETY: the driver has just mapped this memory.

@@ -10,9 +10,9 @@
 //!
 //! # Privileges
 //!
-//! The user chooses the library's code. Only [`compile`] and [`compiler_version`] load it. A process drops
-//! its privileges before these calls. If the files may be unreadable afterwards, it first calls
-//! [`locate_compiler`].
+//! The library is code that the user chooses. Only [`compile`] and [`compiler_version`] load it, so a process
+//! with privileges drops them before these calls. If the library's files may be unreadable afterwards, call
+//! [`locate_compiler`] before dropping: it opens the files and runs none of their code.
 
 use crate::error::{Error, Result};
 use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
@@ -77,8 +77,9 @@ pub fn compiler_version() -> Result<(String, PathBuf)> {
     Ok((compiler.version.clone(), compiler.path.clone()))
 }
 
-/// Opens the compiler's library files before privileges are dropped, because their directory may be
-/// unreadable afterwards. Runs none of their code.
+/// Opens the compiler's library files so that they can be loaded later, even if their directory is unreadable
+/// by then. Runs none of their code. Call it before dropping privileges. Libraries that only the dynamic
+/// loader can find are not opened.
 pub fn locate_compiler() {
     LOCATED.get_or_init(locate);
 }
@@ -137,14 +138,16 @@ fn compiler() -> Result<&'static Compiler> {
 /// A library file that was found, and what is needed to load it later.
 struct Located {
     path: PathBuf,
-    /// The open file. `None` if it cannot be opened, and for a bare name, which the dynamic loader searches.
+    /// The open file. `None` for a bare name, which the dynamic loader searches, and for a file that cannot
+    /// be opened.
     file: Option<File>,
     /// The open files `libnvrtc-builtins.so.*` in the library's directory. They must be loaded before the
     /// library.
     builtins: Vec<File>,
 }
 
-/// The NVRTC libraries to try, in order, with their open files. The search runs once per process.
+/// The NVRTC libraries to try, in order. The search runs once per process, and keeps open each file that it
+/// can open.
 static LOCATED: OnceLock<Vec<Located>> = OnceLock::new();
 
 fn locate() -> Vec<Located> {
@@ -168,7 +171,8 @@ type CreateProgram = unsafe extern "C" fn(
 ) -> nvrtcResult;
 type OnProgram<T> = unsafe extern "C" fn(nvrtcProgram, T) -> nvrtcResult;
 
-/// The loaded library's functions. cudarc's own loader cannot load a library by its path.
+/// The loaded library's functions. cudarc's own loader is not used, because it cannot load a library by its
+/// path.
 struct Compiler {
     path: PathBuf,
     version: String,
@@ -183,10 +187,11 @@ struct Compiler {
 }
 
 impl Compiler {
-    /// Loads the first NVRTC library that works. If there is none, returns what was tried.
+    /// Loads the first NVRTC library that can be loaded. If there is none, returns what was tried, as text.
     fn load() -> std::result::Result<Self, String> {
-        // The user's environment selects the library, whose code would get the capabilities of the program's
-        // file (setcap). So only root may load it with capabilities.
+        // Environment variables select the library. If the program's file has capabilities (setcap), any user
+        // could name a library and thereby run their own code with these capabilities. So a process that has
+        // capabilities loads no library, unless it runs as root.
         let root = rustix::process::geteuid().is_root();
         if !root && rustix::thread::capabilities(None).is_ok_and(|sets| !sets.permitted.is_empty()) {
             let why =
@@ -214,8 +219,8 @@ impl Compiler {
 
     fn open(located: &Located) -> std::result::Result<Self, String> {
         let by_descriptor = |file: &File| PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        // NVRTC loads its built-ins by their bare name, which the loader finds only if they are already
-        // loaded.
+        // Load NVRTC's built-ins first, because NVRTC loads them by their bare name, and the loader finds
+        // them only if they are already loaded.
         for builtins in &located.builtins {
             let path = by_descriptor(builtins);
             // SAFETY: this is NVRTC's built-ins library, whose initializers have no requirements.
@@ -225,7 +230,8 @@ impl Compiler {
             }
         }
         let path = located.file.as_ref().map_or_else(|| located.path.clone(), by_descriptor);
-        // SAFETY: the library is the compiler, or chosen by the user, who may run any code in this process.
+        // SAFETY: the library is the compiler, from a well-known folder or chosen by the user. The user may
+        // run any code in this process.
         let library =
             unsafe { Library::open(Some(path), RTLD_NOW) }.map_err(|error| short(&error.to_string()))?;
         let failed = |error: libloading::Error| short(&error.to_string());
@@ -293,7 +299,8 @@ impl Compiler {
         }
     }
 
-    /// Reads one result of an NVRTC program, such as its log. `size` returns its length, and `get` copies it.
+    /// Reads one result of an NVRTC program, such as its log or its machine code. `size` is the NVRTC
+    /// function that returns the result's length, and `get` the one that copies the result.
     ///
     /// # Safety
     /// `raw` is a live program, and `size` and `get` are a matching pair of NVRTC functions.
@@ -305,8 +312,8 @@ impl Compiler {
         call: &'static str,
     ) -> Result<Vec<u8>> {
         let mut bytes = 0;
-        // SAFETY: the caller promises a live program and matching functions. The buffer has the length from
-        // `size`.
+        // SAFETY: the caller promises a live program and matching functions. The buffer has the length that
+        // `size` gave.
         unsafe {
             self.check(call, size(raw, &mut bytes))?;
             let mut buffer = vec![0u8; bytes];
@@ -361,7 +368,8 @@ fn candidates() -> Vec<PathBuf> {
     if let Some(set) = std::env::var_os("INLANE_NVRTC") {
         return vec![set.into()];
     }
-    // The dynamic loader searches for bare names. Then come Python's packages and the CUDA toolkit.
+    // List the bare names first, which the dynamic loader searches for. Then add the files in Python's
+    // packages and those of the CUDA toolkit.
     let mut found: Vec<PathBuf> =
         ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"].map(PathBuf::from).into();
     for site in site_packages() {
@@ -387,7 +395,8 @@ fn site_packages() -> Vec<PathBuf> {
     roots.extend(std::env::var_os("VIRTUAL_ENV").map(PathBuf::from));
     roots.extend(std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local")));
     if let Some(paths) = std::env::var_os("PATH") {
-        // A python3 in ROOT/bin has its packages in ROOT/lib.
+        // A python3 in ROOT/bin has its packages in ROOT/lib, so look for python3 in each directory of
+        // `PATH`.
         let pythons = std::env::split_paths(&paths).filter(|directory| directory.join("python3").exists());
         roots.extend(pythons.filter_map(|directory| directory.parent().map(Path::to_path_buf)));
     }

@@ -39,7 +39,8 @@ pub fn peer_info(from: &Gpu, to: &Gpu) -> Result<PeerInfo> {
     })
 }
 
-/// Allows `from` to access all memory of `to` until the process ends. Copies between the two are then direct.
+/// Allows `from` to access all memory of `to` until the process ends. Copies between the two are direct from
+/// then on. This cannot be undone.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the GPUs cannot access each other's memory.

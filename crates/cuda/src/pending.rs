@@ -1,7 +1,8 @@
-//! Copies in flight on streams, each with a ticket, an event that completes with it, and its regions.
+//! Copies in flight on streams. Each has a ticket, an event that completes with it, and the regions that it
+//! uses.
 //!
 //! Every wait has a timeout. If nothing completes within it, all GPUs of this process are abandoned
-//! ([`abandon_all`](crate::abandon_all)).
+//! ([`abandon_all`](crate::abandon_all)), and their resources are not freed before the process ends.
 
 use crate::device::abandon_all;
 use crate::event_waiter::EventWaiter;
@@ -14,7 +15,8 @@ use std::time::{Duration, Instant};
 
 /// The default timeout: if nothing completes for this long, the GPUs of this process are abandoned.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The number of polls of a copy's event between two checks of its streams: about 10 ms.
+/// How often a wait polls a copy's event before it checks again whether a stream that the copy depends on has
+/// failed. That many polls take about 10 ms.
 const POLLS: u32 = 1 << 13;
 /// How often a sleeping wait checks whether a stream that the copy depends on has failed.
 const SLEEP: Duration = Duration::from_millis(250);
@@ -22,7 +24,7 @@ const SLEEP: Duration = Duration::from_millis(250);
 /// One copy in flight.
 struct Entry {
     event: Arc<Event>,
-    // Keeps the memory allocated until the copy has run.
+    // Keeps the memory allocated until the copy has run, whatever the caller does.
     _regions: [Region; 2],
 }
 
@@ -67,7 +69,7 @@ impl Pending {
     }
 
     /// Returns a ticket that completes when the work queued on `stream` so far has run. Keeps `regions`, the
-    /// copy's source and destination, until then.
+    /// copy's source and destination, alive until then.
     ///
     /// # Errors
     /// If the driver call fails. The stream's work has run by then, or its GPU was abandoned.
@@ -76,7 +78,8 @@ impl Pending {
         let event = self.free.pop().map_or_else(new, Ok);
         let recorded = event.and_then(|event| stream.record(&event).map(|()| event));
         let event = recorded.inspect_err(|_| {
-            // No event shows when the copy has run, and the caller may free the regions after this error.
+            // Wait until the stream is idle, because no event shows when the copy has run, and the caller may
+            // free the regions after this error.
             drain(&[stream]);
         })?;
         let bytes = regions[0].len();
@@ -101,12 +104,12 @@ impl Pending {
         Ok(done)
     }
 
-    /// Waits until `ticket` completes. `others` are further streams that it depends on. Checks them for
-    /// failures.
+    /// Waits until `ticket` completes. `others` are further streams that the ticket depends on. They are
+    /// checked for failures while waiting, because a ticket whose dependency failed never completes.
     ///
     /// # Errors
-    /// If a copy failed, or nothing completes within the timeout. If the ticket is then still in flight, all
-    /// GPUs of this process are abandoned.
+    /// If a copy failed, or nothing completes within the timeout. In both cases the GPUs of this process are
+    /// abandoned if the ticket is still in flight.
     pub fn wait(
         &mut self,
         device: &dyn Fn() -> String,
@@ -123,7 +126,8 @@ impl Pending {
         }
         let mut polls = 0u32;
         let poll = || {
-            // A poll takes the context's lock in the driver. During this pause, other threads can take it.
+            // Pause before each poll, because a poll takes the driver's lock, of which there is one per
+            // context. Other threads can take the lock during the pause.
             (0..8).for_each(|_| std::hint::spin_loop());
             if event.has_completed()? {
                 return Ok(ticket);
@@ -139,8 +143,8 @@ impl Pending {
             CompletionMode::Poll => self.flight.wait_polling(device, ticket, poll),
             CompletionMode::Adaptive => self.flight.wait_adaptive(device, ticket, poll),
         };
-        // If the event is still in flight, it may never complete. Abandon the GPUs, so that nothing waits for
-        // its stream.
+        // If the wait failed and the event is still in flight, the event may never complete. The GPUs are
+        // then abandoned, so that nothing waits for the event's stream.
         if outcome.is_err() && matches!(event.has_completed(), Ok(false)) {
             abandon_all();
         }
@@ -149,9 +153,11 @@ impl Pending {
         Ok(())
     }
 
-    /// Sleeps until the ticket's event completes. The timeout restarts when an earlier ticket completes.
+    /// Sleeps until the ticket's event completes.
     ///
-    /// Unlike a core [`Wait`](inlane_core::completion::Wait), it polls nothing.
+    /// This is not a core [`Wait`](inlane_core::completion::Wait), because there is nothing to poll: the
+    /// driver blocks another thread until the event completes, and that thread answers once. The timeout also
+    /// restarts when an earlier ticket completes.
     fn sleep(
         &mut self,
         device: &dyn Fn() -> String,
@@ -160,8 +166,8 @@ impl Pending {
         others: &[Stream],
     ) -> Result<()> {
         if !event.has_completed()? {
-            // If this function returns early, the waiter may still sleep. It is then not put back into
-            // `self`.
+            // Takes the waiter out of `self`, and puts it back once it has answered. If this function returns
+            // an error earlier, the waiter may still sleep and must not be used again.
             let waiter = self.waiter.take().map_or_else(EventWaiter::start, Ok)?;
             waiter.request(event);
             let (mut done, mut progress) = (self.flight.done(), Instant::now());
@@ -207,7 +213,8 @@ fn abandoned(device: &str) -> Error {
     )
 }
 
-/// Waits until all queued work of `stream` has run. After 10 s, abandons the GPUs of this process.
+/// Waits until all queued work of `stream` has run, for at most 10 s. If the work has not ended by then,
+/// abandons the GPUs of this process.
 ///
 /// # Errors
 /// If some of the work failed or did not end in time, or if the stream's GPU was already abandoned.
@@ -231,11 +238,12 @@ fn finish_within(stream: &Stream, timeout: Duration) -> Result<()> {
     ))
 }
 
-/// Waits until the streams' work has run, at most 10 s per stream, so that its memory may be freed. Logs
-/// errors. Skips streams of abandoned GPUs.
+/// Waits until the streams' work has run, so that the memory it uses may be freed. Logs errors and does not
+/// return them, so it can be called in `drop`. Skips streams of abandoned GPUs, because their memory is never
+/// freed. Takes at most 10 s per stream.
 pub fn drain(streams: &[&Stream]) {
-    // Streams that wait for a failed one may never end, so wait for 6 s only. A staging kernel gives up after
-    // 5 s.
+    // If a stream failed, other streams that wait for it may never end, so wait for 6 s only. A staging
+    // kernel that waits for the failed stream gives up after 5 s, so it still ends within this time.
     let failed = healthy(streams.iter().copied().filter(|stream| !stream.gpu().is_abandoned())).is_err();
     let timeout = if failed { Duration::from_secs(6) } else { TIMEOUT };
     for stream in streams {

@@ -44,7 +44,7 @@ pub enum MemoryOperation {
         /// The condition.
         until: WaitUntil,
     },
-    /// Writes a 32-bit word after all earlier work in the stream, whose writes are then visible.
+    /// Writes a 32-bit word. Earlier work in the stream has run by then, and its writes are visible.
     Write {
         /// The device address, aligned to 4 bytes.
         address: u64,
@@ -123,23 +123,24 @@ impl Stream {
     ///
     /// # Safety
     /// Until the operations have run, the addresses stay valid for the GPU, and writes do not race with other
-    /// accesses. A wait that is never satisfied blocks the stream.
+    /// accesses. A wait that is never satisfied blocks this stream, and everything that synchronizes with it.
     ///
     /// # Errors
     /// If the driver call fails.
     pub unsafe fn memory_operations(&self, operations: &[MemoryOperation]) -> Result<()> {
         self.gpu.make_current()?;
         if let [one] = operations {
-            // SAFETY: the pointer is to one operation, whose address the caller promises to be valid.
+            // SAFETY: the pointer is to one operation. The caller promises that its address is valid.
             return unsafe { call!(self.gpu, cuStreamBatchMemOp_v2(self.raw, 1, &mut one.raw(), 0)) };
         }
-        // The driver accepts fewer than 256 operations per call.
+        // The driver accepts fewer than 256 operations per call, so longer lists are queued in parts of 128.
         for chunk in operations.chunks(128) {
             let mut raw = [MemoryOperation::Write { address: 0, value: 0 }.raw(); 128];
             for (raw, operation) in raw.iter_mut().zip(chunk) {
                 *raw = operation.raw();
             }
-            // SAFETY: a chunk has at most 128 operations. The caller promises that the addresses are valid.
+            // SAFETY: the array has room for a chunk of at most 128 operations. The caller promises that the
+            // addresses are valid.
             unsafe {
                 call!(self.gpu, cuStreamBatchMemOp_v2(self.raw, chunk.len() as u32, raw.as_mut_ptr(), 0))?
             };
@@ -214,7 +215,7 @@ impl Stream {
         unsafe { call!(self.gpu, cuStreamWaitEvent(self.raw, event.raw, 0)) }
     }
 
-    /// Blocks until all queued work has run, without timeout; see [`Stream::is_idle_within`].
+    /// Blocks until all queued work has run. There is no timeout; see [`Stream::is_idle_within`].
     ///
     /// # Errors
     /// If some of the work failed.
@@ -239,8 +240,8 @@ impl Stream {
 }
 
 impl Stream {
-    /// Waits at most `limit` until all queued work has run. Returns false if work is still running. Polls for
-    /// 200 us, then sleeps between polls.
+    /// Waits until all queued work has run, but at most for `limit`. Returns false if work is still running.
+    /// Polls for 200 us, then sleeps between polls.
     ///
     /// # Errors
     /// If some of the work failed.
@@ -264,7 +265,8 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.gpu.release("a stream", || {
-            // SAFETY: the stream is created once and destroyed once. The driver lets queued work run first.
+            // SAFETY: the stream is created once and destroyed once. The driver defers destruction until the
+            // stream's work has run.
             unsafe { call!(self.gpu, cuStreamDestroy_v2(self.raw)) }
         });
     }
@@ -328,8 +330,8 @@ impl Event {
         }
     }
 
-    /// Blocks until the work before the event has run, without timeout. Sleeps if the event is of
-    /// [`EventKind::Completion`].
+    /// Blocks until the work before the event has run. Sleeps if the event is of [`EventKind::Completion`].
+    /// There is no timeout.
     ///
     /// # Errors
     /// If that work failed.
@@ -343,7 +345,7 @@ impl Event {
     /// [`EventKind::Timing`] and complete.
     ///
     /// # Errors
-    /// If one of them is not complete, or records no time.
+    /// If one of the two events is not complete, or records no time.
     pub fn since_ns(&self, start: &Event) -> Result<f64> {
         self.gpu.make_current()?;
         let mut milliseconds = 0.0;

@@ -5,14 +5,14 @@
 namespace inlane_system {
 
 // Loads a word with acquire semantics at system scope. Words are aligned to 8 bytes and have one writer each.
-// PCIe need not support atomic read-modify-write.
+// There are no atomic read-modify-write functions, because PCIe need not support them.
 __device__ __forceinline__ unsigned long long load_acquire(const void *word) {
     unsigned long long value;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
 }
 
-// Two adjacent words, loaded together by one aligned 16-byte access.
+// Two adjacent words, loaded together by one aligned 16-byte access. No store can come between the two loads.
 struct pair {
     unsigned long long low;
     unsigned long long high;
@@ -38,7 +38,8 @@ __device__ __forceinline__ unsigned long long now_ns() {
     return time;
 }
 
-// Loads sixteen bytes past the L1 cache, because the host may change them.
+// Loads sixteen bytes without keeping them in the L1 cache, because they are read once and the host may
+// change them.
 __device__ __forceinline__ uint4 load16(const void *from) {
     uint4 value;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"

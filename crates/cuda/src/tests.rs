@@ -4,7 +4,8 @@ use super::*;
 use inlane_core::error::Class;
 use std::process::Command;
 
-/// Runs one of the ignored tests below in a child process with the given environment. It must pass.
+/// Runs one of the ignored tests below in a child process with the given environment, and asserts that it
+/// passes.
 fn passes_in_a_child(test: &str, environment: &[(&str, &str)]) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &format!("tests::{test}"), "--ignored", "--nocapture"])
@@ -15,7 +16,7 @@ fn passes_in_a_child(test: &str, environment: &[(&str, &str)]) {
     assert!(output.status.success() && text.contains("1 passed"), "{test}: {text}");
 }
 
-/// An empty CUDA_VISIBLE_DEVICES hides all GPUs from the driver.
+/// An empty CUDA_VISIBLE_DEVICES hides all GPUs from the driver. So this test finds no GPU on any machine.
 #[test]
 fn a_machine_without_a_gpu_gets_an_environment_error() {
     passes_in_a_child("no_gpu_is_an_environment_error", &[("CUDA_VISIBLE_DEVICES", "")]);
@@ -44,19 +45,20 @@ fn driver_errors_have_the_class_of_their_cause() {
         remedy: "",
         code,
     };
-    // The machine is not ready: CUDA_ERROR_OUT_OF_MEMORY, _STUB_LIBRARY, _NO_DEVICE, _NOT_PERMITTED,
-    // _SYSTEM_DRIVER_MISMATCH.
+    // These codes mean that the machine is not ready: CUDA_ERROR_OUT_OF_MEMORY, _STUB_LIBRARY, _NO_DEVICE,
+    // _NOT_PERMITTED, _SYSTEM_DRIVER_MISMATCH.
     for code in [2, 34, 100, 800, 803] {
         assert_eq!(error(code).class(), Class::Environment, "{code}");
     }
-    // The call or a kernel failed: CUDA_ERROR_INVALID_VALUE, _ILLEGAL_ADDRESS, _LAUNCH_FAILED.
+    // These codes mean that the call or a kernel failed: CUDA_ERROR_INVALID_VALUE, _ILLEGAL_ADDRESS,
+    // _LAUNCH_FAILED.
     for code in [1, 700, 719] {
         assert_eq!(error(code).class(), Class::Failed, "{code}");
     }
 }
 
-/// The C source of a library with NVRTC's symbols. When loaded, it creates the file that `LOADED_MARKER`
-/// names.
+/// The C source of a library with NVRTC's symbols. Its initializer creates the file that the variable
+/// `LOADED_MARKER` names, so a test can tell whether the library was loaded.
 const FAKE_COMPILER: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,7 +135,7 @@ fn source_compiles_to_machine_code_which_is_cached() {
     if !compiler_is_installed("source_compiles_to_machine_code_which_is_cached") {
         return;
     }
-    // With the process id in the text, no earlier run has cached it.
+    // The process id makes the text new, so no earlier run has cached it.
     let text = format!("// {}\nextern \"C\" __global__ void f(int* p) {{ *p = N; }}\n", std::process::id());
     let source = Source { name: "f.cu", source: &text, headers: &[], options: &["-DN=3"] };
     for arch in ["sm_80", "sm_90", "sm_100"] {

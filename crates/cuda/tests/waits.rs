@@ -1,5 +1,6 @@
-//! Tests waits for copies on GPUs that are slow, hang or fail. A stub replaces the driver. Each test runs in
-//! its own process, because abandoned GPUs stay abandoned there.
+//! Tests waits for copies on GPUs that are slow, hang or fail. A stub replaces the driver, and hangs where
+//! the driver would. Each test runs in a process of its own, because an abandoned GPU stays abandoned for the
+//! whole process.
 
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::{CompletionMode, Region, Result};
@@ -71,7 +72,7 @@ fn every_wait_ends() {
     }
 }
 
-/// A stream of the stub driver. The test decides which copies complete or fail, and when.
+/// A stream of the stub driver. The test decides which of its copies complete or fail, and when.
 #[derive(Clone, Copy)]
 struct ScriptedStream(usize);
 
@@ -81,8 +82,8 @@ impl ScriptedStream {
     }
 
     fn call(self, name: &str, number: i32) {
-        // SAFETY: the stub is already loaded. Its functions take a stream and a number; some take only a
-        // stream and ignore the number.
+        // SAFETY: the stub is already loaded, so opening it again does not run its initializers. Each of its
+        // functions takes a stream and a number, or only a stream; the latter ignore the number.
         unsafe {
             let library = libloading::Library::new("libcuda.so.1").unwrap();
             let function: libloading::Symbol<unsafe extern "C" fn(*mut c_void, i32)> =
@@ -121,8 +122,8 @@ fn slow() {
     let (mut engine, source, destination) = engine();
     let script = ScriptedStream::of(engine.stream());
     for round in 0..60 {
-        // The copy completes before the wait, or 2 ms or 400 ms later. A sleeping wait checks other streams
-        // within 400 ms.
+        // Let the copy complete before the wait begins, or 2 ms or 400 ms later. Within 400 ms, a sleeping
+        // wait has checked the other streams once.
         let late =
             Duration::from_millis([0, 2, 400][usize::from(round % 5 == 0) + usize::from(round % 15 == 0)]);
         script.allow(if late.is_zero() { round + 1 } else { round });
@@ -150,8 +151,8 @@ fn slow() {
     assert!(!any_abandoned());
 }
 
-/// Checks that waits, drops and frees return at once after a GPU was abandoned. In the stub driver, they
-/// would never return.
+/// Checks that waits, drops and frees return at once after a GPU was abandoned. If one of them called the
+/// stub driver, that call would never return.
 fn nothing_waits_any_more(engine: CopyEngine, ticket: Ticket, memory: [Region; 2]) {
     let mut engine = engine;
     assert!(any_abandoned());
@@ -213,7 +214,7 @@ fn hangs_unawaited() {
     drop((source, destination));
 }
 
-/// Waiting for a failed copy returns its error at once. No GPU is abandoned, because the driver answers.
+/// Waiting for a failed copy returns its error at once. No GPU is given up, because the driver still answers.
 #[test]
 #[ignore = "as above"]
 fn a_failed_copy_gives_its_error() {
@@ -254,7 +255,7 @@ fn another_fails(completion: CompletionMode) {
     assert!(began.elapsed() < HANG, "{:?}", began.elapsed());
 }
 
-/// `drain` notices the failed stream, and waits only briefly for the stream that never ends.
+/// Checks that `drain` notices the failed stream, and waits only briefly for the stream that never ends.
 #[test]
 #[ignore = "as above"]
 fn another_fails_unawaited() {

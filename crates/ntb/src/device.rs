@@ -68,7 +68,8 @@ pub struct Capabilities {
 pub struct Link {
     /// True when both sides have enabled the link.
     pub up: bool,
-    /// A number that changes whenever the link goes down or comes up.
+    /// A number that changes whenever the link goes down or comes up. Compare two readings to notice a link
+    /// that went down and came up in between.
     pub generation: u64,
 }
 
@@ -81,8 +82,8 @@ pub enum Event {
     Link,
 }
 
-/// One port of a bridge. Ports are numbered from 0 to [`Ntb::ports`] - 1. All others are peers. Any thread
-/// may call any method.
+/// One port of a bridge. Ports are numbered from 0 to [`Ntb::ports`] - 1. Every port except this side's own
+/// is a peer. Any thread may call any method.
 pub trait Ntb: Send + Sync {
     /// Returns the capabilities of this bridge.
     fn capabilities(&self) -> &Capabilities;
@@ -114,8 +115,8 @@ pub trait Ntb: Send + Sync {
 
     /// Returns the doorbell bits that were rung and not cleared, whether masked or not.
     fn doorbell_read(&self) -> u64;
-    /// Clears doorbell bits. Clear a bit before you look for the work that it signals: a later ring then
-    /// sets it again.
+    /// Clears doorbell bits. Clear a bit before you look for the work that it signals. If a peer rings while
+    /// you look, the bit is set again, so that ring is not missed.
     fn doorbell_clear(&self, bits: u64);
     /// Returns the doorbell bits that raise no event.
     fn doorbell_mask(&self) -> u64;
@@ -126,8 +127,8 @@ pub trait Ntb: Send + Sync {
     fn doorbell_mask_clear(&self, bits: u64);
     /// Returns the doorbell bits that raise the event of vector `vector`.
     fn vector_bits(&self, vector: u32) -> u64;
-    /// Rings doorbell bits at `peer`. A peer that sees them also sees every store before the last
-    /// [`Window::fence`].
+    /// Rings doorbell bits at `peer`. If `peer` sees these bits, it also sees every store that was made
+    /// before the last [`Window::fence`].
     ///
     /// # Errors
     /// [`crate::error::Error::Invalid`] for a peer that does not exist.

@@ -2,9 +2,11 @@
 
 use inlane_pci::{Address, Device, Sysfs};
 
-/// The kernel's drivers for NTB hardware. `switchtec` manages the PCIe switch that contains the bridge.
+/// The kernel's drivers for NTB hardware. Those of `drivers/ntb/hw` drive the bridge itself. `switchtec`
+/// manages the PCIe switch that contains the bridge.
 const DRIVERS: [&str; 5] = ["ntb_hw_intel", "ntb_hw_amd", "ntb_hw_idt", "ntb_hw_epf", "switchtec"];
-/// Class code "other bridge", which NTBs and other chipset devices have.
+/// Class code of "other bridge", which NTBs have. Other chipset devices have this class too, so the class
+/// proves nothing by itself.
 const OTHER_BRIDGE: u32 = 0x06_8000;
 /// The PCI vendor id and device id of QEMU's ivshmem.
 pub(crate) const IVSHMEM: (u16, u16) = (0x1af4, 0x1110);
@@ -49,7 +51,7 @@ fn bridge(sysfs: &Sysfs, address: Address) -> Option<Bridge> {
     Some(Bridge { address: address.to_string(), kind, driver: device.driver })
 }
 
-/// Explains why the twin is the back-end: `bridges` has no NTB, or only unsupported ones.
+/// Explains why the twin is the back-end: no NTB is among `bridges`, or those are not supported yet.
 pub fn why_twin(bridges: &[Bridge]) -> String {
     match bridges.iter().find(|bridge| bridge.kind == Kind::Hardware) {
         Some(Bridge { address, driver, .. }) => format!(

@@ -1,8 +1,9 @@
 //! Fault injection: makes shared memory behave like a real link with posted writes, or worse.
 //!
 //! A [`Wire`] carries a port's stores to one peer. It cuts stores into pieces, which can arrive late and in
-//! any order, but not across a fence. A doorbell arrives after the stores before the last fence, unless the
-//! chosen [`Faults`] lose it, ring it twice or advance it.
+//! any order, but not across a fence. Posted write-combining stores have the same guarantees. A doorbell
+//! arrives after the stores before the last fence, unless the chosen [`Faults`] lose it, ring it twice or
+//! advance it.
 
 use crate::error::{Error, Result};
 use inlane_core::region::Region;
@@ -14,7 +15,8 @@ use std::time::{Duration, Instant};
 /// The faults to inject. Probabilities are from 0 to 1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// The longest delay of a piece of a store. Pieces have 64 or 8 bytes.
+    /// The longest time by which a piece of a store arrives late. Stores are cut into pieces of 64 or 8
+    /// bytes.
     pub delay: Duration,
     /// True if pieces between two fences arrive in random order.
     pub reorder: bool,
@@ -28,7 +30,7 @@ pub struct Faults {
     pub early: f64,
     /// Probability that a scratchpad keeps its old value for 3 ms after a write.
     pub stale: f64,
-    /// The mean time between two failures of the link, of 2 ms each. Zero: none.
+    /// The mean time between two failures of the link, which each last 2 ms. Zero: the link does not fail.
     pub flap: Duration,
     /// The protocol step at which the process is killed (see [`Faults::step`]).
     pub die: Option<String>,
@@ -151,7 +153,8 @@ enum Action {
 /// A piece of a store, or a register write, on its way to the peer.
 struct Piece {
     due: Instant,
-    /// The order in which the pieces between two fences arrive, the lowest first. `State::push` chooses it.
+    /// The order in which the pieces between the same two fences arrive: the lowest rank first. `State::push`
+    /// chooses the rank.
     rank: (Instant, u64),
     action: Action,
 }
@@ -178,11 +181,12 @@ impl Ord for Piece {
 }
 
 struct State {
-    /// The pieces of each epoch. A fence ends an epoch. An epoch's pieces are delivered before those of the
-    /// next.
+    /// One heap of pieces for each epoch. A fence ends an epoch. Only pieces of the first epoch may be
+    /// delivered; later epochs wait until it is empty.
     epochs: VecDeque<BinaryHeap<Piece>>,
     random: Random,
-    /// When the wire was made. Stands in for the due time in the rank of pieces that are not ordered by it.
+    /// The time at which the wire was made. Each rank begins with this time if the plan has no `reorder` or
+    /// no delay. These ranks differ only in their second part: the order of sending, or a random number.
     start: Instant,
     sent: u64,
     mapped: Vec<Region>,
@@ -202,8 +206,8 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Makes a wire with the faults of `plan` and starts the thread that delivers the pieces. Wires with the
-    /// same seed need different `stream`s.
+    /// Makes a wire with the faults of `plan` and starts the thread that delivers the pieces. Give each wire
+    /// a different `stream`, so that wires with the same seed make different random choices.
     pub fn new(plan: Faults, stream: u64) -> Self {
         let state = State {
             epochs: VecDeque::from([BinaryHeap::new()]),
@@ -249,7 +253,7 @@ impl Wire {
     }
 
     /// Sends a doorbell. It rings once all stores before the last fence are delivered, unless a fault loses
-    /// or advances it.
+    /// it or lets it ring early.
     pub(crate) fn doorbell(&self, ring: impl Fn() + Send + Sync + 'static) {
         let mut state = self.shared.lock();
         if state.random.happens(self.shared.plan.lose) {
@@ -261,7 +265,9 @@ impl Wire {
         if state.random.happens(self.shared.plan.early) {
             return ring();
         }
-        // A doorbell may overtake stores, but not the last fence, so push it into the current epoch.
+        // The doorbell register is not write-combining, so a doorbell may overtake the stores since the last
+        // fence, but not those before. Push it into the current epoch, where it waits only for the stores
+        // before that fence.
         let due = Instant::now() + state.random.up_to(self.shared.plan.delay);
         state.push(&self.shared.plan, due, Action::Call(Box::new(ring)));
         drop(state);
@@ -284,8 +290,8 @@ impl Wire {
         self.shared.changed.notify_all();
     }
 
-    /// Orders the wire: all earlier stores, doorbells and register writes arrive before all later stores and
-    /// register writes.
+    /// Orders the wire: all stores, doorbells and register writes before this call arrive before all later
+    /// stores and register writes.
     pub(crate) fn fence(&self) {
         self.shared.lock().fence();
     }
@@ -298,7 +304,8 @@ impl Wire {
         }
     }
 
-    /// Discards everything that has not arrived, as a link that goes down does.
+    /// Discards all stores, doorbells and register writes that have not arrived, as a link that goes down
+    /// does.
     pub(crate) fn lose_all(&self) {
         self.shared.lock().epochs = VecDeque::from([BinaryHeap::new()]);
         self.shared.changed.notify_all();
@@ -338,8 +345,8 @@ impl State {
         }
     }
 
-    /// Returns the next piece if it is due. Otherwise the error is the time to wait for it, or an hour if
-    /// there is none.
+    /// Returns the next piece if it is due. Otherwise the error says how long to wait: until the piece is
+    /// due, or an hour if there is none.
     fn next(&mut self) -> Result<Piece, Duration> {
         while self.epochs.len() > 1 && self.epochs[0].is_empty() {
             self.epochs.pop_front();
@@ -363,10 +370,10 @@ impl WireShared {
         let mut state = self.lock();
         loop {
             match state.next() {
-                // Deliver under the lock. An empty queue then means that everything has arrived.
+                // Deliver under the lock, so that an empty queue means that everything has arrived.
                 Ok(Piece { action: Action::Store { to, bytes, length }, .. }) => {
                     // SAFETY: the caller of `store` promised the destination, and `mapped` keeps it mapped.
-                    // Aligned words are stored whole.
+                    // Aligned words are stored whole, so a piece of 8 aligned bytes does not tear further.
                     unsafe { inlane_core::access::store_device(to as *mut u8, bytes.as_ptr(), length) };
                     inlane_core::access::store_fence();
                 }
@@ -427,8 +434,9 @@ mod tests {
         }
     }
 
-    /// Checks that a store's time does not grow with the number of queued pieces: 1 MiB in pieces of 8 bytes
-    /// takes at most 60 s.
+    /// Checks that the time of a store grows only with its length. An earlier version also slowed down with
+    /// the number of queued pieces: 1 MiB in pieces of 8 bytes took 13.7 s. The limit of 60 s detects such a
+    /// slowdown, and leaves room for a slow machine.
     #[test]
     fn the_time_of_a_store_grows_with_its_length_only() {
         for plan in ["torn", "torn,reorder", "torn,delay=1ms", "torn,reorder,delay=1ms"] {
@@ -452,7 +460,8 @@ mod tests {
         let wire = Wire::new(plan, 0);
         let order = Arc::new(Mutex::new(Vec::new()));
         {
-            // The pump needs this lock to deliver, so no piece arrives before all are queued.
+            // Hold the lock while queueing. The pump thread needs the lock to deliver, so no piece arrives
+            // before all are queued.
             let mut state = wire.shared.lock();
             for index in 0..100 {
                 let order = order.clone();

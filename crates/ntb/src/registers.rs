@@ -24,12 +24,14 @@ pub const SCRATCHPADS: u32 = 8 * MAX_PORTS;
 /// Number of doorbell vectors. Vector v covers the doorbell bits 32 v to 32 v + 31.
 pub const VECTORS: u32 = 2;
 
-/// A value with 128 bytes to itself: a cache line and the neighbour that is prefetched with it.
+/// A value that has 128 bytes to itself: a cache line and the neighbour that the processor prefetches with
+/// it. Values with different writers therefore do not slow each other down.
 #[repr(C, align(128))]
 #[derive(Default)]
 pub(crate) struct PaddedWord<T>(pub T);
 
-/// The part of a port's inbound memory that a peer's window leads to. A length of 0 means that none is set.
+/// The part of a port's inbound memory that a peer's window leads to. A length of 0 means that no translation
+/// is set.
 #[repr(C)]
 pub(crate) struct Translation {
     pub offset: AtomicU64,
@@ -43,13 +45,14 @@ pub(crate) struct PortRegisters {
     pub doorbell: PaddedWord<AtomicU64>,
     /// Doorbell bits that raise no event.
     pub mask: PaddedWord<AtomicU64>,
-    /// How often this port has enabled or disabled its links: odd while they are enabled.
+    /// The number of times that this port has enabled or disabled its links. While the links are enabled, it
+    /// is odd. While they are disabled, it is even.
     pub link: PaddedWord<AtomicU32>,
-    /// Number of processes that have attached to this port. With it, the hub ignores the end of a process
-    /// that was replaced.
+    /// Number of processes that have attached to this port. The hub uses this number to ignore the end of a
+    /// process that a later process has replaced.
     pub attachments: PaddedWord<AtomicU32>,
-    /// A counter that grows while the port's process runs. Back-ends without a hub detect the process's end
-    /// by it.
+    /// A counter that grows while the port's process runs. Back-ends without a hub use it to detect the end
+    /// of the process.
     pub heartbeat: PaddedWord<AtomicU32>,
     /// The translation of each peer's window onto this port.
     pub translations: [Translation; MAX_PORTS as usize],
@@ -79,8 +82,8 @@ impl PortRegisters {
             .is_ok()
     }
 
-    /// Sets doorbell bits. Returns the vectors to interrupt: those with a bit that is newly set and not
-    /// masked.
+    /// Sets doorbell bits and returns the vectors to interrupt. A bit that was already set or is masked does
+    /// not interrupt, so several doorbells may cause one interrupt.
     pub(crate) fn ring(&self, bits: u64) -> impl Iterator<Item = u32> {
         let before = self.doorbell.0.fetch_or(bits, Ordering::SeqCst);
         let rings = bits & !before & !self.mask.0.load(Ordering::SeqCst);

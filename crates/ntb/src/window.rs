@@ -1,5 +1,5 @@
-//! A mapped memory window: the path of stores to a peer. A hostile peer cannot lead an access outside the
-//! window.
+//! A mapped memory window: the path of stores to a peer. Every access is checked against the window's length,
+//! so no value from the peer leads outside the window.
 //!
 //! A store is *issued* when [`Window::store`] returns, and *delivered* when a later [`Window::flush`] has
 //! returned.
@@ -22,14 +22,15 @@ pub struct Window {
     wire: Option<Arc<Wire>>,
 }
 
-// SAFETY: all accesses are bounds-checked raw copies or atomics, because another process shares the memory.
-// Callers order accesses from different threads.
+// SAFETY: the memory is shared with another process anyway. All accesses are bounds-checked raw copies or
+// atomics. Callers order accesses from different threads.
 unsafe impl Send for Window {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Window {}
 
 impl Window {
-    /// Makes a window over mapped memory. With a `wire`, stores suffer its faults.
+    /// Makes a window over `region`, which is mapped memory. With a `wire`, stores go through it and suffer
+    /// its faults.
     pub fn new(peer: u32, region: Region, ordering: Ordering, wire: Option<Arc<Wire>>) -> Self {
         if let Some(wire) = &wire {
             wire.keep(region.clone());
@@ -147,8 +148,8 @@ impl Window {
     pub unsafe fn load_into(&self, destination: *mut u8, offset: usize, length: usize) -> Result<()> {
         let from = self.at(offset, length)?;
         if let Some(wire) = &self.wire {
-            // On hardware, a read does not pass earlier posted writes. So deliver the stores that are still
-            // in the wire.
+            // Deliver the stores that are still in the wire, because on hardware a read does not pass earlier
+            // posted writes.
             wire.drain();
         }
         // SAFETY: `at` checked the source. The caller promises the destination.
@@ -161,13 +162,13 @@ impl Window {
         Ok(())
     }
 
-    /// Makes all earlier stores arrive before all later stores through this window. Without injected faults,
-    /// this also orders the calling thread's stores through different windows.
+    /// Makes all stores before this call arrive before all later stores through this window. Without injected
+    /// faults, this also orders the calling thread's stores through different windows.
     #[inline(always)]
     pub fn fence(&self) {
         match (&self.wire, self.ordering) {
-            // Execute the fence on coherent windows, too: only it orders the non-temporal stores of large
-            // copies.
+            // Execute the fence instruction on coherent windows too. Large copies may use non-temporal
+            // stores, which only this instruction orders.
             (None, _) => store_fence(),
             (Some(wire), _) => wire.fence(),
         }
@@ -183,7 +184,8 @@ impl Window {
         }
     }
 
-    /// Blocks until all earlier stores are in the peer's memory. On posted windows this takes a read-back.
+    /// Blocks until all stores before this call are in the peer's memory. On posted windows this takes a
+    /// read-back.
     pub fn flush(&self) {
         fence(Memory::SeqCst);
         store_fence();

@@ -139,7 +139,7 @@ impl Load {
     }
 }
 
-/// What a plain server sends.
+/// What a plain server sends: always the same bytes, or the bytes of a large memory that the request names.
 #[derive(Clone, Copy)]
 enum Source {
     Buffer,
@@ -169,7 +169,7 @@ fn plain(core: usize, source: Source, request: usize, response: usize, block: us
                 Source::Buffer => parts.resize(complete, IoSlice::new(&output[..response])),
                 Source::Memory(memory) => {
                     for request in input[..complete * request].chunks_exact(request) {
-                        // Bytes 48 to 55 of a command capsule are the first block to read.
+                        // Bytes 48 to 55 of a command capsule hold the number of the first block to read.
                         let lba = u64::from_le_bytes(request[48..56].try_into().expect("8 bytes")) as usize;
                         parts.push(IoSlice::new(&memory[lba * 512..][..block]));
                         parts.push(IoSlice::new(&output[..response - block]));
@@ -193,7 +193,8 @@ fn plain(core: usize, source: Source, request: usize, response: usize, block: us
     stream
 }
 
-/// Sends a command while none is in flight, and waits. Returns dword 0 of the completion.
+/// Sends a command while no other is in flight, and waits for its completion. Returns dword 0 of the
+/// completion.
 fn call(stream: &mut TcpStream, digests: Digests, mut command: Command, data: &[u8]) -> u32 {
     command.cid = 1.into();
     let mut bytes = vec![0; MAX_HEADER];

@@ -1,8 +1,8 @@
 //! Measures a namespace with fio's workloads.
 //!
 //! Each job is a thread with its own [`Session`] and its own part of the range. With verification, each
-//! written block carries its offset, a sequence number and a checksum. Reads check them. At the end, all
-//! written blocks are read back.
+//! written block carries its offset, a sequence number and a checksum. Blocks are checked when they are read.
+//! At the end, all written blocks are read back.
 
 mod block;
 mod job;

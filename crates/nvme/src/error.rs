@@ -126,7 +126,8 @@ impl Error {
             Error::Core(error) => error.class(),
             Error::Invalid { .. } => Class::Usage,
             Error::Environment { .. } | Error::Unreachable { .. } => Class::Environment,
-            // A file, device or right is missing, or an address or device is in use.
+            // The machine is not ready: a file, a device or a right is missing, or an address or device is in
+            // use.
             Error::Os { source, .. } | Error::Remediable { source, .. }
                 if matches!(
                     source.kind(),

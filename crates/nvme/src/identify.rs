@@ -41,8 +41,8 @@ pub fn terminated<const N: usize>(text: &str) -> [u8; N] {
     field
 }
 
-/// Returns the text of a field without its padding. Replaces unprintable bytes: a hostile peer could send
-/// control sequences.
+/// Returns the text of a field without its padding. Replaces unprintable bytes, because a hostile peer could
+/// send control sequences to a terminal.
 pub fn text(field: &[u8]) -> String {
     let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
     let printable =

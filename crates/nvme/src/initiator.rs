@@ -7,9 +7,9 @@
 //!       Connection   the protocol as a state machine without I/O: commands to bytes, bytes to completions
 //! ```
 //!
-//! Only a session starts a thread, to reconnect. Requests may complete in any order. A request moves its
-//! [`Buffer`] into the connection. The completion returns it, so nothing else can access the memory while
-//! data is received into it.
+//! A session starts a thread to reconnect. No other layer starts threads. Requests may complete in any order.
+//! A request moves its [`Buffer`] into the connection. The completion returns it, so nothing else can access
+//! the memory while data is received into it.
 
 mod address;
 mod buffer;

@@ -6,9 +6,9 @@
 //!             <-- completions <--                                              <--
 //! ```
 //!
-//! Both sides share [`pdu`], the protocol data units of the TCP transport; [`command`], their commands,
-//! completions and statuses; and [`identify`], the data structures that commands transfer. [`target`] serves
-//! the drives that [`namespace`] opens.
+//! Both sides share three modules: [`pdu`] encodes and decodes the protocol data units of the TCP transport,
+//! [`command`] defines commands, completions and statuses, and [`identify`] defines the data structures that
+//! commands transfer. [`target`] serves the drives that [`namespace`] opens.
 //!
 //! Sources: NVM Express TCP Transport Specification 1.0 ("TCP"), NVM Express Base Specification 2.0 ("Base")
 //! and NVM Command Set Specification 1.0 ("NVM").

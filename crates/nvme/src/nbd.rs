@@ -6,8 +6,8 @@
 //!
 //! The server offers the fixed newstyle negotiation, simple and structured replies, and the metadata context
 //! `base:allocation`, in which all blocks count as allocated. It offers flush, FUA, trim and write zeroes if
-//! the namespace supports them. An invalid request gets an error. A client that violates the protocol is
-//! disconnected.
+//! the namespace supports them. An invalid request is answered with an error. A client that violates the
+//! protocol is disconnected.
 //!
 //! Source: the NBD protocol, <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
 

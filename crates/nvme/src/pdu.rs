@@ -9,13 +9,12 @@
 //!   <------ common header: 8 ------>                          if negotiated        <-- if there is data -->
 //! ```
 //!
-//! All numbers are little-endian. A receiver decodes the first 8 bytes into a [`Layout`], which says how
-//! many bytes follow and where the data lies. [`Layout::check_digest`] and [`Header::decode`] validate the
-//! header. An invalid field is reported as a [`Fault`], which can be sent to the peer as a termination
-//! request.
+//! All numbers are little-endian. A receiver decodes the first 8 bytes into a [`Layout`], which says how many
+//! bytes follow and where the data lies. [`Layout::check_digest`] and [`Header::decode`] validate the header.
+//! An invalid field is reported as a [`Fault`], which can be sent to the peer as a termination request.
 //!
-//! A sender calls [`encode`], which writes a header with its digest and padding. It sends these bytes, then
-//! the data, then [`digest`] of the data.
+//! A sender calls [`encode`], which writes a header with its digest and padding. The sender transmits these
+//! bytes, then the data, then [`digest`] of the data.
 
 mod digest;
 mod fault;

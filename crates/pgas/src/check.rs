@@ -45,7 +45,8 @@ pub fn run<T: Transport>(world: &World<T>, rounds: u32) -> Result<()> {
         let count = world.fetch(Operation::Fetch, flags, 1, 0, 0, 0)?;
         expect("an atomic at the owner", count == 10 * number * pes as u64)?;
         for index in 0..terms.len() {
-            // SAFETY: the element lies in this PE's array. Other PEs read it only after a barrier.
+            // SAFETY: the element lies in this PE's own copy of the array. Other PEs read it only in the sum
+            // below, after a barrier.
             unsafe { terms.as_ptr().add(index).write_volatile(me + index as u32) };
         }
         world.barrier_all()?;

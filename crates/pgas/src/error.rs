@@ -120,15 +120,16 @@ pub enum Error {
 pub struct Lost {
     /// Bytes stored to the peer since the link came up.
     pub issued_bytes: u64,
-    /// The issued bytes that are known to be in the peer's memory: those before the last completed quiet.
+    /// The issued bytes that are known to be in the peer's memory: those issued before the last completed
+    /// quiet.
     pub delivered_bytes: u64,
     /// Requests (gets, atomics) without an answer. They may have been carried out.
     pub unanswered: u64,
 }
 
 impl std::fmt::Display for Lost {
-    /// Writes the number of put bytes known to be delivered, and of unanswered requests. Leaves out counts
-    /// of 0.
+    /// Writes how many put bytes are known to be delivered, and how many requests have no answer. Leaves out
+    /// counts of 0.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.issued_bytes > 0 {
             let (delivered, issued) = (self.delivered_bytes, self.issued_bytes);

@@ -1,7 +1,8 @@
 //! A job: one process for each PE, started and ended together.
 //!
-//! Over windows, the launcher owns the hub of a twin NTB bridge, and each process inherits a socket to it.
-//! Over UCX, the PEs meet at the launcher's TCP server. Each process finds its settings in the environment:
+//! Over windows, the launcher owns the hub of a twin NTB bridge, which joins the PEs. Each process inherits a
+//! socket to the hub. Over UCX, the PEs meet at the launcher's TCP server. Each process finds its settings in
+//! the environment:
 //!
 //! | variable | meaning |
 //! | --- | --- |
@@ -50,8 +51,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use supervise::{JobEvent, Running, end_all, supervise};
 
-/// Explains, for an error message, why `program` could not be started and what to do. `None` if it exists
-/// and is executable. A name without a slash is searched only in PATH.
+/// Explains why starting `program` failed and what to do, as text for an error message. Returns `None` if
+/// `program` exists and is executable. A file in the working directory does not count if `program` has no
+/// slash, because the system then searches only PATH.
 pub fn why_not_started(program: &Path) -> Option<String> {
     let shown = program.display();
     let is_name = program.components().count() == 1;
@@ -94,7 +96,7 @@ pub struct Job {
     pub mover: Option<MoverChoice>,
     /// Size in bytes from which the mover copies. If `None`, each PE measures the size while connecting.
     pub mover_from: Option<u64>,
-    /// If set, binds each PE to its share of the processors, unless there are more PEs than processors.
+    /// If set, binds each PE to its share of the processors. Ignored if there are more PEs than processors.
     pub bind: bool,
 }
 
@@ -190,7 +192,8 @@ impl Job {
         let fd = socket.as_ref().map(AsRawFd::as_raw_fd);
         let processors = processors();
         let crowded = self.pes as usize > processors.len();
-        // Each PE gets an equal share of neighbouring processors, with room for its service thread.
+        // Give each PE an equal share of neighbouring processors. Its service thread then has room beside the
+        // program.
         let share = processors.len() / self.pes as usize;
         let bound = self.bind && !crowded && self.pes > 1;
         let own = if bound { processors[pe as usize * share..][..share].to_vec() } else { Vec::new() };
@@ -212,8 +215,8 @@ impl Job {
             Some(from) => command.env("INLANE_NTB_MOVER_FROM", from.to_string()),
             None => command.env_remove("INLANE_NTB_MOVER_FROM"),
         };
-        // SAFETY: the closure only makes system calls that are allowed between fork and exec. Their
-        // arguments were moved into it before the fork.
+        // SAFETY: the closure only makes system calls that are allowed between fork and exec. The arguments
+        // of these calls were moved into the closure before the fork.
         unsafe {
             command.pre_exec(move || {
                 if let Some(fd) = fd {

@@ -50,8 +50,8 @@ pub fn fetch<T: Word>(operation: Operation, target: *const T, operand: u64, comp
     T::value(check(world().atomic(operation, target as usize, size_of::<T>(), operand, comparand, pe)))
 }
 
-/// Starts an atomic operation on the word `target` of `pe`. The previous value is at `result` after the next
-/// quiet.
+/// Starts an atomic operation on the word `target` of `pe`. Its previous value is stored at `result` before
+/// the next quiet ends.
 pub unsafe fn fetch_nbi<T: Word>(
     operation: Operation,
     result: *mut T,
@@ -65,7 +65,8 @@ pub unsafe fn fetch_nbi<T: Word>(
     check(unsafe { world().atomic_fetch_nbi(operation, word, operands, result.cast(), pe) });
 }
 
-/// Starts an atomic operation without a result on a word of `pe`. It is complete after the next quiet.
+/// Starts an atomic operation without a result on a word of `pe`. The operation is complete after the next
+/// quiet.
 pub fn post(operation: Operation, target: *mut c_void, width: usize, operand: u64, pe: u32) {
     check(world().atomic_nbi(operation, target as usize, width, operand, pe));
 }

@@ -1,5 +1,5 @@
 //! Barriers and collectives, over teams and over active sets. Those of teams return 0, or -1 for an invalid
-//! team.
+//! team. An active set is given by its first PE, the logarithm of its stride, and its size.
 //!
 //! A caller of an unsafe function passes valid pointers, as the OpenSHMEM specification demands.
 
@@ -13,8 +13,8 @@ use std::ffi::{c_int, c_void};
 type ActiveSet = (c_int, c_int, c_int);
 
 fn active((start, log_stride, size): ActiveSet) -> Set {
-    // Invalid values become values that the library refuses: a very large start, a stride of 0 or a size of
-    // 0.
+    // Convert invalid values to values that the library refuses: a negative start becomes a very large
+    // number, and a bad stride or a negative size becomes 0.
     let stride = 1i32.checked_shl(log_stride as u32).unwrap_or(0);
     let size = size.max(0) as u32;
     Set { start: start as u32, stride, size }
@@ -112,15 +112,15 @@ pub unsafe fn fcollect_active(destination: *mut c_void, source: *const c_void, b
     check(unsafe { world().fcollect(active(set), destination as usize, source.cast(), bytes) });
 }
 
-/// Sends block i of the source to PE i of the team, which stores it in its `destination` at the sender's
-/// index. A block has `bytes` bytes.
+/// Sends block i of the source to PE i of the team. A block has `bytes` bytes. The receiver stores it in its
+/// `destination`, at the sender's index.
 pub unsafe fn all_to_all(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
     // SAFETY: the caller's pointers are valid.
     over(team, |team| unsafe { world().all_to_all(team, destination as usize, source.cast(), bytes) })
 }
 
-/// Sends block i of the source to PE i of the set, which stores it in its `destination` at the sender's
-/// index. A block has `bytes` bytes.
+/// Sends block i of the source to PE i of the set. A block has `bytes` bytes. The receiver stores it in its
+/// `destination`, at the sender's index.
 pub unsafe fn all_to_all_active(
     destination: *mut c_void,
     source: *const c_void,
@@ -131,9 +131,9 @@ pub unsafe fn all_to_all_active(
     check(unsafe { world().all_to_all(active(set), destination as usize, source.cast(), bytes) });
 }
 
-/// Sends elements to each PE of the team, like [`all_to_all`], but not contiguous. `elements` is their
-/// number per PE and their width in bytes. `strides` are their distances, in elements, at the destination
-/// and at the source.
+/// Sends elements to each PE of the team, like [`all_to_all`], but the elements are not contiguous.
+/// `elements` is the number of elements per PE, and their width in bytes. `strides` is the distance between
+/// two elements, in elements, at the destination and at the source.
 pub unsafe fn all_to_all_strided(
     team: Team,
     destination: *mut c_void,
@@ -161,8 +161,8 @@ pub unsafe fn all_to_all_strided_active(
     });
 }
 
-/// Combines the source arrays of the team's PEs element by element, into each PE's destination. `elements`
-/// is their number and their width in bytes.
+/// Combines the source arrays of all PEs of the team element by element, and stores the result in each PE's
+/// destination. `elements` is the number of elements and their width in bytes.
 pub unsafe fn reduce(
     team: Team,
     destination: *mut c_void,
@@ -176,8 +176,8 @@ pub unsafe fn reduce(
     over(team, |team| unsafe { world().reduce(team, destination as usize, source.cast(), elements, &all) })
 }
 
-/// Combines the source arrays of all PEs of the set element by element, into each PE's destination. An
-/// element has `width` bytes.
+/// Combines the source arrays of all PEs of the set element by element, and stores the result in each PE's
+/// destination. `count` is the number of elements, and `width` their width in bytes.
 pub unsafe fn to_all(
     destination: *mut c_void,
     source: *const c_void,

@@ -1,5 +1,5 @@
-//! Contexts (OpenSHMEM 1.5, section 9.5). A context numbers PEs as its team does. Fence and quiet of one
-//! context act on the operations of all.
+//! Contexts (OpenSHMEM 1.5, section 9.5). A context numbers PEs as its team does. All contexts of a PE share
+//! one stream of operations, so fence and quiet of one context order and complete the operations of all.
 
 use crate::rma;
 use crate::teams::{self, Team};
@@ -27,7 +27,8 @@ struct State {
     set: Set,
 }
 
-/// States of ended contexts. They are reused and never freed, so that an old handle leads to valid memory.
+/// States of ended contexts. They are reused and never freed, so that operations read valid memory even with
+/// the handle of an ended context.
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 /// Returns the state of a context other than the default one. `None` for SHMEM_CTX_INVALID.
@@ -37,8 +38,8 @@ fn state(context: Context) -> Option<&'static State> {
     (context.0 > Context::DEFAULT.0).then(|| unsafe { &*(context.0 as *const State) })
 }
 
-/// Converts a PE's number in the context's team to its number in the job. A number outside the team becomes
-/// one that no PE has.
+/// Converts a PE's number in the context's team to its number in the job. For a number outside the team,
+/// returns one that no PE has, so that the operation fails.
 #[inline]
 pub fn pe(context: Context, number: c_int) -> u32 {
     if context == Context::DEFAULT {
@@ -70,8 +71,8 @@ pub unsafe fn create(team: Team, options: i64, context: *mut Context) -> c_int {
     0
 }
 
-/// Blocks until the context's operations are complete, and destroys it. Does nothing for the default context
-/// or SHMEM_CTX_INVALID.
+/// Blocks until the context's operations are complete, and destroys the context. Does nothing for the default
+/// context or SHMEM_CTX_INVALID.
 pub fn destroy(context: Context) {
     if context.0 > Context::DEFAULT.0 {
         rma::quiet();

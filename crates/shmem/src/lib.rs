@@ -8,11 +8,12 @@
 //!               -- test `header` -> include/inlane/: prototypes, C11 generics, C++ overloads (checked in)
 //! ```
 //!
-//! The typed functions compute a length and call one of a few functions on bytes. `shmem_long_put` is a
-//! multiplication and a jump.
+//! The typed functions compute a length and call one of a few functions on bytes. For example,
+//! `shmem_long_put` is a multiplication and a jump.
 //!
 //! As in the specification, most functions return no error. If one fails, the library prints the error and
-//! ends the job. Rust has no `long double`, so functions with it are C (`longdouble.c`).
+//! ends the job. Rust has no type `long double`, so functions with such arguments or results are C
+//! (`longdouble.c`).
 
 mod amo;
 mod collectives;

@@ -1,7 +1,8 @@
 //! Locks, granted in the order in which the PEs asked for them (OpenSHMEM 1.5, section 9.12).
 //!
 //! A lock is a queue of PEs (Mellor-Crummey and Scott, "Algorithms for scalable synchronization on
-//! shared-memory multiprocessors", 1991). The halves of its symmetric word hold the queue's end and links:
+//! shared-memory multiprocessors", 1991). The two halves of the lock's symmetric word hold the end of the
+//! queue and its links:
 //!
 //! ```text
 //! bytes 0..4   at PE 0: the last PE of the queue + 1, or 0 for a free lock
@@ -16,7 +17,7 @@ use inlane_pgas::transport::Operation;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The PE whose copy of each lock's word names the last PE of the queue.
+/// The PE whose copy of a lock's word names the last PE of the queue, for all locks.
 const HOME: u32 = 0;
 const WAITING: u32 = 1 << 31;
 
@@ -25,8 +26,8 @@ fn links(lock: *mut i64) -> usize {
     lock as usize + 4
 }
 
-/// Loads the second half of the lock's word at this PE: the next PE in the queue plus 1, and bit 31 while
-/// this PE waits.
+/// Loads the second half of the lock's word at this PE. Bit 31 is set while this PE waits for the lock. The
+/// other bits hold the number of the next PE in the queue, plus 1.
 fn own_link(lock: *mut i64) -> u32 {
     // SAFETY: an earlier atomic checked that the lock is an aligned word of symmetric memory. Other PEs
     // change it by atomics.
@@ -38,7 +39,8 @@ fn atomic(operation: Operation, target: usize, operand: u32, comparand: u32, pe:
     check(world().atomic(operation, target, 4, operand.into(), comparand.into(), pe)) as u32
 }
 
-/// Acquires a lock. Blocks until this PE holds it. PEs get it in the order of their calls.
+/// Acquires a lock. Blocks until this PE holds the lock. PEs get it in the order in which they called this
+/// function.
 pub fn set(lock: *mut i64) {
     let me = world().me();
     atomic(Operation::Swap, links(lock), WAITING, 0, me);
@@ -60,7 +62,8 @@ pub fn clear(lock: *mut i64) {
         if atomic(Operation::CompareSwap, lock as usize, 0, me + 1, HOME) == me + 1 {
             return;
         }
-        // Wait for the number of the next PE, which is already in the queue and stores its number here next.
+        // Wait until another PE has stored its number here. That PE is already in the lock's queue, and
+        // stores its number next.
         check(world().wait_word(links(lock), 4, || next() != 0));
     }
     check(world().atomic_nbi(Operation::And, links(lock), 4, (!WAITING).into(), next() - 1));

@@ -5,8 +5,8 @@ use inlane_pgas::error::{Error, Result};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-/// Converts an allocation's result to C's: null if the heap is full or the alignment is invalid. Ends the
-/// job for other errors.
+/// Converts the result of an allocation to C's: the address, or null if the heap is full or the alignment is
+/// invalid. Ends the job for other errors.
 fn made(outcome: Result<*mut u8>) -> *mut c_void {
     match outcome {
         Ok(address) => address.cast(),
@@ -24,8 +24,9 @@ pub fn allocate(size: usize) -> *mut c_void {
     made(world().allocate_for_copies(size))
 }
 
-/// Allocates `size` bytes of symmetric memory, aligned to `alignment` rounded up to a power of two. Returns
-/// null if the size is 0, the heap is full, or the alignment is 0 or too large.
+/// Allocates `size` bytes of symmetric memory at an aligned address. Returns null if the size is 0, the heap
+/// is full, or the alignment is 0 or too large. Rounds the alignment up to a power of two, as other OpenSHMEM
+/// libraries do.
 pub fn allocate_aligned(alignment: usize, size: usize) -> *mut c_void {
     if size == 0 {
         check(world().barrier_all());
@@ -55,7 +56,8 @@ pub fn allocate_zeros(count: usize, size: usize) -> *mut c_void {
     address
 }
 
-/// Frees memory of the symmetric heap. Waits until all PEs have called it, also if the address is null.
+/// Frees memory of the symmetric heap. All PEs must call this. If the address is null, frees nothing and only
+/// waits until all PEs have called it.
 pub fn free(address: *mut c_void) {
     match address.is_null() {
         true => check(world().barrier_all()),
@@ -63,8 +65,8 @@ pub fn free(address: *mut c_void) {
     }
 }
 
-/// Changes the size of an allocation, which may move it. A null address allocates. Size 0 frees, and returns
-/// null. Returns null if the heap is full.
+/// Changes the size of an allocation, which may move it. If the address is null, allocates. If the size is 0,
+/// frees the memory and returns null. Also returns null if the heap is full.
 pub fn reallocate(address: *mut c_void, size: usize) -> *mut c_void {
     if address.is_null() {
         return allocate(size);

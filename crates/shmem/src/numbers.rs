@@ -1,7 +1,7 @@
 //! The arithmetic of reductions: how two arrays of a number type are combined element by element.
 
-/// A function `(accumulator, other, count)` that combines two arrays of `count` elements into the
-/// accumulator.
+/// A function `(accumulator, other, count)` that combines two arrays of `count` elements, element by element.
+/// It stores the results in the accumulator.
 pub type Combine = unsafe fn(*mut u8, *const u8, usize);
 
 /// C's `long double`. Only C code computes with it.

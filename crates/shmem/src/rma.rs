@@ -1,5 +1,5 @@
-//! Put, get, put with signal, fence and quiet, on bytes. Put and get are `extern "C"`, so that the typed
-//! functions end with a jump to them.
+//! Put, get, put with signal, fence and quiet, on bytes. Put and get are `extern "C"`, which never unwinds,
+//! so that the typed functions end with a jump to them.
 //!
 //! A caller of an unsafe function passes valid pointers, as the OpenSHMEM specification demands.
 
@@ -7,8 +7,8 @@ use crate::world::{check, invalid, world};
 use inlane_pgas::world::Signal;
 use std::ffi::{c_int, c_void};
 
-/// Returns the length of `count` elements in bytes. If it overflows, returns `usize::MAX`, with which the
-/// copy fails.
+/// Returns the length of `count` elements in bytes. If the product overflows, returns `usize::MAX`. No memory
+/// is that long, so the copy fails.
 #[inline(always)]
 pub fn bytes(count: usize, width: usize) -> usize {
     count.saturating_mul(width)
@@ -132,7 +132,7 @@ pub unsafe fn put_signal(
     check(unsafe { world().put_signal_bytes(destination as usize, source.cast(), bytes, signal, pe) });
 }
 
-/// Orders puts and atomics: earlier ones arrive at each PE before later ones to that PE.
+/// Orders puts and atomics. Those before this call arrive at each PE before all later ones to that PE.
 pub fn fence() {
     check(world().fence());
 }

@@ -1,4 +1,5 @@
-//! The functions that set up the library, and queries about PEs, addresses and the library.
+//! The functions that set up the library, and the queries: a PE's number, the number of PEs, whether a PE or
+//! an address is accessible, and the library's version and name.
 
 use crate::world::{self, world};
 use inlane_pgas::transport::Transport;
@@ -6,8 +7,8 @@ use std::ffi::{c_char, c_int, c_void};
 
 const THREAD_MULTIPLE: c_int = 3;
 
-/// Converts a PE's number in the job from C's type. A negative number becomes a very large one, which no PE
-/// has.
+/// Converts a PE's number in the job from C's type. A negative number becomes a very large one, which the
+/// library refuses because no such PE exists.
 #[inline(always)]
 pub fn pe(number: c_int) -> u32 {
     number as u32
@@ -49,8 +50,8 @@ pub fn addr_accessible(address: *const c_void, number: c_int) -> c_int {
     (pe(number) < world().pes() && world().offset_of(address as usize, 1).is_ok()) as c_int
 }
 
-/// Returns the address for loads and stores to PE `number`'s copy of the symmetric object at `address`, or
-/// null if there is none.
+/// Returns the address at which this PE's loads and stores reach PE `number`'s copy of the symmetric object
+/// at `address`. Returns null if they cannot reach it.
 pub fn ptr(address: *const c_void, number: c_int) -> *mut c_void {
     world().direct(address as usize, pe(number)).map_or(std::ptr::null_mut(), |address| address.cast())
 }

@@ -1,8 +1,9 @@
-//! Makes the program's static objects symmetric: its writable data segment (`.data`, `.bss`) becomes part of
-//! the inbound memory.
+//! Makes the program's static objects symmetric: its writable data segment becomes part of the inbound
+//! memory.
 //!
-//! The segment keeps its address. Its contents are copied to the inbound memory, whose pages are then mapped
-//! over the segment. Pages that are read-only after relocation are left out.
+//! The segment (`.data`, `.bss`) keeps its address. Its contents are copied to the inbound memory. The pages
+//! of the inbound memory are then mapped a second time, over the segment. Pages that the loader made
+//! read-only after relocation are left out.
 //!
 //! ```text
 //! program   | .text | .data.rel.ro | .data .bss |          same pages
@@ -43,7 +44,8 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
         .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
     let Some((mut start, end)) = writable else { return 1 };
     start = start / page * page;
-    // The loader has made the RELRO pages read-only, up to the last page boundary within them. Start there.
+    // After relocation, the loader has made the RELRO pages read-only, up to the last page boundary within
+    // them. Start at that boundary.
     if let Some(relro) = headers.iter().find(|header| header.p_type == libc::PT_GNU_RELRO) {
         start = start.max(span(relro).1 / page * page);
     }
@@ -67,8 +69,8 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
 pub unsafe fn move_to(twin: &Twin, offset: usize, address: usize, length: usize) -> Result<()> {
     let inbound = twin.inbound().slice(offset, length)?;
     let (from, to) = (address as *const u64, inbound.as_ptr().cast::<u64>());
-    // AddressSanitizer would report a memcpy that reads its red zones between static objects, so copy word
-    // by word.
+    // Copy word by word, because the span contains red zones of AddressSanitizer between static objects.
+    // AddressSanitizer would report a memcpy that reads these.
     for word in 0..length / 8 {
         // SAFETY: both spans are mapped, and the caller promises that no thread writes them.
         unsafe { to.add(word).write_volatile(from.add(word).read_volatile()) };

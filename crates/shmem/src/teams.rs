@@ -1,8 +1,9 @@
 //! Teams: regular sets of PEs (OpenSHMEM 1.5, section 9.4).
 //!
 //! The PEs of a new team open a channel, so that threads of one PE can run collectives of different teams at
-//! the same time. A handle is a small number for a predefined team, else the address of the team's state.
-//! That is never freed, so an old handle leads to valid memory.
+//! the same time. A handle is a small number for a predefined team, else the address of the team's state. The
+//! state's memory is reused after the team is destroyed, but never freed, so an outdated handle still points
+//! to valid memory.
 
 use crate::setup;
 use crate::world::{check, world};
@@ -38,7 +39,8 @@ const NUM_CONTEXTS: i64 = 1;
 pub struct State {
     set: Set,
     config: TeamConfig,
-    /// The channel of the team's collectives. `None` for the team of all PEs, or if a PE had no free place.
+    /// The channel of the team's collectives. `None` for the team of all PEs, and if a PE had no free place
+    /// for a channel.
     channel: Option<Arc<Channel>>,
 }
 
@@ -61,7 +63,7 @@ fn shared() -> State {
     State { set, config: TeamConfig::default(), channel }
 }
 
-/// The memory of a team's state. `None` after the team was destroyed.
+/// The memory of a team's state, to which handles of the team point. `None` after the team was destroyed.
 type Slot = Mutex<Option<State>>;
 
 static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
@@ -119,8 +121,8 @@ pub unsafe fn get_config(team: Team, mask: i64, config: *mut TeamConfig) -> c_in
     0
 }
 
-/// Converts a PE's number in team `from` to its number in team `to`. Returns -1 if a team is invalid or
-/// lacks the PE.
+/// Converts a PE's number in team `from` to its number in team `to`. Returns -1 if the PE is not in both
+/// teams, or if a team is invalid.
 pub fn translate_pe(from: Team, pe: c_int, to: Team) -> c_int {
     let (Some(from), Some(to)) = (set(from), set(to)) else { return -1 };
     match u32::try_from(pe) {
@@ -147,8 +149,8 @@ fn subset(parent: Set, start: c_int, stride: c_int, size: c_int) -> Option<Set> 
     within.is_within(parent.size).then(|| Set { start: parent.pe(within.start), stride, size: within.size })
 }
 
-/// Makes a team of PEs of `parent`. Stores its handle in `team`, or [`Team::INVALID`] on other PEs. Returns
-/// 0, or -1 if an argument is invalid.
+/// Makes a team of PEs of `parent`. Stores its handle in `team`, or [`Team::INVALID`] on a PE that is not in
+/// the new team. Returns 0, or -1 if an argument is invalid.
 pub unsafe fn split_strided(
     parent: Team,
     (start, stride, size): (c_int, c_int, c_int),
@@ -170,8 +172,8 @@ pub unsafe fn split_strided(
     0
 }
 
-/// One dimension of a 2D split: the configuration of its team, the mask of the fields to use, and where to
-/// store the handle.
+/// One of the two dimensions of a 2D split: the configuration of its team, the mask of the fields to use, and
+/// where to store the handle.
 type Axis = (*const TeamConfig, i64, *mut Team);
 
 /// Puts each PE of `parent` into two new teams: its row of `xrange` PEs, and its column. Returns 0, or -1 if
@@ -210,8 +212,8 @@ pub fn destroy(team: Team) {
     }
 }
 
-/// Returns the address for loads and stores to the copy of the symmetric object at `address` at PE `pe` of
-/// the team, or null if there is none.
+/// Returns the address at which this PE's loads and stores reach the copy of the symmetric object at
+/// `address` that belongs to PE `pe` of the team. Returns null if they cannot reach it.
 pub fn ptr(team: Team, address: *const c_void, pe: c_int) -> *mut c_void {
     match (set(team), u32::try_from(pe)) {
         (Some(set), Ok(pe)) if pe < set.size => setup::ptr(address, set.pe(pe) as c_int),

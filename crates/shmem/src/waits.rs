@@ -32,8 +32,8 @@ fn compare(how: c_int) -> Compare {
     }
 }
 
-/// Loads a word of this PE's memory. Later loads also return the data that another PE delivered before the
-/// word.
+/// Loads a word of this PE's memory. If its value was put by another PE, later loads also return the data
+/// that was delivered before the word.
 pub unsafe fn load<T: Copy>(word: *const T) -> T {
     // SAFETY: the caller passes an aligned word, as the specification demands.
     let value = unsafe { word.read_volatile() };
@@ -83,8 +83,8 @@ impl<T: Copy + PartialOrd> Words<T> {
         self.included().all(|index| self.holds(index))
     }
 
-    /// Returns the index of a word whose comparison holds, or `usize::MAX` if there is none. Each call
-    /// starts the search at another word.
+    /// Returns the index of a word whose comparison holds, or `usize::MAX` if there is none. Each call starts
+    /// the search at another word, so that no word is always overlooked.
     fn any(&self) -> usize {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
         let first = CALLS.fetch_add(1, Ordering::Relaxed) % self.count.max(1);
@@ -105,7 +105,7 @@ impl<T: Copy + PartialOrd> Words<T> {
     }
 }
 
-/// Blocks until the comparison of the word with `value` holds. Returns the word's value.
+/// Blocks until the comparison of the word with `value` holds. Returns the word's value that made it hold.
 pub unsafe fn wait_until<T: Copy + PartialOrd>(word: *const T, how: c_int, value: T) -> T {
     let how = compare(how);
     let mut seen = value;

@@ -1,4 +1,5 @@
-//! The process's `World`. `shmem_init` creates it; `shmem_finalize` or the exit handler ends it.
+//! The process's `World`, through which all functions of this library communicate. `shmem_init` creates it.
+//! `shmem_finalize` or the exit handler ends it.
 
 use crate::statics;
 use inlane_ntb::device::Ntb;
@@ -19,7 +20,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 struct Process {
-    /// The PID of the process that called shmem_init. A forked child has another one and is no PE.
+    /// The PID of the process that called shmem_init. A forked child has another PID, so it does not act as a
+    /// PE.
     id: u32,
     world: World<AnyTransport>,
     control: Arc<dyn JobControl>,
@@ -43,7 +45,7 @@ impl Process {
 // Never dropped, because peers may still read the memory when this process ends.
 static PROCESS: OnceLock<Process> = OnceLock::new();
 static FINISHED: AtomicBool = AtomicBool::new(false);
-/// True once this process has called shmem_global_exit. It then ends by itself, so `watch` need not end it.
+/// True once this process has called shmem_global_exit. It then ends by `exit`, so `watch` need not end it.
 static EXITING: AtomicBool = AtomicBool::new(false);
 /// The longest time that a process waits for the flush of its output streams before it ends.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
@@ -155,7 +157,8 @@ fn connect_over_ucx(session: UcxSession, address: usize, length: usize) -> Resul
     })
 }
 
-/// Waits until the launcher asks this process to end, or has ended. Then ends this process.
+/// Waits until the launcher asks this process to end, or until the launcher has ended. Then ends this
+/// process, unless it is ending anyway.
 fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
     let status = match (control.wait_for_end(), member) {
         (Some(_), _) if EXITING.load(Ordering::Acquire) => return,
@@ -165,8 +168,8 @@ fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
             }
             status
         }
-        // In a job of a process manager, PE 0 runs the hub. The hub's end is no failure if this PE has
-        // finished.
+        // In a job that a process manager started, PE 0 runs the hub. PE 0 ends after all PEs have finished,
+        // so the end of its hub is no failure if this PE has finished.
         (None, Some(_)) if FINISHED.load(Ordering::Acquire) => return,
         (None, Some(_)) => {
             print(&format!("PE {pe}: PE 0 has ended before the others; look for the cause at PE 0"));
@@ -180,7 +183,8 @@ fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
             1
         }
     };
-    // Flush for a limited time, because another thread may hold a stream's lock forever.
+    // Flush the program's output streams. Another thread may hold a stream's lock forever, so wait only for a
+    // limited time.
     let (sender, flushed) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         // SAFETY: null stands for all open streams.
@@ -188,12 +192,12 @@ fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
         let _ = sender.send(());
     });
     let _ = flushed.recv_timeout(FLUSH_LIMIT);
-    // Do not run exit handlers, because they would destroy what other threads still use.
-    // SAFETY: the call ends the process and runs no other code of it.
+    // Do not run exit handlers, because the program's other threads still use what they destroy.
+    // SAFETY: the call ends the process at once and runs no other code of it.
     unsafe { libc::_exit(status) }
 }
 
-/// Starts the thread that runs [`watch`]. It handles no signals: the program expects them in its own
+/// Starts the thread that runs [`watch`]. It handles no signals, because the program expects them in its own
 /// threads.
 fn start_watching(pe: u32, control: Arc<dyn JobControl>, member: Option<Arc<Member>>) -> Result<()> {
     // SAFETY: the sets are local variables, and the calls change only this thread's mask.
@@ -210,7 +214,8 @@ fn start_watching(pe: u32, control: Arc<dyn JobControl>, member: Option<Arc<Memb
     }
 }
 
-/// Returns the process that called shmem_init. `None` in a forked child, which is no PE.
+/// Returns the process that called shmem_init. `None` in a forked child, which is not a PE and must not act
+/// as one.
 fn own_process() -> Option<&'static Process> {
     PROCESS.get().filter(|process| process.id == std::process::id())
 }
@@ -233,8 +238,8 @@ pub fn start() {
     }
     check(world().barrier_all());
     describe();
-    // Finalizes at exit, because programs for OpenSHMEM before 1.2 do not. A PE that exits with an error
-    // does not wait for the others, because they may wait for it.
+    // Finalizes at exit, because programs for versions of OpenSHMEM before 1.2 never finalize. A PE that
+    // exits with an error does not wait for the others, because they may be waiting for it.
     extern "C" fn at_exit(status: c_int, _: *mut c_void) {
         if status == 0 {
             finish();

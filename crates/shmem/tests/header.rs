@@ -34,8 +34,8 @@ fn headers_are_made_from_the_table() {
     }
 }
 
-/// The element types of put and get, in function names. These constants are tables 5 to 10 of the OpenSHMEM
-/// specification.
+/// The element types of put and get, as they appear in function names. This constant and those below are
+/// tables 5 to 10 of the OpenSHMEM specification.
 const RMA: &str = "float double longdouble char schar short int long longlong uchar ushort uint ulong ulonglong \
                    int8 int16 int32 int64 uint8 uint16 uint32 uint64 size ptrdiff";
 const AMO: &str = "int long longlong uint ulong ulonglong int32 int64 uint32 uint64 size ptrdiff";
@@ -52,8 +52,8 @@ const ACTIVE_INTEGERS: &str = "short int long longlong";
 const ACTIVE_ORDER: &str = "short int long longlong float double longdouble";
 const ACTIVE_SUM: &str = "short int long longlong float double longdouble complexf complexd";
 
-/// The functions of OpenSHMEM 1.5, chapters 9 and 10, and its deprecated names: a name with `*`, the words
-/// that replace the `*`, and true if a variant has a context.
+/// The functions of OpenSHMEM 1.5, chapters 9 and 10 and the table of deprecated names. Each row has a name
+/// with `*`, the words that replace the `*`, and true if there is also a variant with a context.
 const SPECIFICATION: &[(&str, &str, bool)] = &[
     (
         "shmem_*",
@@ -171,7 +171,8 @@ const SPECIFICATION: &[(&str, &str, bool)] = &[
     ("*", "start_pes _my_pe _num_pes shmalloc shfree shrealloc shmemalign", false),
 ];
 
-/// Functions beyond OpenSHMEM 1.5. Each row has a name with `*`, and the words that replace the `*`.
+/// Functions of `functions.txt` that OpenSHMEM 1.5 does not have. Each row has a name with `*`, and the words
+/// that replace the `*`.
 const BEYOND: &[(&str, &str)] = &[
     ("shmem_*_and_reduce", ACTIVE_INTEGERS), // Sandia OpenSHMEM has these too.
     ("shmem_*_or_reduce", ACTIVE_INTEGERS),

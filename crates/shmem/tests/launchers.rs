@@ -7,8 +7,8 @@ use inlane_pgas::transport::ucx::Ucx;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// The launchers: the program's name, its options, and its package. The options allow root, and more
-/// processes than processors.
+/// The launchers: the program's name, its options, and its package. The options let a launcher run as root
+/// and start more processes than there are processors.
 const LAUNCHERS: [(&str, &[&str], &str); 4] = [
     ("mpirun.openmpi", &["--allow-run-as-root", "--oversubscribe"], "openmpi-bin"),
     ("mpiexec.hydra", &[], "mpich"),
@@ -24,7 +24,8 @@ fn launch(
     environment: &[(&str, &str)],
 ) -> Option<Output> {
     let mut command = Command::new("timeout");
-    // Give each launcher a temporary folder, because launchers remove the folder that they share.
+    // Give each launcher a temporary folder of its own. Launchers otherwise share a folder and remove it, so
+    // a launcher that starts meanwhile would fail.
     let folder = tempfile::tempdir().unwrap();
     command.env("TMPDIR", folder.path());
     command.args(["-k", "1", "100", launcher]).args(options).args(program).envs(environment.iter().copied());
@@ -150,8 +151,9 @@ fn only_timeouts_that_are_set_end_a_job() {
         let arguments = [format!("{variable}=200ms"), program.display().to_string(), "2".into(), how.into()];
         let arguments: Vec<_> =
             arguments.into_iter().map(Into::into).chain([folder.clone().into()]).collect();
-        // With any fault, the owner of a word carries out the atomics on it, so a stopped owner does not
-        // answer. A link failure every 2 h does not affect the test.
+        // If faults are injected, the owner of a word carries out the atomics on it, so a stopped owner does
+        // not answer. Link failures every 2 h are too rare to affect the test. The fault `delay` would also
+        // hold back what the owner sent before it stopped.
         let job = Job { pes: 2, heap_bytes: 4 << 20, faults: "flap=2h".into(), ..Job::default() };
         job.run(&"env".into(), &arguments).unwrap().0
     };

@@ -104,7 +104,7 @@ fn an_early_end_ends_the_job() {
     }
 }
 
-/// Returns the process IDs in the names of the files `what`.PID in `folder`.
+/// Returns the process IDs that the job's processes have recorded in `folder`: those of all files `what`.PID.
 fn noted(folder: &Path, what: &str) -> Vec<String> {
     let names =
         std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -117,8 +117,8 @@ fn runs(process: &str) -> bool {
     status.contains("State:") && !status.contains("State:\tZ")
 }
 
-/// Returns arguments for `sh` to run `program` as its child, followed by `true`: a shell would replace
-/// itself by the last command.
+/// Returns arguments for `sh` that run `program` as a child of the shell. `true` follows it, because a shell
+/// replaces itself by the last command.
 fn behind_a_shell(program: &Path, how: &str, folder: &Path) -> Vec<OsString> {
     let line = format!("{} {how} {}; true", program.display(), folder.display());
     vec!["-c".into(), line.into()]
@@ -145,7 +145,7 @@ fn global_exit_keeps_buffered_output_and_leaves_no_process() {
     }
 }
 
-/// Runs a job in a process that [`the_end_of_the_launcher_ends_the_job`] kills.
+/// Runs a job in a process of its own. [`the_end_of_the_launcher_ends_the_job`] kills that process.
 #[test]
 #[ignore = "a part of another test"]
 fn launcher() {

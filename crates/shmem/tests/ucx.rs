@@ -12,7 +12,7 @@ use std::path::Path;
 /// Values of `UCX_TLS`: shared memory, TCP, and UCX's choice.
 const METHODS: [&str; 3] = ["shm,self", "tcp,self", "all"];
 
-/// Returns true if UCX is installed. If not, prints that `test` is skipped.
+/// Returns true if UCX is installed. Otherwise prints that `test` is skipped, and returns false.
 fn has_ucx(test: &str) -> bool {
     let found = Ucx::version();
     if let Err(error) = &found {

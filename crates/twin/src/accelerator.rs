@@ -1,4 +1,5 @@
-//! The twin of an accelerator: memory, a DMA engine for each direction, and a BAR for access by the CPU.
+//! The twin of an accelerator: memory, a DMA engine for each direction, and a BAR through which the CPU
+//! reaches the memory.
 
 use crate::costs::{BarCosts, Costs};
 use crate::dma::DmaEngine;
@@ -88,8 +89,8 @@ impl Drop for Allocation {
     }
 }
 
-/// A mover that copies with the CPU from or to a twin's BAR. It copies real bytes, and spins for the time of
-/// the model.
+/// A mover that copies with the CPU from or to a twin's BAR. It copies real bytes by 4-byte stores and takes
+/// the time of the model. It spins during this time, because slow loads and stores occupy a real CPU too.
 pub struct BarMover {
     /// The costs of reading the source, if the source is a twin.
     read: Option<BarCosts>,

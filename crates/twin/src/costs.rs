@@ -28,8 +28,8 @@ impl DmaCosts {
         }
     }
 
-    /// Returns the time of a transfer of `bytes` in the model: to the device if `to_device` is set, else
-    /// from it.
+    /// Returns the time that a transfer of `bytes` takes in the model: to the device if `to_device` is true,
+    /// else out of the device.
     pub fn time(&self, bytes: usize, to_device: bool) -> Duration {
         let rate = if to_device { self.to_device } else { self.from_device };
         self.per_transfer + Duration::from_secs_f64(bytes as f64 / rate)
@@ -64,8 +64,8 @@ impl Costs {
     /// Returns the costs of the published accelerator in slot 0 (PCIe Gen4 x8) or 1 (Gen3 x4). Other slots
     /// count modulo 2.
     ///
-    /// The rates are the published ones, with MB = 2^20 bytes. The fixed time of a transfer, 10 us, is an
-    /// assumption.
+    /// The rates are the published ones, with MB = 2^20 bytes. The fixed time of a transfer was not
+    /// published. We assume 10 us for a driver call, a descriptor and a doorbell.
     pub fn published(slot: u32) -> Self {
         let (name, link, to_device, from_device, write, read) = match slot % 2 {
             0 => ("published NPU, Gen4 x8", 15.754e9, 8014.24, 9558.77, 6.76, 28.11),

@@ -1,10 +1,12 @@
-//! The twin of a DMA engine: a thread that copies bytes in the time of its model, and raises interrupts.
+//! The twin of a DMA engine: a thread that copies bytes, completes transfers when its model says, and raises
+//! interrupts.
 //!
 //! ```text
 //!  submit -> queue -> thread: copy bytes | wait until start + cost + bytes/rate | done = n | interrupt if requested
 //! ```
 //!
-//! Transfers run one after another. If this machine copies more slowly than the model, they complete late.
+//! Transfers run one after another, as on one DMA channel. If this machine copies more slowly than the model,
+//! transfers complete late.
 
 use crate::costs::DmaCosts;
 use crate::fault::Faults;
@@ -18,10 +20,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The number of bytes to copy between two checks for a fault or for the end of the engine.
+/// The number of bytes that are copied between two checks whether a fault is due or the engine is being
+/// dropped.
 const STEP: usize = 256 << 10;
-/// The longest wait for an interrupt. After it, the number of completed transfers is checked, because the
-/// interrupt may be lost.
+/// How long a thread waits for an interrupt at most. Then it checks the number of completed transfers anyway,
+/// because the interrupt may be lost.
 const BACKSTOP: Duration = Duration::from_millis(50);
 
 /// State that the engine shares with its thread.
@@ -75,7 +78,8 @@ impl DmaEngine {
         &self.shared.faults
     }
 
-    /// Returns how often a wait found a completed transfer whose interrupt was lost.
+    /// Returns how often a wait found a completed transfer although no interrupt came, because the interrupt
+    /// was lost.
     pub fn recovered_interrupts(&self) -> u64 {
         self.shared.recovered.load(Ordering::Relaxed)
     }
@@ -127,7 +131,8 @@ impl Wait for InterruptWait<'_> {
     const FIRST_POLLS: u32 = 1;
     const POLLS: u32 = 1;
 
-    /// Requests the interrupt before the check, so that a transfer that completes after the check raises it.
+    /// Requests the interrupt before it checks for completed transfers. A transfer that completes after the
+    /// check then raises the interrupt.
     fn poll(&mut self, _watched: bool) -> Result<bool> {
         self.shared.interrupt_wanted.store(true, Ordering::SeqCst);
         self.seen = DmaEngine::newest_done(self.shared, self.name)?;
@@ -194,8 +199,8 @@ impl Mover for DmaEngine {
         let (shared, name) = (self.shared.clone(), self.name.clone());
         let mut turns = 0u32;
         let poll = || {
-            // Yield, because on a machine with few cores the engine's thread needs the core of the polling
-            // thread.
+            // The engine is a thread. On a machine with few cores it needs the core of the polling thread, so
+            // the polling thread yields once in 64 polls.
             turns = turns.wrapping_add(1);
             if turns.is_multiple_of(64) {
                 std::thread::yield_now();

@@ -36,7 +36,8 @@ impl Interrupt {
         let _ = (&self.file).write(&1u64.to_ne_bytes());
     }
 
-    /// Sleeps until the line is raised, and lowers it. Returns false if it was not raised within `limit`.
+    /// Sleeps until the line is raised, and lowers it. Returns false if the line was not raised within
+    /// `limit`.
     pub fn wait(&self, limit: Duration) -> bool {
         let mut poll = libc::pollfd { fd: self.file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let milliseconds = limit.as_millis().clamp(1, i32::MAX as u128) as i32;

@@ -1,7 +1,8 @@
 //! Twins: software stand-ins for devices, so that everything above them can be tested on any machine.
 //!
 //! A twin moves real bytes, takes the time of its model, signals interrupts through an eventfd, and fails on
-//! request. Results mark a twin's figures, which are those of a model.
+//! request. Its figures are those of a model. Results mark them, and they never stand in a table of
+//! measurements.
 
 mod accelerator;
 mod costs;

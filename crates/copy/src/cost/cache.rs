@@ -4,7 +4,8 @@
 //!  machine, source, destination, options  ->  costs, time of the measurement
 //! ```
 //!
-//! The part before the arrow is the key.
+//! The part before the arrow is the key. It contains nothing that changes between runs, such as the rate of
+//! an idle GPU's link.
 
 use super::Costs;
 use crate::device::Device;
@@ -36,8 +37,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Reads the user's cache, `inlane/copy-costs.json` in `$XDG_CACHE_HOME` or `~/.cache`. Empty if the file
-    /// cannot be read.
+    /// Reads the user's cache, `inlane/copy-costs.json` in `$XDG_CACHE_HOME` or `~/.cache`. The result is
+    /// empty if the file is missing, unreadable or malformed.
     pub fn load() -> Self {
         let root = std::env::var_os("XDG_CACHE_HOME")
             .filter(|folder| !folder.is_empty())
@@ -61,8 +62,8 @@ impl Cache {
         self.entries.get(&key(from, to, options)).map(|entry| &entry.costs)
     }
 
-    /// Stores costs in memory and in the file. Keeps entries that other processes added. If the file cannot
-    /// be written, logs a warning.
+    /// Stores costs in memory and in the file. Keeps the entries that other processes added to the file
+    /// meanwhile. If the file cannot be written, logs a warning.
     pub fn put(&mut self, from: &Device, to: &Device, options: &PathOptions, costs: Costs) {
         let measured_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let entry = Entry { measured_s, costs };
@@ -84,8 +85,8 @@ fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;
     }
-    // Another process must not write the file between `read` and `rename`. A lost entry is only measured
-    // again, so ignore a failed lock.
+    // Lock the file against other processes from `read` to `rename`, because one of them could otherwise
+    // overwrite this entry. Ignore a failed lock, because an overwritten entry is only measured again later.
     let lock = File::create(file.with_extension("lock"))?;
     let _ = lock.lock();
     let mut entries = read(file);
@@ -100,7 +101,8 @@ fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
     replaced.inspect_err(|_| drop(fs::remove_file(&part)))
 }
 
-/// Returns the key of an entry: everything that changes the costs. `options.largest` does not.
+/// Returns the key of an entry. The key contains everything that changes the costs. It does not contain
+/// `options.largest`, because calibration measures the same sizes for every value.
 fn key(from: &Device, to: &Device, options: &PathOptions) -> String {
     let host = inlane_core::result::Host::this();
     let driver = crate::gpu::driver_version().map_or(String::new(), |version| format!(", CUDA {version}"));
@@ -182,7 +184,7 @@ mod tests {
         assert_eq!(cache.get(&b, &a, &asked), None, "the opposite direction has its own entry");
         let other = Device::twin(Accelerator::new(1, TwinCosts { link: 1e9, ..TwinCosts::published(1) }));
         assert_eq!(cache.get(&a, &other, &asked), None, "another device with the same number");
-        // A second cache that reads the same file must find all entries.
+        // Store one more entry. A second cache that reads the same file must then find all entries.
         cache.put(&b, &a, &asked, costs(9.5));
         let again = Cache::at(folder.path().join("new").join("costs.json"));
         assert_eq!(again.get(&b, &a, &asked), Some(&costs(9.5)));
@@ -204,7 +206,9 @@ mod tests {
             for writer in 1..5 {
                 let (a, b, file) = (&a, &b, &file);
                 scope.spawn(move || {
-                    // A thread's `Cache` is read before the other threads write, as in a separate process.
+                    // Each thread has its own `Cache`, as a separate process would. It is read before the
+                    // other threads write, so `put` must also keep entries that are in the file but not in
+                    // this `Cache`.
                     let mut cache = Cache::at(file);
                     for turn in 0..10 {
                         cache.put(a, b, &options(writer, turn), costs(f64::from(writer)));

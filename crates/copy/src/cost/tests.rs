@@ -46,7 +46,8 @@ fn refusals_that_the_user_can_change_are_usage_errors() {
     assert!(error.to_string().contains("excluded by --without"), "{error}");
 }
 
-/// Maps the same memory at two addresses. Poisoning one then alters the other.
+/// Maps the same memory at two addresses. Poisoning the destination then also overwrites the source, so a
+/// transfer delivers wrong bytes.
 fn twice(bytes: usize) -> [Region; 2] {
     // SAFETY: nothing else uses this file, and both mappings stay until the process ends.
     unsafe {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The *pusher* is the kernel on the source GPU, the *puller* the kernel on the destination GPU. A *channel*
-//! is one block of each. `staging.cu` has the same layout.
+//! is one block of the pusher together with one block of the puller. `staging.cu` has the same layout.
 
 use super::staging_words::{Channel, Control, LEAVE};
 use crate::tuning::SmTuning;
@@ -25,29 +25,31 @@ pub(super) const COMMAND_BYTES: usize = 64;
 pub(super) const COMMANDS_BYTES: usize = DEPTH as usize * COMMAND_BYTES;
 /// The size of one channel's words in the pinned span, in bytes.
 pub(super) const CHANNEL_BYTES: usize = size_of::<Channel>();
-/// The offset in bytes of the `ended` words. Each channel of the puller stores the number of its newest ended
-/// command there.
+/// The offset in bytes of the `ended` words. Each channel of the puller has one, in which it stores the
+/// number of the newest command that it ended.
 pub(super) const ENDED: usize = size_of::<Control>();
 /// The offset in bytes of the word in which a kernel that gives up stores the reason.
 const FAILED: usize = offset_of!(Control, failed);
-/// The offset in bytes of the word by which the host makes all kernels leave.
+/// The offset in bytes of the word by which the host tells all kernels to leave at once.
 const LEAVE_NOW: usize = offset_of!(Control, leave);
-/// The offset of `seen` in a channel's words, in bytes. `seen` is the newest command that the channel's
-/// pusher has read.
+/// The offset in bytes, within a channel's words, of `seen`: the number of the newest command that the
+/// pusher's block of this channel has read.
 const SEEN: usize = offset_of!(Channel, seen);
 /// The value of `Control::failed` after a kernel waited too long for a command.
 const NO_COMMAND: u64 = 1;
-/// A kernel that gives up adds this to its `ended` words, so that waits for its channels return.
+/// A kernel that gives up adds this value to the `ended` words of its channels, so that waits for these
+/// channels return.
 const GAVE_UP: u64 = 1 << 30;
-/// How long a kernel waits for the other GPU, and the host for the kernels, before giving up.
+/// How long a kernel waits for the other GPU before it gives up. The host waits equally long for the kernels
+/// to read commands.
 pub(super) const STUCK: Duration = Duration::from_secs(5);
 
 /// The layout of the pinned span. Its methods return the offsets of the span's parts in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub tuning: SmTuning,
-    /// The number of command rings: two if both kernels run on one GPU, because their reads of one ring would
-    /// queue.
+    /// The number of rings of commands: one, or two if pusher and puller run on the same GPU. With one ring,
+    /// both kernels would read the same cache lines, and these reads would queue behind each other.
     pub rings: usize,
 }
 
@@ -86,12 +88,14 @@ impl Layout {
 /// Returns the word of the pinned span at `offset` bytes.
 pub(super) fn word(memory: &Region, offset: usize) -> &AtomicU64 {
     assert!(offset + 8 <= memory.len() && offset.is_multiple_of(8));
-    // SAFETY: the word is aligned and inside the span, which the region keeps. All accesses to it are atomic.
+    // SAFETY: the word is aligned and inside the span, which the region keeps alive. The CPU accesses it
+    // atomically only, and the GPUs by single 8-byte loads and stores.
     unsafe { &*memory.as_ptr().add(offset).cast::<AtomicU64>() }
 }
 
-/// Returns the newest command that all channels have ended. If a channel has not ended `oldest`, returns any
-/// lower number.
+/// Returns the number of the newest command that all channels have ended, if it is at least `oldest`.
+/// Otherwise returns some number below `oldest`, because the search stops at the first channel that has not
+/// ended `oldest`.
 pub(super) fn ended(memory: &Region, channels: u32, oldest: u64) -> u64 {
     let mut ended = u64::MAX;
     for channel in 0..channels as usize {
@@ -124,17 +128,19 @@ pub(super) fn leave_now(memory: &Region) {
     word(memory, LEAVE_NOW).store(1, Ordering::Release);
 }
 
-/// The host's end of the command ring of a pair of staging kernels.
+/// The host's end of the ring that takes commands to a pair of staging kernels. The host writes commands; the
+/// kernels read them.
 pub(super) struct CommandRing {
     memory: Region,
     layout: Layout,
     name: String,
     /// The number of the newest command.
     sequence: u64,
-    /// The newest command that all channels of the pusher had read when the host last looked.
+    /// The number of the newest command that every channel of the pusher had read when the host last looked.
     read_by_all: u64,
-    /// The upper 32 bits of the commands' numbers. Lines hold only the lower 32 bits, their lap, and are
-    /// cleared when the upper bits change.
+    /// The upper 32 bits of the number of every command since the lines were last cleared. A line is 16 bytes
+    /// of the ring: 12 of data, and the lower 32 bits of the command's number (its lap). When the upper bits
+    /// change, laps repeat, so the lines must be cleared first.
     epoch: u64,
     /// True while resident kernels run and wait for commands.
     running: bool,
@@ -171,10 +177,10 @@ impl CommandRing {
         self.running = false;
     }
 
-    /// Writes the next command. Returns its number and when it was written.
+    /// Writes the next command and returns its number and when it was written.
     ///
-    /// A command has four values, each stored before a copy of its number. A GPU loads value and number
-    /// together, so it never sees a new number with an old value.
+    /// A command consists of four values, each followed by the command's number. Each value is stored before
+    /// its number. A GPU loads both by one access, so it never sees a new number with an old value.
     ///
     /// # Errors
     /// [`Error::Device`] if the kernels do not read their commands.
@@ -194,12 +200,13 @@ impl CommandRing {
         Ok((sequence, self.newest))
     }
 
-    /// Blocks until every channel of the pusher has read the command that `sequence` overwrites.
+    /// Blocks until command `sequence` may be written: every channel of the pusher has read the old command
+    /// in its place.
     fn make_room(&mut self, sequence: u64) -> Result<()> {
         let old = sequence.saturating_sub(DEPTH);
         let began = Instant::now();
-        // Loading a channel's word transfers a cache line that a GPU wrote, so `read_by_all` keeps the
-        // result.
+        // Keep the result in `read_by_all` for many commands, because loading a channel's word is slow: it
+        // transfers a cache line that a GPU wrote.
         while self.read_by_all < old {
             let seen = (0..self.layout.channels()).map(|channel| {
                 let at = self.layout.channel_words() + channel * CHANNEL_BYTES + SEEN;
@@ -237,13 +244,14 @@ impl CommandRing {
         ended(&self.memory, self.layout.tuning.channels, self.sequence) >= self.sequence
     }
 
-    /// Returns true if the kernels left because no command came. [`CommandRing::reset`] makes the ring usable
-    /// again.
+    /// Returns true if the kernels left because no command came for a long time. [`CommandRing::reset`] makes
+    /// the ring usable again.
     pub fn kernels_timed_out(&self) -> bool {
         word(&self.memory, FAILED).load(Ordering::Relaxed) == NO_COMMAND
     }
 
-    /// Makes the ring usable again after the kernels timed out. The kernels must have ended.
+    /// Makes the ring usable again after the kernels left because no command came. The kernels must have
+    /// ended.
     pub fn reset(&mut self) {
         for channel in 0..self.layout.channels() {
             word(&self.memory, ENDED + channel * 8).store(self.sequence, Ordering::Relaxed);
@@ -259,27 +267,29 @@ impl CommandRing {
         }
     }
 
-    /// Returns true if a line may hold an old lap that equals the next command's lap. This happens once in
-    /// 2^32 commands.
+    /// Returns true if the laps in the lines must be cleared before the next command. A line's lap is the
+    /// lower 32 bits of its command's number (see `staging.cu`), so laps repeat after 2^32 commands, and old
+    /// data could be taken for new.
     pub fn needs_new_laps(&self) -> bool {
         (self.sequence + 1) >> 32 != self.epoch
     }
 
-    /// Clears the laps of all lines. Call it while no kernel runs, because kernels access the lines.
+    /// Clears the laps of all lines, so that no old lap equals that of a later command. Call it while no
+    /// kernel runs, because kernels access the lines.
     pub fn renew_laps(&mut self) {
         let lines =
             self.memory.slice(self.layout.lines(), self.layout.lines_bytes()).expect("inside the span");
-        // SAFETY: the lines lie inside the pinned span, and no running kernel accesses them.
+        // SAFETY: the lines lie inside the pinned span, and no kernel runs that would access them.
         unsafe { std::ptr::write_bytes(lines.as_ptr(), 0, lines.len()) };
         self.epoch = (self.sequence + 1) >> 32;
         if (self.sequence + 1) as u32 == 0 {
-            // Cleared lines hold lap 0, so no command may have it.
+            // Skip the number whose lap is 0, because cleared lines hold lap 0.
             self.sequence += 1;
         }
     }
 
-    /// Tells kernels to leave if they were idle for `limit` at time `now`. Returns the time until the next
-    /// call; `None` if no kernels run.
+    /// If the kernels have been idle for `limit` at time `now`, parks them: tells them to leave. Returns how
+    /// long to wait before the next call; `None` if no kernels run.
     fn park_if_idle(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         if !self.running {
             return None;
@@ -306,16 +316,17 @@ struct TimerState {
     started: Condvar,
 }
 
-/// A command ring with a timer thread. The timer parks idle resident kernels: it tells them to leave, so that
-/// they do not occupy SMs.
+/// A command ring with a timer thread. If no command came for a while, the timer parks the resident kernels:
+/// it tells them to leave. Parked kernels no longer occupy SMs or block allocations. The next transfer
+/// launches them again.
 pub(super) struct ParkedWhenIdle {
     shared: Arc<TimerState>,
     timer: Option<JoinHandle<()>>,
 }
 
 impl ParkedWhenIdle {
-    /// Wraps `ring` and starts the timer, which parks kernels that were idle for `limit`. With `None`, starts
-    /// no timer.
+    /// Wraps `ring` and starts the timer thread, which parks kernels that were idle for `limit`. If `limit`
+    /// is `None`, starts no timer, and kernels are never parked.
     ///
     /// # Errors
     /// [`Error::Os`] if the system refuses a thread.
@@ -336,7 +347,8 @@ impl ParkedWhenIdle {
         self.shared.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that resident kernels were launched, and wakes the timer. Their idle time starts now.
+    /// Records that resident kernels were launched, and wakes the timer. The idle time of the kernels starts
+    /// now.
     pub fn set_running(&self, ring: &mut CommandRing) {
         ring.running = true;
         ring.newest = Instant::now();
@@ -376,7 +388,8 @@ mod tests {
         CommandRing::new(Region::host(layout.bytes()).unwrap(), layout, "test".into())
     }
 
-    /// Simulates kernels that have read and ended all commands.
+    /// Simulates kernels that have read and ended all commands: writes the words `seen` and `ended` of each
+    /// channel, as the kernels would.
     fn end_all(ring: &CommandRing) {
         for channel in 0..2 {
             let seen = ring.layout.channel_words() + channel * CHANNEL_BYTES + SEEN;
@@ -422,7 +435,8 @@ mod tests {
                 std::thread::yield_now();
             }
             assert_eq!(newest_length_field(&parked.lock()), LEAVE);
-            // Simulate kernels that have read the command to leave and ended.
+            // Do what the kernels do when they are told to leave: report that they read the command and ended
+            // it. The next round then finds an idle ring.
             end_all(&parked.lock());
         }
     }
@@ -447,7 +461,8 @@ mod tests {
     #[test]
     fn laps_are_renewed_once_in_two_to_the_32_commands() {
         let mut ring = ring();
-        // Command 2^32 - 1 has the highest lap, and the one after it would have lap 0.
+        // Start before command 2^32 - 1, because it has the highest lap and the command after it would have
+        // lap 0. `sequence += 1` below stands for sending that command.
         ring.sequence = (1 << 32) - 2;
         ring.read_by_all = ring.sequence;
         assert!(!ring.needs_new_laps());

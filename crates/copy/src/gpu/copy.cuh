@@ -7,8 +7,9 @@ using namespace inlane_system;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// Copies one thread's share of `bytes` bytes, with four 16-byte loads in flight. `thread` is its number.
-// Addresses that are no multiple of 16 make the copy slow.
+// Copies one thread's share of `bytes` bytes. `thread` is the thread's number among `threads` threads. The
+// thread copies 16 of every 16 * threads bytes, with four loads in flight. If an address is not a multiple of
+// 16, all bytes are copied one at a time, which is slow.
 __device__ inline void copy_span(char* to, const char* from, u64 bytes, u64 thread, u64 threads) {
     u64 words = ((u64)to | (u64)from) % 16 == 0 ? bytes / 16 : 0;
     uint4* wide_to = (uint4*)to;

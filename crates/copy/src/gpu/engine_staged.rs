@@ -6,9 +6,9 @@
 //!  B's stream:        wait(filled 0) slot 0 -> copy, record emptied 0 | ... slot 1 ...
 //! ```
 //!
-//! Events order the two copies of a chunk. The CPU queues all copies of a transfer at once. A transfer on an
-//! idle path starts and ends with small chunks, because one engine is idle during the first and the last
-//! chunk.
+//! Events order the two copies of a chunk. The CPU queues all copies of a transfer at once and is idle until
+//! the end. In the steady state the slower link direction determines the rate. The faster direction adds only
+//! the time of one chunk. So a transfer on an idle path starts and ends with small chunks.
 
 use crate::tuning::{EngineTuning, engine_chunks};
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
@@ -16,7 +16,8 @@ use inlane_core::{CompletionMode, Location, Region, Result};
 use inlane_cuda::{Event, EventKind, Gpu, Pending, Stream, drain};
 use std::sync::Arc;
 
-/// Chunks of at least this many bytes all use one stream, because the cost of events then hardly matters.
+/// Chunks of at least this many bytes all use the same stream. Their copies take so long that the cost of
+/// events hardly matters.
 const LARGE: usize = 4 << 20;
 
 /// A slot of the ring, and the events that mark it full and empty.
@@ -46,7 +47,7 @@ impl EngineStaged {
     /// refuses.
     pub fn new(from: &Arc<Gpu>, to: &Arc<Gpu>, tuning: EngineTuning) -> Result<Self> {
         let streams = tuning.streams.clamp(1, 4);
-        // A stream fills one slot while it empties another.
+        // Each stream needs two slots: one is filled while the other is emptied.
         let slots = tuning.slots.max(2 * streams);
         let memory = from.pinned(slots * tuning.chunk)?;
         let slot = |index: usize| -> Result<Slot> {
@@ -68,8 +69,9 @@ impl EngineStaged {
         })
     }
 
-    /// Returns the index of the stream for a chunk. Small chunks alternate, so one stream copies while
-    /// another waits. Large chunks use stream 0, because two copies would share the link.
+    /// Returns the index of the stream for a chunk. Small chunks alternate between the streams, so that one
+    /// stream copies while another waits for an event. Large chunks all use stream 0, because two copies at
+    /// once would share the link and both end later.
     fn stream_for(&self, bytes: usize) -> usize {
         if bytes >= LARGE { 0 } else { self.next % self.out.len() }
     }
@@ -81,15 +83,16 @@ impl EngineStaged {
         self.next += 1;
         let (slot, out, into) = (&self.ring[index], &self.out[stream], &self.into[stream]);
         let staged = slot.memory.slice(0, source.len())?;
-        // In the first lap, this does not wait: an event that was never recorded counts as completed.
+        // Wait until the slot is empty. In the first lap, this does not wait, because the driver treats an
+        // event that was never recorded as completed.
         out.wait_for(&slot.emptied)?;
-        // SAFETY: `pending` keeps both regions, and `self` the ring, until the streams are drained. Events
-        // order a slot's copies.
+        // SAFETY: `pending` keeps source and destination, and `self` the ring, until the streams are drained.
+        // The events order the two copies of a slot.
         unsafe { out.copy(source, &staged)? };
         out.record(&slot.filled)?;
         into.wait_for(&slot.filled)?;
-        // SAFETY: `pending` keeps the destination, and `self` the ring, until the streams are drained. Events
-        // order a slot's copies.
+        // SAFETY: `pending` keeps the destination, and `self` the ring, until the streams are drained. The
+        // events order the two copies of a slot.
         unsafe { into.copy(&staged, destination)? };
         into.record(&slot.emptied)?;
         Ok(index)
@@ -105,8 +108,8 @@ impl EngineStaged {
             last_of_stream[last_stream] = Some(index);
             offset += length;
         }
-        // The ticket completes when stream `end` does, so `end` waits for all other streams and all earlier
-        // transfers.
+        // Make the stream `end` wait for the last chunk of every other stream and for all earlier transfers,
+        // because the transfer's ticket completes when `end` does.
         let end = &self.into[last_stream];
         for (stream, index) in last_of_stream.iter().enumerate() {
             if let Some(index) = index
@@ -146,7 +149,8 @@ impl Mover for EngineStaged {
         self.pending.done()?;
         let outcome = self.transfer(source, destination);
         if outcome.is_err() {
-            // After this call, nothing keeps the regions of queued chunks alive.
+            // Wait until the chunks that are already queued are copied, because nothing keeps their regions
+            // alive after this call.
             drain(&self.out.iter().chain(&self.into).collect::<Vec<_>>());
         }
         outcome
@@ -159,7 +163,8 @@ impl Mover for EngineStaged {
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
         let (from, to) = (self.from, self.to);
         let name = || format!("staging from gpu:{from} to gpu:{to}");
-        // The ticket's event is on the destination's GPU and does not show errors of the source's GPU.
+        // Check the streams of the source's GPU (`out`) too, because the ticket's event is on the
+        // destination's GPU and does not show errors of the source's GPU.
         self.pending.wait(&name, ticket, completion, &self.out)
     }
 }

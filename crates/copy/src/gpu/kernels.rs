@@ -1,4 +1,5 @@
-//! Compiles and loads this crate's kernels: they fill, check and copy memory, and stage by SMs.
+//! Compiles this crate's kernels for the installed GPU and loads them: kernels that fill, check and copy
+//! memory, and the two kernels of staging by SMs.
 
 use super::staging_words::layout_assertions;
 use inlane_core::Result;

@@ -22,7 +22,8 @@ extern "C" __global__ void fill(char* memory, u64 bytes, u64 seed) {
     }
 }
 
-// Counts the bytes that differ from the pattern of `seed`, and adds them to `wrong` in this GPU's memory.
+// Counts the bytes that differ from the pattern of `seed`. Adds the count to the counter `wrong`, which lies
+// in this GPU's memory.
 extern "C" __global__ void check(const char* memory, u64 bytes, u64 seed, u64* wrong) {
     u64 stride = (u64)gridDim.x * blockDim.x;
     u64 words = (bytes + 7) / 8;
@@ -37,7 +38,7 @@ extern "C" __global__ void check(const char* memory, u64 bytes, u64 seed, u64* w
     if (found) atomicAdd(wrong, found);
 }
 
-// Copies within this GPU's memory, or between it and pinned host memory.
+// Copies between this GPU's memory and pinned host memory, in either direction, or within this GPU's memory.
 extern "C" __global__ void __launch_bounds__(1024) copy(char* to, const char* from, u64 bytes) {
     copy_span(to, from, bytes, (u64)blockIdx.x * blockDim.x + threadIdx.x, (u64)gridDim.x * blockDim.x);
 }

@@ -10,7 +10,7 @@ pub struct GpuMemory {
     gpu: Arc<Gpu>,
     kernels: Kernels,
     stream: Stream,
-    /// A counter of wrong bytes in GPU memory, and the pinned word that receives a copy.
+    /// A counter of wrong bytes in GPU memory, and the pinned word to which the counter is copied.
     wrong: Mutex<(Region, Region)>,
 }
 
@@ -38,7 +38,8 @@ impl GpuMemory {
         format!("{} at {}", info.name, info.pci_address)
     }
 
-    /// Returns the GPU's PCIe link as text, and the highest bits per second of its lanes.
+    /// Returns the GPU's PCIe link as text, and the bits per second that its lanes can signal at their
+    /// highest rate.
     pub(crate) fn link(&self) -> Option<(String, f64)> {
         let link = self.gpu.info().link.as_ref()?;
         let rate = link.max_gigatransfers * 1e9 * f64::from(link.width);
@@ -58,7 +59,8 @@ impl GpuMemory {
         &self.kernels
     }
 
-    /// Returns an error if the GPU was given up. Queueing work on such a GPU may block.
+    /// Returns an error if the GPU was given up. Call this before queueing work: on such a GPU, queueing may
+    /// block.
     fn check_usable(&self) -> Result<()> {
         if self.gpu.is_abandoned() { finish(&self.stream) } else { Ok(()) }
     }
@@ -66,10 +68,11 @@ impl GpuMemory {
     /// Launches a kernel on this GPU's stream and does not wait for it.
     ///
     /// # Safety
-    /// `arguments` are the kernel's parameters. Their regions stay alive until the stream is finished.
+    /// `arguments` are the kernel's parameters. Regions whose addresses they contain stay alive until the
+    /// stream is finished.
     unsafe fn launch<const N: usize>(&self, kernel: &Kernel, arguments: [u64; N]) -> Result<()> {
         let config = LaunchConfig { blocks: 264, threads: 512, shared_bytes: 0, cooperative: false };
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller promises that the arguments fit the kernel and that the regions stay alive.
         unsafe { kernel.launch(&self.stream, config, Arguments(arguments))? };
         Ok(())
     }

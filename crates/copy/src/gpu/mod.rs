@@ -1,4 +1,4 @@
-//! GPUs: their memory, and the paths on which copy engines or SMs move the bytes.
+//! GPUs: their memory as an endpoint, and the paths on which copy engines or SMs move the bytes.
 
 mod command_ring;
 pub mod engine_staged;
@@ -24,11 +24,12 @@ use sm_copy::SmCopy;
 use sm_staged::SmStaged;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// True once a path enabled peer access, which cannot be disabled. Path `cuda`, which measures copies without
-/// it, then refuses to open.
+/// True once a path enabled peer access, which the process cannot disable again. Path `cuda` then refuses to
+/// open, because it measures CUDA's own copy without peer access.
 static PEER_ACCESS: AtomicBool = AtomicBool::new(false);
 
-/// Opens the mover of a path on which GPUs move all bytes. Returns `None` for other paths.
+/// Opens the mover of a path on which copy engines or SMs of GPUs move all bytes. Returns `None` for other
+/// paths.
 pub(crate) fn open_path(
     path: Path,
     from: &Device,

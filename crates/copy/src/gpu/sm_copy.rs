@@ -1,4 +1,4 @@
-//! A GPU's SMs as a mover: one kernel launch per copy.
+//! A GPU's SMs as a mover: one kernel launch per copy between the GPU's memory and pinned host memory.
 
 use super::kernels::Kernels;
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
@@ -9,7 +9,8 @@ use std::sync::Arc;
 /// Bytes that one block of 1024 threads copies per turn of its loop.
 const TURN: usize = 64 << 10;
 
-/// A mover whose kernels copy between a GPU's memory and pinned host memory, or within either.
+/// A mover that copies between a GPU's memory and pinned host memory, or within either, by kernels on the
+/// GPU's SMs.
 pub struct SmCopy {
     stream: Stream,
     kernel: Kernel,
@@ -48,11 +49,13 @@ impl Mover for SmCopy {
         if !self.reaches(source, destination) {
             return Err(out_of_reach(self, source, destination));
         }
-        // More than one block for each `TURN` bytes would have nothing to copy.
+        // Launches at most one block for each `TURN` bytes, because further blocks would have nothing to
+        // copy.
         let blocks = (source.len().div_ceil(TURN) as u32).clamp(1, self.blocks);
         let config = LaunchConfig { blocks, threads: 1024, shared_bytes: 0, cooperative: false };
         let arguments = Arguments([destination.address(), source.address(), source.len() as u64]);
-        // SAFETY: the kernel takes these arguments. `pending` keeps the regions until it ended.
+        // SAFETY: the kernel takes destination, source and length. `pending` keeps the regions until the
+        // kernel ended.
         unsafe { self.kernel.launch(&self.stream, config, arguments)? };
         self.pending.push(&self.stream, [source.clone(), destination.clone()])
     }

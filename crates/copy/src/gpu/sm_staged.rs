@@ -3,8 +3,8 @@
 //! shared with the host.
 //!
 //! Resident kernels keep running between transfers and occupy one block per channel on each GPU. Meanwhile,
-//! allocating, freeing and loading code on these GPUs block. [`Mover::quiesce`] ends the kernels, as does a
-//! timer after [`PARK_AFTER`] without a transfer.
+//! allocating, freeing and loading code on these GPUs block. [`Mover::quiesce`] ends the kernels. A timer
+//! ends them, too, when no transfer came for [`PARK_AFTER`].
 
 use super::command_ring::{
     self, CHANNEL_BYTES, COMMANDS_BYTES, CommandRing, DEPTH, ENDED, Layout, ParkedWhenIdle, STUCK,
@@ -21,10 +21,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The bytes of a relay: the ring through which block 0 passes commands on, and a line with the word that
-/// says that block 0 has left.
+/// The size of a relay in bytes. A relay is the ring in GPU memory through which block 0 passes commands on,
+/// and one more line of 64 bytes. A word in that line tells the other blocks that block 0 has left.
 const RELAY_BYTES: usize = COMMANDS_BYTES + 64;
-/// How long a resident kernel waits for a command. The timer normally ends kernels earlier.
+/// How long a resident kernel waits for a command before it leaves by itself. The timer tells kernels to
+/// leave earlier, so kernels wait this long only if their process is stopped by a signal meanwhile.
 const IDLE: Duration = Duration::from_secs(30);
 /// How long resident kernels may be without a transfer before the timer tells them to leave.
 pub const PARK_AFTER: Duration = Duration::from_secs(10);
@@ -52,8 +53,8 @@ pub struct SmStaged {
     to: Arc<Gpu>,
     push: Side,
     pull: Side,
-    /// For completion mode `interrupt`: a stream that waits for a transfer's end, and then an event that
-    /// wakes the thread.
+    /// For waits in completion mode `interrupt`: a stream that waits for the end of a transfer, and the event
+    /// that follows in the stream and wakes the waiting thread.
     notice: (Stream, Pending),
     memory: Region,
     layout: Layout,
@@ -68,8 +69,8 @@ pub struct SmStaged {
 }
 
 impl SmStaged {
-    /// Allocates pinned memory and streams, and launches both kernels once. `resident` keeps the kernels
-    /// running between transfers.
+    /// Allocates pinned memory and streams, and launches both kernels once so that later launches need no
+    /// set-up. `resident` keeps the kernels running between transfers.
     ///
     /// # Errors
     /// [`Error::Device`] if the blocks do not fit on a GPU, too little memory can be pinned, or the driver
@@ -100,11 +101,12 @@ impl SmStaged {
             flight: InFlight::new(),
             entries: VecDeque::with_capacity(DEPTH as usize),
         };
-        // The first launch sets up the GPU. With resident kernels, set-up would have to wait for them.
+        // Launch the kernels for 0 commands, because the first launch sets up the GPU, and a later set-up
+        // would have to wait for resident kernels.
         staged.launch(1, 0)?;
         finish(&staged.push.stream)?;
         finish(&staged.pull.stream)?;
-        // Creating the event of `notice` later would wait for resident kernels.
+        // Create the event of `notice` now, because creating it later would wait for resident kernels.
         let (stream, notices) = &mut staged.notice;
         let first = notices.push(stream, [staged.memory.clone(), staged.memory.clone()])?;
         notices.wait(&String::new, first, CompletionMode::Poll, &[])?;
@@ -124,8 +126,8 @@ impl SmStaged {
         }
     }
 
-    /// Launches both kernels for `count` commands from number `first`. If only one launch succeeds, that
-    /// kernel waits for commands until [`SmStaged::give_up`].
+    /// Launches both kernels. They read `count` commands, beginning with number `first`, and then end. If
+    /// only the first launch succeeds, that kernel waits for commands until [`SmStaged::give_up`].
     fn launch(&self, first: u64, count: u64) -> Result<()> {
         let tuning = &self.layout.tuning;
         let at = |offset: usize| self.memory.address() + offset as u64;
@@ -167,8 +169,8 @@ impl SmStaged {
         finish(&self.pull.stream)
     }
 
-    /// Makes the path usable again after the kernels waited for [`IDLE`] and left. This happens only if a
-    /// signal stopped the process.
+    /// Makes the path usable again after the kernels left because no command came for [`IDLE`]. The timer
+    /// parks kernels earlier, so this happens only if the process was stopped meanwhile.
     fn recover(&mut self) -> Result<()> {
         for side in [&self.push, &self.pull] {
             finish(&side.stream)?;
@@ -214,7 +216,7 @@ impl SmStaged {
             self.launch(sequence, UNLIMITED)?;
             self.ring.set_running(&mut ring);
         }
-        // Once the command is visible, the kernels access the regions.
+        // Keep the regions alive before the command is visible, because the kernels access them from then on.
         self.entries.push_back((sequence, [source.clone(), destination.clone()]));
         let ticket = self.flight.submit(source.len());
         let (sequence, published) = ring.publish(fields)?;
@@ -238,7 +240,8 @@ impl SmStaged {
             .collect();
         let name = short_name(&self.from, &self.to);
         let (stream, notices) = &mut self.notice;
-        // SAFETY: the words are in pinned memory that outlives the stream.
+        // SAFETY: the words are in pinned memory that outlives the stream. The kernels advance them when the
+        // command ends and when they give up.
         unsafe { stream.memory_operations(&waits)? };
         let notice = notices.push(stream, [self.memory.clone(), self.memory.clone()])?;
         notices.wait(&|| name.clone(), notice, CompletionMode::Interrupt, &[])?;
@@ -248,8 +251,10 @@ impl SmStaged {
     }
 }
 
-/// Checks that the kernel's blocks fit in a quarter of the GPU, because up to four staging kernels run there
-/// and wait for each other.
+/// Checks that the kernel's blocks fit in a quarter of the GPU, because up to four staging kernels may run on
+/// one GPU at once. Both directions have two kernels each, and all four share the GPU if it is both
+/// endpoints. If the blocks of one kernel did not fit, the other kernel of its direction would wait for them
+/// forever.
 fn check_tuning(gpu: &Gpu, kernel: &Kernel, tuning: &SmTuning) -> Result<()> {
     let fit = kernel.max_resident_blocks(tuning.threads, 0)? / 4;
     let valid = (1..=fit).contains(&tuning.channels)
@@ -271,8 +276,8 @@ fn short_name(from: &Gpu, to: &Gpu) -> String {
     format!("staging by SMs from gpu:{} to gpu:{}", from.index(), to.index())
 }
 
-/// Returns the ticket of the newest completed transfer, or `first` if none of `entries` has completed. The
-/// tickets of `entries` follow `first`.
+/// Returns the ticket of the newest completed transfer, or `first` if no transfer of `entries` has completed.
+/// The tickets of `entries` follow `first` one by one.
 fn newest_done(
     memory: &Region,
     channels: u32,
@@ -350,15 +355,16 @@ impl Mover for SmStaged {
         let outcome = match completion {
             CompletionMode::Interrupt => self.wait_interrupt(ticket),
             _ => {
-                // `poll` reads some fields while `flight` is changed. `entries` does not change during the
-                // wait.
+                // Borrow each field separately, because `poll` reads some of them while `flight` is changed.
+                // `entries` does not change during the wait, so its oldest transfer stays the one after
+                // `first`.
                 let Self { flight, memory, entries, from, to, layout, push, pull, ring, .. } = self;
                 let name = || short_name(from, to);
                 let mut looks = 0u32;
                 let poll = || {
                     let done = newest_done(memory, layout.tuning.channels, entries, first, &name)?;
                     looks = looks.wrapping_add(1);
-                    // A kernel that died writes no word, so check the GPUs from time to time.
+                    // Check the GPUs for errors from time to time, because a kernel that died writes no word.
                     if looks.is_multiple_of(1 << 15) && done < ticket {
                         check_alive(&push.stream, &pull.stream, ring.lock().is_running())?;
                     }
@@ -402,7 +408,7 @@ impl Drop for SmStaged {
             tracing::warn!("resident kernels are told to leave at once: {error}");
             command_ring::leave_now(&self.memory);
         }
-        // Every wait inside a kernel has a limit, so the kernels end.
+        // Waits for the kernels. They end, because every wait inside a kernel has a limit.
         drain(&[&self.push.stream, &self.pull.stream]);
         self.ring.lock().release_waits();
         drain(&[&self.notice.0]);
@@ -434,7 +440,7 @@ mod tests {
             let Some((device, mut staged)) = staged(test, resident) else { return };
             let (source, destination) =
                 (device.allocate(1 << 20).unwrap(), device.allocate(1 << 20).unwrap());
-            // A block cannot have so many threads, so the driver refuses the second launch.
+            // Sets more threads than a block can have, so the driver refuses the second launch.
             staged.push.threads = 1 << 20;
             staged.submit(&source, &destination).unwrap_err();
             let failed = Instant::now();
@@ -456,7 +462,8 @@ mod tests {
             let [from, to] = [&source, &destination].map(|region| region.slice(0, size).unwrap());
             let ticket = staged.submit(&from, &to).unwrap();
             staged.wait(ticket, CompletionMode::Poll).unwrap();
-            // Make the kernels leave as if no command had come for too long.
+            // Make the kernels leave, as they do when no command comes for too long. They then record that
+            // they timed out.
             command_ring::leave_now(&staged.memory);
             finish(&staged.push.stream).unwrap();
             finish(&staged.pull.stream).unwrap();

@@ -32,7 +32,7 @@
 #include "copy.cuh"
 #include "staging.h"
 
-// Bytes of data in a line, which is 16 bytes that are stored at once: 12 of data, 4 of lap.
+// Bytes of data in a line of the ring. A line is 16 bytes that are stored at once: 12 of data, 4 of lap.
 constexpr u32 LINE_DATA = 12;
 // How many lines a thread loads before it uses the first one.
 constexpr u32 AHEAD = 4;
@@ -53,7 +53,8 @@ struct Pair {
     u64 seq;
 };
 
-// Loads a value and its sequence number by one 16-byte access, so they always belong together.
+// Loads a value and its sequence number by one 16-byte access. PTX treats this as a single access, so value
+// and number always belong together.
 __device__ inline Pair load_pair(const char* from, bool host) {
     Pair pair;
     if (host) {
@@ -70,7 +71,8 @@ __device__ inline Pair load_pair(const char* from, bool host) {
     return pair;
 }
 
-// Stores a value and its sequence number by one 16-byte store, for `load_pair` in this GPU's other blocks.
+// Stores a value and its sequence number by one 16-byte store, with release order at GPU scope, so that the
+// other blocks of this GPU can load them with `load_pair`.
 __device__ inline void pass_on(char* to, Pair pair) {
     asm volatile("{ .reg .b128 both; mov.b128 both, {%1, %2}; st.release.gpu.global.b128 [%0], both; }"
                  :
@@ -96,12 +98,13 @@ __device__ inline void store_line(uint4* to, uint4 line) {
                  : "memory");
 }
 
-// Orders all earlier accesses of this block before later stores of this thread, for the whole system.
+// Orders all earlier accesses of this block before the later stores of this thread, for observers in the
+// whole system.
 __device__ inline void fence_system() {
     asm volatile("fence.acq_rel.sys;" : : : "memory");
 }
 
-// Like `fence_system`, but only for this GPU. It is faster, because it does not wait for PCIe.
+// Like `fence_system`, but only for observers on this GPU. It is faster, because it does not wait for PCIe.
 __device__ inline void fence_gpu() {
     asm volatile("fence.acq_rel.gpu;" : : : "memory");
 }
@@ -115,7 +118,8 @@ __device__ inline bool is_over(const Control* control, u64 give_up) {
     return now_ns() > give_up || load_acquire(&control->leave) != 0;
 }
 
-// Returns true if block 0 of this GPU has given up. No further commands then arrive.
+// Returns true if block 0 of this GPU has given up. Its other blocks get their commands from block 0, so they
+// give up too.
 __device__ inline bool has_left(const u64* gone) {
     u64 value;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(gone) : "memory");
@@ -128,8 +132,8 @@ __device__ inline void give_up_on(Control* control, u64* gone, u64* ended, u64 s
     store_release(ended + blockIdx.x, seq + (1ull << 30));
 }
 
-// Loads the next 4 bytes of a chunk, or `left` bytes if fewer remain. Set `whole` if the address is a
-// multiple of 4: one access then loads all 4 bytes.
+// Loads the next 4 bytes of a chunk, or `left` bytes if fewer remain. Set `whole` if the address is aligned
+// to 4 bytes: one access then loads all 4 bytes. Otherwise each byte is loaded alone.
 __device__ inline u32 gather(const char* from, u64 left, bool whole) {
     u32 word = 0;
     if (whole && left >= 4) {
@@ -177,8 +181,9 @@ __device__ inline void push_lines(uint4* place, const char* source, u64 bytes, u
     }
 }
 
-// Copies a chunk out of its lines. A warp reloads 32 lines until all carry `lap`. Returns false after
-// `give_up`, or if the CPU told the kernel to leave.
+// Copies a chunk out of its lines. Returns false if the lines did not arrive in time, or the CPU told the
+// kernel to leave. The threads of a warp stay together: the warp reloads a row of 32 lines until all lines of
+// the row carry `lap`.
 __device__ inline bool pull_lines(
     char* destination,
     const uint4* place,
@@ -298,8 +303,8 @@ __device__ void serve(
         for (u64 offset = blockIdx.x * chunk; offset < bytes; offset += gridDim.x * chunk) {
             u64 give_up = now_ns() + stuck_ns;
             if (threadIdx.x == 0 && (PUSH || !lines)) {
-                // The pusher waits for a free slot, the puller for a filled one. Lines carry their lap, so
-                // the puller need not wait for `ready`.
+                // The pusher waits for a free slot, the puller for a filled one. Lines show by their lap that
+                // they have arrived, so the puller need not wait for `ready` before it loads lines.
                 for (u32 turns = 1; PUSH ? chunks_done - other >= rings.slots : other <= chunks_done; ++turns) {
                     other = load_acquire(PUSH ? &channel->taken : &channel->ready);
                     if (turns % 64 == 0 && is_over(control, give_up)) {
@@ -335,12 +340,14 @@ __device__ void serve(
             bool last = offset + gridDim.x * chunk >= bytes;
             if (threadIdx.x == 0) {
                 if (PUSH) {
-                    // Lines carry their own laps, so the store of `ready` needs no fence before it.
+                    // Data that is sent as lines carries its own sequence numbers. `ready` then only tells
+                    // the next launch where to continue, so it needs no fence before it.
                     if (!lines) fence_system();
                     store_relaxed(&channel->ready, chunks_done);
                 } else {
-                    // The pulled bytes must be visible before `ended`. All readers use this GPU's L2 cache,
-                    // so a fence at GPU scope is enough. At system scope it takes 2 us longer.
+                    // The bytes that the puller stored must be visible to every thread that waits for the end
+                    // of the transfer. All readers use this GPU's L2 cache, so a fence at GPU scope is
+                    // enough. A fence at system scope would take 2 us longer, because it also waits for PCIe.
                     if (last) {
                         fence_gpu();
                         MARK(channel->pulled, 3);
@@ -350,9 +357,11 @@ __device__ void serve(
                 }
             }
         }
-        // Between commands, this load delays no transfer.
+        // If more than half of the slots seem full, the pusher reads `taken` again now: between commands, the
+        // load delays no transfer.
         if (PUSH && threadIdx.x == 0 && chunks_done - other > rings.slots / 2) other = load_acquire(&channel->taken);
-        // A channel without a chunk of this command records the command's end here.
+        // The puller's channels record the end of a command in `ended` with their last chunk. A channel that
+        // had no chunk of this command records the end here.
         if (!PUSH && threadIdx.x == 0 && blockIdx.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);
         __syncthreads(); // all threads read `field` before threads 0 to 3 overwrite it
         MARK((PUSH ? channel->pushed : channel->pulled), 4);

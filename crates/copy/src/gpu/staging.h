@@ -1,5 +1,6 @@
-// The words that the host shares with the staging kernels, explained in staging.cu. `staging_words.rs` has
-// the same structs.
+// The words that the host shares with the staging kernels. The file is plain C++, so that an ordinary
+// compiler checks the layout as NVRTC does. `staging_words.rs` has the same structs; staging.cu explains
+// them.
 #pragma once
 
 typedef unsigned int u32;

@@ -1,5 +1,5 @@
-//! The words that the host shares with the staging kernels, as in `staging.h`. [`layout_assertions`] checks
-//! that they agree.
+//! The words that the host shares with the staging kernels, as `staging.h` has them. Compilers check that
+//! both agree: see [`layout_assertions`].
 
 use crate::tuning::LINES;
 
@@ -30,7 +30,8 @@ pub(super) struct Channel {
     pad2: [u64; 8],
 }
 
-/// Returns C++ assertions that `staging.h` agrees with this module, to append to the kernels' source.
+/// Returns C++ assertions that the structs and values of `staging.h` equal those of this module. Append the
+/// text to the kernels' source.
 pub(super) fn layout_assertions() -> String {
     let control = inlane_core::struct_layout!(Control as "Control" { failed, pad0, leave, pad1 });
     let channel = inlane_core::struct_layout!(Channel as "Channel" {

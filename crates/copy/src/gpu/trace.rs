@@ -1,8 +1,9 @@
 //! Measures the steps of a staged transfer by SMs, from timestamps that the kernels record.
 //!
 //! Set `INLANE_COPY_TRACE=1` and measure one transfer at a time. Each repeat writes one line of JSON to
-//! standard error, with medians in microseconds. A GPU's times count from when its first channel saw the
-//! command, the CPU's from the call of `submit`.
+//! standard error, with medians in microseconds. The clocks of two GPUs and the CPU are not comparable: a
+//! GPU's times count from the moment when its first channel saw the command, and the CPU's from the call of
+//! `submit`.
 
 use super::command_ring::CHANNEL_BYTES;
 use super::staging_words::Channel;
@@ -14,8 +15,8 @@ use std::time::Instant;
 /// The two sides of a transfer by name, each with the offset in bytes of its timestamps in a channel's words.
 const SIDES: [(&str, usize); 2] =
     [("push", offset_of!(Channel, pushed)), ("pull", offset_of!(Channel, pulled))];
-/// The steps of a transfer, each with its index in `Channel::pushed` or `Channel::pulled`. Index 0 there is
-/// the command.
+/// The steps of a transfer, each with the index of its timestamp in `Channel::pushed` or `Channel::pulled`.
+/// Index 0 of these arrays holds the number of the command.
 const STEPS: [(&str, usize); 4] = [("all_channels_know", 1), ("copied", 2), ("fenced", 3), ("over", 4)];
 
 /// The times of the steps of each transfer since the last report.
@@ -46,10 +47,12 @@ impl Trace {
         self.note("cpu_published".into(), took.as_nanos() as f64);
     }
 
-    /// Records that the transfer's end was detected. `channels` is the memory of all channels' words.
+    /// Records that the end of the transfer was detected. `channels` is the memory with the words of all
+    /// channels.
     pub fn ended(&mut self, channels: &Region) {
         self.note("cpu_ended".into(), self.began.elapsed().as_nanos() as f64);
-        // The kernels record their last timestamps after they signal the end.
+        // The kernels record their last timestamps after they signal the end, so wait before reading the
+        // timestamps.
         std::thread::sleep(std::time::Duration::from_micros(20));
         for (side, at) in SIDES {
             let word = |channel: usize, index: usize| -> u64 {

@@ -1,9 +1,10 @@
-//! A barrier for the threads of a measurement. A thread that panics does not block the others.
+//! A barrier at which the threads of a measurement wait for each other. A thread that panics does not block
+//! the others.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A reusable barrier for a fixed group of threads. A thread that leaves, even by a panic, does not block the
-/// others.
+/// A reusable barrier for a fixed group of threads. The other threads do not wait for a thread that has left
+/// the group, even by a panic, so they cannot block forever. [`std::sync::Barrier`] lacks this.
 pub(super) struct Barrier {
     state: Mutex<State>,
     changed: Condvar,

@@ -6,8 +6,8 @@
 //!  lap 1 goes to        3  0  1  2
 //! ```
 //!
-//! In every lap each destination slot receives another source slot's pattern, so the check finds a missing
-//! transfer.
+//! In every lap each destination slot receives another source slot's pattern. If a transfer is dropped, its
+//! slot keeps the pattern of the lap before, so the check finds the missing transfer.
 
 use crate::device::Device;
 use crate::stop::{PIECE, check_stop};
@@ -17,7 +17,8 @@ use std::sync::atomic::AtomicBool;
 
 /// The most slots into which a region is cut. Successive transfers use the slots in turn.
 const MOST_SLOTS: usize = 64;
-/// One transfer in this many is sampled. An odd number covers all slots if their number is a power of two.
+/// One transfer in this many is sampled while a run is under way. It is odd, so the samples cover all slots
+/// if their number is a power of two.
 const SAMPLE_INTERVAL: usize = 7;
 /// Slots start at multiples of this many bytes, because DMA engines prefer whole pages.
 const ALIGNMENT: usize = 4096;
@@ -28,7 +29,8 @@ pub struct Buffers {
     to: Arc<Device>,
     source: Region,
     destination: Region,
-    /// A part of all patterns' seeds. It changes in every repeat, so that old patterns count as wrong.
+    /// The part of the patterns' seeds that all slots share. Incremented for every repeat, so that patterns
+    /// that are left from the repeat before count as wrong.
     seed: u64,
 }
 
@@ -37,8 +39,9 @@ pub struct Buffers {
 pub(crate) struct Rotation {
     size: usize,
     pub(crate) slots: usize,
-    /// If true, each destination slot receives another source slot's pattern in every lap. If false, it
-    /// always receives the same pattern, because two transfers in flight may share it.
+    /// If true, each destination slot receives the pattern of another source slot in every lap. If false, it
+    /// always receives the pattern of the source slot with the same number: two transfers in flight may then
+    /// share a destination slot, so they must write the same bytes.
     shifted: bool,
 }
 
@@ -49,7 +52,8 @@ impl Rotation {
         (if self.shifted { (slot + lap) % self.slots } else { slot }, slot)
     }
 
-    /// Returns the offset and the length of a transfer's last word, which may have fewer than 8 bytes.
+    /// Returns the offset and the length of the last word of a transfer. It has 8 bytes, or fewer if the
+    /// transfer's size is not a multiple of 8.
     fn tail(&self) -> (usize, usize) {
         let last_word = (self.size - 1) / 8 * 8;
         (last_word, self.size - last_word)
@@ -57,14 +61,15 @@ impl Rotation {
 }
 
 impl Buffers {
-    /// Allocates memory for transfers of up to `largest` bytes: two slots, or `rotate` bytes if more. Takes
-    /// at most a third of the smaller device's memory, but at least one slot.
+    /// Allocates memory for transfers of up to `largest` bytes: two slots of that size, or `rotate` bytes if
+    /// `rotate` is more. Takes at most a third of the smaller device's memory, but always at least `largest`
+    /// bytes.
     ///
     /// # Errors
     /// [`Error::Memory`] or [`Error::Device`] if a device has no room for one slot.
     pub fn new(from: &Arc<Device>, to: &Arc<Device>, largest: usize, rotate: usize) -> Result<Self> {
         let wanted = (2 * stride(largest)).max(rotate);
-        // The other direction and calibration need memory too.
+        // Takes at most a third, because the other direction and calibration need memory too.
         let spare = from.capacity().min(to.capacity()) / 3;
         let bytes = wanted.min(spare).max(largest);
         Ok(Self::over(from, to, &[from.allocate(bytes)?, to.allocate(bytes)?]))
@@ -122,13 +127,14 @@ impl Buffers {
         Ok(())
     }
 
-    /// Returns the seed of a source slot's pattern. Two slots' patterns differ in every word.
+    /// Returns the seed of a source slot's pattern. Patterns of two slots have no word in common at the same
+    /// offset.
     fn seed_of(&self, source_slot: usize) -> u64 {
         self.seed << 40 | (source_slot as u64) << 32
     }
 
-    /// Compares the last bytes of one transfer in seven, if the CPU maps the destination. Call it before the
-    /// destination slot is used again.
+    /// Compares the last bytes (at most 8) of one transfer in seven, if the CPU reaches the destination as
+    /// memory. Call it when the transfer completed and before its destination slot is used again.
     ///
     /// # Errors
     /// [`Error::Altered`] if a byte differs.
@@ -151,8 +157,8 @@ impl Buffers {
         rotation.shifted && self.to.is_cpu_memory()
     }
 
-    /// Compares all bytes of the newest transfer into each slot. Returns how many bytes this function and
-    /// [`Buffers::sample`] compared, or 0 if the destination must not be read.
+    /// Compares all bytes of the newest transfer into each slot, after `transfers` transfers. Returns how
+    /// many bytes this function and [`Buffers::sample`] compared, or 0 if the destination must not be read.
     ///
     /// # Errors
     /// [`Error::Altered`] if a byte differs.
@@ -186,8 +192,8 @@ impl Buffers {
     }
 }
 
-/// Calls `act` for each piece of a region, with the index of the piece's first 8-byte word. Ends early if
-/// `stop` is set.
+/// Calls `act` for each piece of a region, with the index of the piece's first 8-byte word in the region.
+/// Ends early if `stop` is set. A GPU takes the whole region as one piece, because its kernels are fast.
 fn in_pieces(
     device: &Device,
     region: &Region,

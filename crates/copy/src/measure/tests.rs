@@ -108,7 +108,8 @@ fn stages_use_the_completion_mode_that_was_set() {
             );
         }
     }
-    // A CPU stage always polls. A mode takes effect if one of the two stages supports it.
+    // If the CPU copies only one stage, the wait for the other stage can sleep, so the requested mode takes
+    // effect. If the CPU copies both stages, both waits poll.
     let cpu = || Box::new(CpuMover::widest()) as Box<dyn Mover>;
     let mut half = crate::hybrid::Hybrid::new(out(), cpu(), [host(), host()], CompletionMode::Poll).unwrap();
     assert_eq!(half.set_completion_mode(CompletionMode::Interrupt), CompletionMode::Interrupt);
@@ -296,7 +297,7 @@ fn auto_takes_the_cheapest_path_and_says_why() {
     let explained = selector.explain(4 << 20);
     assert!(explained.reason.contains("least calibrated time"), "{explained:?}");
     assert!(explained.not_taken.iter().any(|other| other.path == "bar"), "{explained:?}");
-    // Transfers of mixed sizes take different paths and must still complete in order.
+    // Submits transfers of mixed sizes. They take different paths and must still complete in order.
     let (source, destination) = (from.allocate(4 << 20).unwrap(), to.allocate(4 << 20).unwrap());
     from.fill(&source, 9).unwrap();
     let mut last = Ticket(0);
@@ -366,7 +367,7 @@ fn calibration_finds_every_path_and_its_stages() {
     let options = PathOptions { largest: 1 << 20, ..PathOptions::default() };
     let costs = crate::cost::Costs::calibrate(&from, &to, &options).unwrap();
     assert_eq!(costs.paths.len(), 3, "{costs:?}");
-    // A busy machine makes a twin slower, but never faster than its model.
+    // Check only a lower bound, because a busy machine makes a twin slower but never faster than its model.
     assert!(costs.time(Path::Bar, 1 << 20).unwrap() >= (1 << 20) as f64 * (1.0 / 0.4 + 1.0 / 0.2));
     let predicted = costs.predict(Path::Hybrid, 1 << 20).unwrap();
     assert!(predicted >= 2.0 * (1 << 20) as f64 / 2.0, "two stages at 2 bytes per ns: {predicted}");
@@ -387,7 +388,8 @@ fn calibration_both_ways_measures_paths_under_load() {
     assert!(selector.explain(64).not_taken.iter().any(|other| other.why.contains("excluded")));
 }
 
-/// A mover that copies by the CPU, but drops the transfers that `drops` selects by number from 0.
+/// A mover that copies by the CPU but drops the transfers that `drops` selects by their number, counted from
+/// 0.
 struct Drops {
     copier: CpuMover,
     submitted: u64,
@@ -430,7 +432,8 @@ impl Mover for Drops {
 fn a_transfer_dropped_after_its_slots_first_use_is_found() {
     let host = open(&["host".parse().unwrap()], &Default::default()).unwrap().remove(0);
     let mut buffers = Buffers::new(&host, &host, 4096, 64 * 4096).unwrap();
-    // A preempted thread may make few transfers, so repeat with twice the duration until there are enough.
+    // Repeat with twice the duration until enough transfers were made. In a short time, a preempted thread
+    // may make only a few.
     const ENOUGH: u64 = 10_000;
     let found = |drops: fn(u64) -> bool, buffers: &mut Buffers| {
         [true, false].map(|streaming| {

@@ -1,7 +1,7 @@
-//! The handshake with one peer: both sides exchange sizes and epochs through scratchpads.
+//! The handshake with one peer: both sides exchange sizes and epochs through scratchpads until they agree.
 //!
-//! [`protocol`] defines the exchanged values. This module writes them repeatedly until the peer answers, so
-//! a lost write or doorbell only delays the handshake.
+//! [`protocol`] defines the exchanged values. This module writes them over a bridge and repeats them until
+//! the peer answers. A lost write or doorbell therefore only delays the handshake.
 
 pub mod protocol;
 #[cfg(test)]
@@ -14,7 +14,8 @@ use inlane_core::region::Region;
 use protocol::{Connection, Handshake, NextStep, ROW, VERSION};
 use std::time::{Duration, Instant};
 
-/// The doorbell bit that tells the peer to read this side's scratchpads.
+/// The doorbell bit that tells the peer to read this side's row of scratchpads. [`protocol`] describes the
+/// row.
 pub const DOORBELL: u64 = 1 << 33;
 const PAGE: u64 = 4096;
 /// How long to wait for an answer before a row is written again.
@@ -24,13 +25,14 @@ const REWRITE_AFTER: Duration = Duration::from_millis(20);
 pub struct Offer<'a> {
     /// The memory onto which the peer gets a window.
     pub inbound: &'a Region,
-    /// This side's epoch: a number that differs for each attempt to connect.
+    /// This side's epoch, a number that identifies one attempt to connect. Use a new number for each attempt.
     pub epoch: u32,
     /// How long to try before the handshake fails.
     pub timeout: Duration,
 }
 
-/// Returns a random epoch, which almost certainly differs from this port's earlier ones.
+/// Returns a random epoch. It almost certainly differs from the epochs of this port's earlier processes and
+/// connections.
 pub fn fresh_epoch() -> u32 {
     let mut bytes = [0u8; 4];
     // SAFETY: the call writes at most the variable's 4 bytes.
@@ -45,8 +47,8 @@ fn read_row(ntb: &dyn Ntb, peer: u32) -> [u32; ROW] {
     std::array::from_fn(|index| ntb.scratchpad_read(peer * ROW as u32 + index as u32))
 }
 
-/// Returns the epoch that `peer` wrote. It differs from that of the [`Connection`] after the peer restarted
-/// or reconnected.
+/// Returns the epoch in the row of scratchpads that `peer` wrote. If this epoch differs from the epoch in the
+/// [`Connection`], the peer has restarted or is reconnecting.
 pub fn epoch_in_row(ntb: &dyn Ntb, peer: u32) -> u32 {
     ntb.scratchpad_read(peer * ROW as u32 + 1)
 }

@@ -1,7 +1,8 @@
 //! The handshake as a state machine without registers and time, so that a model checker can run it.
 //!
-//! Each side writes a row of 8 scratchpads at the peer. A row may be read twice, late or half-written, and
-//! may remain from an earlier process. A half-written row does not decode.
+//! Each side writes its epoch, its sizes and the epoch it has read into a row of 8 scratchpads at the peer. A
+//! row may be read twice, late or half-written, and may remain from an earlier process. The last word is a
+//! check over the other words, so a half-written row does not decode.
 //!
 //! ```text
 //! 0  magic << 16 | version         4  limit: pages of the largest window this side has onto the peer
@@ -59,7 +60,8 @@ impl Row {
         words
     }
 
-    /// Decodes a row. Returns `None` if the values are not one, or are parts of different rows.
+    /// Decodes a row from scratchpad values. Returns `None` if the values are not a row, or are parts of
+    /// different rows (torn).
     pub fn decode(words: &[u32; ROW]) -> Option<Self> {
         let good = words[0] >> 16 == MAGIC && words[7] == check(&words[..7]) && words[1] != 0;
         good.then(|| Self {
@@ -83,7 +85,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Returns the tag for words written over this connection: never 0, and the same at both sides.
+    /// Returns the tag for words written over this connection. Both sides compute the same tag, which is
+    /// never 0.
     pub fn tag(&self) -> u32 {
         let (low, high) = (self.ours.min(self.theirs), self.ours.max(self.theirs));
         check(&[low, high]) | 1
@@ -111,8 +114,8 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// Starts a handshake in a new `epoch` (not 0) with this side's sizes. Set `ready` if its translation is
-    /// already set.
+    /// Starts a handshake in a new `epoch` (not 0) with this side's sizes. Set `ready` if this side's
+    /// translation is already set.
     pub fn new(epoch: u32, limit_pages: u32, inbound_pages: u32, ready: bool) -> Self {
         let own = Row { version: VERSION, epoch: epoch.max(1), seen: 0, limit_pages, inbound_pages, ready };
         Self { own, peer: None }
@@ -140,8 +143,8 @@ impl Handshake {
         self.own.seen = row.epoch;
         self.peer = Some(row);
         if row.version != VERSION {
-            // Report another version only if the row names this side's epoch. A stale row may have any
-            // version.
+            // A stale row may have any version. Report another version only if the row names this side's
+            // epoch, which shows that the row answers this side.
             let ours = row.seen == self.own.epoch;
             return if ours { NextStep::OtherVersion(row.version) } else { self.changed(fresh) };
         }

@@ -1,4 +1,5 @@
-//! Tests of the handshake with arbitrary rows and interleavings, and with loom.
+//! Tests of the handshake under arbitrary rows (the scratchpads of one writer) and arbitrary interleavings,
+//! and with loom.
 
 use super::protocol::*;
 use proptest::prelude::*;
@@ -57,7 +58,8 @@ proptest! {
                 }
             }
         }
-        // Without restarts and delays, three rounds must connect both sides.
+        // From here on, no side restarts and each row is read as soon as it is written. Three rounds must
+        // then connect both sides.
         for _ in 0..3 {
             for me in 0..2 {
                 rows[1 - me] = sides[me].row().encode();
@@ -80,14 +82,15 @@ fn another_version_is_reported_only_for_a_current_row() {
     assert_eq!(side.read(&current.encode()), NextStep::OtherVersion(2));
 }
 
-/// Checks that a handshake does not use the stale row of an ended process. Tries all interleavings with at
-/// most two preemptions.
+/// Checks that a handshake never uses the epoch of a process that has ended. One side has restarted, and the
+/// row of its earlier process is still there. Tries all interleavings with at most two preemptions.
 #[test]
 fn loom_agreement() {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicU32, Ordering};
 
-    // Words 1, 2 and 7 of each side's row. The other words are the same in all rows of this test.
+    // The registers of both sides: words 1, 2 and 7 of each row. The other words are left out, because they
+    // are the same in all rows of this test. Word 7 is the check over all words.
     struct Registers([[AtomicU32; 3]; 2]);
 
     fn write(registers: &Registers, to: usize, row: &Row) {
@@ -109,7 +112,7 @@ fn loom_agreement() {
     model.preemption_bound = Some(2);
     model.check(|| {
         let registers = Arc::new(Registers(Default::default()));
-        // The row of the other side's earlier process. A connection must not use its epoch 30.
+        // Write the row that the other side's earlier process left. A connection must not use its epoch 30.
         write(&registers, 0, &Handshake::new(30, 1, 1, true).row());
         let theirs = registers.clone();
         let other = loom::thread::spawn(move || {

@@ -7,12 +7,13 @@
 //!         ...         inbound memory of port 0, of port 1, ...        equal shares of the rest
 //! ```
 //!
-//! The memory behind BAR 2 is ordinary coherent memory of the host. Windows still declare their stores as
-//! posted ([`crate::device::Ordering::Posted`]), so that the layers above execute the steps that real
-//! hardware needs. No address is translated: a port can offer only its share of the BAR.
+//! The memory behind BAR 2 is ordinary coherent memory of the host, so stores are not posted or reordered.
+//! Windows still declare their stores as posted ([`crate::device::Ordering::Posted`]), so that the layers
+//! above execute the steps that real hardware needs. No address is translated: a port can offer only its
+//! share of the BAR.
 //!
-//! No event signals that a machine has ended. So each port advances a heartbeat counter. If it stops for
-//! [`HEARTBEAT_TIMEOUT`], the port's links go down.
+//! No event signals that a machine has ended. Each port therefore advances a heartbeat counter. If a port's
+//! counter stops for [`HEARTBEAT_TIMEOUT`], the port's links go down.
 
 mod partition;
 
@@ -39,7 +40,8 @@ const DOORBELL: usize = 0x0c;
 const LINK_VECTOR: u32 = VECTORS;
 /// Interval between two heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
-/// A port whose heartbeat stops for this long is lost. An emulated machine may pause for a second.
+/// A port whose heartbeat stops for this long is considered lost. The limit is long, because an emulated
+/// machine may pause for a second.
 pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// One port of a bridge made of an ivshmem device. The ivshmem server assigns the port number.
@@ -94,8 +96,8 @@ impl Ivshmem {
     pub fn open(address: Address, ports: u32) -> Result<Self> {
         let invalid = |why: String| Error::invalid(format!("--ivshmem {address}"), why);
         let sysfs = Sysfs::system();
-        // Check that the device is ivshmem before opening it: the error for a device in use suggests to free
-        // it.
+        // Check the kind of the device before opening it. If a device is in use, the error from opening it
+        // suggests how to free it. The user must not free a device that is not ivshmem.
         let known = inlane_pci::Device::read(&sysfs, address).map_err(pci)?;
         if (known.vendor, known.device) != crate::discover::IVSHMEM {
             return Err(invalid(
@@ -195,12 +197,12 @@ impl Inner {
 
     fn interrupt(&self, peer: u32, vector: u32) {
         if peer == self.port {
-            // The device does not reliably interrupt its own machine, so write the eventfd. If the eventfd's
-            // counter is full, a wake-up is already pending.
+            // The device does not reliably interrupt its own machine, so write the eventfd directly. Ignore
+            // errors: if the eventfd's counter is full, a wake-up is already pending.
             let _ = rustix::io::write(self.interrupts.event(vector as usize), &1u64.to_ne_bytes());
         } else {
-            // The offset is inside the BAR and permitted, so this cannot fail. If the peer is not running,
-            // the device drops the interrupt.
+            // The offset is inside the BAR and permitted, so this write cannot fail. If the peer's machine is
+            // not running, the device drops the interrupt.
             let _ = self.control.write_u32(DOORBELL, peer << 16 | vector);
         }
     }
@@ -282,8 +284,8 @@ impl Ntb for Ivshmem {
         let ours = self.inner.registers(self.inner.port).link.0.load(Ordering::Acquire);
         let theirs = self.inner.registers(peer).link.0.load(Ordering::Acquire);
         let heartbeat = &self.inner.peer_heartbeats[peer as usize];
-        // A lost peer may have come back since the heartbeat thread's last check, so compare the counters
-        // here, too.
+        // A lost peer may have come back and completed a handshake before the heartbeat thread's next check,
+        // so compare the heartbeat counters here too.
         if heartbeat.lost.load(Ordering::Acquire)
             && self.inner.registers(peer).heartbeat.0.load(Ordering::Acquire)
                 != heartbeat.counter.load(Ordering::Acquire)
@@ -293,8 +295,9 @@ impl Ntb for Ivshmem {
         let changes = u64::from(heartbeat.changes.load(Ordering::Acquire));
         Link {
             up: ours & theirs & 1 == 1 && !heartbeat.lost.load(Ordering::Acquire),
-            // A reader misses changes only if a multiple of 2^20 of `ours` or of 2^12 of `changes` lies
-            // between two readings.
+            // Keep only the low 20 bits of `ours` and the low 12 bits of `changes`, because no more fit. A
+            // reader misses changes only if exactly a multiple of 2^20 or 2^12 of them lies between two
+            // readings.
             generation: u64::from(theirs) | u64::from(ours & 0xf_ffff) << 32 | changes << 52,
         }
     }

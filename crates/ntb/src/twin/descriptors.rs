@@ -1,4 +1,5 @@
-//! Creates and maps shared memory, and passes its descriptors over a UNIX socket (SCM_RIGHTS).
+//! Creates and maps memory that processes share by file descriptors, and passes the descriptors over a UNIX
+//! socket (SCM_RIGHTS).
 
 use crate::error::{Error, Result};
 use inlane_core::region::{Location, Region};
@@ -20,8 +21,8 @@ const BATCH: usize = 64;
 /// How long to wait for a process to receive its descriptors.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Makes shared memory of `bytes` bytes whose size cannot be changed (sealed memfd). A peer that shrinks
-/// memory would cause SIGBUS.
+/// Makes shared memory of `bytes` bytes whose size cannot be changed (sealed memfd). If a peer could shrink
+/// it, accesses beyond its new end would raise SIGBUS.
 ///
 /// # Errors
 /// [`Error::Os`] if the system refuses.
@@ -93,7 +94,7 @@ pub(crate) fn map_aligned(
     align: usize,
     location: Location,
 ) -> Result<Region> {
-    // Reserve enough addresses to contain an aligned span of `bytes`.
+    // Reserve `align` bytes more than needed, so that an aligned span lies within the reservation.
     let reserved = bytes.saturating_add(align);
     // SAFETY: the kernel chooses the address of the new mapping.
     let start = unsafe {
@@ -119,8 +120,9 @@ pub(crate) fn map_aligned(
 
 /// Makes a region of a new mapping. Dropping the region and all its slices unmaps the memory.
 fn mapped(address: *mut std::ffi::c_void, bytes: usize, location: Location) -> Region {
-    // Large pages cause fewer page-table misses, but the system may not allow them for shared memory.
-    // SAFETY: the advice concerns only the new mapping.
+    // Ask for large pages, because they cause fewer page-table misses. The system may not allow them for
+    // shared memory.
+    // SAFETY: the advice concerns only the mapping that was just made.
     let _ = unsafe { rustix::mm::madvise(address, bytes, rustix::mm::Advice::LinuxHugepage) };
     let address = address as usize;
     // SAFETY: the region keeps the mapping alive.
@@ -150,8 +152,8 @@ pub(crate) unsafe fn map_at(fd: BorrowedFd<'_>, offset: u64, bytes: usize, addre
     mapped.map(|_| ()).map_err(|error| Error::os(format!("mapping {bytes} bytes at {address:p}"), error))
 }
 
-/// Sends `fds` in batches of one byte, the number of descriptors. At the kernel's limit of descriptors in
-/// flight (ETOOMANYREFS), retries for up to [`RECEIVE_TIMEOUT`].
+/// Sends `fds` in batches. Each batch carries one byte, its number of descriptors. The kernel limits how many
+/// descriptors of a user are in flight (ETOOMANYREFS): at that limit, retries for up to [`RECEIVE_TIMEOUT`].
 ///
 /// # Errors
 /// [`Error::Os`] if the socket fails or no process receives in time.

@@ -1,7 +1,8 @@
 //! The fabric of a twin: the memories and registers of all ports, and the hub that owns them.
 //!
-//! The hub stands in for the bridge's hardware. It outlives the ports' processes, and takes the links of a
-//! port down when its process ends.
+//! The hub stands in for the bridge's hardware. It outlives the ports' processes, so memory and registers
+//! survive a restart, stale scratchpads included. When a port's process ends, the hub takes the port's links
+//! down.
 
 use super::descriptors;
 use crate::error::{Error, Result};
@@ -14,8 +15,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-/// Length of the hub's first message: the magic number, the port, the number of ports and the size of each
-/// port's inbound memory.
+/// Length in bytes of the hub's first message to a process that attaches. It holds the magic number, the
+/// port, the number of ports and the size of each port's inbound memory.
 pub(super) const HELLO_BYTES: usize = 24;
 pub(super) const MAGIC: u64 = 0x3130_4254_4e4c_4e49;
 /// Number of eventfds of a port: its doorbell vectors and the link event.
@@ -57,7 +58,8 @@ pub enum PortEvent {
     Attached,
     /// The process has finished and will not use the fabric any more.
     Finished,
-    /// The process ends because its link to this port, whose process is the cause, went down.
+    /// The process ends because its link to the port with this number went down. The process at that port is
+    /// the cause.
     Lost(u32),
     /// The process asks the launcher to end all processes, and to exit with this status.
     ExitAll(i32),
@@ -126,8 +128,9 @@ impl Hub {
         self.receiver.lock().unwrap_or_else(|poison| poison.into_inner()).take()
     }
 
-    /// Admits a process to `port`. Returns a socket for its [`super::Twin::attach`]. When the socket closes,
-    /// the port's link goes down, and the port can be admitted again.
+    /// Admits a process to `port`. Pass the returned socket to that process, which gives it to
+    /// [`super::Twin::attach`]. When the socket closes, the port's link goes down, and another process can be
+    /// admitted to the port.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a port that does not exist, [`Error::Os`] if the system refuses a socket or
@@ -140,8 +143,8 @@ impl Hub {
         Ok(theirs)
     }
 
-    /// Admits a process to `port` like [`Hub::admit`], over `socket`, the hub's end of a UNIX socket of type
-    /// SOCK_SEQPACKET. The process holds the other end.
+    /// Admits a process to `port` like [`Hub::admit`], but over an existing connection. `socket` is the hub's
+    /// end of a connected UNIX socket of type SOCK_SEQPACKET. The process holds the other end.
     ///
     /// # Errors
     /// As for [`Hub::admit`].
@@ -191,8 +194,8 @@ fn send_fabric(fabric: &Fabric, port: u32, socket: &OwnedFd) -> Result<()> {
     descriptors::send_descriptors(socket.as_fd(), &fds)
 }
 
-/// Serves one port's process until its socket closes. Sends the descriptors only on request, because the
-/// system limits a user's unreceived descriptors.
+/// Serves one port's process until its socket closes. The descriptors are sent only when the process asks for
+/// them, because the system limits how many unreceived descriptors a user may have.
 fn serve(fabric: &Fabric, port: u32, socket: &OwnedFd, events: &Sender<(u32, PortEvent)>) {
     let mut attachment = None;
     loop {
@@ -221,7 +224,8 @@ fn serve(fabric: &Fabric, port: u32, socket: &OwnedFd, events: &Sender<(u32, Por
         let _ = events.send((port, what));
     }
     let registers = fabric.port(port);
-    // Take the link down only if no later process has attached to this port.
+    // Take the link down only if no later process has attached to this port. A later process has its own
+    // socket.
     if attachment.is_some_and(|attachment| registers.attachments.0.load(Ordering::Acquire) == attachment)
         && registers.set_link(false)
     {

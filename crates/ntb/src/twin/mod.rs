@@ -28,12 +28,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// One port of a twin's fabric, through which a process reaches the other ports.
+/// One port of a twin's fabric. Each process attaches to its port and reaches the other ports through it.
 pub struct Twin {
     inner: Arc<Inner>,
 }
 
-/// The largest alignment of the inbound memory's address, and thus of symmetric allocations, in bytes.
+/// The largest alignment of the inbound memory's address, in bytes. Symmetric memory lies in the inbound
+/// memory, so a program cannot allocate it with a larger alignment.
 const ALIGNMENT: usize = 1 << 30;
 
 /// How long to wait for the hub's answer.
@@ -58,7 +59,8 @@ impl Twin {
         Self::attach_with(socket, faults, |_| usize::MAX)
     }
 
-    /// Attaches like [`Twin::attach`], but maps only the first `needed(ports)` bytes of the inbound memory.
+    /// Attaches like [`Twin::attach`], but maps only the start of the inbound memory. `needed` gets the
+    /// fabric's number of ports and returns how many bytes to map.
     ///
     /// # Errors
     /// As for [`Twin::attach`].
@@ -99,7 +101,8 @@ impl Twin {
         })?;
         let memories: Vec<_> = fds.by_ref().take(ports as usize).collect();
         let register_bytes = ports as usize * size_of::<PortRegisters>();
-        // Remove the timeout. The hub's next message, which asks this process to end, may come at any time.
+        // Wait without a timeout from now on, because the hub's next message, which asks this process to end,
+        // may come at any time.
         set_socket_timeout(&socket, Timeout::Recv, None).map_err(os)?;
         descriptors::check_sealed(registers_fd.as_fd(), register_bytes as u64)?;
         for memory in &memories {
@@ -108,8 +111,8 @@ impl Twin {
         let registers = descriptors::map(registers_fd.as_fd(), 0, register_bytes, Location::Host)?;
         let memory = memories[port as usize].as_fd();
         let bytes = needed(ports).clamp(1, window_bytes as usize).next_multiple_of(4096);
-        // Align no more than needed: `map_aligned` reserves `align` more bytes of addresses, which is slow
-        // under AddressSanitizer.
+        // Align to no more than the memory's size, because `map_aligned` reserves `align` more bytes of
+        // addresses, which takes long under memory checkers such as AddressSanitizer.
         let align = bytes.next_power_of_two().clamp(4096, ALIGNMENT);
         let inbound = descriptors::map_aligned(memory, bytes, align, Location::Host)?;
         let fabric = Arc::new(Fabric {
@@ -176,7 +179,8 @@ impl Twin {
     }
 
     /// Maps `bytes` of the inbound memory from `offset` a second time, at `address`, in place of what was
-    /// mapped there. Peers can then access static objects. All three numbers are multiples of the page size.
+    /// mapped there. Use it to let peers access static objects, whose addresses are fixed. All three numbers
+    /// are multiples of the page size.
     ///
     /// # Errors
     /// [`Error::Invalid`] for bytes outside the inbound memory; [`Error::Os`] if the system refuses.

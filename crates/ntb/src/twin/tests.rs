@@ -164,8 +164,8 @@ fn the_hub_asks_all_processes_to_end() {
     let (hub, a, b) = pair(1 << 20);
     hub.end_all(7);
     assert_eq!((a.wait_for_end(), b.wait_for_end()), (Some(7), Some(7)));
-    // Shut this end down. The hub's thread then closes its end, so no hub is left that could ask the port to
-    // end.
+    // Shut down this end of the socket, so that the hub's thread closes its end. The port then has no hub
+    // left that could ask it to end.
     rustix::net::shutdown(&a.inner.socket, rustix::net::Shutdown::Write).unwrap();
     assert_eq!(a.wait_for_end(), None);
 }
@@ -183,6 +183,7 @@ fn inbound_memory_is_aligned_and_can_be_mapped_again() {
         assert_eq!(a.inbound().as_ptr().add(8192).read_volatile(), 77);
         assert!(a.map_inbound_at(1 << 20, 4096, address).is_err(), "outside");
     }
-    // The allocator must not use `place` again, because one of its pages is now shared memory.
+    // One page of `place` is now shared memory. Leak `place`, so that the allocator never uses this page
+    // again.
     std::mem::forget(place);
 }

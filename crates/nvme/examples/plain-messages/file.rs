@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 const RESPONSE_HEADER: usize = 24;
 /// The alignment in bytes that O_DIRECT needs for memory and offsets.
 const ALIGNMENT: usize = 4096;
-/// The number of completions after which the server sends the responses to small reads.
+/// The number of completions after which the server sends the responses to small reads. The client then works
+/// on these responses while the server continues.
 const BATCH: usize = 8;
 /// The size in bytes from which a read is answered as soon as it completes. Smaller reads are answered in
 /// batches.

@@ -1,5 +1,5 @@
-//! Measures plain request and response messages over TCP. This bounds the throughput of storage protocols
-//! with messages of these sizes.
+//! Measures plain request and response messages over TCP. The result is an upper bound for the throughput of
+//! storage protocols with messages of these sizes.
 //!
 //!     plain-messages serve 127.0.0.1:7000
 //!     plain-messages serve-file 127.0.0.1:7000 FILE SPIN_US
@@ -21,7 +21,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const MEMORY: usize = 1 << 30;
-/// The bytes of a request's header: the request's length, the response's length and the offset of the data.
+/// The length of a request's header in bytes. The header holds the request's length, the response's length
+/// and the offset of the data.
 const HEADER: usize = 16;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

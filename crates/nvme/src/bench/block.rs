@@ -17,7 +17,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"inlane\x00\x01");
 pub(super) enum Wrong {
     /// The block was not written by a bench with verification.
     Foreign,
-    /// The block holds another offset, which is the value.
+    /// The block was written for another offset, which is the value.
     Misplaced(u64),
     /// The checksum differs.
     Altered,

@@ -52,7 +52,8 @@ pub(super) struct Job<'a> {
     session: Session,
     workload: &'a Workload,
     part: Range<u64>,
-    /// The buffers that are not in flight, with their tokens: indices in `operations`.
+    /// The buffers that are not in flight. Each has a token: the index in `operations` of the operation that
+    /// uses the buffer.
     buffers: Vec<(u64, Buffer)>,
     /// The operations by token.
     operations: Vec<Operation>,
@@ -69,8 +70,8 @@ pub(super) struct Job<'a> {
     wrong: Option<String>,
 }
 
-/// Marks a block with an operation in flight. The next must wait, because the target may execute two in any
-/// order.
+/// Marks a block with an operation in flight. The block's next operation must wait, because the target may
+/// execute two operations in any order.
 const BUSY: u32 = 1 << 31;
 
 impl<'a> Job<'a> {

@@ -111,8 +111,8 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Checks the workload and divides its range among the jobs. Returns each job's part in bytes. Parts are
-    /// whole blocks.
+    /// Checks the workload and divides its range among the jobs. Returns each job's part as a range of bytes
+    /// in the namespace. Parts are whole blocks.
     pub(super) fn parts(&self, namespace: &NamespaceInfo) -> Result<Vec<Range<u64>>> {
         let unit = u64::from(namespace.block_bytes);
         let shown = units::bytes;

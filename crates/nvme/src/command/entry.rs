@@ -8,8 +8,8 @@ wire! {
     pub struct Command {
         /// OPC: the opcode. Its meaning depends on the queue: see [`admin`] and [`io`].
         pub opcode: u8,
-        /// FUSE and PSDT: whether the command is fused, and how its data is described. 0x40 (SGLs) in
-        /// commands over fabrics.
+        /// FUSE and PSDT: whether the command is fused, and how its data is described. 0x40 in commands over
+        /// fabrics, because SGLs describe their data.
         pub flags: u8,
         /// CID: the identifier that the completion repeats.
         pub cid: U16,
@@ -243,7 +243,8 @@ pub mod dsm {
         pub struct Range {
             /// Context attributes.
             pub attributes: U32,
-            /// The number of blocks, not less one.
+            /// The number of blocks. Unlike most counts in commands, it is the count itself, not the count
+            /// less one.
             pub blocks: U32,
             /// The first block.
             pub lba: U64,
@@ -263,8 +264,8 @@ pub mod feature {
     pub const ERROR_RECOVERY: u8 = 0x05;
     /// Volatile Write Cache.
     pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
-    /// Number of Queues. Dword 11 and the result: submission queues in bits 15:0, completion queues in bits
-    /// 31:16, each less one.
+    /// Number of Queues. Dword 11 and the result hold the number of submission queues in bits 15:0 and the
+    /// number of completion queues in bits 31:16, each less one.
     pub const NUMBER_OF_QUEUES: u8 = 0x07;
     /// Write Atomicity Normal.
     pub const WRITE_ATOMICITY: u8 = 0x0A;

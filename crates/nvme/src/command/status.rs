@@ -159,8 +159,8 @@ impl Status {
         self.0 & 0x7FF == 0
     }
 
-    /// Returns true if a retry or another path may succeed: Do Not Retry is not set, and the status is a
-    /// path error (type 3) or temporary.
+    /// Returns true if a retry or another path may succeed: Do Not Retry is not set, and the status is a path
+    /// error (type 3) or one of the temporary errors below.
     pub fn is_retryable(self) -> bool {
         let code = Status(self.0 & 0x7FF);
         self.0 & Self::DO_NOT_RETRY == 0

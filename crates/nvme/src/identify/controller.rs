@@ -19,7 +19,8 @@ wire! {
         pub rab: u8,
         /// IEEE: the vendor's OUI.
         pub ieee: [u8; 3],
-        /// CMIC. Bit 0: several ports. Bit 1: several controllers. Bit 3: asymmetric namespace access.
+        /// CMIC: what the subsystem can have. Bit 0: several ports. Bit 1: several controllers. Bit 3:
+        /// asymmetric namespace access.
         pub cmic: u8,
         /// MDTS: the most data of a command is 4096 bytes times 2 to the power of this number. 0: no limit.
         pub mdts: u8,
@@ -109,8 +110,8 @@ wire! {
         pub acwu: U16,
         /// CDFS.
         pub cdfs: U16,
-        /// SGLS. Bits 1:0: SGLs. Bit 20: offsets in the capsule. Bit 21: descriptors of data outside the
-        /// capsule.
+        /// SGLS: the supported features of SGLs. Bits 1:0: SGLs at all. Bit 20: offsets in the capsule as
+        /// addresses. Bit 21: descriptors of data outside the capsule.
         pub sgls: U32,
         /// MNAN: the most namespaces that the subsystem can have.
         pub mnan: U32,

@@ -20,7 +20,7 @@ impl Buffer {
         Ok(Self { region: Region::host(bytes)?, len: bytes })
     }
 
-    /// Creates a buffer in a region, such as pinned memory.
+    /// Creates a buffer whose memory is `region`, such as pinned memory.
     ///
     /// # Safety
     /// Nothing else accesses the region's memory until the buffer is dropped.

@@ -32,7 +32,7 @@ pub struct ConnectOptions {
     /// How the connections of the queues are made. The number of entries applies to I/O queues only.
     pub queue: QueueOptions,
     /// The keep-alive timeout; zero turns keep-alive off. The initiator ends the connection if a Keep Alive
-    /// is unanswered this long. The target ends it if the host is silent this long.
+    /// is not answered within this time. The target ends it if the host is silent for this time.
     pub keep_alive: Duration,
 }
 
@@ -51,12 +51,12 @@ pub struct NamespaceInfo {
     pub write_zeroes: bool,
     /// True if the controller supports Dataset Management, so blocks can be deallocated. False otherwise.
     pub deallocate: bool,
-    /// True if there is a volatile write cache, so that only a flush makes data durable.
+    /// True if there is a volatile write cache, so a flush is needed to make data durable.
     pub volatile_cache: bool,
     /// The most data of one command, in bytes. A multiple of the block size.
     pub max_transfer: u32,
-    /// The UUID, or else the NGUID, or else the EUI64 with zeros appended. `None` if the namespace has none
-    /// of them.
+    /// The UUID, else the NGUID, else the EUI64 followed by zeros. `None` if the namespace has none of them.
+    /// Two namespaces with different identities have different contents.
     pub identity: Option<[u8; 16]>,
 }
 
@@ -92,8 +92,8 @@ const TOKEN_KEEP_ALIVE: u64 = 1;
 const TOKEN_EVENT: u64 = 2;
 
 impl Controller {
-    /// Connects to a controller of a subsystem, enables it and identifies it. Tries all addresses of the
-    /// target's name.
+    /// Connects to a controller of a subsystem, enables it and identifies it. Tries each address that the
+    /// target's name resolves to.
     ///
     /// # Errors
     /// If the target cannot be reached, refuses the host or the subsystem, or does not become ready.
@@ -206,7 +206,8 @@ impl Controller {
         self.admin.peer()
     }
 
-    /// Returns the admin queue, to poll its socket together with those of the I/O queues.
+    /// Returns the controller's admin queue. Its socket can be polled together with the sockets of the I/O
+    /// queues.
     pub fn admin_queue(&self) -> &Queue {
         &self.admin
     }
@@ -288,8 +289,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Asks the controller to report changes of namespaces, or of the discovery log, to
-    /// [`Controller::next_event`].
+    /// Asks the controller to report changes of namespaces, or of the discovery log.
+    /// [`Controller::next_event`] returns them.
     ///
     /// # Errors
     /// If the connection failed.
@@ -427,8 +428,8 @@ impl Controller {
         Ok(done.buffer.expect("the command had a buffer"))
     }
 
-    /// Reads the list of changed namespaces and ignores it. The controller reports no further change before
-    /// this read.
+    /// Reads the list of changed namespaces, and ignores it. The controller reports the next change only
+    /// after this read.
     ///
     /// # Errors
     /// If the controller refuses or the connection fails.
@@ -467,7 +468,8 @@ impl Controller {
         Ok(queue)
     }
 
-    /// Shuts the controller down, and waits up to a second for the end of the shutdown (Base section 3.6.2).
+    /// Shuts the controller down, and waits up to a second until the shutdown is complete (Base section
+    /// 3.6.2).
     pub fn shut_down(&mut self) {
         let value = cc::ENABLE | cc::ENTRY_SIZES | cc::SHUTDOWN_NORMAL;
         let started = Instant::now();

@@ -1,4 +1,5 @@
-//! The host's NQN and host identifier, by default read from this machine's files.
+//! The identity that a host shows to targets: its NQN and its host identifier, by default read from this
+//! machine's files.
 
 use crate::{Error, Result};
 
@@ -31,7 +32,8 @@ impl HostIdentity {
         Self { nqn: nqn.unwrap_or_else(|| format!("{UUID_PREFIX}{}", format_uuid(&id))), id }
     }
 
-    /// Replaces the NQN. If the new NQN contains a UUID, the UUID also replaces the host identifier.
+    /// Replaces the NQN of the identity. If the new NQN contains a UUID, the UUID also replaces the host
+    /// identifier.
     ///
     /// # Errors
     /// If the NQN is invalid.

@@ -39,7 +39,7 @@ impl Default for QueueOptions {
     }
 }
 
-/// A queue of the host. Only one thread uses it.
+/// A queue of the host: the protocol state of its connection, and the TCP socket. Only one thread uses it.
 #[derive(Debug)]
 pub struct Queue {
     socket: TcpStream,
@@ -47,8 +47,9 @@ pub struct Queue {
     peer: String,
     timeout: Duration,
     spin: Duration,
-    /// When bytes last arrived, or when a command was last submitted to an idle queue, whichever is later.
-    /// Ignores held commands.
+    /// When the wait for the controller's next answer began. This is when bytes last arrived, or when a
+    /// command was submitted while no other was in flight, whichever is later. Held commands, which the
+    /// controller may leave unanswered, do not count.
     last_arrival: Instant,
     /// The number of held commands: those in flight that the controller may leave unanswered for any time.
     held: usize,
@@ -137,8 +138,8 @@ impl Queue {
         self.connection.submit(request)
     }
 
-    /// Queues a held command: the controller may leave it unanswered for any time, as an Asynchronous Event
-    /// Request.
+    /// Queues a held command: one that the controller may leave unanswered for any time, such as an
+    /// Asynchronous Event Request.
     pub(super) fn submit_held(&mut self, request: Request) {
         if self.submit(request).is_ok() {
             self.held += 1;
@@ -254,7 +255,7 @@ impl Queue {
                 let len =
                     encode_termination(Sender::Host, &fault, self.connection.faulty_pdu(), &mut request);
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                // Ignore failures, because the connection ends anyway.
+                // Ignore a failure to report the reason, because the connection ends anyway.
                 let _ = rustix::net::send(&self.socket, &request[..len], flags);
                 Error::Protocol { peer, fault }
             }

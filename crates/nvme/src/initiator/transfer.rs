@@ -27,14 +27,14 @@ struct Chunk {
 
 /// Provides buffers for [`read_to`] and consumes the data. Implement it to read into device memory.
 pub trait Sink {
-    /// Returns a buffer of at least `bytes` bytes. Blocks until the sink has one.
+    /// Returns a buffer of at least `bytes` bytes for the next command. Blocks until the sink has one.
     ///
     /// # Errors
     /// If the sink cannot provide memory, or earlier data could not be stored.
     fn buffer(&mut self, bytes: usize) -> Result<Buffer>;
 
-    /// Consumes a buffer of whole blocks, of which the bytes in `data` were requested. Buffers arrive in the
-    /// order of their offsets.
+    /// Consumes a buffer of whole blocks that were read. Only the bytes in the range `data` were requested.
+    /// Buffers arrive in the order of their offsets in the namespace.
     ///
     /// # Errors
     /// If the data cannot be stored.
@@ -43,8 +43,8 @@ pub trait Sink {
 
 /// Provides the data of [`write_from`]. Implement it to write from memory of a device.
 pub trait Source {
-    /// Returns the next `most` bytes in a buffer of that length, or fewer at the end of the data. `None` if
-    /// no data is left.
+    /// Returns a buffer with the next `most` bytes of the data, or with fewer at the end of the data. The
+    /// buffer has exactly the length of these bytes. `None` if no data is left.
     ///
     /// # Errors
     /// If the data cannot be read.
@@ -103,8 +103,8 @@ impl Source for ReaderSource<'_> {
     }
 }
 
-/// Returns the most bytes of each command: at most 256 KiB and the controller's limit, but at least one
-/// block.
+/// Returns the most bytes that each command of a transfer moves: whole blocks, up to 256 KiB and up to the
+/// controller's limit, but at least one block.
 fn chunk_bytes(session: &Session) -> u64 {
     let unit = session.namespace().block_bytes;
     u64::from((session.namespace().max_transfer.min(CHUNK) / unit).max(1) * unit)
@@ -219,7 +219,7 @@ pub fn read_to(
 }
 
 /// Writes the bytes of `input` from `offset`, up to its end or `length` bytes, and flushes them. Returns the
-/// number of bytes.
+/// number of bytes written.
 ///
 /// # Errors
 /// Bytes before the error may have been written. Errors are:

@@ -12,7 +12,7 @@ const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
 /// The ioctl that returns the size of a block device's logical block (linux/fs.h).
 const BLKSSZGET: libc::c_ulong = 0x1268;
 
-/// An open file or block device, locked against a second target that would write to it.
+/// An open file or block device. It is locked, so that no second target can write to it.
 #[derive(Debug)]
 pub struct Storage {
     file: File,
@@ -199,6 +199,7 @@ fn logical_block(file: &File, path: &Path) -> Result<u32> {
 }
 
 /// Returns the alignment of direct requests in bytes: 512 if a trial read of 512 bytes succeeds, else 4096.
+/// Does not ask the kernel, because kernels before 6.1 do not report the alignment.
 fn direct_alignment(file: &File) -> u32 {
     #[repr(C, align(4096))]
     struct Block([u8; 512]);

@@ -1,8 +1,8 @@
 //! A namespace in memory.
 //!
-//! Hosts may read and write the same memory at the same time, so no reference to its bytes exists. They are
-//! copied by inlane-core's assembly, by atomic words, or by the kernel when it sends them. A block that is
-//! read while it is written may contain both old and new bytes.
+//! Hosts may read and write the same memory at the same time, so no reference to its bytes exists. The bytes
+//! are copied by inlane-core's assembly, by atomic words, or by the kernel when it sends them. A block that
+//! is read while it is written may contain both old and new bytes.
 
 use crate::{Error, Result};
 use inlane_core::access::Access;
@@ -31,7 +31,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Maps `bytes` bytes of zeros, in huge pages if the kernel has them.
+    /// Maps `bytes` bytes of zeros. Asks the kernel for huge pages, which make random accesses faster.
     ///
     /// # Errors
     /// If `bytes` is not a multiple of 512, or if the address space is too small.
@@ -87,8 +87,8 @@ impl Memory {
     #[inline]
     fn words(&self, offset: u64, length: usize) -> &[AtomicU64] {
         assert!(offset.is_multiple_of(8) && length.is_multiple_of(8), "a range of whole blocks");
-        // SAFETY: the range is aligned and within the mapping. This process accesses it only by atomic
-        // operations and by assembly.
+        // SAFETY: the range is aligned and within the mapping. This process accesses the memory only by
+        // atomic operations and by assembly.
         unsafe { std::slice::from_raw_parts(self.at(offset, length as u64).cast(), length / 8) }
     }
 

@@ -1,7 +1,7 @@
 //! Namespaces: the drives that a target serves, in memory, in a file or on a block device.
 //!
-//! A [`Namespace`] checks ranges, but does no I/O on files: the target's worker threads do that. It reads
-//! and writes memory directly.
+//! A [`Namespace`] checks ranges. It reads and writes memory directly, but does no I/O on files: the target's
+//! worker threads do that.
 //!
 //! | storage | volatile cache | a flush | deallocated blocks read as |
 //! | --- | --- | --- | --- |
@@ -9,8 +9,7 @@
 //! | file | the page cache or the drive's cache | `fdatasync` | zero |
 //! | block device | the page cache or the drive's cache | `fdatasync` | zero |
 //!
-//! A file or block device can change its size while hosts are connected. [`Namespace::refresh`] detects
-//! that.
+//! A file or block device can change its size while hosts are connected. [`Namespace::refresh`] detects that.
 
 mod file;
 mod memory;
@@ -81,8 +80,9 @@ pub struct Counters {
 impl Namespace {
     /// Opens the storage that `specification` names. `subsystem` is the subsystem's NQN.
     ///
-    /// A file or block device keeps its UUID when the target restarts. Memory gets a new one, so that hosts
-    /// report errors instead of reading zeros.
+    /// A file or block device keeps its UUID when the target restarts. A namespace in memory gets a new UUID,
+    /// because its contents are lost. A host that had it mounted then reports errors instead of reading
+    /// zeros.
     ///
     /// # Errors
     /// If the storage cannot be opened or locked, or is smaller than one block.
@@ -169,8 +169,10 @@ impl Namespace {
         matches!(self.storage, Storage::File(_))
     }
 
-    /// Records that a flush failed, so that later flushes and writes fail, too. The kernel reports the lost
-    /// data only once.
+    /// Records that a flush failed. Later flushes and writes must fail, too.
+    ///
+    /// The kernel reports a failed write-back only once and then drops the data. A later `fdatasync` would
+    /// succeed although acknowledged writes are lost.
     pub fn record_failed_flush(&self) {
         self.flush_failed.store(true, Relaxed);
     }
@@ -193,7 +195,8 @@ fn random_uuid() -> Result<[u8; 16]> {
     Ok(as_uuid(bytes, 4))
 }
 
-/// Returns a version 8 UUID: the 128-bit FNV-1a hash of `parts`, each preceded by its length.
+/// Returns a version 8 (custom) UUID: the 128-bit FNV-1a hash of `parts`. In the hashed bytes, each part is
+/// preceded by its length.
 pub(crate) fn stable_uuid(parts: &[&[u8]]) -> [u8; 16] {
     let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
     let lengths = parts.iter().map(|part| (part.len() as u64).to_le_bytes());

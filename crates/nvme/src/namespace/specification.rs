@@ -17,9 +17,9 @@ pub enum Kind {
     File {
         /// Its path.
         path: PathBuf,
-        /// The size to create the file with. `None`: the file must exist.
+        /// The size with which the file is created if it does not exist. `None`: the file must exist.
         create_bytes: Option<u64>,
-        /// Whether reads and writes bypass the page cache. `None`: if the file system allows it.
+        /// Whether reads and writes bypass the page cache. `None`: they do if the file system allows it.
         direct: Option<bool>,
     },
     /// A block device.

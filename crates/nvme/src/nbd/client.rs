@@ -20,7 +20,8 @@ use zerocopy::IntoBytes;
 
 /// The longest sleep while no socket is ready. It bounds how late a stop request is seen.
 const TICK: Duration = Duration::from_millis(100);
-/// The most bytes of requests and replies in memory for a client. Above it, reading from the client pauses.
+/// The most bytes of requests and replies that are kept in memory for a client. Above it, reading from the
+/// client pauses.
 const MAX_HELD: usize = 64 << 20;
 /// The most unanswered requests of a client. Above it, reading from the client pauses.
 const MAX_REQUESTS: usize = 256;
@@ -117,8 +118,8 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Serves requests until the client ends or `stop` is set. Then completes the requests in flight and
-    /// sends their replies.
+    /// Serves requests until the client ends or `stop` is set. Before it returns, it completes the requests
+    /// in flight and sends their replies.
     pub(super) fn serve(mut self, stop: &AtomicBool) -> Result<()> {
         loop {
             self.closing |= stop.load(Ordering::Relaxed);
@@ -346,8 +347,8 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    /// Returns a reply without data. It is structured if the client negotiated that and the request is a
-    /// read or block status.
+    /// Returns a reply without data. It is structured if the client has negotiated structured replies and the
+    /// request is a read or block status. Other requests get simple replies.
     fn status_reply(&self, kind: Kind, cookie: u64, error: u32) -> Vec<u8> {
         match kind {
             Kind::Read | Kind::BlockStatus if self.features.structured => error_chunk(cookie, error),
@@ -362,7 +363,8 @@ impl<'a> Client<'a> {
         self.start_request(request, commands);
     }
 
-    /// Divides a request into parts, one for each command. Returns their offsets and lengths in bytes.
+    /// Divides a request into parts, each small enough for one command. Returns the offset and the length of
+    /// each part, in bytes.
     fn parts(&self, request: &NbdRequest) -> impl Iterator<Item = (u64, u32)> + use<> {
         let namespace = self.session.namespace();
         let most = (PART.min(namespace.max_transfer) / namespace.block_bytes).max(1) * namespace.block_bytes;

@@ -160,8 +160,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts to listen. [`Server::run`] serves the clients. Removes a Unix socket that a former server
-    /// left.
+    /// Starts to listen. [`Server::run`] serves the clients. Removes a Unix socket that a former server left
+    /// behind.
     ///
     /// # Errors
     /// If the address is in use or cannot be used.
@@ -206,7 +206,7 @@ impl Server {
         Ok(Self { listener, options: options.clone(), counters: Counters::default() })
     }
 
-    /// Returns the address that the server listens on, with the chosen port instead of port 0.
+    /// Returns the address that the server listens on. A TCP port of 0 has been replaced by the chosen port.
     ///
     /// # Errors
     /// If the socket has no address.

@@ -6,7 +6,8 @@ use std::io::{self, Read, Write};
 
 const FIXED_NEWSTYLE: u16 = 1 << 0;
 const NO_ZEROES: u16 = 1 << 1;
-/// The longest option that is read.
+/// The longest option that is read, in bytes. The longest useful option is a name of 4096 bytes with a few
+/// numbers.
 const MAX_OPTION: u32 = 8192;
 
 mod option {
@@ -77,7 +78,7 @@ impl Export<'_> {
 }
 
 /// Negotiates until the client chooses the export. Returns the negotiated features, or `None` if the client
-/// aborts.
+/// aborts the negotiation.
 ///
 /// # Errors
 /// If the client violates the protocol, or the connection fails.
@@ -119,7 +120,7 @@ pub(super) fn negotiate<S: Read + Write>(
                 return Ok(Some(features));
             }
             option::ABORT => {
-                // Ignore failures, because the client may have closed the connection.
+                // Ignore a failure to answer, because the client may have closed the connection already.
                 let _ = answer(stream, option, answer::ACK, &[]);
                 return Ok(None);
             }
@@ -161,7 +162,8 @@ pub(super) fn negotiate<S: Read + Write>(
             option::SET_META_CONTEXT if !features.structured => answer(stream, option, answer::INVALID, &[])?,
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 let set = option == option::SET_META_CONTEXT;
-                // SET_META_CONTEXT clears the contexts selected before, even if it is invalid.
+                // A new SET_META_CONTEXT clears the contexts that earlier ones selected, even if the new one
+                // is invalid.
                 features.allocation &= !set;
                 let Some((name, queries)) = queries_of(&data) else {
                     answer(stream, option, answer::INVALID, &[])?;
@@ -171,8 +173,8 @@ pub(super) fn negotiate<S: Read + Write>(
                     answer(stream, option, answer::UNKNOWN, &[])?;
                     continue;
                 }
-                // LIST without a query lists all contexts. LIST with "base:" lists those that begin with
-                // "base:". SET needs full names.
+                // LIST without a query lists all contexts. LIST with the query "base:" lists all contexts
+                // whose names begin with "base:". SET selects contexts by their full names only.
                 let wanted = queries.contains(&CONTEXT)
                     || !set && (queries.is_empty() || queries.contains(&b"base:".as_slice()));
                 if wanted {
@@ -195,7 +197,8 @@ fn name_of(data: &[u8]) -> Option<&[u8]> {
     (requests.len() == usize::from(u16::from_be_bytes(*count)) * 2).then_some(name)
 }
 
-/// Returns the export name and the queries of LIST_META_CONTEXT or SET_META_CONTEXT, or `None` if malformed.
+/// Returns the export name and the queries in the data of LIST_META_CONTEXT or SET_META_CONTEXT, or `None` if
+/// the data is malformed.
 fn queries_of(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
     fn text(data: &[u8]) -> Option<(&[u8], &[u8])> {
         let (len, rest) = data.split_first_chunk::<4>()?;

@@ -12,7 +12,8 @@ const CHUNK_MAGIC: u32 = 0x668e_33ef;
 
 /// The length in bytes of an NBD request's header.
 pub(super) const REQUEST: usize = 28;
-/// The most data of one request. Clients may rely on this size (section "Block sizes").
+/// The most data of one request in bytes. Clients may rely on this size without being told (section "Block
+/// sizes").
 pub(super) const MAX_DATA: u32 = 32 << 20;
 
 /// Transmission flags.
@@ -91,7 +92,7 @@ pub struct NbdRequest {
 }
 
 impl NbdRequest {
-    /// Returns the number of bytes of data that follow the request: 0 unless it is a write.
+    /// Returns the number of bytes of data that follow the request. It is 0 unless the request is a write.
     pub(super) fn payload(&self) -> u32 {
         if self.kind == Kind::Write { self.length } else { 0 }
     }
@@ -133,7 +134,8 @@ pub(super) fn reply(cookie: u64, error: u32) -> [u8; 16] {
     bytes
 }
 
-/// Returns a structured reply of one chunk, except for the `data_bytes` bytes of data at its end.
+/// Returns a structured reply of one chunk, without the chunk's data. `data_bytes` bytes of data must follow
+/// it.
 fn chunk(kind: u16, cookie: u64, payload: &[u8], data_bytes: u32) -> Vec<u8> {
     const DONE: u16 = 1 << 0;
     let mut bytes = CHUNK_MAGIC.to_be_bytes().to_vec();

@@ -17,7 +17,7 @@ const NAMESPACE: NamespaceInfo = NamespaceInfo {
 };
 const EXPORT: Export<'static> = Export { namespace: &NAMESPACE, name: "nqn.2024-01.org.example:disk" };
 
-/// A client in memory: the bytes that it sends and those that it has received.
+/// A client in memory, in place of a socket: the bytes that the client sends and those that it has received.
 struct Client<'a> {
     sends: &'a [u8],
     receives: Vec<u8>,
@@ -79,7 +79,8 @@ fn clients_choose_the_export_by_either_name() {
     assert_eq!(answers(&received), [UNSUPPORTED, SERVER, ACK, UNKNOWN, INFO, INFO, ACK]);
     let (result, received) = run(&[option(1, EXPORT.name.as_bytes())]);
     assert!(result.unwrap().is_some());
-    // The export's size, then the flags HAS_FLAGS, FLUSH, FUA, WRITE_ZEROES and MULTI_CONN.
+    // The server answers with the size of the export, then the flags HAS_FLAGS, FLUSH, FUA, WRITE_ZEROES and
+    // MULTI_CONN.
     assert_eq!(received, [&(8_u64 << 20).to_be_bytes()[..], &[1, 0x4D]].concat());
     assert!(run(&[option(2, &[])]).0.unwrap().is_none());
 }
@@ -115,7 +116,8 @@ fn structured_replies_and_block_status_are_negotiated() {
     assert_eq!(answers(&received[..received.len() - 10]), kinds);
     // With structured replies, NBD_FLAG_SEND_DF must be set: bit 7 of the last byte.
     assert_eq!(received[received.len() - 1] & 0x80, 0x80);
-    // The second SET_META_CONTEXT selects no context and clears those of the first.
+    // Set the metadata contexts twice. The second option selects none, so no context remains, because each
+    // option replaces the contexts of the one before.
     let (result, _) = run(&[structured, set(&allocation), set(&contexts("", &["base:"])), option(1, b"")]);
     assert_eq!(result.unwrap(), Some(Features { structured: true, allocation: false }));
 }

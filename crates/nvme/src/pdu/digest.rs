@@ -8,8 +8,8 @@ pub fn digest(bytes: &[u8]) -> [u8; 4] {
     crc_fast::crc32_iscsi(bytes).to_le_bytes()
 }
 
-/// The digest of data that is processed in parts. Update it right after copying a part, which is then
-/// cached.
+/// The digest of data that is processed in parts. Update it right after a part was copied, because the part
+/// is then still in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunningDigest(u32);
 

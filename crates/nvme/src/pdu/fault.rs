@@ -5,8 +5,8 @@ use super::{Common, Kind, Sender, TermReq};
 use std::fmt;
 use zerocopy::IntoBytes;
 
-/// Why a connection is terminated (FES; TCP sections 3.6.2.4 and 3.6.2.5). The field FEI of the termination
-/// request holds details.
+/// The reason for which a connection is terminated (FES; TCP sections 3.6.2.4 and 3.6.2.5). FEI is the field
+/// of the termination request with the details, such as the offset of an invalid field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FatalStatus {
@@ -96,8 +96,8 @@ impl fmt::Display for Termination {
     }
 }
 
-/// Writes a termination request from `sender` into `out`. `received` starts with the faulty PDU; up to 128
-/// bytes of it are sent. Returns the bytes written, at most 152.
+/// Writes a termination request from `sender` into `out`. `received` is the start of the faulty PDU, of which
+/// up to 128 bytes are sent. Returns the bytes written, at most 152.
 ///
 /// # Panics
 /// If `out` is shorter than 152 bytes.

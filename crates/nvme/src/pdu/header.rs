@@ -206,7 +206,7 @@ impl R2t {
 }
 
 /// Writes a header with its digest, and the padding before `data_bytes` bytes of data. Returns the bytes
-/// written. The data follows, then its [`digest`] if data digests are in use.
+/// written. The caller sends them, then the data, and then the data's [`digest`] if data digests are in use.
 ///
 /// `alignment` is the data alignment that the receiver asked for, 4 to 128 bytes.
 ///
@@ -270,8 +270,8 @@ pub enum Header<'a> {
 }
 
 impl<'a> Header<'a> {
-    /// Decodes a header with the given `layout`, and checks the fields that the PDU alone determines. Call
-    /// [`Layout::check_digest`] before.
+    /// Decodes a header that has `layout`. Checks the fields whose valid values follow from the PDU alone.
+    /// Call [`Layout::check_digest`] before, because the header digest is not checked here.
     ///
     /// # Errors
     /// A [`Fault`] that names the invalid field.

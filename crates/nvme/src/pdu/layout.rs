@@ -2,8 +2,8 @@
 
 use super::{FatalStatus, Fault, digest};
 
-/// The most bytes of an encoded header: a 128-byte ICReq, or a 72-byte header with digest, padded to 128
-/// bytes.
+/// The most bytes that a header takes when it is encoded: a 128-byte ICReq, or a 72-byte header with digest,
+/// padded to 128 bytes.
 pub const MAX_HEADER: usize = 128;
 
 /// The length of the common header, in bytes.

@@ -35,7 +35,8 @@ pub enum Reply {
     Data(Vec<u8>),
     /// Do not complete the command yet: it is an Asynchronous Event Request, which waits for an event.
     Hold,
-    /// Complete the Abort with success, and the Asynchronous Event Request with this identifier as aborted.
+    /// The command is an Abort. Complete it with success, and complete the Asynchronous Event Request with
+    /// this identifier as aborted.
     Abort(u16),
     /// Complete the command with success, then make the data of all namespaces durable.
     Shutdown,
@@ -133,7 +134,7 @@ fn get_log_page(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
     let start = usize::try_from(offset).ok().filter(|start| *start <= page.len());
     let rest = &page[start.ok_or(Status::INVALID_FIELD.dnr())?..];
     let length = length as usize;
-    // The host may read beyond the end of a log page, so fill the rest with zeros.
+    // Fill the rest of the host's buffer with zeros, because the host may read beyond the end of a log page.
     let mut bytes = rest[..length.min(rest.len())].to_vec();
     bytes.resize(length, 0);
     Ok(Reply::Data(bytes))
@@ -177,7 +178,7 @@ fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
             controller.grant_io_queues(granted);
             done(u64::from(granted - 1) * 0x1_0001)
         }
-        // The volatile write cache cannot be turned off.
+        // Accept only a request to leave the volatile write cache on, because this target cannot turn it off.
         feature::VOLATILE_WRITE_CACHE if pages::has_volatile_cache(subsystem) => match value & 1 {
             1 => done(0),
             _ => Err(Status::FEATURE_NOT_CHANGEABLE.dnr()),

@@ -1,8 +1,8 @@
 //! Data buffers of a worker thread.
 //!
 //! A command with data holds one buffer until the data is sent or stored. The buffers of a worker have a
-//! common budget, which bounds the target's memory. Each connection has a quota of it, so one host cannot
-//! take all buffers. A command without a buffer waits until other commands give theirs back.
+//! common budget, which bounds the target's memory. Each connection has a quota of the budget, so one host
+//! cannot take all buffers. A command that gets no buffer waits until other commands give their buffers back.
 //!
 //! ```text
 //!   Pool --share--> Share of a connection --allocate--> Buffer --drop--> free list of its size
@@ -185,7 +185,7 @@ mod tests {
         let small: Vec<_> = (0..8).map(|_| pool.allocate(100).unwrap()).collect();
         assert!(pool.allocate(1).is_none());
         drop(small);
-        // This allocation frees the eight small buffers.
+        // This allocation of another size frees the eight small buffers.
         let other = pool.allocate(20_000).unwrap();
         assert_eq!(other.capacity(), 32 << 10);
         assert!(pool.allocate(1).is_none());

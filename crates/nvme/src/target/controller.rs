@@ -1,9 +1,9 @@
 //! A controller: the target's side of an association with one host.
 //!
 //! An association has an admin queue and I/O queues, each on its own connection. Threads that serve these
-//! connections share the controller: its properties, the keep-alive timer and the events for the host. It
-//! ends when the admin queue's connection ends or the keep-alive timer expires. Then all its connections are
-//! closed.
+//! connections share the controller: its properties, the keep-alive timer and the events for the host. The
+//! controller ends when the admin queue's connection ends or the keep-alive timer expires. Then all its
+//! connections are closed.
 
 use super::inbox::{ConnectionId, Inbox, Message};
 use crate::command::{async_event, cc, csts};
@@ -54,7 +54,8 @@ pub struct Controller {
     /// When the host last sent a command, on the clock of [`super::subsystem::Subsystem::now_ms`].
     heard_at_ms: AtomicU64,
     keep_alive_ms: AtomicU64,
-    /// A copy of bit RDY of CSTS, which every command reads without the lock.
+    /// True if the controller is ready: a copy of bit RDY of CSTS, which every command reads without the
+    /// lock.
     ready: AtomicBool,
     state: Mutex<State>,
 }
@@ -77,7 +78,8 @@ struct State {
     features: BTreeMap<u8, u32>,
 }
 
-/// Whether an event waits to be reported, and whether its kind is masked until the host reads the log page.
+/// Whether an event waits to be reported, and whether further events of its kind are masked until the host
+/// reads the log page.
 #[derive(Debug, Default)]
 struct Pending {
     waiting: bool,
@@ -132,8 +134,8 @@ impl Controller {
     /// Adds a queue. Returns false if the queue exists or the controller has ended.
     pub fn add_queue(&self, id: u16, reach: Reach) -> bool {
         let mut state = self.state();
-        // `end` clears `alive` before it locks the state. So if this check succeeds, `end` will find this
-        // queue.
+        // `end` clears `alive` before it locks the state and takes the queues. So if this check succeeds,
+        // `end` will find the queue and close its connection.
         if !self.is_alive() || state.queues.contains_key(&id) {
             return false;
         }
@@ -141,8 +143,8 @@ impl Controller {
         true
     }
 
-    /// Removes an I/O queue whose connection has ended. After the last one, wakes the admin queue's thread,
-    /// which waits for that during a shutdown.
+    /// Removes an I/O queue whose connection has ended. After the last one, wakes the admin queue's thread:
+    /// when the target shuts down, the admin queue's connection stays open until there are no I/O queues.
     pub fn remove_queue(&self, id: u16, connection: ConnectionId) {
         let mut state = self.state();
         if state.queues.get(&id).is_some_and(|reach| reach.connection == connection) {
@@ -201,8 +203,9 @@ impl Controller {
         self.ready.load(Relaxed)
     }
 
-    /// Returns true if the host's values in CC are supported: the NVM command set, 4 KiB pages and
-    /// round-robin arbitration. Except on a discovery controller, queue entries must have 64 and 16 bytes.
+    /// Returns true if the values in CC that the host chooses are supported: the NVM command set, pages of 4
+    /// KiB and round-robin arbitration. If the controller has I/O queues, their entries must have 64 and 16
+    /// bytes.
     fn accepts(configuration: u32, discovery: bool) -> bool {
         let field = |shift: u32, bits: u32| configuration >> shift & ((1 << bits) - 1);
         let (command_set, page, arbitration) = (field(4, 3), field(7, 4), field(11, 3));
@@ -301,8 +304,8 @@ impl Controller {
         }
     }
 
-    /// Returns an event to report, and masks its kind until [`Controller::unmask`]. `None` if no unmasked
-    /// event waits.
+    /// Returns an event to report whose kind is not masked, and masks its kind until [`Controller::unmask`].
+    /// `None` if no such event waits.
     pub fn next_event(&self) -> Option<Event> {
         let mut state = self.state();
         let mut take = |event| {
@@ -319,8 +322,8 @@ impl Controller {
         take(Event::NamespaceChanged).or_else(|| take(Event::DiscoveryChanged))
     }
 
-    /// Unmasks a kind of events, because the host has read the log page. Reports at once if there were
-    /// changes meanwhile.
+    /// Allows further events of a kind, because the host has read the log page. Changes that came while the
+    /// kind was masked are reported at once.
     pub fn unmask(&self, event: Event) {
         let mut state = self.state();
         match event {

@@ -25,7 +25,8 @@ pub struct Connected {
     pub queue: u16,
     /// The number of entries.
     pub entries: u16,
-    /// True if completions report the head of the submission queue (SQHD).
+    /// True if submission queue flow control is in use: completions then report the head of the submission
+    /// queue (SQHD).
     pub flow_control: bool,
 }
 
@@ -63,7 +64,8 @@ pub fn connect(
     if !discovery && subsystem_nqn != subsystem.nqn {
         return Err(invalid(true, subsystem_offset));
     }
-    // The discovery service answers every host, but lists only what the host may use.
+    // Refuse hosts that may not connect, except at the discovery service, because it answers every host and
+    // lists only what that host may use.
     if !discovery && !subsystem.allows(host_nqn) {
         return Err((Status::CONNECT_INVALID_HOST.dnr(), 0));
     }
@@ -117,7 +119,8 @@ pub fn property_get(
     };
     match (command.cdw11.get(), wide) {
         (property::CAP, true) => {
-            // TO, the time until a controller is ready, is 7.5 s, although this target is ready at once.
+            // TO, the time until a controller is ready, is 7.5 s. This target is ready at once, so that is a
+            // margin.
             Ok(Cap::new(subsystem.limits.queue_entries.into(), 15).0)
         }
         (property::VS, false) => Ok(VERSION.into()),
@@ -127,7 +130,7 @@ pub fn property_get(
     }
 }
 
-/// Sets a property. Returns what the caller must do because of it.
+/// Sets a property. Returns what the caller must do because of the new value.
 ///
 /// # Errors
 /// The status of the command, if the property or its size is invalid.

@@ -61,7 +61,7 @@ impl Inbox {
     /// Returns all messages in the order of their arrival.
     pub fn take(&self) -> Vec<Message> {
         let mut count = [0_u8; 8];
-        // Clear the event before taking the messages: a message that arrives now sets it again.
+        // Clear the event before taking the messages, because a message that arrives now then sets it again.
         // SAFETY: the call writes at most the array's 8 bytes.
         unsafe { libc::read(self.event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
         std::mem::take(&mut self.messages.lock().unwrap_or_else(PoisonError::into_inner))

@@ -94,7 +94,8 @@ pub fn plan(command: &Command, subsystem: &Subsystem) -> Result<Request, Status>
     match operation {
         Operation::Flush => {}
         Operation::Deallocate { ranges } => {
-            // The field is the number of ranges less one.
+            // The field is the number of ranges less one. The length of the data does not tell their number,
+            // because Linux always sends the longest list.
             let ranges = ranges + 1;
             request.operation = Operation::Deallocate { ranges };
             request.data_bytes = u32::from(ranges) * size_of::<dsm::Range>() as u32;
@@ -113,11 +114,11 @@ pub fn plan(command: &Command, subsystem: &Subsystem) -> Result<Request, Status>
     Ok(request)
 }
 
-/// Returns the byte ranges to deallocate. Returns none if the Dataset Management command asks for something
-/// else.
+/// Returns the byte ranges that a Dataset Management command deallocates. Returns none if the command asks
+/// for something else.
 ///
 /// # Errors
-/// The status of the command: a range lies beyond the namespace.
+/// The status with which the command completes, if a range lies beyond the namespace.
 pub fn ranges(
     command: &Command,
     count: u16,
@@ -138,8 +139,8 @@ pub fn ranges(
         .collect()
 }
 
-/// Carries out an operation on memory, except for reads: their data is sent in place. `data` is the host's
-/// data.
+/// Carries out an operation on memory. `data` is the data that the host sent. Does nothing for a read,
+/// because its data is sent from the memory itself.
 ///
 /// # Errors
 /// The status with which the command completes.
@@ -163,14 +164,15 @@ pub fn execute_on_memory(
                 memory.zero(offset, length);
             }
         }
-        // A flush has no volatile cache to flush. A read's data is sent in place.
+        // Do nothing for a flush, because memory has no volatile cache in front of it. Do nothing for a read,
+        // because its data is sent from the memory.
         Operation::Flush | Operation::Read => {}
     }
     Ok(())
 }
 
-/// Completed commands to add to their namespace's counters, once for each batch, because threads share the
-/// counters.
+/// Completed commands that are not yet added to the counters of their namespace. A connection adds them once
+/// for each batch of commands, because all threads share the counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     namespace: u32,

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Returns a whole log page. `local` is the address at which the host reached the target. Unless
-/// `retain_events` (RAE) is set, the controller may report this page's next event.
+/// `retain_events` (RAE) is set, the controller may then report the next event about this page.
 ///
 /// # Errors
 /// The status of the command, if the controller does not have the page.
@@ -47,8 +47,8 @@ pub fn page(
     })
 }
 
-/// Returns the discovery log for a host: the addresses of the discovery service and, if allowed for the
-/// host, of the subsystem.
+/// Returns the discovery log for a host: the addresses of the discovery service and, if the host may use it,
+/// of the subsystem.
 fn discovery(subsystem: &Subsystem, host_nqn: &str, local: SocketAddr) -> Vec<u8> {
     let mut entries = Vec::new();
     let mut add = |port: usize, address: SocketAddr, nqn: &str, kind: u8| {
@@ -63,7 +63,7 @@ fn discovery(subsystem: &Subsystem, host_nqn: &str, local: SocketAddr) -> Vec<u8
             IpAddr::V6(_) => DiscoveryEntry::IPV6,
         };
         entry.subtype = kind;
-        // TREQ bit 2: hosts may disable flow control of submission queues.
+        // Set bit 2 of TREQ, because hosts may disable flow control of submission queues.
         entry.treq = 1 << 2;
         entry.portid = (port as u16 + 1).into();
         entry.cntlid = u16::MAX.into();
@@ -118,8 +118,8 @@ fn firmware() -> Vec<u8> {
     page
 }
 
-/// Returns the Commands Supported and Effects. Bit 0 of a dword: the command is supported. Bit 1: it changes
-/// blocks.
+/// Returns the Commands Supported and Effects log page. In each dword, bit 0 is set if the command is
+/// supported, bit 1 if the command changes blocks.
 fn commands() -> Vec<u8> {
     const SUPPORTED: u32 = 1;
     const CHANGES_BLOCKS: u32 = 1 << 1;

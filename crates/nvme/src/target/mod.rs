@@ -8,7 +8,8 @@
 //! ```
 //!
 //! [`connection`] is the protocol of one connection, without I/O. [`subsystem`] and [`controller`] hold what
-//! the connections share. The worker threads move bytes. [`Target`] starts and ends all of it.
+//! the connections share. The worker threads move bytes between sockets, connections and files. [`Target`]
+//! starts and ends all of these.
 
 pub mod admin;
 pub mod buffer;

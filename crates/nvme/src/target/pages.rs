@@ -42,7 +42,8 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
     // The keep-alive timer counts in steps of 100 ms.
     page.kas = 1.into();
     page.maxcmd = limits.queue_entries.into();
-    // Bit 0: SGLs. Bit 20: offsets in the capsule. Bit 21: descriptors of data outside the capsule.
+    // The supported SGLs. Bit 0: SGLs at all. Bit 20: offsets in the capsule. Bit 21: descriptors of data
+    // outside the capsule.
     page.sgls = (1_u32 | 1 << 20 | 1 << 21).into();
     page.ioccsz = ((64 + limits.capsule_data_bytes) / 16).into();
     page.iorcsz = 1.into();
@@ -62,7 +63,7 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
         page.cqes = 0x44;
         page.nn = (subsystem.namespaces.len() as u32).into();
         page.oncs = (oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES).into();
-        // Bits 2:1 are 2: a Flush of all namespaces is not supported.
+        // Bits 2:1 are 2: a Flush of all namespaces (NSID FFFFFFFFh) is not supported.
         page.vwc = u8::from(has_volatile_cache(subsystem)) | 2 << 1;
     }
     page.as_bytes().to_vec()

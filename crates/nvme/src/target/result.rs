@@ -1,4 +1,4 @@
-//! The result document of a target.
+//! The result document of a target: what each namespace served to hosts from the target's start to its end.
 
 use super::server::Target;
 use inlane_core::result::{Cell, Row};

@@ -7,7 +7,8 @@ use io_uring::{IoUring, opcode, squeue};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-/// The entries of the submission queue. When it is full, its requests are submitted.
+/// The number of entries of the submission queue. When the queue is full, its requests are submitted, which
+/// makes room.
 const SUBMISSIONS: u32 = 256;
 /// The number of entries of the completion queue. The kernel keeps further completions until there is space.
 const COMPLETIONS: u32 = 4096;
@@ -79,12 +80,12 @@ impl Ring {
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return;
             }
-            // Submitting the queue's requests makes room for this one.
+            // The submission queue is full. Submitting its requests makes room for this one.
             let _ = self.ring.submit();
         }
     }
 
-    /// Receives bytes into memory. With `wait`, first waits until the socket is readable.
+    /// Receives bytes into memory. With `wait`, the kernel first waits until the socket is readable.
     ///
     /// # Safety
     /// The memory must stay valid, and nothing else may use it, until the request has completed.
@@ -94,11 +95,11 @@ impl Ring {
         self.push(&opcode::Recv::new(Fd(socket), address, length).ioprio(priority).build().user_data(tag));
     }
 
-    /// Sends the memory that `message` describes. Completes when all bytes are sent or the connection fails.
+    /// Sends the memory that `message` describes. The request completes when all bytes are sent or the
+    /// connection fails.
     ///
     /// # Safety
-    /// The message, its vectors and the memory must stay valid and unchanged until the request has
-    /// completed.
+    /// The message, its vectors and the memory must stay valid and unchanged until the request has completed.
     pub unsafe fn send(&mut self, socket: RawFd, message: *const libc::msghdr, tag: u64) {
         // SAFETY: the caller's promise.
         let vectors = unsafe { std::slice::from_raw_parts((*message).msg_iov, (*message).msg_iovlen) };
@@ -135,7 +136,8 @@ impl Ring {
         self.push(&entry.user_data(tag));
     }
 
-    /// Submits all requests and polls for a completion for up to `time`. Returns true if there is one.
+    /// Submits all requests and polls for a completion. Returns true as soon as there is one, and false if
+    /// there is none after `time`.
     fn poll_for(&mut self, time: Duration) -> std::io::Result<bool> {
         self.enter(0)?;
         let start = Instant::now();
@@ -159,12 +161,13 @@ impl Ring {
         let _ = self.enter(0);
     }
 
-    /// Submits all requests and sleeps until the ring holds `want` completions, or returns earlier, for
-    /// example because of a signal.
+    /// Submits all requests and sleeps until the ring holds at least `want` completions. May return earlier,
+    /// for example because of a signal.
     fn enter(&mut self, want: usize) -> std::io::Result<()> {
         match self.ring.submit_and_wait(want) {
             Ok(_) => Ok(()),
-            // EINTR: a signal arrived. EBUSY, EAGAIN: completions must be taken from the ring first.
+            // EINTR: a signal arrived. EBUSY and EAGAIN: the kernel accepts no more requests until
+            // completions were taken from the ring.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {
                 Ok(())
             }
@@ -182,8 +185,8 @@ impl Ring {
         self.push(&opcode::Timeout::new(time).build().user_data(tag));
     }
 
-    /// Submits all requests. Polls for a completion for up to `spin`, then sleeps. Appends the completions
-    /// to `completed`. A signal can end the wait without any.
+    /// Submits all requests and waits for at least one completion: polls for up to `spin`, then sleeps.
+    /// Appends the completions to `completed`. A signal can end the wait early, without a completion.
     ///
     /// # Errors
     /// If the ring fails. Later calls would fail, too.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// How often keep-alive timers are checked.
 const TIMER: Duration = Duration::from_millis(250);
-/// How often the target reads the sizes of its namespaces and the file of allowed hosts.
+/// How often the target reads the sizes of its namespaces and the file that lists the allowed hosts.
 const REFRESH: Duration = Duration::from_secs(1);
 /// How long no connection is accepted after the process ran out of file descriptors.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
@@ -29,7 +29,8 @@ pub enum Hosts {
     Any,
     /// Only the hosts with these NQNs may connect.
     Listed(BTreeSet<String>),
-    /// The hosts on the lines of a file, plus the listed ones. The file is read again when it changes.
+    /// The hosts whose NQNs are the lines of a file, and the listed ones. The file is read again when it
+    /// changes.
     File(PathBuf, BTreeSet<String>),
 }
 
@@ -45,7 +46,8 @@ pub struct Config {
     pub nqn: Option<String>,
     /// The hosts that may connect.
     pub hosts: Hosts,
-    /// The cores of the worker threads, one thread each. If empty, `threads` unbound threads are started.
+    /// The cores to which worker threads are bound, one thread each. If no cores are given, the target starts
+    /// `threads` threads that are not bound.
     pub cores: Vec<usize>,
     /// The number of worker threads if `cores` is empty.
     pub threads: usize,
@@ -180,7 +182,8 @@ impl Target {
         self.workers.iter().map(|worker| worker.load.connections.load(Relaxed)).sum()
     }
 
-    /// Returns the number of each worker thread's connections with an I/O queue, or with no queue yet.
+    /// Returns, for each worker thread, the number of its connections without an admin queue. These carry an
+    /// I/O queue, or may still get one.
     #[cfg(test)]
     pub(super) fn io_queues(&self) -> Vec<usize> {
         self.workers.iter().map(|worker| worker.load.rank().0).collect()
@@ -304,7 +307,7 @@ impl Acceptor {
             if now >= refresh_at {
                 refresh_at = now + REFRESH;
                 let failure = self.refresh().err().map(|error| error.to_string()).unwrap_or_default();
-                // The check runs every second, so report only a new failure.
+                // Report a failure only if it differs from the last one, because the check runs every second.
                 if failure != last_failure && !failure.is_empty() {
                     tracing::warn!("{failure}");
                 }
@@ -405,7 +408,7 @@ fn listen(address: &SocketAddr) -> Result<TcpListener> {
     };
     let listener = TcpListener::bind(address).map_err(os)?;
     listener.set_nonblocking(true).map_err(os)?;
-    // Raise the backlog, because the standard library sets only 128 connections.
+    // Raise the most connections that may wait for acceptance, because the standard library sets only 128.
     // SAFETY: the call only takes a listening socket.
     if unsafe { libc::listen(listener.as_raw_fd(), 4096) } != 0 {
         return Err(os(std::io::Error::last_os_error()));

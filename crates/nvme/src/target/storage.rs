@@ -1,7 +1,7 @@
 //! Operations on files and block devices, as sequences of system calls.
 //!
-//! [`OngoingOperation`] returns calls and turns their results into the next call or a status. It makes no call
-//! itself.
+//! [`OngoingOperation`] returns calls and turns their results into the next call or a status. It makes no
+//! calls itself: a worker submits them to its io_uring, and tests make them directly.
 
 use super::io::{Operation, Request};
 use crate::command::Status;
@@ -63,8 +63,8 @@ pub enum Next {
     Done(Status),
 }
 
-/// How zeros are written. If the file system refuses `ZeroRange` or `PunchHole`, another method is tried,
-/// `Write` last.
+/// How zeros are written: first by a call that zeroes or deallocates the range (`ZeroRange`, `PunchHole`). If
+/// the file system refuses the call, another method is tried, and `Write` last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ZeroMethod {
     /// The file system zeroes the range and keeps its blocks allocated.
@@ -86,7 +86,8 @@ static ZEROS: Zeros = Zeros([0; ZEROS_BYTES]);
 pub struct OngoingOperation {
     request: Request,
     address: *mut u8,
-    /// How many bytes of the request's range are read, written or zeroed. Unused for deallocation.
+    /// The number of bytes of the request's range that are already read, written or zeroed. Not used for
+    /// deallocation.
     done: u64,
     /// The ranges still to deallocate, the current one last.
     ranges: Vec<(u64, u64)>,
@@ -96,7 +97,7 @@ pub struct OngoingOperation {
 
 impl OngoingOperation {
     /// Starts an operation. `address` is the destination of a read or compare, or the source of a write.
-    /// `ranges` are to be deallocated.
+    /// `ranges` are those that a deallocation frees.
     pub fn new(request: Request, address: *mut u8, mut ranges: Vec<(u64, u64)>) -> Self {
         ranges.reverse();
         let zero = match request.operation {
@@ -165,7 +166,7 @@ impl OngoingOperation {
         match operation {
             Operation::Read | Operation::Compare | Operation::Write { .. } => {
                 if result == 0 {
-                    // The file was truncated after the range was checked.
+                    // Complete with an error, because the file was truncated after the range was checked.
                     return Next::Done(Status::LBA_OUT_OF_RANGE.dnr());
                 }
                 self.done += result as u64;
@@ -226,7 +227,8 @@ impl OngoingOperation {
     }
 }
 
-/// Makes a call, blocking, and returns its result as io_uring does. For tests and fuzzing.
+/// Makes a call, blocks until it has returned, and returns its result as io_uring does. For tests and
+/// fuzzing, which have no worker thread.
 pub fn make(call: Call, descriptor: RawFd) -> i32 {
     // SAFETY: the caller of `OngoingOperation` keeps the memory of its calls valid.
     let result = unsafe {

@@ -1,8 +1,7 @@
-//! The subsystem: a target's namespaces, the hosts that may use them, and the controllers of connected
-//! hosts.
+//! The subsystem: a target's namespaces, the hosts that may use them, and the controllers of connected hosts.
 //!
-//! All threads of a target share one [`Subsystem`]. All its addresses also serve a discovery subsystem,
-//! which tells hosts where the subsystem can be reached.
+//! All threads of a target share one [`Subsystem`]. A discovery subsystem, which tells hosts where the
+//! subsystem can be reached, is served on the same addresses.
 
 use super::controller::{Controller, Host};
 use crate::command::DISCOVERY_NQN;
@@ -86,7 +85,8 @@ pub struct Definition {
 pub struct Counters {
     /// Connections that were accepted.
     pub connections: AtomicU64,
-    /// Refused connections and Connect commands, plus connections closed because of a limit or a timeout.
+    /// Connections and Connect commands that were refused, plus connections that were closed because of a
+    /// limit or a timeout.
     pub refused: AtomicU64,
     /// Connections that were ended because the host violated the protocol.
     pub violations: AtomicU64,
@@ -175,8 +175,9 @@ impl Subsystem {
         hosts.as_ref().is_none_or(|hosts| hosts.contains(host_nqn))
     }
 
-    /// Replaces the list of hosts that may connect; `None` allows all. Ends the controllers of other hosts.
-    /// Notifies the discovery controllers of added and removed hosts. Returns true if the list changed.
+    /// Replaces the list of hosts that may connect; `None` allows all. Ends the controllers of hosts that may
+    /// not connect any more. Notifies the discovery controllers of added and removed hosts that the discovery
+    /// log has changed. Returns true if the list changed.
     ///
     /// # Errors
     /// If an NQN is invalid. The list then stays as it is.
@@ -273,8 +274,9 @@ impl Subsystem {
         expired
     }
 
-    /// Reads the sizes of all namespaces again and reports changes to the hosts. Returns the changed
-    /// namespaces, and the first error.
+    /// Reads the sizes of all namespaces again and reports changes to the hosts. Returns the identifiers of
+    /// changed namespaces, and the first error if the size of a namespace cannot be read. The other
+    /// namespaces are still checked.
     pub fn refresh(&self) -> (Vec<u32>, Option<Error>) {
         let (mut changed, mut failure) = (Vec::new(), None);
         for namespace in &self.namespaces {

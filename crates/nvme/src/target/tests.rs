@@ -127,7 +127,7 @@ fn half_open_connections_end_and_do_not_disturb_other_hosts() {
     let mut silent = VecDeque::new();
     for number in 0..3000 {
         let mut stream = open(&target);
-        // Half of the connections send the start of a PDU, the others nothing.
+        // Half of the connections send the start of a PDU and then nothing, the others send nothing at all.
         if number % 2 == 0 {
             let _ = stream.write_all(&[0, 0, 128]);
         }
@@ -212,7 +212,8 @@ fn a_target_that_stops_closes_its_connections_and_reports_what_it_served() {
 #[test]
 fn io_queues_are_spread_over_the_threads() {
     let target = start("memory:1M", Limits::default());
-    // If the target counted both kinds of queues alike, one of its two threads would get all I/O queues.
+    // Each host opens an admin queue and then an I/O queue. If the target counted both kinds alike, one of
+    // its two threads would get all I/O queues.
     let _hosts: Vec<_> = (0..6).map(|_| attach(&target, 0)).collect();
     assert_eq!(target.io_queues(), [3, 3]);
 }
@@ -232,7 +233,7 @@ fn a_target_that_polls_serves_memory_and_files() {
     }
 }
 
-/// The reads in flight exceed what the worker processes between two sends.
+/// Checks that all reads are answered if more are in flight than the worker processes between two sends.
 #[test]
 fn many_file_reads_in_flight_are_all_answered() {
     let mut file = tempfile::NamedTempFile::new().unwrap();

@@ -30,7 +30,7 @@ impl<T: Measured> Bench<T> {
         let to = self.world.direct(self.inbox.as_ptr() as usize, self.other);
         let to = std::hint::black_box(to.unwrap_or(std::ptr::null_mut()));
         for _ in 0..if to.is_null() { 0 } else { count } {
-            // SAFETY: the peer's array is mapped here, and no other thread uses it now.
+            // SAFETY: the peer's copy of the array is mapped here, and no other thread uses it now.
             unsafe { std::ptr::copy_nonoverlapping(std::hint::black_box(self.source.as_ptr()), to, size) };
         }
         Ok(())
@@ -39,8 +39,8 @@ impl<T: Measured> Bench<T> {
     pub(super) fn trial(&self, mut body: impl FnMut(u64) -> Result<()>) -> Result<u64> {
         body(1)?;
         let (mut count, mut nanoseconds) = (1, 0.0);
-        // Repeat until the time is long enough for the clock. The first runs also warm caches and page
-        // tables.
+        // Repeat with more operations until the time is long enough for the clock. The first runs also warm
+        // caches and page tables.
         while nanoseconds < 200e3 && count < 1 << 20 {
             let start = Instant::now();
             body(count)?;
@@ -221,7 +221,7 @@ impl<T: Measured> Bench<T> {
                 None => None,
             };
             base += 2 * count;
-            // The first repeat only warms up.
+            // The first repeat only warms up, so its time is not counted.
             if repeat > 0 {
                 puts.add(2 * count, 8, elapsed);
                 if let Some(bare) = bare {
@@ -235,7 +235,7 @@ impl<T: Measured> Bench<T> {
         }
         self.world.barrier_all()?;
         puts.halve_samples();
-        // Each side has compared every word that it received.
+        // Each side has compared every word that it received, so the words of both sides count as verified.
         let words = |repeats: u64| 8 * 2 * count * repeats;
         let verified = words(u64::from(self.plan.repeats)) + 16 * SAMPLES.min(count);
         let mut points =

@@ -1,4 +1,5 @@
-//! Turns measurements (`Point`) into rows, findings and the lines of the figure.
+//! Turns measurements (`Point`) into rows, findings and the lines of the figure (bandwidth against size by
+//! completion mode).
 
 use super::series::FEWEST_SAMPLES;
 use super::{Delivery, Operation, Point, WindowResult};
@@ -11,8 +12,8 @@ fn median(values: &[f64]) -> Option<f64> {
     Summary::of(values).map(|summary| summary.median)
 }
 
-/// Returns the median ratio of two cases whose repeats took turns. Each ratio is that of two successive
-/// repeats.
+/// Returns the median ratio of two cases whose repeats took turns. Each ratio compares two successive
+/// repeats, so other load on the machine affects both alike.
 fn ratio(one: &Point, other: &Point) -> Option<f64> {
     let pairs = one.bytes_per_second.iter().zip(&other.bytes_per_second);
     median(&pairs.map(|(one, other)| one / other).collect::<Vec<_>>())
@@ -24,8 +25,8 @@ fn find<'a>(points: &'a [Point], operation: Operation, completion: &str, size: u
     })
 }
 
-/// Compares the bandwidths of `operation`, from `from` bytes on, with those of the points that `other`
-/// returns. Returns the ratios, each with its size in bytes.
+/// Compares the bandwidth of each point of `operation`, of at least `from` bytes, with that of the point that
+/// `other` returns. Returns the ratios, each with its size in bytes.
 fn ratios<'a>(
     points: &'a [Point],
     operation: Operation,
@@ -46,7 +47,8 @@ fn least(ratios: &[(f64, u64)]) -> Option<(f64, u64)> {
     ratios.iter().copied().min_by(|a, b| a.0.total_cmp(&b.0))
 }
 
-/// The ceiling of puts and gets: the highest rate that the memory allows.
+/// Description of the ceiling of puts and gets. The ceiling is the highest rate that the memory allows,
+/// measured here.
 const CEILING: &str = "a plain copy of the same size between the same memories";
 const COMPARED: &str = "the receiver compares every byte of a case's last transfer";
 const COUNTED: &str = "each side compares every word that it receives";
@@ -126,8 +128,8 @@ fn latency(points: &[Point], operation: Operation) -> Option<f64> {
     median(&points.iter().find(|point| point.operation == operation)?.latency_ns)
 }
 
-/// Returns the processor time of an adaptive wait for the mover as a share of a polling wait's. Takes the
-/// largest share of all sizes from 4 MiB on.
+/// Returns how much processor time an adaptive wait for the mover takes, as a share of a polling wait's time.
+/// Uses sizes of at least 4 MiB and returns the largest share.
 fn waiting_share(points: &[Point]) -> Option<f64> {
     let of = |completion: &str| {
         let points = points.iter().filter(move |point| {
@@ -143,7 +145,8 @@ fn waiting_share(points: &[Point]) -> Option<f64> {
     of("adaptive").iter().filter_map(|(size, cpu)| Some(cpu / poll.get(size)?)).reduce(f64::max)
 }
 
-/// Returns conclusions from the points, one sentence each.
+/// Returns conclusions from the points, one sentence each, such as the least bandwidth of puts as a share of
+/// a plain copy's.
 pub fn findings(points: &[Point]) -> Vec<String> {
     let mut findings = Vec::new();
     let plain = |point: &Point| find(points, Operation::PlainCopy, "poll", point.size_bytes);
@@ -231,7 +234,8 @@ mod tests {
 
     #[test]
     fn shares_are_medians_of_pairs() {
-        // The machine was slow in the second repeat. The ratio is the same, so the findings must not change.
+        // Both values of the second repeat are low, as on a machine that is slow for a moment. Their ratio is
+        // the same as in the other repeats, so the findings must not change.
         let points = [
             point(Operation::Put, "poll", &[9.6, 4.8, 9.7], 1.0),
             point(Operation::PlainCopy, "poll", &[10.0, 5.0, 10.0], 1.0),

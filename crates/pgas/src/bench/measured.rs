@@ -1,4 +1,5 @@
-//! What the bench needs of a transport in addition to [`Transport`].
+//! What the bench needs of a transport in addition to [`Transport`]: waits in a chosen completion mode, names
+//! of the paths, and the cases that only one transport has.
 
 use super::waits::MODES;
 use super::{Bench, Point};
@@ -16,15 +17,16 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// A transport that the bench can measure.
 pub(super) trait Measured: Transport + Sized {
-    /// True if puts and atomics of another PE may arrive late unless a thread of this PE calls UCX.
+    /// True if puts and atomics of the other PE may arrive only while a thread of this PE calls UCX. False if
+    /// they arrive without calls at this PE.
     const NEEDS_PROGRESS: bool;
 
-    /// Returns what copies the bytes of puts to `other`, and of gets from it. Examples are `stores` and
-    /// `loads`.
+    /// Returns the names of what copies the bytes of puts to `other`, and of what copies the bytes of gets
+    /// from `other`. Examples are `stores` and `loads`.
     fn carriers(&self, other: u32) -> [String; 2];
 
-    /// Blocks in completion mode `mode` until `done` returns true. `done` must check the word at `offset`,
-    /// which `other` stores after it has put `bytes` bytes.
+    /// Blocks in completion mode `mode` until `done` returns true. `done` must check the word at `offset` of
+    /// this PE's symmetric memory. `other` stores this word after it has put `bytes` bytes.
     ///
     /// # Errors
     /// If `other` has ended, or after 30 s.
@@ -37,7 +39,8 @@ pub(super) trait Measured: Transport + Sized {
         done: impl FnMut() -> bool,
     ) -> Result<()>;
 
-    /// Measures cases without a size that only this transport has, such as doorbells.
+    /// Measures the cases that only this transport has and that do not depend on a size, such as doorbells.
+    /// By default, there are none.
     ///
     /// # Errors
     /// Errors of the transport.
@@ -45,7 +48,8 @@ pub(super) trait Measured: Transport + Sized {
         Ok(Vec::new())
     }
 
-    /// Measures transfers of `size` bytes that only this transport has, such as pushed gets.
+    /// Measures the transfers of `size` bytes that only this transport has, such as pushed gets. By default,
+    /// there are none.
     ///
     /// # Errors
     /// Errors of the transport, and wrong bytes.

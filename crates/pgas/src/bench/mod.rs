@@ -1,8 +1,8 @@
 //! The measurements of `inlane ntb bench`. Two PEs run the same cases in the same order.
 //!
-//! PE 0 drives the operations and measures the time. PE 1 answers and compares the bytes. Compared cases
-//! alternate their repeats, so that other load affects all of them. As in ucx_perftest, all repeats use the
-//! same memory, so small sizes stay in caches.
+//! PE 0 drives the operations and measures the time. PE 1 answers and compares the bytes. Cases that are
+//! compared alternate their repeats, so that other load on the machine affects all of them. As in
+//! ucx_perftest, all repeats use the same memory, so small sizes stay in caches.
 
 mod cases;
 mod figure;
@@ -185,18 +185,19 @@ pub struct Measurements {
 }
 
 /// Runs this process as one of the two PEs of the bench. Uses `bridge` if given, else joins the job that
-/// environment variables describe. PE 0 starts the mover by `start`, except over UCX.
+/// environment variables describe. PE 0 calls `start` to start the mover. A job over UCX has no mover.
 ///
 /// # Errors
-/// [`Error::Invalid`] if the job does not have exactly two PEs, or if bytes arrive altered. Errors of
-/// joining the job and of the transport.
+/// [`Error::Invalid`] if the job does not have exactly two PEs, or if bytes arrive altered. Errors of joining
+/// the job and of the transport.
 pub fn pe(
     plan: &Plan,
     bridge: Option<Arc<dyn Ntb>>,
     start: impl FnOnce() -> Result<Started>,
 ) -> Result<Measurements> {
-    // Give each measuring thread a processor of its own. Bind the mover to one processor, because a thread
-    // that changes processors loses its cache.
+    // Give each measuring thread a processor of its own. Run service threads and the mover's thread on others
+    // if there are any. Bind the mover to one processor, because a thread that changes processors loses its
+    // cache.
     let processors = processors();
     let (spare, engines) = (processors.get(4..).unwrap_or(&[]), processors.get(2..).unwrap_or(&[]));
     bind(if spare.is_empty() { &processors } else { spare });
@@ -221,7 +222,7 @@ pub fn pe(
     if let Some(engine) = engines.get(own % engines.len().max(1)) {
         bind(&[*engine]);
     }
-    // Only PE 0 drives the mover.
+    // Only PE 0 drives the mover, so only PE 0 starts it.
     let mover = if own == 0 && plan.only != Some(Part::Puts) { Some(start()?) } else { None };
     if let Some(own) = processors.get(own) {
         bind(&[*own]);
@@ -237,7 +238,8 @@ pub fn pe(
     Ok(Measurements { points: if bench.driver { points } else { Vec::new() }, ucx: None })
 }
 
-/// Returns an error if `yields` is set, because the PEs may then share a processor.
+/// Returns an error if `yields` is set, because the two PEs may then share a processor, and the bench needs
+/// one for each.
 fn needs_processors(yields: bool) -> Result<()> {
     let why = "it needs a processor for each of its two PEs; run it on a machine with more";
     if yields { Err(Error::invalid("the bench", why)) } else { Ok(()) }
@@ -266,8 +268,8 @@ fn over_ucx(plan: &Plan, session: UcxSession, heap: usize, processors: &[usize])
     Ok(Measurements { points, ucx: Some(reason.into()) })
 }
 
-/// Index in `Bench::words` of the value that `agree` sends. Indices are 16 words apart, in different cache
-/// lines.
+/// Index in `Bench::words` of the value that `agree` sends. The indices are 16 words apart, so no two of
+/// these words share a cache line.
 const BATCH: usize = 0;
 /// Index of the word by which a PE signals the other that its puts have arrived.
 const SIGNAL: usize = 16;
@@ -275,11 +277,11 @@ const SIGNAL: usize = 16;
 const ANSWER: usize = 32;
 /// Index of the word that carries the other PE's measured time.
 const NANOSECONDS: usize = 48;
-/// Index of the result of PE 1's comparison: 1 if bytes are wrong.
+/// Index of the word that carries the result of PE 1's comparison of bytes: 1 if they are wrong.
 const WRONG: usize = 64;
 /// Index of the word of PE 1 that PE 0's fetching additions increment.
 const COUNTER: usize = 96;
-/// Index of the word by which PE 0 ends a batch of pushed gets.
+/// Index of the word by which PE 0 tells PE 1 that a batch of pushed gets has ended.
 const DONE: usize = 80;
 
 struct Bench<T: Measured> {
@@ -292,7 +294,7 @@ struct Bench<T: Measured> {
     other: u32,
     /// The processors of the two PEs' measuring threads. ucx_perftest's two processes run on them too.
     pair: Vec<usize>,
-    /// What copies the bytes of puts, and of gets, such as `stores` and `loads`.
+    /// What copies the bytes of puts, and of gets, such as `stores` and `loads`. Results show these names.
     puts_by: String,
     gets_by: String,
 }
@@ -309,7 +311,8 @@ impl<T: Measured> Bench<T> {
         let inbox = world.array(largest)?;
         let words = world.array(128)?;
         let (driver, other) = (world.me() == 0, 1 - world.me());
-        // Exchange messages first, because UCX names its transports only for PEs that were reached.
+        // Exchange messages with the other PE first, because UCX names its transports only for PEs that were
+        // reached.
         world.barrier_all()?;
         let [puts_by, gets_by] = world.transport().carriers(other);
         let pair = processors[..2.min(processors.len())].to_vec();
@@ -351,7 +354,8 @@ impl Bench<Windows> {
     /// Measures puts by PE 0's `mover`. At PE 1, `mover` is `None`.
     fn moved(&self, mover: Option<Started>) -> Result<Vec<Point>> {
         let mut points = Vec::new();
-        // A mover reaches only windows that the processor can use as memory.
+        // A mover reaches only windows that the processor can use as memory. Both sides have the same kind of
+        // window, so both come to the same result here.
         let reached = self.world.direct(self.words.as_ptr() as usize, self.other).is_some();
         if self.plan.only == Some(Part::Mover) && !reached {
             return Err(Error::invalid(
@@ -368,7 +372,8 @@ impl Bench<Windows> {
         Ok(points)
     }
 
-    /// Returns the mover with a new source that holds the pattern, and the peer's inbox.
+    /// Returns the mover with the memory that it copies between: a new source that holds the pattern, and the
+    /// peer's inbox.
     fn moving(&self, Started { mover, reach }: Started) -> Result<Moving> {
         let transport = self.world.transport();
         let length = self.source.len();
@@ -400,8 +405,8 @@ impl<T: Measured> Bench<T> {
         (self.plan.batch_us as f64 * 1e3 / nanoseconds.max(1.0)).max(1.0) as u64
     }
 
-    /// At PE 0, returns an error if the first `size` bytes of `got` differ from the pattern. Does nothing at
-    /// PE 1.
+    /// At PE 0, compares the first `size` bytes of `got`, which a get returned, with the pattern. Returns an
+    /// error if they differ. Does nothing at PE 1.
     fn compare(&self, got: &[u8], size: usize) -> Result<()> {
         match self.driver && got[..size] != self.source[..size] {
             true => Err(Error::invalid(
@@ -412,18 +417,20 @@ impl<T: Measured> Bench<T> {
         }
     }
 
-    /// PE 1 compares its first `size` received bytes with the pattern. Both PEs must call it. Returns
-    /// `size`, or an error if the bytes differ.
+    /// PE 1 compares its first `size` received bytes with the pattern, and sends the result to PE 0. Both PEs
+    /// must call it. Returns `size` at both, or an error if the bytes differ.
     fn verify(&self, size: usize) -> Result<u64> {
         self.world.barrier_all()?;
         if !self.driver {
-            // SAFETY: no thread writes this PE's array between the two barriers.
+            // SAFETY: the bytes are this PE's copy of the array, which no thread writes between the two
+            // barriers.
             let received = unsafe { std::slice::from_raw_parts(self.inbox.as_ptr(), size) };
             let wrong = received != &self.source[..size];
             self.world.put(self.words, WRONG, &[wrong as u64], 0)?;
             self.world.put(self.words, WRONG, &[wrong as u64], 1)?;
             // Overwrite the bytes, so that the next case cannot pass with old ones.
-            // SAFETY: no other thread accesses this PE's array between the two barriers.
+            // SAFETY: the bytes are this PE's copy of the array. No other thread accesses them between the
+            // two barriers.
             unsafe { std::ptr::write_bytes(self.inbox.as_ptr(), 0xA5, size) };
         }
         self.world.barrier_all()?;
@@ -437,7 +444,8 @@ impl<T: Measured> Bench<T> {
     }
 }
 
-/// Returns byte `index` of the pattern. Its period is not a power of two, so a misplaced block is found.
+/// Returns byte `index` of the pattern. The pattern does not repeat at a power of two, so a misplaced block
+/// is found.
 fn pattern(index: usize) -> u8 {
     (index % 251) as u8 ^ (index / 251 % 241) as u8 | 1
 }

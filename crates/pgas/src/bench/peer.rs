@@ -1,5 +1,5 @@
-//! Runs ucx_perftest to compare UCX's shared-memory put with inlane's. Both stop the clock when the puts are
-//! issued.
+//! Runs UCX's ucx_perftest, whose shared-memory put is compared with inlane's. Both programs stop the time
+//! measurement when the puts are issued.
 
 use super::{Operation, Point, Ucx};
 use crate::error::{Error, Result};
@@ -57,7 +57,8 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
     let program = &ucx.program;
     let start =
         |command: &mut Command| command.spawn().map_err(|error| Error::starting(program.as_os_str(), error));
-    // Assume 100 ns for each message, and 10 GB/s for its bytes.
+    // Choose a number of messages that takes about `batch_us` microseconds. Assume 100 ns for each message,
+    // and 10 GB/s for its bytes.
     let each = (size as f64 / 10e9 + 100e-9) * 1e9;
     let count = (batch_us as f64 * 1e3 / each).max(10.0) as u64;
     let mut output = String::new();
@@ -67,8 +68,8 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
         let port =
             20_000 + (std::process::id() as u16 % 60) * 200 + RUNS.fetch_add(1, Ordering::Relaxed) % 200;
         let mut server = Server(start(command(ucx, port, pair.get(1).copied()).stdout(Stdio::null()))?);
-        // Repeat until the server listens. Stop once the server has ended, because it serves only one
-        // client.
+        // Start the client again after a pause until it connects, because the server needs time before it
+        // listens. The server serves only one client, so stop once the server has ended.
         for attempt in 0..60 {
             std::thread::sleep(Duration::from_millis(10 + attempt * 4));
             let mut client = command(ucx, port, pair.first().copied());
@@ -90,7 +91,8 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
     Err(Error::Failed { what, why })
 }
 
-/// Converts ucx_perftest's bandwidths to a `Point`. `rates` has the bytes per second of each repeat.
+/// Converts the bandwidths that ucx_perftest reported to a `Point`. `rates` has the bytes per second of each
+/// repeat.
 pub(super) fn point(size: u64, rates: Vec<f64>, by_environment: bool) -> Point {
     Point {
         operation: Operation::PeerPut,

@@ -62,7 +62,7 @@ impl Series {
         Ok(())
     }
 
-    /// Halves the sampled times: from a round trip to one way.
+    /// Halves the sampled times. Use it if each sample is a round trip and the result is one way.
     pub fn halve_samples(&mut self) {
         self.samples.iter_mut().for_each(|sample| *sample /= 2);
     }
@@ -76,7 +76,7 @@ impl Series {
         mode: CompletionMode,
         verified: u64,
     ) -> Point {
-        // Nanoseconds per byte equal seconds per 10^9 bytes.
+        // Nanoseconds for each byte equal seconds for each 10^9 bytes, so no conversion is needed.
         let per_gigabyte = |cpu: u64| (self.moved > 0).then(|| cpu as f64 / self.moved as f64);
         Point {
             operation,

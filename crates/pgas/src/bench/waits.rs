@@ -1,5 +1,7 @@
-//! Cases that end by waiting, each measured in all completion modes. The modes take turns within a repeat,
-//! so that other load affects all of them.
+//! Cases that end by waiting, each measured in all completion modes: delivered puts, exchanges, series of
+//! messages, pushed gets, and puts by a mover.
+//!
+//! The modes take turns within a repeat, so that other load on the machine affects all of them.
 
 use super::measured::Measured;
 use super::series::{SAMPLES, Series};
@@ -23,8 +25,8 @@ const SERIES: u64 = 64;
 const IDLE: Duration = Duration::from_millis(250);
 
 impl<T: Measured> Bench<T> {
-    /// Blocks until word `index` of this PE is at least `value`. The peer stores it after putting `size`
-    /// bytes. Fails after 30 s.
+    /// Blocks until word `index` of this PE is at least `value`. The peer stores this word after it has put
+    /// `size` bytes. Returns an error after 30 s.
     pub(super) fn await_word(
         &self,
         index: usize,
@@ -49,7 +51,8 @@ impl<T: Measured> Bench<T> {
     }
 
     /// Measures a case at both PEs, in all completion modes in turn. `body(mode, base, count)` runs `count`
-    /// operations of `each` times `size` bytes. The i-th signals its end by the value `base + i`.
+    /// operations, and each moves `each` times `size` bytes. Operation i, counted from 1, signals its end by
+    /// the value `base + i`.
     fn in_turn(
         &self,
         operation: Operation,
@@ -119,7 +122,8 @@ impl<T: Measured> Bench<T> {
         })
     }
 
-    /// Measures series of messages: a put followed by the put of a word. PE 1 answers only the last message.
+    /// Measures series of messages. A message is a put followed by the put of a word. PE 1 answers only the
+    /// last message of a series.
     pub(super) fn messages(&self, size: usize) -> Result<Vec<Point>> {
         self.in_turn(Operation::Messages, &self.puts_by, size, SERIES, |mode, base, count| {
             for series_number in base + 1..=base + count {
@@ -137,7 +141,8 @@ impl<T: Measured> Bench<T> {
         })
     }
 
-    /// Measures the processor time of a wait while nothing arrives. PE 1 waits until PE 0 has slept.
+    /// Measures the processor time that a wait takes while nothing arrives: PE 0 sleeps, and then ends the
+    /// wait of PE 1.
     pub(super) fn idle(&self) -> Result<Vec<Point>> {
         let mut points = Vec::new();
         self.reset_words()?;
@@ -164,8 +169,8 @@ impl<T: Measured> Bench<T> {
 }
 
 impl Bench<Windows> {
-    /// Measures pushed gets: PE 1 puts bytes of its memory into PE 0's, while it waits for the end of the
-    /// batch in the same completion mode.
+    /// Measures pushed gets: PE 0 asks PE 1 to put bytes of its memory into PE 0's. PE 1 serves these gets
+    /// while it waits for the end of the batch, in the same completion mode.
     pub(super) fn pushed(&self, size: usize) -> Result<Vec<Point>> {
         let inbox = self.inbox.as_ptr() as usize;
         let offset = self.world.offset_of(inbox, size)?;
@@ -194,10 +199,10 @@ impl Bench<Windows> {
                 self.world.put(self.words, DONE, &[base + count], self.other)
             })?;
         self.compare(&into, size)?;
-        // Fill the inbox again, because `in_turn` has overwritten it.
+        // `in_turn` ends with a check that overwrites the inbox, so fill the inbox again.
         fill()?;
-        // In batches of one get, the owner still polls in every mode. So take the percentiles from one long
-        // batch.
+        // Each batch of `in_turn` has only one get. At that time the owner has just begun to wait, and still
+        // polls in every completion mode. So take the percentiles from the gets of one long batch.
         for (point, mode) in points.iter_mut().zip(MODES) {
             ended.set(ended.get() + 1);
             self.world.barrier_all()?;
@@ -258,7 +263,8 @@ impl Bench<Windows> {
     }
 }
 
-/// A mover, a source with the pattern, and the peer's inbox. Source and inbox have the largest size.
+/// A mover and the memory that it copies between: the source with the pattern, and the peer's inbox. Both are
+/// as long as the largest size.
 pub(super) struct Moving {
     pub mover: Box<dyn Mover>,
     pub source: Region,

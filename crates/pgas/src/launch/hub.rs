@@ -1,7 +1,8 @@
-//! The connections between a job's PEs and the process that supervises the job. That is inlane's launcher,
-//! or PE 0 if another launcher started the job.
+//! The connections between a job's PEs and the process that supervises the job. That is inlane's launcher, or
+//! PE 0 if another launcher started the job.
 //!
-//! Over windows, this is the hub of a twin NTB bridge. Over UCX, it is a TCP server.
+//! If the PEs communicate over windows, the connections meet in the hub of a twin NTB bridge. If they
+//! communicate over UCX, a TCP server takes the hub's place.
 
 use super::{Job, STATICS};
 use crate::error::{Error, Result};
@@ -17,7 +18,8 @@ use std::sync::mpsc::Receiver;
 pub(super) const MEETING: &str = "INLANE_NTB_MEETING";
 /// The environment variable with the number of this PE, for jobs over UCX.
 pub(super) const PE: &str = "INLANE_NTB_PE";
-/// UCX's environment variable for its messages, which otherwise go to the program's standard output.
+/// UCX's environment variable for the destination of its messages. The default is standard output, which
+/// belongs to the program.
 const UCX_LOG: &str = "UCX_LOG_FILE";
 
 pub(super) enum JobHub {
@@ -65,7 +67,7 @@ impl JobHub {
     }
 
     /// Sets the environment variables of `command` by which PE `pe` joins the job. Over windows, returns the
-    /// socket for the PE to inherit.
+    /// socket to the hub that the PE inherits. Over UCX, returns `None`.
     pub fn admit(&self, pe: u32, command: &mut Command) -> Result<Option<OwnedFd>> {
         use std::os::fd::AsRawFd;
         match self {

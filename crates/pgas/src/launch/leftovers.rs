@@ -1,5 +1,5 @@
-//! Ends the processes that a job leaves behind, such as children of PEs. They are found by an environment
-//! variable that they inherited.
+//! Ends the processes that a job leaves behind, such as children of PEs. They may have other parents and
+//! process groups by then, so they are found by an environment variable that they inherited.
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::os::fd::OwnedFd;
@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 pub const JOB: &str = "INLANE_NTB_JOB";
 /// Time between asking the processes to end and killing them.
 const GRACE: Duration = Duration::from_millis(500);
-/// How long the search for the job's processes is repeated. Killed processes take time to end, and may have
-/// started others.
+/// How long the search for the job's processes is repeated at most, because killed processes take time to end
+/// and may have started others before.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Ends every process whose environment names this job, except the calling process.
+/// Ends every process whose environment names this job, except the calling process. A process that removed
+/// the variable from its environment is not found.
 pub fn end(job: &str) {
     let begun = Instant::now();
     while begun.elapsed() < LIMIT {
@@ -31,8 +32,8 @@ pub fn end(job: &str) {
     }
 }
 
-/// Calls [`end`], unless another process of the job does so now. PEs whose launcher has ended call it,
-/// because by `end` they could end each other.
+/// Calls [`end`], unless another process of the job does so at this moment. PEs that notice the end of their
+/// launcher call this: with `end` they could end each other before their children were asked to end.
 pub fn end_by_one(job: &str) {
     let address = SocketAddr::from_abstract_name(format!("inlane-leftovers-{job}"));
     if let Ok(_held) = address.and_then(|address| UnixDatagram::bind_addr(&address)) {
@@ -47,8 +48,8 @@ fn processes(job: &str) -> Vec<OwnedFd> {
     let numbers = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let process = |number: i32| {
-        // Open the process before reading its environment. The signal then cannot reach a later process with
-        // the same number.
+        // Open the process before reading its environment. The signal that ends it then cannot reach a later
+        // process with the same number.
         let process = pidfd_open(Pid::from_raw(number)?, PidfdFlags::empty()).ok()?;
         let environment = std::fs::read(format!("/proc/{number}/environ")).ok()?;
         environment.split(|byte| *byte == 0).any(|one| one == wanted.as_bytes()).then_some(process)

@@ -17,8 +17,9 @@ pub trait ProcessManager: Send {
     fn rank(&self) -> u32;
     /// Returns the number of processes.
     fn size(&self) -> u32;
-    /// Returns how many of the job's processes run on one of its machines, not necessarily this one. `None`
-    /// if the manager does not report it.
+    /// Returns how many of the job's processes run on one of its machines, which may be another machine than
+    /// this one. Returns `None` if the manager does not report it. The number equals [`ProcessManager::size`]
+    /// only if all processes run on one machine.
     fn local_size(&self) -> Option<u32> {
         LOCAL.into_iter().find_map(value)
     }
@@ -38,10 +39,7 @@ pub trait ProcessManager: Send {
     /// # Errors
     /// If there is none, or the manager has ended.
     fn get(&mut self, rank: u32, key: &str) -> Result<String>;
-    /// Reports that this process has finished, so that its end is no failure.
-    ///
-    /// # Errors
-    /// If the manager refuses or has ended.
+    /// Reports that this process has finished. Its end is then not counted as a failure.
     fn finish(&mut self) -> Result<()>;
 }
 
@@ -58,7 +56,8 @@ const ANNOUNCED: [&str; 7] = [
 
 /// The environment variables in which launchers announce how many of the job's processes run on one machine.
 ///
-/// Slurm announces a list: `2(x3),1` means three machines with 2 processes each and one with 1.
+/// Slurm announces a list for all machines: `2(x3),1` means three machines with 2 processes each and one with
+/// 1. The first number equals the number of all processes only if there is one machine.
 const LOCAL: [&str; 3] = ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"];
 
 /// Returns the number at the start of an environment variable's value. Returns `None` if there is none.
@@ -67,13 +66,14 @@ fn value(name: &str) -> Option<u32> {
     text.trim().split(['(', ',']).next()?.parse().ok()
 }
 
-/// Returns the name and value of the first environment variable that announces more than one process.
+/// Returns the name and the value of the first environment variable in which a launcher announces more than
+/// one process. Returns `None` if there is none.
 fn announced() -> Option<(&'static str, u32)> {
     ANNOUNCED.into_iter().find_map(|name| value(name).filter(|size| *size > 1).map(|size| (name, size)))
 }
 
 /// Returns true if inlane's launcher started this process, or if another launcher announces more than one
-/// process.
+/// process. Returns false otherwise, as for a process that was started alone.
 pub fn is_in_job() -> bool {
     let set = |name: &str| std::env::var_os(name).is_some();
     set("INLANE_NTB_FD") || set(super::hub::MEETING) || announced().is_some()

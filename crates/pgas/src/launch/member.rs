@@ -71,7 +71,8 @@ impl Ends {
 /// This process's membership in a job that a process manager started.
 pub struct Member {
     manager: Mutex<Box<dyn ProcessManager>>,
-    /// At PE 0: the hub or TCP server of the job, and which PEs have finished or ended.
+    /// At PE 0: the hub or the TCP server of the job, and the record of the PEs that have finished or ended.
+    /// `None` at other PEs.
     hub: Option<(Arc<JobHub>, Arc<Ends>)>,
 }
 
@@ -86,8 +87,9 @@ pub(super) fn machine() -> Result<String> {
     Ok(text.trim().into())
 }
 
-/// Joins the job that `manager` started, over windows. `heap_bytes` is the size of the symmetric heap; only
-/// that of PE 0 counts. Returns the membership, the socket to the hub, and PE 0's heap size in bytes.
+/// Joins the job that `manager` started, over windows. `heap_bytes` is the size of the symmetric heap that
+/// this process asks for, but all PEs use PE 0's size. Returns the membership, the socket to the hub, and PE
+/// 0's heap size in bytes.
 ///
 /// # Errors
 /// If the processes run on several machines, if there are too many, or if the manager or the system refuses.
@@ -130,11 +132,12 @@ pub(super) fn join(mut manager: Box<dyn ProcessManager>, heap_bytes: u64) -> Res
     Ok((Member { manager: Mutex::new(manager), hub: None }, socket, card.heap_bytes))
 }
 
-/// Joins the job that `manager` started, over UCX. `heap_bytes` is the size of the symmetric heap; only that
-/// of PE 0 counts. Returns the membership, the connection to PE 0's server, and PE 0's heap size in bytes.
+/// Joins the job that `manager` started, over UCX. `heap_bytes` is the size of the symmetric heap that this
+/// process asks for, but all PEs use PE 0's size. Returns the membership, the connection to PE 0's server,
+/// and PE 0's heap size in bytes.
 ///
-/// PE 0's server listens at `address`. By default, this is the loopback address for one machine, and all
-/// addresses for several.
+/// PE 0's server listens at `address`. If `address` is `None`, it listens at the loopback address if all
+/// processes run on this machine, and at all addresses otherwise.
 ///
 /// # Errors
 /// If PE 0 cannot be reached, if there are too many processes, or if the manager or the system refuses.
@@ -160,8 +163,8 @@ pub(super) fn join_over_ucx(
     Ok((Member { manager: Mutex::new(manager), hub: None }, client, card.heap_bytes))
 }
 
-/// Starts a thread that handles the events of `hub`, and records which PEs have finished or ended. Returns
-/// `hub` and the record.
+/// Starts a thread that handles the events of `hub`. Returns `hub`, and the record of which of the `size` PEs
+/// have finished or ended, which the thread keeps up to date.
 fn watched(hub: JobHub, size: u32) -> (Arc<JobHub>, Arc<Ends>) {
     let (hub, ends) = (Arc::new(hub), Arc::new(Ends::default()));
     *ends.lock() = vec![false; size as usize];
@@ -236,8 +239,8 @@ fn watch(hub: &JobHub, ends: &Ends) {
 }
 
 impl Member {
-    /// Leaves the job. PE 0 waits until every other PE has finished or ended, because the hub ends with PE
-    /// 0.
+    /// Leaves the job. PE 0 waits until every other PE has finished or ended, because the hub of the job ends
+    /// with PE 0.
     pub fn finish(&self) {
         if let Some((_, ends)) = &self.hub {
             let mut ended = ends.lock();
@@ -254,7 +257,7 @@ impl Member {
         let _ = self.manager.lock().unwrap_or_else(PoisonError::into_inner).finish();
     }
 
-    /// Asks all PEs to end with `status`. PEs other than PE 0 do this through the hub.
+    /// Asks all PEs to end with `status`. Only PE 0 does this itself; the other PEs ask PE 0 through the hub.
     pub fn end_all(&self, status: i32) {
         if let Some((hub, _)) = &self.hub {
             hub.end_all(status);
@@ -283,7 +286,7 @@ mod tests {
         }
     }
 
-    /// A process manager for threads that stand for the processes of a job.
+    /// A process manager for a test. Threads of the test process stand for the processes of the job.
     struct Threads {
         rank: u32,
         shared: Arc<(std::sync::Barrier, Mutex<std::collections::HashMap<String, String>>)>,

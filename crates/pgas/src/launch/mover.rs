@@ -1,4 +1,4 @@
-//! Parses the mover that a user names, and starts it if it is a twin.
+//! Parses the mover that a user names (`twin`, `twin:RATE` or `gpu:N`), and starts it if it is a twin.
 
 use crate::error::{Error, Result};
 use inlane_core::mover::Mover;
@@ -6,8 +6,8 @@ use inlane_twin::{DmaCosts, DmaEngine};
 
 /// The mover for bulk data, as users name it: `twin`, `twin:RATE` or `gpu:N`.
 ///
-/// A GPU reaches only memory that was registered with it. Programs put from any memory, so only the bench
-/// can use a GPU.
+/// A GPU reaches only memory that was registered with it, but programs put from any of their memory. So only
+/// the bench can use a GPU, because the bench registers its memory.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MoverChoice {
     /// A DMA engine's twin with this rate in bits per second. `None`: as fast as a core copies.

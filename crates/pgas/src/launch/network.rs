@@ -1,4 +1,5 @@
-//! How the PEs of a job over UCX find PE 0's TCP server if a process manager such as `mpirun` started them.
+//! How the PEs of a job over UCX find each other if a process manager such as `mpirun` started them. PE 0
+//! publishes the TCP addresses of its server, and each other PE tries them in turn.
 
 use super::member::machine;
 use crate::error::{Error, Result};
@@ -10,8 +11,8 @@ use std::str::FromStr;
 /// The longest text in bytes that a process can publish through the process manager.
 const LONGEST_TEXT: usize = 250;
 
-/// The addresses of PE 0's server, and the heap size. PE 0 publishes them as the text
-/// `HEAP/PLACE/PORT/TOKEN/ADDRESS,ADDRESS...`.
+/// The addresses of PE 0's server, to which all PEs of a job connect, and the heap size. PE 0 publishes them
+/// as the text `HEAP/PLACE/PORT/TOKEN/ADDRESS,ADDRESS...`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meetings {
     /// Size of each PE's symmetric heap in bytes.
@@ -25,8 +26,8 @@ pub struct Meetings {
     addresses: Vec<IpAddr>,
 }
 
-/// Returns the address at which PE 0's server listens: `given`, or else 127.0.0.1 for one machine and
-/// 0.0.0.0 for several.
+/// Returns the address at which PE 0's server listens: `given` if it is set. Otherwise it is 127.0.0.1 if all
+/// PEs run on one machine, and 0.0.0.0 (all addresses) if not.
 pub(super) fn listening_address(given: Option<IpAddr>, on_one_machine: bool) -> IpAddr {
     let loopback = || IpAddr::from(Ipv4Addr::LOCALHOST);
     let all = || IpAddr::from(Ipv4Addr::UNSPECIFIED);
@@ -34,8 +35,9 @@ pub(super) fn listening_address(given: Option<IpAddr>, on_one_machine: bool) -> 
 }
 
 impl Meetings {
-    /// Returns what PE 0 publishes about its server at `meeting`. A server at 0.0.0.0 publishes this
-    /// machine's IPv4 addresses, as many as fit into a text of the process manager.
+    /// Returns what PE 0 publishes about its server, whose address and token are in `meeting`. If the server
+    /// listens at 0.0.0.0, the result has the IPv4 addresses of this machine, as many as fit into a text of
+    /// the process manager.
     ///
     /// # Errors
     /// Errors of the system.
@@ -122,7 +124,7 @@ fn place() -> Result<String> {
     Ok(format!("{} {}", machine()?, namespace.display()).replace([' ', '/'], "."))
 }
 
-/// Returns the addresses of all active network interfaces, except loopback and link-local addresses.
+/// Returns the addresses of all network interfaces that are up, except loopback and link-local addresses.
 fn own_addresses() -> Result<Vec<IpAddr>> {
     let mut first = std::ptr::null_mut();
     // SAFETY: the call stores a pointer to a new list in `first`. The list is freed below.
@@ -130,7 +132,8 @@ fn own_addresses() -> Result<Vec<IpAddr>> {
         return Err(Error::os("this machine's addresses", std::io::Error::last_os_error()));
     }
     let (mut addresses, mut next) = (Vec::new(), first);
-    // SAFETY: each element is valid until the list is freed. The last one's pointer to the next is null.
+    // SAFETY: each element of the list is valid until the list is freed. In the last element, the pointer to
+    // the next is null.
     while let Some(interface) = unsafe { next.as_ref() } {
         next = interface.ifa_next;
         if interface.ifa_flags & libc::IFF_UP as u32 == 0 || interface.ifa_addr.is_null() {

@@ -25,19 +25,20 @@ use std::time::Duration;
 pub struct Session {
     /// This process's port of the twin bridge that joins the PEs.
     pub twin: Twin,
-    /// The bytes of memory that this PE offers to its peers: the protocol's parts, the symmetric heap, and
-    /// what the caller needs in addition.
+    /// The size in bytes of the memory that this PE offers to its peers: the protocol's parts, the symmetric
+    /// heap, and what the caller needs in addition.
     pub bytes: usize,
     /// The settings of the transport.
     pub settings: Settings,
-    /// The hub of a job of one PE, if this process was started alone.
+    /// The job's hub, if this process was started alone and is a job of one PE. `None` otherwise.
     pub hub: Option<Hub>,
-    /// The membership in a job that a process manager such as `mpirun` started. Call `finish` on it after
-    /// the last communication.
+    /// The membership in a job that a process manager such as `mpirun` started, else `None`. Call `finish` on
+    /// it after the last communication.
     pub member: Option<Member>,
 }
 
-/// A process's membership in a job over UCX.
+/// A process's membership in a job over UCX: its connection to the launcher or to PE 0, the heap size, and
+/// the settings of the transport.
 pub struct UcxSession {
     /// The connection to inlane's launcher or, if a process manager started the job, to PE 0.
     pub client: Arc<Client>,
@@ -45,10 +46,10 @@ pub struct UcxSession {
     pub heap_bytes: usize,
     /// The settings of the transport.
     pub settings: ucx::Settings,
-    /// The TCP server of a job of one PE, if this process was started alone.
+    /// The job's TCP server, if this process was started alone and is a job of one PE. `None` otherwise.
     pub server: Option<Server>,
-    /// The membership in a job that a process manager such as `mpirun` started. Call `finish` on it after
-    /// the last communication.
+    /// The membership in a job that a process manager such as `mpirun` started, else `None`. Call `finish` on
+    /// it after the last communication.
     pub member: Option<Member>,
     /// Why the PEs communicate over UCX, as text for the user.
     pub reason: &'static str,
@@ -65,11 +66,12 @@ pub enum AnySession {
 }
 
 impl AnySession {
-    /// Joins the job that environment variables describe, or makes a job of one PE. `additional` is as for
-    /// [`Session::from_environment`].
+    /// Joins the job that environment variables describe. If there are none, the process is a job of one PE.
+    /// `additional` is as for [`Session::from_environment`].
     ///
-    /// inlane's launcher chooses the transport of its jobs. Other jobs use [`variables::TRANSPORT`] or, by
-    /// default, UCX for several machines and windows for one.
+    /// inlane's launcher chooses the transport of its jobs. Other jobs use the transport that
+    /// [`variables::TRANSPORT`] names. Without this variable, they use UCX if the PEs run on several
+    /// machines, and windows otherwise.
     ///
     /// # Errors
     /// As for [`Session::from_environment`] and [`Client::join`].
@@ -77,8 +79,8 @@ impl AnySession {
         Self::over(None, additional)
     }
 
-    /// Joins the job like [`AnySession::from_environment`]. If `asked` is set, it has priority over
-    /// [`variables::TRANSPORT`].
+    /// Joins the job as [`AnySession::from_environment`] does. `asked` is the transport that the user has
+    /// chosen for this program, or `None`. It has priority over [`variables::TRANSPORT`].
     ///
     /// # Errors
     /// As for [`AnySession::from_environment`]; [`Error::Invalid`] if inlane's launcher has chosen the other
@@ -138,11 +140,12 @@ impl UcxSession {
         })
     }
 
-    /// Joins the job over UCX that `manager` started. With `None`, the process is a job of one PE. `reason`
-    /// says why UCX was chosen.
+    /// Joins the job over UCX that `manager` started. If `manager` is `None`, the process is a job of one PE.
+    /// `reason` says why the PEs communicate over UCX.
     fn of_manager(manager: Option<Box<dyn ProcessManager>>, reason: &'static str) -> Result<Self> {
         let local = manager.as_ref().map(|manager| manager.local_size().unwrap_or(manager.size()));
-        // A process manager is assumed to have distributed the PEs over all online processors.
+        // Compare the number of PEs with that of all online processors, because a process manager is assumed
+        // to have distributed the PEs over them.
         let settings = Self::settings(local.is_some_and(|pes| pes as usize > online_processors()))?;
         let (heap_bytes, address) = (heap_bytes()?, variables::address()?);
         let (client, heap_bytes, server, member) = match manager {
@@ -159,8 +162,8 @@ impl UcxSession {
         Ok(Self { client: Arc::new(client), heap_bytes, settings, server, member, reason })
     }
 
-    /// Returns the transport's settings from environment variables. If `crowded` is set, waiting PEs yield
-    /// their processor, unless INLANE_NTB_YIELD is 0.
+    /// Returns the transport's settings from environment variables. `crowded` is true if there are more PEs
+    /// than processors: waiting PEs then yield their processor, unless INLANE_NTB_YIELD is set to 0.
     fn settings(crowded: bool) -> Result<ucx::Settings> {
         // Check for UCX first, because its absence is the most frequent error.
         ucx::Ucx::version()?;
@@ -193,8 +196,8 @@ where
 
 impl Session {
     /// Joins the job over windows that environment variables describe. If there are none, the process is a
-    /// job of one PE. `additional` is the symmetric memory needed besides the heap, in bytes, such as for
-    /// static objects.
+    /// job of one PE. `additional` is the number of bytes of symmetric memory that the caller needs besides
+    /// the heap, such as the size of the program's static objects.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an invalid variable; errors of [`Twin::attach`].
@@ -218,7 +221,8 @@ impl Session {
         };
         let twin = Twin::attach_with(socket, &faults, needed)?;
         let bytes = needed(twin.ports());
-        // A process manager is assumed to have distributed the PEs over all processors.
+        // Without INLANE_NTB_YIELD, compare the number of PEs with that of processors, because a process
+        // manager is assumed to have distributed the PEs over all processors.
         let crowded = member.is_some() && twin.ports() as usize > online_processors();
         let settings = Settings {
             completion: variable::<CompletionMode>("INLANE_NTB_COMPLETION")?
@@ -234,7 +238,8 @@ impl Session {
     }
 }
 
-/// This process's socket to the hub, the heap size, and the values that must live as long as the job.
+/// This process's socket to the hub of its job, the job's heap size, and the values that must live as long as
+/// the job.
 struct Place {
     socket: OwnedFd,
     heap_bytes: u64,
@@ -259,15 +264,15 @@ impl Place {
     }
 }
 
-/// Returns the number of online processors, or 1 if the system does not tell.
+/// Returns the number of processors of this machine that are online; 1 if the system does not tell.
 fn online_processors() -> usize {
     // SAFETY: the call takes a number.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
 }
 
 fn inherited(fd: RawFd) -> Result<OwnedFd> {
-    // SAFETY: the call takes numbers. It fails if the descriptor is not open. If the program has reused the
-    // number, attaching fails, because no hub answers.
+    // SAFETY: the call takes numbers. It fails if the descriptor is not open. The program may have closed the
+    // descriptor and reused its number; attaching then fails, because no hub answers.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
     if flags < 0 {
         return Err(Error::invalid(

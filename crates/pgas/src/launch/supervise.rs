@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 /// Time between asking processes to end and killing them.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long the launcher waits, after a process has ended, for the last messages on its connection. If the
-/// process ended because it lost the link to another PE, that PE's end is also awaited this long.
+/// How long the launcher waits, after a process has ended, for the last messages on its connection and for
+/// the connection to close. If the process ended because it lost the link to another PE, the launcher also
+/// waits this long for that PE's end.
 const SETTLE_TIME: Duration = Duration::from_secs(2);
 
 pub(super) enum JobEvent {
@@ -25,7 +26,8 @@ pub(super) struct Running {
     pub attached: bool,
     pub finished: bool,
     pub gone: bool,
-    /// True if UCX may abort the PE (SIGABRT) because another PE has ended.
+    /// True if UCX may abort the PE (SIGABRT) because another PE has ended. If false, SIGABRT is the PE's own
+    /// failure.
     pub may_abort: bool,
     /// The PE to which this PE lost its link, if this PE ended for that reason.
     pub lost: Option<u32>,
@@ -39,14 +41,16 @@ impl Running {
         self.lost.is_some() || (self.may_abort && aborted)
     }
 
-    /// Returns true if the process has ended and its socket is closed, or [`SETTLE_TIME`] after its end,
-    /// because a child may keep the socket open.
+    /// Returns true if the process has ended and the hub will report no more events of it. The last event is
+    /// that its socket to the hub is closed. A child process may keep the socket open, so this function also
+    /// returns true [`SETTLE_TIME`] after the end.
     fn is_settled(&self) -> bool {
         self.ended.is_some_and(|(_, at)| self.gone || at.elapsed() > SETTLE_TIME)
     }
 }
 
-/// Records an event in `running`. If a PE asks to end all PEs, returns the requested exit status.
+/// Records an event of the hub or the end of a process in `running`. If the event is a PE's request to end
+/// all PEs, returns the requested exit status.
 fn record(running: &mut [Running], events: JobEvent) -> Option<i32> {
     match events {
         JobEvent::Ended(pe, status) => running[pe as usize].ended = Some((status, Instant::now())),
@@ -59,7 +63,7 @@ fn record(running: &mut [Running], events: JobEvent) -> Option<i32> {
     None
 }
 
-/// If PE `pe` has failed, returns the job's exit status for that, and the reason.
+/// Returns why PE `pe` failed and the job's status for it, or `None` if it has not failed.
 fn failure(pe: usize, process: &Running) -> Option<(i32, String)> {
     let (status, _) = process.ended?;
     if let Some(signal) = status.signal() {
@@ -74,8 +78,8 @@ fn failure(pe: usize, process: &Running) -> Option<(i32, String)> {
     }
 }
 
-/// Returns the failure to report, if there is one. A PE that ended because of another PE counts only if no
-/// other PE has failed.
+/// Returns the failure to report, or `None` if there is none yet. PEs that ended because they lost a peer are
+/// reported only if no other PE has failed. The order of the events does not show which PE ended first.
 fn verdict(running: &[Running]) -> Option<(i32, String)> {
     let failed = |pe: usize| running[pe].is_settled().then(|| failure(pe, &running[pe])).flatten();
     let others_run = |pe: usize| (0..running.len()).any(|other| other != pe && !running[other].is_settled());
@@ -84,7 +88,8 @@ fn verdict(running: &[Running]) -> Option<(i32, String)> {
             return !others_run(pe) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE_TIME);
         }
         let next = |process: &&Running| process.lost.and_then(|peer| running.get(peer as usize));
-        // Follow the lost peers. PEs may have lost each other in a circle.
+        // Each PE that lost a peer leads to that peer. PEs may have lost each other in a circle, so follow at
+        // most as many peers as there are PEs.
         let mut lost = std::iter::successors(Some(&running[pe]), next).take(running.len() + 1).skip(1);
         lost.all(Running::is_settled) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE_TIME)
     };
@@ -100,7 +105,7 @@ pub(super) fn supervise(
     hub: &JobHub,
 ) -> (i32, Option<String>) {
     loop {
-        // An ended process may still have events, so look again soon.
+        // After a process has ended, the hub may still have events of that process, so look again soon.
         let some_ended = running.iter().any(|process| process.ended.is_some());
         let limit = Duration::from_millis(if some_ended { 50 } else { 3_600_000 });
         match events.recv_timeout(limit) {

@@ -18,7 +18,8 @@ pub const DEBUG: &str = "SHMEM_DEBUG";
 /// Chooses how the PEs communicate: `windows` or `ucx`. The option `--transport` of inlane's launcher has
 /// priority.
 pub const TRANSPORT: &str = "INLANE_NTB_TRANSPORT";
-/// The IP address of PE 0's machine for a job over UCX that a process manager such as `mpirun` started.
+/// The IP address of PE 0's machine at which the PEs of a job over UCX connect to PE 0. It applies if a
+/// process manager such as `mpirun` started them.
 pub const ADDRESS: &str = "INLANE_NTB_ADDRESS";
 /// How long to wait for the other PEs to start.
 pub const CONNECT_TIMEOUT: &str = "INLANE_SHMEM_CONNECT_TIMEOUT";
@@ -112,7 +113,7 @@ pub fn transport() -> Result<Option<Kind>> {
     parsed(TRANSPORT, "")
 }
 
-/// Returns the IP address in the variable [`ADDRESS`], if set.
+/// Returns the IP address in the variable [`ADDRESS`], or `None` if the variable is not set.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a value that is no IP address.
@@ -120,7 +121,7 @@ pub fn address() -> Result<Option<IpAddr>> {
     parsed(ADDRESS, "; give an IP address without a port, such as 10.0.0.1")
 }
 
-/// Returns the time limits for the start of the other PEs, and for answers. `None` means no limit.
+/// Returns the two time limits: for the start of the other PEs, and for answers. `None` means no limit.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a value that is no time.

@@ -1,5 +1,6 @@
 //! The services that a transport needs: [`Exchange`], the exchange of addresses and keys between PEs, and
-//! [`JobControl`], a PE's connection to its launcher. The window transport needs only [`JobControl`].
+//! [`JobControl`], a PE's connection to its launcher. The window transport needs only [`JobControl`], because
+//! it exchanges addresses through scratchpads.
 
 use crate::error::Result;
 use inlane_ntb::twin::Twin;
@@ -22,7 +23,8 @@ pub trait Exchange: Send + Sync {
 
 /// What a PE tells its launcher.
 pub trait JobControl: Send + Sync {
-    /// Reports that this PE has finished, so that its end is no failure.
+    /// Reports that this PE has finished. The launcher then does not count the end of this process as a
+    /// failure.
     fn report_finished(&self);
     /// Reports that this PE ends because `peer` was lost. The launcher then looks for the cause at `peer`.
     fn report_lost(&self, peer: u32);

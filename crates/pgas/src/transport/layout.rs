@@ -14,8 +14,8 @@
 //!           symmetric     all PEs             symmetric memory
 //! ```
 //!
-//! Each polled word lies in its reader's memory. It carries the connection's tag, so late words of an
-//! earlier connection are ignored.
+//! Each polled word lies in its reader's memory. Words carry the connection's tag, so words of an earlier
+//! connection are ignored, even if they arrive late.
 
 use crate::error::{Error, Result};
 
@@ -96,7 +96,8 @@ impl Layout {
         self.inbox(from)
     }
 
-    /// Returns the offset of the word that `from` writes before it sleeps: which stores must wake it.
+    /// Returns the offset of the word that `from` writes before it sleeps. The word says which stores must
+    /// wake `from`.
     pub fn announcement(&self, from: u32) -> usize {
         self.inbox(from) + ANNOUNCEMENT
     }
@@ -111,7 +112,7 @@ impl Layout {
         self.inbox(from) + REQUESTS + (number % SLOTS) as usize * super::record::BYTES
     }
 
-    /// Returns the offset of the landing area, where owners store the data of this PE's gets.
+    /// Returns the offset of the landing area, where other PEs store the data that this PE gets from them.
     pub fn landing(&self) -> usize {
         HEADER + self.pes as usize * INBOX
     }

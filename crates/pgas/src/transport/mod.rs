@@ -55,7 +55,7 @@ pub struct Atomic {
     pub comparand: u64,
 }
 
-/// The program's static objects, which a span of symmetric offsets refers to.
+/// The program's static objects as a part of symmetric memory: a span of symmetric offsets refers to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Statics {
     /// Symmetric offset of the span.
@@ -91,13 +91,14 @@ pub trait Transport: Send + Sync + 'static {
     fn pes(&self) -> u32;
     /// Returns the address and the length of this PE's symmetric memory.
     fn symmetric(&self) -> (*mut u8, usize);
-    /// Returns the largest supported alignment of an allocation, in bytes. The addresses of symmetric memory
-    /// are equal modulo this number on all PEs.
+    /// Returns the largest supported alignment of an allocation in symmetric memory, in bytes. The addresses
+    /// at which symmetric memory starts are equal modulo this number on all PEs, so an offset has the same
+    /// alignment on all PEs.
     fn alignment(&self) -> usize {
         4096
     }
-    /// Returns the address for plain loads and stores at `offset` of `pe`'s symmetric memory, or `None` if
-    /// they cannot reach it.
+    /// Returns the address at which plain loads and stores reach the byte at `offset` of `pe`'s symmetric
+    /// memory. Returns `None` if they cannot reach it.
     fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8>;
     /// Returns the transport's name, how it reaches the PEs, and what carries out atomics.
     fn capabilities(&self) -> Capabilities;
@@ -161,14 +162,14 @@ pub trait Transport: Send + Sync + 'static {
     /// `result` is writable for the width of the atomic until the next quiet.
     unsafe fn atomic_fetch_nbi(&self, pe: u32, atomic: Atomic, result: *mut u8) -> Result<()>;
 
-    /// Orders puts: earlier ones arrive at each PE before later puts and atomics to that PE.
+    /// Orders puts: those before this call arrive at each PE before all later puts and atomics to that PE.
     ///
     /// # Errors
     /// Errors of the mover.
     fn order(&self) -> Result<()>;
 
-    /// Orders puts and atomics: earlier ones arrive at each PE before later ones to that PE. Blocks until
-    /// the atomics without a result are complete.
+    /// Orders puts and atomics: those before this call arrive at each PE before all later ones to that PE.
+    /// Blocks until the atomics without a result are complete.
     ///
     /// # Errors
     /// As for [`Transport::order`] and [`Transport::atomic`].
@@ -181,8 +182,9 @@ pub trait Transport: Send + Sync + 'static {
     /// errors of [`Transport::fence`].
     fn quiet(&self) -> Result<()>;
 
-    /// Notifies `pe`. The notification arrives after all earlier [`Transport::put`]s to `pe`, but maybe
-    /// before copies by [`Transport::put_nbi`]. Only one thread at a time may call it.
+    /// Notifies `pe`, which counts the notifications of each PE. The notification arrives after all earlier
+    /// [`Transport::put`]s to `pe`, but maybe before copies that [`Transport::put_nbi`] started. Only one
+    /// thread at a time may call it.
     ///
     /// # Errors
     /// [`crate::error::Error::Invalid`] for a PE that does not exist.
@@ -194,8 +196,8 @@ pub trait Transport: Send + Sync + 'static {
     /// [`crate::error::Error::LinkLost`] if the peer is lost.
     fn take_notification(&self, pe: u32) -> Result<()>;
 
-    /// Blocks until `done` returns true. `done` reads this PE's symmetric memory. If it reads one word only,
-    /// pass that word's `(offset, width)`. Puts to other words then wake no sleeping thread.
+    /// Blocks until `done` returns true. `done` reads this PE's symmetric memory. If `done` reads only one
+    /// word, pass the word's `(offset, width)`. Puts to other words then do not wake a sleeping thread.
     ///
     /// # Errors
     /// [`crate::error::Error::LinkLost`] if a peer is lost meanwhile.

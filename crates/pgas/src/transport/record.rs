@@ -24,7 +24,8 @@ pub trait Words {
     fn word(&self, index: usize) -> &Self::Word;
 }
 
-/// Reads the contents of the record with this sequence. Returns `None` if head or tail has another sequence.
+/// Reads the contents of the record with this sequence. Returns `None` if the stored record has another
+/// sequence at either end.
 #[inline]
 pub fn take<W: Words>(words: &W, sequence: u64) -> Option<[u64; CONTENTS]> {
     if words.word(0).load() != sequence {

@@ -1,7 +1,8 @@
-//! Posts requests to the owner of the accessed memory, and waits for the replies.
+//! Posts requests to the PE that owns the accessed memory (the owner), and waits for the replies.
 //!
 //! Request n of a connection uses slot n % 64. Its sequence is `tag << 32 | n`. A slot is reused only after
-//! the reply to its last request has arrived, so neither side overwrites unread data.
+//! the reply to its last request has arrived, so neither side overwrites anything that the other side has not
+//! read.
 
 use super::layout::SLOTS;
 use super::record::{CONTENTS, WordSink, write};
@@ -21,7 +22,8 @@ pub(super) const REFUSED: u64 = 2;
 
 /// How long a request may be unanswered before the owner's doorbell is rung.
 const RING_AFTER: Duration = Duration::from_micros(3);
-/// How long to wait before the doorbell is rung again, because the first one may have been lost.
+/// How long to wait for an answer before the doorbell is rung again, because the first doorbell may have been
+/// lost.
 const RING_AGAIN: Duration = Duration::from_millis(1);
 
 /// State of a slot whose reply no thread waits for. The next [`PeContext::collect`] or [`PeContext::post`]
@@ -32,7 +34,7 @@ const AWAITED: u64 = 1;
 /// State of a slot whose thread has given up waiting. A late reply frees the slot.
 const ABANDONED: u64 = 2;
 
-/// Packs a request's number and a slot's state into a word. 0 is a free slot.
+/// Packs a request's number and a slot's state into the slot's word. The word of a free slot is 0.
 fn slot_word(number: u64, state: u64) -> u64 {
     number << 2 | state
 }
@@ -104,8 +106,8 @@ impl PeContext {
         sink.failed.map_or(Ok(number), Err)
     }
 
-    /// Frees a slot whose request was answered, unless a thread waits for the answer. Returns true if the
-    /// slot is free afterwards.
+    /// Frees a request slot if its request was answered and no thread waits for the answer. Returns true if
+    /// the slot is free now, including a slot that was free before.
     fn reap(&self, pe: u32, slot: &AtomicU64, tag: u32) -> bool {
         let word = slot.load(Ordering::Acquire);
         if word == 0 {
@@ -118,8 +120,8 @@ impl PeContext {
         let peer = &self.peers[pe as usize];
         if slot.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             peer.unanswered.fetch_sub(1, Ordering::Relaxed);
-            // Record a refusal only if no thread waited: a thread that gave up has already returned an
-            // error.
+            // Record a refusal only if no thread ever waited for the request. If a thread gave up waiting,
+            // its caller has already received an error.
             let refused = self.reply_word(pe, number, 0).load(Ordering::Relaxed) == REFUSED;
             if refused && slot_state(word) == UNAWAITED {
                 peer.refused.store(true, Ordering::Relaxed);
@@ -128,12 +130,12 @@ impl PeContext {
         slot.load(Ordering::Acquire) == 0
     }
 
-    /// Waits until PE `pe` has served a request and `done` returns true. Rings its doorbell after
+    /// Waits until PE `pe` has served a request and `done` returns true. Rings that PE's doorbell after
     /// [`RING_AFTER`], or at once in completion mode `interrupt`, then after each `RING_AGAIN`.
     fn wait_ringing(&self, pe: u32, options: WaitOptions, mut done: impl FnMut() -> bool) -> Result<()> {
         let (mut looks, mut start, mut rung) = (0u32, None, false);
-        // In completion mode `interrupt`, ring at once: the wait polls too seldom to notice that RING_AFTER
-        // has passed.
+        // In completion mode `interrupt`, ring the doorbell at once, because the wait polls too seldom to
+        // notice that RING_AFTER has passed.
         let after = if options.mode == CompletionMode::Interrupt { Duration::ZERO } else { RING_AFTER };
         let started = |start: &mut Option<Instant>| *start.get_or_insert_with(Instant::now);
         self.wait_for(options, FailureScope::Peer(pe), || {
@@ -144,8 +146,8 @@ impl PeContext {
             if looks.is_multiple_of(32) {
                 let since = started(&mut start).elapsed();
                 if since > if rung { RING_AGAIN } else { after } {
-                    // The call fails only if the peer does not exist. A later round rings again if the
-                    // doorbell was lost.
+                    // The call fails only if the peer does not exist. A doorbell that was lost is rung again
+                    // by a later round of this loop.
                     let _ = self.ntb.peer_doorbell_set(pe, REQUEST);
                     (rung, start) = (true, Some(Instant::now()));
                 }
@@ -161,7 +163,8 @@ impl PeContext {
         let slot = &peer.requests.slots[(number % SLOTS) as usize];
         let tag = peer.tag.load(Ordering::Acquire);
         if let Err(error) = self.wait_ringing(pe, options, || self.is_answered(pe, number, tag)) {
-            // Mark the slot as abandoned instead of freeing it, because the owner may still answer.
+            // The wait has failed, but the owner may still read the request and answer. So mark the slot as
+            // abandoned instead of freeing it.
             let word = slot_word(number, AWAITED);
             let abandoned = slot_word(number, ABANDONED);
             let _ = slot.compare_exchange(word, abandoned, Ordering::AcqRel, Ordering::Relaxed);
@@ -188,8 +191,8 @@ impl PeContext {
         }
         let tag = peer.tag.load(Ordering::Acquire);
         for slot in &peer.requests.slots {
-            // Skip slots with a waiting thread, which frees them. Skip abandoned slots, whose answers are
-            // not needed.
+            // Skip slots with a waiting thread, because that thread frees them. Skip abandoned slots, because
+            // no thread needs their answers.
             self.wait_ringing(pe, self.wait_options("an atomic"), || {
                 self.reap(pe, slot, tag) || slot_state(slot.load(Ordering::Acquire)) != UNAWAITED
             })?;

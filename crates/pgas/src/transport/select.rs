@@ -97,25 +97,25 @@ impl Transport for AnyTransport {
 
     #[inline(always)]
     unsafe fn put(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
-        // SAFETY: the caller promises it.
+        // SAFETY: this function has the safety contract of the called one.
         either!(self, transport => unsafe { transport.put(pe, offset, source, length) })
     }
 
     #[inline]
     unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
-        // SAFETY: the caller promises it.
+        // SAFETY: this function has the safety contract of the called one.
         either!(self, transport => unsafe { transport.put_nbi(pe, offset, source, length) })
     }
 
     #[inline]
     unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
-        // SAFETY: the caller promises it.
+        // SAFETY: this function has the safety contract of the called one.
         either!(self, transport => unsafe { transport.get(pe, offset, destination, length) })
     }
 
     #[inline]
     unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
-        // SAFETY: the caller promises it.
+        // SAFETY: this function has the safety contract of the called one.
         either!(self, transport => unsafe { transport.get_nbi(pe, offset, destination, length) })
     }
 
@@ -128,7 +128,7 @@ impl Transport for AnyTransport {
     }
 
     unsafe fn atomic_fetch_nbi(&self, pe: u32, atomic: Atomic, result: *mut u8) -> Result<()> {
-        // SAFETY: the caller promises it.
+        // SAFETY: this function has the safety contract of the called one.
         either!(self, transport => unsafe { transport.atomic_fetch_nbi(pe, atomic, result) })
     }
 

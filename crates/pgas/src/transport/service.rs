@@ -1,5 +1,5 @@
-//! Serves other PEs' requests to this PE's memory. Threads that wait in the transport serve them. If there
-//! are none, the service thread does, which sleeps until a request rings the doorbell.
+//! Serves other PEs' requests to this PE's memory. A thread that waits in the transport serves requests. If
+//! no thread waits, the service thread serves them: it sleeps until a request rings the doorbell.
 //!
 //! A hostile peer may write any request, so each word is loaded once and checked before use.
 
@@ -36,7 +36,7 @@ pub(super) fn encode_atomic(atomic: &Atomic) -> [u64; CONTENTS] {
     [head, atomic.offset as u64, atomic.operand, atomic.comparand, 0, 0]
 }
 
-/// Encodes a request to push `length` bytes at symmetric `offset` to offset `landing` of the requester's
+/// Encodes a request to push `length` bytes at symmetric `offset` to `landing`, an offset in the requester's
 /// inbound memory.
 pub(super) fn encode_push(offset: usize, length: usize, landing: usize) -> [u64; CONTENTS] {
     [PUSH, offset as u64, 0, 0, length as u64, landing as u64]
@@ -72,8 +72,8 @@ impl record::Words for RecordAt<'_> {
 pub(super) type NextRequests = Vec<u64>;
 
 impl PeContext {
-    /// Carries out pending requests. If another thread is serving, waits for it if `insist` is set, else
-    /// returns.
+    /// Carries out pending requests. If another thread is serving already, waits for it if `insist` is set,
+    /// else returns at once.
     pub(super) fn serve(&self, insist: bool) {
         let mut expected: MutexGuard<'_, NextRequests> = match self.next_requests.try_lock() {
             Ok(guard) => guard,
@@ -85,8 +85,8 @@ impl PeContext {
         };
         for pe in 0..self.pes {
             let tag = self.peers[pe as usize].tag.load(Ordering::Acquire);
-            // Serve a bounded number of requests of each peer, so that a hostile peer cannot keep the others
-            // waiting.
+            // Serve a bounded number of requests of each peer. Otherwise a hostile peer that posts quickly
+            // would keep the other peers waiting.
             for _ in 0..super::layout::SLOTS {
                 let number = expected[pe as usize];
                 let record = RecordAt(self, self.layout.request(pe, number));
@@ -110,15 +110,15 @@ impl PeContext {
         }
     }
 
-    /// Applies an atomic to a word of this PE's symmetric memory. Returns `None` if the word is misaligned
-    /// or outside.
+    /// Applies an atomic to a word of this PE's symmetric memory. Returns `None` if the word is misaligned or
+    /// lies outside that memory.
     pub(super) fn apply(&self, atomic: &Atomic) -> Option<u64> {
         self.apply_at(self.base, atomic)
     }
 
-    /// Applies an atomic to a word of a PE's symmetric memory by an instruction of this processor. `base` is
-    /// the coherent mapping of that PE's inbound memory. Returns `None` if the word is misaligned or
-    /// outside.
+    /// Applies an atomic to a word of a PE's symmetric memory with an instruction of this processor. `base`
+    /// is the address at which this process has mapped that PE's inbound memory. The mapping must be
+    /// coherent. Returns `None` if the word is misaligned or lies outside symmetric memory.
     pub(super) fn apply_at(&self, base: *mut u8, atomic: &Atomic) -> Option<u64> {
         let Atomic { operation, offset, width, operand, comparand } = *atomic;
         let end = offset.checked_add(width)?;
@@ -153,7 +153,8 @@ impl PeContext {
         let (offset, length) = (usize::try_from(contents[1]).ok()?, usize::try_from(contents[4]).ok()?);
         let landing = usize::try_from(contents[5]).ok()?;
         let end = offset.checked_add(length)?;
-        // Refuse to write below the requester's landing area, because its header and inboxes lie there.
+        // Refuse to write below the requester's landing area, because the requester's header and inboxes lie
+        // there.
         if length > LANDING || end > self.layout.symmetric_bytes() || landing < self.layout.landing() {
             return None;
         }
@@ -170,7 +171,8 @@ impl PeContext {
         let peer = &self.peers[pe as usize];
         let at = self.layout.reply(self.me, number);
         let status = if answer.is_some() { DONE } else { REFUSED };
-        // The offsets lie inside the window, so these stores cannot fail.
+        // The offsets lie inside the window, whose size was checked when it was mapped, so these stores
+        // cannot fail.
         let _ = peer.window.store_word(at, status);
         let _ = peer.window.store_word(at + 8, answer.unwrap_or(0));
         peer.window.fence_words();
@@ -193,7 +195,8 @@ impl PeContext {
             for event in [doorbell, link] {
                 let _ = rustix::io::read(event, &mut [0u8; 8]);
             }
-            // Keep polling for about as long as a wake-up takes, because another request often follows soon.
+            // Requests often come in quick succession. Keep polling for about as long as a wake-up takes, to
+            // avoid sleeping between them.
             let awake = Instant::now();
             while {
                 // Clear the doorbell before the scan, so that a request during the scan rings again.
@@ -217,18 +220,19 @@ impl PeContext {
     /// Wakes `pe` if it sleeps until a store of kind `what` arrives. Call it after each store to `pe`.
     #[inline(always)]
     pub(super) fn stored(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
-        // Every put executes this code, so one flag covers both rare cases.
+        // Test one flag for both exceptions, this PE's own memory and peers that need a barrier, because
+        // every put executes this code.
         if peer.is_exceptional {
             return self.stored_exceptionally(pe, peer, what);
         }
-        // The waiter's membarrier(2) acts as a barrier on both sides. Here only the compiler must keep the
-        // order of store and load.
+        // The waiter's membarrier(2) acts as a barrier on both sides, so this side needs only program order:
+        // the store must stay before the load of the announcement.
         compiler_fence(Ordering::SeqCst);
         self.wake_if_announced(pe, peer, what);
     }
 
-    /// Does the work of [`Self::stored`] in two rare cases: a store to this PE's own memory, or a store
-    /// after which a barrier is needed.
+    /// Does the work of [`Self::stored`] in two rare cases: the store went to this PE's own memory, or this
+    /// thread must execute the barrier between its store and its look for the peer's announcement.
     #[inline(never)]
     fn stored_exceptionally(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         if pe == self.me {
@@ -238,8 +242,8 @@ impl PeContext {
         self.wake_if_announced(pe, peer, what);
     }
 
-    /// Wakes `pe` if it has announced a sleep that `what` ends, unless that announcement was answered
-    /// already.
+    /// Wakes `pe` if it has announced a sleep that a store such as `what` ends, and no doorbell was rung for
+    /// that announcement yet.
     #[inline(always)]
     fn wake_if_announced(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         let announcement = self.word(self.layout.announcement(pe));

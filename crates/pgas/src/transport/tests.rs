@@ -75,8 +75,8 @@ fn silence_and_staleness_are_told_apart() {
     assert!(error.to_string().contains("another epoch"), "{error}");
 }
 
-/// Plays a peer in the handshake: answers each row of the other port with a row of epoch 9 with the given
-/// version and sizes. Returns when `over` is true.
+/// Plays a peer in the handshake: answers each handshake record (row) of the other port with a row that has
+/// epoch 9 and the given version and sizes. Returns when `over` is true.
 fn answer(hostile: &Twin, version: u16, limit_pages: u32, inbound_pages: u32, over: &AtomicBool) {
     while !over.load(Ordering::Acquire) {
         let words: [u32; ROW] = std::array::from_fn(|index| hostile.scratchpad_read(index as u32));
@@ -126,8 +126,8 @@ fn too_little_memory_is_refused_at_once() {
     );
 }
 
-/// Completes a handshake as a peer that later breaks the protocol. Returns its window and the connection's
-/// tag.
+/// Completes a handshake as a peer that later breaks the protocol. Returns the peer's window onto the other
+/// side, and the connection's tag.
 fn hostile_peer(hostile: &Twin) -> (Window, u32) {
     let layout = Layout::new(2, BYTES).unwrap();
     let inbound = hostile.inbound().slice(0, BYTES).unwrap();
@@ -185,8 +185,8 @@ fn hostile_requests_are_refused_and_touch_nothing() {
             }
         }
         honest.progress();
-        // The memory must be unchanged, because only valid requests were carried out, and these only read
-        // it.
+        // The memory must be unchanged, because only requests with valid spans were carried out, and these
+        // only read it.
         // SAFETY: the bytes are this PE's own symmetric memory. No PE writes them any more.
         let memory = unsafe { std::slice::from_raw_parts(symmetric, length) };
         assert!(memory.iter().all(|byte| *byte == 0x5A));
@@ -224,14 +224,14 @@ fn a_peer_that_never_answers_is_a_timeout() {
         let error = honest.atomic(1, atomic).unwrap_err();
         let Error::Timeout { peer: 1, lost, .. } = error else { panic!("{error}") };
         assert_eq!((lost.issued_bytes, lost.delivered_bytes, lost.unanswered), (24, 24, 1));
-        // Requests that nobody waits for fill the other slots, so posting one more times out.
+        // Requests that nobody waits for fill the other slots. Posting one more must then time out.
         let error =
             (0..SLOTS).find_map(|_| honest.atomic_nbi(1, atomic).err()).or_else(|| honest.quiet().err());
         assert!(matches!(error, Some(Error::Timeout { .. })), "{error:?}");
     });
 }
 
-/// Plays the owner: writes the reply to request `number`, with the result `value`.
+/// Plays the owner that answers a request: writes the reply to request `number`, with the result `value`.
 fn reply(window: &Window, layout: &Layout, tag: u32, number: u64, value: u64) {
     let at = layout.reply(1, number);
     for (index, word) in [super::requests::DONE, value, 0, sequence(tag, number)].into_iter().enumerate() {
@@ -248,14 +248,15 @@ fn a_late_answer_frees_the_slot_of_a_timed_out_request() {
         let (window, tag) = hostile_peer(&hostile);
         let honest = honest.join().unwrap();
         let atomic = Atomic { operation: Operation::Add, offset: 0, width: 8, operand: 1, comparand: 0 };
-        // Post more requests than there are slots. Each times out, and its late answer must free the slot.
+        // Post more requests than there are slots. Each request times out, and its late answer must free the
+        // slot.
         for number in 1..=3 * SLOTS {
             let error = honest.atomic(1, atomic).unwrap_err();
             let Error::Timeout { what: "an atomic", lost, .. } = error else { panic!("{number}: {error}") };
             assert!(lost.unanswered <= SLOTS, "{number}: {lost}");
             reply(&window, honest.layout(), tag, number, 0);
         }
-        // Quiet must succeed, because no thread waits for abandoned requests.
+        // No thread waits for abandoned requests, so quiet must succeed.
         honest.quiet().unwrap();
     });
 }
@@ -293,7 +294,8 @@ fn a_storm_of_doorbells_stops_no_pe() {
     }
 }
 
-/// How long the waits in [`two`] sleep if no doorbell wakes them: a lost wake-up fails the test.
+/// How long the waits in [`two`] sleep if no doorbell wakes them. It is so long that a lost wake-up fails the
+/// test.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Connects two PEs that wait by interrupt, and runs `body` on the first and `other` on the second.
@@ -301,7 +303,7 @@ fn two(body: impl FnOnce(&Windows, &Twin) + Send, other: impl FnOnce(&Windows) +
     two_with(None, body, other);
 }
 
-/// Runs [`two`] with a mover that copies everything that the first PE puts.
+/// Runs [`two`] with a mover at the first PE. The mover copies everything that this PE puts.
 fn two_with(
     mover: Option<Box<dyn Mover>>,
     body: impl FnOnce(&Windows, &Twin) + Send,
@@ -350,7 +352,7 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
             };
             let mut rung = [0; 2];
             for (rung, end) in rung.iter_mut().zip([0, 1]) {
-                // Let the other side fall asleep.
+                // Wait long enough for the other side to fall asleep.
                 std::thread::sleep(Duration::from_millis(150));
                 for _ in 0..200 {
                     put(512, 7);
@@ -368,8 +370,9 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
     );
 }
 
-/// Lets the second PE sleep three times until its word at offset 64 changes. The first PE changes it by
-/// `grow(round)`.
+/// Makes the second PE sleep three times until its word at offset 64 changes. The first PE changes the word
+/// with `grow`, which gets the number of the round. A sleep that no doorbell ends lasts [`LONG`], which fails
+/// the test.
 fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64) + Send + Sync) {
     const ROUNDS: u64 = 3;
     let start = Instant::now();
@@ -377,7 +380,7 @@ fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64)
         mover,
         |first, _| {
             for round in 1..=ROUNDS {
-                // Let the second PE fall asleep.
+                // Give the second PE time to fall asleep.
                 std::thread::sleep(Duration::from_millis(100));
                 grow(first, round);
                 first.take_notification(1).unwrap();
@@ -413,7 +416,7 @@ fn quiet_wakes_a_waiter_for_bytes_that_a_mover_copied() {
     });
 }
 
-/// Puts arrive just as the other side begins to sleep. A doorbell must end each of these sleeps.
+/// Runs puts that arrive just as the other side begins to sleep. A doorbell must end each of these sleeps.
 #[test]
 fn no_wakeup_is_lost_between_announcement_and_sleep() {
     const ROUNDS: u64 = 3000;
@@ -454,8 +457,8 @@ fn a_mover_puts_any_bytes_anywhere() {
         Some(Box::new(mover)),
         move |first, _| {
             for (index, (offset, length)) in spans.into_iter().enumerate() {
-                // SAFETY: the source lives until quiet has returned. It has `length` bytes after its first
-                // one.
+                // SAFETY: the source lives until quiet has returned, and has `length` bytes behind its first
+                // byte.
                 unsafe {
                     first.put(1, index * 512 + offset, sent.as_ptr().add(1), length).unwrap();
                     first.put_nbi(1, index * 512 + 256 + offset, sent.as_ptr().add(1), length).unwrap();
@@ -547,7 +550,8 @@ fn a_link_that_goes_down_ends_waits_and_says_what_is_lost() {
 #[test]
 fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
     let hub = Hub::new(2, BYTES as u64).unwrap();
-    // True once one side has left its loop. The other side then leaves its loop, too.
+    // True once one side has left its loop. The other side then leaves its loop too, because it has no peer
+    // left to connect to.
     let over = AtomicBool::new(false);
     let side = |port: u32| {
         let faults: Faults =

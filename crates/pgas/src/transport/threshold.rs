@@ -1,5 +1,5 @@
-//! Finds the size from which a mover copies at least as fast as stores, by measuring both on the mover's
-//! window.
+//! Finds the size from which a mover copies at least as fast as stores, by one measurement on the window that
+//! the mover will use.
 
 use crate::error::Result;
 use inlane_core::completion::CompletionMode;
@@ -23,9 +23,9 @@ fn fastest(mut body: impl FnMut() -> Result<()>) -> Result<u128> {
     Ok(least)
 }
 
-/// Returns the size in bytes from which `mover` is at least as fast as stores. Measures both in the `room`
-/// bytes at offset `at` of `window`. Returns `usize::MAX` if the mover cannot reach the window or is slower
-/// at the largest size.
+/// Returns the size in bytes from which `mover` is at least as fast as stores. Measures both by writing to
+/// the `room` bytes at offset `at` of `window`. Returns `usize::MAX` if the mover cannot reach the window or
+/// is slower at the largest size.
 ///
 /// # Errors
 /// Errors of the mover and of the window.

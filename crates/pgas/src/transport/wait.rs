@@ -29,7 +29,8 @@ pub struct WaitOptions {
     pub bytes: u64,
     /// The stores that can end the wait. Peers wake a sleeping thread only after such a store.
     pub interest: Interest,
-    /// How long to wait before giving up. `None`: until a peer in the failure scope is lost.
+    /// How long to wait before giving up. With `None`, only the loss of a peer in the failure scope ends the
+    /// wait early.
     pub timeout: Option<Duration>,
     /// The name of the awaited operation in the error message, such as "a put".
     pub what: &'static str,
@@ -54,11 +55,12 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// The longest first sleep of an adaptive wait. A longer expected duration does not extend it.
 const LONGEST: Duration = Duration::from_millis(20);
-/// How long an adaptive wait polls beyond the expected duration: about twice the cost of a wake-up.
+/// How long an adaptive wait polls beyond the expected duration before it sleeps. It is about twice the cost
+/// of a wake-up.
 const POLL_FOR: Duration = Duration::from_micros(50);
 
-/// How long a thread that waits for memory sleeps between checks, not counting the kernel's timer slack of
-/// up to 50 us.
+/// How long a thread that waits for words of memory sleeps before it checks them again. The kernel may add
+/// its timer slack of 50 us.
 const LOOK_EVERY: Duration = Duration::from_micros(40);
 
 /// One wait: the steps that [`Wait::run`] of the core crate calls in a loop.
@@ -110,8 +112,8 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
         let mut expectation = lock(&self.context.waits.expectation);
         expectation.slept(self.options.bytes, slept);
         if slept.late {
-            // Record half of the sleep: the true duration is unknown but shorter. Otherwise two sides that
-            // wait for each other would sleep ever longer.
+            // The true duration is unknown, but shorter than the sleep. Record half of the sleep. If two
+            // sides that wait for each other recorded the whole sleep, both would sleep ever longer.
             expectation.learn(self.options.bytes, slept.took.as_nanos() as u64 / 2);
         }
     }
@@ -138,8 +140,8 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
 }
 
 impl PeContext {
-    /// Blocks until `done` returns true, and serves other PEs' requests meanwhile. Succeeds if the awaited
-    /// store arrived before the link went down.
+    /// Blocks until `done` returns true, and serves other PEs' requests meanwhile. If the awaited store
+    /// arrived before the link went down, the wait still succeeds.
     ///
     /// # Errors
     /// [`Error::LinkLost`] if the link to a peer of `scope` is lost, [`Error::Timeout`] at the options'
@@ -172,7 +174,8 @@ impl PeContext {
             let announcement = waiter.announce(interest);
             self.waits.on_memory.store(waiter.sleeps_on_memory(), Ordering::Relaxed);
             for peer in self.peers.iter().filter(|peer| peer.window.peer() != self.me) {
-                // The layout lies inside the window, so this store cannot fail.
+                // The layout lies inside the window, whose size was checked when it was mapped. So this store
+                // cannot fail.
                 let _ = peer.window.store_word(self.layout.announcement(self.me), announcement);
             }
         }
@@ -197,40 +200,44 @@ impl PeContext {
         self.waits.on_memory.store(waiter.sleeps_on_memory(), Ordering::Relaxed);
     }
 
-    /// Orders this thread's announcement before its next check of the awaited condition. On coherent
-    /// windows, also executes a barrier at the notifiers. On posted windows, each notifier executes its own.
+    /// Orders this thread's announcement before this thread's next check of the awaited condition. On
+    /// coherent windows, also executes a barrier at the notifiers, which orders their stores before their
+    /// checks for an announcement. On posted windows, each notifier executes that barrier itself.
     fn barrier_with_notifiers(&self) {
         if self.coherent {
-            // This executes no barrier in processes that have not registered for membarrier(2). Notifiers in
-            // these execute their own.
+            // This call executes no barrier in processes that have not registered for membarrier(2).
+            // Notifiers in such processes execute their own barriers.
             barrier_everywhere();
         } else {
             self.peers.iter().for_each(|peer| peer.window.flush());
         }
     }
 
-    /// Wakes this PE's threads that wait for its own memory. Call it after an atomic has changed such
-    /// memory.
+    /// Wakes this PE's threads that wait for words of its own memory. Call it after an atomic of a peer or
+    /// another thread of this PE has changed such a word.
     pub(super) fn changed_own_memory(&self) {
         fence(Ordering::SeqCst);
         if self.waits.on_memory.load(Ordering::Relaxed) {
-            // Ignore errors, because ringing fails only for a port that does not exist.
+            // Ignore the result, because ringing fails only for a port that does not exist, and this PE's own
+            // port exists.
             let _ = self.ntb.peer_doorbell_set(self.me, WAKE);
         }
     }
 
-    /// Sleeps like [`Self::sleep`], but also returns when `done` is true, which it checks every
-    /// [`LOOK_EVERY`]. Stores through pointers ring no doorbell. If PEs share processors, checks 16 times
-    /// less often.
+    /// Sleeps like [`Self::sleep`], but calls `done` every [`LOOK_EVERY`] and returns once it is true.
+    /// Programs may change the awaited words by stores through pointers, which ring no doorbell. If PEs share
+    /// processors, calls `done` less often, because many sleepers would take the processors from the PEs that
+    /// compute.
     fn sleep_looking(&self, backstop: Duration, done: &mut impl FnMut() -> bool) {
         let (begun, every) = (Instant::now(), if self.yields { LOOK_EVERY * 16 } else { LOOK_EVERY });
         while begun.elapsed() < backstop && !self.sleep(every) && !done() {}
     }
 
-    /// Sleeps until a doorbell or another thread wakes this thread. Returns false if `backstop` has passed
-    /// instead.
+    /// Sleeps until a doorbell or another thread wakes this thread, or until `backstop` has passed. Returns
+    /// true unless the time has passed.
     fn sleep(&self, backstop: Duration) -> bool {
-        // One thread sleeps on the doorbell `WAKE`. It then wakes the others, which sleep on `woken`.
+        // Only one thread at a time sleeps on the doorbell `WAKE`. When it wakes, it wakes the others, which
+        // sleep on `woken`. The doorbell of a request wakes the service thread and none of these threads.
         match self.waits.doorbell_sleeper.try_lock() {
             Ok(_sleeper) => {
                 let mut woken = false;

@@ -1,17 +1,19 @@
 //! When a store must ring a doorbell, and how a waiter sleeps without missing one. The loom tests check this
 //! protocol.
 //!
-//! A doorbell is expensive, so a waiter asks for one only before it sleeps:
+//! A doorbell is expensive, because the notifier makes an uncached write and the waiter's side takes an
+//! interrupt. So a waiter asks for a doorbell only before it sleeps:
 //!
 //! ```text
 //! waiter:    announcement -> peers     barrier     look again     sleep until the doorbell or the backstop
 //! notifier:  data -> waiter            barrier     new announcement with this interest? ring
 //! ```
 //!
-//! An *announcement* is a word in the peer's memory. It holds the waiter's [`Interest`]: the stores that can
-//! end the wait. The peer rings once for each announcement.
+//! An *announcement* is a word that the waiter writes into the memory of each peer. It holds the waiter's
+//! [`Interest`]: the stores that can end the wait. After such a store, the peer rings, once for each
+//! announcement.
 //!
-//! Each side needs a full barrier between its store and its next load. Otherwise both may read the old
+//! Each side needs a full barrier between its store and its next load. Otherwise both sides may read the old
 //! value, and the wake-up is lost. A barrier after every put would cost more than the put. Therefore:
 //!
 //! * On coherent windows the waiter executes the barrier for both sides by membarrier(2). A notifier whose
@@ -20,22 +22,23 @@
 //!   read's completion arrives after all earlier posted stores (PCI Express Base Specification, "Transaction
 //!   Ordering").
 //!
-//! Doorbells can be lost. Each sleep therefore also ends after its *backstop*: 1 ms at first, then doubled
-//! up to 64 ms.
+//! Doorbells can be lost. Each sleep therefore also ends after its *backstop*: 1 ms at first, then doubled up
+//! to 64 ms.
 
 use std::time::Duration;
 
 /// How long a waiter polls between its announcement and its sleep. A store in flight usually arrives in this
 /// time.
 pub const LAST_LOOK: Duration = Duration::from_micros(2);
-/// The time after which a sleep ends without a doorbell: the first value for the first sleep of a wait. Each
-/// further sleep doubles it, up to the second value.
+/// The time after which a sleep ends if no doorbell arrives. It is the first value for the first sleep of a
+/// wait, and doubles for each further sleep up to the second value.
 pub const BACKSTOP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
 /// A word of memory that one thread or PE writes and another one reads.
 pub use inlane_core::ring::Word;
 
-/// The stores that can end a wait. Peers ring only for these.
+/// The stores that can end a wait. A waiter announces its interest before it sleeps, and peers ring for such
+/// stores only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
     /// Notifications and replies. Puts to symmetric memory do not wake the waiter.
@@ -55,13 +58,14 @@ pub enum Stored {
     Put(usize, usize),
 }
 
-/// Number of low bits of an announcement that hold the interest. The bits above are a counter that wraps.
+/// Number of low bits of an announcement that hold the interest. The bits above hold a counter, which may
+/// wrap.
 const INTEREST_BITS: u32 = 40;
 const ANY: u64 = (1 << INTEREST_BITS) - 1;
 
 impl Interest {
-    /// Returns the interest in the aligned word of 8 bytes that contains the `width` bytes at a symmetric
-    /// offset. If no such word does, returns the interest in any store.
+    /// Returns the interest in `width` bytes at a symmetric offset. If the bytes lie in one aligned word of 8
+    /// bytes, it is the interest in that word. Otherwise it is the interest in any store.
     pub fn word(offset: usize, width: usize) -> Self {
         if offset % 8 + width <= 8 { Self::Word(offset & !7) } else { Self::Any }
     }
@@ -105,7 +109,8 @@ pub struct Notifier {
 
 impl Notifier {
     /// Returns the announcement if the notifier must ring for it: it is new, and its interest covers the
-    /// store. Call this after the store and the barrier.
+    /// store. Call this after the store and the barrier. A hostile peer that keeps announcing gets at most
+    /// one ring for each store.
     #[inline]
     pub fn must_ring<W: Word>(&mut self, announcement: &W, stored: Stored) -> Option<u64> {
         let now = announcement.load();
@@ -125,8 +130,8 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// Adds a sleeping thread. Returns the announcement for all sleeping threads, which the caller must
-    /// write to every peer that can end the wait.
+    /// Adds a sleeping thread. Returns the announcement of all sleeping threads. The caller must write this
+    /// announcement to the memory of every peer that can end the wait.
     pub fn announce(&mut self, interest: Interest) -> u64 {
         self.counter += 1;
         self.sleepers.push(interest);
@@ -134,7 +139,8 @@ impl Waiter {
         self.counter << INTEREST_BITS | all.encode()
     }
 
-    /// Removes a thread that has woken up. `interest` is the one that it announced.
+    /// Removes a thread from the list of sleeping threads after it has woken up. `interest` is the one that
+    /// it announced.
     pub fn awake(&mut self, interest: Interest) {
         if let Some(index) = self.sleepers.iter().position(|one| *one == interest) {
             self.sleepers.swap_remove(index);
@@ -193,9 +199,10 @@ mod tests {
         doorbell: AtomicU64,
     }
 
-    /// Checks that no wake-up is lost when a notifier stores twice and a waiter sleeps twice, and that each
-    /// announcement causes at most one ring. Tries all interleavings with at most three preemptions. With
-    /// `fenced`, the notifier executes a barrier, as membarrier(2) makes it do.
+    /// Checks that no wake-up is lost when a notifier stores twice and a waiter sleeps twice, and that there
+    /// is at most one ring for each announcement. Tries all interleavings with at most three preemptions. The
+    /// waiter always executes a full barrier. The notifier executes one if `fenced` is true. That case also
+    /// covers a waiter that calls membarrier(2), because this call acts as a full barrier on both sides.
     fn model(fenced: bool) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
@@ -225,8 +232,8 @@ mod tests {
                 fence(Ordering::SeqCst);
                 let now = shared.data.load(Ordering::Acquire);
                 if now == seen {
-                    // A waiter sleeps here if no doorbell is pending. The model records the value instead
-                    // and stops.
+                    // A waiter sleeps here if no doorbell is pending. The model does not block: it records
+                    // the value seen before the sleep and stops.
                     if shared.doorbell.fetch_and(0, Ordering::SeqCst) == 0 {
                         slept_on = Some(seen);
                         break;
@@ -238,7 +245,8 @@ mod tests {
             let rings = sender.join().unwrap();
             assert!(rings <= 2, "at most one ring for each announcement");
             if let Some(seen) = slept_on {
-                // If the value has changed, a doorbell must be pending, because the sender has finished.
+                // Require a pending doorbell if the value has changed since the sleep, because the sender has
+                // finished and no other doorbell will ring.
                 let newer = shared.data.load(Ordering::Acquire) != seen;
                 assert!(!newer || shared.doorbell.load(Ordering::SeqCst) == 1, "lost wake-up at {seen}");
             }
@@ -309,7 +317,8 @@ mod tests {
         model(false);
     }
 
-    /// If the doorbell rings while the data is read, it must stay pending.
+    /// Checks that clearing the doorbell before reading the data loses no wake-up: if the doorbell rings
+    /// while the data is read, it stays pending.
     #[test]
     fn loom_clear_before_scan() {
         loom::model(|| {

@@ -1,4 +1,5 @@
-//! The transport over memory windows: a window onto each peer, requests to the owner, and doorbells.
+//! The transport over memory windows: a window onto each peer, requests to the owner, and doorbells for
+//! sleeping waiters.
 
 mod connection;
 mod operations;
@@ -37,8 +38,8 @@ pub struct Settings {
     pub request_timeout: Option<Duration>,
     /// True if there are more PEs than processors. Polling then yields the processor.
     pub yields: bool,
-    /// Gets of at least this many bytes ask the owner to push the bytes. `None`: 256 bytes on posted
-    /// windows, never on coherent windows.
+    /// Gets of at least this many bytes ask the owner to push the bytes. `None`: gets of at least 256 bytes
+    /// on posted windows, and no gets on coherent windows.
     pub push_from: Option<usize>,
     /// The mover for large puts, and the smallest size in bytes that it copies. A size of `None` is measured
     /// while connecting.
@@ -46,10 +47,12 @@ pub struct Settings {
     /// If true, a word's owner carries out all atomics on it. If false, the calling PE's processor does,
     /// unless a window is posted or faults are injected.
     pub atomics_by_owner: bool,
-    /// Faults to inject in tests. The transport itself only kills the process at a protocol step.
+    /// Faults to inject in tests. Of these, the transport itself injects only one: it kills the process at a
+    /// protocol step.
     pub faults: Faults,
-    /// The time after which a sleep ends without a doorbell: the first value for the first sleep of a wait.
-    /// Each further sleep doubles it, up to the second value.
+    /// The time after which a waiter's sleep ends without a doorbell, because doorbells can be lost. The
+    /// first value is for the first sleep of a wait. Each further sleep doubles the time, up to the second
+    /// value.
     pub backstop: (Duration, Duration),
 }
 
@@ -84,15 +87,16 @@ pub(super) struct Peer {
     /// * the peer is not registered for membarrier(2), or a window is not coherent. A barrier is then needed
     ///   before the check for an announcement.
     pub is_exceptional: bool,
-    /// The peer's last announcement that was answered by a doorbell: a copy for reading without the lock of
-    /// `notifier`.
+    /// The peer's last announcement that was answered by a doorbell: a copy of the value in `notifier`, to be
+    /// read without the lock.
     pub answered: AtomicU64,
     issued: AtomicU64,
     delivered: AtomicU64,
     pub unanswered: AtomicU64,
     pub refused: AtomicBool,
     pub requests: Requests,
-    /// True if the mover copies to this peer and nobody waits for it. The peer must be woken afterwards.
+    /// True if the mover was given copies to this peer whose caller neither waits for them nor wakes the
+    /// peer. `PeContext::finish` waits for the copies and then wakes the peer.
     unwoken: AtomicBool,
     notified: AtomicU32,
     taken: AtomicU32,
@@ -119,6 +123,8 @@ pub(super) struct PeContext {
     /// left the store buffer.
     pub coherent: bool,
     /// True if this PE's processor carries out atomics on other PEs' memory, false if the word's owner does.
+    /// PEs may differ in this setting. Their atomics on one word are still atomic to each other, because
+    /// owners and callers both use processor instructions on coherent memory.
     direct_atomics: bool,
     /// The smallest of the PEs' `alignment`s, in bytes.
     alignment: usize,
@@ -134,8 +140,9 @@ pub(super) struct PeContext {
     _inbound: Region,
 }
 
-// SAFETY: `_inbound` keeps the memory at `base` mapped. Other processes share it, so its words are accessed
-// as atomics, and bulk data is copied through raw pointers. The program must order such copies.
+// SAFETY: `base` is the inbound memory, which `_inbound` keeps mapped and other processes share. Its words
+// are accessed as atomics. Bulk data is copied through raw pointers, and the program must order such copies,
+// as for any one-sided access.
 unsafe impl Send for PeContext {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for PeContext {}
@@ -173,7 +180,8 @@ fn vectors(ntb: &dyn Ntb) -> Result<(u32, u32)> {
     }
 }
 
-/// Rounds an alignment that a peer announced down to a power of two from 4 KiB to 1 GiB.
+/// Rounds an alignment down to a power of two, and limits it to 4 KiB to 1 GiB. A peer may announce any
+/// number.
 fn alignment(announced: u64) -> usize {
     let within = announced.clamp(4096, 1 << 30);
     1 << within.ilog2()
@@ -213,13 +221,14 @@ impl Windows {
         let alignment = peers.iter().map(|peer| peer.alignment).fold(own_alignment, usize::min);
         let coherent = peers.iter().all(|peer| peer.window.coherent_base().is_some());
         let direct_atomics = coherent && !settings.atomics_by_owner && settings.faults.are_none();
-        // Through a coherent window, a load is as fast as the owner's own. Through a posted window, loading
-        // 8 bytes costs a round trip.
+        // A load through a coherent window is as fast as the owner's own load, so gets always use loads.
+        // Through a posted window, loading 8 bytes costs a round trip, so larger gets ask the owner to push
+        // the bytes.
         let push_from = settings.push_from.unwrap_or(if coherent { usize::MAX } else { 256 });
         let (mover, mover_from) = match settings.mover {
             Some((mut mover, from)) => {
                 let from = match (from, peers.iter().find(|peer| peer.window.peer() != me)) {
-                    // Use at least 1, because a mover does not copy 0 bytes.
+                    // Use a threshold of at least 1, because a mover does not copy 0 bytes.
                     (Some(from), _) => from.max(1),
                     // Measure in the landing area, which is unused until all PEs have connected.
                     (None, Some(peer)) => calibrate(&mut *mover, &peer.window, layout.landing(), LANDING)?,
@@ -287,8 +296,8 @@ impl Windows {
         &self.context.layout
     }
 
-    /// Gets bytes by asking the owner to push them, whatever the size. Waits in `completion` mode, or in
-    /// that of the settings if `None`.
+    /// Gets bytes by asking the owner to push them, whatever the size. Waits in `completion` mode. If
+    /// `completion` is `None`, uses the mode of the settings.
     ///
     /// # Errors
     /// As for [`Transport::get`](super::Transport::get).
@@ -337,8 +346,8 @@ impl Windows {
         self.context.wait_for(options, scope, done)
     }
 
-    /// Returns from which sizes owners push gets and the mover copies puts, and whether waiters run
-    /// membarrier(2).
+    /// Returns the sizes from which gets are pushed by the owner and puts are copied by the mover, and
+    /// whether a waiter runs membarrier(2).
     pub fn thresholds(&self) -> Thresholds {
         let from = |bytes: usize| (bytes < usize::MAX).then_some(bytes as u64);
         Thresholds {
@@ -379,8 +388,8 @@ impl PeContext {
         for pe in peers.filter(|pe| *pe != self.me) {
             let peer = &self.peers[pe as usize];
             let link = self.ntb.link(pe);
-            // Compare the epochs, too: if only the peer noticed that the link failed, it reconnects with
-            // another epoch.
+            // Compare the epochs, too, because if only the peer noticed that the link failed, the peer
+            // reconnects with another epoch.
             let another = handshake::epoch_in_row(&*self.ntb, pe) != peer.theirs.load(Ordering::Acquire);
             if another || !link.up || link.generation != peer.generation.load(Ordering::Acquire) {
                 return Err(Error::LinkLost { peer: pe, lost: peer.lost() });
@@ -405,15 +414,15 @@ impl PeContext {
         if let Some(answered) = notifier.must_ring(announcement, what) {
             peer.answered.store(answered, Ordering::Relaxed);
             peer.window.fence();
-            // The peer exists, so this cannot fail. If the doorbell is lost, the peer sleeps until its
-            // backstop.
+            // The peer exists, so this cannot fail. If the doorbell is lost, the peer's thread sleeps until
+            // its backstop, the time limit of the sleep.
             let _ = self.ntb.peer_doorbell_set(pe, WAKE);
         }
     }
 
     #[inline(always)]
     fn symmetric_offset(&self, offset: usize) -> usize {
-        // Saturate instead of wrapping, because the window refuses any offset beyond its end.
+        // Saturate the sum instead of wrapping it, because the window refuses any offset beyond its end.
         offset.saturating_add(self.layout.symmetric())
     }
 
@@ -424,8 +433,8 @@ impl PeContext {
         peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
     }
 
-    /// Submits a copy to the mover. Set `later` if the caller neither waits nor wakes the peer; the next
-    /// `finish` then wakes it.
+    /// Submits a copy to the mover. Set `later` if the caller neither waits for the copy nor wakes the peer;
+    /// the next `finish` then wakes the peer.
     fn submit(
         &self,
         mover: &Mutex<Box<dyn Mover>>,
@@ -471,8 +480,8 @@ impl PeContext {
 impl Drop for Windows {
     fn drop(&mut self) {
         self.context.stop.store(true, Ordering::Release);
-        // Wake the service thread, so that it sees `stop`. A bit that is already set raises no event, so
-        // clear it and ring again.
+        // Ring at this PE, so that the service thread wakes and sees `stop`. A bit that is already set raises
+        // no event, so clear the bit and ring again.
         let _ = self.context.ntb.peer_doorbell_set(self.context.me, REQUEST);
         self.context.ntb.doorbell_clear(REQUEST);
         let _ = self.context.ntb.peer_doorbell_set(self.context.me, REQUEST);

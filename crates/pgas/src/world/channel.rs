@@ -1,4 +1,5 @@
-//! Channels, with which threads of one PE can run collectives of different teams at the same time.
+//! Channels, with which threads of one PE can run collectives of different teams at the same time. Each
+//! channel has its own notifications, its own part of the workspace, and its own lock.
 //!
 //! ```text
 //! a PE's workspace, at the start of its symmetric memory
@@ -8,8 +9,8 @@
 //!              binomial tree.
 //! ```
 //!
-//! For a new channel, each PE chooses a free place in its own workspace and sends its number to the team. If
-//! a PE has none, the team uses the basic part.
+//! Each PE chooses a free place in its own workspace for a new channel, and sends the place's number to the
+//! other members of the team. If one of them has no free place, the team uses the basic part.
 
 use super::{CHUNK, Set, WORD, World};
 use crate::error::{Error, Result};
@@ -23,8 +24,8 @@ pub(super) const PLACES: usize = 32;
 const FIXED: usize = 0;
 /// Size in bytes of a channel's chunk: the most that a reduction over a channel combines in one step.
 const PLACE_CHUNK: usize = 8 << 10;
-/// Offset of the number that a PE sends, in its 128 bytes of a place. Its count of notifications is at
-/// offset 0.
+/// Offset in bytes of the number that a PE sends, after the start of the PE's 128 bytes in a place. At the
+/// start is its count of notifications.
 const LENGTH: usize = 64;
 
 /// Returns the size in bytes of the collectives' workspace in a job of `pes` PEs.
@@ -53,8 +54,8 @@ impl Places {
     }
 }
 
-/// A channel's place in the workspace. Dropping it frees the place, unless it is reserved for
-/// [`World::fixed_channel`].
+/// A place in the workspace that one channel uses. Dropping this value frees the place, unless it is reserved
+/// for [`World::fixed_channel`].
 struct Place {
     number: usize,
     free: Arc<Mutex<u32>>,
@@ -68,8 +69,8 @@ impl Drop for Place {
     }
 }
 
-/// A team's channel at this PE. The team's collectives over it can run at the same time as other teams'.
-/// Dropping it frees its place in the workspace.
+/// A team's channel at this PE. Pass it to the team's collectives, which may then run at the same time as
+/// those of other teams. Dropping it frees its place in the workspace.
 pub struct Channel {
     set: Set,
     place: Place,
@@ -78,7 +79,8 @@ pub struct Channel {
     links: Vec<Link>,
 }
 
-/// How this PE exchanges notifications with another member of the team.
+/// How this PE exchanges notifications with another member of the team: that member's place, and the counts
+/// of notifications in both directions.
 struct Link {
     /// The number of the place that the other member has chosen for this channel.
     place: usize,
@@ -144,8 +146,8 @@ impl<T: Transport> World<T> {
     }
 
     /// Opens a channel for `set`, a subset of `parent`. All PEs of `set` must call this function. Returns
-    /// `None` at all of them if one has no free place in its workspace. Then pass `set` itself to
-    /// collectives.
+    /// `None` at every PE if one of them has no free place in its workspace. In that case, pass `set` itself
+    /// to collectives.
     ///
     /// # Errors
     /// As for [`World::sync`].
@@ -155,7 +157,8 @@ impl<T: Transport> World<T> {
         let within = Entered { set, index, ..parent };
         let place = self.places.take();
         if let Some(place) = &place {
-            // Clear the counts of the place's previous channel. All its notifications were received.
+            // Clear the counts of notifications of the place's previous channel. All its notifications were
+            // received, so none can arrive later.
             (0..set.size)
                 .for_each(|other| self.count(place.number, set.pe(other)).store(0, Ordering::Release));
         }
@@ -170,26 +173,26 @@ impl<T: Transport> World<T> {
         Ok(Some(Channel::new(set, place, numbers.iter().map(|number| *number as usize - 1))))
     }
 
-    /// Makes the one channel whose place is the same on all PEs, so its number need not be exchanged. Call
-    /// it at most once on each PE.
+    /// Makes the one channel whose place is the same on all PEs, so the PEs need not exchange the place's
+    /// number. Call it at most once on each PE.
     pub fn fixed_channel(&self, set: Set) -> Channel {
         let place = Place { number: FIXED, free: self.places.0.clone() };
         Channel::new(set, place, (0..set.size).map(|_| FIXED))
     }
 
-    /// Sends `own` to every PE of the set. Returns the numbers of all PEs, in the set's order.
+    /// Sends `own` to every PE of the set. Returns the numbers that all PEs sent, in the set's order.
     fn tell_all(&self, entered: &Entered<'_>, own: u64) -> Result<Vec<u64>> {
         self.send_length(entered, own)?;
         self.exchange(entered)?;
         let numbers = (0..entered.set.size).map(|other| self.length(entered, entered.set.pe(other)));
         let numbers = numbers.collect();
-        // The next collective may overwrite the numbers, so wait until all PEs have read them.
+        // Wait until all PEs have read the numbers, because the next collective may overwrite them.
         self.disseminate(entered)?;
         Ok(numbers)
     }
 
-    /// Sends a number to every PE of the set. After a notification, a receiver reads it by
-    /// [`World::length`].
+    /// Sends a number to every PE of the set. A receiver reads it by [`World::length`] after it has received
+    /// a notification.
     pub(super) fn send_length(&self, entered: &Entered<'_>, length: u64) -> Result<()> {
         (0..entered.set.size).map(|other| entered.set.pe(other)).try_for_each(|pe| {
             let to = match entered.channel {
@@ -211,13 +214,13 @@ impl<T: Transport> World<T> {
         self.word(at).load(Ordering::Acquire)
     }
 
-    /// Returns the most bytes that a reduction combines in one step.
+    /// Returns the size of a chunk in bytes, which is the most that a reduction combines in one step.
     pub(super) fn chunk_bytes(&self, entered: &Entered<'_>) -> usize {
         if entered.channel.is_some() { PLACE_CHUNK } else { CHUNK }
     }
 
-    /// Returns the offset of the chunk of PE `parent` for data of its child `child` in a binomial tree.
-    /// Their positions in the set differ by `distance`, a power of two.
+    /// Returns the offset of the chunk of PE `parent` into which its child `child` in a binomial tree puts
+    /// data. The positions of the two PEs in the set differ by `distance`, a power of two.
     pub(super) fn chunk(
         &self,
         entered: &Entered<'_>,
@@ -227,8 +230,8 @@ impl<T: Transport> World<T> {
     ) -> Result<usize> {
         let pes = self.pes();
         Ok(match entered.channel {
-            // Use a chunk for each child: sets without a channel share the chunks, and a child has different
-            // levels in different sets.
+            // Use a chunk for each child, not for each level: sets without a channel share the chunks, and a
+            // child has different levels in different sets.
             None => pes as usize * WORD + child as usize * CHUNK,
             Some(channel) => {
                 let level = distance.trailing_zeros() as usize;
@@ -256,13 +259,14 @@ impl<T: Transport> World<T> {
         self.transport.wait(Some(word), &mut || count.load(Ordering::Acquire) >= expected)
     }
 
-    /// Returns the offset of PE `pe`'s 128 bytes in place `place`. If `pe` is the number of PEs, this is the
-    /// place's chunks.
+    /// Returns the offset of PE `pe`'s 128 bytes in place `place`. If `pe` is the number of PEs, returns the
+    /// offset of the place's chunks, which follow.
     fn line(&self, place: usize, pe: u32) -> usize {
         place_offset(self.pes(), place) + pe as usize * WORD
     }
 
-    /// Returns the word of place `place` that counts the notifications of PE `pe` to this PE.
+    /// Returns the word of place `place` in which PE `pe` stores how many notifications it has sent to this
+    /// PE.
     fn count(&self, place: usize, pe: u32) -> &AtomicU64 {
         self.word(self.line(place, pe))
     }

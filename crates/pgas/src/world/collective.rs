@@ -1,15 +1,16 @@
 //! Collectives over regular subsets of the PEs, made of puts and pairwise notifications.
 //!
-//! Every PE of a set calls the same collectives in the same order. So counting the notifications of each
-//! pair suffices, and the `pSync` arrays of OpenSHMEM are not used.
+//! Two PEs count the notifications between them, separately for each [`Channel`](super::Channel). Every PE of
+//! a set calls the same collectives in the same order, so the counts match without flags in symmetric memory.
+//! The `pSync` arrays of OpenSHMEM are accepted but not used.
 
 use super::channel::{Entered, Group};
 use super::{CHUNK, World};
 use crate::error::{Error, Result};
 use crate::transport::Transport;
 
-/// Size in bytes from which each PE reduces one slice. Smaller reductions use a binomial tree, with fewer
-/// messages.
+/// Size in bytes from which a reduction is cut into slices, each of which one PE reduces. Smaller reductions
+/// use a binomial tree, which takes fewer messages.
 pub(super) const SLICED_FROM: usize = 64 << 10;
 
 /// A regular set of PEs: `start`, `start + stride`, and so on, `size` of them.
@@ -24,8 +25,9 @@ pub struct Set {
     pub size: u32,
 }
 
-/// A function `(accumulator, other, count)` that combines `count` elements of `accumulator` with those of
-/// `other` into `accumulator`. The elements may be misaligned.
+/// A function that combines elements: `(accumulator, other, count)`. It combines each of `count` elements of
+/// `accumulator` with the same element of `other`, and stores the result in `accumulator`. The elements may
+/// be misaligned.
 pub type Reduce<'a> = &'a dyn Fn(*mut u8, *const u8, usize);
 
 impl Set {
@@ -53,8 +55,8 @@ impl Set {
             && (0..pes as i64).contains(&last)
     }
 
-    /// Returns all PEs but the one at `index`, from its successor on. PEs that iterate in step never address
-    /// the same PE.
+    /// Returns all PEs but the one at `index`, starting with its successor. If all PEs iterate at the same
+    /// time, each addresses a different PE in every step.
     fn others(&self, index: u32) -> impl Iterator<Item = u32> {
         (1..self.size).map(move |distance| self.pe((index + distance) % self.size))
     }
@@ -98,7 +100,8 @@ impl<T: Transport> World<T> {
         Ok(())
     }
 
-    /// Blocks until every PE of the set has called this function and their earlier puts are delivered.
+    /// Blocks until every PE of the set has called this function and the earlier puts of all these PEs are
+    /// delivered.
     ///
     /// # Errors
     /// As for [`World::sync`].
@@ -115,13 +118,15 @@ impl<T: Transport> World<T> {
         self.barrier(self.all())
     }
 
-    /// Waits for all PEs. This process may end after the return, because no other PE needs anything from it.
+    /// Waits for all PEs before this process ends. After the return this process may end at once, because the
+    /// other PEs have received everything that they need from it.
     ///
     /// # Errors
     /// As for [`World::sync`].
     pub fn leave(&self) -> Result<()> {
         self.barrier_all()?;
-        // Deliver all notifications, because one in flight would be lost when the process ends.
+        // Wait until all notifications are delivered, because a notification in flight would be lost when the
+        // process ends.
         self.quiet()?;
         self.transport.leave()
     }
@@ -151,7 +156,7 @@ impl<T: Transport> World<T> {
             ));
         }
         let offset = self.offset_of(destination, bytes)?;
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.send_down_tree(&entered, root, offset, source, bytes) }
     }
 
@@ -168,7 +173,7 @@ impl<T: Transport> World<T> {
         let pe = |relative: u32| set.pe((relative + root) % set.size);
         let mut from = source;
         // The lowest set bit of `relative` is the distance to the parent. The smaller powers of two are the
-        // distances to the children.
+        // distances to the children, so the loop below starts from the parent's distance.
         let mut reach =
             if relative == 0 { set.size.next_power_of_two() } else { 1 << relative.trailing_zeros() };
         if relative != 0 {
@@ -178,7 +183,7 @@ impl<T: Transport> World<T> {
         while reach > 1 {
             reach /= 2;
             if relative + reach < set.size {
-                // SAFETY: at the root, the caller promises the source. At other PEs, it is their own
+                // SAFETY: at the root, the caller promises the source. At other PEs, the source is their own
                 // symmetric memory.
                 unsafe { self.transport.put(pe(relative + reach), offset, from, bytes)? };
                 self.notify(entered, pe(relative + reach))?;
@@ -187,8 +192,8 @@ impl<T: Transport> World<T> {
         Ok(())
     }
 
-    /// Concatenates the `bytes` at `source` of all PEs of the set, in the order of the set. Stores the
-    /// result at `destination` of each. The lengths may differ.
+    /// Concatenates the `bytes` at `source` of all PEs of the set, in the order of the set. Stores the result
+    /// at `destination` of each of them. The lengths may differ.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -209,11 +214,12 @@ impl<T: Transport> World<T> {
         let before = (0..index).map(|other| self.length(&entered, set.pe(other)) as usize);
         let at = before.fold(0usize, usize::saturating_add);
         let offset = self.offset_of(destination.saturating_add(at), bytes)?;
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.put_to_all(&entered, offset, source, bytes) }
     }
 
-    /// Concatenates like [`World::collect`], but faster: `bytes` must be equal on all PEs of the set.
+    /// Concatenates as [`World::collect`] does, but `bytes` must be equal on all PEs of the set. This is
+    /// faster, because no lengths are exchanged.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -231,7 +237,7 @@ impl<T: Transport> World<T> {
         let index = entered.index;
         let offset =
             self.offset_of(destination.saturating_add(bytes.saturating_mul(index as usize)), bytes)?;
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.put_to_all(&entered, offset, source, bytes) }
     }
 
@@ -243,7 +249,7 @@ impl<T: Transport> World<T> {
         bytes: usize,
     ) -> Result<()> {
         for pe in entered.set.others(entered.index) {
-            // SAFETY: the caller promises it.
+            // SAFETY: the caller keeps the promises that this call needs.
             unsafe { self.transport.put(pe, offset, source, bytes)? };
         }
         // Copy to this PE's own destination last, because source and destination may be the same memory.
@@ -259,8 +265,8 @@ impl<T: Transport> World<T> {
         others().try_for_each(|pe| self.take_notification(entered, pe))
     }
 
-    /// Sends block i of the source to PE i of the set. Each block has `bytes` bytes. The receiver stores it
-    /// in its `destination`, at the sender's index.
+    /// Sends block i of the source to PE i of the set. Each block has `bytes` bytes. The receiver stores the
+    /// block in its `destination`, at the sender's index.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -286,9 +292,9 @@ impl<T: Transport> World<T> {
         self.exchange(&entered)
     }
 
-    /// Sends `count` elements of `width` bytes to each PE of the set, like [`World::all_to_all`]. The
-    /// elements are not contiguous: `strides` are their distances, in elements, in the destination and in
-    /// the source.
+    /// Sends `count` elements of `width` bytes to each PE of the set, like [`World::all_to_all`], but the
+    /// elements are not contiguous. `strides` are the distances, in elements, between neighbouring elements
+    /// of the destination and of the source.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -321,8 +327,8 @@ impl<T: Transport> World<T> {
         self.exchange(&entered)
     }
 
-    /// Combines the `count` elements of `width` bytes at `source` of the PEs in `set` by `reduce`. Stores
-    /// the result at `destination` of each. All get the same bits.
+    /// Combines the `count` elements of `width` bytes at `source` of the PEs in `set` by `reduce`. Stores the
+    /// result at `destination` of each of them. All get the same bits, because one PE computes each result.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -349,14 +355,15 @@ impl<T: Transport> World<T> {
             return unsafe { self.reduce_slices(&entered, (offset, from), (count, width), reduce) };
         }
         let chunk = self.chunk_bytes(&entered) / width.max(1) * width;
-        // Words of 16 bytes align the buffer for every element type.
+        // Allocate words of 16 bytes, so that the buffer is aligned for every element type.
         let mut sum = vec![0u128; chunk.min(bytes).div_ceil(16)];
         let mut done = 0;
         while done < bytes {
             let piece = chunk.min(bytes - done);
             // SAFETY: `done + piece` is at most the promised bytes, and `piece` at most the length of `sum`.
             unsafe { std::ptr::copy_nonoverlapping(source.add(done), sum.as_mut_ptr().cast(), piece) };
-            // Combine up a binomial tree: each child puts its sum into its chunk at the parent.
+            // Combine up a binomial tree: each child puts its sum into the chunk that the parent reserves for
+            // it.
             let mut distance = 1;
             while distance < set.size {
                 if index & distance != 0 {
@@ -375,7 +382,8 @@ impl<T: Transport> World<T> {
                 }
                 distance *= 2;
             }
-            // Send the result down the tree. It tells a child that its chunk at the parent is free.
+            // Send the result down the tree. A child puts its next chunk only after it has received this
+            // result, so the parent's chunk is free by then.
             // SAFETY: `sum` has `piece` bytes, and the destination was checked above.
             unsafe {
                 if index == 0 {
@@ -388,8 +396,8 @@ impl<T: Transport> World<T> {
         Ok(())
     }
 
-    /// Reduces like [`World::reduce`]: each PE combines one slice of all sources and puts the result to all.
-    /// `destination` and `source` are symmetric offsets.
+    /// Reduces as [`World::reduce`] does. Each PE combines one slice of the sources of all PEs, and puts the
+    /// result to all. `destination` and `source` are symmetric offsets.
     ///
     /// # Safety
     /// The spans at both offsets lie in symmetric memory.
@@ -405,7 +413,7 @@ impl<T: Transport> World<T> {
         let share = count.div_ceil(set.size as usize);
         let (first, last) = (count.min(share * *index as usize), count.min(share * (*index as usize + 1)));
         let elements = (CHUNK / width.max(1)).max(1);
-        // Words of 16 bytes align the buffers for every element type.
+        // Allocate words of 16 bytes, so that the buffers are aligned for every element type.
         let mut buffers = [(); 2].map(|()| vec![0u128; (elements * width).div_ceil(16)]);
         let [sum, other] = buffers.each_mut().map(|buffer| buffer.as_mut_ptr().cast::<u8>());
         for begin in (first..last).step_by(elements) {
@@ -413,7 +421,8 @@ impl<T: Transport> World<T> {
             let piece = number * width;
             // SAFETY: the piece lies inside the source, the destination and both buffers.
             unsafe {
-                // Combine in the order of the set, so that the rounding does not depend on the PE.
+                // Combine in the order of the set, so that the rounding does not depend on which PE combines
+                // an element.
                 for one in 0..set.size {
                     let into = if one == 0 { sum } else { other };
                     match set.pe(one) == self.me() {
@@ -424,8 +433,8 @@ impl<T: Transport> World<T> {
                         reduce(sum, other, number);
                     }
                 }
-                // Source and destination may be the same memory, because only this PE reads this slice of
-                // the sources.
+                // Overwrite this slice of the destination even if destination and source are the same memory,
+                // because only this PE reads this slice of the sources.
                 std::ptr::copy_nonoverlapping(sum, self.address_of(destination + at), piece);
                 for pe in set.others(*index) {
                     self.transport.put(pe, destination + at, sum, piece)?;

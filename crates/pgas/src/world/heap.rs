@@ -1,4 +1,5 @@
-//! The bookkeeping of the symmetric heap. It lies in private memory, so no peer can damage it.
+//! The bookkeeping of the symmetric heap, which allocates the first free span that fits. The bookkeeping lies
+//! in private memory, so no peer can damage it.
 //!
 //! All PEs make the same calls in the same order and therefore get the same offsets without communicating.
 
@@ -35,8 +36,8 @@ impl Heap {
         self.allocate_behind(bytes, align, 0)
     }
 
-    /// Allocates like [`Heap::allocate`], but at an address `behind` bytes after a multiple of `align`.
-    /// `behind` is a multiple of 64.
+    /// Allocates like [`Heap::allocate`], but at an address that is `behind` bytes larger than a multiple of
+    /// `align`. `behind` is a multiple of 64, the granule.
     ///
     /// # Errors
     /// As for [`Heap::allocate`].
@@ -71,8 +72,8 @@ impl Heap {
         self.used.get(&offset).copied()
     }
 
-    /// Frees the end of the allocation at `offset`, keeping `bytes`, rounded up to granules. Returns false
-    /// if there is no allocation of at least this size.
+    /// Frees the end of the allocation at `offset`, so that `bytes` remain, rounded up to whole granules.
+    /// Returns false if there is no such allocation, or if it is smaller than that.
     pub fn shrink(&mut self, offset: usize, bytes: usize) -> bool {
         let Some(wanted) = bytes.max(1).checked_next_multiple_of(GRANULE) else { return false };
         match self.used.get(&offset).copied() {

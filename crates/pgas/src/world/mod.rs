@@ -68,7 +68,7 @@ pub enum Signal {
     Add,
 }
 
-/// One PE and its access to all others: allocates, puts, gets, waits and synchronises.
+/// One PE and its access to all others. Programs use this type to allocate, put, get, wait and synchronise.
 pub struct World<T: Transport> {
     transport: T,
     base: usize,
@@ -85,7 +85,7 @@ pub struct World<T: Transport> {
 /// Size in bytes of a chunk for collectives without a channel: the most that a reduction combines in one
 /// step.
 const CHUNK: usize = 32 << 10;
-/// Distance in bytes between two words of the workspace, which thus lie in different cache lines.
+/// Distance in bytes between two words of the workspace. Each word has a cache line of its own.
 const WORD: usize = 128;
 
 impl<T: Transport> World<T> {
@@ -100,9 +100,9 @@ impl<T: Transport> World<T> {
         Self::statics_offset(pes) + statics_bytes.next_multiple_of(4096) + heap_bytes.next_multiple_of(4096)
     }
 
-    /// Makes a world over `transport`. `statics` and `statics_bytes` are the address and size of the static
-    /// objects, or 0. The transport must have mapped them to [`World::statics_offset`]. The heap takes the
-    /// rest of symmetric memory.
+    /// Makes a world over `transport`. The program's static objects are the `statics_bytes` at address
+    /// `statics`. The transport must already have mapped them to offset [`World::statics_offset`]. Pass 0 for
+    /// both if there are none. The heap takes the rest of symmetric memory.
     ///
     /// # Errors
     /// [`Error::Invalid`] if nothing remains for the heap.
@@ -167,7 +167,7 @@ impl<T: Transport> World<T> {
         }
         match within(self.statics, self.statics_bytes) {
             Some(at) => Ok(self.statics_offset + at),
-            // An access to 0 bytes may have any address.
+            // An access to 0 bytes may have any address, so any valid offset serves.
             None if bytes == 0 => Ok(self.heap_offset),
             None => Err(Error::NotSymmetric { address, bytes }),
         }
@@ -182,8 +182,8 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Returns the address for loads and stores to `pe`'s copy of the object at `address` here. `None` if
-    /// they cannot reach it.
+    /// Returns the address at which loads and stores reach `pe`'s copy of the object at `address`, or `None`
+    /// if they cannot. `address` is that of this PE's copy.
     pub fn direct(&self, address: usize, pe: u32) -> Option<*mut u8> {
         let offset = self.offset_of(address, 1).ok()?;
         if pe == self.me() {
@@ -207,8 +207,9 @@ impl<T: Transport> World<T> {
 
     /// Allocates symmetric memory for data that is copied. From 4 KiB on, it starts in the middle of a page.
     ///
-    /// This avoids 4K aliasing: a copy between caches takes up to 1.7 times as long if its destination
-    /// starts slightly after its source modulo 4096.
+    /// This avoids 4K aliasing: a copy between caches takes up to 1.7 times as long if its destination starts
+    /// slightly after its source modulo 4096. Most buffers of programs start near the start of a page, so
+    /// this memory starts in the middle.
     ///
     /// # Errors
     /// As for [`World::allocate`].
@@ -220,7 +221,8 @@ impl<T: Transport> World<T> {
     }
 
     fn allocate_behind(&self, bytes: usize, align: usize, behind: usize) -> Result<*mut u8> {
-        // Refuse a larger alignment, because the offsets would differ between PEs.
+        // Refuse an alignment larger than the transport supports, because the offsets would differ between
+        // PEs.
         let largest = self.transport.alignment();
         let offset = match align <= largest {
             true => self.heap().allocate_behind(bytes, align, behind),
@@ -246,8 +248,9 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Shrinks the allocation at `address` to `bytes`. All PEs must call it with the same arguments. Returns
-    /// false, without waiting for other PEs, if there is no allocation of at least this size.
+    /// Makes the allocation at `address` smaller: `bytes` of it remain. All PEs must call it with the same
+    /// arguments. Returns false, without waiting for other PEs, if there is no such allocation or if it is
+    /// smaller than `bytes`.
     ///
     /// # Errors
     /// As for [`Transport::quiet`] and [`World::sync`].
@@ -255,7 +258,7 @@ impl<T: Transport> World<T> {
         if self.allocated(address).is_none_or(|length| bytes > length) {
             return Ok(false);
         }
-        // Wait for all PEs, because a PE may store to the bytes until it calls this function.
+        // Wait for all PEs before freeing bytes, because a PE may store to them until it calls this function.
         self.barrier_all()?;
         let offset = (address as usize).wrapping_sub(self.base + self.heap_offset);
         let shrunk = self.heap().shrink(offset, bytes);
@@ -285,7 +288,7 @@ impl<T: Transport> World<T> {
         pe: u32,
     ) -> Result<()> {
         let offset = self.offset_of(destination, bytes)?;
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.transport.put(pe, offset, source, bytes) }
     }
 
@@ -305,7 +308,7 @@ impl<T: Transport> World<T> {
         pe: u32,
     ) -> Result<()> {
         let offset = self.offset_of(destination, bytes)?;
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.transport.put_nbi(pe, offset, source, bytes) }
     }
 
@@ -319,7 +322,7 @@ impl<T: Transport> World<T> {
     #[inline]
     pub unsafe fn get_bytes(&self, destination: *mut u8, source: usize, bytes: usize, pe: u32) -> Result<()> {
         let offset = self.offset_of(source, bytes)?;
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.transport.get(pe, offset, destination, bytes) }
     }
 
@@ -339,7 +342,7 @@ impl<T: Transport> World<T> {
         pe: u32,
     ) -> Result<()> {
         let offset = self.offset_of(source, bytes)?;
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.transport.get_nbi(pe, offset, destination, bytes) }
     }
 
@@ -386,8 +389,9 @@ impl<T: Transport> World<T> {
         self.transport.atomic_nbi(pe, Atomic { operation, offset, width, operand, comparand: 0 })
     }
 
-    /// Starts an atomic like [`World::atomic`]. The previous value is stored at `result` before the next
-    /// quiet ends.
+    /// Starts an atomic on the word of `width` bytes at symmetric address `target` of `pe`. The previous
+    /// value is stored at `result` before the next quiet ends. `operand` and `comparand` are those of
+    /// [`World::atomic`].
     ///
     /// # Errors
     /// As for [`World::atomic`].
@@ -404,7 +408,7 @@ impl<T: Transport> World<T> {
     ) -> Result<()> {
         let offset = self.atomic_offset(target, width)?;
         let atomic = Atomic { operation, offset, width, operand, comparand };
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.transport.atomic_fetch_nbi(pe, atomic, result) }
     }
 
@@ -425,7 +429,7 @@ impl<T: Transport> World<T> {
     ) -> Result<()> {
         let (address, how, value) = signal;
         self.offset_of(address, 8)?;
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.put_bytes(destination, source, bytes, pe)? };
         self.transport.order()?;
         match how {
@@ -435,7 +439,7 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Orders puts and atomics: earlier ones arrive at each PE before later ones to that PE.
+    /// Orders puts and atomics: those before this call arrive at each PE before all later ones to that PE.
     ///
     /// # Errors
     /// As for [`Transport::fence`].
@@ -467,7 +471,8 @@ impl<T: Transport> World<T> {
     /// # Errors
     /// As for [`Transport::wait`].
     pub fn wait_word(&self, word: usize, bytes: usize, mut done: impl FnMut() -> bool) -> Result<()> {
-        // For a word outside symmetric memory the offset is `None`, and every wake-up calls `done`.
+        // A word outside symmetric memory works too: the offset is then `None`, and every wake-up calls
+        // `done`.
         let word = self.offset_of(word, bytes).ok().map(|offset| (offset, bytes));
         self.transport.wait(word, &mut done)
     }

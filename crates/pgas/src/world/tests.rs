@@ -140,7 +140,8 @@ fn everything_works_with_faults() {
     run(3, "reorder,torn,delay=5us,lose=0.9,seed=9", CompletionMode::Interrupt, None, everything);
 }
 
-/// The PEs drop their memory and links in any order as soon as `leave` has returned.
+/// Checks what `leave` promises: a process may end as soon as it returns. The PEs of this test drop their
+/// memory and links at once, in any order.
 #[test]
 fn a_pe_may_end_as_soon_as_leave_returns() {
     for mode in [CompletionMode::Poll, CompletionMode::Adaptive, CompletionMode::Interrupt] {
@@ -187,7 +188,8 @@ fn addresses_outside_symmetric_memory_are_refused() {
     run(2, "", CompletionMode::Poll, None, |world| {
         let array = world.array::<u8>(64).unwrap();
         let local = [0u8; 8];
-        // SAFETY: the source's 8 bytes are readable. Each call is refused, or copies 0 bytes.
+        // SAFETY: the 8 bytes of the source are readable. Each call is refused before it accesses memory, or
+        // copies 0 bytes.
         unsafe {
             let at = array.as_ptr() as usize;
             assert!(world.put_bytes(local.as_ptr() as usize, local.as_ptr(), 8, 1).is_err());

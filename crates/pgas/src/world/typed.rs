@@ -65,8 +65,8 @@ impl<E: Element> Symmetric<E> {
 }
 
 impl<T: Transport> World<T> {
-    /// Returns the address of element `index` of this PE's array. Fails if fewer than `count` elements
-    /// follow, or for another world's array.
+    /// Returns the address of element `index` in this PE's copy of the array. Fails if the array ends before
+    /// the `count` elements that start there, or belongs to another world.
     fn own<E: Element>(&self, array: Symmetric<E>, index: usize, count: usize) -> Result<*const E> {
         let at = array.at(index, count)?;
         self.offset_of(at, count * size_of::<E>())?;
@@ -137,8 +137,8 @@ impl<T: Transport> World<T> {
         Ok(unsafe { at.read_volatile() })
     }
 
-    /// Blocks until element `index` of this PE's copy compares with `value` as `how` says. Returns the
-    /// element.
+    /// Blocks until the comparison `how` of element `index` of this PE's copy with `value` is true. Returns
+    /// the element.
     ///
     /// # Errors
     /// As for [`World::wait`].

@@ -8,10 +8,11 @@ use crate::pdu::{
 
 /// The size of the scratch space in bytes.
 const SCRATCH: usize = 128 << 10;
-/// Data of at least this size is received directly into its buffer. Smaller data is copied, because one
-/// system call then receives many PDUs.
+/// Data of at least this size is received directly into its buffer. Smaller data is copied from the scratch
+/// space, because one system call can then receive many PDUs.
 const LARGE: u32 = 32 << 10;
-/// The bytes of scratch space to receive into when large data is expected. They suffice for a few headers.
+/// The number of bytes of scratch space to receive into when large data is expected. They hold a few headers,
+/// so little of the data lands there.
 const SMALL_SPACE: usize = 512;
 
 /// Bytes that were received and not yet consumed.
@@ -29,8 +30,8 @@ impl Default for Scratch {
 }
 
 impl Scratch {
-    /// Moves the received bytes to the start and returns the free space after them, at most `SMALL_SPACE`
-    /// bytes if `small` is set.
+    /// Moves the received bytes to the start and returns the free space after them: all of it, or at most
+    /// `SMALL_SPACE` bytes if `small` is true.
     pub(super) fn space(&mut self, small: bool) -> &mut [u8] {
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
@@ -84,10 +85,11 @@ pub(super) struct Payload {
     pub(super) remaining: u32,
     /// The digest of the bytes that have arrived, if data digests are in use.
     pub(super) digest: Option<RunningDigest>,
-    /// The identifier of the command that the end of this data completes (flag SUCCESS). No CapsuleResp
-    /// follows.
+    /// The identifier of the command if this data's flag SUCCESS is set: the end of the data then completes
+    /// the command, and no CapsuleResp follows.
     pub(super) success: Option<u16>,
-    /// True if the data has at least `LARGE` bytes.
+    /// True if the data has at least `LARGE` bytes. Then only `SMALL_SPACE` bytes of scratch space are
+    /// offered after the buffer.
     pub(super) large: bool,
 }
 
@@ -145,7 +147,8 @@ pub(super) struct Inbox {
     pub(super) payload: Option<Payload>,
     /// True if the last data had at least `LARGE` bytes, so the next is expected to be large, too.
     pub(super) expect_large: bool,
-    /// The header of the last received PDU, in the first `last_len` bytes.
+    /// The header of the last received PDU, in its first `last_len` bytes. A termination request sends it
+    /// back.
     last: [u8; MAX_HEADER],
     last_len: usize,
 }
@@ -177,8 +180,8 @@ impl Inbox {
             self.last_len = header.len();
         };
         let layout = Layout::decode(common, rules).inspect_err(|_| remember(common))?;
-        // The header and the data of a termination request are skipped together. The data has at most 128
-        // bytes.
+        // Wait for the header and the data of a termination request, because both are skipped together. The
+        // data has at most 128 bytes.
         let skipped = if layout.kind == Kind::C2hTermReq { layout.data_bytes as usize } else { 0 };
         let needed = layout.data_at() + skipped;
         if available.len() < needed {

@@ -78,7 +78,7 @@ impl Outbox {
     }
 
     /// Removes the first `bytes` bytes, after they were sent. Stops at the end of a data segment and returns
-    /// its slot. `bytes` is then the rest to be removed.
+    /// that segment's slot. `bytes` is then the number of bytes that are still to be removed.
     pub(super) fn sent(&mut self, bytes: &mut usize) -> Option<u16> {
         while *bytes > 0 {
             let segment = self.segments.front_mut().expect("bytes to send");

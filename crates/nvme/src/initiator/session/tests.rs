@@ -37,11 +37,11 @@ fn options(address: SocketAddr) -> SessionOptions {
     }
 }
 
-/// A target that accepts a connection and stays silent must not block the session's thread. Later the
-/// session reconnects.
+/// A target that accepts the connection and then stays silent must not block the session's thread. After the
+/// silent target is gone, the session reconnects.
 #[test]
 fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
-    // Other programs do not use this address, so its port stays free for the second target.
+    // Other programs do not use this address, so its port stays free while the test changes targets.
     let folder = tempfile::tempdir().unwrap();
     let namespace = format!("file:{},size=1M", folder.path().join("disk").display());
     let first = target("127.0.77.1:0", &namespace);
@@ -61,14 +61,16 @@ fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
         session.progress(false).unwrap();
         std::thread::sleep(Duration::from_millis(1));
     }
-    // The attempt to connect waits for up to 60 s. None of these calls may wait for it.
+    // The attempt to connect waits for an answer for up to 60 s. None of these calls may wait for the
+    // attempt.
     for _ in 0..10 {
         session.progress(false).unwrap();
         session.progress(true).unwrap();
         assert_eq!(session.available(), 0);
     }
     assert!(start.elapsed() < PATIENCE, "the session has blocked its thread");
-    // Close the silent target's connection, which ends the attempt to connect.
+    // Close the silent target's connection, which ends the attempt to connect. Its listener is already
+    // closed, so the second target can bind the address.
     drop(holder.join().unwrap());
     let second = target(&address.to_string(), &namespace);
     while session.available() == 0 {
@@ -148,7 +150,7 @@ fn a_path_that_does_not_answer_does_not_delay_the_next_one() {
 /// The second target's memory lacks the first one's data, so the session must fail rather than read zeros.
 #[test]
 fn a_session_ends_if_the_target_has_another_namespace_after_a_restart() {
-    // Other programs do not use this address, so its port stays free for the second target.
+    // Other programs do not use this address, so its port stays free while the test changes targets.
     let first = target("127.0.77.2:0", "memory:1M");
     let address = first.subsystem().listeners()[0];
     let mut session = Session::open(&options(address)).unwrap();

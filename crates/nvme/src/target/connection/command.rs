@@ -1,4 +1,5 @@
-//! Processes received commands: validates the capsule, gets a buffer and starts the operation.
+//! Processes received commands: validates the capsule, waits for a buffer if needed, and starts the
+//! operation.
 
 use super::receive::{Receiving, sequence_error};
 use super::slot::Stage;
@@ -124,7 +125,8 @@ impl Connection {
 
     /// Carries a command out, or lets it wait for a buffer.
     pub(super) fn execute(&mut self, slot: u16) {
-        // Commands get buffers in order. Otherwise large commands could wait forever.
+        // A command that needs a buffer waits behind those that wait already. Otherwise large commands could
+        // wait forever, because small ones would overtake them.
         if !self.starved.is_empty() && self.needs_buffer(slot) || !self.start(slot) {
             self.slots.get_mut(slot).stage = Stage::Starved;
             self.starved.push_back(slot);
@@ -342,8 +344,8 @@ impl Connection {
     }
 }
 
-/// Checks the SGL of a command with data from the host. Returns the data's length. `capsule_bytes` is its
-/// length in the capsule.
+/// Checks the SGL of a command whose data the host sends. Returns the length of the data. `capsule_bytes` is
+/// the length of the data in the capsule.
 fn received_bytes(sgl: &Sgl, capsule_bytes: u32) -> Result<u32, Status> {
     let length = sgl.length.get();
     match (sgl.identifier, capsule_bytes) {

@@ -7,10 +7,10 @@
 //!   0         start                  end                  CAPACITY
 //! ```
 
-/// The size of the buffer in bytes. One call can receive many small commands.
+/// The size of the buffer in bytes. It holds many small commands, so one call can receive all of them.
 pub const CAPACITY: usize = 64 << 10;
 
-/// If less space is free, the received bytes are moved to the start of the buffer.
+/// When less space than this is free, the received bytes are moved to the start of the buffer.
 const LEAST_SPACE: usize = 16 << 10;
 
 /// A buffer of received bytes.
@@ -43,8 +43,8 @@ impl Input {
         self.start += count;
     }
 
-    /// Returns the free part, to receive further bytes. It is never empty, and stays in place until
-    /// [`Input::received`] is called.
+    /// Returns the free part, to receive further bytes. The free part is never empty, and stays in place
+    /// until [`Input::received`] is called.
     pub fn lend(&mut self) -> &mut [u8] {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);

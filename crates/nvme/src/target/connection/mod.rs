@@ -1,7 +1,7 @@
 //! A connection of a host, as a state machine without I/O.
 //!
-//! The driver of a [`Connection`] moves bytes and makes system calls. The drivers are a worker thread with
-//! an io_uring, tests and fuzzing.
+//! The driver of a [`Connection`] moves bytes and makes system calls. A driver is a worker thread with an
+//! io_uring, a test or a fuzzing target.
 //!
 //! ```text
 //!   socket --> space(), received() --> [ Connection ] --> output() --> socket
@@ -19,8 +19,8 @@
 //! connection until the kernel has returned every operation. Memory of a namespace is sent in place: the
 //! connection keeps the [`Subsystem`] and its namespaces alive.
 //!
-//! **Bounds.** The commands in progress are bounded by the queue's entries, and data buffers by a share of
-//! the thread's pool. If the host does not read its responses, the connection stops taking input.
+//! **Bounds.** At most as many commands as the queue has entries are in progress. Data buffers come from a
+//! share of the thread's pool. If the host does not read its responses, the connection stops taking input.
 
 mod command;
 mod input;
@@ -54,8 +54,8 @@ use std::sync::atomic::Ordering::Relaxed;
 /// If more output than this waits to be sent, no further input is taken.
 const MAX_BACKLOG: usize = 4 << 20;
 
-/// If at least this much of a command's data is missing, it is received directly into the command's buffer.
-/// Less data is copied.
+/// If at least this many bytes of a command's data are missing, they are received directly into the command's
+/// buffer. Otherwise the data is received into the input buffer and copied from there.
 const DIRECT_BYTES: usize = 16 << 10;
 
 /// What a connection is created from.
@@ -114,7 +114,7 @@ pub struct Connection {
     /// False until the ICReq is processed.
     initialized: bool,
     rules: Rules,
-    /// The data alignment that the host asked for, in bytes, for the target's PDUs.
+    /// The data alignment that the host asked for, in bytes. It applies to the PDUs that the target sends.
     alignment: u8,
     input: Input,
     /// The memory that the last call of [`Connection::space`] returned, until [`Connection::received`].
@@ -171,8 +171,8 @@ impl Connection {
         }
     }
 
-    /// Returns the memory for the next received bytes, or `None` if no input is wanted now. It stays in
-    /// place until [`Connection::received`] is called.
+    /// Returns the memory for the next received bytes, or `None` if no input is wanted now. The memory stays
+    /// in place until [`Connection::received`] is called.
     pub fn space(&mut self) -> Option<&mut [u8]> {
         if self.end.is_some() || self.draining || self.output.pending_bytes() > MAX_BACKLOG {
             return None;
@@ -229,8 +229,8 @@ impl Connection {
         self.setup.subsystem.counters.violations.fetch_add(1, Relaxed);
         tracing::warn!("{}: {fault}; the connection is closed", self.setup.peer);
         let input = self.input.bytes();
-        // Send back the faulty PDU's header. If its common header is invalid, the header's length is
-        // unknown, so send back only the 8 bytes of the common header.
+        // Send back the header of the faulty PDU. If the PDU's common header is invalid, the length of the
+        // whole header is unknown, so send back only the 8 bytes of the common header.
         let layout = input.first_chunk().and_then(|common| Layout::decode(common, &self.rules).ok());
         let header = &input[..layout.map_or(8, |layout| layout.kind.header_len()).min(input.len())];
         self.output.append(152, |out| encode_termination(Sender::Controller, &fault, header, out));
@@ -243,8 +243,8 @@ impl Connection {
         &mut self.output
     }
 
-    /// Returns why the connection ends, or `None` while it goes on. If it ends, send the remaining output
-    /// and close the socket.
+    /// Returns why the connection ends, or `None` while it goes on. If the connection ends, send the
+    /// remaining output and close the socket.
     pub fn end(&self) -> Option<&End> {
         self.end.as_ref()
     }
@@ -274,8 +274,9 @@ impl Connection {
         self.draining = true;
     }
 
-    /// Returns true if draining has finished: no command is executing. An admin queue also waits for the end
-    /// of the controller's I/O queues, because its end would close their connections.
+    /// Returns true if draining has finished: all commands have completed, except for commands whose data was
+    /// not received. The connection of an admin queue is drained last, when the controller has no I/O queues,
+    /// because the end of an admin queue closes the connections of the I/O queues.
     pub fn is_drained(&self) -> bool {
         let has_io_queues = |queue: &Queue| queue.id == 0 && !queue.controller.io_queues().is_empty();
         self.draining
@@ -283,7 +284,8 @@ impl Connection {
             && !self.queue.as_ref().is_some_and(has_io_queues)
     }
 
-    /// Returns the slot of a command whose file operation must be started by its first [`Connection::call`].
+    /// Returns the slot of a command whose file operation must be started. [`Connection::call`] returns its
+    /// first system call.
     pub fn next_operation(&mut self) -> Option<u16> {
         self.ready.pop_front()
     }
@@ -317,7 +319,7 @@ impl Connection {
         }
     }
 
-    /// Returns true if commands, or received data, wait for buffers.
+    /// Returns true if commands wait for buffers, or if received data waits for a buffer.
     pub fn is_starved(&self) -> bool {
         !self.starved.is_empty() || matches!(self.receiving, Receiving::Starved { .. })
     }
@@ -349,7 +351,7 @@ impl Connection {
     /// Removes the queue from its controller. Call this when the connection has ended. The end of the admin
     /// queue ends the controller.
     pub fn disconnected(&mut self) {
-        // Received bytes that are not processed yet must not take effect any more.
+        // Stop taking input, because received bytes that are not processed yet must not take effect any more.
         self.draining = true;
         self.starved.clear();
         let Some(queue) = self.queue.take() else { return };

@@ -18,7 +18,8 @@ const ENOUGH_BYTES: usize = 1 << 20;
 
 /// The least space for headers and small data, in bytes.
 const LEAST_BYTES: usize = 4 << 10;
-/// Larger space for headers and small data is freed once its contents are sent.
+/// If the space for headers and small data exceeds this number of bytes, it is freed once its contents are
+/// sent.
 const KEPT_BYTES: usize = 256 << 10;
 
 #[derive(Debug)]
@@ -42,8 +43,8 @@ impl Part {
 
 #[derive(Debug, Default)]
 struct Batch {
-    /// Space for headers and small data. Its length is kept when a batch is sent, because extending it would
-    /// zero the bytes again.
+    /// Space for headers and small data. Its length is kept when a batch is sent, because extending the
+    /// vector would zero the bytes again.
     bytes: Vec<u8>,
     /// The number of bytes at the start of `bytes` that are in use.
     used: usize,
@@ -80,13 +81,14 @@ impl Output {
     }
 
     /// Returns true if the space for headers and small data is kept for reuse after `bytes` more bytes are
-    /// sent.
+    /// appended and sent.
     pub fn keeps(&self, bytes: usize) -> bool {
         // Compare with half of the limit, because the space doubles when it grows.
         self.building.used + bytes <= KEPT_BYTES / 2
     }
 
-    /// Appends up to `most` bytes. `fill` writes them and returns their number.
+    /// Appends space for up to `most` bytes. `fill` writes to the space and returns the number of bytes that
+    /// it wrote.
     #[inline]
     pub fn append(&mut self, most: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
         let Batch { bytes, used, parts, total } = &mut self.building;
@@ -119,10 +121,10 @@ impl Output {
         self.building.parts.push(Some(Part::Memory { address, length }));
     }
 
-    /// Describes the next bytes to send in `vectors`. Returns their number, which may be 0.
+    /// Describes the next bytes to send in `vectors`. Returns the number of bytes, or 0 if there is nothing
+    /// to send.
     ///
-    /// The memory stays in place until [`Output::advance`] is called. Call this only if no send is in
-    /// flight.
+    /// The memory stays in place until [`Output::advance`] is called. Call this only if no send is in flight.
     pub fn next(&mut self, vectors: &mut Vec<libc::iovec>) -> usize {
         vectors.clear();
         if self.sending.total == 0 {
@@ -172,7 +174,8 @@ impl Output {
         }
     }
 
-    /// Moves all unsent bytes to `to` and counts them as sent. For tests.
+    /// Copies all bytes that are not sent yet to `to` and counts them as sent. For tests, which have no
+    /// socket.
     pub fn take(&mut self, to: &mut Vec<u8>) {
         let mut vectors = Vec::new();
         loop {

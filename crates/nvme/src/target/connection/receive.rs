@@ -175,8 +175,8 @@ impl Connection {
         true
     }
 
-    /// Copies received data to the buffer of the command in `slot`. Checks its digest, if any, at the end.
-    /// Returns false if more input is needed.
+    /// Copies received data to the buffer of the command in `slot`. Checks the data digest, if there is one,
+    /// once all data has arrived. Returns false if more input is needed.
     fn receive_data(&mut self, slot: u16, at: usize, left: usize, mut digest: Option<RunningDigest>) -> bool {
         let entry = self.slots.get_mut(slot);
         let buffer = entry.buffer.as_mut().expect("a buffer for the data");

@@ -27,7 +27,7 @@ pub struct Slot {
     pub stage: Stage,
     /// The validated I/O command. `None` for admin and Fabrics commands.
     pub request: Option<Request>,
-    /// The data that the command receives from the host or sends to it.
+    /// The data that the command receives from the host or sends to it. `None` if it holds no buffer.
     pub buffer: Option<Buffer>,
     /// For Compare: the blocks that were read from the namespace.
     pub compared: Option<Buffer>,
@@ -112,7 +112,8 @@ impl Slots {
         &mut self.slots[usize::from(number)]
     }
 
-    /// Returns the command in slot `number`, or `None`. Accepts any number that a host sent.
+    /// Returns the command in slot `number`, or `None` if there is no such slot or it is free. `number` may
+    /// come from a host.
     pub fn find(&mut self, number: u16) -> Option<&mut Slot> {
         self.slots.get_mut(usize::from(number)).filter(|slot| slot.stage != Stage::Free)
     }

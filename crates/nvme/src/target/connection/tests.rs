@@ -1,4 +1,5 @@
-//! Tests of a connection with a host in memory, without sockets.
+//! Tests of a connection without sockets: the test plays the host, and passes bytes to and from the
+//! connection in memory.
 
 mod data;
 mod dissect;
@@ -90,7 +91,7 @@ impl Host {
         }
     }
 
-    /// Sends bytes as the host, and makes the connection's system calls.
+    /// Sends bytes as the host, and makes the system calls that the connection asks for.
     fn send(&mut self, mut bytes: &[u8]) {
         if let Some(trace) = &mut self.trace {
             dump('O', bytes, trace);
@@ -256,8 +257,8 @@ fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|n| (n % 251) as u8 ^ seed).collect()
 }
 
-/// Writes blocks: sends the command, waits for the R2T, and sends the data in `pieces` H2CData PDUs. Returns
-/// the completion's status.
+/// Writes blocks as a host whose data does not travel in the capsule: sends the command, waits for the R2T,
+/// and sends the data in `pieces` H2CData PDUs. Returns the status of the completion.
 fn write(host: &mut Host, lba: u64, data: &[u8], block: u32, pieces: usize) -> Status {
     let blocks = data.len() as u32 / block;
     let mut command = Command::blocks(io::WRITE, 1, lba, blocks, Sgl::transport(data.len() as u32));
@@ -300,7 +301,7 @@ const ALL_DIGESTS: [Digests; 4] = [
     Digests { header: true, data: true },
 ];
 
-/// Appends a packet in text2pcap's format. `direction` is `O` for the host, `I` for the target.
+/// Appends a packet to a hex dump in text2pcap's format. `direction` is `O` for the host, `I` for the target.
 fn dump(direction: char, bytes: &[u8], dump: &mut String) {
     use std::fmt::Write as _;
     for packet in bytes.chunks(16 << 10) {

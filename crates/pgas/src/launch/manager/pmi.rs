@@ -141,8 +141,8 @@ mod tests {
     use proptest::prelude::*;
     use std::os::unix::net::UnixStream;
 
-    /// Starts a thread that answers each line with the next of `answers`. Returns the client's socket, and
-    /// the thread, which returns the received lines.
+    /// Starts a thread that plays a manager: it answers each line with the next of `answers`. Returns the
+    /// client's socket and the thread, whose result is the received lines.
     fn manager(answers: Vec<&'static str>) -> (UnixStream, std::thread::JoinHandle<Vec<String>>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let manager = std::thread::spawn(move || {

@@ -113,8 +113,8 @@ impl Pmix {
         Err(failed(what, text.to_string_lossy()))
     }
 
-    /// Returns the value that a process stored under the key. It is never freed, because libpmix's versions
-    /// differ in how to do that.
+    /// Returns the value that a process stored under the key. The library's memory for the value is never
+    /// freed, because versions of libpmix differ in how to free it, and a job gets few values.
     fn value(&self, process: &Process, key: &str) -> Result<&'static Value> {
         let name = CString::new(key).map_err(|_| failed(key, "the key has a zero byte"))?;
         let mut value = std::ptr::null_mut();

@@ -1,4 +1,4 @@
-//! Tests which failure a job reports. It must not depend on the order of the events.
+//! Tests which failure a job reports. The result must not depend on the order of the events.
 
 use super::*;
 
@@ -30,8 +30,8 @@ fn the_cause_is_reported_whatever_the_order_of_the_events() {
             JobEvent::Ended(0, exited(1)),
         ]
     };
-    // Try every order in which PE 0 reports a lost peer (`Lost`) before its socket closes (`Gone`). The
-    // reverse cannot occur.
+    // Try every order of the five events in which PE 0 reports a lost peer (`Lost`) before its socket closes
+    // (`Gone`). The reverse cannot occur, because one thread reads PE 0's socket until it closes.
     for order in permutations(5) {
         let place = |index: usize| order.iter().position(|one| *one == index).unwrap();
         if place(2) > place(3) {
@@ -58,7 +58,7 @@ fn an_abort_by_ucx_is_no_cause() {
     record(&mut running, JobEvent::Hub(1, PortEvent::Gone));
     record(&mut running, JobEvent::Ended(1, ExitStatus::from_raw(libc::SIGKILL)));
     assert_eq!(verdict(&running).map(|(status, _)| status), Some(128 + libc::SIGKILL));
-    // If all PEs abort, the job reports the abort of one of them.
+    // Let all PEs abort. The job must then report the abort of one of them, because there is no other cause.
     for process in &mut running {
         process.ended = Some((aborted(), Instant::now()));
         process.gone = true;

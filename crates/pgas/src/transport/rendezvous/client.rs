@@ -27,8 +27,8 @@ pub struct Client {
     pes: u32,
     /// Locked while a frame is sent, because several threads send frames.
     stream: Mutex<TcpStream>,
-    /// The channel of the exchanges' results. Lock it during an exchange, because a result does not name its
-    /// exchange.
+    /// The channel of the exchanges' results. Lock it during an exchange, because results do not tell which
+    /// exchange they belong to.
     gathered: Mutex<Receiver<Vec<Vec<u8>>>>,
     /// Receives the exit status with which the launcher asks this PE to end.
     end: Mutex<Receiver<i32>>,
@@ -123,7 +123,8 @@ impl Exchange for Client {
         }
         let sent = self.send(&Frame::Gather(bytes.to_vec()));
         loop {
-            // Read `lost` before looking for the result, so that a result from before the loss is found.
+            // Read `lost` first, and look for the result afterwards. If the exchange completed before a PE
+            // was lost, the result is then always found, and is returned instead of an error.
             let lost = self.lost();
             match (gathered.recv_timeout(LOOK_EVERY), lost) {
                 (Ok(all), _) => return Ok(all),

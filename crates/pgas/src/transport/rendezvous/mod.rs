@@ -13,7 +13,7 @@
 //! ```
 //!
 //! A frame is its payload's length (4 bytes), its kind (1 byte) and the payload. Numbers are little-endian.
-//! The token is a random number that only the launcher and its PEs have.
+//! The token is a random number that only the launcher and its PEs have, so that no other program joins.
 
 mod client;
 mod server;
@@ -216,8 +216,8 @@ impl FromStr for Meeting {
     }
 }
 
-/// Sets socket options: small frames are sent at once, and the other machine's end is noticed within a
-/// minute or so.
+/// Sets socket options: small frames are sent at once, and the end of the other machine is noticed within
+/// about a minute.
 fn prepare(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;

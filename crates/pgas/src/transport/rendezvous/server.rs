@@ -91,8 +91,8 @@ impl Server {
         &self.meeting
     }
 
-    /// Returns a channel of events: a PE has finished, lost a peer, asked to end all PEs, or closed its
-    /// connection. `None` after the first call.
+    /// Returns the channel that receives each PE's number and how it ends: finished, a peer lost, an exit of
+    /// all PEs requested, or its connection closed. Returns `None` after the first call.
     pub fn events(&self) -> Option<Receiver<(u32, PortEvent)>> {
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -113,7 +113,7 @@ impl Drop for Server {
             }
         }
         drop(state);
-        // Connect once. This ends the accepting thread's call of accept(2), so that the thread checks
+        // Connect once. This ends the accepting thread's call of accept(2), and the thread then checks
         // `stopped`.
         let _ = TcpStream::connect_timeout(&self.meeting.address, Duration::from_secs(1));
     }
@@ -127,7 +127,8 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
 fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     loop {
         let Ok((stream, _)) = listener.accept() else {
-            // Accept again after a pause, because the error may pass.
+            // Accept again after a pause, because the error may pass. For example, the process may have no
+            // free descriptor.
             std::thread::sleep(Duration::from_millis(10));
             if shared.state().stopped {
                 return;
@@ -186,7 +187,7 @@ fn serve(mut stream: TcpStream, shared: &Shared) {
         let _ = state.events.send((pe, PortEvent::Attached));
     }
     let Some(pe) = greeted else { return };
-    // A PE that does not read must not delay other PEs, so another thread sends its frames.
+    // Send the frames by another thread, because a PE that does not read would otherwise delay other PEs.
     let Ok(mut writing) = stream.try_clone() else { return shared.state().leave(pe) };
     let writer = spawn("rendezvous-write", move || {
         for frame in frames {

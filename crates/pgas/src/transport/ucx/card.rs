@@ -16,7 +16,7 @@ pub struct Card {
     pub address: Vec<u8>,
     /// The packed UCX key with which the other PEs access the memory.
     pub key: Vec<u8>,
-    /// The packed UCX key of the static objects. Empty if there are none.
+    /// The packed UCX key with which the other PEs access the static objects. Empty if there are none.
     pub statics_key: Vec<u8>,
 }
 

@@ -1,5 +1,5 @@
 //! Connects a PE through UCX: creates UCX's objects and exchanges addresses and keys. The endpoint to a peer
-//! is created at the first access to it.
+//! is created when the PE first accesses that peer.
 
 use super::card::Card;
 use super::library::{self, Library, OperationParameters, Status};
@@ -141,7 +141,8 @@ impl Drop for Unfinished {
 
 impl Ucx {
     /// Allocates `bytes` bytes of symmetric memory and exchanges addresses and keys with all PEs. Offsets in
-    /// the span of `statics` refer to the program's static objects.
+    /// the span of `statics` refer to the program's static objects, all other offsets to the allocated
+    /// memory.
     ///
     /// # Errors
     /// An error of class Environment if UCX cannot be loaded; [`Error::Ucx`]; [`Error::Invalid`] if the PEs'
@@ -231,7 +232,8 @@ impl Ucx {
     }
 }
 
-/// Decodes the card of `pe`. Returns an error unless its sizes equal those of `ours`.
+/// Decodes the card of `pe`: the sizes, addresses and keys that the PE sent. Returns an error unless its
+/// sizes equal those of `ours`.
 fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
     let invalid = |why: String| Error::invalid(format!("PE {pe}"), why);
     let Some(card) = Card::decode(bytes) else {
@@ -261,19 +263,19 @@ fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
     })
 }
 
-/// Registers an exit handler that ends this process's calls of UCX. It runs before UCX's own exit handlers,
-/// which release objects that the service thread uses.
+/// Registers an exit handler after which this process does not call UCX. It runs before UCX's own exit
+/// handlers, which release what the service thread uses; the thread could crash otherwise.
 fn stop_at_exit(shared: &Arc<Shared>) {
     static RUNNING: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
     extern "C" fn stop() {
-        // Do nothing if the lock is held: a forked child inherits a held lock, on which it would wait
-        // forever.
+        // Do nothing if the lock is held, because waiting could block forever: a forked child inherits the
+        // lock in the state that it had at the fork. Such a child has nothing to stop.
         let Ok(running) = RUNNING.try_lock() else { return };
         let own = |shared: &Arc<Shared>| shared.process == std::process::id();
         for shared in running.iter().filter_map(Weak::upgrade).filter(own) {
             shared.stop.store(true, Ordering::Release);
             shared.broken.store(true, Ordering::Release);
-            // Wait until no thread calls UCX: threads hold this lock while they do.
+            // Wait until no thread is inside UCX: threads hold this lock while they call UCX.
             drop(shared.handles());
         }
     }

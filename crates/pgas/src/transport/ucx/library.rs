@@ -1,5 +1,7 @@
-//! The functions of UCX's protocol layer (libucp) that the transport calls, loaded at run time. The
-//! declarations follow UCX 1.13, and later versions keep them.
+//! The functions of UCX's protocol layer (libucp) that the transport calls. The library is loaded at run
+//! time, so a machine without UCX can use windows.
+//!
+//! The declarations follow the C interface of UCX 1.13, which later versions keep.
 
 use crate::error::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -10,7 +12,7 @@ const OLDEST: (c_uint, c_uint) = (1, 13);
 /// The library's file name. The 0 is the version of its binary interface.
 const FILE: &str = "libucp.so.0";
 
-/// C's `ucs_status_t`: 0 for success, 1 for an operation in progress, else an error.
+/// C's `ucs_status_t`, which is one byte wide: 0 for success, 1 for an operation in progress, else an error.
 pub type Status = i8;
 /// The operation was completed.
 pub const OK: Status = 0;
@@ -18,7 +20,8 @@ pub const OK: Status = 0;
 pub const IN_PROGRESS: Status = 1;
 /// UCX's status if a worker cannot be armed, because it still has events to progress.
 pub const BUSY: Status = -15;
-/// A [`RequestPointer`] from this address on is an error code. C's `UCS_ERR_LAST` is -100.
+/// A [`RequestPointer`] at or above this address is an error code, cast to a pointer. C's `UCS_ERR_LAST` is
+/// -100.
 const FIRST_ERROR_POINTER: usize = (-100isize) as usize;
 
 /// C's `ucp_context_h`.
@@ -56,7 +59,7 @@ pub struct ContextParameters {
 
 /// Bit of `WorkerParameters::fields`: the thread mode.
 pub const WORKER_FIELDS: u64 = 1 << 0;
-/// UCX's thread mode for calls from any thread, one at a time.
+/// UCX's thread mode in which any thread may call a worker's functions, but only one thread at a time.
 pub const SERIALIZED: c_int = 1;
 
 /// C's `ucp_worker_params_t`. `processors` is its `cpu_mask`, a set of 1024 bits.
@@ -81,8 +84,8 @@ pub struct SocketAddress {
     pub length: u32,
 }
 
-/// Bit of `EndpointParameters::fields`: the peer's address. Error handling is not requested, because UCX
-/// 1.13 does not support it over shared memory.
+/// Bit of `EndpointParameters::fields`: the peer's address. The bit for error handling is not set, because
+/// UCX 1.13 does not support that over shared memory. The launcher reports the failure of a peer.
 pub const ENDPOINT_FIELDS: u64 = 1 << 0;
 
 /// C's `ucp_ep_params_t`.
@@ -105,7 +108,8 @@ pub struct EndpointParameters {
 pub const MAP_FIELDS: u64 = 1 << 0 | 1 << 1 | 1 << 2;
 /// UCX allocates the memory.
 pub const MAP_ALLOCATE: c_uint = 1 << 1;
-/// Flag of `MapParameters`: pages are allocated when they are first accessed.
+/// Flag of `MapParameters`: UCX need not allocate pages at once. They are allocated when they are first
+/// accessed.
 pub const MAP_NONBLOCK: c_uint = 1 << 0;
 
 /// C's `ucp_mem_map_params_t`.
@@ -293,8 +297,8 @@ impl Library {
 }
 
 fn open() -> Result<Library, String> {
-    // SAFETY: UCX's initialisers only read the environment and the machine's configuration, and install
-    // handlers of fatal signals.
+    // SAFETY: loading the library runs UCX's initialisers. They only read the environment and the machine's
+    // configuration, and install handlers of fatal signals.
     let file =
         unsafe { libloading::Library::new(FILE) }.map_err(|error| format!("cannot load it: {error}"))?;
     let library = Library::from_file(file).map_err(|error| format!("{FILE} lacks a function: {error}"))?;

@@ -1,7 +1,8 @@
 //! The transport over UCX, for PEs on several machines: shared memory, TCP or RDMA, as UCX chooses.
 //!
-//! UCX allocates symmetric memory, so that PEs of one machine can map each other's. The program's static
-//! objects have symmetric offsets, but they stay where they are, and are registered as a second segment:
+//! UCX allocates symmetric memory, so that PEs of one machine can map each other's. Before it lie the words
+//! by which PEs notify each other. The program's static objects have symmetric offsets, too, but they stay
+//! where the program has them, and are registered as a second segment:
 //!
 //! ```text
 //! allocated by UCX    | notification words | workspace | unused |  heap  |
@@ -10,7 +11,8 @@
 //! the program's own memory                       | static objects |
 //! ```
 //!
-//! * **Puts and gets** are plain copies if UCX can map the peer's memory, else UCX's operations.
+//! * **Puts and gets** between PEs of one machine are plain copies if UCX can map the peer's memory. All
+//!   others are UCX's operations.
 //! * **Atomics** are UCX's, even on the PE's own memory, because UCX decides whether the processor or a
 //!   network device carries them out, and the two must not mix on one word.
 //! * **Progress.** Over TCP, an access to a PE's memory completes only if a thread of that PE calls UCX's
@@ -81,23 +83,24 @@ struct Shared {
     statics: Option<Statics>,
     /// Identifier of the process that made the transport. A forked child must not use it.
     process: u32,
-    /// UCX's file descriptor of the worker's events, which UCX closes. It becomes readable at the next event
-    /// after the worker was armed.
+    /// UCX's file descriptor of the worker's events, which UCX closes. If the worker is armed, the descriptor
+    /// becomes readable at the next event.
     event_fd: RawFd,
     /// Wakes the service thread when it must stop.
     stop_fd: OwnedFd,
     stop: AtomicBool,
-    /// A counter that waiting threads increment. While it grows, the service thread leaves the progress to
-    /// them.
+    /// A counter that waiting threads increment. While it grows, the service thread does not progress UCX,
+    /// because the waiting threads do.
     activity: AtomicU32,
-    /// How many UCX operations were started. It changes only under the lock of the handles: a flush
-    /// completes all earlier operations.
+    /// How many operations of UCX were started so far. It changes only under the lock of the handles, because
+    /// a flush completes the operations that were started before it took that lock.
     started: AtomicU64,
-    /// How many of the started operations a flush has completed. If it equals `started`, fence and quiet
-    /// need not call UCX.
+    /// How many of the started operations a flush has completed. If it equals `started`, fence and quiet need
+    /// not call UCX. A flag that a flush clears would not do: another thread may have started operations
+    /// during the flush.
     flushed: AtomicU64,
-    /// True after an error. UCX is not called any more, because it could access buffers that the program
-    /// reuses.
+    /// True after an error. UCX is not called any more, because it could still access the buffers of
+    /// unfinished operations, which the program may reuse after the error.
     broken: AtomicBool,
 }
 
@@ -136,8 +139,9 @@ struct Peer {
     statics_key: Vec<u8>,
     /// Address at which this process has mapped the PE's symmetric memory, or null.
     direct: AtomicPtr<u8>,
-    /// `Shared::started` at the last UCX operation to this PE, if its memory is mapped. Later plain copies
-    /// could overtake that operation, so a fence flushes until `Shared::flushed` reaches this value.
+    /// The value of `Shared::started` at the last UCX operation to this PE, if the PE's memory is mapped.
+    /// Later plain copies could overtake this operation, so a fence must flush until `Shared::flushed`
+    /// reaches it.
     overtakable: AtomicU64,
     /// The first error of a non-blocking operation on this PE, as UCX's status code, or 0.
     failed: AtomicI32,
@@ -147,7 +151,7 @@ struct Peer {
     delivered: AtomicU64,
 }
 
-/// What a span of symmetric memory lies in.
+/// What a span of symmetric memory lies in: the memory that UCX allocated, or the program's static objects.
 #[derive(Clone, Copy)]
 enum Place {
     Memory,
@@ -166,8 +170,8 @@ impl Shared {
         }
     }
 
-    /// Returns where the `length` bytes at symmetric `offset` lie. Fails if they lie in both places, or end
-    /// beyond symmetric memory.
+    /// Returns whether the `length` bytes at symmetric `offset` lie in the allocated memory or in the static
+    /// objects. Fails if the range crosses the border between the two, or ends beyond symmetric memory.
     fn place(&self, offset: usize, length: usize) -> Result<Place> {
         let end = offset.checked_add(length).filter(|end| *end <= self.symmetric_bytes);
         let Some(end) = end else {
@@ -236,8 +240,9 @@ impl Shared {
 
     /// Returns the error of a failed operation.
     fn failed(&self, pe: u32, status: Status) -> Error {
-        // These codes mean that the connection failed: reset, missing, rejected or cancelled, an unreachable
-        // peer, an input or output error, and a failed endpoint (-89 to -60).
+        // Report the PE as lost if UCX's code says that the connection to it has failed. The codes below
+        // stand for a reset, missing, rejected or cancelled connection, an unreachable peer, an input or
+        // output error, and a failed endpoint (-89 to -60).
         let error = match status {
             -25 | -24 | -23 | -16 | -6 | -3 | -89..=-60 => self.lost(pe),
             _ => self.library.unreachable(status, pe),
@@ -252,13 +257,15 @@ impl Shared {
 }
 
 impl Ucx {
-    /// Returns the names of UCX's transports to the PEs reached so far, such as `tcp` or `sysv`.
+    /// Returns the names of the transports by which UCX reaches the PEs that this PE has reached so far, such
+    /// as `tcp` or `sysv`.
     pub fn methods(&self) -> Vec<String> {
         self.shared.methods()
     }
 
-    /// Blocks until `done` returns true, in completion mode `mode`. `limit` is the longest time to wait, and
-    /// the event's name for errors, such as "a put". `peer` causes the event.
+    /// Blocks until `done` returns true, in completion mode `mode`. `limit` has the longest time to wait, and
+    /// the name of the awaited event, such as "a put". Errors show this name and `peer`, the PE that causes
+    /// the event.
     ///
     /// # Errors
     /// [`Error::LinkLost`] if a PE has ended, [`Error::Timeout`] after the limit.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 /// Both spans are valid for `length` bytes.
 #[inline(always)]
 unsafe fn copy(destination: *mut u8, source: *const u8, length: usize) {
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller promises that both spans are valid.
     unsafe {
         match length {
             8 if (destination as usize).is_multiple_of(8) => {
@@ -33,7 +33,7 @@ const PROGRESS_EVERY: u64 = 16;
 /// The name of an atomic operation in error messages.
 const ATOMIC: &str = "an atomic";
 
-/// Frees the completed request of a put or get that nobody waits for. UCX calls it.
+/// Frees the request of a put or get that nobody waits for. UCX calls it when the operation is complete.
 extern "C" fn completed(request: *mut c_void, status: Status, peer: *mut c_void) {
     // SAFETY: the argument is a peer of the transport, which outlives UCX's worker.
     let peer = unsafe { &*peer.cast::<Peer>() };
@@ -47,7 +47,8 @@ struct Operands {
     result: u64,
 }
 
-/// Frees the request and operands of a completed atomic that nobody waits for. UCX calls it.
+/// Frees the request and the operands of an atomic that nobody waits for. UCX calls it when the atomic is
+/// complete.
 extern "C" fn atomic_completed(request: *mut c_void, status: Status, operands: *mut c_void) {
     // SAFETY: the argument was made by `Box::into_raw`, and UCX calls this function once. The peer outlives
     // UCX's worker.
@@ -77,8 +78,8 @@ fn operation_code(operation: Operation) -> c_int {
     }
 }
 
-/// Returns true for atomics to be made of compare-and-swaps: UCX 1.13's fetching variants are wrong over
-/// shared memory.
+/// Returns true for atomics that are carried out by compare-and-swaps, because UCX 1.13 carries out their
+/// fetching variants wrongly over shared memory.
 fn needs_swaps(operation: Operation) -> bool {
     matches!(operation, Operation::And | Operation::Or | Operation::Xor)
 }
@@ -100,8 +101,8 @@ impl Shared {
         self.record_activity();
         let mut handles = self.handles();
         let endpoint = self.endpoint(&mut handles, pe)?;
-        // Call the progress function regularly. Otherwise the peers' answers would fill UCX's buffers in a
-        // long series of operations.
+        // Call the progress function regularly to receive the peers' answers. Otherwise they would fill UCX's
+        // buffers during a long series of operations.
         let started = self.started.load(Ordering::Relaxed) + 1;
         self.started.store(started, Ordering::Relaxed);
         if started.is_multiple_of(PROGRESS_EVERY) {
@@ -114,7 +115,8 @@ impl Shared {
         Ok((handles, endpoint, address, key))
     }
 
-    /// Returns the address at which this process has mapped a span of `pe`'s memory, if it has.
+    /// Returns the address at which this process has mapped a span of `pe`'s memory. Returns `None` if it has
+    /// not mapped it.
     fn mapped_address(&self, pe: u32, peer: &Peer, place: Place, offset: usize) -> Result<Option<*mut u8>> {
         if pe == self.me {
             return Ok(Some(self.own_address(place, offset)));
@@ -133,13 +135,14 @@ impl Shared {
         Ok((!base.is_null()).then(|| base.wrapping_add(offset)))
     }
 
-    /// Returns the request of a started operation, or `None` if the operation is complete. `what` names it
-    /// in error messages.
+    /// Decodes the value that UCX returned when it started an operation. Returns the request if the operation
+    /// is in flight, and `None` if it is already complete. `what` names the operation in error messages.
     fn started(&self, pointer: RequestPointer, pe: u32, what: &str) -> Result<Option<RequestPointer>> {
         self.library.request(pointer, what).map_err(|_| self.failed(pe, pointer as isize as Status))
     }
 
-    /// Handles what UCX returned for a started operation. If `wait` is set, waits until it is complete.
+    /// Handles what UCX returned for an operation that was just started. If `wait` is set, waits until the
+    /// operation is complete.
     fn finish(&self, pointer: RequestPointer, pe: u32, wait: bool, what: &'static str) -> Result<()> {
         match self.started(pointer, pe, what)? {
             Some(request) if wait => self.complete(request, pe, what),
@@ -169,8 +172,8 @@ impl Shared {
         wait: bool,
     ) -> Result<()> {
         let (peer, place) = (self.peer(pe)?, self.place(offset, length)?);
-        // Count without an atomic addition. In a race some bytes are not counted, so the count is never too
-        // high.
+        // Count without an atomic addition, because a race does no harm: some bytes are then not counted, so
+        // the count is never too high.
         peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
         if let Some(address) = self.mapped_address(pe, peer, place, offset)? {
             // SAFETY: the caller promises the source. The destination lies in mapped symmetric memory.
@@ -222,8 +225,9 @@ impl Shared {
         self.finish(pointer, pe, wait, "a get")
     }
 
-    /// Starts an atomic, during which UCX reads `operand`, and reads and writes `result`. `result` is null
-    /// if none is wanted. Returns the request, or `None` if the atomic is complete.
+    /// Starts an atomic. UCX reads `operand`, and reads and writes `result`, until the atomic is complete.
+    /// `result` is null for an atomic without a result. Returns the request of an atomic that is still in
+    /// flight, or `None` if it is complete.
     ///
     /// # Errors
     /// If the atomic is refused or cannot be started. UCX then does not access the words.
@@ -249,8 +253,8 @@ impl Shared {
             Operation::CompareSwap => atomic.comparand,
             _ => atomic.operand,
         };
-        // SAFETY: the caller promises both pointers. Numbers are little-endian, so a word of 4 bytes is the
-        // first bytes of a word of 8.
+        // SAFETY: the caller promises both pointers. Numbers are little-endian, so the first 4 bytes of a
+        // word of 8 bytes are those of a word of 4 bytes.
         unsafe {
             operand.write(first);
             if operation == Operation::CompareSwap {
@@ -390,22 +394,22 @@ impl Transport for Ucx {
 
     #[inline]
     unsafe fn put(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.shared.copy_to(pe, offset, source, length, true) }
     }
 
     unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.shared.copy_to(pe, offset, source, length, false) }
     }
 
     unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.shared.copy_from(pe, offset, destination, length, true) }
     }
 
     unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.shared.copy_from(pe, offset, destination, length, false) }
     }
 
@@ -420,7 +424,7 @@ impl Transport for Ucx {
         let shared = &*self.shared;
         let peer = shared.peer(pe)?;
         let operands = Box::into_raw(Box::new(Operands { peer, operand: 0, result: 0 }));
-        // UCX has no fetches and swaps without a result, so give them memory that is not read.
+        // UCX has no fetches and swaps without a result. Give them memory for the result, which is not read.
         let with_result =
             matches!(atomic.operation, Operation::Swap | Operation::CompareSwap | Operation::Fetch);
         // SAFETY: the callback frees the operands, or this function if UCX has completed the operation at
@@ -512,8 +516,8 @@ impl Transport for Ucx {
         let (handles, endpoint, _, key) = shared.reach(pe, Place::Memory, 0)?;
         let address = peer.memory.wrapping_add(at as u64);
         let source = (&raw const count).cast();
-        // SAFETY: `count` lives until `finish` returns. If `finish` fails, UCX has copied the 8 bytes or is
-        // never called again.
+        // SAFETY: `count` lives until `finish` below returns. If `finish` fails, UCX has copied the 8 bytes
+        // already, or is never called again and does not read them later.
         let pointer = unsafe {
             (shared.library.put)(endpoint.handle, source, 8, address, key, &OperationParameters::NONE)
         };
@@ -538,7 +542,7 @@ impl Transport for Ucx {
     }
 
     fn leave(&self) -> Result<()> {
-        // Wait for all PEs, because the service thread may still have to progress UCX for a peer's
+        // Wait for all PEs before ending the service thread: it may still have to progress UCX for a peer's
         // operation.
         self.shared.exchange.gather(&[])?;
         self.stop_service();

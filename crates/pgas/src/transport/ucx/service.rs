@@ -1,5 +1,5 @@
-//! Progress and waiting. A waiting thread polls and progresses UCX, and sleeps after a while. If no thread
-//! waits, the service thread progresses UCX.
+//! Progress and waiting. A waiting thread polls its condition and progresses UCX; after a while it sleeps for
+//! short times, or until UCX has events. The service thread progresses UCX if no thread waits.
 
 use super::library::{BUSY, IN_PROGRESS, OK, RequestPointer, Status};
 use super::{Handles, Shared, Ucx};
@@ -17,8 +17,8 @@ const FIRST_POLLS: u32 = 32;
 const AWAKE_ROUNDS: u32 = 4;
 /// How long a wait polls before it sleeps. It is about twice the cost of a wake-up.
 const POLL_FOR: Duration = Duration::from_micros(50);
-/// The longest single sleep of a waiting thread. Stores of PEs on this machine raise no event. With timers
-/// up to 50 us late, such a store is noticed within 100 us.
+/// The longest single sleep of a waiting thread. Stores of PEs on this machine raise no event, and the
+/// system's timers are up to 50 us late. The waiting thread then notices such a store within 100 us.
 const NAP: Duration = Duration::from_micros(30);
 /// How long the service thread sleeps while another thread waits. The waiting thread progresses UCX
 /// meanwhile.
@@ -27,27 +27,29 @@ const LEAVE: Duration = Duration::from_millis(1);
 const STAY_AWAKE: Duration = Duration::from_micros(50);
 
 impl Shared {
-    /// Calls UCX's progress function, unless there was an error. Returns true if any communication
-    /// progressed.
+    /// Calls UCX's progress function. Returns true if UCX progressed any communication. After an error,
+    /// returns false without a call.
     pub(super) fn progress_with(&self, handles: &mut Handles) -> bool {
         // SAFETY: the caller holds the lock of the handles.
         !self.broken.load(Ordering::Acquire) && unsafe { (self.library.worker_progress)(handles.worker) } != 0
     }
 
-    /// Calls UCX's progress function, unless another thread is using UCX. Returns true if any communication
-    /// progressed.
+    /// Calls UCX's progress function, unless another thread is using UCX at the moment. Returns true if any
+    /// communication progressed. Returns false if none did, or if the function was not called.
     pub(super) fn progress_once(&self) -> bool {
         self.handles.try_lock().is_ok_and(|mut handles| self.progress_with(&mut handles))
     }
 
-    /// Records that this thread calls UCX, so that the service thread leaves the progress to it.
+    /// Records that this thread calls UCX, so that the service thread sleeps and leaves UCX's progress to
+    /// this thread.
     pub(super) fn record_activity(&self) {
-        // Avoid an atomic addition, which is slow. If two threads count at once, the counter still changes,
-        // which suffices.
+        // Avoid an atomic addition, because it is slow. If two threads count at once, one count is lost, but
+        // the counter still changes, which is enough.
         self.activity.store(self.activity.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Returns the status of `request`, which must not have been freed: in progress, complete, or failed.
+    /// Returns the status of `request`: in progress, complete, or failed. The caller must not have freed the
+    /// request.
     fn status(&self, _handles: &mut Handles, request: RequestPointer) -> Status {
         // SAFETY: the caller holds the lock of the handles and has not freed the request.
         unsafe { (self.library.request_check_status)(request) }
@@ -81,8 +83,8 @@ impl Shared {
         if status == OK { Ok(()) } else { Err(self.failed(pe, status)) }
     }
 
-    /// Blocks until `done` returns true. `limit` is the timeout, and the operation's name for errors. `peer`
-    /// is the operation's PE, if there is one.
+    /// Blocks until `done` returns true. If the wait is for an operation, `peer` is the operation's PE, and
+    /// `limit` is the operation's timeout and its name for the error message.
     ///
     /// # Errors
     /// [`Error::LinkLost`] if a PE has ended, [`Error::Timeout`] after the limit.
@@ -143,10 +145,10 @@ impl Shared {
         unsafe { (self.library.worker_arm)(handles.worker) != BUSY }
     }
 
-    /// Sleeps until the service thread must stop, or `limit` has passed. If `events` is set, also ends at
-    /// UCX's next event.
+    /// Sleeps until the service thread must stop, until UCX has events if `events` is set, or until `limit`
+    /// has passed.
     fn sleep_until_event(&self, events: bool, limit: Option<Duration>) {
-        // SAFETY: UCX's worker, which `self` keeps, keeps its descriptor open.
+        // SAFETY: UCX's descriptor stays open as long as its worker exists, which `self` keeps.
         let event = unsafe { BorrowedFd::borrow_raw(self.event_fd) };
         let stop = PollFd::from_borrowed_fd(self.stop_fd.as_fd(), PollFlags::IN);
         let time =
@@ -225,8 +227,8 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     }
 
     fn block(&mut self) -> Result<()> {
-        // Poll for some more rounds: the next event often arrives sooner than a sleeping thread could wake
-        // up.
+        // After an event, poll for some more rounds instead of sleeping, because the next event often arrives
+        // sooner than a sleeping thread could wake up.
         if self.mode == CompletionMode::Adaptive && !self.shared.settings.yields {
             self.quiet_rounds += 1;
             if self.quiet_rounds <= AWAKE_ROUNDS {

@@ -1,5 +1,5 @@
-//! Tests of the UCX transport between threads of one process. UCX uses shared memory, or TCP if
-//! `UCX_TLS=tcp,self` is set.
+//! Tests of the UCX transport. Threads of the test process act as the PEs. UCX uses shared memory between
+//! them, or TCP if the process was started with `UCX_TLS=tcp,self`.
 
 use super::{Settings, Ucx};
 use crate::transport::bootstrap::{Exchange, JobControl};

@@ -1,4 +1,4 @@
-//! Connects to peers, and again after the link was lost.
+//! Connects to peers: by a first handshake with each, and by another one after the link to it was lost.
 
 use super::{Peer, Settings, Windows};
 use crate::error::{Lost, Result};
@@ -15,7 +15,7 @@ use std::time::Duration;
 impl Windows {
     /// Connects to `pe` again after the link to it was lost. Both sides must call it. Requests and
     /// notifications of the old connection are discarded. Symmetric memory keeps its contents. Returns the
-    /// old connection's counts.
+    /// counts of the old connection: bytes issued and delivered, and unanswered requests.
     ///
     /// # Errors
     /// Errors of the handshake. The connection then stays lost.
@@ -24,14 +24,14 @@ impl Windows {
         let peer = context.peer(pe)?;
         let lost = peer.lost();
         // Hold both locks during the handshake: no other thread may post requests to the peer (`next`) or
-        // serve its requests (`expected`).
+        // serve the peer's requests (`expected`) meanwhile.
         let mut next = peer.requests.next.lock().unwrap_or_else(PoisonError::into_inner);
         let mut expected = context.next_requests.lock().unwrap_or_else(PoisonError::into_inner);
         let inbound = context.ntb.inbound().slice(0, context.layout.bytes())?;
         let offer = Offer { inbound: &inbound, epoch: handshake::fresh_epoch(), timeout };
         let connection = handshake::connect(&*context.ntb, pe, &offer, &context.faults)?;
-        // Read the generation after the handshake, because the link may have come up during it. A later
-        // change means a lost link.
+        // Read the link's generation only after the handshake, because the link may have come up during the
+        // handshake. If the generation changes from now on, the link was lost.
         let generation = context.ntb.link(pe).generation;
         *next = 1;
         expected[pe as usize] = 1;
@@ -68,8 +68,8 @@ pub(super) fn connect_peer(
         let window = ntb.peer_window(pe, 0)?;
         let (peer_registered, alignment) = check_window(pe, &window, layout)?;
         let needs_barrier = !(registered && peer_registered && window.ordering() == Promise::Coherent);
-        // Read the generation after the handshake, because the link may have come up during it. A later
-        // change means a lost link.
+        // Read the link's generation only after the handshake, because the link may have come up during the
+        // handshake. If the generation changes from now on, the link was lost.
         (window, connection.tag(), connection.theirs, ntb.link(pe).generation, needs_barrier, alignment)
     };
     Ok(Peer {
@@ -92,8 +92,9 @@ pub(super) fn connect_peer(
     })
 }
 
-/// Checks that the header of `window` is valid and has the sizes of `layout`. Returns whether the peer is
-/// registered for membarrier(2), and its memory's alignment.
+/// Checks that `window` begins with a valid header and has the sizes of `layout`, because offsets would
+/// differ otherwise. Returns true if the peer's process is registered for membarrier(2), and the alignment of
+/// the peer's memory.
 fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<(bool, usize)> {
     let mut header = [0u64; HEADER_WORDS];
     // SAFETY: `header` is a local variable, and the length is its size.

@@ -77,7 +77,7 @@ impl Transport for Windows {
                 context.count(peer, length);
                 Ok(())
             }
-            // SAFETY: the caller promises it.
+            // SAFETY: the caller keeps the promises that this call needs.
             _ => unsafe { self.put(pe, offset, source, length) },
         }
     }
@@ -91,12 +91,12 @@ impl Transport for Windows {
             unsafe { peer.window.load_into(destination, context.symmetric_offset(offset), length)? };
             return Ok(());
         }
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.get_pushed(pe, offset, destination, length, None) }
     }
 
     unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.get(pe, offset, destination, length) }
     }
 
@@ -141,8 +141,8 @@ impl Transport for Windows {
         if self.context.coherent {
             store_fence();
         } else {
-            // A fence does not order the copies of a mover. So if there is a mover, wait until the stores
-            // are delivered.
+            // A fence orders stores, but not the copies of a mover. So if there is a mover, wait until the
+            // stores are delivered: later copies then arrive after them.
             let mixed = self.context.mover.is_some();
             let order = |peer: &Peer| if mixed { peer.window.flush() } else { peer.window.fence() };
             self.context.peers.iter().for_each(order);
@@ -152,7 +152,8 @@ impl Transport for Windows {
 
     fn fence(&self) -> Result<()> {
         let context = &*self.context;
-        // Wait for the answers to earlier atomics, because the owner may carry out an atomic at any time.
+        // Wait for the answers to earlier atomics. The owner of the word carries them out, so until it
+        // answers, a later put could overtake them.
         context.peers.iter().zip(0..).try_for_each(|(peer, pe)| context.collect(pe, peer))?;
         self.order()
     }
@@ -214,8 +215,8 @@ impl Transport for Windows {
     }
 
     fn leave(&self) -> Result<()> {
-        // Return at once: other PEs may still store to this PE's memory, but need no service thread for
-        // that.
+        // Return at once. Other PEs may still store to this PE's memory, but these stores do not need this
+        // PE's service thread.
         Ok(())
     }
 }

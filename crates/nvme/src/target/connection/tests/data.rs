@@ -30,7 +30,8 @@ fn data_comes_back_as_written_on_memory_and_files_with_all_digests() {
 fn the_head_of_the_queue_counts_commands_and_wraps() {
     let subsystem = subsystem(&["memory:1M"], |_| {});
     let (_admin, mut queue) = connected(&subsystem, Digests::default());
-    // The queue has 32 entries. Connect took entry 0, so SQHD is 2 after the first command.
+    // The queue has 32 entries. Connect took entry 0, so the queue's head (SQHD) is 2 after the first
+    // command.
     for n in 2..70_u16 {
         let completion = queue.call(Command::new(io::FLUSH, 1), &[]).0;
         assert_eq!(completion.sqhd.get(), n % 32);
@@ -131,8 +132,8 @@ fn zeroes_compare_and_deallocation_work_on_memory_and_files() {
             command.cdw12 = (command.cdw12.get() | flags).into();
             assert!(queue.call(command, &[]).0.status().is_success());
         }
-        // The command counts three ranges. The target must ignore the rest of the list, which Linux always
-        // sends.
+        // Send a list of 4096 bytes, as Linux always does, for a command that counts three ranges. The target
+        // must ignore the rest of the list.
         let ranges: Vec<dsm::Range> = [(60, 4), (70, 0), (100, 16)]
             .map(|(lba, blocks)| dsm::Range {
                 attributes: 0.into(),

@@ -9,7 +9,7 @@ fn commands_wait_for_buffers_in_order() {
         it.limits.buffer_bytes = 1 << 20;
     });
     let (_admin, mut queue) = connected(&subsystem, Digests::default());
-    // The budget suffices for two of the three writes of 512 KiB. The third waits for a buffer.
+    // Three writes of 512 KiB each: two fit into the budget for buffers, so the third waits.
     for cid in 0..3_u16 {
         let mut command =
             Command::blocks(io::WRITE, 1, u64::from(cid) * 1024, 1024, Sgl::transport(512 << 10));

@@ -31,7 +31,8 @@ fn connect_names_the_parameter_that_it_refuses() {
         refused(Command { cdw10: 1.into(), ..admin }, good).0,
         Status::CONNECT_INCOMPATIBLE_FORMAT.dnr()
     );
-    // The controller must exist, and the queue's number must be granted.
+    // Connect of an I/O queue fails if the controller does not exist, or if the queue's number is above the
+    // granted number of queues.
     assert_eq!(
         refused(Command::connect(1, 32, 0, 0), ConnectData::new([1; 16], 99, NQN, HOST)),
         (invalid, 0x1_0000 | 16)
@@ -87,7 +88,8 @@ fn a_changed_size_is_reported_once_until_the_log_is_read() {
     host.run();
     let Some(Answer::Completed(event)) = host.answer() else { panic!("no event") };
     assert_eq!((event.cid.get(), event.dw0.get()), (100, async_event::NAMESPACE_CHANGED));
-    // Change the size again before the host reads the log page. The target must send no second event.
+    // Change the size again before the host has read the log page of the first change. The target must send
+    // no second event.
     resize(3 << 20);
     host.connection.report_events();
     host.run();

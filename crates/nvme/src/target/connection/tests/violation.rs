@@ -28,7 +28,8 @@ fn violations_end_the_connection_with_a_termination_request() {
         bytes.resize(end + length as usize, 0);
         bytes
     };
-    // Each case: the expected status, and what the host sends after the R2T for its 8 KiB write.
+    // Each case: the status of the expected termination request, and what the host sends after a write
+    // command of 8 KiB has got its R2T.
     for (status, bytes) in [
         (1, h2c(9, 999, 0, 8192, data_flags::LAST)),
         (1, h2c(8, 0, 0, 8192, data_flags::LAST)),
@@ -48,8 +49,8 @@ fn violations_end_the_connection_with_a_termination_request() {
         queue.send(&bytes);
         match queue.answer() {
             Some(Answer::Terminated(found, header)) => {
-                // The termination request contains the faulty PDU's header, or 8 bytes of it if the common
-                // header is invalid.
+                // The termination request contains the header of the faulty PDU. If its first 8 bytes (the
+                // common header) are invalid, it contains only these.
                 let length = if bytes[0] == Kind::H2cData as u8 { 24 } else { 8 };
                 assert_eq!((found, &header[..]), (status, &bytes[..length]), "{:x?}", &bytes[..8]);
             }
@@ -84,7 +85,7 @@ fn overlapping_data_is_refused() {
 }
 
 proptest! {
-    /// The target answers any bytes with valid PDUs and never panics.
+    /// Whatever bytes a host sends, the target answers with valid PDUs and never panics.
     #[test]
     fn any_change_of_any_byte_is_survived(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
