@@ -61,8 +61,8 @@ pub struct Ceilings {
     alone: BTreeMap<(String, bool), f64>,
 }
 
-/// Returns why the ceiling of a path is not measured: the path leads directly from GPU to GPU, stays in one
-/// GPU's memory, or has neither a GPU nor a twin at its ends. Returns `None` for all other paths.
+/// Returns why the ceiling of a path is not measured: the path leads directly from GPU to GPU, or stays
+/// in one GPU's memory. Returns `None` for all other paths.
 pub fn none_for(path: Path, from: &Endpoint, to: &Endpoint) -> Option<&'static str> {
     match (path, from, to) {
         (Path::P2p, ..) => {
@@ -80,7 +80,7 @@ impl Ceilings {
     /// memory.
     ///
     /// If `both` is set, both directions run at the same time. Otherwise only `from` to `to` is measured, and
-    /// both entries are equal. The ceiling of a twin is the link rate of its model. Returns `None` if neither
+    /// both results are equal. The ceiling of a twin is the link rate of its model. Returns `None` if neither
     /// end is a GPU or a twin.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
 //! One-sided communication between processing elements (PEs): put, get, atomics, signals and collectives on
-//! symmetric memory, as in OpenSHMEM, over the windows of [`inlane_ntb`].
+//! symmetric memory, as in OpenSHMEM, over the windows of [`inlane_ntb`] or over UCX.
 //!
 //! The modules, from the lowest layer up: [`transport`] moves bytes and carries out atomics; [`world`] adds
 //! the symmetric heap, waits and collectives; [`launch`] starts jobs; [`bench`](mod@bench) measures and

@@ -34,7 +34,7 @@ pub struct Buffers {
     seed: u64,
 }
 
-/// How the transfers of one repeat rotate over the slots.
+/// How the transfers of one repeat rotate over the slots of [`Buffers`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rotation {
     size: usize,

@@ -5,6 +5,10 @@
 //!   next_done <-- done <-- slot <-- inbox <-- receive_slices / received <------------- socket
 //! ```
 //!
+//! The caller sends what [`Connection::transmit_slices`] returns. It receives into what
+//! [`Connection::receive_slices`] returns: the part of a command's buffer whose data is still missing, and a
+//! scratch buffer for headers.
+//!
 //! Everything that the controller sends is checked before it is used. Data goes only into the buffer of a
 //! read in flight, in order. A violation is returned as a [`Failure`]; the connection must then be closed.
 
@@ -26,8 +30,8 @@ use outbox::Outbox;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
-/// The number of low bits of a command identifier that hold the slot's index. The others count its uses, to
-/// detect late completions.
+/// The number of low bits of a command identifier that hold the slot's index. The other bits count the uses
+/// of the slot, so that a late completion of an earlier command is detected.
 const INDEX_BITS: u32 = 12;
 /// The most entries of a queue.
 pub const MAX_ENTRIES: u32 = 1 << INDEX_BITS;
@@ -50,8 +54,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Creates a connection and queues its ICReq. At most `entries` - 1 commands can be in flight. A write
-    /// sends up to `max_capsule_data` bytes in its capsule.
+    /// Creates a connection and queues its ICReq. At most `entries` - 1 commands are in flight at a time. A
+    /// write sends up to `max_capsule_data` bytes in its capsule.
     ///
     /// # Panics
     /// If `entries` is not 2 to [`MAX_ENTRIES`].
@@ -170,8 +174,8 @@ impl Connection {
         }
     }
 
-    /// Returns where the next received bytes go: the rest of a command's buffer, which may be empty, and
-    /// scratch space. Fill the first slice before the second.
+    /// Returns where the next received bytes go: the part of a command's buffer whose data is still missing,
+    /// which may be empty, and scratch space. Fill the first slice before the second.
     pub fn receive_slices(&mut self) -> [IoSliceMut<'_>; 2] {
         let Inbox { payload, scratch, expect_large, .. } = &mut self.inbox;
         let (data, large): (&mut [u8], bool) = match payload {
@@ -228,8 +232,9 @@ impl Connection {
         }
     }
 
-    /// Returns the header of the last received PDU, or its first 8 bytes if these are invalid. A termination
-    /// request sends it back.
+    /// Returns the header of the last received PDU. After a fault, this is the faulty PDU, and a termination
+    /// request sends its header back. If the PDU's first 8 bytes (the common header) are invalid, returns
+    /// only these 8 bytes.
     pub fn faulty_pdu(&self) -> &[u8] {
         self.inbox.faulty_pdu()
     }

@@ -7,8 +7,8 @@
 //! * submit only idempotent commands, such as reads, writes and flushes;
 //! * have only one write to a block in flight.
 //!
-//! Connecting blocks, so the session does it in other threads. A path that does not answer does not delay the next
-//! one.
+//! Connecting blocks, so the session does it in other threads. A path that does not answer does not delay the
+//! next path.
 
 use super::connection::{Done, Request};
 use super::{Address, ConnectOptions, Controller, NamespaceInfo, Queue};
@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
-/// The least time between two keep-alive rounds. Also the longest time that a wait for a reconnection
-/// blocks.
+/// The least time between two rounds in which a session sends and receives on its admin queue, which keeps
+/// the controller alive. Also the longest time for which a wait for a reconnection blocks.
 const TICK: Duration = Duration::from_millis(100);
 /// The pause after all paths have failed, before they are tried again.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -49,8 +49,8 @@ struct Live {
     queue: Queue,
 }
 
-/// The first path that works: its index, its connection and its namespace. If none works, the error of the
-/// last one.
+/// The result of trying each path once: the index of the first path that works, the connection over it, and
+/// its namespace. If no path works, the error of the last path.
 type Reconnected = Result<(usize, Live, NamespaceInfo)>;
 
 /// Access to a namespace.
@@ -64,14 +64,14 @@ pub struct Session {
     /// Requests to send again.
     pending: VecDeque<Request>,
     done: VecDeque<Done>,
-    /// The number of retries of each command, by its token.
+    /// How many times each command was sent again because of a transient error, by the command's token.
     retries: HashMap<u64, u32>,
     last_tick: Instant,
     /// The channel on which the reconnecting thread sends its result. `None` if no such thread runs.
     attempt: Option<Receiver<Reconnected>>,
     /// When the last attempt to reconnect failed on all paths. The next one starts `PAUSE` later.
     failed_at: Option<Instant>,
-    /// When a path first failed since the last successful command.
+    /// When a path first failed after the last successful command. `None` if no path has failed since then.
     lost_since: Option<Instant>,
     failovers: u64,
 }
@@ -150,8 +150,8 @@ impl Session {
         self.failovers
     }
 
-    /// Returns how many commands can be submitted now. 0 while no path works, or while a failed path's
-    /// commands wait to be sent again.
+    /// Returns the number of commands that can be submitted now. 0 while no path works, or while commands of
+    /// a failed path wait to be sent again.
     pub fn available(&self) -> usize {
         if !self.pending.is_empty() {
             return 0;
@@ -159,7 +159,7 @@ impl Session {
         self.live.as_ref().map_or(0, |live| live.queue.available())
     }
 
-    /// Returns the most commands in flight on the current path; 0 while no path works.
+    /// Returns the most commands that can be in flight on the path in use; 0 while no path works.
     pub fn depth(&self) -> usize {
         self.live.as_ref().map_or(0, |live| live.queue.available() + live.queue.in_flight())
     }
@@ -199,8 +199,8 @@ impl Session {
         None
     }
 
-    /// Returns a completed command for the caller. Returns `None` after a transient error with retries left,
-    /// and queues the command again.
+    /// Returns a completed command for the caller. If the command failed with a transient error and has
+    /// retries left, queues it to be sent again and returns `None`.
     fn settled(&mut self, done: Done) -> Option<Done> {
         if done.status().is_success() {
             self.lost_since = None;
@@ -261,8 +261,8 @@ impl Session {
         Ok(())
     }
 
-    /// Gives up the current path and queues its unfinished commands for the next one. Returns `error` if the
-    /// session must give up, too.
+    /// Gives up the path in use and takes its unfinished commands back, to send them over the next path.
+    /// Returns `error` if the session must give up, too.
     fn lost(&mut self, error: Error) -> Result<()> {
         let Some(mut live) = self.live.take() else { return Err(error) };
         live.queue.fail();
@@ -274,7 +274,8 @@ impl Session {
             }
         }
         let since = *self.lost_since.get_or_insert_with(Instant::now);
-        // Give up, because a path that connects and then fails each time must not be tried forever.
+        // Return the error if no command has succeeded for too long, because a path that connects and then
+        // fails each time must not be tried forever.
         if since.elapsed() >= self.options.reconnect {
             return Err(error);
         }
@@ -405,7 +406,7 @@ fn spawn(run: impl FnOnce() + Send + 'static) -> Result<()> {
         .map_err(|source| Error::Os { what: "cannot start a thread to reconnect".into(), source })
 }
 
-/// Returns an error if the target at `path` now has another namespace (`now`) than `before`.
+/// Returns an error if the target at `path` has another namespace now (`now`) than before (`before`).
 fn check_is_same(path: &Address, before: &NamespaceInfo, now: &NamespaceInfo) -> Result<()> {
     let id = now.nsid;
     let why = if now.identity != before.identity {

@@ -51,7 +51,7 @@ impl MoverChoice {
     /// Starts the DMA engine's twin.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a GPU, which does not reach all memory of a program.
+    /// [`Error::Invalid`] if this mover is a GPU, which does not reach all memory of a program.
     pub fn start_twin(&self) -> Result<Box<dyn Mover>> {
         let costs = match *self {
             Self::Twin(None) => DmaCosts::unlimited(),

@@ -11,7 +11,7 @@ pub struct Request {
     pub token: u64,
     /// The command. The connection sets its identifier and, if there is a buffer, its SGL.
     pub command: Command,
-    /// The memory to read into or write from. Its length is the length of the transfer.
+    /// The memory that the command reads into or writes from. Its length is the length of the transfer.
     pub buffer: Option<Buffer>,
 }
 
@@ -25,7 +25,8 @@ pub struct Done {
     /// The completion. If the connection failed before the command completed, its status is
     /// [`Status::HOST_PATH_ERROR`].
     pub completion: Completion,
-    /// The buffer of the request, if it had one. After a successful read it holds the data.
+    /// The buffer of the request, or `None` if it had none. After a successful read, the buffer holds the
+    /// data.
     pub buffer: Option<Buffer>,
 }
 
@@ -59,8 +60,8 @@ pub(super) struct Slot {
     pub(super) token: u64,
     pub(super) command: Option<Command>,
     pub(super) buffer: Option<Buffer>,
-    /// For a read, the number of bytes received. For a write, the number of bytes sent in the capsule or
-    /// requested by R2T.
+    /// For a read, the number of bytes received. For a write, the number of bytes that were sent in the
+    /// capsule or requested by R2T.
     pub(super) transferred: u32,
     /// The number of data segments of this slot that are still in the outbox.
     pub(super) queued: u32,

@@ -48,8 +48,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns the slot of the command in flight with identifier `cid`. If there is none, returns a fault
-    /// for the field at `offset` of a PDU of type `kind`.
+    /// Returns the slot of the command in flight with identifier `cid`. If there is none, returns a fault for
+    /// the identifier field, which lies at `offset` in the received PDU of type `kind`.
     fn find(&mut self, cid: u16, kind: Kind, offset: u32) -> Result<u16, Fault> {
         let index = cid & (MAX_ENTRIES as u16 - 1);
         match self.slots.get(usize::from(index)) {
@@ -173,8 +173,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Completes a command. If its data is still in the outbox, delays the completion until the data was
-    /// sent.
+    /// Completes a command. If its data is still in the outbox, the completion waits until the data was sent.
     fn finish(&mut self, index: u16, completion: Completion, kind: Kind) -> Result<(), Fault> {
         let slot = &mut self.slots[usize::from(index)];
         let mut completion = completion;

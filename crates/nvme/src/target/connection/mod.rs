@@ -274,9 +274,9 @@ impl Connection {
         self.draining = true;
     }
 
-    /// Returns true if draining has finished: all commands have completed, except for commands whose data was
-    /// not received. The connection of an admin queue is drained last, when the controller has no I/O queues,
-    /// because the end of an admin queue closes the connections of the I/O queues.
+    /// Returns true if draining has finished: no command is executing. The connection of an admin queue is
+    /// drained last, when the controller has no I/O queues, because the end of an admin queue closes the
+    /// connections of the I/O queues.
     pub fn is_drained(&self) -> bool {
         let has_io_queues = |queue: &Queue| queue.id == 0 && !queue.controller.io_queues().is_empty();
         self.draining

@@ -8,19 +8,20 @@ use crate::target::fabrics::Connected;
 use crate::target::io::Request;
 use crate::target::subsystem::Subsystem;
 
-/// Data from memory of up to this length is copied to the output, which costs less than sending it in place.
+/// Data from memory of up to this many bytes is copied to the output, because sending it in place would cost
+/// more.
 const COPY_BYTES: usize = 1 << 10;
-/// Data from memory with a digest and of up to this length is copied to the output. Longer data is copied to
-/// a buffer.
+/// Up to this length, data of a memory namespace that needs a digest is copied to the output. Longer data is
+/// copied to a buffer of its own, which would cost more for short data.
 const COPY_WITH_DIGEST_BYTES: usize = 16 << 10;
-/// Data is copied in blocks of this length. After each, the digest is updated from the first-level cache,
-/// while the next block is loaded from memory.
+/// Data is copied in blocks of this length. After each block, the digest is updated from the
+/// first-level cache, while the next block is loaded from memory.
 const DIGEST_BLOCK_BYTES: usize = 16 << 10;
 
 impl Queue {
     pub(super) fn new(connected: Connected) -> Self {
         let Connected { controller, queue, entries, flow_control } = connected;
-        // The queue's head (SQHD) starts at 1, because the Connect counts.
+        // Start the queue's head (SQHD) at 1, because it counts the Connect command, too.
         Self { controller, id: queue, entries, head: 1 % entries, flow_control, held: Vec::new() }
     }
 
@@ -97,8 +98,8 @@ impl Connection {
                 length + 4
             });
         } else if with_digest {
-            // Another host may write the memory at any time, so copy the bytes before the digest is
-            // computed.
+            // Another host may write the memory at any time. Copy the bytes first, because the digest must be
+            // that of the bytes that are sent.
             let Some(mut buffer) = self.setup.share.allocate(length) else { return false };
             let memory = memory_of(&self.setup.subsystem, &request);
             let bytes = read_with_digest(memory, request.offset, &mut buffer[..length]);

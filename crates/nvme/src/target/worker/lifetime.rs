@@ -87,9 +87,9 @@ impl Worker {
         if terminated {
             return self.close(index);
         }
-        // Shut down only sending: closing with unread input would reset the connection, and the host might
-        // lose the termination request.
-        // SAFETY: the descriptor is open.
+        // Shut down only the sending direction, because closing the socket with unread input would reset the
+        // connection, and the host might lose the termination request.
+        // SAFETY: a system call on an open descriptor.
         unsafe { libc::shutdown(link.socket.as_raw_fd(), libc::SHUT_WR) };
         link.closing = Closing::Lingers(now + LINGER_MS);
         link.discard = vec![0; 16 << 10].into_boxed_slice();
@@ -133,8 +133,8 @@ impl Worker {
             let Some(link) = self.links[index].as_mut() else { continue };
             let waits = link.connection.waits_for_host();
             link.waiting_ms = waits.then(|| link.waiting_ms.unwrap_or(now));
-            // Count from the later of two times: when the target began to wait for the host, and the last
-            // progress.
+            // The timeout counts from when the target began to wait for the host, or from the last progress
+            // if that was later. Idle time before does not count.
             let stalled_since = link.waiting_ms.map(|since| since.max(link.progress_ms));
             let late = |since: u64, limit: u64| now.saturating_sub(since) > limit;
             let why = match link.closing {

@@ -35,10 +35,11 @@ pub(super) struct Link {
     pub(super) accepted_ms: u64,
     /// When bytes were last received or sent, in milliseconds since the target started.
     pub(super) progress_ms: u64,
-    /// When a timeout check first found that the target waits for the host, in milliseconds. `None` while it
-    /// does not wait.
+    /// The time in milliseconds at which a timeout check first found that the target waits for the host.
+    /// `None` if the last check found that the target does not wait.
     pub(super) waiting_ms: Option<u64>,
-    /// True if the connection carries an admin queue and is counted in [`Load::admin_queues`].
+    /// True if the connection carries an admin queue and is counted in [`Load::admin_queues`]. False if it
+    /// carries an I/O queue or no queue yet.
     pub(super) admin: bool,
     /// True if the connection is in the list of connections to serve in this round.
     pub(super) due: bool,

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// How many connections a worker thread serves.
+/// How many connections a worker thread serves. A new connection goes to the worker with the lowest
+/// [`Load::rank`].
 #[derive(Debug, Default)]
 pub struct Load {
     /// The number of all connections.
@@ -12,8 +13,9 @@ pub struct Load {
 }
 
 impl Load {
-    /// Returns the number of connections without an admin queue, then of all. The worker with the lowest
-    /// pair gets the next connection.
+    /// Returns the rank of the worker. The worker with the lowest rank gets the next connection. The first
+    /// number counts connections without an admin queue: they carry an I/O queue, or may still get one. If
+    /// the first numbers are equal, the second number decides, which counts all connections.
     pub fn rank(&self) -> (usize, usize) {
         let connections = self.connections.load(Relaxed);
         (connections.saturating_sub(self.admin_queues.load(Relaxed)), connections)

@@ -7,12 +7,14 @@
 //!               -> if results are left: submit, take new completions, and repeat
 //! ```
 //!
-//! At queue depth 1 a round costs one system call. With more commands in flight, several responses leave in
-//! one send. If a disk completes many operations at once, the worker sends responses and starts new commands
-//! within the round, so that the host and the disk have work.
+//! At queue depth 1 a round costs one system call, which sends a response, receives the next command, and
+//! waits. With more commands in flight, several responses leave in one send. If a disk completes many
+//! operations at once, the worker sends responses and starts new commands within the round, so that the host
+//! and the disk have work.
 //!
 //! **Memory.** The kernel uses memory of a [`Link`] while one of its requests is in flight. A link is
-//! therefore removed only when none is. The worker first shuts the socket down, so that the requests end.
+//! therefore removed only when none of its requests is in flight. The worker first shuts the socket down, so
+//! that the requests end.
 
 mod lifetime;
 mod link;
@@ -36,10 +38,11 @@ use std::time::Duration;
 /// How often timeouts are checked.
 static TICK: Timespec = Timespec::new().nsec(250_000_000);
 
-/// Responses are sent after this many completions, so that hosts work on them while the round continues.
+/// Responses are sent after this many completions. Hosts then work on the first responses of a round while
+/// the worker processes further completions.
 const BATCH: usize = 8;
-/// Responses are also sent after file operations of this many bytes in total. Each smaller operation is
-/// submitted at once.
+/// Responses are also sent after file operations of this many bytes in total. A read or write of fewer bytes
+/// is submitted at once, so that the disk starts on it while the worker prepares the others.
 const BATCH_BYTES: u64 = 64 << 10;
 
 /// The kinds of requests, in the upper byte of their tags. Bits 55:32 hold the connection's index, bits 15:0
@@ -62,7 +65,8 @@ pub struct Worker {
     inbox: Arc<Inbox>,
     subsystem: Arc<Subsystem>,
     pool: Pool,
-    // Each link is boxed, because the kernel uses its message header, which must not move.
+    // The links of the worker's connections, by index. Each is boxed, because the kernel uses its message
+    // header, which must not move.
     #[allow(clippy::vec_box)]
     links: Vec<Option<Box<Link>>>,
     free: Vec<usize>,
@@ -82,7 +86,7 @@ pub struct Worker {
 
 impl Worker {
     /// Creates the worker that the calling thread runs. `load` counts its connections. If more than
-    /// `max_half_open` of them have no queue, the oldest is closed.
+    /// `max_half_open` of its connections have no queue, the oldest of these is closed.
     ///
     /// # Errors
     /// If no io_uring can be created.
@@ -167,8 +171,8 @@ impl Worker {
         self.serve_due();
     }
 
-    /// Serves the connections with completions. If buffers became free, also serves those that wait for
-    /// buffers.
+    /// Serves the connections for which something has completed. If buffers became free, also serves the
+    /// connections that wait for buffers.
     fn serve_due(&mut self) {
         self.feed_starved();
         while let Some(index) = self.due.pop() {
@@ -200,7 +204,7 @@ impl Worker {
         self.links[index].as_mut().expect("a link stays while its requests are in flight")
     }
 
-    /// Puts a connection on the list to serve in this round, unless it is there already.
+    /// Puts a connection on the list of connections to serve in this round, unless it is there already.
     fn mark(&mut self, index: usize) {
         let link = self.link(index);
         if !std::mem::replace(&mut link.due, true) {
@@ -258,7 +262,7 @@ impl Worker {
 
     /// Starts everything that a connection is ready for, or removes the link if it has ended.
     fn serve(&mut self, index: usize) {
-        // Skip a link that was removed when it was served earlier.
+        // Skip a link that was removed when it was served earlier, because it may still be on the list.
         let Some(link) = self.links[index].as_mut() else { return };
         link.due = false;
         if link.closing == Closing::No

@@ -13,7 +13,7 @@ impl Worker {
         link.more_to_receive = item.more_to_receive();
         match item.result {
             _ if link.closing == Closing::Yes => {}
-            // The host closed the connection, or the receive failed.
+            // Close the connection, because the host closed it or the receive failed.
             result if result <= 0 && !is_transient(result) => return self.close(index),
             result if result <= 0 || link.closing != Closing::No => {}
             result => {
