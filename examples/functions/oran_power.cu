@@ -7,7 +7,7 @@
 //   found   receives the slot's record; its sequence is 0 if the slot is not among the last 64
 #include <inlane_oran.h>
 
-// Computes the power of all symbols of a slot. All threads of a block call it together.
+// Computes the power of all symbols of a slot. All threads of a block must call this function together.
 INLANE void power_of_slot(const uint8_t *output, const oran_record &record, uint32_t streams, uint64_t *power) {
     for (uint32_t i = inlane::thread_index(); i < streams * INLANE_ORAN_SYMBOLS; i += inlane::threads()) power[i] = 0;
     inlane::sync();

@@ -28,7 +28,8 @@ use std::time::Duration;
 pub use args::Forward;
 
 impl Forward {
-    /// Runs the subcommand. `arguments` is the command line. A sweep parses it again for each point.
+    /// Runs the subcommand. `arguments` is the command line. A sweep parses the command line again for each
+    /// point.
     ///
     /// # Errors
     /// If the flags are wrong, the run fails, or the result cannot be written.

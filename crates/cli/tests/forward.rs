@@ -437,8 +437,8 @@ fn a_capture_that_is_still_being_written_does_not_block_the_run() {
             inlane(&["--rx", "pcap:-", "--tx", "null", "--no-baseline", "--duration", duration]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // The test keeps the pipe open. After the complete packets it writes half a packet, so inlane waits
-        // for the rest.
+        // The test keeps the pipe open. After the complete packets, the test writes half a packet, so inlane
+        // waits for the rest.
         let mut input = child.stdin.take().unwrap();
         input.write_all(&capture).unwrap();
         input.write_all(&capture[24..50]).unwrap();

@@ -260,8 +260,8 @@ fn bench_and_info_name_what_ucx_takes() {
         for operation in ["put", "get", "fetch_add", "one_way", "put_delivered", "exchange", "messages"] {
             assert!(operations.contains(&operation), "{operation} over {methods}: {operations:?}");
         }
-        // The bench measures plain copies only if the peer's memory is mapped, because they reach no other
-        // memory.
+        // The bench measures plain copies only if the peer's memory is mapped, because plain copies reach no
+        // other memory.
         assert_eq!(operations.contains(&"plain_copy"), mapped, "{operations:?}");
         assert!(rows.iter().all(|row| row["verification"]["altered_bytes"] == 0));
         let reason = rows[0]["path"]["reason"].as_str().unwrap();

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 pub const LEN: usize = 512;
 /// The largest size of an option's value, in bytes.
 pub const MAX_VALUE: usize = 384;
-/// The version of the messages. Both sides refuse others.
+/// The version of the messages. Both sides refuse messages of other versions.
 const VERSION: u8 = 3;
 /// Where the value begins.
 const VALUE: usize = 96;

@@ -31,7 +31,7 @@ const END_LEN: usize = 9 + 16 + 4;
 #[repr(u8)]
 pub enum Kind {
     /// A TCP socket of family AF_INET that was bound when it got its name. Only the engine can tell whether
-    /// it listens or is connected now.
+    /// the socket listens or is connected now.
     BoundV4 = b'b',
     /// Like [`Kind::BoundV4`], of family AF_INET6.
     BoundV6 = b'B',
@@ -185,7 +185,7 @@ impl SocketName {
     }
 }
 
-/// How a connection ended. The name of the engine's end of the pair tells it to the preloaded library.
+/// How a connection ended. The preloaded library reads this from the name of the engine's end of the pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The remote end has finished sending.

@@ -135,7 +135,7 @@ pub struct Direct {
     alive_at: u64,
     /// True if committed bytes wait for room in the connection's ring. The peer's acknowledgement makes room.
     stalled: bool,
-    /// True if the engine has ended a claim by force. Its thread may still write into the send ring.
+    /// True if the engine has ended a claim by force. The claiming thread may still write into the send ring.
     abandoned: bool,
     /// True if the engine's list of leases contains the connection.
     pub listed: bool,
@@ -191,7 +191,7 @@ impl Direct {
     }
 
     /// Returns true if the connection has work: the program has committed bytes for which there may be room,
-    /// or has answered an offer, or has left it unanswered for too long.
+    /// has answered an offer, or has left an offer unanswered for too long.
     #[inline]
     pub fn has_work(&self, now: u64) -> bool {
         let answered = self.offer.is_some_and(|(offer, since)| {
@@ -308,8 +308,8 @@ impl Direct {
             && self.slot.receive().posted().is_none()
     }
 
-    /// Returns how many of the offered bytes the program has taken, or `None` if it has not answered yet.
-    /// Withdraws an offer that is too old. If the result is 0, the bytes must go through the pair.
+    /// Returns how many of the offered bytes the program has taken, or `None` if the program has not answered
+    /// yet. Withdraws an offer that is too old. If the result is 0, the bytes must go through the pair.
     ///
     /// # Errors
     /// If the program broke the protocol.

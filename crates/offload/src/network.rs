@@ -178,7 +178,8 @@ impl Network {
         self.port.info()
     }
 
-    /// Returns the descriptors that become readable when packets arrive. Without any, the port must be polled.
+    /// Returns the descriptors that become readable when packets arrive. If there are none, the port must be
+    /// polled.
     pub fn wait_descriptors(&self) -> Vec<RawFd> {
         self.port.wait_descriptors()
     }

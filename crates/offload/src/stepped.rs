@@ -1,7 +1,8 @@
 //! An engine that its caller runs step by step. The caller supplies the time, and frames come from and go to
 //! memory instead of a port.
 //!
-//! Tests, the fuzzer and packetdrill use it: time is virtual, so a run does not depend on the machine's load.
+//! Tests, the fuzzer and packetdrill use this engine, because its time is virtual, so a run does not depend
+//! on the machine's load.
 
 use crate::engine::Engine;
 use crate::error::Result;

@@ -2,9 +2,9 @@
 //!
 //! Each datagram in the pair begins with a header ([`inlane_offload_protocol::datagram`]), which the kernel's
 //! functions alone would not add or remove. So every function must know beforehand whether its descriptor is
-//! a UDP socket of the engine. It asks the kernel for the name of the UNIX socket behind the descriptor,
-//! which tells. Processes without a UDP socket of the engine save this system call, because [`PRESENT`] is
-//! false in them.
+//! a UDP socket of the engine. A function asks the kernel for the name of the UNIX socket behind the
+//! descriptor, because the name shows this. Processes without a UDP socket of the engine save this system
+//! call, because [`PRESENT`] is false in them.
 
 mod ancillary;
 mod many;

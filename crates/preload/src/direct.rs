@@ -27,7 +27,8 @@ const AGAIN: u32 = 1024;
 /// engine may have ended.
 const ALIVE_NS: u64 = 20_000_000;
 
-/// Receives of fewer bytes are not counted. A program that only receives short messages seldom gains by a slot.
+/// The fewest bytes of a receive that is counted. A program that only receives short messages seldom gains by
+/// a slot.
 const LEAST_COUNTED: usize = 4096;
 
 struct Entry {
@@ -51,8 +52,8 @@ static ENTRIES: [Entry; MOST] = [const {
 /// During an active wait, the time in nanoseconds between two checks whether the pair has bytes.
 const LOOK_NS: u64 = 1000;
 
-/// True if the engine has answered that it shares no memory with programs. False if it does, or was not asked
-/// yet.
+/// True if the engine has answered that it shares no memory with programs. False if the engine shares memory,
+/// or was not asked yet.
 static UNAVAILABLE: AtomicBool = AtomicBool::new(false);
 
 fn entry(fd: RawFd) -> Option<&'static Entry> {

@@ -7,8 +7,9 @@ use crate::{datagram, direct, errno, fail, socket};
 use libc::{c_int, msghdr, sockaddr, socklen_t, ssize_t};
 
 /// Corrects the result of a kernel read of `len` bytes. A pair ends in the same way after a FIN and after an
-/// error of the connection. So at the end of the stream, this function looks up which of the two it was. It
-/// returns 0, or -1 with the connection's error in errno. Other results stay unchanged.
+/// error of the connection. So at the end of the stream, this function looks up which of the two ended the
+/// connection. Returns 0 for a FIN, and -1 with the connection's error in errno for an error. Other results
+/// stay unchanged.
 #[inline]
 pub fn finish(fd: c_int, len: usize, result: ssize_t) -> ssize_t {
     if result > 0 {

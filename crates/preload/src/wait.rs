@@ -30,7 +30,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Returns a value whose first wait polls.
+    /// Returns the state of a descriptor whose first wait polls.
     pub const fn new() -> Self {
         Self { vain: AtomicU32::new(0), skip: AtomicU32::new(0) }
     }

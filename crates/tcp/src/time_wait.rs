@@ -38,7 +38,7 @@ impl TimeWait {
         self.until
     }
 
-    /// Returns SND.NXT. A new connection of the flow begins above it.
+    /// Returns SND.NXT. The sequence numbers of a new connection of the flow begin above this number.
     pub fn sequence(&self) -> u32 {
         self.sequence
     }

@@ -128,8 +128,8 @@ impl Copy {
         Ok(())
     }
 
-    /// Returns the devices that `--devices` names. Without the flag, returns the host and all GPUs. Without a
-    /// GPU, returns the host and two twins.
+    /// Returns the devices that `--devices` names. Without the flag, returns the host and all GPUs, or the
+    /// host and two twins if this machine has no GPU.
     fn devices_of_matrix(&self, report: &mut Report) -> Result<Vec<Endpoint>, Error> {
         let mut endpoints: Vec<Endpoint> = Vec::new();
         for endpoint in &self.devices {

@@ -76,7 +76,7 @@ impl Host {
     }
 }
 
-/// The addresses at which a subsystem can be reached. Each one is a path to it.
+/// The addresses at which a subsystem can be reached. Each address is a path to the subsystem.
 #[derive(Clone, Debug)]
 struct Paths(Vec<Address>);
 

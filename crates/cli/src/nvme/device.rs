@@ -199,8 +199,8 @@ impl DeviceMemory {
     }
 }
 
-/// Returns the whole path of the data: TCP's hops, and the hops by which `selector` copies `bytes` bytes.
-/// It leads from target to device if `into` is set, else the reverse.
+/// Returns the whole path of the data: TCP's hops, and the hops by which `selector` copies `bytes` bytes. The
+/// path leads from the target to the device if `into` is set, otherwise from the device to the target.
 fn path(selector: &PathSelector, bytes: usize, tcp_hops: [String; 2], into: bool) -> PathExplanation {
     let explained = selector.explain(bytes as u64);
     let tcp = tcp_hops.to_vec();

@@ -85,7 +85,7 @@ fn a_file_that_does_not_end_at_a_block_is_refused_with_the_remedies() {
 }
 
 /// Runs a command with the cache directory `cache`, in which it stores the measured costs of paths. Returns
-/// its JSON document.
+/// the command's JSON document.
 fn with_cache(cache: &Path, arguments: &[&str]) -> serde_json::Value {
     let output = Command::new(INLANE).args(arguments).env("XDG_CACHE_HOME", cache).output().unwrap();
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));

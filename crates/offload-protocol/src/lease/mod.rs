@@ -162,8 +162,8 @@ impl<W: Word> SendLease<'_, W> {
     /// was granted, changes nothing and returns the position.
     ///
     /// # Errors
-    /// If a thread of the program has claimed the ring. It may commit more bytes, so call this again later.
-    /// Also if a hostile program changed the word during each of many attempts.
+    /// If a thread of the program has claimed the ring. That thread may commit more bytes, so call this again
+    /// later. Also if a hostile program changed the word during each of many attempts.
     pub fn revoke(&self) -> Result<u64, Claimed> {
         for _ in 0..ATTEMPTS {
             let word = self.0.load();
@@ -346,8 +346,8 @@ impl<W: Word> PostedReceive<'_, W> {
         }
     }
 
-    /// Returns the receive that the program has posted, and the most bytes that it accepts. Returns `None` if
-    /// none is posted, or if its length is invalid.
+    /// Returns the receive that the program has posted, and the most bytes that the receive accepts. Returns
+    /// `None` if no receive is posted, or if its length is invalid.
     #[inline]
     pub fn posted(&self) -> Option<(Post, u64)> {
         let word = self.0.load();

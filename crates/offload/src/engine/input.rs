@@ -350,7 +350,7 @@ pub(super) fn original(original: &[u8], wanted: u8) -> Option<(Flow, u32)> {
     Some((flow, sequence))
 }
 
-/// What an ICMP error says of a packet.
+/// What an ICMP error reports about a packet that the engine sent.
 #[derive(Clone, Copy)]
 enum IcmpError {
     /// A link on the path carries only packets of this size.

@@ -50,7 +50,8 @@ pub enum Lookup {
 }
 
 impl Neighbours {
-    /// Returns what to do with a packet for `address`. If it waits, the table holds the packet.
+    /// Returns what to do with a packet for `address`. If the packet waits for the neighbour's answer, the
+    /// table holds the packet.
     #[inline]
     pub fn look_up(&mut self, now: u64, address: IpAddr, packet: Packet) -> Lookup {
         if let Some(neighbour) = self.by_address.get_mut(&address)

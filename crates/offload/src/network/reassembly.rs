@@ -279,7 +279,7 @@ impl Reassembly {
     fn remove_oldest(&mut self, deadline: u64, id: Id) -> bool {
         self.order.pop_front();
         // If the entry's packet was completed, a later packet may have the same identification. The deadline
-        // tells them apart.
+        // tells the two packets apart.
         let same = self.packets.get(&id).is_some_and(|partial| partial.deadline == deadline);
         if same {
             self.remove(&id);

@@ -133,7 +133,7 @@ pub(super) enum Eifel {
     Decided,
 }
 
-/// Loss recovery and its undo.
+/// The state of loss recovery, and what is needed to undo a spurious one.
 #[derive(Clone, Debug)]
 pub(super) struct Recovery {
     pub(super) phase: Phase,

@@ -54,8 +54,8 @@ impl Connection {
         if self.scoreboard.is_empty() {
             return 0;
         }
-        // Subtract one segment for each duplicate acknowledgment of a peer without SACK, because it shows
-        // that a segment has left the network.
+        // Without SACK, each duplicate acknowledgment shows that a segment has left the network, so subtract
+        // one segment for each.
         let left = self.recovery.duplicate_acks as u64 * self.snd.mss as u64;
         self.scoreboard.in_flight().saturating_sub(left)
     }

@@ -102,8 +102,8 @@ proptest! {
     }
 }
 
-/// Copies from the scoreboard which bytes are lost, because the model does not decide that. Checks that none
-/// of them was delivered.
+/// Copies from the scoreboard which bytes are lost, because the model does not decide this. Checks that no
+/// lost byte was delivered.
 fn copy_lost(board: &Scoreboard, model: &mut Model) {
     for record in &board.records {
         for at in record.start..record.end() {
