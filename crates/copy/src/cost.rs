@@ -52,8 +52,8 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// Returns the nanoseconds for `bytes`: interpolated between points, extrapolated beyond the last one.
-    /// `None` without points.
+    /// Returns the nanoseconds for `bytes`. Interpolates between two points, and extrapolates beyond the last
+    /// point. Below the first point, returns the first point's time. `None` without points.
     pub fn time(&self, bytes: u64) -> Option<f64> {
         let (first, last) = (self.points.first()?, self.points.last()?);
         if bytes <= first.0 {

@@ -12,7 +12,8 @@ use inlane_twin::{Accelerator, Costs};
 use std::fmt;
 use std::sync::Arc;
 
-/// The byte that fills destinations before a measurement, so that missing bytes are found.
+/// The byte that destinations are filled with before a measurement, so that bytes that never arrive are
+/// found.
 pub const POISON: u8 = 0xDB;
 
 /// An opened endpoint. It allocates memory for transfers, and fills and checks that memory.

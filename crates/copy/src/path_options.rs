@@ -37,7 +37,7 @@ pub struct PathOptions {
     pub both_ways: bool,
     /// Paths that [`PathChoice::Auto`] must not take.
     pub without: Vec<Path>,
-    /// Set this flag to end calibration and transfers by the CPU early, with an error.
+    /// A flag that the caller may set to end calibration and transfers by the CPU early, with an error.
     pub stop: Arc<AtomicBool>,
 }
 

@@ -1,7 +1,7 @@
 //! Ends a run early when the caller sets a flag.
 //!
-//! A CPU transfer through a BAR can take minutes, so it is cut into pieces and the flag is checked between
-//! them.
+//! A transfer by the CPU through a BAR can take minutes, so the transfer is cut into pieces and the flag is
+//! checked between pieces.
 
 use inlane_core::mover::{CpuMover, Mover, Ticket, TicketCounter, check_pair};
 use inlane_core::{CompletionMode, Error, Region, Result};
@@ -125,7 +125,7 @@ mod tests {
     fn all_bytes_are_copied_and_none_after_the_stop() {
         let bytes = 5 * PIECE + 1234;
         let [source, destination] = [(); 2].map(|()| Region::host(bytes).unwrap());
-        // SAFETY: only this test uses the regions, and no transfer is in flight meanwhile.
+        // SAFETY: only this test uses the regions, and no transfer is in flight when it accesses the slices.
         let [sent, arrived] = [&source, &destination].map(|region| unsafe { pattern::bytes_of(region) });
         pattern::fill(sent, 3);
         let mut whole = Interruptible::new(Box::new(CpuMover::widest()), None, &Arc::default());

@@ -84,8 +84,8 @@ pub fn locate_compiler() {
     LOCATED.get_or_init(locate);
 }
 
-/// Compiles `source` for `arch`, which [`crate::DeviceInfo::arch`] returns. Uses the cache, unless an option
-/// asks the assembler for output (`--ptxas-options=-v`).
+/// Compiles `source` for `arch`, an architecture as [`crate::DeviceInfo::arch`] returns it. Uses the cache,
+/// unless an option asks the assembler for output (`--ptxas-options=-v`), because that output is not cached.
 ///
 /// # Errors
 /// [`Error::DoesNotCompile`] with the compiler's messages. [`Error::NoCompiler`] if there is no compiler.
@@ -385,7 +385,8 @@ fn candidates() -> Vec<PathBuf> {
     found
 }
 
-/// Returns Python's package directories: of `PYTHONPATH`, the virtual environment, the user and the system.
+/// Returns Python's package directories: those of `PYTHONPATH`, of the active virtual environment, of the
+/// user and of the system.
 fn site_packages() -> Vec<PathBuf> {
     let mut sites: Vec<PathBuf> = Vec::new();
     if let Some(paths) = std::env::var_os("PYTHONPATH") {

@@ -201,7 +201,7 @@ impl Pending {
     }
 }
 
-/// Returns the error of the first stream on which work failed.
+/// Returns an error if work failed on a stream: the error of the first such stream.
 fn healthy<'a>(streams: impl IntoIterator<Item = &'a Stream>) -> Result<()> {
     streams.into_iter().try_for_each(|stream| stream.is_idle().map(drop)).map_err(Error::from)
 }

@@ -16,7 +16,8 @@ const HANG: Duration = Duration::from_secs(60);
 
 const ALL: [CompletionMode; 3] = [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive];
 
-/// Builds the stub driver. Returns a directory with its `libcuda.so.1`, or `None` without a C compiler.
+/// Builds the stub of the driver. Returns a directory with its `libcuda.so.1`, or `None` if there is no C
+/// compiler.
 fn stub() -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir().unwrap();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/driver.c");
@@ -135,7 +136,8 @@ fn slow() {
         engine.wait(ticket, ALL[round as usize % 3]).unwrap();
         assert!(began.elapsed() + Duration::from_millis(1) >= late.min(Duration::from_millis(400)));
         assert_eq!(engine.done().unwrap(), ticket);
-        // In the next round, this call of `allow` would take back a copy that is already allowed.
+        // Wait for this round's call of `allow`. In the next round it would take back a copy that is already
+        // allowed.
         allowing.join().unwrap();
     }
     // The wait takes 4 s, longer than the timeout. It succeeds, because a copy completes every second.
@@ -214,7 +216,8 @@ fn hangs_unawaited() {
     drop((source, destination));
 }
 
-/// Waiting for a failed copy returns its error at once. No GPU is given up, because the driver still answers.
+/// Waiting for a failed copy returns its error at once. No GPU is abandoned (`Gpu::abandon`), because the
+/// driver still answers.
 #[test]
 #[ignore = "as above"]
 fn a_failed_copy_gives_its_error() {

@@ -268,8 +268,8 @@ fn main() {
     };
     let target = Target::start(config).expect("the target starts");
     bind(numbers.1);
-    // Write the memory once. Otherwise all reads would return the kernel's one page of zeros, which stays in
-    // the cache.
+    // Write the memory once. Reads of memory that was never written would all return the kernel's one page of
+    // zeros, which stays in the cache. The plain server reads the same memory.
     let Storage::Memory(storage) = &target.subsystem().namespaces[0].storage else { unreachable!("memory") };
     let data = vec![7; 1 << 20];
     (0..NAMESPACE_BYTES >> 20).for_each(|n| storage.write(n << 20, &data));
@@ -325,6 +325,6 @@ fn main() {
             println!();
         }
     }
-    // The plain servers still use the target's memory.
+    // Leak the target, because the plain servers still use its memory.
     std::mem::forget(target);
 }

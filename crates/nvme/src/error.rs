@@ -100,8 +100,9 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Combines the errors of two paths. If neither path can be reached, names both. Otherwise returns
-    /// `first` if given, or `second`.
+    /// Combines the error of one more path, `second`, with that of the paths tried before, `first`. If no
+    /// path can be reached, the result names all of them. Otherwise returns `first`, or `second` if `first`
+    /// is `None`.
     pub fn of_paths(first: Option<Self>, second: Self) -> Self {
         match (first, second) {
             (None, error) => error,

@@ -1,4 +1,5 @@
-//! The macro that declares data structures of the specification as Rust types with the wire's layout.
+//! The macro that declares data structures of the specification as Rust types with the same bytes as on the
+//! wire.
 
 /// Declares structs whose memory layout is the wire format.
 macro_rules! wire {

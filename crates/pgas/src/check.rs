@@ -1,4 +1,5 @@
-//! Checks every operation of a transport and compares every result, as `inlane ntb check` does.
+//! Checks every operation of a transport and compares every result. `inlane ntb check` runs these checks on
+//! both sides of a bridge, and tests run them on the twin.
 
 use crate::error::{Error, Result};
 use crate::transport::{Operation, Transport};

@@ -7,8 +7,8 @@ use inlane_pgas::world::Set;
 use std::ffi::c_int;
 use std::sync::{Mutex, PoisonError};
 
-/// A handle, C's `shmem_ctx_t`: the default context, SHMEM_CTX_INVALID, or the address of the context's
-/// state.
+/// A handle, C's `shmem_ctx_t`: a small number for the default context and for SHMEM_CTX_INVALID, and
+/// otherwise the address of the context's state.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Context(usize);
@@ -60,7 +60,7 @@ pub unsafe fn create(team: Team, options: i64, context: *mut Context) -> c_int {
     let made = State { team, set };
     let address = match FREE.lock().unwrap_or_else(PoisonError::into_inner).pop() {
         Some(address) => {
-            // SAFETY: the state's context has ended, so the program does not use it.
+            // SAFETY: the state's context has ended, so the program does not use the state.
             unsafe { (address as *mut State).write(made) };
             address
         }

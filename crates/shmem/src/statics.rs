@@ -24,8 +24,8 @@ pub fn find() -> Option<(usize, usize)> {
     found
 }
 
-/// A callback of `dl_iterate_phdr`. Stores the span of the program's writable segments in `found`. The
-/// program is the first loaded object.
+/// A callback of `dl_iterate_phdr`. Looks at the first loaded object only, which is the program itself, and
+/// stores the span of its writable segments in `found`.
 unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found: *mut c_void) -> i32 {
     // SAFETY: `info` is the loader's description of the program, valid during the call.
     let (base, headers) = unsafe {

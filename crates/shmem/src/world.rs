@@ -225,7 +225,7 @@ unsafe extern "C" {
     fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
-/// Makes the world, unless it exists, and waits until all PEs have made theirs.
+/// Makes the world, and waits until all PEs have made theirs. Does nothing if the world exists already.
 pub fn start() {
     if PROCESS.get().is_some() {
         return;

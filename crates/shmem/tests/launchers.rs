@@ -1,4 +1,5 @@
-//! Runs a C program under mpirun, prterun, mpiexec and srun, over windows and over UCX.
+//! Runs a C program under Open MPI's mpirun, PRRTE's prterun, MPICH's mpiexec and Slurm's srun, over windows
+//! and over UCX, and with settings from the environment.
 
 mod compiling;
 
@@ -60,7 +61,8 @@ fn launchers_start_one_job() {
             assert!(output.status.success(), "{launcher} {pes}: {}", text(&output));
         }
         let output = launch(launcher, options, &["-n", "2", program, "2", "global"], &[]).unwrap();
-        // A launcher may kill a slow PE and return the signal's number, so the exact status is not checked.
+        // Do not check the exact status, because a launcher may kill a PE that is slow to end, and then
+        // return the signal's number.
         assert!(!output.status.success(), "{launcher}: {}", text(&output));
         let heap = [("SHMEM_SYMMETRIC_SIZE", "4.5M"), ("SHMEM_DEBUG", "1")];
         let output = launch(launcher, options, &["-n", "2", program, "2", "large"], &heap).unwrap();

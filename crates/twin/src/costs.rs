@@ -1,4 +1,4 @@
-//! The costs of a twin's link, DMA engines and BAR, and those published for one accelerator.
+//! The costs of a twin's link, DMA engines and BAR, and the figures that were published for one accelerator.
 
 use std::time::Duration;
 

@@ -6,7 +6,7 @@
 //!  stores alone:   scratch       -->  destination slots
 //! ```
 //!
-//! Both run over the buffers of the measurement that they belong to, with transfers of the same size.
+//! Both use the buffers and the transfer size of the measurement whose ceiling this is.
 
 use crate::device::{Device, Kind};
 use crate::endpoint::Endpoint;

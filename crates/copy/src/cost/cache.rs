@@ -80,7 +80,7 @@ fn read(file: &Path) -> Entries {
     fs::read(file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-/// Adds an entry to the file. A concurrent reader sees either the old or the new file.
+/// Adds an entry to the current content of the file. A concurrent reader sees either the old or the new file.
 fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;

@@ -34,13 +34,13 @@
 
 // Bytes of data in a line of the ring. A line is 16 bytes that are stored at once: 12 of data, 4 of lap.
 constexpr u32 LINE_DATA = 12;
-// How many lines a thread loads before it uses the first one.
+// The number of lines that a thread loads before it uses the first of them.
 constexpr u32 AHEAD = 4;
 // The mask of all 32 threads of a warp.
 constexpr u32 ALL = ~0u;
 
-// Stores a timestamp at the end of a step. Compiled only with TRACE, because reading the GPU's timer takes
-// time.
+// Stores a timestamp at the end of a step. Does nothing unless compiled with TRACE, because reading the GPU's
+// timer takes time.
 #ifdef TRACE
 #define MARK(place, index) \
     if (threadIdx.x == 0) place[index] = now_ns()
@@ -113,7 +113,8 @@ __device__ inline void store_relaxed(u64* word, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(word), "l"(value) : "memory");
 }
 
-// Returns true if the CPU told the kernel to leave, or the GPU's clock has passed `give_up` (ns).
+// Returns true if the CPU told the kernel to leave, or the time `give_up` (on the GPU's clock, in ns) has
+// passed.
 __device__ inline bool is_over(const Control* control, u64 give_up) {
     return now_ns() > give_up || load_acquire(&control->leave) != 0;
 }

@@ -30,8 +30,8 @@ proptest! {
         }
     }
 
-    // Two sides write rows, read rows and restart in random order. The tags of two sides must agree whenever
-    // each is connected to the other's current epoch.
+    // Lets two sides write rows, read rows and restart in random order, so rows can be read late. Checks that
+    // the tags of two sides agree whenever each is connected to the other's current epoch.
     #[test]
     fn connected_sides_agree(steps in prop::collection::vec(0u8..6, 0..60)) {
         let mut epochs = 1u32;

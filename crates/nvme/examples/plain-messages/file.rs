@@ -19,8 +19,8 @@ const ALIGNMENT: usize = 4096;
 /// The number of completions after which the server sends the responses to small reads. The client then works
 /// on these responses while the server continues.
 const BATCH: usize = 8;
-/// The size in bytes from which a read is answered as soon as it completes. Smaller reads are answered in
-/// batches.
+/// The size in bytes from which a read counts as large. A large read is answered as soon as it completes.
+/// Small reads are answered in batches.
 const LARGE: usize = 64 << 10;
 
 const RECEIVE: u64 = u64::MAX;
@@ -31,7 +31,8 @@ pub fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)
 }
 
-/// A buffer for one response: a header of `RESPONSE_HEADER` bytes, then the data, aligned to [`ALIGNMENT`].
+/// A buffer for one response: a header of `RESPONSE_HEADER` bytes, then the data. The data begins at an
+/// address that is a multiple of [`ALIGNMENT`].
 struct Slot {
     memory: Vec<u8>,
     /// The index of the first data byte in `memory`.

@@ -1,4 +1,4 @@
-//! Blocks with contents that can be verified.
+//! The blocks that a bench with verification writes, and their check when they are read.
 //!
 //! ```text
 //!   0        8        16         24         28      32
@@ -21,7 +21,8 @@ pub(super) enum Wrong {
     Misplaced(u64),
     /// The checksum differs.
     Altered,
-    /// The block holds the sequence number `found`. Its last acknowledged write had `expected`.
+    /// The block holds the sequence number `found`. The block's last acknowledged write had the number
+    /// `expected`.
     Stale { expected: u64, found: u64 },
 }
 

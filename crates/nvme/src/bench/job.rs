@@ -1,4 +1,4 @@
-//! A job of a bench: a thread that keeps commands in flight, measures and verifies them.
+//! A job of a bench: a thread that keeps a set number of commands in flight, and measures and verifies them.
 
 use super::workload::Workload;
 use super::{Counters, block};
@@ -58,10 +58,10 @@ pub(super) struct Job<'a> {
     /// The operations by token.
     operations: Vec<Operation>,
     random: u64,
-    /// The index of the next block of a sequential workload, within this job's part.
+    /// The index of the next block of a sequential workload, counted from the start of this job's part.
     next: u64,
-    /// The number of writes to each block, plus [`BUSY`] while an operation is in flight. Empty without
-    /// verification.
+    /// For each block, the number of its writes, plus [`BUSY`] while an operation on it is in flight. Empty
+    /// without verification of writes.
     written: Vec<u32>,
     submitted: u64,
     reads: Tally,
@@ -172,7 +172,8 @@ impl<'a> Job<'a> {
             (_, writes) => writes,
         };
         let mut index = if workload.pattern.is_random() {
-            // Multiply-shift maps 64 random bits to a nearly uniform index in 0..blocks without a division.
+            // Choose a block at random: multiply-shift maps 64 random bits to a nearly uniform index in
+            // 0..blocks without a division.
             ((u128::from(block::random(&mut self.random)) * u128::from(blocks)) >> 64) as u64
         } else {
             self.next

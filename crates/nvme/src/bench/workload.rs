@@ -76,7 +76,7 @@ impl FromStr for Pattern {
             Pattern::RandWrite,
             Pattern::RandRw,
         ];
-        // fio also accepts `readwrite` for `rw`.
+        // Accept `readwrite`, because fio has it as another name of `rw`.
         let text = if text == "readwrite" { "rw" } else { text };
         all.into_iter()
             .find(|pattern| pattern.name() == text)

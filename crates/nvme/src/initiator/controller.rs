@@ -306,7 +306,8 @@ impl Controller {
         command.cdw11 = supported.into();
         match self.admin(command, None, "enabling events") {
             Ok(_) => self.arm_event(),
-            // Ignore a refusal: the controller may report events that the host cannot choose.
+            // Ignore a refusal of this command, because the controller may still report events that the host
+            // cannot choose.
             Err(Error::Status { .. }) => {}
             Err(error) => return Err(error),
         }

@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// The most entries of a discovery log. A longer log is refused, because a hostile target could announce any
-/// number.
+/// The most entries of a discovery log that are read. A log with more is refused, because a hostile target
+/// could announce any number.
 const MAX_ENTRIES: u64 = 16_384;
 /// The number of entries of the discovery log that one command reads.
 const CHUNK: u64 = 4;

@@ -1,4 +1,5 @@
-//! A queue of a controller: its TCP socket and the state machine of its protocol.
+//! A queue of a controller: its TCP socket, and the state machine of the protocol that the socket's bytes
+//! drive.
 
 use super::connection::{Connection, Done, Failure, Request};
 use crate::pdu::{Digests, Sender, encode_termination};

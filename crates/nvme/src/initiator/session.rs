@@ -312,7 +312,8 @@ impl Session {
         self.reconnected(result)
     }
 
-    /// Returns true if a path failed, and no command has succeeded for [`SessionOptions::reconnect`] since then.
+    /// Returns true if a path failed, and no command has succeeded for [`SessionOptions::reconnect`] since
+    /// then.
     fn is_too_late(&self) -> bool {
         self.lost_since.is_some_and(|since| since.elapsed() >= self.options.reconnect)
     }
@@ -336,8 +337,8 @@ impl Session {
         Ok(receive)
     }
 
-    /// Tries each path once, starting with `first`. If a path neither works nor fails within [`HEAD_START`], also
-    /// tries the next one. Returns the first path that works.
+    /// Tries each path once, starting with `first`. If a path neither works nor fails within [`HEAD_START`],
+    /// also tries the next one. Returns the first path that works.
     fn try_paths(options: SessionOptions, first: usize, nsid: u32) -> Reconnected {
         let options = Arc::new(options);
         let (send, results) = channel();
@@ -397,7 +398,7 @@ impl Session {
     }
 }
 
-/// Starts a thread of an attempt to reconnect. It ends by itself.
+/// Starts a thread of an attempt to reconnect. The thread ends by itself.
 fn spawn(run: impl FnOnce() + Send + 'static) -> Result<()> {
     std::thread::Builder::new()
         .name("inlane-reconnect".into())

@@ -51,7 +51,7 @@ impl Storage {
         let (file, direct) = match (direct, open(libc::O_DIRECT)) {
             (Some(false), _) => (open(0), false),
             (_, Ok(file)) => (Ok(file), true),
-            // The file system does not support O_DIRECT, so open the file without it.
+            // A file system without O_DIRECT refuses the flag with EINVAL, so the file is opened without it.
             (None, Err(error)) if error.raw_os_error() == Some(libc::EINVAL) => (open(0), false),
             (Some(true), Err(error)) if error.raw_os_error() == Some(libc::EINVAL) => {
                 let why = "the file system does not support direct=on; leave it out";
@@ -132,7 +132,7 @@ fn os(path: &Path, what: &str, source: std::io::Error) -> Error {
     Error::Os { what: format!("{what} {}", path.display()), source }
 }
 
-/// Creates a file of `bytes` bytes. An existing file must have this size.
+/// Creates a file of `bytes` bytes. Accepts an existing file of this size; one of another size is an error.
 fn create(path: &Path, bytes: u64) -> Result<()> {
     match OpenOptions::new().write(true).create_new(true).open(path) {
         Ok(file) => file.set_len(bytes).map_err(|source| os(path, "cannot set the size of", source)),

@@ -116,7 +116,8 @@ impl Memory {
         }
     }
 
-    /// Returns the address of byte `offset`. Panics like [`Memory::read`].
+    /// Returns the address of byte `offset`. Panics if the range ends beyond the memory, or if the offset or
+    /// the length is not a multiple of 64.
     #[inline]
     fn whole_lines(&self, offset: u64, length: usize) -> *mut u8 {
         assert!(offset.is_multiple_of(64) && length.is_multiple_of(64), "a range of whole blocks");

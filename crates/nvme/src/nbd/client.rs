@@ -42,7 +42,7 @@ struct Active {
     data: Vec<Option<Buffer>>,
 }
 
-/// What the server reads next from the client.
+/// What the server reads next from the client: a request, the data of a write, or data to discard.
 enum Reading {
     Request,
     /// Data of a write. It is received into these buffers.
@@ -176,7 +176,8 @@ impl<'a> Client<'a> {
     /// Reads from the client. Returns true if something arrived.
     fn receive(&mut self) -> Result<bool> {
         let received = match &mut self.reading {
-            // No earlier bytes wait in the input buffer, so receive directly into the command's buffer.
+            // Receive directly into the buffer of the write command, because no earlier bytes wait in the
+            // input buffer.
             Reading::Data { buffers, part, at, .. } if self.start == self.end => {
                 let result = self.stream.read(&mut buffers[*part].bytes_mut()[*at..]);
                 if let Ok(bytes) = &result {

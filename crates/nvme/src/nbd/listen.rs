@@ -1,4 +1,4 @@
-//! The NBD server: listens and starts a thread for each client.
+//! The NBD server: listens on a TCP address or a UNIX socket, and starts a thread for each client.
 
 use super::client;
 use super::result::{Counters, ExportResult};

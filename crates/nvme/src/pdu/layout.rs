@@ -131,7 +131,8 @@ impl Digests {
     }
 }
 
-/// The limits and digests by which a receiver checks PDUs.
+/// The limits and digests by which a receiver checks PDUs, from the negotiation and from the receiver's own
+/// limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     /// The side that sends the received PDUs.

@@ -171,8 +171,8 @@ proptest! {
         prop_assert!(matches!(header, Header::R2t(found) if found.r2tl.get() == 512));
     }
 
-    /// With a header digest, every changed byte is found. Without, decoding returns a valid layout or a
-    /// fault in the header.
+    /// With a header digest, every changed byte of a header is found. Without, decoding gives a layout within
+    /// the limits or a fault whose offset lies in the header.
     #[test]
     fn mutated_headers_are_refused_or_harmless(
         digests in any_digests(),

@@ -73,8 +73,8 @@ fn run(context: Context<'_>, command: &Command) -> Result<Reply, Status> {
             }
             match context.held.iter().position(|held| queue == 0 && *held == cid) {
                 Some(index) => Ok(Reply::Abort(context.held.remove(index))),
-                // Only event requests can be aborted, because other commands end soon. The result 1 means
-                // that nothing was aborted.
+                // Only waiting event requests are aborted: all other commands end soon by themselves. Bit 0
+                // of the result says that nothing was aborted.
                 None => done(1),
             }
         }
@@ -123,7 +123,7 @@ fn get_log_page(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
     let dwords = u64::from(cdw10 >> 16 | (command.cdw11.get() & 0xFFFF) << 16) + 1;
     let length = dwords * 4;
     let offset = u64::from(command.cdw12.get()) | u64::from(command.cdw13.get()) << 32;
-    // Bit 23 of dword 14 makes the offset an index, which is unsupported.
+    // Bit 23 of dword 14 makes the offset an index, which this target does not support.
     if length > context.subsystem.limits.transfer_bytes().into()
         || !offset.is_multiple_of(4)
         || command.cdw14.get() & 1 << 23 != 0
@@ -156,7 +156,8 @@ fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
             let supported = if controller.discovery {
                 async_event::DISCOVERY_NOTICES
             } else {
-                // The host may select health events by the lowest byte, although this target reports none.
+                // The lowest byte selects health events. The host may set its bits, but this target reports
+                // no such event.
                 async_event::NAMESPACE_NOTICES | 0xFF
             };
             if value & !supported != 0 {

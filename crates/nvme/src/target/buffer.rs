@@ -138,7 +138,8 @@ impl Buffer {
         UNIT << self.class
     }
 
-    /// Returns the address of the first byte. It stays valid while the buffer lives.
+    /// Returns the address of the first byte, for requests to the kernel. It stays valid while the buffer
+    /// lives.
     pub fn address(&self) -> *mut u8 {
         self.start.as_ptr()
     }

@@ -41,7 +41,7 @@ impl Inbox {
     /// # Errors
     /// If the process has too many open files.
     pub fn new() -> std::io::Result<Self> {
-        // SAFETY: the call takes no memory.
+        // SAFETY: the call accesses no memory of this process.
         let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if event < 0 {
             return Err(std::io::Error::last_os_error());

@@ -35,7 +35,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns true for operations with data from the host: write, compare and deallocate.
+    /// Returns true if the host sends data with the command: for a write, a compare and a deallocation.
     pub fn receives(self) -> bool {
         matches!(self, Operation::Write { .. } | Operation::Compare | Operation::Deallocate { .. })
     }

@@ -333,7 +333,8 @@ impl Acceptor {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Accepts all pending connections. Hands each to the worker thread with the fewest I/O queues.
+    /// Accepts all connections that are pending at a listening socket. Hands each to the worker thread with
+    /// the fewest I/O queues.
     fn accept(&self, listener: &TcpListener) {
         loop {
             match listener.accept() {

@@ -81,8 +81,8 @@ fn call(stream: &mut TcpStream, command: Command, data: &[u8]) -> std::io::Resul
     Ok(u32::from_le_bytes(response[8..12].try_into().unwrap()))
 }
 
-/// Connects an admin queue and an I/O queue. Tries again if the target closes one of them, because a loaded machine
-/// can delay the test beyond a short timeout of the target.
+/// Connects an admin queue and an I/O queue. Tries again if the target closes one of them, because a loaded
+/// machine can delay the test beyond a short timeout of the target.
 fn attach(target: &Target, keep_alive_ms: u32) -> (TcpStream, TcpStream) {
     let start = Instant::now();
     loop {
@@ -171,7 +171,8 @@ fn a_host_that_stops_reading_is_closed_and_others_are_served() {
         assert!(start.elapsed() < PATIENCE, "the greedy host is not closed");
     }
     assert!(is_closed(&mut greedy));
-    // These bytes fit into the socket's buffers, so this host cannot be found to stop reading.
+    // These bytes fit into the socket's buffers, so the target does not count this host as one that stopped
+    // reading.
     assert_eq!(read(&mut other, 128).len(), 64 << 10);
 }
 

@@ -1,5 +1,5 @@
-//! Bench cases in which no thread sleeps: puts, gets, atomic fetch-and-add, round trips of a word, and
-//! doorbells.
+//! Bench cases in which no thread sleeps: puts (compared with a plain copy and with UCX's put), gets, atomic
+//! fetch-and-add, a word that two PEs pass back and forth, and doorbells.
 
 use super::measured::Measured;
 use super::series::{SAMPLES, Series};
@@ -173,7 +173,7 @@ impl<T: Measured> Bench<T> {
             let nanoseconds = elapsed.as_nanos() as u64;
             self.world.put(self.words, NANOSECONDS, &[nanoseconds], self.other)?;
             self.world.barrier_all()?;
-            // Use the longer time, because the slower side determines the rate of both.
+            // Use the longer of the two times, because the slower side determines the rate of both.
             let slower = nanoseconds.max(self.world.load(self.words, NANOSECONDS)?);
             series.add(2 * count, size, Duration::from_nanos(slower));
             self.world.barrier_all()?;

@@ -62,8 +62,8 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
     let each = (size as f64 / 10e9 + 100e-9) * 1e9;
     let count = (batch_us as f64 * 1e3 / each).max(10.0) as u64;
     let mut output = String::new();
-    // A server ends at once if its TCP port is in use, so try three ports. They are below Linux's ephemeral
-    // ports.
+    // A server ends at once if its TCP port is in use, so try up to three ports. They are below Linux's
+    // ephemeral ports, which outgoing connections use.
     for _ in 0..3 {
         let port =
             20_000 + (std::process::id() as u16 % 60) * 200 + RUNS.fetch_add(1, Ordering::Relaxed) % 200;

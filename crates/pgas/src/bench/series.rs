@@ -67,7 +67,8 @@ impl Series {
         self.samples.iter_mut().for_each(|sample| *sample /= 2);
     }
 
-    /// Returns the times and rates of a case as a `Point`. The receiver compared `verified` bytes.
+    /// Returns the times and rates of a case as a `Point`. `verified` is the number of bytes that the
+    /// receiver compared.
     pub fn point(
         self,
         operation: Operation,

@@ -235,7 +235,8 @@ impl Bench<Windows> {
                 }
                 Ok(())
             };
-            // Run some operations first, because an adaptive wait predicts durations from earlier ones.
+            // Run some tens of operations first, because an adaptive wait predicts the duration of an
+            // operation from earlier ones.
             for mode in MODES {
                 moving(mode, if size <= 4 << 20 { 40 } else { 12 })?;
             }

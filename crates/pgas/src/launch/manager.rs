@@ -29,7 +29,7 @@ pub trait ProcessManager: Send {
     /// # Errors
     /// If the manager refuses or has ended.
     fn put(&mut self, key: &str, text: &str) -> Result<()>;
-    /// Blocks until all processes have called it.
+    /// Blocks until all processes have called this method.
     ///
     /// # Errors
     /// If the manager refuses or has ended.

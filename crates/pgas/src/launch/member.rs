@@ -253,7 +253,7 @@ impl Member {
 
     /// Tells the process manager that the end of this process is no failure.
     pub fn leave(&self) {
-        // Ignore errors, because the manager may have ended.
+        // If the manager has ended, there is nothing left to tell it.
         let _ = self.manager.lock().unwrap_or_else(PoisonError::into_inner).finish();
     }
 

@@ -21,8 +21,8 @@ pub struct Meetings {
     place: String,
     port: u16,
     token: [u8; 16],
-    /// The server's IP addresses, in the order in which PEs try them. PEs in other network namespaces skip
-    /// loopback addresses.
+    /// The IP addresses of PE 0's server, in the order in which PEs try them. PEs outside PE 0's network
+    /// namespace skip loopback addresses.
     addresses: Vec<IpAddr>,
 }
 
@@ -116,8 +116,8 @@ impl FromStr for Meetings {
     }
 }
 
-/// Returns a text that identifies the running kernel and network namespace. Processes with the same text
-/// reach each other's loopback addresses.
+/// Returns a text that identifies the running kernel and the network namespace of this process. Processes
+/// with the same text reach each other's loopback addresses.
 fn place() -> Result<String> {
     let path = "/proc/self/ns/net";
     let namespace = std::fs::read_link(path).map_err(|error| Error::os(format!("reading {path}"), error))?;

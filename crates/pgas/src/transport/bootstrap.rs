@@ -11,8 +11,8 @@ pub trait Exchange: Send + Sync {
     fn me(&self) -> u32;
     /// Returns the number of PEs.
     fn pes(&self) -> u32;
-    /// Blocks until every PE has called it as often as this PE. Returns what each PE passed, in the order of
-    /// the PEs.
+    /// Blocks until every PE has called this method as often as this PE. Returns what each PE passed, in the
+    /// order of the PEs.
     ///
     /// # Errors
     /// If a PE or the launcher has ended.

@@ -1,8 +1,9 @@
-//! One-sided access between processing elements (PEs): put and get on symmetric memory, atomics at the
-//! owner, ordering, delivery, and notifications between pairs.
+//! One-sided access between processing elements (PEs): put and get on symmetric memory, atomics at the owner,
+//! ordering, delivery, and notifications between pairs.
 //!
-//! [`Transport`] lists the operations. [`windows::Windows`] implements them over NTB windows, [`ucx::Ucx`]
-//! over UCX. [`bootstrap`] is what a PE needs before it can communicate. [`select`] chooses the transport.
+//! [`Transport`] lists the operations. [`windows::Windows`] implements them over NTB windows, and
+//! [`ucx::Ucx`] over UCX, for PEs on several machines. [`bootstrap`] is what a PE needs before it can
+//! communicate. [`select`] chooses the transport.
 
 pub mod bootstrap;
 pub mod layout;

@@ -1,4 +1,5 @@
-//! Records of several words that a reader takes whole or not at all.
+//! Records of several words that a reader takes whole or not at all. Only aligned accesses of up to 8 bytes
+//! do not tear, so head and tail show whether a record is whole.
 //!
 //! ```text
 //! word 0      1 .. 6      7
@@ -6,8 +7,8 @@
 //! ```
 //!
 //! Head and tail hold the record's sequence number. A writer stores contents and tail, then, after a fence,
-//! the head. A reader takes a record only if head and tail hold the expected sequence. It loads each word
-//! once, because a hostile peer may change it.
+//! the head. A reader takes a record only if head and tail hold the expected sequence. The reader loads each
+//! word once, because a hostile peer may change the record.
 
 use super::wakeup::Word;
 

@@ -181,6 +181,7 @@ impl PeContext {
     pub(super) fn request_later(&self, pe: u32, contents: &[u64; CONTENTS]) -> Result<()> {
         self.post(pe, contents, UNAWAITED)?;
         // Ring the owner's doorbell at once, because no thread waits for this request and could ring later.
+        // Several doorbells may cause one interrupt.
         Ok(self.ntb.peer_doorbell_set(pe, REQUEST)?)
     }
 

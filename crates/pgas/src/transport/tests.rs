@@ -1,4 +1,5 @@
-//! Tests with a hostile peer that writes garbage, and tests of timeouts, wake-ups and lost links.
+//! Tests with a hostile peer that writes garbage into handshakes, requests, replies and inboxes. Also tests
+//! timeouts, wake-ups and lost links.
 
 use super::layout::{HEADER_WORDS, Layout, MAGIC, SLOTS};
 use super::record::CONTENTS;
@@ -425,8 +426,8 @@ fn no_wakeup_is_lost_between_announcement_and_sleep() {
         let word = windows.symmetric().0.wrapping_add(64) as usize;
         for round in 1..=ROUNDS {
             let put = || {
-                // The growing pause moves the store past the moment at which the other side announces its
-                // sleep.
+                // A pause that grows with each round moves the store past the moment at which the other side
+                // announces its sleep.
                 (0..round % 400).for_each(|_| std::hint::spin_loop());
                 // SAFETY: the source is a local variable of 8 bytes.
                 unsafe { windows.put(1 - me, 64, (&raw const round).cast(), 8) }.unwrap();

@@ -1,4 +1,5 @@
-//! Waits for a condition: by polling, by sleeping until a doorbell, or adaptively.
+//! Waits for a condition by polling, by sleeping until a doorbell, or adaptively. Each wait chooses its
+//! completion mode.
 
 use super::wakeup::{BACKSTOP, Interest, LAST_LOOK, Waiter, barrier_everywhere};
 use super::windows::{PeContext, WAKE};

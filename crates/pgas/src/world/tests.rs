@@ -225,7 +225,8 @@ fn addresses_outside_symmetric_memory_are_refused() {
 fn large_reductions_are_cut_into_slices() {
     for (pes, faults) in [(1, ""), (2, ""), (3, ""), (3, "delay=5us,reorder")] {
         run(pes, faults, CompletionMode::Adaptive, None, move |world| {
-            // The length is no multiple of the number of PEs, so the slices have different lengths.
+            // Choose a length that is no multiple of the number of PEs, so that the slices have different
+            // lengths.
             let length = SLICED_FROM / 8 + 11;
             let (terms, sums) = (world.array::<u64>(length).unwrap(), world.array::<u64>(length).unwrap());
             for round in 0..2u64 {

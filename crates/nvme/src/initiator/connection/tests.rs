@@ -247,7 +247,7 @@ fn violations_of_a_hostile_controller_are_refused() {
     let success = data_flags::LAST | data_flags::SUCCESS;
     refuse(io::READ, &|cid| c2h(cid, success, 0, &[1; 8], NO_DIGESTS), SequenceError, "FLAGS");
 
-    // An R2T that requests data again is a fault.
+    // An R2T that asks again for data that was already sent must be a fault.
     let (mut connection, cid) = setup(io::WRITE, 16_384);
     feed(&mut connection, &pdu(&R2t::new(cid, 0, 0, 8192), &[], NO_DIGESTS), usize::MAX).unwrap();
     sent(&mut connection, usize::MAX);
@@ -288,7 +288,7 @@ fn no_more_commands_are_in_flight_than_the_queue_has_entries() {
 }
 
 proptest! {
-    /// No input crashes the connection or completes a read with missing data.
+    /// No bytes that a controller sends may crash the connection or complete a read with missing data.
     #[test]
     fn any_bytes_are_handled(
         header_digest in any::<bool>(),

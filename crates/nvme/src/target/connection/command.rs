@@ -17,8 +17,8 @@ use std::sync::atomic::Ordering::Relaxed;
 const MAX_ADMIN_DATA: u32 = 8192;
 
 impl Connection {
-    /// Accepts a received command and restarts the keep-alive timer. Returns a fault if the host has too
-    /// many commands in flight.
+    /// Accepts a received command: moves the head of the queue and restarts the keep-alive timer. Returns a
+    /// fault if the queue cannot take the command.
     pub(super) fn take_command(&mut self, layout: &Layout) -> Result<(), Fault> {
         let Some(queue) = &mut self.queue else {
             return match self.slots.in_use() {
@@ -77,7 +77,7 @@ impl Connection {
     /// Validates a command and its SGL. `capsule_bytes` is the length of data in its capsule. Returns the
     /// I/O command, if it is one, and the length of the host's data.
     fn plan(&self, command: &Command, capsule_bytes: u32) -> Result<(Option<Request>, u32), Status> {
-        // PSDT (bits 7:6) must be 01b or 10b: SGLs. FUSE (bits 1:0) must be 0.
+        // PSDT (bits 7:6) must say that an SGL describes the data: 01b or 10b. FUSE (bits 1:0) must be 0.
         if !matches!(command.flags >> 6, 1 | 2) || command.flags & 3 != 0 {
             return Err(Status::INVALID_FIELD.dnr());
         }

@@ -348,8 +348,8 @@ impl Connection {
         }
     }
 
-    /// Removes the queue from its controller. Call this when the connection has ended. The end of the admin
-    /// queue ends the controller.
+    /// Removes the queue from its controller. Call this when the connection has ended, so that other threads
+    /// do not reach it any more. The end of the admin queue ends the controller.
     pub fn disconnected(&mut self) {
         // Stop taking input, because received bytes that are not processed yet must not take effect any more.
         self.draining = true;

@@ -75,8 +75,8 @@ impl Connection {
         cid
     }
 
-    /// Sends the data and the completion of a read from memory. Returns false, and sends nothing, if no
-    /// buffer is available.
+    /// Sends the data and the completion of a read from a namespace in memory. Returns false, and sends
+    /// nothing, if the read needs a buffer and none is available.
     #[inline]
     pub(super) fn send_memory(&mut self, slot: u16, request: Request) -> bool {
         let length = request.length as usize;
@@ -157,8 +157,8 @@ impl Connection {
         self.output.append(MAX_HEADER, |out| encode(&header, length, digests, alignment, out));
     }
 
-    /// Ends a successful command after its data. Appends the completion, unless the data's flag SUCCESS
-    /// replaces it.
+    /// Ends a successful command whose data was appended to the output. Appends the completion, unless the
+    /// flag SUCCESS of the data replaces it.
     #[inline]
     fn data_end(&mut self, slot: u16) {
         let cid = self.release(slot, Status::SUCCESS);

@@ -184,7 +184,7 @@ impl Host {
         self.send(&bytes);
     }
 
-    /// Sends a command with `data` in its capsule. Returns the completion and the target's data.
+    /// Sends a command with `data` in its capsule. Returns the completion and the data that the target sent.
     fn call(&mut self, command: Command, data: &[u8]) -> (Completion, Vec<u8>) {
         self.command(command, data);
         let mut received = Vec::new();

@@ -1,4 +1,4 @@
-//! A connection of a worker, with its socket and the requests that the kernel has of it.
+//! A connection of a worker, with its socket and the connection's requests in flight.
 
 use crate::target::connection::Connection;
 use crate::target::inbox::ConnectionId;

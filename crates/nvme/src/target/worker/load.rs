@@ -1,4 +1,4 @@
-//! How busy the workers are. The acceptor chooses the worker of a new connection by it.
+//! How busy the workers are, by which the acceptor chooses the worker of a new connection.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

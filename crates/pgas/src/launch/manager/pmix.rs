@@ -154,7 +154,8 @@ impl ProcessManager for Pmix {
     }
 
     fn fence(&mut self) -> Result<()> {
-        // SAFETY: both arrays are empty, so the fence is for all processes of the job.
+        // SAFETY: both arrays are empty. Without an array of processes, the fence is for all processes of the
+        // job.
         let status = unsafe { (self.fence)(std::ptr::null(), 0, std::ptr::null(), 0) };
         self.check("PMIx_Fence", status)
     }

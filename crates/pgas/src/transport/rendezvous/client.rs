@@ -1,4 +1,5 @@
-//! A PE's side of the meeting point: joins it, exchanges data, and reports how this PE ends.
+//! A PE's side of the meeting point: joins it, exchanges data with the other PEs, and reports how this PE
+//! ends.
 
 use super::{Frame, MAX_PAYLOAD, MAX_PES, Meeting, prepare};
 use crate::error::{Error, Lost, Result};
@@ -9,7 +10,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long to try to connect. The launcher already listens, so attempts fail only if packets are lost.
+/// How long to try to connect. The launcher listens before it starts a PE, so the first attempt fails only if
+/// the network loses packets.
 const CONNECT_TIME: Duration = Duration::from_secs(30);
 /// How often a waiting exchange checks whether a PE was lost.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

@@ -181,7 +181,8 @@ impl Frame {
     }
 }
 
-/// Where a job's PEs meet. The environment holds it as `ADDRESS:PORT/TOKEN`, the token in hexadecimal.
+/// Where a job's PEs meet. The launcher passes this in the environment as `ADDRESS:PORT/TOKEN`, the token in
+/// hexadecimal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meeting {
     /// The address of the launcher's server.

@@ -247,7 +247,8 @@ impl Shared {
         if !matches!(width, 4 | 8) || !offset.is_multiple_of(width) {
             return Err(Error::Refused { peer: pe, what: ATOMIC });
         }
-        // For a compare-and-swap, UCX reads the comparand from `operand` and the new value from `result`.
+        // For a compare-and-swap, store the comparand in `operand` and the new value in `result`, because UCX
+        // reads them there.
         let first = match operation {
             Operation::Fetch => 0,
             Operation::CompareSwap => atomic.comparand,

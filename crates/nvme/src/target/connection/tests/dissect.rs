@@ -1,4 +1,4 @@
-//! Checks that tshark finds no malformed PDU in a recorded session.
+//! Records a session between a host and the target, and checks that tshark finds no malformed PDU in it.
 
 use super::*;
 

@@ -150,7 +150,7 @@ fn discovery_lists_what_the_host_may_use_and_reports_changes() {
         (identify::text(&entry.traddr), identify::text(&entry.trsvcid)),
         ("127.0.0.1".into(), "4420".into())
     );
-    // A discovery controller has no namespaces, so it refuses to identify one.
+    // Identify a namespace at a discovery controller, which must refuse because it has no namespaces.
     let mut identify = Command { sgl: Sgl::transport(4096), ..Command::new(admin::IDENTIFY, 1) };
     identify.cdw10 = u32::from(cns::NAMESPACE).into();
     assert_eq!(host.call(identify, &[]).0.status(), Status::INVALID_FIELD.dnr());
@@ -201,7 +201,7 @@ fn after_a_failed_flush_writes_are_refused() {
     let (_admin, mut queue) = connected(&subsystem, Digests::default());
     queue.command(Command::new(io::FLUSH, 1), &[]);
     assert!(matches!(queue.answer(), Some(Answer::Completed(it)) if it.status().is_success()));
-    // Report an I/O error for the second flush instead of making its system call.
+    // Send a second flush, but report an I/O error to the connection instead of making its system call.
     let bytes = queue.capsule(Command::new(io::FLUSH, 1), &[]);
     let space = queue.connection.space().unwrap();
     space[..bytes.len()].copy_from_slice(&bytes);
