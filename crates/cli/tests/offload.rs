@@ -12,6 +12,7 @@
 
 mod datagrams;
 mod direct;
+mod threads;
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -36,6 +37,11 @@ impl Lab {
     /// Creates the namespaces. If this machine does not allow that, or lacks a program, prints why and
     /// returns `None`.
     fn new(test: &str, programs: &[(&str, &str)]) -> Option<Self> {
+        Self::with_queues(test, programs, 1)
+    }
+
+    /// As [`Lab::new`], with `queues` receive queues and as many transmit queues at both ends of the veth.
+    fn with_queues(test: &str, programs: &[(&str, &str)], queues: u32) -> Option<Self> {
         // SAFETY: geteuid has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
             eprintln!("SKIPPED {test}: network namespaces need root");
@@ -67,8 +73,9 @@ impl Lab {
             shell(&format!("ip -n {} link set lo up", lab.name(side))).unwrap();
         }
         let (e, k) = (lab.name("e"), lab.name("k"));
+        let count = format!("numrxqueues {queues} numtxqueues {queues}");
         for line in [
-            format!("ip link add e0 netns {e} type veth peer name k0 netns {k}"),
+            format!("ip link add e0 netns {e} {count} type veth peer name k0 netns {k} {count}"),
             format!("ip -n {e} link set e0 up"),
             format!("ip -n {k} link set k0 up"),
             format!("ip -n {k} address add {KERNEL}/24 dev k0"),

@@ -140,7 +140,7 @@ impl EthSpec {
             return Ok(());
         }
         let why = format!(
-            "flows are spread over {existing} queues, and this run reads {read}; give --pipelines {existing}, or {remedy}"
+            "flows are spread over {existing} queues, and this run reads {read}; give --pipelines {existing} ('offload serve': --threads {existing}), or {remedy}"
         );
         Err(Error::Usage { port: self.text.clone(), why })
     }

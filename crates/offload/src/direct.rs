@@ -75,15 +75,20 @@ impl SharedArea {
 
     /// Reserves a slot, and returns its index with it. Returns `None` if all slots are reserved.
     fn reserve(&self) -> Option<(usize, Slot)> {
-        let index = self.used.load(Ordering::Relaxed).trailing_ones() as usize;
+        // Several threads of the engine may reserve slots of one area. Acquire pairs with the release by which
+        // another thread has given the slot back.
+        let reserved = self.used.fetch_update(Ordering::Acquire, Ordering::Relaxed, |used| {
+            let index = used.trailing_ones() as usize;
+            (index < SLOTS).then(|| used | 1 << index)
+        });
+        let index = reserved.ok()?.trailing_ones() as usize;
         // SAFETY: the area is mapped while this value lives, and the slot's `Direct` refers to it.
-        let slot = unsafe { Area::new(self.start) }.slot(index).filter(|_| index < SLOTS)?;
-        self.used.fetch_or(1 << index, Ordering::Relaxed);
+        let slot = unsafe { Area::new(self.start) }.slot(index)?;
         Some((index, slot))
     }
 
     fn release(&self, index: usize) {
-        self.used.fetch_and(!(1 << index), Ordering::Relaxed);
+        self.used.fetch_and(!(1 << index), Ordering::Release);
     }
 }
 
@@ -144,6 +149,10 @@ pub struct Direct {
     /// The number of bytes that the program has received through shared memory.
     pub received: u64,
 }
+
+// SAFETY: the slot lies in the area, which this value keeps mapped. Its memory is accessed only by atomics and
+// copies, which any thread may do.
+unsafe impl Send for Direct {}
 
 impl Direct {
     /// Assigns a slot of `area` to a connection. `inode` and `device` are those of the program's end. Returns

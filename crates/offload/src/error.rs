@@ -46,6 +46,14 @@ pub enum Error {
     /// The engine whose control socket has this path gave an invalid answer.
     #[error("the engine on {0} gave an invalid answer; use the inlane of the same version for both")]
     Answer(String),
+    /// A thread of the engine has panicked.
+    #[error(
+        "thread {thread} of the engine has panicked, so the engine ends; please report the message above"
+    )]
+    Panicked {
+        /// The thread's number.
+        thread: usize,
+    },
     /// The operating system refused an operation.
     #[error("{what}: {source}")]
     Os {
@@ -78,7 +86,7 @@ impl Error {
             {
                 Class::Environment
             }
-            Self::Answer(_) | Self::Os { .. } => Class::Failed,
+            Self::Answer(_) | Self::Panicked { .. } | Self::Os { .. } => Class::Failed,
         }
     }
 

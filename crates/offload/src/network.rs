@@ -70,11 +70,33 @@ pub struct LinkCounters {
     pub dropped: u64,
     /// Packets that the engine sent to itself.
     pub own_packets: u64,
+    /// Packets that one thread of the engine received and passed to another.
+    pub passed: u64,
 }
 
-/// The engine's link.
+impl std::ops::AddAssign for LinkCounters {
+    fn add_assign(&mut self, other: Self) {
+        self.received_packets += other.received_packets;
+        self.received_bytes += other.received_bytes;
+        self.sent_packets += other.sent_packets;
+        self.sent_bytes += other.sent_bytes;
+        self.ignored += other.ignored;
+        self.malformed += other.malformed;
+        self.fragments += other.fragments;
+        self.reassembled += other.reassembled;
+        self.unassembled += other.unassembled;
+        self.dropped += other.dropped;
+        self.own_packets += other.own_packets;
+        self.passed += other.passed;
+    }
+}
+
+/// One thread's part of the engine's link: a receive queue and a transmit queue of the port.
 pub struct Network {
-    port: Box<dyn Port>,
+    /// The port. Only the first part of the link has it.
+    port: Option<Box<dyn Port>>,
+    info: port::PortInfo,
+    wait_descriptors: Vec<RawFd>,
     pub(crate) rx: Box<dyn Rx>,
     tx: Box<dyn Tx>,
     pub(crate) pool: Arc<dyn Pool>,
@@ -108,12 +130,14 @@ pub struct Network {
 }
 
 impl Network {
-    /// Opens the port of `settings`, with a pool of `buffers` packet buffers.
+    /// Opens the port of `settings` with a queue for each thread, and a pool of `buffers` packet buffers for each
+    /// queue. Returns each thread's part of the link. The first part has the port.
     ///
     /// # Errors
-    /// Errors of the port and its pool.
-    pub fn open(settings: &Settings, clock: &Clock, buffers: usize) -> Result<Self> {
+    /// Errors of the port and its pools. Also if the port has fewer queues.
+    pub fn open(settings: &Settings, clock: &Clock, buffers: usize) -> Result<Vec<Self>> {
         let names = [settings.port.clone()];
+        let queues = settings.threads;
         let request = OpenRequest {
             names: &names,
             rx: None,
@@ -121,20 +145,52 @@ impl Network {
             function: "io",
             rate: None,
             playback: Playback::default(),
-            queues: 1,
+            queues,
             room: room(settings.mtu.into()),
         };
         let mut opened = inlane_ports::open::ports(&request, clock)?;
         let mut port = opened.ports.remove(0);
-        let pool = pool(&settings.port, buffers, opened.room)?;
-        port.configure(std::slice::from_ref(&pool), 1)?;
-        let rx = port.take_rx(0)?;
-        let tx = port.take_tx(0, pool.clone())?;
-        let rx: Box<dyn Rx> = match settings.faults == inlane_ports::wrap::fault::Faults::default() {
-            true => rx,
-            false => Box::new(settings.faults.rx(rx, &pool, clock)?),
-        };
+        let most = port.info().max_queues;
+        if queues > most {
+            return Err(Error::Setting {
+                what: format!("--threads {queues}"),
+                why: too_few_queues(settings, most),
+            });
+        }
+        let pools = (0..queues).map(|_| pool(&settings.port, buffers, opened.room));
+        let pools = pools.collect::<Result<Vec<_>>>()?;
+        port.configure(&pools, queues)?;
+        let ends = (0..queues).zip(&pools).map(|(queue, pool)| {
+            let rx = port.take_rx(queue)?;
+            let tx = port.take_tx(queue, pool.clone())?;
+            Ok(match settings.faults == inlane_ports::wrap::fault::Faults::default() {
+                true => (rx, tx),
+                false => (Box::new(settings.faults.rx(rx, pool, clock)?) as Box<dyn Rx>, tx),
+            })
+        });
+        let ends = ends.collect::<Result<Vec<_>>>()?;
         port.start()?;
+        let descriptors = port.wait_descriptors();
+        let parts = ends.into_iter().zip(pools).enumerate().map(|(index, ((rx, tx), pool))| {
+            // A port has one descriptor for each queue, in their order, or none.
+            let wait_descriptors = match descriptors.len() == usize::from(queues) {
+                true => vec![descriptors[index]],
+                false => descriptors.clone(),
+            };
+            Self::new(settings, port.info().clone(), wait_descriptors, (rx, tx), pool)
+        });
+        let mut parts: Vec<Self> = parts.collect();
+        parts[0].port = Some(port);
+        Ok(parts)
+    }
+
+    fn new(
+        settings: &Settings,
+        info: port::PortInfo,
+        wait_descriptors: Vec<RawFd>,
+        (rx, tx): (Box<dyn Rx>, Box<dyn Tx>),
+        pool: Arc<dyn Pool>,
+    ) -> Self {
         let interface = interface(&settings.port);
         let mac =
             settings.mac.or_else(|| mac_of(interface?)).unwrap_or(Mac([2, 0x69, 0x6e, 0x6c, 0x61, 0x6e]));
@@ -142,8 +198,10 @@ impl Network {
         if addresses.iter().any(|prefix| prefix.address.is_ipv6()) {
             addresses.push(Prefix { address: ndp::link_local(mac).into(), length: 64 });
         }
-        Ok(Self {
-            port,
+        Self {
+            port: None,
+            info,
+            wait_descriptors,
             rx,
             tx,
             pool,
@@ -165,7 +223,7 @@ impl Network {
             partial_checksums: interface.is_some_and(is_virtual),
             reassembly: Reassembly::default(),
             counters: LinkCounters::default(),
-        })
+        }
     }
 
     /// Replaces the transmit queue. Packets that the former queue has accepted stay with its port.
@@ -175,17 +233,17 @@ impl Network {
 
     /// Returns the port's properties.
     pub fn info(&self) -> &port::PortInfo {
-        self.port.info()
+        &self.info
     }
 
     /// Returns the descriptors that become readable when packets arrive. If there are none, the port must be
     /// polled.
-    pub fn wait_descriptors(&self) -> Vec<RawFd> {
-        self.port.wait_descriptors()
+    pub fn wait_descriptors(&self) -> &[RawFd] {
+        &self.wait_descriptors
     }
 
-    /// Stops the port. Buffers that it holds are freed.
-    pub fn stop(&mut self) {
+    /// Frees the packets that wait for the transmit queue, and those allocated in advance.
+    pub fn free_packets(&mut self) {
         let waiting = std::mem::take(&mut self.waiting);
         let spare = std::mem::take(&mut self.spare);
         // SAFETY: both lists hold packets of this pool that nobody else holds.
@@ -193,7 +251,13 @@ impl Network {
             self.pool.free(&waiting);
             self.pool.free(&spare);
         }
-        self.port.stop();
+    }
+
+    /// Stops the port if this part of the link has it. Buffers that it holds are freed.
+    pub fn stop_port(&mut self) {
+        if let Some(port) = &mut self.port {
+            port.stop();
+        }
     }
 
     /// Returns the engine's MAC address.
@@ -270,8 +334,25 @@ impl Network {
     }
 }
 
-/// Creates the pool of packet buffers: for a DPDK port a pool of mbufs, because such a port cannot send other
-/// buffers.
+/// Returns why an engine cannot have as many threads as `settings` ask for, and what to do. `most` is the number
+/// of queues that the port has.
+fn too_few_queues(settings: &Settings, most: u16) -> String {
+    let has = match most {
+        1 => "the port has 1 queue; leave --threads out".to_owned(),
+        most => format!("the port has {most} queues; give --threads {most} or less"),
+    };
+    match interface(&settings.port) {
+        Some(name) => {
+            let queues = settings.threads;
+            format!(
+                "{has}, or give {name} more queues: 'ethtool -L {name} rx {queues}' (veth) or 'combined {queues}' (card)"
+            )
+        }
+        None => has,
+    }
+}
+
+/// Creates the pool of packet buffers. A DPDK port can send only mbufs.
 fn pool(port: &str, buffers: usize, room: usize) -> Result<Arc<dyn Pool>> {
     #[cfg(feature = "dpdk")]
     if is_dpdk(port) {

@@ -13,6 +13,10 @@ use std::time::Duration;
 pub struct Settings {
     /// The name of the port, such as `af_xdp:veth0`.
     pub port: String,
+    /// The number of threads that run sockets. Each has a receive queue and a transmit queue of the port.
+    pub threads: u16,
+    /// The cores to which the threads are pinned, in order. Empty if they are not pinned.
+    pub cores: Vec<usize>,
     /// The engine's addresses, each with the length of its network's prefix.
     pub addresses: Vec<Prefix>,
     /// The routers for destinations outside the networks of `addresses`, at most one for each address family.
@@ -42,6 +46,8 @@ impl Settings {
     pub const MIN_MTU: u16 = 1280;
     /// The most sockets of a process: the kernel's default limit of descriptors, `fs.nr_open`.
     pub const MAX_SOCKETS: usize = 1 << 20;
+    /// The most threads.
+    pub const MAX_THREADS: u16 = 64;
 
     /// Checks the settings.
     ///
@@ -49,6 +55,10 @@ impl Settings {
     /// [`Error::Setting`] names the first setting that is wrong.
     pub fn check(&self) -> Result<()> {
         let wrong = |what: &str, why: String| Err(Error::Setting { what: what.into(), why });
+        if !(1..=Self::MAX_THREADS).contains(&self.threads) {
+            let what = format!("--threads {}", self.threads);
+            return wrong(&what, format!("give 1 to {}", Self::MAX_THREADS));
+        }
         if self.addresses.is_empty() {
             return wrong("--address", "give at least one, such as 10.0.0.1/24".into());
         }
@@ -130,6 +140,8 @@ mod tests {
     fn settings() -> Settings {
         Settings {
             port: "null".into(),
+            threads: 1,
+            cores: Vec::new(),
             addresses: vec![Prefix::parse("10.0.0.1/24").unwrap()],
             gateways: Vec::new(),
             loopback: false,

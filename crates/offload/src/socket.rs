@@ -38,6 +38,9 @@ pub struct Socket {
     pub role: Role,
     /// The deadline of the socket's entry in the timer wheel, or `u64::MAX` if it has no entry.
     pub armed: u64,
+    /// True if the socket is this thread's copy of a listener that another thread has created. Requests of
+    /// programs go to the other thread.
+    pub copy: bool,
     /// True if the socket is in the engine's list of changed sockets, which are served next.
     pub dirty: bool,
 }
@@ -94,6 +97,8 @@ pub struct Datagram {
 pub struct Listening {
     /// The listener: its half-open connections, and the established connections that wait to be accepted.
     pub listener: Listener<Pending>,
+    /// The backlog that the program has set. It limits each thread's queues.
+    pub backlog: usize,
     /// True if the pair is full of connections that the program has not accepted.
     pub full: bool,
     /// True if epoll has reported that the program closed its end.

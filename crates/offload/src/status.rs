@@ -30,6 +30,8 @@ pub struct EngineStatus {
     pub uptime_ns: u64,
     /// The processor time that the engine has used.
     pub cpu_ns: u64,
+    /// What each thread of the engine does.
+    pub threads: Vec<ThreadStatus>,
     /// Counters of the link.
     pub link: LinkCounters,
     /// Counters of connections.
@@ -40,6 +42,23 @@ pub struct EngineStatus {
     pub sockets: Vec<SocketStatus>,
     /// The sockets that most recently stayed with the kernel, the latest first.
     pub kernel: Vec<KernelSocket>,
+}
+
+/// What one thread of an engine does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ThreadStatus {
+    /// The thread's number, and the number of its queue of the port.
+    pub thread: u64,
+    /// The processor time that the thread has used.
+    pub cpu_ns: u64,
+    /// The sockets that the thread runs.
+    pub sockets: u64,
+    /// The number of frames received from the thread's queue.
+    pub received_packets: u64,
+    /// The number of frames sent to the thread's queue.
+    pub sent_packets: u64,
+    /// Received packets that the thread passed to other threads, because they run the sockets.
+    pub passed_packets: u64,
 }
 
 /// Counters of connections since the engine started.
@@ -69,6 +88,23 @@ pub struct ConnectionCounters {
     pub sent_bytes: u64,
     /// Payload bytes that were retransmitted.
     pub retransmitted_bytes: u64,
+}
+
+impl std::ops::AddAssign for ConnectionCounters {
+    fn add_assign(&mut self, other: Self) {
+        self.sockets += other.sockets;
+        self.connected += other.connected;
+        self.accepted += other.accepted;
+        self.time_wait += other.time_wait;
+        self.resets_sent += other.resets_sent;
+        self.hostile += other.hostile;
+        self.direct_bytes += other.direct_bytes;
+        self.kernel += other.kernel;
+        self.requests += other.requests;
+        self.received_bytes += other.received_bytes;
+        self.sent_bytes += other.sent_bytes;
+        self.retransmitted_bytes += other.retransmitted_bytes;
+    }
 }
 
 /// Counters of datagrams: of one UDP socket, or of all.

@@ -4,7 +4,7 @@
 //! Tests, the fuzzer and packetdrill use this engine, because its time is virtual, so a run does not depend
 //! on the machine's load.
 
-use crate::engine::Engine;
+use crate::engine::Threads;
 use crate::error::Result;
 use crate::settings::Settings;
 use inlane_core::port::{Counters, Tx};
@@ -28,7 +28,7 @@ type Frames = Arc<Mutex<VecDeque<Vec<u8>>>>;
 /// An engine that its caller runs step by step. All times are in nanoseconds and must not decrease from call
 /// to call.
 pub struct Stepped {
-    engine: Engine,
+    threads: Threads,
     sent: Frames,
 }
 
@@ -52,40 +52,70 @@ pub struct Held {
     pub own_packets: usize,
 }
 
+impl Held {
+    /// Adds what another thread holds. All threads share the list of processes.
+    fn add(&mut self, other: &Self) {
+        self.sockets += other.sockets;
+        self.flows += other.flows;
+        self.ports += other.ports;
+        self.ends += other.ends;
+        self.processes = other.processes;
+        self.time_waits += other.time_waits;
+        self.own_packets += other.own_packets;
+    }
+}
+
 impl Stepped {
     /// Creates an engine with `settings` and opens its control socket. The port in `settings` is not used.
     ///
     /// # Errors
     /// If a setting is wrong, or the control socket cannot be created.
     pub fn open(settings: Settings) -> Result<Self> {
-        let mut engine = Engine::open_on(Settings { port: "null".into(), ..settings }, BUFFERS)?;
+        let mut threads = Threads::open_on(Settings { port: "null".into(), ..settings }, BUFFERS)?;
         let sent = Frames::default();
-        let pool = engine.network_mut().pool.clone();
-        engine.network_mut().set_tx(Box::new(Recorder {
-            pool,
-            sent: sent.clone(),
-            counters: Counters::default(),
-        }));
-        Ok(Self { engine, sent })
+        for engine in threads.engines() {
+            let pool = engine.network_mut().pool.clone();
+            engine.network_mut().set_tx(Box::new(Recorder {
+                pool,
+                sent: sent.clone(),
+                counters: Counters::default(),
+            }));
+        }
+        Ok(Self { threads, sent })
     }
 
-    /// Hands a frame to the engine, as if its port had received the frame.
+    /// Hands a frame to the engine, as if its port had received the frame. An engine with several threads gets
+    /// the frame on queue 0.
     pub fn receive(&mut self, now: u64, frame: &[u8]) {
-        self.engine.on_frame(now, frame);
+        self.receive_on(0, now, frame);
+    }
+
+    /// Hands a frame to the engine, as if queue `queue` of its port had received the frame.
+    ///
+    /// # Panics
+    /// If the engine has fewer threads.
+    pub fn receive_on(&mut self, queue: usize, now: u64, frame: &[u8]) {
+        self.threads.engines()[queue].on_frame(now, frame);
     }
 
     /// Records a neighbour's MAC address, so that the engine need not ask for it.
     pub fn set_neighbour(&mut self, now: u64, address: IpAddr, mac: Mac) {
-        self.engine.network_mut().learn(now, address, mac, true);
+        for engine in self.threads.engines() {
+            engine.network_mut().learn(now, address, mac, true);
+        }
     }
 
-    /// Runs one round of the engine's loop without sleeping. Returns true if the next round may have work,
+    /// Runs one round of each thread's loop without sleeping. Returns true if the next round may have work,
     /// and false if the engine waits for a timer or an event.
     ///
     /// # Errors
     /// If the system's epoll fails.
     pub fn step(&mut self, now: u64) -> Result<bool> {
-        self.engine.round(now)
+        let mut worked = false;
+        for engine in self.threads.engines() {
+            worked |= engine.round(now)?;
+        }
+        Ok(worked)
     }
 
     /// Runs rounds until the engine has nothing to do before its next timer or event, but at most `most`
@@ -108,18 +138,28 @@ impl Stepped {
     }
 
     /// Returns the time at which the next timer may be due, or `None` if the engine waits for no timer.
-    pub fn deadline(&self) -> Option<u64> {
-        self.engine.deadline()
+    pub fn deadline(&mut self) -> Option<u64> {
+        self.threads.engines().iter().filter_map(|engine| engine.deadline()).min()
     }
 
-    /// Returns a descriptor that is readable while events of programs wait for the engine.
-    pub fn events(&self) -> BorrowedFd<'_> {
-        self.engine.events()
+    /// Returns a descriptor that is readable while events of programs wait for thread 0 of the engine.
+    pub fn events(&mut self) -> BorrowedFd<'_> {
+        self.threads.engines()[0].events()
     }
 
-    /// Returns what the engine holds now.
-    pub fn held(&self) -> Held {
-        self.engine.held()
+    /// Returns the threads of the engine.
+    #[cfg(test)]
+    pub(crate) fn threads(&mut self) -> &mut Threads {
+        &mut self.threads
+    }
+
+    /// Returns what the engine holds now, in all its threads.
+    pub fn held(&mut self) -> Held {
+        let mut held = Held::default();
+        for engine in self.threads.engines() {
+            held.add(&engine.held());
+        }
+        held
     }
 }
 

@@ -419,7 +419,9 @@ unsafe fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_
     if code == 0
         && let Some(bytes) = bytes
     {
-        let mut message = Message::new(Operation::SetOption);
+        // Wait until the engine has set the buffer of a socket that is being connected.
+        let operation = if connecting { Operation::SetOptionNow } else { Operation::SetOption };
+        let mut message = Message::new(operation);
         (message.level, message.name) = (libc::SOL_SOCKET, name);
         message.set_value(&bytes.to_ne_bytes());
         control::request(&mut message, fd);

@@ -1,11 +1,11 @@
 //! `inlane offload serve`: runs the engine.
 
-use crate::values::count;
+use crate::values::{core_list, count};
 use clap::Args;
 use inlane_core::privileges::{Successor, drop_privileges_to};
 use inlane_core::units;
 use inlane_offload::Settings;
-use inlane_offload::engine::Engine;
+use inlane_offload::engine::Threads;
 use inlane_offload_protocol::DEFAULT_SOCKET;
 use inlane_offload_protocol::rules::Prefix;
 use inlane_ports::wrap::fault::Faults;
@@ -27,12 +27,22 @@ Examples:
   inlane offload serve --port af_packet:eth1 --address 10.0.0.1/24 --address fd00::1/64 \\
       --gateway 10.0.0.254
 
+  # four threads, each with a queue of the card
+  inlane offload serve --port af_xdp:eth1 --threads 4 --address 10.0.0.1/24
+
   # connections within this machine, too
   inlane offload serve --port af_xdp:veth0 --address 10.0.0.1/24 --loopback")]
 pub struct Serve {
     /// Port to the network: af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET, pci:ADDRESS
     #[arg(long, value_name = "PORT")]
     port: String,
+    /// Number of threads that run sockets, 1 to 64. Each has a queue of the port, so the port must spread flows
+    /// over as many queues (RSS)
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count::<u16>(1, 64))]
+    threads: u16,
+    /// Pin one thread to each of these cores, for example 2,4-7. Excludes --threads [default: not pinned]
+    #[arg(long, value_name = "LIST", conflicts_with = "threads", value_parser = |text: &str| core_list(text).map(Cores))]
+    cores: Option<Cores>,
     /// IP address of the engine, with the prefix length of its network. Repeat the flag for more addresses
     #[arg(long, value_name = "ADDRESS/LENGTH", required = true, value_parser = parse_address)]
     address: Vec<Prefix>,
@@ -74,6 +84,10 @@ pub struct Serve {
     faults: Faults,
 }
 
+/// The numbers of cores.
+#[derive(Clone)]
+struct Cores(Vec<usize>);
+
 fn parse_address(text: &str) -> Result<Prefix, String> {
     match text.contains('/') {
         true => Prefix::parse(text).ok_or_else(|| why_no_prefix(text)),
@@ -112,7 +126,11 @@ impl Serve {
     pub fn run(self) -> anyhow::Result<()> {
         let cores = std::thread::available_parallelism().map_or(1, Into::into);
         let spin = if cores >= 4 { Duration::from_micros(50) } else { Duration::ZERO };
+        let pinned = self.cores.map(|cores| cores.0).unwrap_or_default();
+        let threads = if pinned.is_empty() { self.threads } else { u16::try_from(pinned.len())? };
         let settings = Settings {
+            threads,
+            cores: pinned,
             port: self.port.clone(),
             addresses: self.address,
             gateways: self.gateway,
@@ -146,7 +164,7 @@ impl Serve {
             _ => crate::signal::end_by(signal),
         })?;
         raise_descriptor_limit();
-        let mut engine = Engine::open(settings)?;
+        let mut engine = Threads::open(settings)?;
         drop_privileges_to(successor)?;
         let (mac, path) = engine.link();
         crate::print_to_stderr(format_args!(

@@ -83,6 +83,19 @@ fn text(out: &mut dyn Write, document: &Document<EngineStatus>) -> io::Result<()
             "link: {} frames received, {} sent, {} malformed, {} dropped",
             link.received_packets, link.sent_packets, link.malformed, link.dropped
         )?;
+        // A line for the only thread would repeat the lines above.
+        for thread in engine.threads.iter().filter(|_| engine.threads.len() > 1) {
+            writeln!(
+                out,
+                "thread {}: {:.1} % of a core, {} sockets, {} frames received, {} sent, {} passed on",
+                thread.thread,
+                thread.cpu_ns as f64 / engine.uptime_ns.max(1) as f64 * 100.0,
+                thread.sockets,
+                thread.received_packets,
+                thread.sent_packets,
+                thread.passed_packets
+            )?;
+        }
         if engine.sockets.is_empty() {
             writeln!(out, "no sockets")?;
         } else {

@@ -2,12 +2,14 @@
 //! accept them.
 
 use super::Engine;
+use super::input::Received;
 use super::request::Owner;
 use crate::arena::Key;
 use crate::pair;
 use crate::socket::{Pending, Role, Socket};
 use inlane_offload_protocol::message::accept;
 use inlane_tcp::{Connection, Flow, Header, Segment, TimeWait, Verdict};
+use inlane_wire::tcp::RST;
 use std::os::fd::AsRawFd;
 
 impl Engine {
@@ -21,6 +23,7 @@ impl Engine {
         flow: &Flow,
         segment: &Segment<'_>,
         previous: Option<&TimeWait>,
+        packet: &Received<'_>,
     ) -> bool {
         let Some(Socket { role: Role::Listening(listening), .. }) = self.sockets.get_mut(key) else {
             return false;
@@ -32,6 +35,12 @@ impl Engine {
         }
         match verdict {
             Verdict::Drop => false,
+            // The handshake may have begun on another queue.
+            Verdict::Reply(header)
+                if header.has(RST) && self.shared.is_some() && self.pass_to_next(packet) =>
+            {
+                false
+            }
             Verdict::Reply(header) => {
                 self.send_header(now, flow, &header);
                 true
@@ -74,7 +83,10 @@ impl Engine {
             }
             return;
         };
-        self.flows.insert(*flow, key);
+        if !self.claim_flow(*flow, key) {
+            self.remove(key);
+            return;
+        }
         if let Some(Socket { role: Role::Listening(listening), .. }) = self.sockets.get_mut(listener) {
             listening.listener.queue(Pending { key, program: program_end, remote: flow.remote });
         }

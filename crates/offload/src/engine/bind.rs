@@ -45,9 +45,7 @@ impl Engine {
                 false => Ok(wanted.port()),
             };
         }
-        let first = self.random();
-        let count = EPHEMERAL.len() as u64;
-        let mut ports = (0..count).map(|offset| EPHEMERAL.start() + ((first + offset) % count) as u16);
+        let mut ports = self.ephemeral_ports();
         let table = self.ports_of(datagrams);
         ports.find(|port| !table.contains_key(port)).ok_or(Refusal::Errno(libc::EADDRINUSE))
     }
@@ -64,7 +62,7 @@ impl Engine {
 
     /// Removes the bound and listening sockets on `port` that their programs have closed. Their ports are
     /// then free at once, although epoll may not have reported the closing yet.
-    fn remove_closed(&mut self, port: u16, datagrams: bool) {
+    pub(super) fn remove_closed(&mut self, port: u16, datagrams: bool) {
         let Some(holders) = self.ports_of(datagrams).get(&port) else { return };
         let closed = |&&key: &&Key| {
             let socket = self.sockets.get(key);
@@ -127,19 +125,26 @@ impl Engine {
         }
     }
 
-    /// Returns the local address, with an unused port, for a connection to `remote`.
-    pub(super) fn ephemeral(&mut self, source: IpAddr, remote: SocketAddr) -> Result<SocketAddr, Refusal> {
+    /// Returns the ports that this thread chooses from, beginning with a random one. Other threads choose from
+    /// other ports, so that two threads never choose the same one.
+    fn ephemeral_ports(&mut self) -> impl Iterator<Item = u16> + use<> {
         let first = self.random();
         let count = EPHEMERAL.len() as u64;
+        let (thread, shared) = (self.thread, self.shared.clone());
+        let ports = (0..count).map(move |offset| EPHEMERAL.start() + ((first + offset) % count) as u16);
+        ports.filter(move |&port| shared.as_ref().is_none_or(|shared| shared.thread_of_port(port) == thread))
+    }
+
+    /// Returns the local address, with an unused port, for a connection to `remote`.
+    pub(super) fn ephemeral(&mut self, source: IpAddr, remote: SocketAddr) -> Result<SocketAddr, Refusal> {
         let mut waiting = None;
-        for offset in 0..count {
-            let port = EPHEMERAL.start() + ((first + offset) % count) as u16;
+        for port in self.ephemeral_ports() {
             let local = SocketAddr::new(source, port);
             let flow = Flow { local, remote };
-            if self.flows.contains_key(&flow) || self.ports.contains_key(&port) {
+            if self.ports.contains_key(&port) || self.is_connected(&flow) {
                 continue;
             }
-            if !self.time_waits.contains_key(&flow) {
+            if !self.is_waiting(&flow) {
                 return Ok(local);
             }
             waiting = waiting.or(Some(local));

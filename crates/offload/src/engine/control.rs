@@ -1,6 +1,7 @@
 //! Runs the control socket: accepts clients, reads their requests and sends replies. Limits the requests per
 //! round and the sockets of each process.
 
+use super::shared::{Task, lock};
 use super::{CLIENT, Engine};
 use crate::arena::{Arena, Key};
 use crate::direct::SharedArea;
@@ -15,7 +16,8 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// What to do if the path of the control socket cannot be used.
 const OTHER_PATH: &str = "run as root, or choose another path with --socket";
@@ -26,8 +28,11 @@ const MOST_CLIENTS: usize = 16384;
 /// The most requests of one client that are processed in one round, so that one client cannot hold up the
 /// engine.
 const MOST_REQUESTS: usize = 32;
+/// The most requests of one client that other threads process at once. Then the engine reads no further ones.
+const MOST_PASSED: usize = 64;
 
-/// A process that has connected to the control socket.
+/// A process that has connected to the control socket. One thread receives its requests. Other threads reply to
+/// requests that were passed to them.
 pub(super) struct Client {
     fd: OwnedFd,
     /// The client's process ID, from the kernel (SO_PEERCRED).
@@ -35,19 +40,48 @@ pub(super) struct Client {
     /// The client's user ID, from the kernel (SO_PEERCRED).
     pub user: u32,
     /// The memory that the engine shares with the process. `None` until the process asks for it.
-    pub area: Option<Arc<SharedArea>>,
+    pub area: Mutex<Option<Arc<SharedArea>>>,
+    /// The number of requests that were passed to other threads and not processed yet.
+    passed: AtomicUsize,
 }
 
-/// The control socket.
-pub(super) struct Control {
-    listener: OwnedFd,
+impl Client {
+    pub fn new(fd: OwnedFd, process: i32, user: u32) -> Self {
+        Self { fd, process, user, area: Mutex::default(), passed: AtomicUsize::new(0) }
+    }
+
+    /// Sends a reply, and the descriptor with it if there is one. Disconnects a client that does not read its
+    /// replies.
+    pub fn reply(&self, reply: &Message, descriptor: Option<&OwnedFd>) {
+        if reply.operation.has_reply()
+            && pair::send_descriptor(self.fd.as_raw_fd(), &reply.encode(), descriptor.map(AsRawFd::as_raw_fd))
+                .is_err()
+        {
+            // The thread that receives the client's requests then finds the end of the stream, and removes the
+            // client.
+            let _ = net::shutdown(&self.fd, net::Shutdown::Both);
+        }
+    }
+}
+
+/// The file of the control socket, and the listening socket behind it. Dropping it removes the file.
+struct ControlListener {
+    fd: OwnedFd,
     path: PathBuf,
     /// The folders that `open` created. They are removed when this field is dropped, which is after
-    /// `Control`'s `drop` has removed the socket.
+    /// `drop` has removed the socket.
     _folders: Folders,
-    clients: Arena<Client>,
-    /// The number of sockets of each process, by process ID.
-    sockets: HashMap<i32, usize>,
+}
+
+/// The control socket as one thread sees it: the clients that the thread serves.
+pub(super) struct Control {
+    /// `None` unless the thread accepts the clients.
+    listener: Option<ControlListener>,
+    clients: Arena<Arc<Client>>,
+    /// The thread that serves the next client.
+    next: usize,
+    /// The number of sockets of each process, by process ID. All threads share this table.
+    sockets: Arc<Mutex<HashMap<i32, usize>>>,
     limit: usize,
 }
 
@@ -86,28 +120,31 @@ impl Control {
         net::listen(&listener, 4096).map_err(os("listening on"))?;
         rustix::io::ioctl_fionbio(&listener, true).map_err(os("listening on"))?;
         Ok(Self {
-            listener,
-            path,
-            _folders: folders,
+            listener: Some(ControlListener { fd: listener, path, _folders: folders }),
             clients: Arena::default(),
-            sockets: HashMap::new(),
+            next: 0,
+            sockets: Arc::default(),
             limit: settings.sockets_per_program,
         })
     }
 
-    /// Returns a client.
-    pub fn client(&mut self, key: Key) -> Option<&mut Client> {
-        self.clients.get_mut(key)
+    /// Creates the part of the control socket for a thread that does not accept clients. It shares the limits
+    /// of sockets.
+    pub fn share(&self) -> Self {
+        let (sockets, limit) = (self.sockets.clone(), self.limit);
+        Self { listener: None, clients: Arena::default(), next: 0, sockets, limit }
     }
 
-    pub fn listener(&self) -> &OwnedFd {
-        &self.listener
+    /// Returns the listening socket, or `None` if another thread accepts the clients.
+    pub fn listener(&self) -> Option<&OwnedFd> {
+        self.listener.as_ref().map(|listener| &listener.fd)
     }
 
     /// Counts a new socket of a process. Returns false, without counting, if the process already has the most
     /// sockets that are allowed.
-    pub fn admit(&mut self, process: i32) -> bool {
-        let count = self.sockets.entry(process).or_default();
+    pub fn admit(&self, process: i32) -> bool {
+        let mut sockets = lock(&self.sockets);
+        let count = sockets.entry(process).or_default();
         let admitted = *count < self.limit;
         *count += usize::from(admitted);
         admitted
@@ -115,21 +152,22 @@ impl Control {
 
     /// Returns the number of processes that have at least one socket.
     pub fn processes(&self) -> usize {
-        self.sockets.len()
+        lock(&self.sockets).len()
     }
 
     /// Subtracts one socket from the count of a process.
-    pub fn release(&mut self, process: i32) {
-        if let Some(count) = self.sockets.get_mut(&process) {
+    pub fn release(&self, process: i32) {
+        let mut sockets = lock(&self.sockets);
+        if let Some(count) = sockets.get_mut(&process) {
             *count -= 1;
             if *count == 0 {
-                self.sockets.remove(&process);
+                sockets.remove(&process);
             }
         }
     }
 }
 
-impl Drop for Control {
+impl Drop for ControlListener {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }
@@ -190,8 +228,8 @@ pub(super) struct Request {
     pub attached: Option<OwnedFd>,
     pub process: i32,
     pub user: u32,
-    /// The key of the client that sent the request.
-    pub client: Key,
+    /// The client that sent the request.
+    pub client: Arc<Client>,
 }
 
 impl Engine {
@@ -199,18 +237,30 @@ impl Engine {
     pub(super) fn accept_clients(&mut self) {
         for _ in 0..MOST_REQUESTS {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let Ok(fd) = net::accept_with(&self.control.listener, flags) else { return };
-            if self.control.clients.len() >= MOST_CLIENTS {
-                continue;
-            }
+            let Some(listener) = self.control.listener() else { return };
+            let Ok(fd) = net::accept_with(listener, flags) else { return };
             let Ok(peer) = net::sockopt::socket_peercred(&fd) else { continue };
-            let client =
-                Client { process: peer.pid.as_raw_nonzero().get(), user: peer.uid.as_raw(), area: None, fd };
-            let key = self.control.clients.insert_with(|_| client);
-            let Some(client) = self.control.clients.get(key) else { return };
-            if self.watch(&client.fd, CLIENT | key.to_u64(), epoll::EventFlags::IN).is_err() {
-                self.control.clients.remove(key);
+            let client = Client::new(fd, peer.pid.as_raw_nonzero().get(), peer.uid.as_raw());
+            // Spread the clients over the threads, because a thread also runs the connections that its clients
+            // open.
+            let thread = self.control.next % self.threads();
+            self.control.next = thread + 1;
+            match &self.shared {
+                Some(shared) if thread != self.thread => shared.give(thread, Task::Client(client)),
+                _ => self.add_client(client),
             }
+        }
+    }
+
+    /// Serves a client from now on.
+    pub(super) fn add_client(&mut self, client: Client) {
+        if self.control.clients.len() >= MOST_CLIENTS / self.threads() {
+            return;
+        }
+        let key = self.control.clients.insert_with(|_| Arc::new(client));
+        let Some(client) = self.control.clients.get(key) else { return };
+        if self.watch(&client.fd, CLIENT | key.to_u64(), epoll::EventFlags::IN).is_err() {
+            self.control.clients.remove(key);
         }
     }
 
@@ -218,17 +268,19 @@ impl Engine {
     pub(super) fn serve_client(&mut self, now: u64, key: Key) {
         for _ in 0..MOST_REQUESTS {
             let Some(client) = self.control.clients.get(key) else { return };
-            let fd = client.fd.as_raw_fd();
+            if client.passed.load(Ordering::Relaxed) >= MOST_PASSED {
+                return;
+            }
             // Receive up to one byte more than a message has, so that a longer message is noticed.
             let mut bytes = [0; message::LEN + 1];
-            let request = match pair::receive_descriptor(fd, &mut bytes) {
+            let request = match pair::receive_descriptor(client.fd.as_raw_fd(), &mut bytes) {
                 Ok((0, _)) => None,
                 Ok((len, attached)) => Message::decode(&bytes[..len]).map(|message| Request {
                     message,
                     attached,
                     process: client.process,
                     user: client.user,
-                    client: key,
+                    client: client.clone(),
                 }),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -239,18 +291,36 @@ impl Engine {
                 self.control.clients.remove(key);
                 return;
             };
-            let operation = request.message.operation;
-            let (mut reply, descriptor) = self.process(now, request);
-            reply.operation = operation;
-            if !operation.has_reply() {
-                continue;
-            }
-            let descriptor = descriptor.as_ref().map(AsRawFd::as_raw_fd);
-            // Disconnect a client that does not read its replies.
-            if pair::send_descriptor(fd, &reply.encode(), descriptor).is_err() {
-                self.control.clients.remove(key);
-                return;
+            match &self.shared {
+                None => {
+                    let (client, operation) = (request.client.clone(), request.message.operation);
+                    let (mut reply, descriptor) = self.process(now, request);
+                    reply.operation = operation;
+                    client.reply(&reply, descriptor.as_ref());
+                }
+                Some(shared) => {
+                    let thread = self.thread_of_request(shared, &request);
+                    if thread == self.thread {
+                        self.process_shared(now, request);
+                    } else {
+                        request.client.passed.fetch_add(1, Ordering::Relaxed);
+                        shared.give(thread, Task::Request(Box::new(request)));
+                    }
+                }
             }
         }
+    }
+
+    /// Processes a request that another thread has passed to this one.
+    pub(super) fn on_passed_request(&mut self, now: u64, request: Request) {
+        let Some(shared) = self.shared.clone() else { return };
+        // The socket may have moved since. Its new thread then has it in its inbox already.
+        let thread = self.thread_of_request(&shared, &request);
+        if thread != self.thread {
+            return shared.give(thread, Task::Request(Box::new(request)));
+        }
+        let client = request.client.clone();
+        self.process_shared(now, request);
+        client.passed.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -400,6 +400,9 @@ impl Engine {
             self.network.counters.malformed += 1;
             return;
         };
+        if self.pass_by_port(ports.1, packet) {
+            return;
+        }
         let local = SocketAddr::new(packet.destination, ports.1);
         let remote = SocketAddr::new(packet.source, ports.0);
         // If the program has closed the found socket, `deliver` fails and removes it. Another socket may
@@ -438,7 +441,7 @@ impl Engine {
             }
             _ => return None,
         };
-        let intact = packet.trusted
+        let intact = packet.arrival.trusted
             || match view.checksum() {
                 0 => packet.source.is_ipv4(),
                 checksum => {
@@ -532,7 +535,7 @@ impl Engine {
     /// Answers a datagram to a port without a socket by an ICMP error (RFC 1122, section 4.1.3.1), unless the
     /// budget of ICMP errors is used up or there is no route.
     fn refuse(&mut self, now: u64, packet: &Received<'_>) {
-        if !packet.trusted && !self.icmp_budget.take(now) {
+        if !packet.arrival.trusted && !self.icmp_budget.take(now) {
             return;
         }
         let Some(route) = self.network.route(packet.source) else { return };

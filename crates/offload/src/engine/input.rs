@@ -24,8 +24,23 @@ pub(super) struct Received<'a> {
     /// The whole IP packet.
     pub whole: &'a [u8],
     pub pseudo: Sum,
+    pub arrival: Arrival,
+}
+
+/// How a packet came to this thread.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Arrival {
     /// True if the engine sent the packet to itself, without checksums.
     pub trusted: bool,
+    /// The number of threads that have passed the packet on.
+    pub hops: usize,
+    /// The thread that received the packet. `None` if it is this one.
+    pub from: Option<usize>,
+}
+
+impl Arrival {
+    /// The engine sent the packet to itself.
+    pub const OWN: Self = Self { trusted: true, hops: 0, from: None };
 }
 
 impl Engine {
@@ -45,26 +60,31 @@ impl Engine {
             return;
         }
         match frame.ethertype() {
-            ethernet::IPV4 | ethernet::IPV6 => self.on_ip(now, &bytes[ethernet::HEADER..], false),
-            ethernet::ARP => self.network.on_arp(now, &bytes[ethernet::HEADER..]),
+            ethernet::IPV4 | ethernet::IPV6 => {
+                self.on_ip(now, &bytes[ethernet::HEADER..], Arrival::default())
+            }
+            ethernet::ARP => {
+                if let Some((address, mac, add)) = self.network.on_arp(now, &bytes[ethernet::HEADER..]) {
+                    self.spread_neighbour(address, mac, add);
+                }
+            }
             _ => self.network.counters.ignored += 1,
         }
     }
 
-    /// Processes an IP packet. `trusted` is true for packets that the engine sent to itself, which have no
-    /// checksums.
-    pub(super) fn on_ip(&mut self, now: u64, bytes: &[u8], trusted: bool) {
-        match Self::parse(bytes, trusted) {
+    /// Processes an IP packet.
+    pub(super) fn on_ip(&mut self, now: u64, bytes: &[u8], arrival: Arrival) {
+        match Self::parse(bytes, arrival) {
             Ok(packet) => self.on_whole(now, packet),
             Err(Refused::Malformed) => self.network.counters.malformed += 1,
-            Err(Refused::Fragment) => self.on_fragment(now, bytes),
+            Err(Refused::Fragment) => self.on_fragment(now, bytes, arrival),
         }
     }
 
-    fn parse(bytes: &[u8], trusted: bool) -> Result<Received<'_>, Refused> {
+    fn parse(bytes: &[u8], arrival: Arrival) -> Result<Received<'_>, Refused> {
         match bytes.first().map_or(0, |byte| byte >> 4) {
-            4 => Self::parse_v4(bytes, trusted),
-            6 => Self::parse_v6(bytes, trusted),
+            4 => Self::parse_v4(bytes, arrival),
+            6 => Self::parse_v6(bytes, arrival),
             _ => Err(Refused::Malformed),
         }
     }
@@ -72,7 +92,7 @@ impl Engine {
     /// Processes an IP packet that is not a fragment.
     fn on_whole(&mut self, now: u64, packet: Received<'_>) {
         let own = self.network.is_own(packet.destination);
-        if packet.source.is_loopback() && !packet.trusted {
+        if packet.source.is_loopback() && !packet.arrival.trusted {
             self.network.counters.malformed += 1;
             return;
         }
@@ -88,16 +108,23 @@ impl Engine {
     }
 
     /// Keeps a fragment of an IP packet, or processes the packet that the fragment completes.
-    fn on_fragment(&mut self, now: u64, bytes: &[u8]) {
-        let network = &mut self.network;
-        let destination = match bytes.first().map_or(0, |byte| byte >> 4) {
-            4 => ipv4::Packet::new(bytes).ok().map(|packet| packet.destination().into()),
-            _ => ipv6::Packet::new(bytes).ok().map(|packet| packet.destination().into()),
+    fn on_fragment(&mut self, now: u64, bytes: &[u8], arrival: Arrival) {
+        let addresses: Option<(IpAddr, IpAddr)> = match bytes.first().map_or(0, |byte| byte >> 4) {
+            4 => ipv4::Packet::new(bytes)
+                .ok()
+                .map(|packet| (packet.source().into(), packet.destination().into())),
+            _ => ipv6::Packet::new(bytes)
+                .ok()
+                .map(|packet| (packet.source().into(), packet.destination().into())),
         };
-        if !destination.is_some_and(|destination| network.is_own(destination)) {
-            network.counters.ignored += 1;
+        let Some(addresses) = addresses.filter(|&(_, destination)| self.network.is_own(destination)) else {
+            self.network.counters.ignored += 1;
+            return;
+        };
+        if self.pass_fragment(addresses, bytes, arrival) {
             return;
         }
+        let network = &mut self.network;
         network.counters.fragments += 1;
         let (outcome, given_up) = network.reassembly.add(now, bytes);
         network.counters.unassembled += given_up;
@@ -108,7 +135,7 @@ impl Engine {
                 network.counters.reassembled += 1;
                 // Count a reassembled packet that is itself a fragment as malformed. Only an attacker nests
                 // fragments, to cost the engine time.
-                match Self::parse(&packet, false) {
+                match Self::parse(&packet, Arrival::default()) {
                     Ok(packet) => self.on_whole(now, packet),
                     Err(_) => self.network.counters.malformed += 1,
                 }
@@ -116,9 +143,9 @@ impl Engine {
         }
     }
 
-    fn parse_v4(bytes: &[u8], trusted: bool) -> Result<Received<'_>, Refused> {
+    fn parse_v4(bytes: &[u8], arrival: Arrival) -> Result<Received<'_>, Refused> {
         let packet = ipv4::Packet::new(bytes).map_err(|_| Refused::Malformed)?;
-        if !trusted && (!packet.checksum_ok() || packet.end() < packet.total_length().into()) {
+        if !arrival.trusted && (!packet.checksum_ok() || packet.end() < packet.total_length().into()) {
             return Err(Refused::Malformed);
         }
         if packet.is_fragment() {
@@ -133,11 +160,11 @@ impl Engine {
             payload: &bytes[packet.header_len()..packet.end()],
             whole: &bytes[..packet.end()],
             pseudo: packet.pseudo_sum(),
-            trusted,
+            arrival,
         })
     }
 
-    fn parse_v6(bytes: &[u8], trusted: bool) -> Result<Received<'_>, Refused> {
+    fn parse_v6(bytes: &[u8], arrival: Arrival) -> Result<Received<'_>, Refused> {
         let packet = ipv6::Packet::new(bytes).map_err(|_| Refused::Malformed)?;
         let upper = packet.upper().map_err(|_| Refused::Malformed)?;
         if packet.end() < ipv6::HEADER + usize::from(packet.payload_length()) || upper.offset > packet.end() {
@@ -156,14 +183,14 @@ impl Engine {
             payload,
             whole: &bytes[..packet.end()],
             pseudo: packet.pseudo_sum(upper.protocol, payload.len() as u32),
-            trusted,
+            arrival,
         })
     }
 
     /// Returns true if the checksum of a TCP segment is correct, or if the segment needs none: it is the
     /// engine's own, or a sender on the same machine left the checksum to a network card.
     fn is_intact(&self, packet: &Received<'_>) -> bool {
-        packet.trusted
+        packet.arrival.trusted
             || packet.pseudo.add_bytes(packet.payload).finish() == 0
             || (self.network.accepts_partial_checksums()
                 && tcp::Segment::new(packet.payload)
@@ -189,15 +216,25 @@ impl Engine {
             remote: SocketAddr::new(packet.source, source_port),
         };
         if let Some(&key) = self.flows.get(&flow) {
-            self.on_stream_segment(now, key, &segment);
+            if packet.arrival.from.is_none() || !self.follow_packets(key, &packet) {
+                self.on_stream_segment(now, key, &segment);
+            }
             return;
         }
-        self.on_other_segment(now, &flow, &segment);
+        self.on_other_segment(now, &flow, &segment, &packet);
     }
 
     /// Processes a TCP segment whose flow has no connection: by its TIME-WAIT entry, by a listener, or by a
     /// reset.
-    fn on_other_segment(&mut self, now: u64, flow: &Flow, segment: &Segment<'_>) {
+    fn on_other_segment(&mut self, now: u64, flow: &Flow, segment: &Segment<'_>, packet: &Received<'_>) {
+        if self.shared.is_some() {
+            if self.pass_by_flow(now, flow, packet) {
+                return;
+            }
+            if let Some(&key) = self.flows.get(flow) {
+                return self.on_stream_segment(now, key, segment);
+            }
+        }
         let mut previous = None;
         if let Some(entry) = self.time_waits.get_mut(flow) {
             match entry.on_segment(now, inlane_tcp::Config::default().time_wait, segment) {
@@ -208,9 +245,10 @@ impl Engine {
         }
         let hash = u64::from(flow.remote.port()).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         if let Some(listener) = self.listener(flow.local, hash) {
-            if self.on_listener_segment(now, listener, flow, segment, previous.as_ref()) && previous.is_some()
-            {
+            let replied = self.on_listener_segment(now, listener, flow, segment, previous.as_ref(), packet);
+            if replied && previous.is_some() {
                 self.time_waits.remove(flow);
+                self.release_flow(flow);
             }
             return;
         }
@@ -225,12 +263,13 @@ impl Engine {
             self.network.counters.malformed += 1;
             return;
         };
-        if !packet.trusted && checksum::of(packet.payload) != 0 {
+        if !packet.arrival.trusted && checksum::of(packet.payload) != 0 {
             self.network.counters.malformed += 1;
             return;
         }
         match message.kind() {
             icmp::ECHO_REQUEST => self.reply_echo(now, packet, icmp::ECHO_REPLY),
+            icmp::UNREACHABLE if self.pass_icmp_error(&packet) => {}
             icmp::UNREACHABLE => {
                 let error = datagram::error_v4(message.code());
                 self.on_datagram_refused(&packet.payload[icmp::HEADER..], error);
@@ -252,15 +291,19 @@ impl Engine {
             self.network.counters.malformed += 1;
             return;
         };
-        if !packet.trusted && packet.pseudo.add_bytes(packet.payload).finish() != 0 {
+        if !packet.arrival.trusted && packet.pseudo.add_bytes(packet.payload).finish() != 0 {
             self.network.counters.malformed += 1;
             return;
         }
         match message.kind() {
             icmp::ECHO_REQUEST_V6 => self.reply_echo(now, packet, icmp::ECHO_REPLY_V6),
             ndp::SOLICITATION | ndp::ADVERTISEMENT => {
-                self.network.on_discovery(now, packet.source, packet.hops, packet.payload);
+                let learned = self.network.on_discovery(now, packet.source, packet.hops, packet.payload);
+                if let Some((address, mac, add)) = learned {
+                    self.spread_neighbour(address, mac, add);
+                }
             }
+            icmp::UNREACHABLE_V6 | icmp::TOO_BIG_V6 if self.pass_icmp_error(&packet) => {}
             icmp::UNREACHABLE_V6 => {
                 let error = datagram::error_v6(message.code());
                 self.on_datagram_refused(&packet.payload[icmp::HEADER..], error);

@@ -4,12 +4,13 @@
 use super::Engine;
 use super::control::Request;
 use super::request::{Answer, Refusal};
+use super::shared::lock;
 use crate::arena::Key;
 use crate::direct::{Direct, SharedArea, Turn};
 use crate::socket::{Role, Socket};
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_tcp::State;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// The most areas that the engine shares with all processes together. This limits the engine's memory.
 const MOST_AREAS: usize = 256;
@@ -23,7 +24,15 @@ const MOST_LEASES: usize = 128;
 pub(super) struct Leases {
     /// The connections whose programs may use shared memory now.
     keys: Vec<Key>,
-    areas: Vec<Weak<SharedArea>>,
+    /// The shared areas of all threads.
+    areas: Arc<Mutex<Vec<Weak<SharedArea>>>>,
+}
+
+impl Leases {
+    /// Returns the leases of another thread, which has none yet. It shares the limits of areas.
+    pub fn share(&self) -> Self {
+        Self { keys: Vec::new(), areas: self.areas.clone() }
+    }
 }
 
 impl Engine {
@@ -76,21 +85,22 @@ impl Engine {
     /// Returns the shared area of the client that sent `request`. The bool is true if the area is new, and
     /// false if the client already has it.
     fn area(&mut self, request: &Request) -> Result<(Arc<SharedArea>, bool), Refusal> {
-        let client = self.control.client(request.client).ok_or(libc::EBADF)?;
-        match (&client.area, request.message.number) {
+        let mut own = lock(&request.client.area);
+        match (&*own, request.message.number) {
             (Some(area), 1) => return Ok((area.clone(), false)),
             (None, 0) => {}
             _ => return Err(Refusal::Errno(libc::EINVAL)),
         }
-        let areas = &mut self.leases.areas;
+        let mut areas = lock(&self.leases.areas);
         areas.retain(|area| area.strong_count() > 0);
-        let own = areas.iter().filter_map(Weak::upgrade).filter(|area| area.process == request.process);
-        if areas.len() >= MOST_AREAS || own.count() >= MOST_AREAS_OF_PROCESS {
+        let of_process =
+            areas.iter().filter_map(Weak::upgrade).filter(|area| area.process == request.process);
+        if areas.len() >= MOST_AREAS || of_process.count() >= MOST_AREAS_OF_PROCESS {
             return Err(Refusal::Errno(libc::ENOBUFS));
         }
         let area = Arc::new(SharedArea::new(request.process)?);
         areas.push(Arc::downgrade(&area));
-        client.area = Some(area.clone());
+        *own = Some(area.clone());
         Ok((area, true))
     }
 

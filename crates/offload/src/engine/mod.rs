@@ -1,7 +1,9 @@
-//! The engine: one thread that receives and sends packets, serves the control socket, and runs every socket.
+//! The engine: threads that receive and send packets, serve the control socket, and run the sockets. Each
+//! thread has a queue of the port, and its own sockets ([`shared`] says what the threads share).
 //!
 //! ```text
 //! loop:  receive a burst ---> input: demultiplex, TCP ---+
+//!        inbox: what other threads pass -----------------+
 //!        epoll: control socket, pairs -------------------+--> list of changed sockets
 //!        timer wheel ------------------------------------+            |
 //!        for each changed socket: pair <-> rings, segments to send <--+
@@ -11,20 +13,24 @@
 mod accept;
 mod bind;
 mod control;
+mod copies;
 mod datagram;
 mod datagram_request;
 mod input;
 mod lease;
+mod pass;
 mod report;
 mod request;
+mod shared;
 mod stepped;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod threads;
 
 use crate::arena::{Arena, Key};
 use crate::error::{Error, Result};
-use crate::network::{self, Network};
+use crate::network::Network;
 use crate::pair;
 use crate::ring::Rings;
 use crate::settings::Settings;
@@ -34,11 +40,15 @@ use control::Control;
 use inlane_core::clock::Clock;
 use inlane_core::packet::Packet;
 use inlane_tcp::{Flow, Secrets, TimeWait};
+use input::Arrival;
 use rustix::event::epoll;
+use shared::{Inbox, Shared};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use threads::Threads;
 
 /// The most packets that are received in one round of the engine's loop, before sockets are served.
 const BURST: usize = 64;
@@ -59,12 +69,18 @@ const MOST_EVENTS: usize = 256;
 const CONTROL: u64 = u64::MAX;
 /// The token of the port's epoll events.
 const PORT: u64 = u64::MAX - 1;
+/// The token of the epoll events of the inbox.
+const INBOX: u64 = u64::MAX - 2;
 /// The bit that marks the epoll tokens of the control socket's clients.
 const CLIENT: u64 = 1 << 63;
 
-/// An engine.
+/// One thread of an engine: one queue of the port, and the sockets whose packets arrive there.
 pub struct Engine {
     settings: Settings,
+    /// The thread's number, from 0.
+    thread: usize,
+    /// What the threads share. `None` if the engine has one thread.
+    shared: Option<Arc<Shared>>,
     /// A random number that distinguishes this engine's sockets from those of an earlier engine.
     number: u64,
     clock: Clock,
@@ -151,27 +167,24 @@ fn wait_for_events(epoll: &OwnedFd, sleep: u64, events: &mut Vec<libc::epoll_eve
 }
 
 impl Engine {
-    /// Opens the port and the control socket.
-    ///
-    /// # Errors
-    /// If a setting is wrong, the port cannot be opened, or another engine uses the control socket.
-    pub fn open(settings: Settings) -> Result<Self> {
-        network::check_port(&settings.port)?;
-        network::check_interface(&settings)?;
-        Self::open_on(settings, network::BUFFERS)
+    /// Opens an engine with one thread on a port of any kind.
+    #[cfg(test)]
+    fn open_on(settings: Settings, buffers: usize) -> Result<Self> {
+        Threads::open_on(settings, buffers).map(Threads::into_first)
     }
 
-    /// Opens a port of any kind, and the control socket. `buffers` is the number of packet buffers. Tests
-    /// call this with ports that [`Engine::open`] refuses because they do not carry frames of a network.
-    pub(crate) fn open_on(settings: Settings, buffers: usize) -> Result<Self> {
-        settings.check()?;
-        let clock = Clock::new();
-        let control = Control::open(&settings)?;
-        let network = Network::open(&settings, &clock, buffers)?;
+    /// Creates the engine of one thread.
+    fn assemble(
+        settings: &Settings,
+        clock: &Clock,
+        network: Network,
+        control: Control,
+        secrets: Secrets,
+    ) -> Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| Error::os("epoll_create")(error.into()))?;
         let engine = Self {
-            number: u64::from_ne_bytes(random_bytes()?),
+            number: 0,
             network,
             control,
             sockets: Arena::default(),
@@ -183,7 +196,7 @@ impl Engine {
             inodes: HashMap::new(),
             time_waits: HashMap::new(),
             time_wait_order: VecDeque::new(),
-            secrets: Secrets::new(random_bytes()?),
+            secrets,
             wheel: Wheel::new(clock.now_ns()),
             rings: Rings::new(settings.buffer),
             changed: Vec::new(),
@@ -191,12 +204,16 @@ impl Engine {
             random: u64::from_ne_bytes(random_bytes()?),
             totals: report::Totals::default(),
             leases: lease::Leases::default(),
-            clock,
+            clock: clock.clone(),
             epoll,
-            settings,
+            settings: settings.clone(),
+            thread: 0,
+            shared: None,
         };
-        engine.watch(engine.control.listener(), CONTROL, epoll::EventFlags::IN)?;
-        for descriptor in engine.network.wait_descriptors() {
+        if let Some(listener) = engine.control.listener() {
+            engine.watch(listener, CONTROL, epoll::EventFlags::IN)?;
+        }
+        for &descriptor in engine.network.wait_descriptors() {
             // SAFETY: the port keeps the descriptor open while it is started.
             let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
             engine.watch(descriptor, PORT, epoll::EventFlags::IN)?;
@@ -204,21 +221,36 @@ impl Engine {
         Ok(engine)
     }
 
+    /// Makes this the thread `thread` of an engine. `shared` is what the threads share.
+    fn join(&mut self, thread: usize, shared: Option<Arc<Shared>>) -> Result<()> {
+        (self.thread, self.shared) = (thread, shared);
+        if let Some(inbox) = self.inbox() {
+            self.watch(inbox.wake_descriptor(), INBOX, epoll::EventFlags::IN)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the number of threads of the engine.
+    fn threads(&self) -> usize {
+        self.shared.as_ref().map_or(1, |shared| shared.threads())
+    }
+
+    /// Returns this thread's inbox, or `None` if the engine has one thread.
+    fn inbox(&self) -> Option<&Inbox> {
+        self.shared.as_ref().map(|shared| &shared.inboxes[self.thread])
+    }
+
     fn watch(&self, fd: impl AsFd, token: u64, flags: epoll::EventFlags) -> Result<()> {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)
             .map_err(|error| Error::os("registering a descriptor")(error.into()))
     }
 
-    /// Returns the link's MAC address, and the driver and mode of the port, for messages.
-    pub fn link(&self) -> (String, String) {
-        (self.network.mac().to_string(), self.network.info().path.clone())
-    }
-
-    /// Runs until `stop` is set.
+    /// Runs this thread until `stop` is set.
     ///
     /// # Errors
     /// If the port fails.
-    pub fn run(&mut self, stop: &Arc<AtomicBool>) -> Result<()> {
+    fn run(&mut self, stop: &Arc<AtomicBool>) -> Result<()> {
+        threads::pin(&self.settings.cores, self.thread)?;
         let pool = self.network.pool.clone();
         let _owner = pool.own();
         let wakes = !self.network.wait_descriptors().is_empty();
@@ -237,15 +269,23 @@ impl Engine {
             let mut now = self.clock.now_ns();
             let mut worked = self.receive(now, &mut packets)?;
             worked |= self.receive_own(now);
+            worked |= self.empty_inbox(now);
             worked |= self.poll_leases(now, false);
             let idle = !worked && self.changed.is_empty();
             let may_sleep = idle && now >= last_work + spin_ns && self.network.flush();
-            let sleep = if may_sleep && self.end_leases(now) { self.sleep_ns(now, pause) } else { 0 };
+            let sleep = if may_sleep && self.end_leases(now) && self.falls_asleep() {
+                self.sleep_ns(now, pause)
+            } else {
+                0
+            };
             // Serve up to `MOST_ROUNDS` rounds of received packets before asking epoll for events of pairs,
             // because that system call would delay the packets.
             rounds = if worked && rounds < MOST_ROUNDS { rounds + 1 } else { 0 };
             if rounds == 0 {
                 worked |= self.wait(now, sleep, &mut events)?;
+            }
+            if may_sleep && let Some(inbox) = self.inbox() {
+                inbox.wakes_up();
             }
             now = self.clock.now_ns();
             worked |= self.expire(now);
@@ -261,8 +301,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends the engine: resets every connection and stops the port. The control socket's file is removed.
-    pub fn close(mut self) {
+    /// Ends this thread's part of the engine: resets every connection and frees the packets.
+    fn close(&mut self) {
         let now = self.clock.now_ns();
         let keys: Vec<Key> = self.sockets.iter().map(|(key, _)| key).collect();
         for key in keys {
@@ -272,7 +312,7 @@ impl Engine {
             self.serve(now, key);
         }
         self.network.flush();
-        self.network.stop();
+        self.network.free_packets();
     }
 
     /// Receives packets from the port. Returns true if there were any.
@@ -296,7 +336,7 @@ impl Engine {
         let count = self.network.own.len().min(BURST);
         for _ in 0..count {
             if let Some(bytes) = self.network.own.pop_front() {
-                self.on_ip(now, &bytes, true);
+                self.on_ip(now, &bytes, Arrival::OWN);
                 self.network.recycle(bytes);
             }
         }
@@ -328,6 +368,7 @@ impl Engine {
             let (token, flags) = (event.u64, epoll::EventFlags::from_bits_retain(event.events));
             match token {
                 PORT => {}
+                INBOX => self.inbox().into_iter().for_each(Inbox::clear_wake),
                 CONTROL => self.accept_clients(),
                 token if token & CLIENT != 0 => self.serve_client(now, Key::from_u64(token & !CLIENT)),
                 token => self.on_pair_event(Key::from_u64(token), flags),
@@ -418,7 +459,8 @@ impl Engine {
             match self.time_waits.get(&flow).map(TimeWait::until) {
                 // A retransmitted FIN has restarted the TIME-WAIT timer, so move the flow to the queue's end.
                 Some(later) if later > now && later > until => self.time_wait_order.push_back((later, flow)),
-                _ => drop(self.time_waits.remove(&flow)),
+                _ if self.time_waits.remove(&flow).is_some() => self.release_flow(&flow),
+                _ => {}
             }
         }
         if self.network.has_timer() {
@@ -432,15 +474,23 @@ impl Engine {
     /// Removes a socket: closes its pair and frees its memory.
     fn remove(&mut self, key: Key) {
         let Some(socket) = self.sockets.remove(key) else { return };
-        self.inodes.remove(&socket.inode);
         if socket.holds_port {
             self.release_port(key, socket.local.port(), matches!(socket.role, Role::Datagram(_)));
         }
-        self.control.release(socket.process);
+        if !socket.copy {
+            self.inodes.remove(&socket.inode);
+            if let Some(shared) = &self.shared {
+                shared.inodes.part(&socket.inode).remove(&socket.inode);
+            }
+            self.control.release(socket.process);
+        }
         match socket.role {
             Role::Stream(stream) => {
                 if self.flows.get(&stream.flow) == Some(&key) {
                     self.flows.remove(&stream.flow);
+                    if !self.time_waits.contains_key(&stream.flow) {
+                        self.release_flow(&stream.flow);
+                    }
                 }
                 let (sent, received) = (stream.written, stream.connection.received());
                 self.rings.put(stream.send, sent);

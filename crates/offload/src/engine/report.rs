@@ -2,17 +2,21 @@
 //! connection.
 
 use super::Engine;
+use super::control::{Client, Request};
 use super::request::Refusal;
+use super::shared::{Task, lock};
 use crate::socket::{Role, Socket, Stream};
 use crate::status::{
-    ConnectionCounters, DatagramCounters, DatagramTotals, EngineStatus, SocketStatus, protocol,
+    ConnectionCounters, DatagramCounters, DatagramTotals, EngineStatus, SocketStatus, ThreadStatus, protocol,
 };
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_tcp::State;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 pub(super) use crate::status::KernelSocket;
 
@@ -166,10 +170,22 @@ impl Engine {
         }
     }
 
-    fn status(&self, now: u64) -> EngineStatus {
+    /// Returns this thread's part of the engine's state.
+    fn part(&self, now: u64) -> Part {
         let totals = &self.totals;
-        let sockets: Vec<SocketStatus> =
-            self.sockets.iter().map(|(_, socket)| self.socket_status(now, socket)).collect();
+        let mut sockets = Vec::new();
+        let (mut listeners, mut copies) = (HashMap::new(), Vec::new());
+        for (_, socket) in self.sockets.iter() {
+            let status = self.socket_status(now, socket);
+            if matches!(socket.role, Role::Listening(_)) {
+                if socket.copy {
+                    copies.push((socket.id, status.backlog.unwrap_or_default()));
+                    continue;
+                }
+                listeners.insert(socket.id, sockets.len());
+            }
+            sockets.push(status);
+        }
         let streams = || sockets.iter().filter(|socket| socket.protocol == "tcp");
         let sum = |field: fn(&SocketStatus) -> u64| streams().map(field).sum::<u64>();
         let mut datagrams = totals.datagrams;
@@ -178,14 +194,24 @@ impl Engine {
                 datagrams.add(&datagram.counters);
             }
         }
-        EngineStatus {
+        let link = self.network.counters;
+        let thread = ThreadStatus {
+            thread: self.thread as u64,
+            cpu_ns: inlane_core::clock::thread_cpu_ns(),
+            sockets: sockets.len() as u64,
+            received_packets: link.received_packets,
+            sent_packets: link.sent_packets,
+            passed_packets: link.passed,
+        };
+        let status = EngineStatus {
             port: self.settings.port.clone(),
             path: self.network.info().path.clone(),
             mac: self.network.mac().to_string(),
             addresses: self.network.addresses().iter().map(ToString::to_string).collect(),
             uptime_ns: now,
-            cpu_ns: inlane_core::clock::thread_cpu_ns(),
-            link: self.network.counters,
+            cpu_ns: thread.cpu_ns,
+            threads: vec![thread],
+            link,
             connections: ConnectionCounters {
                 sockets: totals.sockets,
                 connected: totals.connected,
@@ -203,16 +229,96 @@ impl Engine {
             datagrams: DatagramTotals { sockets: datagrams, no_port: totals.no_port },
             sockets,
             kernel: totals.kernel_sockets.iter().cloned().collect(),
-        }
+        };
+        Part { status, listeners, copies }
     }
 
-    /// Returns a file with the engine's state as JSON.
+    /// Returns a file with the state of an engine that has one thread.
     pub(super) fn status_file(&self, now: u64) -> Result<(Message, Option<OwnedFd>), Refusal> {
-        let text = serde_json::to_vec(&self.status(now)).map_err(|_| Refusal::Errno(libc::EIO))?;
-        let fd = rustix::fs::memfd_create("inlane-status", rustix::fs::MemfdFlags::CLOEXEC)
-            .map_err(|error| Refusal::Errno(error.raw_os_error()))?;
-        let mut file = File::from(fd);
-        file.write_all(&text)?;
-        Ok((Message::new(Operation::Status), Some(file.into())))
+        status_file(&self.part(now).status)
+    }
+
+    /// Begins a report of the engine's state: asks the other threads for their parts. The last of them replies
+    /// to the client.
+    pub(super) fn start_report(&mut self, now: u64, request: &Request) {
+        self.totals.requests += 1;
+        let Some(shared) = &self.shared else { return };
+        let report = Arc::new(Report {
+            whole: Mutex::new(self.part(now)),
+            remaining: AtomicUsize::new(shared.threads() - 1),
+            client: request.client.clone(),
+        });
+        shared.give_others(self.thread, || Task::Report(report.clone()));
+    }
+
+    /// Adds this thread's part to a report. The last thread to do so sends the report.
+    pub(super) fn add_to_report(&mut self, now: u64, report: &Report) {
+        let part = self.part(now);
+        let mut whole = lock(&report.whole);
+        whole.add(part);
+        if report.remaining.fetch_sub(1, Ordering::Relaxed) > 1 {
+            return;
+        }
+        whole.status.threads.sort_by_key(|thread| thread.thread);
+        whole.status.kernel.truncate(KEPT);
+        match status_file(&whole.status) {
+            Ok((reply, file)) => report.client.reply(&reply, file.as_ref()),
+            Err(_) => {
+                let mut reply = Message::new(Operation::Status);
+                reply.status = libc::EIO;
+                report.client.reply(&reply, None);
+            }
+        }
+    }
+}
+
+/// Writes an engine's state to a file as JSON. Returns the reply and the file to send with it.
+fn status_file(status: &EngineStatus) -> Result<(Message, Option<OwnedFd>), Refusal> {
+    let text = serde_json::to_vec(status).map_err(|_| Refusal::Errno(libc::EIO))?;
+    let fd = rustix::fs::memfd_create("inlane-status", rustix::fs::MemfdFlags::CLOEXEC)
+        .map_err(|error| Refusal::Errno(error.raw_os_error()))?;
+    let mut file = File::from(fd);
+    file.write_all(&text)?;
+    Ok((Message::new(Operation::Status), Some(file.into())))
+}
+
+/// A report of the engine's state, to which each thread adds its part.
+pub(super) struct Report {
+    whole: Mutex<Part>,
+    /// The number of threads that have not added their parts.
+    remaining: AtomicUsize,
+    client: Arc<Client>,
+}
+
+/// The state of some of the engine's threads.
+struct Part {
+    status: EngineStatus,
+    /// Where `status` lists each listener, by its number.
+    listeners: HashMap<u64, usize>,
+    /// The copies of listeners that other threads list: the listener's number, and how many connections wait to
+    /// be accepted.
+    copies: Vec<(u64, u64)>,
+}
+
+impl Part {
+    fn add(&mut self, other: Self) {
+        let (status, more) = (&mut self.status, other.status);
+        let before = status.sockets.len();
+        status.cpu_ns += more.cpu_ns;
+        status.threads.extend(more.threads);
+        status.link += more.link;
+        status.connections += more.connections;
+        status.datagrams.sockets.add(&more.datagrams.sockets);
+        status.datagrams.no_port += more.datagrams.no_port;
+        status.sockets.extend(more.sockets);
+        status.kernel.extend(more.kernel);
+        self.listeners.extend(other.listeners.into_iter().map(|(id, index)| (id, before + index)));
+        self.copies.extend(other.copies);
+        let (listeners, sockets) = (&self.listeners, &mut status.sockets);
+        // Keep the copies of listeners that are not listed yet.
+        self.copies.retain(|(id, waiting)| {
+            let listed = listeners.get(id).and_then(|&index| sockets[index].backlog.as_mut());
+            listed.map(|backlog| *backlog += waiting).is_none()
+        });
     }
 }

@@ -5,13 +5,12 @@ use super::{Engine, report};
 use crate::arena::Key;
 use crate::network::Route;
 use crate::pair::{self, Filled};
-use crate::socket::{Listening, Options, Role, Socket, Stream};
+use crate::socket::{Options, Role, Socket, Stream};
 use crate::status;
 use inlane_offload_protocol::datagram::LEAST_BUFFER as LEAST_DATAGRAM_BUFFER;
 use inlane_offload_protocol::message::{KERNEL, Message, Operation, read_options};
 use inlane_offload_protocol::name::{Kind, SocketName};
-use inlane_tcp::{Connection, Flow, Listener};
-use rustix::event::epoll::{self, EventFlags};
+use inlane_tcp::{Connection, Flow};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
@@ -150,8 +149,8 @@ impl Engine {
         if !self.control.admit(process) {
             return Err(Refusal::Errno(libc::ENFILE));
         }
-        self.last_id += 1;
-        let id = self.last_id;
+        self.last_id += self.threads() as u64;
+        let id = self.last_id + self.thread as u64;
         let kind = match (&role, v6) {
             (Role::Datagram(_), false) => Kind::DatagramV4,
             (Role::Datagram(_), true) => Kind::DatagramV6,
@@ -181,9 +180,13 @@ impl Engine {
             end: Some(end),
             role,
             armed: u64::MAX,
+            copy: false,
             dirty: false,
         });
         self.inodes.insert(inode, key);
+        if let Some(shared) = &self.shared {
+            shared.inodes.part(&inode).insert(inode, self.thread);
+        }
         if let Some(Socket { role, options, end, .. }) = self.sockets.get_mut(key)
             && !matches!(role, Role::Bound)
         {
@@ -201,11 +204,7 @@ impl Engine {
                 }
             }
         }
-        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::PRI | EventFlags::RDHUP | EventFlags::ET;
-        let end = self.sockets.get(key).and_then(|socket| socket.end.as_ref());
-        let watched =
-            end.map(|end| epoll::add(&self.epoll, end, epoll::EventData::new_u64(key.to_u64()), flags));
-        if !matches!(watched, Some(Ok(()))) {
+        if self.watch_pair(key).is_err() {
             self.remove(key);
             return Err(Refusal::Errno(libc::ENOMEM));
         }
@@ -269,7 +268,10 @@ impl Engine {
                     options,
                     Role::Stream(Box::new(stream)),
                 )?;
-                self.flows.insert(flow, key);
+                if !self.claim_flow(flow, key) {
+                    self.remove(key);
+                    return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
+                }
                 self.fill(key, &program)?;
                 self.arm(key, now + LONGEST_HOLD_NS);
                 let mut reply = Message::new(Operation::Connect);
@@ -332,7 +334,7 @@ impl Engine {
             return Err(Refusal::Errno(libc::ENETUNREACH));
         }
         let flow = Flow { local, remote };
-        if self.flows.contains_key(&flow) {
+        if self.is_connected(&flow) {
             return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
         }
         let mut stream = self.new_stream(now, flow, route, &options)?;
@@ -340,7 +342,10 @@ impl Engine {
         stream.limit_receive(&options, socket.end.as_ref());
         socket.local = local;
         socket.role = Role::Stream(Box::new(stream));
-        self.flows.insert(flow, key);
+        if !self.claim_flow(flow, key) {
+            self.remove(key);
+            return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
+        }
         self.fill(key, program)?;
         self.touch(key);
         Ok((Message::new(Operation::Connect), None))
@@ -394,26 +399,18 @@ impl Engine {
         if matches!(socket.role, Role::Bound) {
             self.check_listen(key)?;
             let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
-            // All SYN,ACKs of a listener announce the same MSS: that of loopback if the listener is bound to
-            // a loopback address, otherwise the port's. An accepted connection sends with the MSS of its own
-            // route.
-            let route =
-                if socket.local.ip().is_loopback() { Route::Own } else { Route::Port(socket.local.ip()) };
-            let mss = self.network.mss(route, socket.local.is_ipv6());
-            let config = socket.options.config(self.settings.buffer, mss);
-            let listener = Listener::new(&config, self.secrets.clone(), backlog)?;
+            let listening = self.new_listening(socket.local, &socket.options, backlog)?;
             let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
             if let Some(end) = &socket.end {
                 // Size the pair's send buffer by the backlog, because the buffer holds the connections that
                 // wait to be accepted. Each takes about 1 KiB.
                 let _ = pair::set_option(end, libc::SO_SNDBUF, backlog.min(200) as i32 * 1024);
             }
-            socket.role =
-                Role::Listening(Box::new(Listening { listener, full: false, hung_up: false, unread: true }));
+            socket.role = Role::Listening(Box::new(listening));
             return Ok((Message::new(Operation::Listen), None));
         }
         match self.sockets.get_mut(key) {
-            Some(Socket { role: Role::Listening(listening), .. }) => listening.listener.set_backlog(backlog),
+            Some(Socket { role: Role::Listening(listening), .. }) => listening.set_backlog(backlog),
             _ => return Err(Refusal::Errno(libc::EINVAL)),
         }
         Ok((Message::new(Operation::Listen), None))
@@ -434,8 +431,14 @@ impl Engine {
             match (message.level, message.name) {
                 (libc::SOL_SOCKET, libc::SO_RCVBUF) => stream.limit_receive(options, socket.end.as_ref()),
                 (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
-                    if let (Some(filled), Some(bytes)) = (&mut stream.filled, options.send_buffer) {
-                        filled.set_capacity(bytes);
+                    match (&mut stream.filled, options.send_buffer, &request.attached) {
+                        (Some(filled), Some(bytes), _) => filled.set_capacity(bytes),
+                        // The connection was established after the library had decided that the engine sets
+                        // the buffer. If the program has set it itself, this sets the same value again.
+                        (None, Some(bytes), Some(program)) => {
+                            let _ = pair::set_option(program, libc::SO_SNDBUF, bytes / 2);
+                        }
+                        _ => {}
                     }
                 }
                 _ => {}

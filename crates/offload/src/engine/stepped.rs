@@ -16,6 +16,7 @@ impl Engine {
     /// Returns true if the next round may have work, and false if the engine waits for a timer or an event.
     pub(crate) fn round(&mut self, now: u64) -> Result<bool> {
         let mut worked = self.receive_own(now);
+        worked |= self.empty_inbox(now);
         worked |= self.wait(now, 0, &mut Vec::with_capacity(64))?;
         worked |= self.expire(now);
         worked |= !self.changed.is_empty();

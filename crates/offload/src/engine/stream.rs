@@ -215,8 +215,10 @@ impl Engine {
     fn enter_time_wait(&mut self, key: Key) {
         let Some(stream) = self.sockets.get(key).and_then(Socket::stream) else { return };
         if let Some(entry) = stream.connection.time_wait() {
-            self.time_waits.insert(stream.flow, entry);
-            self.time_wait_order.push_back((entry.until(), stream.flow));
+            let flow = stream.flow;
+            self.time_waits.insert(flow, entry);
+            self.time_wait_order.push_back((entry.until(), flow));
+            self.note_time_wait(flow);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Tests the engine with hostile frames and with hostile requests of programs.
 
-use super::Engine;
-use super::control::Request;
+use super::control::{Client, Request};
+use super::{Engine, Threads};
 use crate::pair;
 use crate::settings::Settings;
 use inlane_offload_protocol::message::{Message, Operation};
@@ -14,7 +14,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
-const OURS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+pub(super) const OURS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 pub(super) const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 pub(super) const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
@@ -62,14 +62,16 @@ fn the_loopback_interface_is_refused_with_the_flag_to_use() {
     let folder = tempfile::tempdir().unwrap();
     for port in ["af_packet:lo", "af_xdp:lo"] {
         let settings = Settings { port: port.into(), ..settings(&folder, 8) };
-        let error = Engine::open(settings).err().unwrap().to_string();
+        let error = Threads::open(settings).err().unwrap().to_string();
         assert!(error.contains("--loopback") && error.contains(port), "{error}");
     }
 }
 
-fn settings(folder: &tempfile::TempDir, sockets: usize) -> Settings {
+pub(super) fn settings(folder: &tempfile::TempDir, sockets: usize) -> Settings {
     Settings {
         port: "null".into(),
+        threads: 1,
+        cores: Vec::new(),
         addresses: vec![Prefix::parse("10.0.0.1/24").unwrap(), Prefix::parse("fd00::1/64").unwrap()],
         gateways: Vec::new(),
         loopback: true,
@@ -92,10 +94,9 @@ impl Bench {
     }
 
     pub fn ask(&mut self, message: Message, attached: Option<OwnedFd>) -> (Message, Option<OwnedFd>) {
-        self.engine.process(
-            self.now,
-            Request { message, attached, process: 1, user: 1000, client: crate::arena::Key::from_u64(0) },
-        )
+        let (fd, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        let client = std::sync::Arc::new(Client::new(fd.into(), 1, 1000));
+        self.engine.process(self.now, Request { message, attached, process: 1, user: 1000, client })
     }
 
     /// Runs 20 rounds of the engine's loop, 1 ms apart on its clock, without sleeping. Receives only packets
@@ -138,7 +139,7 @@ impl Bench {
     }
 }
 
-fn frame(header: &Header, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
+pub(super) fn frame(header: &Header, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
     let len = header.wire_len() + payload.len();
     let mut bytes = vec![0; ethernet::HEADER + ipv4::HEADER + len];
     let mut frame = ethernet::Frame::new(&mut bytes[..]).unwrap();
@@ -159,7 +160,7 @@ fn frame(header: &Header, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
 
 /// Corrects the checksums of IP and TCP, if the frame has these headers. Otherwise the checksum test would
 /// drop every damaged frame, and no other code would get one.
-fn repair(bytes: &mut [u8]) {
+pub(super) fn repair(bytes: &mut [u8]) {
     let Some(ip) = bytes.get_mut(ethernet::HEADER..) else { return };
     let Ok(mut packet) = ipv4::Packet::new(ip) else { return };
     packet.fill_checksum();

@@ -201,11 +201,11 @@ impl Network {
         self.send_frame(to, &packet);
     }
 
-    /// Processes an ARP packet.
-    pub fn on_arp(&mut self, now: u64, bytes: &[u8]) {
+    /// Processes an ARP packet. Returns what it says of a neighbour, as the arguments of [`Network::learn`].
+    pub fn on_arp(&mut self, now: u64, bytes: &[u8]) -> Option<(IpAddr, Mac, bool)> {
         let Ok(packet) = arp::Packet::new(bytes) else {
             self.counters.malformed += 1;
-            return;
+            return None;
         };
         let for_us = self.addresses.iter().any(|prefix| prefix.address == IpAddr::V4(packet.target()));
         self.learn(now, packet.sender().into(), packet.sender_mac(), for_us);
@@ -213,27 +213,35 @@ impl Network {
             let (mac, sender) = (packet.sender_mac(), packet.sender());
             self.send_arp(arp::REPLY, mac, packet.target(), mac, sender);
         }
+        Some((packet.sender().into(), packet.sender_mac(), for_us))
     }
 
-    /// Processes a message of neighbour discovery. The caller has verified the checksum.
-    pub fn on_discovery(&mut self, now: u64, source: IpAddr, hop_limit: u8, bytes: &[u8]) {
+    /// Processes a message of neighbour discovery. The caller has verified the checksum. Returns what the message
+    /// says of a neighbour, as the arguments of [`Network::learn`].
+    pub fn on_discovery(
+        &mut self,
+        now: u64,
+        source: IpAddr,
+        hop_limit: u8,
+        bytes: &[u8],
+    ) -> Option<(IpAddr, Mac, bool)> {
         let message = ndp::Message::new(bytes).ok().filter(|_| hop_limit == ndp::HOP_LIMIT);
         let (Some(message), IpAddr::V6(asker)) = (message, source) else {
             self.counters.malformed += 1;
-            return;
+            return None;
         };
         let target = IpAddr::V6(message.target());
         if message.kind() == ndp::ADVERTISEMENT {
-            if let Some(mac) = message.link_address(ndp::TARGET_LINK_ADDRESS) {
-                self.learn(now, target, mac, false);
-            }
-            return;
+            let mac = message.link_address(ndp::TARGET_LINK_ADDRESS)?;
+            self.learn(now, target, mac, false);
+            return Some((target, mac, false));
         }
         if !self.addresses.iter().any(|prefix| prefix.address == target) {
-            return;
+            return None;
         }
         let mac = message.link_address(ndp::SOURCE_LINK_ADDRESS);
-        if let Some(mac) = mac.filter(|_| !asker.is_unspecified()) {
+        let asking = mac.filter(|_| !asker.is_unspecified());
+        if let Some(mac) = asking {
             self.learn(now, source, mac, true);
         }
         // Multicast the answer to all nodes: a host that checks whether a new address is in use asks from the
@@ -251,8 +259,11 @@ impl Network {
             mac: self.mac,
         };
         self.send_discovery(to, target, destination.into(), &answer);
+        asking.map(|mac| (source, mac, true))
     }
 
+    /// Records a neighbour's MAC address, and sends the packets that wait for it. If the neighbour is unknown,
+    /// adds it only if `add` is set.
     pub(crate) fn learn(&mut self, now: u64, address: IpAddr, mac: Mac, add: bool) {
         if self.is_own(address) || address.is_unspecified() || address.is_multicast() {
             return;

@@ -1,0 +1,145 @@
+//! Copies of listeners. The thread on which a program's socket is bound has the listener, and each other thread
+//! has a copy, because SYNs arrive on every queue. All of them hand their connections to the same pair.
+
+use super::Engine;
+use super::control::Client;
+use super::shared::Task;
+use crate::arena::Key;
+use crate::socket::{Listening, Options, Role, Socket};
+use inlane_offload_protocol::message::Message;
+use inlane_tcp::Listener;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+
+/// A new or changed listener, for the threads that get copies of it.
+pub(super) struct Announcement {
+    id: u64,
+    inode: u64,
+    process: i32,
+    program: String,
+    v6: bool,
+    local: SocketAddr,
+    options: Options,
+    backlog: usize,
+    /// The engine's end of the pair.
+    end: OwnedFd,
+    client: Arc<Client>,
+    reply: Message,
+    /// The number of threads that have not processed the announcement. The last one sends the reply.
+    remaining: AtomicUsize,
+    /// The errno of a thread that could not make its copy, or 0.
+    errno: AtomicI32,
+}
+
+impl Engine {
+    /// Announces a listener to the other threads. The last of them sends `reply` to the client, because
+    /// connections may come as soon as the program has the reply. Returns false if the socket does not listen.
+    pub(super) fn announce(&mut self, key: Key, client: &Arc<Client>, reply: &Message) -> bool {
+        let Some(shared) = &self.shared else { return false };
+        let Some(socket) = self.sockets.get(key) else { return false };
+        let (Role::Listening(listening), Some(end)) = (&socket.role, &socket.end) else { return false };
+        let mut reply = *reply;
+        let end = match end.try_clone() {
+            Ok(end) => end,
+            Err(error) => {
+                reply.status = error.raw_os_error().unwrap_or(libc::EMFILE);
+                client.reply(&reply, None);
+                return true;
+            }
+        };
+        let announcement = Arc::new(Announcement {
+            id: socket.id,
+            inode: socket.inode,
+            process: socket.process,
+            program: socket.program.clone(),
+            v6: socket.v6,
+            local: socket.local,
+            options: socket.options.clone(),
+            backlog: listening.backlog,
+            end,
+            client: client.clone(),
+            reply,
+            remaining: AtomicUsize::new(shared.threads() - 1),
+            errno: AtomicI32::new(0),
+        });
+        shared.give_others(self.thread, || Task::Listen(announcement.clone()));
+        true
+    }
+
+    /// Adds or changes this thread's copy of a listener. The last thread to do so replies to the program.
+    pub(super) fn on_announcement(&mut self, announcement: &Announcement) {
+        if let Err(errno) = self.copy_listener(announcement) {
+            announcement.errno.store(errno, Ordering::Relaxed);
+        }
+        // Release and acquire, so that the last thread sees the errno of the others.
+        if announcement.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let mut reply = announcement.reply;
+            reply.status = announcement.errno.load(Ordering::Relaxed);
+            announcement.client.reply(&reply, None);
+        }
+    }
+
+    fn copy_listener(&mut self, announcement: &Announcement) -> Result<(), i32> {
+        // The program may have closed an earlier listener on this port, whose event still waits in epoll.
+        self.remove_closed(announcement.local.port(), false);
+        let existing = self.listeners().find(|(_, socket)| socket.id == announcement.id).map(|(key, _)| key);
+        if let Some(socket) = existing.and_then(|key| self.sockets.get_mut(key)) {
+            socket.options = announcement.options.clone();
+            if let Role::Listening(listening) = &mut socket.role {
+                listening.set_backlog(announcement.backlog);
+            }
+            return Ok(());
+        }
+        let end =
+            announcement.end.try_clone().map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
+        let Announcement { local, options, backlog, .. } = announcement;
+        let listening = self.new_listening(*local, options, *backlog)?;
+        let key = self.sockets.insert_with(|_| Socket {
+            id: announcement.id,
+            inode: announcement.inode,
+            process: announcement.process,
+            program: announcement.program.clone(),
+            v6: announcement.v6,
+            local: *local,
+            holds_port: false,
+            options: options.clone(),
+            end: Some(end),
+            role: Role::Listening(Box::new(listening)),
+            armed: u64::MAX,
+            copy: true,
+            dirty: false,
+        });
+        self.hold_port(key, local.port());
+        self.watch_pair(key).map_err(|error| {
+            self.remove(key);
+            error.raw_os_error()
+        })
+    }
+
+    /// Returns the state of a socket that begins to listen at `local`.
+    pub(super) fn new_listening(
+        &self,
+        local: SocketAddr,
+        options: &Options,
+        backlog: usize,
+    ) -> Result<Listening, i32> {
+        // All SYN,ACKs of a listener announce one MSS, loopback's or the port's. A connection sends with its own
+        // route's MSS.
+        use crate::network::Route;
+        let route = if local.ip().is_loopback() { Route::Own } else { Route::Port(local.ip()) };
+        let mss = self.network.mss(route, local.is_ipv6());
+        let config = options.config(self.settings.buffer, mss);
+        let listener = Listener::new(&config, self.secrets.clone(), backlog).map_err(|_| libc::EINVAL)?;
+        Ok(Listening { listener, backlog, full: false, hung_up: false, unread: true })
+    }
+}
+
+impl Listening {
+    /// Changes the backlog.
+    pub(super) fn set_backlog(&mut self, backlog: usize) {
+        self.backlog = backlog;
+        self.listener.set_backlog(backlog);
+    }
+}

@@ -1,0 +1,306 @@
+//! What a thread does for the others: packets, requests and sockets that they pass to it.
+//!
+//! The packets of a flow usually arrive on one queue. A connection that a peer opens therefore begins on the
+//! thread where it stays. A connection that a program opens moves to the thread on which the SYN,ACK arrives.
+//! Packets of other flows, and UDP datagrams, are passed.
+
+use super::Engine;
+use super::control::Request;
+use super::input::{Arrival, Received, original};
+use super::shared::{MovedSocket, Owner, PassedPacket, Shared, Task};
+use crate::arena::Key;
+use crate::network::Route;
+use crate::pair;
+use crate::socket::{Role, Socket};
+use inlane_offload_protocol::message::Operation;
+use inlane_tcp::{Flow, State};
+use inlane_wire::ethernet::Mac;
+use inlane_wire::{icmp, ipv4};
+use rustix::event::epoll;
+use std::net::IpAddr;
+
+/// The most threads that pass one packet on while its socket moves. Then the packet is dropped, and its sender
+/// repeats it.
+const MOST_HOPS: usize = 4;
+
+impl Engine {
+    /// Notes that this thread is about to sleep. Returns false if its inbox contains something.
+    pub(super) fn falls_asleep(&self) -> bool {
+        self.inbox().is_none_or(|inbox| inbox.falls_asleep())
+    }
+
+    /// Processes what other threads have passed to this one. Returns true if there was anything.
+    pub(super) fn empty_inbox(&mut self, now: u64) -> bool {
+        match self.inbox() {
+            Some(inbox) if inbox.is_filled() => {}
+            _ => return false,
+        }
+        self.take_moved_sockets(now);
+        let Some((packets, tasks)) = self.inbox().map(|inbox| inbox.take()) else { return false };
+        for task in tasks {
+            match task {
+                Task::Client(client) => self.add_client(client),
+                Task::Request(request) => self.on_passed_request(now, *request),
+                Task::Listen(announcement) => self.on_announcement(&announcement),
+                Task::Report(report) => self.add_to_report(now, &report),
+                Task::Forget(flow) => drop(self.time_waits.remove(&flow)),
+                Task::Learn { address, mac, add } => self.network.learn(now, address, mac, add),
+            }
+        }
+        for packet in packets {
+            self.on_passed_packet(now, &packet);
+        }
+        true
+    }
+
+    fn on_passed_packet(&mut self, now: u64, packet: &PassedPacket) {
+        let arrival = Arrival { trusted: packet.trusted, hops: packet.hops, from: Some(packet.from) };
+        self.on_ip(now, &packet.bytes, arrival);
+    }
+
+    /// Passes a packet to another thread.
+    pub(super) fn pass(&mut self, to: usize, packet: &Received<'_>) {
+        self.pass_bytes(to, packet.whole, packet.arrival);
+    }
+
+    /// As [`Engine::pass`], for a packet that was not parsed.
+    pub(super) fn pass_bytes(&mut self, to: usize, bytes: &[u8], arrival: Arrival) {
+        let Some(shared) = &self.shared else { return };
+        let packet = PassedPacket {
+            bytes: bytes.to_vec(),
+            trusted: arrival.trusted,
+            from: arrival.from.unwrap_or(self.thread),
+            hops: arrival.hops + 1,
+        };
+        match arrival.hops < MOST_HOPS.max(shared.threads()) && shared.pass(to, packet) {
+            true => self.network.counters.passed += 1,
+            false => self.network.counters.dropped += 1,
+        }
+    }
+
+    /// Passes a packet to the thread that runs its flow. Returns false if this thread must process the packet:
+    /// it runs the flow, or no thread does.
+    pub(super) fn pass_by_flow(&mut self, now: u64, flow: &Flow, packet: &Received<'_>) -> bool {
+        let Some(owner) = self.owner(flow) else { return false };
+        if owner.thread == self.thread {
+            // The connection may have moved to this thread and still be in the inbox.
+            self.take_moved_sockets(now);
+            return false;
+        }
+        self.pass(owner.thread, packet);
+        true
+    }
+
+    /// Passes a packet to the thread on which UDP sockets are bound to `port`. Returns false if that is this
+    /// thread.
+    pub(super) fn pass_by_port(&mut self, port: u16, packet: &Received<'_>) -> bool {
+        let Some(home) = self.shared.as_ref().map(|shared| shared.thread_of_port(port)) else { return false };
+        if home == self.thread {
+            return false;
+        }
+        self.pass(home, packet);
+        true
+    }
+
+    /// Passes an ICMP error to the thread that runs the socket whose packet the error quotes. Returns false if
+    /// that is this thread, or if no thread has such a socket.
+    pub(super) fn pass_icmp_error(&mut self, packet: &Received<'_>) -> bool {
+        if self.shared.is_none() || packet.arrival.from.is_some() {
+            return false;
+        }
+        let quoted = &packet.payload[icmp::HEADER..];
+        if let Some((flow, _)) = original(quoted, ipv4::UDP) {
+            return self.pass_by_port(flow.local.port(), packet);
+        }
+        let flow = original(quoted, ipv4::TCP).map(|(flow, _)| flow);
+        let owner = flow.and_then(|flow| self.owner(&flow));
+        match owner.filter(|owner| owner.thread != self.thread) {
+            Some(owner) => {
+                self.pass(owner.thread, packet);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Passes a fragment to the thread that reassembles it. Returns false if that is this thread.
+    pub(super) fn pass_fragment(
+        &mut self,
+        addresses: (IpAddr, IpAddr),
+        bytes: &[u8],
+        arrival: Arrival,
+    ) -> bool {
+        let Some(shared) = &self.shared else { return false };
+        let to = shared.thread_of_fragments(addresses.0, addresses.1);
+        if to == self.thread {
+            return false;
+        }
+        self.pass_bytes(to, bytes, arrival);
+        true
+    }
+
+    /// Passes an acknowledgment that this thread's copy of a listener does not know to the next thread, because
+    /// the SYN may have arrived there. Returns false if all threads have seen the packet.
+    pub(super) fn pass_to_next(&mut self, packet: &Received<'_>) -> bool {
+        let threads = self.threads();
+        if packet.arrival.hops + 1 >= threads {
+            return false;
+        }
+        self.pass((self.thread + 1) % threads, packet);
+        true
+    }
+
+    /// Tells the other threads a neighbour's MAC address, because its answer arrives on one queue only.
+    pub(super) fn spread_neighbour(&self, address: IpAddr, mac: Mac, add: bool) {
+        if let Some(shared) = &self.shared {
+            shared.give_others(self.thread, || Task::Learn { address, mac, add });
+        }
+    }
+
+    /// Adds a flow that this thread runs. Returns false if another thread runs it.
+    pub(super) fn claim_flow(&mut self, flow: Flow, key: Key) -> bool {
+        let claimed = self.shared.as_ref().is_none_or(|shared| shared.claim(flow, self.thread));
+        if claimed {
+            self.flows.insert(flow, key);
+        }
+        claimed
+    }
+
+    /// Lets other threads run a flow again, after this thread has removed it.
+    pub(super) fn release_flow(&self, flow: &Flow) {
+        if let Some(shared) = &self.shared
+            && !self.flows.contains_key(flow)
+        {
+            shared.release(flow, self.thread);
+        }
+    }
+
+    /// Returns the thread that runs a flow, if the engine has several threads.
+    fn owner(&self, flow: &Flow) -> Option<Owner> {
+        self.shared.as_ref()?.flows.get(flow)
+    }
+
+    /// Returns true if a thread runs a connection of this flow.
+    pub(super) fn is_connected(&self, flow: &Flow) -> bool {
+        self.flows.contains_key(flow) || self.owner(flow).is_some_and(|owner| !owner.waits)
+    }
+
+    /// Returns true if the flow is in TIME-WAIT.
+    pub(super) fn is_waiting(&self, flow: &Flow) -> bool {
+        self.time_waits.contains_key(flow) || self.owner(flow).is_some_and(|owner| owner.waits)
+    }
+
+    /// Tells the other threads that a flow is in TIME-WAIT.
+    pub(super) fn note_time_wait(&self, flow: Flow) {
+        if let Some(shared) = &self.shared {
+            shared.flows.part(&flow).insert(flow, Owner { thread: self.thread, waits: true });
+        }
+    }
+
+    /// Returns the thread that must process a request.
+    pub(super) fn thread_of_request(&self, shared: &Shared, request: &Request) -> usize {
+        if let Some(attached) = &request.attached {
+            let Ok(inode) = pair::inode(attached) else { return self.thread };
+            return match self.inodes.contains_key(&inode) {
+                true => self.thread,
+                false => shared.inodes.get(&inode).unwrap_or(self.thread),
+            };
+        }
+        match (request.message.operation, request.message.local) {
+            (Operation::Bind, Some(local)) if local.port() != 0 => shared.thread_of_port(local.port()),
+            _ => self.thread,
+        }
+    }
+
+    /// Processes a request, if the engine has several threads. The reply may be sent later, by another thread.
+    pub(super) fn process_shared(&mut self, now: u64, request: Request) {
+        let operation = request.message.operation;
+        if operation == Operation::Status {
+            return self.start_report(now, &request);
+        }
+        self.take_moved_sockets(now);
+        let changes_listener =
+            matches!(operation, Operation::Listen | Operation::SetOption | Operation::SetOptionNow);
+        let key = if changes_listener { self.attached(&request).ok() } else { None };
+        let client = request.client.clone();
+        let (mut reply, descriptor) = self.process(now, request);
+        reply.operation = operation;
+        if reply.status == 0
+            && let Some(key) = key
+            && self.announce(key, &client, &reply)
+        {
+            return;
+        }
+        client.reply(&reply, descriptor.as_ref());
+    }
+
+    /// Moves a connection to the thread `to`, on which its packets arrive. `packet` is the SYN,ACK.
+    fn move_socket(&mut self, key: Key, to: usize, packet: &Received<'_>) {
+        let Some(shared) = self.shared.clone() else { return };
+        let Some(mut socket) = self.sockets.remove(key) else { return };
+        self.inodes.remove(&socket.inode);
+        if let Some(end) = &socket.end {
+            let _ = epoll::delete(&self.epoll, end);
+        }
+        (socket.armed, socket.dirty) = (u64::MAX, false);
+        let Some(flow) = socket.stream().map(|stream| stream.flow) else { return };
+        self.flows.remove(&flow);
+        let arrival = packet.arrival;
+        let packet = PassedPacket {
+            bytes: packet.whole.to_vec(),
+            trusted: arrival.trusted,
+            from: to,
+            hops: arrival.hops + 1,
+        };
+        shared.move_socket(to, flow, MovedSocket { socket: Box::new(socket), packet });
+    }
+
+    /// Moves the connection `key` to the thread that has passed its SYN,ACK. Returns false if the connection
+    /// stays: the packet arrived here, the connection is established, or its socket is bound to a port, whose
+    /// conflicts this thread decides.
+    pub(super) fn follow_packets(&mut self, key: Key, packet: &Received<'_>) -> bool {
+        let Some(from) = packet.arrival.from.filter(|&from| from != self.thread) else { return false };
+        let moves = self.sockets.get(key).is_some_and(|socket| {
+            !socket.holds_port
+                && socket.stream().is_some_and(|stream| {
+                    stream.connection.state() == State::SynSent && stream.route != Route::Own
+                })
+        });
+        if moves {
+            self.move_socket(key, from, packet);
+        }
+        moves
+    }
+
+    /// Adds the sockets that have moved to this thread, and processes the packets that made them move.
+    pub(super) fn take_moved_sockets(&mut self, now: u64) {
+        let Some(inbox) = self.inbox().filter(|inbox| inbox.is_filled()) else { return };
+        for MovedSocket { socket, packet } in inbox.take_sockets() {
+            let inode = socket.inode;
+            let Some(flow) = socket.stream().map(|stream| stream.flow) else { continue };
+            let key = self.sockets.insert_with(|_| *socket);
+            self.inodes.insert(inode, key);
+            self.flows.insert(flow, key);
+            if self.watch_pair(key).is_err() {
+                self.remove(key);
+                continue;
+            }
+            self.touch(key);
+            self.on_passed_packet(now, &packet);
+        }
+    }
+
+    /// Lets epoll report events of a socket's pair.
+    pub(super) fn watch_pair(&self, key: Key) -> rustix::io::Result<()> {
+        use epoll::EventFlags as Flags;
+        let flags = Flags::IN | Flags::OUT | Flags::PRI | Flags::RDHUP | Flags::ET;
+        let end = self.sockets.get(key).and_then(|socket| socket.end.as_ref());
+        let end = end.ok_or(rustix::io::Errno::BADF)?;
+        epoll::add(&self.epoll, end, epoll::EventData::new_u64(key.to_u64()), flags)
+    }
+
+    /// Returns the listeners among the sockets, with their keys.
+    pub(super) fn listeners(&self) -> impl Iterator<Item = (Key, &Socket)> {
+        self.sockets.iter().filter(|(_, socket)| matches!(socket.role, Role::Listening(_)))
+    }
+}

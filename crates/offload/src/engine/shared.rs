@@ -1,0 +1,299 @@
+//! What the threads of an engine share: who runs each flow and each socket, and an inbox for each thread.
+//!
+//! ```text
+//!   queue 0 --> thread 0 --- own sockets, own timers          inbox 0 <--+
+//!                  |                                                     |-- packets, requests, sockets,
+//!   queue 1 --> thread 1 --- own sockets, own timers          inbox 1 <--+   listeners, reports
+//!                  |
+//!                  +-- without a socket for a packet: look up the flow's thread, and put the packet into its inbox
+//! ```
+//!
+//! An engine with one thread has no such state.
+
+use super::control::{Client, Request};
+use super::copies::Announcement;
+use super::report::Report;
+use crate::error::{Error, Result};
+use crate::socket::Socket;
+use inlane_tcp::Flow;
+use inlane_wire::ethernet::Mac;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash, RandomState};
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The number of parts of a [`Shards`], each with a lock of its own.
+const SHARDS: usize = 64;
+/// The most packets that wait in an inbox. Further packets are dropped, and their senders repeat them.
+const MOST_PACKETS: usize = 4096;
+
+/// Locks a mutex. Ignores that a thread panicked while it held the lock, because the engine then ends anyway.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A map whose parts have locks of their own, so that threads seldom wait for each other.
+pub(super) struct Shards<K, V> {
+    hasher: RandomState,
+    parts: Vec<Mutex<HashMap<K, V>>>,
+}
+
+impl<K: Hash + Eq, V: Copy> Shards<K, V> {
+    fn new() -> Self {
+        Self { hasher: RandomState::new(), parts: (0..SHARDS).map(|_| Mutex::default()).collect() }
+    }
+
+    /// Locks the part of the map that holds `key`.
+    pub fn part(&self, key: &K) -> MutexGuard<'_, HashMap<K, V>> {
+        lock(&self.parts[self.hasher.hash_one(key) as usize % SHARDS])
+    }
+
+    pub fn get(&self, key: &K) -> Option<V> {
+        self.part(key).get(key).copied()
+    }
+
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.parts.iter().map(|part| lock(part).len()).sum()
+    }
+}
+
+/// The thread that runs a flow.
+#[derive(Clone, Copy)]
+pub(super) struct Owner {
+    pub thread: usize,
+    /// True if the flow is in TIME-WAIT. Another thread may then reuse it for a new connection.
+    pub waits: bool,
+}
+
+/// An IP packet that one thread received and another processes.
+pub(super) struct PassedPacket {
+    pub bytes: Vec<u8>,
+    /// True if the engine sent the packet to itself, without checksums.
+    pub trusted: bool,
+    /// The thread that received the packet.
+    pub from: usize,
+    /// The number of threads that have passed the packet on.
+    pub hops: usize,
+}
+
+/// What one thread asks another to do.
+pub(super) enum Task {
+    /// Serve a client of the control socket.
+    Client(Client),
+    /// Process a request about a socket of this thread.
+    Request(Box<Request>),
+    /// Add or change this thread's copy of a listener.
+    Listen(Arc<Announcement>),
+    /// Add this thread's part to a report.
+    Report(Arc<Report>),
+    /// Forget a flow in TIME-WAIT, because another thread reuses it.
+    Forget(Flow),
+    /// Learn a neighbour's MAC address.
+    Learn { address: IpAddr, mac: Mac, add: bool },
+}
+
+/// A socket that moves to the thread on which its packets arrive, and the packet that made it move.
+pub(super) struct MovedSocket {
+    pub socket: Box<Socket>,
+    pub packet: PassedPacket,
+}
+
+#[derive(Default)]
+struct Letters {
+    packets: Vec<PassedPacket>,
+    tasks: Vec<Task>,
+    sockets: Vec<MovedSocket>,
+}
+
+/// What other threads have for one thread.
+pub(super) struct Inbox {
+    letters: Mutex<Letters>,
+    /// True if `letters` may contain something.
+    filled: AtomicBool,
+    /// True while the thread sleeps or is about to. Only then is `wake` written.
+    asleep: AtomicBool,
+    /// An eventfd that wakes the thread.
+    wake: OwnedFd,
+}
+
+impl Inbox {
+    fn new() -> Result<Self> {
+        // SAFETY: has no preconditions.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(Error::os("creating an eventfd")(std::io::Error::last_os_error()));
+        }
+        // SAFETY: the descriptor was just created, and no other code owns it.
+        let wake = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self {
+            letters: Mutex::default(),
+            filled: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+            wake,
+        })
+    }
+
+    /// Returns the eventfd by which the thread is woken.
+    pub fn wake_descriptor(&self) -> &OwnedFd {
+        &self.wake
+    }
+
+    /// Changes the inbox's content by `add`, then wakes the thread if it sleeps.
+    fn put<T>(&self, add: impl FnOnce(&mut Letters) -> T) -> T {
+        let outcome = {
+            let mut letters = lock(&self.letters);
+            let outcome = add(&mut letters);
+            self.filled.store(true, Ordering::Relaxed);
+            outcome
+        };
+        // The fence here and the one in `falls_asleep` ensure that this thread sees `asleep`, or that the
+        // other one sees `filled`.
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) {
+            self.wake();
+        }
+        outcome
+    }
+
+    /// Wakes the thread if it sleeps.
+    pub fn wake(&self) {
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: the bytes live through the call. A full counter also wakes the thread.
+        let _ = unsafe { libc::write(self.wake.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    /// Notes that the thread is about to sleep. Returns false if it must not, because the inbox contains
+    /// something. The thread calls [`Inbox::wakes_up`] afterwards in both cases.
+    pub fn falls_asleep(&self) -> bool {
+        self.asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        !self.filled.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the thread does not sleep any more.
+    pub fn wakes_up(&self) {
+        self.asleep.store(false, Ordering::Relaxed);
+    }
+
+    /// Resets the eventfd, after epoll has reported it.
+    pub fn clear_wake(&self) {
+        let mut count = [0u8; 8];
+        // SAFETY: the bytes live through the call.
+        let _ = unsafe { libc::read(self.wake.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+    }
+
+    /// Returns true if the inbox may contain something.
+    #[inline]
+    pub fn is_filled(&self) -> bool {
+        self.filled.load(Ordering::Relaxed)
+    }
+
+    /// Takes the packets and the tasks.
+    pub fn take(&self) -> (Vec<PassedPacket>, Vec<Task>) {
+        let mut letters = lock(&self.letters);
+        self.filled.store(!letters.sockets.is_empty(), Ordering::Relaxed);
+        (std::mem::take(&mut letters.packets), std::mem::take(&mut letters.tasks))
+    }
+
+    /// Takes the sockets that have moved to this thread.
+    pub fn take_sockets(&self) -> Vec<MovedSocket> {
+        std::mem::take(&mut lock(&self.letters).sockets)
+    }
+}
+
+/// What the threads of an engine share.
+pub(super) struct Shared {
+    /// The inboxes of the threads, by number.
+    pub inboxes: Vec<Inbox>,
+    /// The thread of each TCP connection, and of each flow in TIME-WAIT.
+    pub flows: Shards<Flow, Owner>,
+    /// The thread of each socket, by the inode of the program's end.
+    pub inodes: Shards<u64, usize>,
+}
+
+impl Shared {
+    /// Creates the state that `threads` threads share.
+    ///
+    /// # Errors
+    /// If the system has no descriptor left.
+    pub fn new(threads: usize) -> Result<Self> {
+        let inboxes = (0..threads).map(|_| Inbox::new()).collect::<Result<_>>()?;
+        Ok(Self { inboxes, flows: Shards::new(), inodes: Shards::new() })
+    }
+
+    /// Returns the number of threads.
+    pub fn threads(&self) -> usize {
+        self.inboxes.len()
+    }
+
+    /// Returns the thread on which sockets are bound to `port`. It alone decides whether sockets conflict.
+    pub fn thread_of_port(&self, port: u16) -> usize {
+        usize::from(port) % self.threads()
+    }
+
+    /// Returns the thread that reassembles the fragments of packets from `source` to `destination`.
+    pub fn thread_of_fragments(&self, source: IpAddr, destination: IpAddr) -> usize {
+        self.flows.hasher.hash_one((source, destination)) as usize % self.threads()
+    }
+
+    /// Gives a flow to `thread`. Returns false if another thread runs it. Takes it from a thread where it is only
+    /// in TIME-WAIT.
+    pub fn claim(&self, flow: Flow, thread: usize) -> bool {
+        let mut part = self.flows.part(&flow);
+        let owner = part.entry(flow).or_insert(Owner { thread, waits: false });
+        if owner.thread != thread {
+            if !owner.waits {
+                return false;
+            }
+            self.give(owner.thread, Task::Forget(flow));
+        }
+        *owner = Owner { thread, waits: false };
+        true
+    }
+
+    /// Removes a flow of `thread`.
+    pub fn release(&self, flow: &Flow, thread: usize) {
+        let mut part = self.flows.part(flow);
+        if part.get(flow).is_some_and(|owner| owner.thread == thread) {
+            part.remove(flow);
+        }
+    }
+
+    /// Gives a task to a thread.
+    pub fn give(&self, thread: usize, task: Task) {
+        self.inboxes[thread].put(|letters| letters.tasks.push(task));
+    }
+
+    /// Gives a task to all threads but `from`.
+    pub fn give_others(&self, from: usize, task: impl Fn() -> Task) {
+        for thread in (0..self.threads()).filter(|&thread| thread != from) {
+            self.give(thread, task());
+        }
+    }
+
+    /// Passes a packet to a thread. Returns false if it was dropped because too many packets wait there.
+    pub fn pass(&self, thread: usize, packet: PassedPacket) -> bool {
+        self.inboxes[thread].put(|letters| {
+            let room = letters.packets.len() < MOST_PACKETS;
+            if room {
+                letters.packets.push(packet);
+            }
+            room
+        })
+    }
+
+    /// Moves a socket to the thread `to`, with its flow.
+    pub fn move_socket(&self, to: usize, flow: Flow, moved: MovedSocket) {
+        let inode = moved.socket.inode;
+        // Hold both locks until the inbox has the socket. A thread that then finds `to` in a table can rely on
+        // finding the socket there.
+        let mut flows = self.flows.part(&flow);
+        let mut inodes = self.inodes.part(&inode);
+        self.inboxes[to].put(|letters| letters.sockets.push(moved));
+        flows.insert(flow, Owner { thread: to, waits: false });
+        inodes.insert(inode, to);
+    }
+}
