@@ -209,6 +209,9 @@ impl Costs {
         for path in Path::candidates(from.endpoint(), to.endpoint()) {
             let software =
                 path == Path::Dma && *from.endpoint() == Endpoint::Host && *to.endpoint() == Endpoint::Host;
+            if software {
+                costs.refused.insert(path, "a software copy, taken only if requested: --require dma".into());
+            }
             if path == Path::Cuda || software {
                 continue;
             }

@@ -69,7 +69,9 @@ fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
             format!("cannot write to directory {}; name a socket elsewhere", directory.display()),
         ));
     }
-    let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    let Ok(metadata) = std::fs::symlink_metadata(path) else {
+        return if server { check_bind(spec, path) } else { Ok(()) };
+    };
     if !metadata.file_type().is_socket() {
         return Err(invalid(spec, format!("{} exists and is no socket; name another path", path.display())));
     }
@@ -78,6 +80,21 @@ fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
         let _ = std::fs::remove_file(path);
     }
     Ok(())
+}
+
+/// Checks that a socket can be created at `path`, where no file is. Creates one and removes it.
+fn check_bind(spec: &EthSpec, path: &Path) -> Result<()> {
+    match std::os::unix::net::UnixListener::bind(path) {
+        Ok(_) => {
+            // Ignore a failure, because the driver replaces or reports the socket.
+            let _ = std::fs::remove_file(path);
+            Ok(())
+        }
+        Err(error) => Err(invalid(
+            spec,
+            format!("cannot create socket {}: {error}; name a path on another file system", path.display()),
+        )),
+    }
 }
 
 /// Returns true if no process listens on the Unix socket at `path`. Tries both types of sockets that can

@@ -143,9 +143,7 @@ impl EthPort {
                 }
                 None => {
                     let accepted = most_frame - device::LINK_HEADERS;
-                    format!(
-                        "lower the MTU to {accepted} at most: ip link set {name} mtu 1500; or use af_packet:{name}"
-                    )
+                    format!("lower the MTU: ip link set {name} mtu {accepted}; or use af_packet:{name}")
                 }
             };
             return Err(self.usage(format!(

@@ -105,6 +105,11 @@ impl Output {
         }
     }
 
+    /// Returns true if the output is a named pipe that no process has opened for reading.
+    pub(super) fn awaits_reader(&self) -> bool {
+        matches!(self.kind, Kind::AwaitsReader(_))
+    }
+
     /// Writes as many of `bytes` as the output accepts. Returns their number.
     ///
     /// Fails with [`ErrorKind::WouldBlock`] if the output's reader must take bytes first.

@@ -275,7 +275,10 @@ impl CaptureWriter {
     /// Gives up the buffered records: counts their packets as lost and returns an error.
     fn abandon(&mut self) -> Result<()> {
         let packets = self.records.len();
-        let error = self.give_up("its reader stopped reading");
+        let error = self.give_up(match self.output.awaits_reader() {
+            true => "no process opened it for reading",
+            false => "its reader stopped reading",
+        });
         if packets == 0 { Ok(()) } else { Err(error) }
     }
 

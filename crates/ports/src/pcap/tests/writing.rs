@@ -254,7 +254,7 @@ fn packets_that_no_reader_took_are_lost_and_counted() {
         asked += 1;
         asked < 3
     });
-    assert!(outcome.unwrap_err().to_string().contains("its reader stopped reading"));
+    assert!(outcome.unwrap_err().to_string().contains("no process opened it for reading"));
     assert_eq!(asked, 3);
     assert_eq!((tx.counters().packets, tx.counters().errors, pool.outstanding()), (0, 3, 0));
 }
