@@ -75,7 +75,8 @@ impl Traffic {
         let sizes = match spec.argument() {
             "" => {
                 let kind = spec.kind();
-                return Err(spec.error(format!("give the size of frames before the options: {kind}:64 or {kind}:imix")));
+                return Err(spec
+                    .error(format!("give the size of frames before the options: {kind}:64 or {kind}:imix")));
             }
             "imix" if fcs > 0 => {
                 return Err(spec.error("imix has fixed sizes without FCS; leave out 'fcs'"));
