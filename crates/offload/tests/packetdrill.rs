@@ -1,6 +1,6 @@
 //! Runs the scripts in `tests/packetdrill` with packetdrill, which drives the engine through
-//! `examples/packetdrill.rs`. Each script states the rule that it checks. Needs packetdrill on the PATH, or
-//! its path in `INLANE_PACKETDRILL`.
+//! `examples/packetdrill.rs`. Each script states the rule that it checks. Scripts whose name begins with
+//! `ipv6_` run over IPv6. Needs packetdrill on the PATH, or its path in `INLANE_PACKETDRILL`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -50,8 +50,18 @@ fn every_script_of_packetdrill_passes() {
     for script in scripts {
         let mut command = Command::new(&packetdrill);
         command.arg(format!("--so_filename={}", library.display()));
-        command.arg(format!("--so_flags=preload={},local=192.168.0.2/16", preload.display()));
-        command.args(["--local_ip=192.168.0.2", "--gateway_ip=192.168.0.1"]).arg(&script);
+        let v6 = script.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ipv6_"));
+        let (prefix, local, gateway) = match v6 {
+            true => ("fd00::2/48", "fd00::2", "fd00::1"),
+            false => ("192.168.0.2/16", "192.168.0.2", "192.168.0.1"),
+        };
+        let preload = preload.display();
+        command.arg(format!("--so_flags=preload={preload},local={prefix},gateway={gateway}"));
+        command.args([format!("--local_ip={local}"), format!("--gateway_ip={gateway}")]);
+        if v6 {
+            command.args(["--ip_version=ipv6", "--remote_ip=fd00:1::1"]);
+        }
+        command.arg(&script);
         let output = command.output().unwrap();
         if !output.status.success() {
             failed.push(format!("{}\n{}", script.display(), String::from_utf8_lossy(&output.stderr)));

@@ -21,11 +21,12 @@ pub enum Outcome {
 
 /// The options that the engine must know when it creates a socket: level, name, and the value that a new
 /// socket of the kernel has. Only options with another value are sent to the engine.
-const STREAM_OPTIONS: [NumberOption; 10] = [
+const STREAM_OPTIONS: [NumberOption; 11] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
     (libc::IPPROTO_TCP, libc::TCP_NODELAY, 0),
+    (libc::IPPROTO_TCP, libc::TCP_CORK, 0),
     (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 7200),
     (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 75),
     (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 9),

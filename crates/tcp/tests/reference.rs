@@ -195,7 +195,7 @@ impl Lab {
     }
 
     /// Takes the packets that Linux has sent. Returns true if there was one.
-    fn from_linux(&mut self) -> bool {
+    fn take_from_linux(&mut self) -> bool {
         let (mut bytes, mut any) = ([0; 2048], false);
         while let Ok(len) = self.tun.read(&mut bytes) {
             let packet = &bytes[..len];
@@ -237,7 +237,7 @@ impl Lab {
 
     fn run(&mut self) {
         while self.flows.iter().any(|flow| flow.finished_at.is_none()) {
-            let mut busy = self.from_linux() | self.deliver();
+            let mut busy = self.take_from_linux() | self.deliver();
             for index in 0..self.flows.len() {
                 let now = self.now();
                 let flow = &mut self.flows[index];
@@ -274,7 +274,7 @@ fn batch(seeds: std::ops::Range<u64>) -> Result<Times, String> {
     // The namespace may not allow the change. Then Linux uses its defaults.
     let shape = seeds.start / BATCH;
     for (name, value) in
-        [("tcp_sack", shape % 2 ^ 1), ("tcp_timestamps", (shape / 2 % 2) ^ 1), ("tcp_ecn", 2 - shape % 2)]
+        [("tcp_sack", (shape % 2) ^ 1), ("tcp_timestamps", (shape / 2 % 2) ^ 1), ("tcp_ecn", 2 - shape % 2)]
     {
         let _ = std::fs::write(format!("/proc/sys/net/ipv4/{name}"), value.to_string());
     }

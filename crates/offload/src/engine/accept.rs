@@ -67,7 +67,8 @@ impl Engine {
         (options.reuse_address, options.reuse_port) = (false, false);
         let Some(route) = self.network.route(flow.remote.ip()) else { return };
         let config = options.config(self.settings.buffer, self.network.mss(route, flow.remote.is_ipv6()));
-        let Ok(connection) = Connection::accept(now, &config, handshake) else { return };
+        let Ok(mut connection) = Connection::accept(now, &config, handshake) else { return };
+        connection.set_cork(options.cork);
         let mut stream = self.stream_of(now, *flow, route, connection);
         // The pair is empty, because the program has not received its end yet. Epoll will report the first
         // data.

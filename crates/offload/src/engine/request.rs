@@ -361,7 +361,8 @@ impl Engine {
     ) -> Result<Stream, Refusal> {
         let mss = self.network.mss(route, flow.remote.is_ipv6());
         let config = options.config(self.settings.buffer, mss);
-        let connection = Connection::connect(now, &config, self.secrets.start(now, &flow))?;
+        let mut connection = Connection::connect(now, &config, self.secrets.start(now, &flow))?;
+        connection.set_cork(options.cork);
         self.time_waits.remove(&flow);
         Ok(self.stream_of(now, flow, route, connection))
     }
@@ -424,11 +425,11 @@ impl Engine {
         socket.options.set(message.level, message.name, message.value());
         let options = &socket.options;
         if let Role::Stream(stream) = &mut socket.role {
-            stream.connection.set_no_delay(options.no_delay);
-            stream.connection.set_cork(options.cork);
             stream.connection.set_keepalive(now, options.keepalive());
             stream.connection.set_user_timeout(options.user_timeout());
             match (message.level, message.name) {
+                (libc::IPPROTO_TCP, libc::TCP_NODELAY) => stream.connection.set_no_delay(options.no_delay),
+                (libc::IPPROTO_TCP, libc::TCP_CORK) => stream.connection.set_cork(options.cork),
                 (libc::SOL_SOCKET, libc::SO_RCVBUF) => stream.limit_receive(options, socket.end.as_ref()),
                 (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
                     match (&mut stream.filled, options.send_buffer, &request.attached) {

@@ -376,6 +376,10 @@ impl Stream {
             let used = self.written - self.connection.acknowledged();
             let room = share.saturating_sub(used);
             if room == 0 {
+                if self.hung_up {
+                    // The rest of the pair may never fit, if the peer keeps its window closed.
+                    self.connection.abandon();
+                }
                 return Ok(false);
             }
             if moved >= TURN {

@@ -318,3 +318,29 @@ fn a_descriptor_in_its_own_pair_keeps_no_socket_alive() {
     bench.turn();
     assert_eq!(bench.engine.sockets.len(), 0);
 }
+
+/// A program closes a socket while its data fits neither into the send ring nor into the peer's window.
+#[test]
+fn a_peer_that_never_reads_keeps_no_closed_socket() {
+    let mut bench = Bench::new(100);
+    let listener = bench.listening("10.0.0.1:8080");
+    let client = bench.connecting("10.0.0.1:8080").1.unwrap();
+    bench.turn();
+    let mut record = [0; 64];
+    let accepted = pair::receive_descriptor(listener.as_raw_fd(), &mut record).unwrap().1;
+    assert!(accepted.is_some());
+    for _ in 0..50 {
+        while pair::send(client.as_raw_fd(), &[7; 10_000], &[]).is_ok() {}
+        bench.turn();
+    }
+    drop(client);
+    bench.turn();
+    let connected =
+        |bench: &Bench| bench.engine.sockets.iter().filter(|(_, one)| one.stream().is_some()).count();
+    assert_eq!(connected(&bench), 2);
+    for _ in 0..200 {
+        bench.now += 10_000_000_000;
+        bench.turn();
+    }
+    assert_eq!(connected(&bench), 0);
+}

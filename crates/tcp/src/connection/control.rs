@@ -91,6 +91,13 @@ impl Connection {
         }
     }
 
+    /// Says that the application has closed both directions, but still has data to write. From now on a peer
+    /// that does not acknowledge, or keeps its window closed, ends the connection as after
+    /// [`Connection::close`].
+    pub fn abandon(&mut self) {
+        self.flags.orphan = true;
+    }
+
     /// Aborts the connection. The peer gets a reset, which [`Connection::poll_transmit`] returns.
     pub fn abort(&mut self) {
         self.abort_for(Reason::Aborted);
@@ -151,9 +158,11 @@ impl Connection {
         }
     }
 
-    /// Switches Nagle's algorithm off or on.
+    /// Switches Nagle's algorithm off or on. Switching it off also sends the data that a cork holds back, as
+    /// Linux does.
     pub fn set_no_delay(&mut self, no_delay: bool) {
         self.config.no_delay = no_delay;
+        self.flags.cork_expired |= no_delay && self.flags.cork && self.snd.next < self.snd.limit;
     }
 
     /// If `cork` is true, holds back segments that are smaller than the MSS, for at most 200 ms. If `cork` is

@@ -29,7 +29,7 @@ impl Connection {
         if self.ack.now && self.flags.sack && (self.ack.dsack.is_some() || !self.reassembly.is_empty()) {
             // Send the acknowledgment in a segment without data, because a full data segment has no room for
             // SACK blocks.
-            return Some(Transmit::bare(self.header(now, self.snd.next, ACK, MAX_SACK_BLOCKS)));
+            return Some(Transmit::bare(self.header(now, self.acceptable_sequence(), ACK, MAX_SACK_BLOCKS)));
         }
         if self.scoreboard.lost() > 0
             && let Some(transmit) = self.retransmit(now)
@@ -59,9 +59,15 @@ impl Connection {
             } else {
                 self.ack.duplicates -= 1;
             }
-            return Some(Transmit::bare(self.header(now, self.snd.next, ACK, MAX_SACK_BLOCKS)));
+            return Some(Transmit::bare(self.header(now, self.acceptable_sequence(), ACK, MAX_SACK_BLOCKS)));
         }
         None
+    }
+
+    /// Returns the sequence number of a segment without data. A peer drops segments that begin beyond its
+    /// window, for example behind the byte of a window probe.
+    fn acceptable_sequence(&self) -> Sequence {
+        self.snd.next.min(self.snd.edge().max(self.snd.una))
     }
 
     fn transmit_reset(&mut self) -> Option<Transmit> {
@@ -69,7 +75,7 @@ impl Connection {
             return None;
         }
         Some(Transmit::bare(Header {
-            sequence: self.snd.next as u32,
+            sequence: self.acceptable_sequence() as u32,
             acknowledgment: self.rcv.next as u32,
             flags: RST | ACK,
             ..Header::default()
@@ -368,7 +374,12 @@ impl Connection {
     fn transmit_window_probe(&mut self, now: u64, len: u32) -> Transmit {
         self.counters.window_probes += 1;
         self.timers.window_probes = self.timers.window_probes.saturating_add(1);
+        let small_end = self.snd.small_end;
         let transmit = self.send_new(now, len, self.effective_mss());
+        if self.snd.window == 0 {
+            // Nagle's algorithm must not hold the rest back when the window opens.
+            self.snd.small_end = small_end;
+        }
         self.recovery.backoff =
             self.recovery.backoff.max(self.timers.window_probes.min(super::timer::MAX_PROBE_BACKOFF));
         self.arm_loss_timer(now);

@@ -47,6 +47,21 @@ fn a_cork_holds_small_segments_for_200_ms_at_most() {
 }
 
 #[test]
+fn no_delay_sends_what_a_cork_held_and_leaves_the_cork() {
+    let mut script = Script::open(&config(), plain());
+    script.connection.set_cork(true);
+    let mut written = 0;
+    script.connection.set_no_delay(true);
+    script.write(10, &mut written);
+    script.silent();
+    script.connection.set_no_delay(true);
+    assert_eq!(script.ranges(), [(0, 10)]);
+    script.receive(ack(10));
+    script.write(10, &mut written);
+    script.silent();
+}
+
+#[test]
 fn a_close_sends_what_a_cork_held() {
     let mut script = Script::open(&config(), plain());
     script.connection.set_cork(true);

@@ -57,14 +57,21 @@ fn rfc9293_a_zero_window_is_probed_with_backoff_for_as_long_as_the_peer_answers(
     assert_eq!(script.connection.counters().timeouts, 29);
     script.receive(ack(0).window(65_535));
     let sent = script.ranges();
-    assert_eq!(sent[0].0, 0);
-    assert_eq!(
-        sent.last().unwrap().1,
-        1 + 6 * 1460,
-        "Nagle's algorithm holds the rest, because the probe was small"
-    );
-    script.receive(ack(1 + 6 * 1460));
-    assert_eq!(script.ranges().last().unwrap().1, 10_000);
+    assert_eq!((sent[0].0, sent.last().unwrap().1), (0, 10_000), "Nagle's algorithm holds nothing back");
+}
+
+#[test]
+fn rfc9293_acknowledgments_and_resets_beside_a_probe_begin_inside_the_closed_window() {
+    let mut script = Script::open(&config(), plain());
+    script.receive(ack(0).window(0));
+    script.connection.set_written(10_000).unwrap();
+    script.ranges();
+    script.next_timer();
+    assert_eq!(script.ranges(), [(0, 1)]);
+    script.receive(data(0, 3000).acking(0).window(0));
+    assert_eq!(script.one().header.sequence, ISS + 1, "the peer accepts no number behind its window");
+    script.connection.abort();
+    assert_eq!(script.one().header.sequence, ISS + 1);
 }
 
 #[test]

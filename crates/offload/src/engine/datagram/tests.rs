@@ -341,7 +341,7 @@ fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
     bench.engine.network.learn(0, PEER.into(), inlane_wire::Mac([2, 0, 0, 0, 0, 2]), true);
     let sent = |bench: &mut Bench| {
         let before = bench.engine.network.counters.sent_packets;
-        bench.send(&fd, None, &[0; 1000]);
+        bench.send(&fd, None, &[0; 1092]);
         bench.engine.network.counters.sent_packets - before
     };
     assert_eq!(sent(&mut bench), 1);
@@ -360,10 +360,11 @@ fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 2);
     // Quote the socket's own port again, and report an MTU of 68 bytes. The engine records 552 bytes instead,
-    // the least that it accepts for IPv4, so the datagram still takes two fragments.
+    // the least that it accepts for IPv4. The datagram of 1100 bytes then takes three fragments of at most
+    // 528 bytes.
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
-    assert_eq!(sent(&mut bench), 2);
+    assert_eq!(sent(&mut bench), 3);
     bench.now += 601 * 1_000_000_000;
     bench.engine.network.learn(bench.now, PEER.into(), inlane_wire::Mac([2, 0, 0, 0, 0, 2]), true);
     assert_eq!(sent(&mut bench), 1);
