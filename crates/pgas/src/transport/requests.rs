@@ -22,9 +22,9 @@ pub(super) const REFUSED: u64 = 2;
 
 /// How long a request may be unanswered before the owner's doorbell is rung.
 const RING_AFTER: Duration = Duration::from_micros(3);
-/// How long to wait for an answer before the doorbell is rung again, because the first doorbell may have been
-/// lost.
-const RING_AGAIN: Duration = Duration::from_millis(1);
+/// How long to wait for an answer before the doorbell is rung again, because the last doorbell may have been
+/// lost. Each ring doubles this time, from the first value up to the second.
+const RING_AGAIN: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(1));
 
 /// State of a slot whose reply no thread waits for. The next [`PeContext::collect`] or [`PeContext::post`]
 /// frees it.
@@ -131,25 +131,26 @@ impl PeContext {
     }
 
     /// Waits until PE `pe` has served a request and `done` returns true. Rings that PE's doorbell after
-    /// [`RING_AFTER`], or at once in completion mode `interrupt`, then after each `RING_AGAIN`.
+    /// [`RING_AFTER`], or at once in completion mode `interrupt`, then after each [`RING_AGAIN`].
     fn wait_ringing(&self, pe: u32, options: WaitOptions, mut done: impl FnMut() -> bool) -> Result<()> {
-        let (mut looks, mut start, mut rung) = (0u32, None, false);
+        let (mut looks, mut start, mut again) = (0u32, None, RING_AGAIN.0);
         // In completion mode `interrupt`, ring the doorbell at once, because the wait polls too seldom to
         // notice that RING_AFTER has passed.
-        let after = if options.mode == CompletionMode::Interrupt { Duration::ZERO } else { RING_AFTER };
+        let mut after = if options.mode == CompletionMode::Interrupt { Duration::ZERO } else { RING_AFTER };
         let started = |start: &mut Option<Instant>| *start.get_or_insert_with(Instant::now);
-        self.wait_for(options, FailureScope::Peer(pe), || {
+        self.wait_until(options, FailureScope::Peer(pe), true, || {
             if done() {
                 return true;
             }
             looks += 1;
             if looks.is_multiple_of(32) {
                 let since = started(&mut start).elapsed();
-                if since > if rung { RING_AGAIN } else { after } {
+                if since > after {
                     // The call fails only if the peer does not exist. A doorbell that was lost is rung again
                     // by a later round of this loop.
                     let _ = self.ntb.peer_doorbell_set(pe, REQUEST);
-                    (rung, start) = (true, Some(Instant::now()));
+                    (after, start) = (again, Some(Instant::now()));
+                    again = (again * 2).min(RING_AGAIN.1);
                 }
             }
             false

@@ -1,7 +1,7 @@
 //! Waits for a condition by polling, by sleeping until a doorbell, or adaptively. Each wait chooses its
 //! completion mode.
 
-use super::wakeup::{BACKSTOP, Interest, LAST_LOOK, Waiter, barrier_everywhere};
+use super::wakeup::{BACKSTOP, Interest, LAST_LOOK, LostDoorbells, Waiter, barrier_everywhere};
 use super::windows::{PeContext, WAKE};
 use crate::error::{Error, Result};
 use inlane_core::completion::{CompletionMode, ExpectedDurations, Slept, Wait, WaitPlan};
@@ -48,6 +48,7 @@ pub(super) struct Waits {
     doorbell_sleeper: Mutex<()>,
     others: Mutex<()>,
     woken: Condvar,
+    lost: LostDoorbells,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -154,7 +155,20 @@ impl PeContext {
         scope: FailureScope,
         done: impl FnMut() -> bool,
     ) -> Result<()> {
-        let mut wait = OneWait { context: self, options, scope, done, backstop: self.backstop.0 };
+        self.wait_until(options, scope, false, done)
+    }
+
+    /// Waits like [`Self::wait_for`]. Set `answer` if the wait is for another PE's service of a request.
+    #[inline]
+    pub(super) fn wait_until(
+        &self,
+        options: WaitOptions,
+        scope: FailureScope,
+        answer: bool,
+        done: impl FnMut() -> bool,
+    ) -> Result<()> {
+        let backstop = self.waits.lost.first_sleep(self.backstop.0, answer);
+        let mut wait = OneWait { context: self, options, scope, done, backstop };
         let waited = wait.run()?;
         if wait.is_adaptive()
             && let Some(took) = waited.took()
@@ -191,7 +205,7 @@ impl PeContext {
             self.barrier_with_notifiers();
             if !done() {
                 match interest {
-                    Interest::Control => drop(self.sleep(backstop)),
+                    Interest::Control => self.waits.lost.record(self.sleep(backstop), &mut *done),
                     _ => self.sleep_looking(backstop, done),
                 }
             }

@@ -22,9 +22,10 @@
 //!   read's completion arrives after all earlier posted stores (PCI Express Base Specification, "Transaction
 //!   Ordering").
 //!
-//! Doorbells can be lost. Each sleep therefore also ends after its *backstop*: 1 ms at first, then doubled up
-//! to 64 ms.
+//! Doorbells can be lost. Each sleep therefore also ends after its *backstop*: 1 ms at first, then doubled
+//! up to 64 ms. For answers to requests, and after a doorbell was lost, the first backstop is 0.1 ms.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// How long a waiter polls between its announcement and its sleep. A store in flight usually arrives in this
@@ -33,6 +34,38 @@ pub const LAST_LOOK: Duration = Duration::from_micros(2);
 /// The time after which a sleep ends if no doorbell arrives. It is the first value for the first sleep of a
 /// wait, and doubles for each further sleep up to the second value.
 pub const BACKSTOP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
+
+/// How many sleeps in a row a doorbell must end before lost doorbells are forgotten.
+const REMEMBER_FOR: u32 = 16;
+/// The first sleep of a wait is divided by this number if a lost doorbell is likely to prolong it.
+const SHORTER: u32 = 10;
+
+/// Remembers lost doorbells, so that the next waits sleep for shorter times. Without losses, waits sleep long
+/// and wake seldom.
+#[derive(Debug, Default)]
+pub(super) struct LostDoorbells(AtomicU32);
+
+impl LostDoorbells {
+    /// Records how a sleep ended: `woken` by a doorbell, or by its time limit. In the latter case, `over` tells
+    /// whether the awaited event had happened, so that its doorbell was lost.
+    pub fn record(&self, woken: bool, over: impl FnOnce() -> bool) {
+        let before = self.0.load(Ordering::Relaxed);
+        match woken {
+            true if before > 0 => self.0.store(before - 1, Ordering::Relaxed),
+            false if over() => self.0.store(REMEMBER_FOR, Ordering::Relaxed),
+            _ => {}
+        }
+    }
+
+    /// Returns the longest first sleep of a wait. `usual` is the value without losses. Waits for an `answer`
+    /// always begin with a short sleep, because they ring again when they wake, and answers take microseconds.
+    pub fn first_sleep(&self, usual: Duration, answer: bool) -> Duration {
+        match answer || self.0.load(Ordering::Relaxed) > 0 {
+            true => usual / SHORTER,
+            false => usual,
+        }
+    }
+}
 
 /// A word of memory that one thread or PE writes and another one reads.
 pub use inlane_core::ring::Word;
@@ -251,6 +284,21 @@ mod tests {
                 assert!(!newer || shared.doorbell.load(Ordering::SeqCst) == 1, "lost wake-up at {seen}");
             }
         });
+    }
+
+    #[test]
+    fn waits_sleep_shorter_after_a_lost_doorbell() {
+        let (lost, usual) = (LostDoorbells::default(), Duration::from_millis(1));
+        let first = |answer| lost.first_sleep(usual, answer);
+        assert_eq!((first(false), first(true)), (usual, usual / SHORTER));
+        lost.record(false, || false);
+        assert_eq!(first(false), usual, "the event had not happened, so no doorbell was lost");
+        lost.record(false, || true);
+        for _ in 0..REMEMBER_FOR {
+            assert_eq!(first(false), usual / SHORTER);
+            lost.record(true, || unreachable!());
+        }
+        assert_eq!(first(false), usual, "forgotten after so many doorbells that arrived");
     }
 
     #[test]

@@ -27,6 +27,9 @@ use std::time::Duration;
 pub(super) const REQUEST: u64 = 1;
 /// The doorbell bit for sleeping waiters.
 pub(super) const WAKE: u64 = 1 << 32;
+/// How many gets from a peer share one check of the link, if the window is coherent. The peer's memory stays
+/// mapped after the link is lost, so these gets still return what the peer has stored.
+const CHECK_EVERY: u32 = 16;
 
 /// The settings of the transport.
 pub struct Settings {
@@ -98,6 +101,8 @@ pub(super) struct Peer {
     /// True if the mover was given copies to this peer whose caller neither waits for them nor wakes the
     /// peer. `PeContext::finish` waits for the copies and then wakes the peer.
     unwoken: AtomicBool,
+    /// How many gets by loads were made from this peer, roughly: threads that race lose counts.
+    loads: AtomicU32,
     notified: AtomicU32,
     taken: AtomicU32,
 }
@@ -396,6 +401,18 @@ impl PeContext {
             }
         }
         Ok(())
+    }
+
+    /// Returns an error if a check of the link to `pe` is due and finds it down. Gets through coherent windows
+    /// check it once in [`CHECK_EVERY`] times, because the check takes as long as a copy of 1 KiB.
+    #[inline(always)]
+    fn check_load(&self, pe: u32, peer: &Peer) -> Result<()> {
+        let loads = peer.loads.load(Ordering::Relaxed);
+        peer.loads.store(loads.wrapping_add(1), Ordering::Relaxed);
+        match self.coherent && !loads.is_multiple_of(CHECK_EVERY) {
+            true => Ok(()),
+            false => self.check(FailureScope::Peer(pe)),
+        }
     }
 
     pub(super) fn wait_options(&self, what: &'static str) -> WaitOptions {

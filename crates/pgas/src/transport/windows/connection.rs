@@ -87,6 +87,7 @@ pub(super) fn connect_peer(
         refused: AtomicBool::new(false),
         requests: Requests::default(),
         unwoken: AtomicBool::new(false),
+        loads: AtomicU32::new(0),
         notified: AtomicU32::new(0),
         taken: AtomicU32::new(0),
     })

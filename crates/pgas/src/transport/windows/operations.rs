@@ -86,7 +86,7 @@ impl Transport for Windows {
         let context = &*self.context;
         let peer = context.peer(pe)?;
         if length < context.push_from || pe == context.me {
-            context.check(FailureScope::Peer(pe))?;
+            context.check_load(pe, peer)?;
             // SAFETY: the caller promises the destination. The window checks the source.
             unsafe { peer.window.load_into(destination, context.symmetric_offset(offset), length)? };
             return Ok(());
