@@ -28,8 +28,9 @@ unsafe fn copy(destination: *mut u8, source: *const u8, length: usize) {
     }
 }
 
-/// UCX's progress function is called once in this many operations.
-const PROGRESS_EVERY: u64 = 16;
+/// UCX's progress function is called once in this many operations. Over TCP, it then receives many answers by
+/// one system call.
+const PROGRESS_EVERY: u64 = 64;
 /// The name of an atomic operation in error messages.
 const ATOMIC: &str = "an atomic";
 
@@ -190,7 +191,14 @@ impl Shared {
         let pointer =
             unsafe { (self.library.put)(endpoint.handle, source.cast(), length, address, key, &parameters) };
         drop(handles);
-        self.finish(pointer, pe, wait, "a put")
+        let what = "a put";
+        match self.started(pointer, pe, what)? {
+            Some(request) if wait => {
+                self.poll_at_intervals(request);
+                self.complete(request, pe, what)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Copies from `pe`. If `wait` is set, waits until the bytes have arrived.

@@ -13,13 +13,18 @@ use std::time::{Duration, Instant};
 
 /// How many times a thread polls a request before it waits by [`Wait::run`], which can also sleep.
 const FIRST_POLLS: u32 = 32;
-/// An adaptive wait sleeps after this many rounds of polls without an event from UCX.
-const AWAKE_ROUNDS: u32 = 4;
 /// How long a wait polls before it sleeps. It is about twice the cost of a wake-up.
 const POLL_FOR: Duration = Duration::from_micros(50);
 /// The longest single sleep of a waiting thread. Stores of PEs on this machine raise no event, and the
 /// system's timers are up to 50 us late. The waiting thread then notices such a store within 100 us.
 const NAP: Duration = Duration::from_micros(30);
+/// A wait does not sleep in this time after an event from UCX. Otherwise it would sleep between the messages
+/// of a stream, and each wake-up would cost the sender as much as a put.
+const AWAKE_AFTER_EVENT: Duration = Duration::from_micros(200);
+/// How long a put polls at intervals for its completion before it waits like all operations.
+const INTERVALS_FOR: Duration = Duration::from_micros(500);
+/// The longest interval between these polls.
+const LONGEST_INTERVAL: Duration = Duration::from_micros(10);
 /// How long the service thread sleeps while another thread waits. The waiting thread progresses UCX
 /// meanwhile.
 const LEAVE: Duration = Duration::from_millis(1);
@@ -53,6 +58,31 @@ impl Shared {
     fn status(&self, _handles: &mut Handles, request: RequestPointer) -> Status {
         // SAFETY: the caller holds the lock of the handles and has not freed the request.
         unsafe { (self.library.request_check_status)(request) }
+    }
+
+    /// Polls for the completion of a put, at intervals that grow to [`LONGEST_INTERVAL`]. Over TCP, such a put
+    /// waits for room in the socket. Polls without intervals would receive each of the peer's answers by a
+    /// system call of its own. Returns after [`INTERVALS_FOR`] at the latest.
+    pub(super) fn poll_at_intervals(&self, request: RequestPointer) {
+        // If PEs share processors, leave this processor to the other PE.
+        if self.settings.yields {
+            return;
+        }
+        let start = Instant::now();
+        loop {
+            let mut handles = self.handles();
+            self.progress_with(&mut handles);
+            let status = self.status(&mut handles, request);
+            drop(handles);
+            let waited = start.elapsed();
+            if status != IN_PROGRESS || waited >= INTERVALS_FOR {
+                return;
+            }
+            let until = waited + (waited / 4).min(LONGEST_INTERVAL);
+            while start.elapsed() < until {
+                std::hint::spin_loop();
+            }
+        }
     }
 
     /// Waits until the operation of `request` is complete, and frees the request.
@@ -104,7 +134,7 @@ impl Shared {
         limit: Option<(Duration, &'static str)>,
         done: impl FnMut() -> bool,
     ) -> Result<()> {
-        OneWait { shared: self, mode, peer, limit, done, quiet_rounds: 0 }.run().map(drop)
+        OneWait { shared: self, mode, peer, limit, done, last_event: None }.run().map(drop)
     }
 
     /// Runs the service thread: sleeps until UCX has events, then progresses UCX.
@@ -178,9 +208,8 @@ struct OneWait<'a, F> {
     peer: Option<u32>,
     limit: Option<(Duration, &'static str)>,
     done: F,
-    /// The number of rounds of polls since UCX last had an event. After `AWAKE_ROUNDS` of them, the wait
-    /// sleeps.
-    quiet_rounds: u32,
+    /// When a poll last found an event of UCX.
+    last_event: Option<Instant>,
 }
 
 impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
@@ -193,7 +222,7 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
             return Ok(true);
         }
         if self.shared.progress_once() {
-            self.quiet_rounds = 0;
+            self.last_event = Some(Instant::now());
         }
         Ok((self.done)())
     }
@@ -227,11 +256,10 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     }
 
     fn block(&mut self) -> Result<()> {
-        // After an event, poll for some more rounds instead of sleeping, because the next event often arrives
-        // sooner than a sleeping thread could wake up.
+        // After an event, poll on instead of sleeping, because the next event often arrives sooner than a
+        // sleeping thread could wake up.
         if self.mode == CompletionMode::Adaptive && !self.shared.settings.yields {
-            self.quiet_rounds += 1;
-            if self.quiet_rounds <= AWAKE_ROUNDS {
+            if self.last_event.is_some_and(|event| event.elapsed() < AWAKE_AFTER_EVENT) {
                 return Ok(());
             }
         }
