@@ -69,10 +69,10 @@ pub struct Bench {
     /// Measure one part only: puts (beside a plain copy and --ucx), or mover
     #[arg(long, value_name = "PART", value_parser = part)]
     only: Option<Part>,
-    /// The mover: twin (a DMA engine as fast as a core copies), twin:RATE in bits per second
-    /// (twin:30G), or gpu:N (its copy engines)
-    #[arg(long, value_name = "MOVER", default_value = "twin")]
-    mover: MoverChoice,
+    /// The mover, over windows: twin (a DMA engine as fast as a core copies), twin:RATE in bits per second
+    /// (twin:30G), or gpu:N (its copy engines) [default: twin]
+    #[arg(long, value_name = "MOVER")]
+    mover: Option<MoverChoice>,
     /// Measure the windows between two virtual machines instead of the twin. ADDRESS is the PCI address of
     /// the shared ivshmem device, which is bound to vfio-pci. Run the same command in the other machine
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["ucx", "mover"])]
@@ -184,6 +184,10 @@ impl BenchPe {
 }
 
 impl Bench {
+    fn mover(&self) -> MoverChoice {
+        self.mover.clone().unwrap_or(MoverChoice::Twin(None))
+    }
+
     /// Measures the windows between two PEs, and writes the result.
     ///
     /// # Errors
@@ -200,12 +204,14 @@ impl Bench {
             Some(kind) => kind,
             None => variables::transport()?.unwrap_or_default(),
         };
+        let mover = self.mover();
         if self.ivshmem.is_none() && self.only != Some(Part::Puts) && kind == Kind::Windows {
-            check_mover(&self.mover)?;
+            check_mover(&mover)?;
         }
-        if kind == Kind::Ucx && self.only == Some(Part::Mover) {
+        if kind == Kind::Ucx && (self.only == Some(Part::Mover) || self.mover.is_some()) {
+            let flag = if self.mover.is_some() { "--mover" } else { "--only mover" };
             let why = "UCX has no mover; leave it out, or choose --transport windows";
-            return Err(Error::invalid("--only mover", why).into());
+            return Err(Error::invalid(flag, why).into());
         }
         let plan = Plan {
             sizes: self.sizes.0.clone(),
@@ -224,7 +230,7 @@ impl Bench {
         let mut bridge = None;
         let measured = match self.ivshmem {
             None if is_in_job() => {
-                let measured = inlane_pgas::bench::pe(&plan, None, || start(&self.mover))?;
+                let measured = inlane_pgas::bench::pe(&plan, None, || start(&mover))?;
                 if measured.points.is_empty() {
                     return Ok(());
                 }
@@ -234,7 +240,7 @@ impl Bench {
             Some(address) => {
                 let device = Ivshmem::open(address, 2)?;
                 bridge = Some(device.capabilities().clone());
-                let measured = inlane_pgas::bench::pe(&plan, Some(Arc::new(device)), || start(&self.mover))?;
+                let measured = inlane_pgas::bench::pe(&plan, Some(Arc::new(device)), || start(&mover))?;
                 if measured.points.is_empty() {
                     crate::print_to_stderr("inlane: the other machine has the results");
                     return Ok(());
@@ -257,7 +263,7 @@ impl Bench {
         let arguments = ["ntb", "bench-pe", "--plan", &serde_json::to_string(plan)?, "--out"]
             .into_iter()
             .map(Into::into)
-            .chain([out.clone().into_os_string(), "--mover".into(), self.mover.to_string().into()])
+            .chain([out.clone().into_os_string(), "--mover".into(), self.mover().to_string().into()])
             .collect::<Vec<_>>();
         let job =
             Job { pes: 2, transport, completion: CompletionMode::Adaptive, bind: false, ..Job::default() };
