@@ -1,5 +1,5 @@
 //! The engine: threads that receive and send packets, serve the control socket, and run the sockets. Each
-//! thread has a queue of the port, and its own sockets ([`shared`] says what the threads share).
+//! thread has a queue of the port, and its own sockets (`shared` says what the threads share).
 //!
 //! ```text
 //! loop:  receive a burst ---> input: demultiplex, TCP ---+
