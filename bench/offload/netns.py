@@ -13,6 +13,7 @@ MS_REC, MS_PRIVATE, MNT_DETACH = 0x4000, 0x40000, 2
 # Linux's include/uapi/linux/rtnetlink.h, if_link.h, veth.h and sockios.h.
 RTM_NEWLINK, NLM_REQUEST_ACK_CREATE_EXCL = 16, 1 | 4 | 0x400 | 0x200
 IFLA_IFNAME, IFLA_LINKINFO, IFLA_NET_NS_FD, INFO_KIND, INFO_DATA, VETH_INFO_PEER = 3, 18, 28, 1, 2, 1
+IFLA_NUM_TX_QUEUES, IFLA_NUM_RX_QUEUES = 31, 32
 SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK, IFF_UP = 0x8913, 0x8914, 0x8916, 0x891C, 1
 
 
@@ -96,12 +97,13 @@ def attribute(kind, data):
     return struct.pack("HH", len(data) + 4, kind) + data + bytes(-len(data) % 4)
 
 
-def veth(first, first_name, second, second_name):
-    """Creates a veth pair with one end in each of two namespaces."""
+def veth(first, first_name, second, second_name, queues=1):
+    """Creates a veth pair with one end in each of two namespaces, each with `queues` receive and transmit queues."""
     none = struct.pack("BxHiII", 0, 0, 0, 0, 0)
 
     def end(namespace, name):
-        return attribute(IFLA_IFNAME, name.encode() + b"\0") + attribute(IFLA_NET_NS_FD, struct.pack("I", namespace.fd))
+        return attribute(IFLA_IFNAME, name.encode() + b"\0") + attribute(IFLA_NET_NS_FD, struct.pack("I", namespace.fd)) + b"".join(
+            attribute(kind, struct.pack("I", queues)) for kind in (IFLA_NUM_TX_QUEUES, IFLA_NUM_RX_QUEUES))
 
     data = attribute(INFO_DATA, attribute(VETH_INFO_PEER, none + end(second, second_name)))
     body = none + end(first, first_name) + attribute(IFLA_LINKINFO, attribute(INFO_KIND, b"veth") + data)

@@ -171,6 +171,8 @@ impl World {
             mac: Some(MAC),
             buffer: if choices & 2 == 0 { 4096 } else { 65536 },
             sockets_per_program: SOCKETS,
+            threads: if choices & 8 == 0 { 1 } else { 3 },
+            cores: Vec::new(),
             spin: Duration::ZERO,
             faults: Default::default(),
         };
@@ -189,6 +191,12 @@ impl World {
             }
         }
         world
+    }
+
+    /// Hands a frame to the engine, on a queue that follows from the frame's length and last byte.
+    fn receive(&mut self, frame: &[u8]) {
+        let queue = (frame.len() + usize::from(frame.last().copied().unwrap_or(0))) % self.engine.threads();
+        self.engine.receive_on(queue, self.now, frame);
     }
 
     /// Runs the engine until it is idle, and reads the frames that it has sent.
@@ -311,8 +319,8 @@ impl World {
         }
         match input.byte() {
             1 => self.fragments(input, v6, &frame),
-            2 => self.engine.receive(self.now, &frame[..usize::from(input.byte()).min(frame.len())]),
-            _ => self.engine.receive(self.now, &frame),
+            2 => self.receive(&frame[..usize::from(input.byte()).min(frame.len())]),
+            _ => self.receive(&frame),
         }
     }
 
@@ -357,7 +365,7 @@ impl World {
                 packet.fill_checksum();
             }
             for _ in 0..1 + usize::from(repeat % 16 == 15) {
-                self.engine.receive(self.now, &bytes);
+                self.receive(&bytes);
             }
         }
     }
@@ -475,7 +483,7 @@ impl World {
         if v6 {
             ipv6::Packet::new(&mut frame[ethernet::HEADER..]).unwrap().set_hop_limit(ndp::HOP_LIMIT);
         }
-        self.engine.receive(self.now, &frame);
+        self.receive(&frame);
     }
 
     fn address_resolution(&mut self, input: &mut Input<'_>) {
@@ -492,7 +500,7 @@ impl World {
             let at = usize::from(input.byte()) % frame.len();
             frame[at] = input.byte();
         }
-        self.engine.receive(self.now, &frame);
+        self.receive(&frame);
     }
 
     /// Sends a request of the hostile program with arbitrary fields.
@@ -778,7 +786,7 @@ fuzz_target!(|bytes: &[u8]| {
             8..=9 => world.request(&mut input),
             10..=12 => world.use_end(&mut input),
             13 => world.advance(u64::from(input.short()) * MILLISECOND),
-            14 => world.engine.receive(world.now, input.bytes()),
+            14 => world.receive(input.bytes()),
             _ => {
                 send(world.hostile.control.as_fd(), input.bytes(), None);
                 world.settle();

@@ -388,6 +388,8 @@ pub unsafe extern "C" fn packetdrill_interface_init(flags: *const c_char, interf
         mac: Some(MAC),
         buffer: number("buffer", 1 << 20),
         sockets_per_program: 1024,
+        threads: 1,
+        cores: Vec::new(),
         spin: Duration::ZERO,
         faults: Default::default(),
     };

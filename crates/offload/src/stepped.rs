@@ -36,7 +36,7 @@ pub struct Stepped {
 /// every connection has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Sockets of all programs.
+    /// Sockets of all programs, without the copies of listeners on other threads.
     pub sockets: usize,
     /// TCP flows that have a connection.
     pub flows: usize,
@@ -73,7 +73,7 @@ impl Stepped {
     pub fn open(settings: Settings) -> Result<Self> {
         let mut threads = Threads::open_on(Settings { port: "null".into(), ..settings }, BUFFERS)?;
         let sent = Frames::default();
-        for engine in threads.engines() {
+        for engine in threads.engines_mut() {
             let pool = engine.network_mut().pool.clone();
             engine.network_mut().set_tx(Box::new(Recorder {
                 pool,
@@ -95,12 +95,12 @@ impl Stepped {
     /// # Panics
     /// If the engine has fewer threads.
     pub fn receive_on(&mut self, queue: usize, now: u64, frame: &[u8]) {
-        self.threads.engines()[queue].on_frame(now, frame);
+        self.threads.engines_mut()[queue].on_frame(now, frame);
     }
 
     /// Records a neighbour's MAC address, so that the engine need not ask for it.
     pub fn set_neighbour(&mut self, now: u64, address: IpAddr, mac: Mac) {
-        for engine in self.threads.engines() {
+        for engine in self.threads.engines_mut() {
             engine.network_mut().learn(now, address, mac, true);
         }
     }
@@ -112,7 +112,7 @@ impl Stepped {
     /// If the system's epoll fails.
     pub fn step(&mut self, now: u64) -> Result<bool> {
         let mut worked = false;
-        for engine in self.threads.engines() {
+        for engine in self.threads.engines_mut() {
             worked |= engine.round(now)?;
         }
         Ok(worked)
@@ -138,23 +138,28 @@ impl Stepped {
     }
 
     /// Returns the time at which the next timer may be due, or `None` if the engine waits for no timer.
-    pub fn deadline(&mut self) -> Option<u64> {
+    pub fn deadline(&self) -> Option<u64> {
         self.threads.engines().iter().filter_map(|engine| engine.deadline()).min()
     }
 
     /// Returns a descriptor that is readable while events of programs wait for thread 0 of the engine.
-    pub fn events(&mut self) -> BorrowedFd<'_> {
+    pub fn events(&self) -> BorrowedFd<'_> {
         self.threads.engines()[0].events()
+    }
+
+    /// Returns the number of the engine's threads.
+    pub fn threads(&self) -> usize {
+        self.threads.engines().len()
     }
 
     /// Returns the threads of the engine.
     #[cfg(test)]
-    pub(crate) fn threads(&mut self) -> &mut Threads {
-        &mut self.threads
+    pub(crate) fn parts(&self) -> &Threads {
+        &self.threads
     }
 
     /// Returns what the engine holds now, in all its threads.
-    pub fn held(&mut self) -> Held {
+    pub fn held(&self) -> Held {
         let mut held = Held::default();
         for engine in self.threads.engines() {
             held.add(&engine.held());

@@ -40,7 +40,7 @@ impl Engine {
     /// Returns what the engine holds now.
     pub(crate) fn held(&self) -> Held {
         Held {
-            sockets: self.sockets.len(),
+            sockets: self.sockets.iter().filter(|(_, socket)| !socket.copy).count(),
             flows: self.flows.len(),
             ports: self.ports.len() + self.datagram_ports.len(),
             ends: self.inodes.len(),

@@ -112,7 +112,12 @@ impl Threads {
     }
 
     /// Returns the threads, for callers that run them step by step.
-    pub(crate) fn engines(&mut self) -> &mut [Engine] {
+    pub(crate) fn engines(&self) -> &[Engine] {
+        &self.engines
+    }
+
+    /// As [`Threads::engines`], for changes.
+    pub(crate) fn engines_mut(&mut self) -> &mut [Engine] {
         &mut self.engines
     }
 

@@ -45,8 +45,8 @@ impl Trio {
         assert!(self.engine.settle(self.now, MOST_ROUNDS).unwrap());
     }
 
-    fn threads(&mut self) -> &mut Threads {
-        self.engine.threads()
+    fn threads(&self) -> &Threads {
+        self.engine.parts()
     }
 
     /// Connects to the control socket. Thread 0 serves the first program, thread 1 the second, and so on.
@@ -120,7 +120,7 @@ impl Trio {
     }
 
     /// Returns how many connections each thread runs.
-    fn flows(&mut self) -> Vec<usize> {
+    fn flows(&self) -> Vec<usize> {
         self.threads().engines().iter().map(|engine| engine.flows.len()).collect()
     }
 
@@ -373,4 +373,38 @@ proptest! {
         assert_shared_matches(trio.threads().engines());
         drop(listener);
     }
+}
+
+/// A receive queue that panics.
+struct Broken;
+
+// SAFETY: it returns no packets.
+unsafe impl inlane_core::port::Rx for Broken {
+    fn receive(&mut self, _: &mut [inlane_core::Packet]) -> inlane_core::Result<usize> {
+        panic!("a test panics here on purpose");
+    }
+
+    fn counters(&self) -> inlane_core::port::Counters {
+        inlane_core::port::Counters::default()
+    }
+}
+
+#[test]
+fn the_engine_ends_if_one_of_its_threads_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings { threads: THREADS as u16, ..settings(&folder, 100) };
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut threads = Threads::open_on(settings.clone(), 1024).unwrap();
+    threads.engines_mut()[1].network.rx = Box::new(Broken);
+    let error = threads.run(&stop).unwrap_err().to_string();
+    assert!(error.contains("thread 1 of the engine has panicked"), "{error}");
+    threads.close();
+
+    stop.store(false, std::sync::atomic::Ordering::Relaxed);
+    let mut threads = Threads::open_on(settings, 1024).unwrap();
+    let (file, _) = std::os::unix::net::UnixStream::pair().unwrap();
+    threads.engines_mut()[2].epoll = file.into();
+    let error = threads.run(&stop).unwrap_err().to_string();
+    assert!(error.contains("epoll_wait"), "{error}");
+    threads.close();
 }
