@@ -151,6 +151,21 @@ fn half_open_connections_end_and_do_not_disturb_other_hosts() {
     assert!(target.subsystem().counters.refused.load(Relaxed) >= 200);
 }
 
+/// Each of the target's two threads may have 8 connections without a queue. Connections that have one, or that have
+/// ended, must not count.
+#[test]
+fn only_connections_without_a_queue_count_as_half_open() {
+    let limits = Limits { connections: 64, handshake_timeout: PATIENCE, ..Limits::default() };
+    let target = start("memory:1M", limits);
+    let _hosts: Vec<_> = (0..15).map(|_| try_attach(&target, 0).unwrap()).collect();
+    for _ in 0..100 {
+        drop(initialize(&target).unwrap());
+    }
+    let (_admin, mut queue) = try_attach(&target, 0).unwrap();
+    assert_eq!(read(&mut queue, 8).len(), 4096);
+    assert_eq!(target.subsystem().counters.refused.load(Relaxed), 0);
+}
+
 #[test]
 fn a_host_that_stops_reading_is_closed_and_others_are_served() {
     let directory = tempfile::tempdir().unwrap();

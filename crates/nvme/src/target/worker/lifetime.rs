@@ -56,21 +56,30 @@ impl Worker {
         self.links[index] = Some(Box::new(link));
         self.half_open.push_back(id);
         if self.half_open.len() > self.max_half_open {
-            self.close_oldest_half_open();
+            self.bound_half_open();
         }
         self.mark(index);
     }
 
-    /// Closes the oldest connection without a queue, because there are too many.
-    fn close_oldest_half_open(&mut self) {
-        while let Some(id) = self.half_open.pop_front() {
-            let Some(index) = self.find(id) else { continue };
-            let link = self.link(index);
-            if !link.connection.is_connected() && link.closing == Closing::No {
-                self.subsystem.counters.refused.fetch_add(1, Relaxed);
-                return self.close(index);
-            }
+    /// Closes the oldest connection without a queue if there are too many.
+    fn bound_half_open(&mut self) {
+        // Leave only connections that still have no queue.
+        let mut half_open = std::mem::take(&mut self.half_open);
+        half_open.retain(|id| self.is_half_open(*id));
+        self.half_open = half_open;
+        if self.half_open.len() > self.max_half_open
+            && let Some(index) = self.half_open.pop_front().and_then(|id| self.find(id))
+        {
+            self.subsystem.counters.refused.fetch_add(1, Relaxed);
+            self.close(index);
         }
+    }
+
+    /// Returns true if the connection is open and has no queue.
+    fn is_half_open(&mut self, id: ConnectionId) -> bool {
+        let Some(index) = self.find(id) else { return false };
+        let link = self.link(index);
+        link.closing == Closing::No && !link.connection.is_connected()
     }
 
     /// Lets the host read the last output of a connection that ends, then closes the connection.
@@ -156,11 +165,10 @@ impl Worker {
             }
             self.close(index);
         }
-        while let Some(id) = self.half_open.front() {
-            match self.find(*id) {
-                Some(index) if !self.link(index).connection.is_connected() => break,
-                _ => self.half_open.pop_front(),
-            };
+        while let Some(id) = self.half_open.front().copied()
+            && !self.is_half_open(id)
+        {
+            self.half_open.pop_front();
         }
     }
 }
