@@ -68,6 +68,7 @@ pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()>
     let (mut slots, mut free): (Vec<Slot>, Vec<usize>) = (Vec::new(), Vec::new());
     let mut ready: VecDeque<usize> = VecDeque::new();
     let mut sending: Vec<usize> = Vec::new();
+    let mut reads: VecDeque<(u64, i32)> = VecDeque::new();
     let mut vectors: Vec<libc::iovec> = Vec::new();
     // SAFETY: a `msghdr` of zeros is valid.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -86,10 +87,14 @@ pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()>
     // Go on until no request is in flight, because the kernel uses the buffers until then.
     while in_flight > 0 {
         wait(&mut ring, spin)?;
-        let completed: Vec<_> = ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
-        let large = slots.first().is_some_and(|slot| slot.length >= LARGE);
-        for part in completed.chunks(if large { 1 } else { BATCH }) {
-            for (tag, result) in part {
+        loop {
+            // Requests come before results of reads that have waited longer, so that the disk has work.
+            let completed = ring.completion().map(|entry| (entry.user_data(), entry.result()));
+            let (mut part, results): (Vec<_>, Vec<_>) = completed.partition(|(tag, _)| *tag >= SEND);
+            reads.extend(results);
+            let large = slots.first().is_some_and(|slot| slot.length >= LARGE);
+            part.extend(reads.drain(..reads.len().min(if large { 1 } else { BATCH })));
+            for (tag, result) in &part {
                 in_flight -= 1;
                 if *result <= 0 {
                     ended = true;
@@ -145,6 +150,9 @@ pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()>
                 push(&mut ring, send.build().user_data(SEND))?;
                 in_flight += 1;
                 ring.submit()?;
+            }
+            if reads.is_empty() {
+                break;
             }
         }
     }
