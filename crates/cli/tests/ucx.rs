@@ -68,6 +68,16 @@ fn wrong_settings_are_refused() {
 }
 
 #[test]
+fn bench_refuses_a_mover_over_ucx() {
+    for mover in [&["--mover", "twin"][..], &["--only", "mover", "--sizes", "64K"]] {
+        let output =
+            Command::new(INLANE).args(["ntb", "bench", "--transport", "ucx"]).args(mover).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{mover:?}: {}", text(&output.stderr));
+        assert!(text(&output.stderr).contains("UCX has no mover"), "{mover:?}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
 fn transports_that_do_not_reach_a_pe_are_an_error() {
     if !has_ucx("transports_that_do_not_reach_a_pe_are_an_error") {
         return;
