@@ -117,6 +117,28 @@ pub enum Turn {
     Claimed,
 }
 
+/// The send word of a slot, as the engine last saw it. Many such values in a row take few cache lines, so the
+/// engine can check them in each round.
+#[derive(Debug)]
+pub struct Watch {
+    /// Keeps the slot mapped.
+    _area: Arc<SharedArea>,
+    slot: Slot,
+    seen: u64,
+}
+
+// SAFETY: the slot lies in the area, which this value keeps mapped. Only an atomic of it is read.
+unsafe impl Send for Watch {}
+
+impl Watch {
+    /// Returns true if the word differs from what the last call found. The first call compares it with 0.
+    #[inline]
+    pub fn has_changed(&mut self) -> bool {
+        let word = self.slot.header().send.0.load(Ordering::Acquire);
+        std::mem::replace(&mut self.seen, word) != word
+    }
+}
+
 /// A connection's slot in shared memory.
 #[derive(Debug)]
 pub struct Direct {
@@ -142,8 +164,8 @@ pub struct Direct {
     stalled: bool,
     /// True if the engine has ended a claim by force. The claiming thread may still write into the send ring.
     abandoned: bool,
-    /// True if the engine's list of leases contains the connection.
-    pub listed: bool,
+    /// The index of the connection in the engine's list of leases, if it is listed.
+    pub listed: Option<usize>,
     /// The number of bytes that the program has sent through shared memory.
     pub sent: u64,
     /// The number of bytes that the program has received through shared memory.
@@ -180,7 +202,7 @@ impl Direct {
             alive_at: 0,
             stalled: false,
             abandoned: false,
-            listed: false,
+            listed: None,
             sent: 0,
             received: 0,
         })
@@ -189,6 +211,11 @@ impl Direct {
     /// Returns the area that contains the slot, and the index of the slot.
     pub fn place(&self) -> (&Arc<SharedArea>, usize) {
         (&self.area, self.index)
+    }
+
+    /// Returns a watch of the slot's send word.
+    pub fn watch(&self) -> Watch {
+        Watch { _area: self.area.clone(), slot: self.slot, seen: 0 }
     }
 
     /// Returns how many of the first `committed` bytes were not copied yet.

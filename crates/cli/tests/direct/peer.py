@@ -503,7 +503,7 @@ def hostile(port):
         try:
             for _ in range(40):
                 for slot in range(8):
-                    at = area + slot * 102_400 + 8 * choose.choice([0, 0, 8, 8, 16, 24, 25, 26])
+                    at = area + slot * 106_496 + slot % 16 * 256 + 8 * choose.choice([0, 0, 8, 8, 16, 24, 25, 26])
                     word = choose.choice([choose.getrandbits(64), choose.getrandbits(15) | choose.choice([1, 2]) << 62])
                     ctypes.c_uint64.from_address(at).value = word
                 client.socket.send(client.next(50))

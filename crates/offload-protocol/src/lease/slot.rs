@@ -43,10 +43,16 @@ pub struct Header {
 const SEND_AT: usize = 4096;
 /// The offset of the received bytes from the start of a slot, in bytes.
 const RECEIVE_AT: usize = SEND_AT + SEND;
-/// The length of a slot, in bytes.
-const LEN: usize = RECEIVE_AT + RECEIVE;
+/// The size of the memory for each slot, in bytes: the slot, and room to shift its start.
+const LEN: usize = RECEIVE_AT + RECEIVE + SEND_AT;
+/// The number of different distances of slots from the start of a page. With one distance, the headers of
+/// all slots would compete for the same few sets of a processor's first cache.
+const SHIFTS: usize = 16;
+/// The difference between two of these distances, in bytes.
+const SHIFT: usize = 256;
 
-const _: () = assert!(size_of::<Header>() <= SEND_AT && SEND.is_power_of_two() && LEN.is_multiple_of(4096));
+const _: () = assert!(size_of::<Header>() <= SHIFT && SEND.is_power_of_two() && LEN.is_multiple_of(4096));
+const _: () = assert!(RECEIVE_AT + RECEIVE + (SHIFTS - 1) * SHIFT <= LEN);
 
 /// A mapped area.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +74,7 @@ impl Area {
     /// Returns the slot with this index, or `None` if `index` is not below [`SLOTS`].
     pub fn slot(self, index: usize) -> Option<Slot> {
         // SAFETY: `index` is below `SLOTS`, so the slot is in the mapped area.
-        (index < SLOTS).then(|| Slot(unsafe { self.0.add(index * LEN) }))
+        (index < SLOTS).then(|| Slot(unsafe { self.0.add(index * LEN + index % SHIFTS * SHIFT) }))
     }
 }
 

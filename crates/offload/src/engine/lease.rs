@@ -6,7 +6,7 @@ use super::control::Request;
 use super::request::{Answer, Refusal};
 use super::shared::lock;
 use crate::arena::Key;
-use crate::direct::{Direct, SharedArea, Turn};
+use crate::direct::{Direct, SharedArea, Turn, Watch};
 use crate::socket::{Role, Socket};
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_tcp::State;
@@ -19,11 +19,24 @@ const MOST_AREAS_OF_PROCESS: usize = 2;
 /// The most leases at once. They are limited because the engine checks each of them in every round.
 const MOST_LEASES: usize = 128;
 
+/// How often the engine checks all leases, in nanoseconds. In between, it checks only those whose programs have
+/// done something.
+const CHECK_NS: u64 = 100_000;
+
+/// A connection whose program may use shared memory now.
+struct Listed {
+    key: Key,
+    watch: Watch,
+    /// True if an offer may wait for the program's answer.
+    offered: bool,
+}
+
 /// The leases, and the shared areas that exist.
 #[derive(Default)]
 pub(super) struct Leases {
-    /// The connections whose programs may use shared memory now.
-    keys: Vec<Key>,
+    listed: Vec<Listed>,
+    /// When to check all leases next, in nanoseconds.
+    check_at: u64,
     /// The shared areas of all threads.
     areas: Arc<Mutex<Vec<Weak<SharedArea>>>>,
 }
@@ -31,7 +44,7 @@ pub(super) struct Leases {
 impl Leases {
     /// Returns the leases of another thread, which has none yet. It shares the limits of areas.
     pub fn share(&self) -> Self {
-        Self { keys: Vec::new(), areas: self.areas.clone() }
+        Self { listed: Vec::new(), check_at: 0, areas: self.areas.clone() }
     }
 }
 
@@ -110,12 +123,18 @@ impl Engine {
     pub(super) fn list_lease(&mut self, now: u64, key: Key, grants: bool) {
         let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
         let Some(direct) = &mut stream.direct else { return };
-        if !direct.listed {
-            if self.leases.keys.len() >= MOST_LEASES && !direct.has_offer() {
-                return;
+        let (listed, offered) = (&mut self.leases.listed, direct.has_offer());
+        match direct.listed {
+            Some(index) => {
+                if let Some(listed) = listed.get_mut(index) {
+                    listed.offered = offered;
+                }
             }
-            direct.listed = true;
-            self.leases.keys.push(key);
+            None if listed.len() >= MOST_LEASES && !offered => return,
+            None => {
+                direct.listed = Some(listed.len());
+                listed.push(Listed { key, watch: direct.watch(), offered });
+            }
         }
         if grants {
             direct.grant(now);
@@ -126,24 +145,35 @@ impl Engine {
     /// is true, the engine is about to sleep, so this ends all leases without work. Returns true if there is
     /// work.
     pub(super) fn poll_leases(&mut self, now: u64, sleeps: bool) -> bool {
+        let all = sleeps || now >= self.leases.check_at;
+        if all {
+            self.leases.check_at = now + CHECK_NS;
+        }
         let mut worked = false;
         let mut index = 0;
-        while let Some(&key) = self.leases.keys.get(index) {
+        while let Some(listed) = self.leases.listed.get_mut(index) {
+            let changed = listed.watch.has_changed();
+            if !(changed || listed.offered || all) {
+                index += 1;
+                continue;
+            }
+            let key = listed.key;
             let direct = match self.sockets.get_mut(key) {
                 Some(Socket { role: Role::Stream(stream), .. }) => stream.direct.as_mut(),
                 _ => None,
             };
             let Some(direct) = direct else {
-                self.leases.keys.swap_remove(index);
+                self.unlist(index);
                 continue;
             };
+            listed.offered = direct.has_offer();
             direct.refresh(now);
             let mut work = direct.has_work(now);
             if !work && !direct.has_offer() && (sleeps || direct.is_idle(now)) {
                 match direct.end_lease(now) {
                     Ok(turn) if turn == Turn::Pair || direct.is_stalled() && turn == Turn::Behind => {
-                        direct.listed = false;
-                        self.leases.keys.swap_remove(index);
+                        direct.listed = None;
+                        self.unlist(index);
                         continue;
                     }
                     Ok(Turn::Claimed) => {}
@@ -159,9 +189,20 @@ impl Engine {
         worked
     }
 
+    /// Removes the entry `index` of the list of leases. The last entry takes its place.
+    fn unlist(&mut self, index: usize) {
+        self.leases.listed.swap_remove(index);
+        if let Some(moved) = self.leases.listed.get(index)
+            && let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(moved.key)
+            && let Some(direct) = &mut stream.direct
+        {
+            direct.listed = Some(index);
+        }
+    }
+
     /// Ends all leases before the engine sleeps. Returns false if the engine must not sleep yet, because a
     /// program has committed bytes, holds a claim, or has not answered an offer.
     pub(super) fn end_leases(&mut self, now: u64) -> bool {
-        !self.poll_leases(now, true) && self.leases.keys.is_empty()
+        !self.poll_leases(now, true) && self.leases.listed.is_empty()
     }
 }
