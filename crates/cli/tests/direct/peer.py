@@ -288,6 +288,13 @@ def reads(port):
     client.finish()
 
 
+def exchanges(port):
+    client = Client(port)
+    for _ in range(20):
+        client.warm()
+    client.finish()
+
+
 class Waiter:
     """Waits for a socket in one of the ways that programs use."""
 
