@@ -11,8 +11,9 @@ use std::net::SocketAddr;
 pub const LEN: usize = 512;
 /// The largest size of an option's value, in bytes.
 pub const MAX_VALUE: usize = 384;
-/// The version of the messages. Both sides refuse messages of other versions.
-const VERSION: u8 = 3;
+/// The version of the messages. It is the first byte of a message in every version, so that both sides can
+/// name the version that they refuse.
+pub const VERSION: u8 = 3;
 /// Where the value begins.
 const VALUE: usize = 96;
 
@@ -194,6 +195,15 @@ impl Message {
     }
 }
 
+/// Returns the version of a message that another version wrote, or `None` if it has this version or is no
+/// message.
+pub fn other_version(bytes: &[u8]) -> Option<u8> {
+    match bytes {
+        [version, ..] if bytes.len() == LEN && *version != VERSION => Some(*version),
+        _ => None,
+    }
+}
+
 /// One option in the value of [`Operation::Bind`] and [`Operation::Connect`]: level, name and a number, 12 bytes.
 pub type NumberOption = (i32, i32, i32);
 
@@ -265,6 +275,15 @@ mod tests {
             bad[at] = value;
             assert!(Message::decode(&bad).is_none(), "byte {at}");
         }
+    }
+
+    #[test]
+    fn another_version_is_recognised_by_its_first_byte() {
+        let mut bytes = Message::new(Operation::Bind).encode();
+        assert_eq!(other_version(&bytes), None);
+        bytes[0] = VERSION + 1;
+        assert_eq!((Message::decode(&bytes), other_version(&bytes)), (None, Some(VERSION + 1)));
+        assert_eq!(other_version(&bytes[1..]), None);
     }
 
     #[test]

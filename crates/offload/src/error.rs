@@ -54,6 +54,19 @@ pub enum Error {
         /// The thread's number.
         thread: usize,
     },
+    /// The engine and this program have different versions of the messages on the control socket.
+    #[error(
+        "the engine on {path} has protocol version {engine}, and this command version {command}; use the inlane of the same version \
+         for both"
+    )]
+    Version {
+        /// The control socket's path.
+        path: String,
+        /// The engine's version.
+        engine: u8,
+        /// This program's version.
+        command: u8,
+    },
     /// The operating system refused an operation.
     #[error("{what}: {source}")]
     Os {
@@ -76,7 +89,7 @@ impl Error {
             #[cfg(feature = "dpdk")]
             Self::Dpdk(error) => error.class(),
             Self::Tcp(_) | Self::Setting { .. } => Class::Usage,
-            Self::Busy(_) | Self::NoEngine { .. } => Class::Environment,
+            Self::Busy(_) | Self::NoEngine { .. } | Self::Version { .. } => Class::Environment,
             // The machine is not ready: a folder, a device or a permission is missing.
             Self::Os { source, .. }
                 if matches!(

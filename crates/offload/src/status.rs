@@ -261,6 +261,9 @@ pub fn fetch(path: &Path) -> Result<EngineStatus> {
     rustix::event::poll(&mut poll, timeout.as_ref()).map_err(|error| no_engine(error.into()))?;
     let mut bytes = [0; message::LEN];
     let (len, file) = pair::receive_descriptor(fd, &mut bytes).map_err(no_engine)?;
+    if let Some(engine) = message::other_version(&bytes[..len]) {
+        return Err(Error::Version { path: shown, engine, command: message::VERSION });
+    }
     let reply = Message::decode(&bytes[..len]).filter(|reply| reply.status == 0);
     let (Some(_), Some(file)) = (reply, file) else { return Err(Error::Answer(shown)) };
     let mut text = String::new();

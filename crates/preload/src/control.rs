@@ -12,7 +12,7 @@ use libc::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
 /// The descriptor of the connection to the engine that this process keeps open, or -1 if there is none.
 static CONNECTION: AtomicI32 = AtomicI32::new(-1);
@@ -96,6 +96,15 @@ pub fn request(message: &mut Message, attached: RawFd) -> Option<(Message, Optio
     let reply = send_request(message, attached);
     crate::set_errno(before);
     reply
+}
+
+/// The protocol version of an engine that has refused this library's version, or 0.
+static OTHER_VERSION: AtomicU8 = AtomicU8::new(0);
+
+/// Returns the protocol version of an engine that has refused this library's version. Returns `None` if no
+/// engine has.
+pub fn other_version() -> Option<u8> {
+    Some(OTHER_VERSION.load(Ordering::Relaxed)).filter(|&version| version != 0)
 }
 
 fn send_request(message: &Message, attached: RawFd) -> Option<(Message, Option<RawFd>)> {
@@ -238,7 +247,9 @@ fn exchange(fd: RawFd, message: &Message, attached: RawFd) -> Option<(Message, O
             outcome => break outcome,
         }
     };
-    let reply = usize::try_from(len).ok().and_then(|len| Message::decode(&bytes[..len]));
+    let received = usize::try_from(len).map_or(&bytes[..0], |len| &bytes[..len]);
+    OTHER_VERSION.store(message::other_version(received).unwrap_or(0), Ordering::Relaxed);
+    let reply = Message::decode(received);
     match reply {
         Some(reply) if reply.operation == message.operation => Some((reply, passed)),
         _ => {

@@ -3,11 +3,12 @@
 use crate::epoll::Registration;
 use crate::{control, datagram, direct, errno, real, set_errno, settings, socket, wait};
 use inlane_offload_protocol::address::read_sockaddr;
-use inlane_offload_protocol::message::{KERNEL, Message, NumberOption, Operation, write_options};
+use inlane_offload_protocol::message::{KERNEL, Message, NumberOption, Operation, VERSION, write_options};
 use inlane_offload_protocol::rules::{Action, Use};
 use libc::{c_int, socklen_t};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What became of a socket that the program binds or connects.
 pub enum Outcome {
@@ -165,7 +166,10 @@ fn offer_candidate(
     }
     add_options(&mut message, fd);
     let Some((reply, passed)) = control::request(&mut message, -1) else {
-        return stays(&message, b"the engine does not answer", true);
+        return match control::other_version() {
+            Some(engine) => refused_version(engine),
+            None => stays(&message, b"the engine does not answer", true),
+        };
     };
     if reply.status == 0 {
         wait::set_time(reply.name);
@@ -193,6 +197,44 @@ fn offer_candidate(
     }
 }
 
+/// Says, once for each process, that the engine refuses this library's version. The socket stays with the
+/// kernel, or the call fails if the user demands offloading.
+fn refused_version(engine: u8) -> Outcome {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        let (mut engine_digits, mut own_digits) = ([0; 3], [0; 3]);
+        print(&[
+            b"inlane: ",
+            settings::program(),
+            b": sockets are not offloaded: the engine has protocol version ",
+            digits(engine, &mut engine_digits),
+            b", and this program's preloaded library version ",
+            digits(VERSION, &mut own_digits),
+            b"; start the program again with the 'inlane offload run' of the engine's installation\n",
+        ]);
+    }
+    if settings::require() { Outcome::Failed(libc::ENETDOWN) } else { Outcome::Kernel }
+}
+
+/// Writes a number as text into `room`, without allocating.
+fn digits(number: u8, room: &mut [u8; 3]) -> &[u8] {
+    *room = [b'0' + number / 100, b'0' + number / 10 % 10, b'0' + number % 10];
+    &room[if number >= 100 {
+        0
+    } else if number >= 10 {
+        1
+    } else {
+        2
+    }..]
+}
+
+fn print(texts: &[&[u8]]) {
+    for text in texts {
+        // SAFETY: the text outlives the call.
+        unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+    }
+}
+
 /// Leaves a socket with the kernel and reports this to the engine. If `matters` is set and the user demands
 /// offloading, prints `reason` and fails the program's call instead.
 fn stays(message: &Message, reason: &[u8], matters: bool) -> Outcome {
@@ -200,16 +242,13 @@ fn stays(message: &Message, reason: &[u8], matters: bool) -> Outcome {
         control::report_kernel(*message, reason);
         return Outcome::Kernel;
     }
-    for text in [
-        &b"inlane: "[..],
+    print(&[
+        b"inlane: ",
         settings::program(),
         b": a socket is not offloaded, and --require is set: ",
         reason,
         b"\n",
-    ] {
-        // SAFETY: the text outlives the call, which may fail.
-        unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
-    }
+    ]);
     Outcome::Failed(libc::ENETDOWN)
 }
 

@@ -5,6 +5,7 @@ peer.py serve ADDRESS PORT      echoes datagrams until it receives b'quit'; a da
 peer.py check ADDRESS PORT      checks sizes, flags, errors and ancillary data of sockets against such a server
 """
 import array
+import ctypes
 import errno
 import fcntl
 import os
@@ -143,7 +144,6 @@ def check_connecting():
 
 
 def disconnect(s):
-    import ctypes
     unspecified = ctypes.create_string_buffer(28)
     assert ctypes.CDLL(None).connect(s.fileno(), unspecified, 28 if V6 else 16) == 0
 
@@ -203,6 +203,60 @@ def check_ancillary():
     assert u.recv(10) == b'from'
 
 
+class Part(ctypes.Structure):
+    _fields_ = [('base', ctypes.c_void_p), ('len', ctypes.c_size_t)]
+
+
+class Message(ctypes.Structure):
+    """The C library's struct mmsghdr."""
+    _fields_ = [
+        ('name', ctypes.c_void_p), ('name_len', ctypes.c_uint32), ('parts', ctypes.POINTER(Part)), ('count', ctypes.c_size_t),
+        ('control', ctypes.c_void_p), ('control_len', ctypes.c_size_t), ('flags', ctypes.c_int), ('padding', ctypes.c_int), ('len', ctypes.c_uint32)]
+
+
+def messages(buffers):
+    """Returns an array of messages, each with one of the buffers, and what must live as long as the array."""
+    parts = [Part(ctypes.cast(buffer, ctypes.c_void_p), len(buffer)) for buffer in buffers]
+    return (Message * len(parts))(*(Message(parts=ctypes.pointer(part), count=1) for part in parts)), (parts, buffers)
+
+
+def check_many():
+    """sendmmsg and recvmmsg: several datagrams with one call."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    s = new(True)
+    sent = [bytes([n]) * (10 * n + 1) for n in range(5)]
+    out, _keep = messages([ctypes.create_string_buffer(data, len(data)) for data in sent])
+    assert libc.sendmmsg(s.fileno(), out, 5, 0) == 5
+    assert [one.len for one in out] == [len(data) for data in sent]
+    # The third buffer is too short for its datagram. Wait until all are there, because MSG_WAITFORONE may return fewer.
+    found, names = [], []
+    while len(found) < 5:
+        buffers = [ctypes.create_string_buffer(100) for _ in range(len(found), 5)]
+        if len(found) <= 2:
+            buffers[2 - len(found)] = ctypes.create_string_buffer(4)
+        into, _parts = messages(buffers)
+        names = [ctypes.create_string_buffer(28) for _ in buffers]
+        for one, name in zip(into, names):
+            one.name, one.name_len = ctypes.cast(name, ctypes.c_void_p), 28
+        count = libc.recvmmsg(s.fileno(), into, len(buffers), 0x10000, None)  # MSG_WAITFORONE
+        assert count > 0, os.strerror(ctypes.get_errno())
+        for one, buffer, name in zip(into[:count], buffers, names):
+            assert struct.unpack('!H', name.raw[2:4])[0] == port and one.name_len == (28 if V6 else 16)
+            found.append((buffer.raw[:one.len], one.flags))
+    assert found == [(data[:4] if n == 2 else data, socket.MSG_TRUNC if n == 2 else 0) for n, data in enumerate(sent)], found
+    # Nothing waits: an error, or after the first datagram a count.
+    into, _parts = messages([ctypes.create_string_buffer(100) for _ in range(2)])
+    assert libc.recvmmsg(s.fileno(), into, 2, socket.MSG_DONTWAIT, None) == -1 and ctypes.get_errno() == errno.EAGAIN
+    s.send(b'one')
+    assert select.select([s], [], [], 30)[0]
+    assert libc.recvmmsg(s.fileno(), into, 2, socket.MSG_DONTWAIT, None) == 1 and into[0].len == 3
+    # An error after the first datagram: the count of those that were sent.
+    too_long = 65536
+    out, _keep = messages([ctypes.create_string_buffer(b'fits', 4), ctypes.create_string_buffer(too_long)])
+    assert libc.sendmmsg(s.fileno(), out, 2, 0) == 1
+    assert s.recv(100) == b'fits'
+
+
 def check_descriptors():
     """A socket that is duplicated, inherited and passed on works in the other place, too."""
     s = new(True)
@@ -229,7 +283,7 @@ def check_descriptors():
 if role == 'serve':
     serve()
 else:
-    for check in (check_sizes, check_flags, check_connecting, check_refused, check_ancillary, check_descriptors):
+    for check in (check_sizes, check_flags, check_connecting, check_refused, check_ancillary, check_many, check_descriptors):
         check()
     new().sendto(b'quit', (address, port))
     print('all right')

@@ -1,6 +1,7 @@
 //! Runs the control socket: accepts clients, reads their requests and sends replies. Limits the requests per
 //! round and the sockets of each process.
 
+use super::report::KernelSocket;
 use super::shared::{Task, lock};
 use super::{CLIENT, Engine};
 use crate::arena::{Arena, Key};
@@ -8,7 +9,7 @@ use crate::direct::SharedArea;
 use crate::error::{Error, Result, kind_of_no_socket};
 use crate::pair;
 use crate::settings::Settings;
-use inlane_offload_protocol::message::{self, Message};
+use inlane_offload_protocol::message::{self, Message, Operation};
 use rustix::event::epoll;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::HashMap;
@@ -232,6 +233,12 @@ pub(super) struct Request {
     pub client: Arc<Client>,
 }
 
+/// Returns the name of a process, or "?" if it has ended.
+fn program_of(process: i32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{process}/comm"));
+    name.map_or_else(|_| "?".into(), |name| name.trim_end().to_owned())
+}
+
 impl Engine {
     /// Accepts new connections to the control socket. Closes them at once if there are `MOST_CLIENTS`.
     pub(super) fn accept_clients(&mut self) {
@@ -264,6 +271,25 @@ impl Engine {
         }
     }
 
+    /// Replies in this engine's version to a client of another version, which so can name both. Lists its
+    /// socket among those that stay with the kernel.
+    fn refuse_version(&mut self, key: Key, version: u8) {
+        let Some(client) = self.control.clients.get(key) else { return };
+        client.reply(&Message::new(Operation::Status), None);
+        let ours = message::VERSION;
+        self.totals.note_kernel(KernelSocket {
+            protocol: "unknown".into(),
+            program: program_of(client.process),
+            process: client.process,
+            local: None,
+            remote: None,
+            reason: format!(
+                "its preloaded library has protocol version {version}, and the engine version {ours}; start the program again with the \
+                 'inlane offload run' of the engine's installation"
+            ),
+        });
+    }
+
     /// Processes the requests of a client.
     pub(super) fn serve_client(&mut self, now: u64, key: Key) {
         for _ in 0..MOST_REQUESTS {
@@ -275,6 +301,10 @@ impl Engine {
             let mut bytes = [0; message::LEN + 1];
             let request = match pair::receive_descriptor(client.fd.as_raw_fd(), &mut bytes) {
                 Ok((0, _)) => None,
+                Ok((len, _)) if message::other_version(&bytes[..len]).is_some() => {
+                    self.refuse_version(key, bytes[0]);
+                    None
+                }
                 Ok((len, attached)) => Message::decode(&bytes[..len]).map(|message| Request {
                     message,
                     attached,

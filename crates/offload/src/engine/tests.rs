@@ -344,3 +344,31 @@ fn a_peer_that_never_reads_keeps_no_closed_socket() {
     }
     assert_eq!(connected(&bench), 0);
 }
+
+#[test]
+fn a_client_of_another_version_is_told_this_version_and_is_listed() {
+    use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+    let mut bench = Bench::new(10);
+    let client =
+        net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let path = bench._folder.path().join("control");
+    net::connect(&client, &net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+    let mut request = Message::new(Operation::Bind).encode();
+    request[0] = 1;
+    pair::send(client.as_raw_fd(), &request, &[]).unwrap();
+    bench.turn();
+    let mut reply = [0; 600];
+    let len = pair::receive(client.as_raw_fd(), &mut reply, &mut []).unwrap();
+    assert!(Message::decode(&reply[..len]).is_some());
+    assert_eq!(
+        pair::receive(client.as_raw_fd(), &mut reply, &mut []).unwrap(),
+        0,
+        "the client is disconnected"
+    );
+    let (_, file) = bench.ask(Message::new(Operation::Status), None);
+    let mut text = String::new();
+    let mut file = std::fs::File::from(file.unwrap());
+    std::io::Seek::rewind(&mut file).unwrap();
+    std::io::Read::read_to_string(&mut file, &mut text).unwrap();
+    assert!(text.contains("its preloaded library has protocol version 1, and the engine version"), "{text}");
+}
