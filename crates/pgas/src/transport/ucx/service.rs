@@ -258,10 +258,9 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     fn block(&mut self) -> Result<()> {
         // After an event, poll on instead of sleeping, because the next event often arrives sooner than a
         // sleeping thread could wake up.
-        if self.mode == CompletionMode::Adaptive && !self.shared.settings.yields {
-            if self.last_event.is_some_and(|event| event.elapsed() < AWAKE_AFTER_EVENT) {
-                return Ok(());
-            }
+        let awake = self.mode == CompletionMode::Adaptive && !self.shared.settings.yields;
+        if awake && self.last_event.is_some_and(|event| event.elapsed() < AWAKE_AFTER_EVENT) {
+            return Ok(());
         }
         if self.shared.arm() && !(self.done)() {
             self.shared.sleep_until_event(true, Some(NAP));
