@@ -240,7 +240,7 @@ fn nowhere(device: &Device, size: usize) -> Region {
 }
 
 /// Ends the process as `inlane` does, without the exit handlers of the CUDA library. Those handlers would
-/// wait for a GPU that was given up.
+/// wait for a GPU that was abandoned.
 fn leave() {
     if inlane_cuda::any_abandoned() {
         // SAFETY: `_exit` ends the process at once and runs no exit handler.
@@ -413,7 +413,7 @@ fn stuck(completion: Option<CompletionMode>) {
     let (source, destination, word) = (pinned(gpu, size), device.allocate(size).unwrap(), pinned(gpu, 8));
     let mut engine = CopyEngine::new(gpu).unwrap();
     let never = MemoryOperation::Wait { address: word.address(), value: 1, until: WaitUntil::Equal };
-    // SAFETY: the memory of a GPU that was given up is never freed, so the word stays allocated.
+    // SAFETY: the memory of a GPU that was abandoned is never freed, so the word stays allocated.
     unsafe { engine.stream().memory_operations(&[never]).unwrap() };
     let ticket = engine.submit(&source, &destination).unwrap();
     if let Some(completion) = completion {
@@ -424,7 +424,7 @@ fn stuck(completion: Option<CompletionMode>) {
         assert!(error.contains("has not completed in 2s") && error.contains("gpu:"), "{error}");
         assert!(began.elapsed() < HANG, "{:?}", began.elapsed());
         let again = engine.wait(ticket, completion).unwrap_err().to_string();
-        assert!(again.contains("was given up"), "{again}");
+        assert!(again.contains("was abandoned"), "{again}");
     }
     let began = Instant::now();
     drop(engine);
@@ -432,7 +432,7 @@ fn stuck(completion: Option<CompletionMode>) {
     let began = Instant::now();
     assert!(inlane_cuda::any_abandoned());
     let error = device.fill(&destination, 1).unwrap_err().to_string();
-    assert!(error.contains("was given up"), "{error}");
+    assert!(error.contains("was abandoned"), "{error}");
     drop((source, destination, word));
     assert!(began.elapsed() < HANG, "{:?}", began.elapsed());
     leave();
