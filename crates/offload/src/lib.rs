@@ -7,7 +7,7 @@
 //! `inlane offload status` --- control socket ---+
 //! ```
 //!
-//! * [`engine`] runs everything on one thread.
+//! * [`engine`] runs the sockets, on one thread or several.
 //! * [`status`] is what it reports.
 //! * [`rules`] reads which sockets stay with the kernel.
 //! * [`stepped`] is an engine for tests, with the caller's clock and frames in memory.
