@@ -81,7 +81,8 @@ fuzz_target!(|data: &[u8]| {
         pair.window.store_word(at + 56, sequence).expect("inside");
         pair.window.store_word(at, sequence).expect("inside");
         pair.honest.progress();
-        // Wait for the answer. This thread's `progress` writes it, or the service thread after the doorbell.
+        // Wait for the answer. Either `progress` on this thread writes it, or the service thread, which the
+        // doorbell wakes.
         let answer = pair.hostile.inbound().address() as usize + pair.layout.reply(0, *next) + 24;
         let mut polls = 0;
         // SAFETY: `answer` is the address of an aligned word of this peer's own inbound memory.

@@ -142,8 +142,8 @@ fn measurements_before_an_interruption_are_kept() {
     let mut line = String::new();
     std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
     assert!(line.contains("continuing with bar"), "{line}");
-    // Wait 3 s, because the measurement of 4 KiB then is complete and that of 64 MiB is not: a transfer of 4
-    // KiB takes less than 1 ms, and one of 64 MiB takes 9 s.
+    // Wait 3 s. By then, the measurement of 4 KiB is complete and that of 64 MiB is not: a transfer of 4 KiB
+    // takes less than 1 ms, and one of 64 MiB takes 9 s.
     std::thread::sleep(Duration::from_secs(3));
     // SAFETY: the child was not yet waited for, so the id is still its own.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGTERM) }, 0);

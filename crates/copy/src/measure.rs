@@ -154,7 +154,7 @@ pub fn latency(
         if repeat > 0 {
             totals.add((count * size) as f64, wall as f64, cpu as f64);
         }
-        // Ends resident kernels, because filling and checking a GPU's memory would wait for them.
+        // End resident kernels, because filling and checking a GPU's memory would wait for them.
         mover.quiesce()?;
         totals.verification.transferred_bytes += (count * size) as u64;
         totals.verification.verified_bytes += buffers.verify(rotation, count, &plan.stop)?;
@@ -168,7 +168,7 @@ pub fn latency(
     })
 }
 
-/// The number of transfers and the time of one repeat of a stream.
+/// The number of transfers that one call of [`stream_once`] measured, and the time that they took.
 struct Streamed {
     transfers: usize,
     wall_ns: f64,

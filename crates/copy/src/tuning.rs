@@ -87,8 +87,8 @@ pub struct SmTuning {
     /// flight, the aim is at most two chunks. The limit of `chunk` bytes comes first: a part that is too
     /// large for this many chunks is split into more.
     pub turns: usize,
-    /// The largest transfer in bytes that is stored as lines, whose laps show that they have arrived, instead
-    /// of as chunks, each of which needs a fence. 0 turns lines off.
+    /// The size in bytes of the largest transfer that is sent as lines instead of chunks. A line's lap shows
+    /// that the line has arrived, whereas a chunk needs a fence. 0 turns lines off.
     pub lines: usize,
 }
 
@@ -105,14 +105,16 @@ impl SmTuning {
         bytes.div_ceil(self.channels as usize).next_multiple_of(ROW)
     }
 
-    /// Returns the size of one slot of a channel's ring of lines, in bytes.
+    /// Returns the size in bytes of one slot of a channel's ring of lines (see [`SmTuning`]). A slot holds
+    /// the channel's share of the largest transfer that is sent as lines.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs have rings of lines"))]
     pub(crate) fn line_bytes(&self) -> usize {
         self.share(self.lines) / 12 * 16
     }
 
-    /// Returns the `chunk` field of a command: the bytes of a chunk, and the bit [`LINES`] if the transfer is
-    /// sent as lines. `alone` is true if no other transfer is in flight.
+    /// Returns the `chunk` field of a command: the size of a chunk in bytes or, if the transfer is sent as
+    /// lines (see [`SmTuning`]), each channel's share in bytes and the bit [`LINES`]. `alone` is true if no
+    /// other transfer is in flight.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs take commands"))]
     pub(crate) fn chunk_field(&self, bytes: usize, alone: bool) -> u64 {
         if bytes <= self.lines {

@@ -57,7 +57,7 @@ impl Pending {
         self.entries.is_empty()
     }
 
-    /// Makes `stream` wait for the newest ticket. The GPU waits, not the CPU.
+    /// Makes `stream` wait until the newest copy in flight has completed. The GPU waits, not the CPU.
     ///
     /// # Errors
     /// If the driver call fails.

@@ -123,8 +123,8 @@ fn slow() {
     let (mut engine, source, destination) = engine();
     let script = ScriptedStream::of(engine.stream());
     for round in 0..60 {
-        // Let the copy complete before the wait begins, or 2 ms or 400 ms later. Within 400 ms, a sleeping
-        // wait has checked the other streams once.
+        // Let the copy complete before the wait begins, 2 ms after it began, or 400 ms after it began. Within
+        // 400 ms, a sleeping wait has checked the other streams once.
         let late =
             Duration::from_millis([0, 2, 400][usize::from(round % 5 == 0) + usize::from(round % 15 == 0)]);
         script.allow(if late.is_zero() { round + 1 } else { round });

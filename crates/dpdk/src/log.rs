@@ -28,8 +28,8 @@ impl Mark {
         Mark(lock().count)
     }
 
-    /// Returns the warnings that DPDK has logged since the mark was taken, joined by semicolons. Leaves out
-    /// the oldest if there are more than are kept.
+    /// Returns the warnings that DPDK has logged since this mark, joined by semicolons. Leaves out the oldest
+    /// if there are more than are kept.
     fn warnings(&self) -> String {
         let recent = lock();
         let new = (recent.count - self.0).min(recent.messages.len() as u64) as usize;
@@ -37,7 +37,7 @@ impl Mark {
         messages.join("; ")
     }
 
-    /// Appends the warnings since the mark to `text`.
+    /// Appends the warnings that DPDK has logged since this mark to `text`.
     pub(crate) fn explain(&self, text: impl Into<String>) -> String {
         let (mut text, warnings) = (text.into(), self.warnings());
         if !warnings.is_empty() {

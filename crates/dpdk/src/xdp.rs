@@ -19,17 +19,17 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The number of queues that a program can serve, which is more than any interface has.
+/// The number of queues that an XDP program can serve, which is more than any interface has.
 const QUEUES: u32 = 1024;
 
-/// The number of attempts to attach or share a program. Sharing fails if the last user closes it at that
-/// moment.
+/// The number of attempts to attach or share an XDP program. Sharing fails if the program's last user closes
+/// it at that moment.
 const ATTEMPTS: usize = 5;
 
 /// Identifies an interface: the inode of its network namespace, and its number in that namespace.
 type Key = (u64, u32);
 
-/// The programs that ports of this process use.
+/// The XDP programs that ports of this process use.
 static PROGRAMS: Mutex<Vec<(Key, Weak<Program>)>> = Mutex::new(Vec::new());
 
 thread_local! {
@@ -48,10 +48,11 @@ pub(crate) struct Program {
     map: OwnedFd,
 }
 
-/// The reason why inlane has no program on an interface.
+/// The reason why inlane has no XDP program on an interface.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// The interface has a program that is not inlane's. `name` is empty if this process may not read it.
+    /// The interface has an XDP program that is not inlane's. `name` is empty if this process may not read
+    /// it.
     Taken { program: u32, name: String },
     /// Another inlane process uses the interface. This process lacks CAP_SYS_ADMIN, so it cannot share the
     /// program.
@@ -61,7 +62,8 @@ pub(crate) enum Refusal {
 }
 
 impl Program {
-    /// Attaches the program to an interface of the calling thread's namespace, or shares an attached one.
+    /// Attaches inlane's XDP program to an interface of the calling thread's network namespace, or shares an
+    /// attached one.
     pub(crate) fn attach(interface: &Interface) -> Result<Arc<Self>, Refusal> {
         // SAFETY: the function pointer lives for the process.
         unsafe { sys::inlane_xdp_on_socket(Some(socket_opened)) };

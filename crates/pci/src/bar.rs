@@ -202,7 +202,7 @@ impl Bar {
     /// Writes the 32-bit register at `offset`.
     ///
     /// # Errors
-    /// As for [`Bar::read_u32`], but for write permission.
+    /// As for [`Bar::read_u32`], but [`Error::NotPermitted`] without write permission.
     pub fn write_u32(&self, offset: usize, value: u32) -> Result<()> {
         self.permission.check_write(&self.name)?;
         let register = self.register::<u32>(offset)?;

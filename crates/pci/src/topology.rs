@@ -217,7 +217,8 @@ impl Topology {
         Shortfall::of(device.link?, slot)
     }
 
-    /// Returns the slowest link between a device and the root complex, which limits the path's payload.
+    /// Returns the slowest link between a device and the root complex: the device below the link, and the
+    /// link's rate. This link limits the rate of the whole path.
     pub fn narrowest(&self, address: Address) -> Option<(&Device, Rate)> {
         let device = self.get(address)?;
         std::iter::once(device)

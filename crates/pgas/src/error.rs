@@ -60,7 +60,7 @@ pub enum Error {
     LinkLost {
         /// The peer's PE number.
         peer: u32,
-        /// How much of what was sent to the peer is known to be delivered.
+        /// How many bytes sent to the peer are known to be delivered, and how many requests have no answer.
         lost: Lost,
     },
     /// A peer did not answer in time, although its link is up.
@@ -72,7 +72,7 @@ pub enum Error {
         what: &'static str,
         /// How long the wait lasted.
         waited: std::time::Duration,
-        /// How much of what was sent to the peer is known to be delivered.
+        /// How many bytes sent to the peer are known to be delivered, and how many requests have no answer.
         lost: Lost,
     },
     /// The PE that owns the accessed memory refused a request with an invalid offset, length or operation.
@@ -115,7 +115,8 @@ pub enum Error {
     },
 }
 
-/// How much of what was sent to a peer is known to be delivered.
+/// What became of the bytes and requests sent to a peer whose link was lost or that did not answer in time:
+/// how many bytes are known to be delivered, and how many requests have no answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lost {
     /// Bytes stored to the peer since the link came up.

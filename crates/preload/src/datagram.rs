@@ -29,8 +29,8 @@ static PRESENT: AtomicBool = AtomicBool::new(false);
 
 /// How many descriptors, from 0 on, are examined when a program starts, to find inherited sockets.
 const MOST_INHERITED: usize = 1024;
-/// The length of the array on the stack that holds the buffers of most calls, including the buffer of the
-/// header.
+/// The length of the array on the stack in which most calls keep the header's buffer and their own buffers.
+/// Calls with more buffers use a longer array.
 const FEW: usize = 16;
 /// The most buffers of one call that the kernel accepts.
 const MOST_PARTS: usize = 1024;

@@ -28,7 +28,7 @@ pub struct Point {
 pub struct Line {
     /// The name in the legend. All lines with the same name have the same colour.
     pub name: String,
-    /// The title of the panel in which the line is drawn. Each title gets a panel of its own.
+    /// The title of the panel in which the line is drawn. Lines with the same title share one panel.
     pub panel: String,
     /// The points in order.
     pub points: Vec<Point>,
@@ -46,7 +46,8 @@ impl Line {
     }
 }
 
-/// A plot with labelled axes and one panel for each panel title of its lines.
+/// A plot with labelled axes. Each line names the panel in which it is drawn; lines with the same panel title
+/// share one panel.
 #[derive(Clone, Debug)]
 pub struct Plot {
     /// The title.

@@ -17,7 +17,8 @@ use inlane_pgas::transport::Operation;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The PE whose copy of a lock's word names the last PE of the queue, for all locks.
+/// The PE that holds the end of every lock's queue: its copy of the lock's word names the last PE in the
+/// queue.
 const HOME: u32 = 0;
 const WAITING: u32 = 1 << 31;
 

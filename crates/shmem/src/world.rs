@@ -168,8 +168,9 @@ fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
             }
             status
         }
-        // In a job that a process manager started, PE 0 runs the hub. PE 0 ends after all PEs have finished,
-        // so the end of its hub is no failure if this PE has finished.
+        // In a job that a process manager started, PE 0 has the hub or TCP server that all PEs are connected
+        // to. PE 0 ends after all PEs have finished, so a closed connection is no failure if this PE has
+        // finished.
         (None, Some(_)) if FINISHED.load(Ordering::Acquire) => return,
         (None, Some(_)) => {
             print(&format!("PE {pe}: PE 0 has ended before the others; look for the cause at PE 0"));

@@ -240,8 +240,8 @@ impl SmStaged {
             .collect();
         let name = short_name(&self.from, &self.to);
         let (stream, notices) = &mut self.notice;
-        // SAFETY: the words are in pinned memory that outlives the stream. The kernels advance them when the
-        // command ends and when they give up.
+        // SAFETY: the words are in pinned memory that outlives the stream. The waits end, because the kernels
+        // advance the words when they end the transfer's command and also when they give up.
         unsafe { stream.memory_operations(&waits)? };
         let notice = notices.push(stream, [self.memory.clone(), self.memory.clone()])?;
         notices.wait(&|| name.clone(), notice, CompletionMode::Interrupt, &[])?;
@@ -408,7 +408,7 @@ impl Drop for SmStaged {
             tracing::warn!("resident kernels are told to leave at once: {error}");
             command_ring::leave_now(&self.memory);
         }
-        // Waits for the kernels. They end, because every wait inside a kernel has a limit.
+        // Wait for the kernels. They end, because every wait inside a kernel has a limit.
         drain(&[&self.push.stream, &self.pull.stream]);
         self.ring.lock().release_waits();
         drain(&[&self.notice.0]);

@@ -21,9 +21,9 @@ pub struct ExpectedDurations {
 /// The expected duration of one size class, and the lead: how long before the expected end a wait wakes up.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
-    /// The expected duration; 0 if no operation of this class was timed.
+    /// The expected duration in nanoseconds; 0 if no operation of this class was timed.
     expected_ns: u64,
-    /// How long before the expected end a wait wakes up.
+    /// How long before the expected end a wait wakes up, in nanoseconds.
     lead_ns: u64,
 }
 

@@ -29,7 +29,7 @@ impl PathExplanation {
         self.hops.iter().map(|hops| hops.join(" -> ")).collect::<Vec<_>>().join("; ")
     }
 
-    /// Returns the path as lines of text.
+    /// Returns the path as cells, each of which is shown as a line of text.
     pub fn cells(&self) -> Vec<Cell> {
         let mut cells = Vec::new();
         if !self.hops.is_empty() {
@@ -71,7 +71,7 @@ impl Ceiling {
         Self { what, bytes_per_second: Some(bytes_per_second), packets_per_second: None }
     }
 
-    /// Returns the ceiling as a line of text.
+    /// Returns the ceiling as a cell: its rates and the resource that sets them.
     pub fn cell(&self) -> Cell {
         Cell::new("ceiling", rates(self.packets_per_second, self.bytes_per_second, &self.what))
     }
@@ -90,7 +90,7 @@ pub struct Baseline {
 }
 
 impl Baseline {
-    /// Returns the baseline as a line of text.
+    /// Returns the baseline as a cell: its rates and what was run.
     pub fn cell(&self) -> Cell {
         Cell::new("baseline", rates(self.packets_per_second, self.bytes_per_second, &self.what))
     }

@@ -6,7 +6,7 @@ use serde::Serialize;
 /// A named value, ready to be shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
-    /// The column's heading or the line's name, with the unit if the text has none.
+    /// The heading of the value's column, or the name of its line. Contains the unit, unless `text` does.
     pub name: String,
     /// The value. Empty if the row has none.
     pub text: String,

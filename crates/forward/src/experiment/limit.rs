@@ -34,8 +34,9 @@ const BUSY: f64 = 0.9;
 /// If at least this share of the offered packets arrived, all count as arrived, because the start and end of
 /// a run lose a few.
 const ALL: f64 = 0.99;
-/// Like [`ALL`], but for runs whose threads were not busy. It is lower, because such threads could have
-/// handled more packets.
+/// If the threads were not busy, the offered packets already count as arrived from this share on. The threads
+/// could have handled more, so the offered rate was the limit. A run in which a smaller share arrived has
+/// missed its `--rate`, even if its threads were busy.
 const NEARLY_ALL: f64 = 0.95;
 /// A run that reaches at least this share of a ceiling is limited by that ceiling.
 const CEILING: f64 = 0.9;
@@ -49,8 +50,9 @@ const REFUSED: f64 = 0.05;
 /// The shortest run whose limit is named. In shorter runs, start and end matter too much.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// Names what limited the run of `config`: a word or two, a colon, and the evidence. The result must contain
-/// the ceiling. Returns `None` for a run without packets or shorter than 10 ms.
+/// Names what limited the run of `config`: a word or two, a colon, and the evidence. Set the ceiling in
+/// `outcome.result` before the call. Without it, PCIe and GPU memory are never named. Returns `None` for a
+/// run without packets or shorter than 10 ms.
 pub fn limit(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let result = &outcome.result;
     if result.rx.packets == 0 || Duration::from_nanos(result.duration_ns) < SHORTEST {

@@ -209,7 +209,8 @@ impl Settings {
             // Allow one partial burst in flight per block to keep the blocks busy, but at most 16, because
             // the dispatching thread cannot keep up with more small items.
             Method::Persistent => self.blocks_for(burst).min(16) as u64,
-            // Launching takes about a third of an item's time, so four items keep the GPU busy.
+            // Launching takes about a third of the time from an item's launch to its completion, so four
+            // items in flight are enough to keep the GPU busy.
             Method::Split => 4,
             Method::Stream => self.streams_for() as u64,
             Method::Graph => (self.streams_for() * self.graph_branches_for()) as u64,

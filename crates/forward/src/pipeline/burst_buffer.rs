@@ -6,8 +6,8 @@ use inlane_core::ring::layout::PacketVerdict;
 use inlane_core::{Packet, Pool};
 use std::sync::Arc;
 
-/// An array with a fixed number of places for packets. Owns the packets in its first [`BurstBuffer::len`]
-/// places, and frees them when it is dropped.
+/// An array with a fixed number of places for packets. Owns its [`BurstBuffer::len`] packets, and frees them
+/// when it is dropped.
 pub struct BurstBuffer {
     packets: Box<[Packet]>,
     start: usize,
@@ -56,15 +56,15 @@ impl BurstBuffer {
         &mut self.packets[self.end..end]
     }
 
-    /// Adds the `count` packets that the caller has written to the first free places. They must be of this
-    /// pool. See [`BurstBuffer::free_places`].
+    /// Adds the `count` packets that the caller has written to the first free places. The packets must come
+    /// from the buffer's pool. See [`BurstBuffer::free_places`].
     #[inline]
     pub fn extend(&mut self, count: usize) {
         self.end += count;
         debug_assert!(self.end <= self.packets.len());
     }
 
-    /// Adds a packet of this pool.
+    /// Adds a packet, which must come from the buffer's pool.
     ///
     /// # Panics
     /// When there is no free place.

@@ -17,7 +17,7 @@
 
 /// Version of everything that peers exchange: this row, the layout of inbound memory, and requests.
 pub const VERSION: u16 = 1;
-/// Number of scratchpads in a row.
+/// The number of scratchpads that hold a [`Row`].
 pub const ROW: usize = 8;
 const MAGIC: u32 = 0x4e54;
 

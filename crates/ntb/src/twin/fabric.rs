@@ -51,7 +51,7 @@ impl Fabric {
     }
 }
 
-/// An event of a port's process, as the hub reports it.
+/// An event of a port's process, as the [`Hub`] reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortEvent {
     /// The process mapped the fabric.
@@ -74,7 +74,8 @@ pub(super) const MESSAGE_LOST: u32 = 4;
 /// The process has started and asks for the fabric.
 pub(super) const MESSAGE_HELLO: u32 = 5;
 
-/// The owner of a fabric. It admits processes to the ports and reports their events.
+/// The hub of a twin bridge: the owner of the fabric, which is the memories and registers of all ports. The
+/// hub admits processes to the ports and reports their events.
 pub struct Hub {
     fabric: Arc<Fabric>,
     events: Sender<(u32, PortEvent)>,

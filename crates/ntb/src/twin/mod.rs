@@ -37,7 +37,7 @@ pub struct Twin {
 /// memory, so a program cannot allocate it with a larger alignment.
 const ALIGNMENT: usize = 1 << 30;
 
-/// How long to wait for the hub's answer.
+/// How long to wait for the [`Hub`]'s answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Inner {
@@ -147,12 +147,12 @@ impl Twin {
         Ok(Self { inner })
     }
 
-    /// Reports to the hub that this process has finished without an error.
+    /// Reports to the [`Hub`] that this process has finished without an error.
     pub fn report_finished(&self) {
         self.inner.send_message(MESSAGE_FINISHED, 0);
     }
 
-    /// Reports to the hub that this process ends because the link to `peer` went down. The launcher then
+    /// Reports to the [`Hub`] that this process ends because the link to `peer` went down. The launcher then
     /// looks for the cause at `peer`.
     pub fn report_lost(&self, peer: u32) {
         self.inner.send_message(MESSAGE_LOST, peer);
@@ -163,8 +163,8 @@ impl Twin {
         self.inner.send_message(MESSAGE_EXIT, status as u32);
     }
 
-    /// Blocks until the hub asks this process to end. Returns the status to end with, or `None` if the hub
-    /// has ended. Call it from one thread only.
+    /// Blocks until the [`Hub`] asks this process to end. Returns the status to end with, or `None` if the
+    /// hub has ended. Call it from one thread only.
     pub fn wait_for_end(&self) -> Option<i32> {
         loop {
             let mut message = [0u8; 8];

@@ -127,7 +127,7 @@ fn half_open_connections_end_and_do_not_disturb_other_hosts() {
     let mut silent = VecDeque::new();
     for number in 0..3000 {
         let mut stream = open(&target);
-        // Half of the connections send the start of a PDU and then nothing, the others send nothing at all.
+        // Half of the connections send the start of a PDU and then nothing. The others send nothing at all.
         if number % 2 == 0 {
             let _ = stream.write_all(&[0, 0, 128]);
         }

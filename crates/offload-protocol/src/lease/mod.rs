@@ -336,8 +336,8 @@ impl<W: Word> PostedReceive<'_, W> {
         self.0.exchange(receive_word(OFFERED, sequence, len as u64), receive_word(IDLE, sequence, 0));
     }
 
-    /// Ends a posted receive without its bytes: cancels the receive, or declines the offer if the engine has
-    /// made one meanwhile.
+    /// Ends a posted receive without taking bytes: cancels the receive, or declines the offer if the engine
+    /// has made one meanwhile.
     pub fn give_up(&self, post: Post) {
         if !self.cancel(post)
             && let Posted::Offered(len) = self.state(post)
@@ -374,7 +374,8 @@ impl<W: Word> PostedReceive<'_, W> {
                     false => Answer::Invalid,
                 }
             }
-            // The program has declined, and may have posted and cancelled other receives since.
+            // The program has declined the offer, which made the word IDLE. The word is POSTED if the program
+            // has posted another receive since.
             _ if matches!(word >> KIND_SHIFT, IDLE | POSTED) => Answer::Declined,
             _ => Answer::Invalid,
         }

@@ -293,10 +293,10 @@ pub(super) struct Report {
 /// The state of some of the engine's threads.
 struct Part {
     status: EngineStatus,
-    /// Where `status` lists each listener, by its number.
+    /// The index in `status.sockets` of each listener, by the listener's number.
     listeners: HashMap<u64, usize>,
-    /// The copies of listeners that other threads list: the listener's number, and how many connections wait to
-    /// be accepted.
+    /// The copies whose listeners are not in `listeners`: the listener's number, and the number of
+    /// connections that wait to be accepted. `copies.rs` explains copies.
     copies: Vec<(u64, u64)>,
 }
 
@@ -315,7 +315,8 @@ impl Part {
         self.listeners.extend(other.listeners.into_iter().map(|(id, index)| (id, before + index)));
         self.copies.extend(other.copies);
         let (listeners, sockets) = (&self.listeners, &mut status.sockets);
-        // Keep the copies of listeners that are not listed yet.
+        // Add each copy's waiting connections to its listener's entry. Keep the copies whose listeners are in
+        // parts that were not added yet.
         self.copies.retain(|(id, waiting)| {
             let listed = listeners.get(id).and_then(|&index| sockets[index].backlog.as_mut());
             listed.map(|backlog| *backlog += waiting).is_none()

@@ -239,8 +239,8 @@ impl Shared {
         self.flows.hasher.hash_one((source, destination)) as usize % self.threads()
     }
 
-    /// Gives a flow to `thread`. Returns false if another thread runs it. Takes it from a thread where it is only
-    /// in TIME-WAIT.
+    /// Gives a flow to `thread`, unless another thread runs a connection of the flow. Then returns false.
+    /// Takes the flow from a thread on which it is only in TIME-WAIT.
     pub fn claim(&self, flow: Flow, thread: usize) -> bool {
         let mut part = self.flows.part(&flow);
         let owner = part.entry(flow).or_insert(Owner { thread, waits: false });

@@ -238,8 +238,8 @@ pub fn pe(
     Ok(Measurements { points: if bench.driver { points } else { Vec::new() }, ucx: None })
 }
 
-/// Returns an error if `yields` is set, because the two PEs may then share a processor, and the bench needs
-/// one for each.
+/// Returns an error if there are more PEs than processors (`yields`), because the bench needs a processor for
+/// each of its two PEs.
 fn needs_processors(yields: bool) -> Result<()> {
     let why = "it needs a processor for each of its two PEs; run it on a machine with more";
     if yields { Err(Error::invalid("the bench", why)) } else { Ok(()) }

@@ -1,8 +1,9 @@
 //! The connections between a job's PEs and the process that supervises the job. That is inlane's launcher, or
 //! PE 0 if another launcher started the job.
 //!
-//! If the PEs communicate over windows, the connections meet in the hub of a twin NTB bridge. If they
-//! communicate over UCX, a TCP server takes the hub's place.
+//! If the PEs communicate over windows, they connect to the hub of a twin NTB bridge. The hub owns the
+//! memories and registers of the bridge and reports the PEs' events. If the PEs communicate over UCX, a TCP
+//! server takes the hub's place.
 
 use super::{Job, STATICS};
 use crate::error::{Error, Result};
@@ -22,13 +23,15 @@ pub(super) const PE: &str = "INLANE_NTB_PE";
 /// belongs to the program.
 const UCX_LOG: &str = "UCX_LOG_FILE";
 
+/// What all PEs of a job connect to: over windows the hub, which owns the twin bridge that joins the PEs, and
+/// over UCX the TCP server.
 pub(super) enum JobHub {
     Windows(Arc<Hub>),
     Ucx(Server),
 }
 
 impl JobHub {
-    /// Creates the hub of a job over windows, or the TCP server of a job over UCX.
+    /// Creates the hub (the twin bridge's owner) of a job over windows, or the TCP server of a job over UCX.
     pub fn new(job: &Job) -> Result<Self> {
         match job.transport {
             Kind::Windows => Ok(Self::Windows(Arc::new(Hub::new(job.pes, job.heap_bytes + STATICS)?))),

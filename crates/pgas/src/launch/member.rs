@@ -28,7 +28,7 @@ const CARD: &str = "inlane-card";
 /// How long a process that has connected may take to send its number.
 const NUMBER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the other PEs need to connect to PE 0's hub.
+/// What the other PEs need to connect to PE 0's hub (the owner of the twin bridge).
 #[derive(Clone, Debug, PartialEq)]
 struct Card {
     /// The boot ID of PE 0's kernel. Windows join processes of one kernel only.
@@ -71,8 +71,8 @@ impl Ends {
 /// This process's membership in a job that a process manager started.
 pub struct Member {
     manager: Mutex<Box<dyn ProcessManager>>,
-    /// At PE 0: the hub or the TCP server of the job, and the record of the PEs that have finished or ended.
-    /// `None` at other PEs.
+    /// At PE 0: the job's hub (the owner of the twin bridge) or its TCP server, and the record of the PEs
+    /// that have finished or ended. `None` at other PEs.
     hub: Option<(Arc<JobHub>, Arc<Ends>)>,
 }
 
@@ -257,7 +257,8 @@ impl Member {
         let _ = self.manager.lock().unwrap_or_else(PoisonError::into_inner).finish();
     }
 
-    /// Asks all PEs to end with `status`. Only PE 0 does this itself; the other PEs ask PE 0 through the hub.
+    /// Asks all PEs to end with `status`, if this is PE 0. Does nothing at other PEs, which send their
+    /// request to PE 0's hub or TCP server.
     pub fn end_all(&self, status: i32) {
         if let Some((hub, _)) = &self.hub {
             hub.end_all(status);

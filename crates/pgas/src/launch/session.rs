@@ -30,7 +30,8 @@ pub struct Session {
     pub bytes: usize,
     /// The settings of the transport.
     pub settings: Settings,
-    /// The job's hub, if this process was started alone and is a job of one PE. `None` otherwise.
+    /// The job's hub (the owner of the twin bridge), if this process was started alone and is a job of one
+    /// PE. `None` otherwise, because the launcher or PE 0's [`Member`] then has the hub.
     pub hub: Option<Hub>,
     /// The membership in a job that a process manager such as `mpirun` started, else `None`. Call `finish` on
     /// it after the last communication.
@@ -238,8 +239,8 @@ impl Session {
     }
 }
 
-/// This process's socket to the hub of its job, the job's heap size, and the values that must live as long as
-/// the job.
+/// This process's socket to the job's hub (the owner of the twin bridge), the job's heap size, and the values
+/// that must live as long as the job.
 struct Place {
     socket: OwnedFd,
     heap_bytes: u64,
@@ -248,9 +249,9 @@ struct Place {
 }
 
 impl Place {
-    /// Connects to the hub of the job that inlane's launcher or `manager` started. If this process was
-    /// started alone, makes a hub for a job of one PE. `heap_bytes` is the size of the symmetric heap that
-    /// this process asks for.
+    /// Connects to the hub (the owner of the twin bridge) of the job that inlane's launcher or `manager`
+    /// started. If this process was started alone, makes a hub for a job of one PE. `heap_bytes` is the size
+    /// of the symmetric heap that this process asks for.
     fn find(heap_bytes: u64, manager: Option<Box<dyn ProcessManager>>) -> Result<Self> {
         if let Some(fd) = variable::<RawFd>("INLANE_NTB_FD")? {
             return Ok(Self { socket: inherited(fd)?, heap_bytes, hub: None, member: None });

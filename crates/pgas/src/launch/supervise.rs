@@ -41,16 +41,16 @@ impl Running {
         self.lost.is_some() || (self.may_abort && aborted)
     }
 
-    /// Returns true if the process has ended and the hub will report no more events of it. The last event is
-    /// that its socket to the hub is closed. A child process may keep the socket open, so this function also
-    /// returns true [`SETTLE_TIME`] after the end.
+    /// Returns true if the process has ended and the hub ([`JobHub`]) will report no more events of it. The
+    /// last event is that its socket to the hub is closed. A child process may keep the socket open, so this
+    /// function also returns true [`SETTLE_TIME`] after the end.
     fn is_settled(&self) -> bool {
         self.ended.is_some_and(|(_, at)| self.gone || at.elapsed() > SETTLE_TIME)
     }
 }
 
-/// Records an event of the hub or the end of a process in `running`. If the event is a PE's request to end
-/// all PEs, returns the requested exit status.
+/// Records an event that the hub reported or the end of a process in `running`. If the event is a PE's
+/// request to end all PEs, returns the requested exit status.
 fn record(running: &mut [Running], events: JobEvent) -> Option<i32> {
     match events {
         JobEvent::Ended(pe, status) => running[pe as usize].ended = Some((status, Instant::now())),

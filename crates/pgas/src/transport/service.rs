@@ -180,7 +180,7 @@ impl PeContext {
         self.stored(pe, peer, Stored::Control);
     }
 
-    /// Runs the service thread: sleeps until a request rings, then serves.
+    /// Runs the service thread: sleeps until a doorbell or a link event, then serves the peers' requests.
     pub(super) fn service(&self) {
         let (Ok(doorbell), Ok(link)) =
             (self.ntb.event(Event::Doorbell(self.request_vector)), self.ntb.event(Event::Link))

@@ -98,10 +98,11 @@ pub(super) struct Peer {
     pub unanswered: AtomicU64,
     pub refused: AtomicBool,
     pub requests: Requests,
-    /// True if the mover was given copies to this peer whose caller neither waits for them nor wakes the
+    /// True if a caller has given the mover copies to this peer, and neither waits for them nor wakes the
     /// peer. `PeContext::finish` waits for the copies and then wakes the peer.
     unwoken: AtomicBool,
-    /// How many gets by loads were made from this peer, roughly: threads that race lose counts.
+    /// The approximate number of gets by loads from this peer. Threads that count at the same time may lose
+    /// counts.
     loads: AtomicU32,
     notified: AtomicU32,
     taken: AtomicU32,

@@ -79,7 +79,7 @@ impl CaptureSource {
         Ok(source)
     }
 
-    /// Reads the whole file for its summary, and rewinds it.
+    /// Reads the whole file to set `summary`, then rewinds the file.
     fn scan(&mut self, mut file: File) -> Result<()> {
         let text = &self.info.name;
         let input = file
@@ -133,7 +133,7 @@ struct Pipe {
 
 impl Read for Pipe {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        // Polls first, because reading a named pipe that no writer has opened yet would look like the end of
+        // Poll first, because reading a named pipe that no writer has opened yet would look like the end of
         // the input.
         if poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&Timespec::default()))? == 0 {
             return Err(ErrorKind::WouldBlock.into());
@@ -256,7 +256,7 @@ impl CaptureRx {
         }
     }
 
-    /// Publishes the resolution to sinks once the header has been read.
+    /// Publishes the resolution of the timestamps to sinks. Does nothing if the header has not been read yet.
     fn publish_resolution(&self) {
         if self.reader.has_header() {
             self.resolution.get_or_init(|| self.reader.classic_resolution().unwrap_or(Resolution::Nano));

@@ -16,8 +16,8 @@ const REORDER_TIMEOUT_NS: u64 = 10_000_000;
 /// The longest run of dropped packets, in nanoseconds. A longer run could drop all retransmissions of a
 /// sender.
 const RUN_TIMEOUT_NS: u64 = 10_000_000;
-/// The most packets that wait to be returned (that are ready). The wrapper receives from the inner queue only
-/// while fewer are ready.
+/// The wrapper receives from the inner queue only while fewer than this number of packets wait to be
+/// returned.
 const MAX_READY: usize = 1024;
 
 /// The faults to inject. Probabilities are from 0 to 1.
@@ -154,13 +154,14 @@ struct FaultyLink {
     run_left: u64,
     /// The time in nanoseconds at which the current run of dropped packets ends at the latest.
     run_until_ns: u64,
-    /// How many packets have become ready, without copies and reordered packets. A reordered packet becomes
-    /// ready when this number reaches its `behind`.
+    /// The number of packets passed on so far, not counting duplicates and reordered packets. A reordered
+    /// packet is held until this number reaches its [`Reordered::behind`], or until its time is up.
     passed: u64,
     reordered: VecDeque<Reordered>,
     /// Delayed packets with their due times, the earliest first. Packets arrive in this order because all
     /// delays are equal.
     delayed: VecDeque<(u64, Packet)>,
+    /// The packets that wait to be returned by the next `receive`.
     ready: VecDeque<Packet>,
     /// The largest number of reordered and delayed packets that may be held at once.
     max_held: usize,
@@ -168,10 +169,9 @@ struct FaultyLink {
 }
 
 struct Reordered {
-    /// The packet becomes ready when `FaultyLink::passed`, the number of packets passed on, reaches this
-    /// value.
+    /// The packet is released when `FaultyLink::passed`, the number of packets passed on, reaches this value.
     behind: u64,
-    /// The packet becomes ready at this time, in nanoseconds, even if too few packets have passed it.
+    /// The packet is released at this time, in nanoseconds, even if too few packets have passed it.
     until_ns: u64,
     packet: Packet,
 }
@@ -201,7 +201,7 @@ impl FaultyLink {
         (mix(&mut self.random) >> 11) as f64 / (1u64 << 53) as f64 <= probability && probability > 0.0
     }
 
-    /// Injects faults into a received packet, and makes it ready, holds it or drops it.
+    /// Injects faults into a received packet, and adds it to `ready`, holds it or drops it.
     fn accept(&mut self, packet: Packet, now_ns: u64) {
         let faults = self.faults;
         let chances = [faults.drop, faults.corrupt, faults.duplicate, faults.reorder, faults.delay];
@@ -245,14 +245,14 @@ impl FaultyLink {
         }
     }
 
-    /// Makes a packet ready, and then each reordered packet that enough packets have overtaken.
+    /// Adds a packet to `ready`, and then each reordered packet that enough packets have overtaken.
     fn pass(&mut self, packet: Packet) {
         self.ready.push_back(packet);
         self.passed += 1;
         self.release(|held, passed| held.behind <= passed);
     }
 
-    /// Makes reordered packets ready, the oldest first, until one is not `due`.
+    /// Moves reordered packets to `ready`, the oldest first, until one is not `due`.
     fn release(&mut self, due: impl Fn(&Reordered, u64) -> bool) {
         while let Some(held) = self.reordered.front()
             && due(held, self.passed)
@@ -261,8 +261,8 @@ impl FaultyLink {
         }
     }
 
-    /// Makes all packets ready that are due at `now_ns`. If `ending` is set, makes all reordered packets
-    /// ready, because no packets follow.
+    /// Moves all held packets that are due at `now_ns` to `ready`. If `ending` is set, moves all reordered
+    /// packets there, because no packets follow.
     fn catch_up(&mut self, now_ns: u64, ending: bool) {
         while let Some(&(due_ns, packet)) = self.delayed.front()
             && due_ns <= now_ns

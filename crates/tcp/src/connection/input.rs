@@ -74,7 +74,7 @@ impl Connection {
         events
     }
 
-    /// Processes a segment in all later states (RFC 9293, section 3.10.7.4).
+    /// Processes a segment in every state but SYN-SENT and CLOSED (RFC 9293, section 3.10.7.4).
     fn on_segment_synchronized(
         &mut self,
         now: u64,

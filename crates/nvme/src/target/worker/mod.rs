@@ -69,12 +69,15 @@ pub struct Worker {
     // header, which must not move.
     #[allow(clippy::vec_box)]
     links: Vec<Option<Box<Link>>>,
+    /// The indices of `links` without a connection.
     free: Vec<usize>,
     /// How many connections this worker serves.
     load: Arc<Load>,
     half_open: VecDeque<ConnectionId>,
     max_half_open: usize,
+    /// The indices of the connections to serve in this round.
     due: Vec<usize>,
+    /// The indices of the connections that wait for buffers.
     starved: VecDeque<usize>,
     returned_buffers: u64,
     next_id: u64,
@@ -143,7 +146,8 @@ impl Worker {
     }
 
     /// Processes all completions, except that results of file operations are moved to `files` first. Then
-    /// processes a batch of `files`. Received commands so come before results that have waited longer.
+    /// processes a batch of `files`. So received commands are processed before results that have waited
+    /// longer.
     fn process(&mut self, completed: &mut Vec<Completed>, files: &mut VecDeque<Completed>) {
         for part in completed.chunks(BATCH) {
             if !self.due.is_empty() {
@@ -204,7 +208,8 @@ impl Worker {
         self.links[index].as_mut().expect("a link stays while its requests are in flight")
     }
 
-    /// Puts a connection on the list of connections to serve in this round, unless it is there already.
+    /// Puts a connection on `due`, the list of connections to serve in this round, unless it is there
+    /// already.
     fn mark(&mut self, index: usize) {
         let link = self.link(index);
         if !std::mem::replace(&mut link.due, true) {
@@ -260,9 +265,11 @@ impl Worker {
         }
     }
 
-    /// Starts everything that a connection is ready for, or removes the link if it has ended.
+    /// Starts all operations that a connection is ready for. If the connection has ended, removes its
+    /// [`Link`].
     fn serve(&mut self, index: usize) {
-        // Skip a link that was removed when it was served earlier, because it may still be on the list.
+        // `close` puts a connection on the list `due` again, and `serve` may then remove its link at once. So
+        // the list may name a connection that has no link any more.
         let Some(link) = self.links[index].as_mut() else { return };
         link.due = false;
         if link.closing == Closing::No

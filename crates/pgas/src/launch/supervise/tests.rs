@@ -30,8 +30,9 @@ fn the_cause_is_reported_whatever_the_order_of_the_events() {
             JobEvent::Ended(0, exited(1)),
         ]
     };
-    // Try every order of the five events in which PE 0 reports a lost peer (`Lost`) before its socket closes
-    // (`Gone`). The reverse cannot occur, because one thread reads PE 0's socket until it closes.
+    // Try every order of the five events, except orders in which PE 0's socket closes (`Gone`) before PE 0
+    // reports a lost peer (`Lost`). Those cannot occur, because one thread reads PE 0's socket until it
+    // closes.
     for order in permutations(5) {
         let place = |index: usize| order.iter().position(|one| *one == index).unwrap();
         if place(2) > place(3) {

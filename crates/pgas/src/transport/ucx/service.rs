@@ -18,8 +18,8 @@ const POLL_FOR: Duration = Duration::from_micros(50);
 /// The longest single sleep of a waiting thread. Stores of PEs on this machine raise no event, and the
 /// system's timers are up to 50 us late. The waiting thread then notices such a store within 100 us.
 const NAP: Duration = Duration::from_micros(30);
-/// A wait does not sleep in this time after an event from UCX. Otherwise it would sleep between the messages
-/// of a stream, and each wake-up would cost the sender as much as a put.
+/// For this long after an event from UCX, a wait polls instead of sleeping. Otherwise it would sleep between
+/// the messages of a stream, and each wake-up would cost the sender as much as a put.
 const AWAKE_AFTER_EVENT: Duration = Duration::from_micros(200);
 /// How long a put polls at intervals for its completion before it waits like all operations.
 const INTERVALS_FOR: Duration = Duration::from_micros(500);
