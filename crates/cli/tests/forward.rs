@@ -508,7 +508,7 @@ fn a_paused_reader_does_not_hold_up_signals() {
             std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
         let arguments = ["--rx", "gen:1000", "--tx", &port, "--duration", "60s", "--no-baseline"];
         let mut child = inlane(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Waits until the pipe is full. From then on, the packets in flight can be written only if the reader
+        // Wait until the pipe is full. From then on, the packets in flight can be written only if the reader
         // reads.
         support::until("the pipe is full", || {
             let mut bytes = 0i32;

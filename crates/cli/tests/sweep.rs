@@ -178,7 +178,7 @@ fn a_signal_keeps_the_points_that_are_done() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // Waits for the line that reports the first point as done, so that the signal below interrupts the second
+    // Wait for the line that reports the first point as done, so that the signal below interrupts the second
     // point.
     let mut said = std::io::BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();

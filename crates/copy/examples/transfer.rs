@@ -13,7 +13,7 @@ fn main() -> Result<()> {
     let devices = open(&ends, &Default::default())?;
     let (from, to) = (&devices[0], &devices[1]);
 
-    // Allocates memory before opening the path, because allocation waits for resident kernels of an open
+    // Allocate memory before opening the path, because allocation waits for resident kernels of an open
     // path.
     let (source, destination) = (from.allocate(8 * SIZE)?, to.allocate(8 * SIZE)?);
     let options = PathOptions { largest: SIZE, ..PathOptions::default() };

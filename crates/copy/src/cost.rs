@@ -226,7 +226,7 @@ impl Costs {
                 _ => open_path(path, from, to, options)
                     .and_then(|mut mover| Curve::measure(&mut *mover, source, destination, &options.stop)),
             };
-            // Ends here if the user interrupted the run, because an interrupted path must not be recorded as
+            // End here if the user interrupted the run, because an interrupted path must not be recorded as
             // refused.
             check_stop(&options.stop)?;
             match measured {

@@ -16,7 +16,7 @@ pub fn list_paths(
     costs: Option<&Costs>,
 ) -> Vec<ListedPath> {
     let candidates = Path::candidates(from.endpoint(), to.endpoint());
-    // Opens `p2p` last, because opening it enables peer access for the rest of the process. Path `cuda`
+    // Open `p2p` last, because opening it enables peer access for the rest of the process. Path `cuda`
     // cannot be opened after that.
     let mut paths = Path::ALL;
     paths.sort_by_key(|path| *path == Path::P2p);

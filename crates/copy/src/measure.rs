@@ -248,7 +248,7 @@ fn stream_with(
                 let cpu = thread_cpu_ns();
                 let streamed = stream_once(mover, buffers, size, budget, plan);
                 let cpu = thread_cpu_ns() - cpu;
-                // Quiesces even after a failure, because the other direction continues to fill and check
+                // Quiesce even after a failure, because the other direction continues to fill and check
                 // memory of the same GPUs.
                 let quiesced = mover.quiesce();
                 Some((streamed.and_then(|streamed| quiesced.map(|()| streamed)), cpu))

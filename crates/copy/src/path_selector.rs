@@ -215,7 +215,7 @@ impl Mover for PathSelector {
     fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
         let index = self.pick(source.len() as u64);
         if index != self.current {
-            // Drains the old path, because two movers would not complete their transfers in order of
+            // Drain the old path, because two movers would not complete their transfers in order of
             // submission.
             self.drain()?;
             self.movers[self.current].1.quiesce()?;

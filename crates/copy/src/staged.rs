@@ -94,8 +94,8 @@ impl Staged {
                 progress = true;
             }
             if !progress && emptied < count {
-                // Waits for the oldest chunk that is being filled, because the second mover needs filled
-                // chunks. If none is being filled, waits for the oldest that is being emptied.
+                // Wait for the oldest chunk that is being filled, because the second mover needs filled
+                // chunks. If none is being filled, wait for the oldest that is being emptied.
                 match (filling.front(), emptying.front()) {
                     (Some((_, ticket)), _) => self.out.wait(*ticket, self.completion)?,
                     (None, Some(ticket)) => self.into.wait(*ticket, self.completion)?,

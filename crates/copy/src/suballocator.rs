@@ -48,7 +48,7 @@ impl Suballocator {
             return Err(Error::invalid(format!("0 bytes of {}", name()), "ask for at least one byte"));
         }
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        // Searches for the first gap that is large enough. `used` is sorted by start, so the gaps lie before
+        // Search for the first gap that is large enough. `used` is sorted by start, so the gaps lie before
         // each part in use and after the last one.
         let (mut start, mut largest, mut at) = (0, 0, used.len());
         for (index, end) in used.iter().map(|range| range.start).chain([self.whole.len()]).enumerate() {

@@ -306,7 +306,7 @@ impl Trap {
         let host = open(&ends, &Default::default()).unwrap().remove(0);
         let mut mover = open_path(Path::Sm, &host, device, &PathOptions::default()).unwrap();
         let source = pinned(device.gpu().unwrap(), 4096);
-        // Launches a kernel now, because the first launch loads code. Later, loading would wait for the
+        // Launch a kernel now, because the first launch loads code. Later, loading would wait for the
         // test's transfers.
         let ticket = mover.submit(&source, &device.allocate(4096).unwrap()).unwrap();
         mover.wait(ticket, CompletionMode::Poll).unwrap();

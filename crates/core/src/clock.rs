@@ -22,7 +22,7 @@ impl Clock {
         self.inner.delta_as_nanos(self.origin, self.inner.raw())
     }
 
-    /// Returns a raw reading, for [`Clock::between_ns`].
+    /// Returns a raw reading of the clock. [`Clock::between_ns`] converts two readings to nanoseconds.
     pub fn raw(&self) -> u64 {
         self.inner.raw()
     }

@@ -97,7 +97,7 @@ impl Mover for GpuStagedCopy {
             return Err(out_of_reach(self, source, destination));
         }
         if let Err(error) = self.queue(source, destination) {
-            // Waits for the copies that were queued, because they still use the caller's memory.
+            // Wait for the copies that were queued, because they still use the caller's memory.
             drain(&[&self.inward, &self.outward]);
             return Err(error);
         }

@@ -56,7 +56,7 @@ impl Module {
                 cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr())
             )?
         };
-        // Loads the kernel now. With lazy loading, the driver would load it at its first launch.
+        // Load the kernel now. With lazy loading, the driver would load it at its first launch.
         // SAFETY: the handle is valid.
         unsafe { call!(self.gpu, cuFuncLoad(raw))? };
         Ok(Kernel { module: self.clone(), raw, name: name.into() })

@@ -166,7 +166,7 @@ impl Pending {
         others: &[Stream],
     ) -> Result<()> {
         if !event.has_completed()? {
-            // Takes the waiter out of `self`, and puts it back once it has answered. If this function returns
+            // Take the waiter out of `self`, and put it back after it has answered. If this function returns
             // an error earlier, the waiter may still sleep and must not be used again.
             let waiter = self.waiter.take().map_or_else(EventWaiter::start, Ok)?;
             waiter.request(event);

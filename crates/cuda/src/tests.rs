@@ -93,7 +93,7 @@ fn locating_the_compiler_runs_none_of_its_code() {
     let _ = (devices(), Gpu::open(0).map(drop));
     locate_compiler();
     assert!(!marker.exists(), "nothing of the library has run");
-    // Moves the library's directory away, as if it had become unreadable when privileges were dropped.
+    // Move the library's directory away, as if it had become unreadable when privileges were dropped.
     std::fs::rename(library.parent().unwrap(), library.parent().unwrap().with_extension("hidden")).unwrap();
     let (version, found) = compiler_version().unwrap();
     assert!(marker.exists() && version == "13.0" && found == library, "{version} {found:?}");

@@ -14,7 +14,7 @@ struct Testpmd(Child);
 impl Testpmd {
     fn start(test: &str, device: &str, mode: &str) -> Option<Self> {
         let output = tempfile::NamedTempFile::new().unwrap();
-        // Lets testpmd's threads run on every core that the test may use. A thread that is bound to one busy
+        // Let testpmd's threads run on every core that the test may use. A thread that is bound to one busy
         // core would not answer in time.
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();

@@ -66,8 +66,8 @@ fn a_ring_returns_sent_packets() {
     let mut packets = [Packet::EMPTY; 64];
     assert_eq!(rx.receive(&mut packets).unwrap(), 32, "the packets put in at the start");
     for (i, packet) in packets[..32].iter_mut().enumerate() {
-        // Changes the packet as a packet function may: removes the first header, changes the length, and
-        // writes other bytes.
+        // Change the packet as a packet function may: remove the first header, change the length, and write
+        // other bytes.
         packet.address += 14;
         packet.length = 20 + i as u32;
         // SAFETY: the test holds this packet, in host memory.
@@ -147,7 +147,7 @@ fn send_as_received_sends_every_kind_of_packet() {
     assert_eq!(unsafe { tx.send_as_received(&packets[69..70]) }.unwrap(), 1);
     assert_eq!((tx.counters().packets, tx.counters().bytes), (70, 70 * 64));
 
-    // Adds a packet of two segments, and a packet that was allocated instead of received. The mbuf of such a
+    // Add a packet of two segments, and a packet that was allocated instead of received. The mbuf of such a
     // packet does not contain its length, so the sender must write it there.
     assert_eq!(pool.allocate(&mut packets[70..72]), 2);
     packets[70..72].iter_mut().for_each(|packet| packet.length = 100);

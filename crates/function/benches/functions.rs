@@ -28,7 +28,7 @@ fn functions(criterion: &mut Criterion) {
         group.bench_function(builtin.name, |bencher| {
             bencher.iter(|| {
                 if builtin.name == "l3-decrement" {
-                    // Resets the time to live, so that no packet expires. SAFETY: this function owns the
+                    // Reset the time to live, so that no packet expires. SAFETY: this function owns the
                     // packets, which are in host memory.
                     packets.iter().for_each(|packet| unsafe { packet.bytes_mut()[22] = 255 });
                 }

@@ -346,7 +346,7 @@ fn blocks_assemble_together() {
             assert!(delivered.iter().all(|slot| slot.reason() == Reason::Complete));
             assert_eq!(delivered.len(), SLOTS as usize);
         }
-        // Compares the data of slots that no later slot has begun to overwrite.
+        // Compare the data of slots that no later slot has begun to overwrite.
         let mut checked = 0;
         for (n, slot) in delivered.iter().enumerate() {
             let number = |slot: &inlane_function::OranSlot<'_>| {

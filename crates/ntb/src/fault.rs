@@ -252,7 +252,7 @@ impl Wire {
         self.shared.changed.notify_all();
     }
 
-    /// Sends a doorbell. It rings once all stores before the last fence are delivered, unless a fault loses
+    /// Sends a doorbell. It rings when all stores before the last fence are delivered, unless a fault loses
     /// it or lets it ring early.
     pub(crate) fn doorbell(&self, ring: impl Fn() + Send + Sync + 'static) {
         let mut state = self.shared.lock();

@@ -90,7 +90,7 @@ pub const KERNEL: i32 = -1;
 /// A request or a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// What is asked for. A reply repeats it.
+    /// The requested operation. A reply repeats it.
     pub operation: Operation,
     /// True if the socket's family is AF_INET6.
     pub v6: bool,

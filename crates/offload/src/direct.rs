@@ -117,8 +117,8 @@ pub enum Turn {
     Claimed,
 }
 
-/// The send word of a slot, as the engine last saw it. Many such values in a row take few cache lines, so the
-/// engine can check them in each round.
+/// The send word of a slot, as the engine last saw it. An array of these values takes few cache lines, so the
+/// engine can check all of them in each round.
 #[derive(Debug)]
 pub struct Watch {
     /// Keeps the slot mapped.

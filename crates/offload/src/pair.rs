@@ -238,7 +238,7 @@ pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Opt
             && (*first).cmsg_level == libc::SOL_SOCKET
             && (*first).cmsg_type == libc::SCM_RIGHTS
         {
-            // Counts the descriptors: CMSG_SPACE rounds up, so a second one may fit into the control data.
+            // Count the descriptors: CMSG_SPACE rounds up, so a second one may fit into the control data.
             let count = ((*first).cmsg_len as usize - libc::CMSG_LEN(0) as usize) / 4;
             for index in 0..count {
                 let passed = libc::CMSG_DATA(first).cast::<i32>().add(index).read_unaligned();

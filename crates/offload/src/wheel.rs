@@ -46,7 +46,7 @@ impl Wheel {
                 self.tick = end + 1;
                 return;
             };
-            // Skips the empty slots.
+            // Skip the empty slots.
             self.tick = next;
             if next > end {
                 self.tick = end + 1;

@@ -116,7 +116,7 @@ impl Bar {
                     _ => Error::os(format!("opening {}", path.display()), error),
                 }
             })?;
-        // Checks the range against the file's length, because the kernel maps no more than that.
+        // Check the range against the file's length, because the kernel maps no more than that.
         let length = file
             .metadata()
             .map_err(|error| Error::os(format!("reading the length of {}", path.display()), error))?

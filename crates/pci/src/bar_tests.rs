@@ -95,7 +95,7 @@ fn missing_bars_and_unready_devices_are_errors() {
     assert!(open("bar2@1M+1").to_string().contains("has 1048576 bytes"));
     assert!(matches!(open("bar2@0+2M"), Error::TooSmall { .. }));
     let home = fake.sysfs().device(address);
-    // Truncates the file, because the kernel's file may be shorter than the size that sysfs shows.
+    // Truncate the file, because the kernel's file may be shorter than the size that sysfs shows.
     fs::File::options().write(true).open(home.join("resource2")).unwrap().set_len(4096).unwrap();
     assert!(matches!(open("bar2@0+8K"), Error::TooSmall { .. }));
     fs::remove_file(home.join("resource2_wc")).unwrap();

@@ -75,7 +75,7 @@ pub enum Error {
     NotPermitted {
         /// The BAR.
         name: String,
-        /// How a BAR may be accessed, for the message: such as "read only if you allow it".
+        /// How the message says that a BAR may be accessed, such as "read only if you allow it".
         what: &'static str,
         /// What the user must add: a flag or a range.
         remedy: String,

@@ -1,8 +1,8 @@
 //! A job: one process for each PE, started and ended together.
 //!
-//! Over windows, the launcher owns the hub of a twin NTB bridge, which joins the PEs. Each process inherits a
-//! socket to the hub. Over UCX, the PEs meet at the launcher's TCP server. Each process finds its settings in
-//! the environment:
+//! Over windows, a twin NTB bridge joins the PEs. The launcher owns the bridge's hub, which holds the
+//! memories and registers. Each process inherits a socket to the hub. Over UCX, the PEs meet at the
+//! launcher's TCP server. Each process finds its settings in the environment:
 //!
 //! | variable | meaning |
 //! | --- | --- |
@@ -123,7 +123,8 @@ impl Job {
     /// a failure, the reason.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an invalid job; errors of the system if the hub or a process cannot be made.
+    /// [`Error::Invalid`] for an invalid job; errors of the system if the twin bridge, the TCP server or a
+    /// process cannot be made.
     pub fn run(&self, program: &OsString, arguments: &[OsString]) -> Result<(i32, Option<String>)> {
         self.faults.parse::<Faults>()?;
         match (&self.mover, self.mover_from) {

@@ -348,9 +348,8 @@ fn copy_options(fd: RawFd, new: RawFd) {
     }
 }
 
-/// Call this after [`offer`] has begun a connection. If `fd` is blocking, waits until the connection is
-/// established or fails, for at most the socket's send timeout. Returns the result of the program's
-/// `connect`.
+/// Returns the result of the program's `connect`. Call this after [`offer`] has begun a connection. If `fd`
+/// is blocking, waits until the connection is established or fails, for at most the socket's send timeout.
 pub fn finish_connect(fd: RawFd) -> c_int {
     match socket::blocks(fd) {
         _ if datagram::name_of(fd).is_some() => 0,

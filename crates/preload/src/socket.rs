@@ -467,8 +467,8 @@ pub fn shutdown(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     unsafe { real::shutdown(fd, how) }
 }
 
-/// Call this after the kernel's read of `fd` returned 0 or failed with ECONNRESET. Returns the errno with
-/// which the program's read must fail, or 0 if there is no error to report.
+/// Returns the errno with which the program's read must fail, or 0 if there is no error to report. Call this
+/// after the kernel's read of `fd` has returned 0 or failed with ECONNRESET.
 pub fn reason_of_end(fd: RawFd) -> c_int {
     if name_of(fd).is_none() {
         return 0;
@@ -485,8 +485,8 @@ pub fn reason_of_end(fd: RawFd) -> c_int {
     }
 }
 
-/// Call this after the kernel's send on `fd` failed with EPIPE. Returns the connection's error if the
-/// program has not read it yet, otherwise 0.
+/// Returns the connection's error if the program has not read it yet, otherwise 0. Call this after the
+/// kernel's send on `fd` has failed with EPIPE.
 pub fn reason_of_broken_pipe(fd: RawFd) -> c_int {
     if name_of(fd).is_none() {
         return 0;

@@ -77,7 +77,7 @@ fn memory(ours: Address, held: Address, free: Address) -> anyhow::Result<()> {
     for access in Access::ALL.into_iter().filter(|access| access.is_available()) {
         check_bytes(&bar, access)?;
     }
-    // Fills the permitted range with a pattern. After the machine ends, the host checks that the rest of the
+    // Fill the permitted range with a pattern. After the machine ends, the host checks that the rest of the
     // memory is still zero.
     let mut mover = CpuMover::new(Access::Bytes8)?.reading_bars(true);
     mover.submit(&filled(&pattern(bar.len(), 0))?, &bar.region())?;

@@ -120,7 +120,7 @@ impl Series {
         let mut failed: Vec<Option<String>> = self.points.iter().map(|_| None).collect();
         let mut first: Option<anyhow::Error> = None;
         let mut ceilings = Ceilings::default();
-        // Keeps the GPU's context alive between points, because creating one takes long.
+        // Keep the GPU's context alive between points, because creating one takes long.
         let mut kept_gpus = Vec::new();
         let total = self.points.len() * self.repeats as usize;
         let mut done = 0;

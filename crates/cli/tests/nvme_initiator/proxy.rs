@@ -57,7 +57,7 @@ impl Proxy {
         for stream in self.streams.lock().unwrap().iter() {
             let _ = stream.shutdown(Shutdown::Both);
         }
-        // Wakes the listening thread by one more connection. The thread then sees the flag and ends.
+        // Wake the listening thread by one more connection. The thread then sees the flag and ends.
         let _ = TcpStream::connect(&self.address);
     }
 }

@@ -49,7 +49,7 @@ impl Mover for SmCopy {
         if !self.reaches(source, destination) {
             return Err(out_of_reach(self, source, destination));
         }
-        // Launches at most one block for each `TURN` bytes, because further blocks would have nothing to
+        // Launch at most one block for each `TURN` bytes, because further blocks would have nothing to
         // copy.
         let blocks = (source.len().div_ceil(TURN) as u32).clamp(1, self.blocks);
         let config = LaunchConfig { blocks, threads: 1024, shared_bytes: 0, cooperative: false };

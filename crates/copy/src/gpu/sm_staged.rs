@@ -440,7 +440,7 @@ mod tests {
             let Some((device, mut staged)) = staged(test, resident) else { return };
             let (source, destination) =
                 (device.allocate(1 << 20).unwrap(), device.allocate(1 << 20).unwrap());
-            // Sets more threads than a block can have, so the driver refuses the second launch.
+            // Set more threads than a block can have, so the driver refuses the second launch.
             staged.push.threads = 1 << 20;
             staged.submit(&source, &destination).unwrap_err();
             let failed = Instant::now();

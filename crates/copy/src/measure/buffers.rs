@@ -69,7 +69,7 @@ impl Buffers {
     /// [`Error::Memory`] or [`Error::Device`] if a device has no room for one slot.
     pub fn new(from: &Arc<Device>, to: &Arc<Device>, largest: usize, rotate: usize) -> Result<Self> {
         let wanted = (2 * stride(largest)).max(rotate);
-        // Takes at most a third, because the other direction and calibration need memory too.
+        // Take at most a third, because the other direction and calibration need memory too.
         let spare = from.capacity().min(to.capacity()) / 3;
         let bytes = wanted.min(spare).max(largest);
         Ok(Self::over(from, to, &[from.allocate(bytes)?, to.allocate(bytes)?]))

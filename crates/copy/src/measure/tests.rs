@@ -297,7 +297,7 @@ fn auto_takes_the_cheapest_path_and_says_why() {
     let explained = selector.explain(4 << 20);
     assert!(explained.reason.contains("least calibrated time"), "{explained:?}");
     assert!(explained.not_taken.iter().any(|other| other.path == "bar"), "{explained:?}");
-    // Submits transfers of mixed sizes. They take different paths and must still complete in order.
+    // Submit transfers of mixed sizes. They take different paths and must still complete in order.
     let (source, destination) = (from.allocate(4 << 20).unwrap(), to.allocate(4 << 20).unwrap());
     from.fill(&source, 9).unwrap();
     let mut last = Ticket(0);

@@ -56,8 +56,8 @@ impl Parameters {
 /// A persistent kernel without a heartbeat for this time ends, because the host process must be dead.
 const ORPHAN_AFTER: Duration = Duration::from_secs(10);
 
-/// Returns the bytes per packet of `stage` and of `shadow`: enough for a packet's 16-byte chunks at any
-/// address. 0 stands for no buffer.
+/// Returns the bytes per packet of the buffers `stage` and `shadow` of [`Parameters`]. A packet's 16-byte
+/// chunks fit in at any address. 0 stands for no buffer.
 pub(super) fn strides(pull: u32, room: u32, writes: u32) -> [u32; 2] {
     let chunks = |bytes: u32| (bytes + 15).next_multiple_of(16);
     match (pull, writes) {
@@ -277,7 +277,8 @@ impl Lane {
         self.output.as_ref()
     }
 
-    /// Returns a word by which the host controls running kernels: 0 is the order to stop, 16 the heartbeat.
+    /// Returns a word by which the host controls running kernels. Index 0 is the order to stop, index 16 the
+    /// heartbeat.
     fn control_word(&self, index: usize) -> &AtomicU64 {
         // SAFETY: the word is inside the region of two lines and aligned. The CPU accesses it only as an
         // atomic.

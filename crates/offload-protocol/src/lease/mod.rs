@@ -110,8 +110,8 @@ const CLAIMED: u64 = 2;
 const ENDED: u64 = 3;
 const POSITION: u64 = (1 << STATE_SHIFT) - 1;
 
-/// How often the engine tries to change a word before it gives up. A program that follows the protocol
-/// changes the word only once or twice meanwhile.
+/// The number of attempts of the engine to change a word before it gives up. A program that follows the
+/// protocol changes the word only once or twice meanwhile.
 const ATTEMPTS: usize = 100;
 
 fn send_word(state: u64, position: u64) -> u64 {

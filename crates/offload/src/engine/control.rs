@@ -222,7 +222,7 @@ fn check_replaceable(path: &Path) -> Result<()> {
     Err(Error::Setting { what: format!("--socket {}", path.display()), why })
 }
 
-/// A request and who sent it.
+/// A request and the client that sent it.
 pub(super) struct Request {
     pub message: Message,
     /// The descriptor that the client sent with the message.

@@ -1,4 +1,5 @@
-//! What the threads of an engine share: who runs each flow and each socket, and an inbox for each thread.
+//! What the threads of an engine share: which thread runs each flow and each socket, and an inbox for each
+//! thread.
 //!
 //! ```text
 //!   queue 0 --> thread 0 --- own sockets, own timers          inbox 0 <--+
@@ -108,7 +109,7 @@ struct Letters {
     sockets: Vec<MovedSocket>,
 }
 
-/// What other threads have for one thread.
+/// The packets, tasks and sockets that other threads pass to one thread.
 pub(super) struct Inbox {
     letters: Mutex<Letters>,
     /// True if `letters` may contain something.

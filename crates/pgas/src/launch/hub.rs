@@ -70,7 +70,7 @@ impl JobHub {
     }
 
     /// Sets the environment variables of `command` by which PE `pe` joins the job. Over windows, returns the
-    /// socket to the hub that the PE inherits. Over UCX, returns `None`.
+    /// socket to the hub (the twin bridge's owner), which the PE inherits. Over UCX, returns `None`.
     pub fn admit(&self, pe: u32, command: &mut Command) -> Result<Option<OwnedFd>> {
         use std::os::fd::AsRawFd;
         match self {

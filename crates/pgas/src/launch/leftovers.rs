@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 pub const JOB: &str = "INLANE_NTB_JOB";
 /// Time between asking the processes to end and killing them.
 const GRACE: Duration = Duration::from_millis(500);
-/// How long the search for the job's processes is repeated at most, because killed processes take time to end
-/// and may have started others before.
+/// The longest time for which the search for the job's processes is repeated. It is repeated because killed
+/// processes take time to end, and may have started others before.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Ends every process whose environment names this job, except the calling process. A process that removed
@@ -32,8 +32,9 @@ pub fn end(job: &str) {
     }
 }
 
-/// Calls [`end`], unless another process of the job does so at this moment. PEs that notice the end of their
-/// launcher call this: with `end` they could end each other before their children were asked to end.
+/// Calls [`end`], unless another process of the job calls it at this moment. PEs call this function when
+/// their launcher has ended. If they all called `end`, they could end each other before their children were
+/// asked to end.
 pub fn end_by_one(job: &str) {
     let address = SocketAddr::from_abstract_name(format!("inlane-leftovers-{job}"));
     if let Ok(_held) = address.and_then(|address| UnixDatagram::bind_addr(&address)) {

@@ -50,7 +50,7 @@ impl Card {
             socket: parts.next()?.into(),
             heap_bytes: parts.next()?.parse().ok()?,
         };
-        // A longer name does not fit into the address of a socket.
+        // Refuse longer names, because they do not fit into the address of a UNIX socket.
         (parts.next().is_none() && (1..100).contains(&card.socket.len())).then_some(card)
     }
 }
@@ -88,8 +88,8 @@ pub(super) fn machine() -> Result<String> {
 }
 
 /// Joins the job that `manager` started, over windows. `heap_bytes` is the size of the symmetric heap that
-/// this process asks for, but all PEs use PE 0's size. Returns the membership, the socket to the hub, and PE
-/// 0's heap size in bytes.
+/// this process asks for, but all PEs use PE 0's size. Returns the membership, the socket to the hub (the
+/// owner of the twin bridge), and PE 0's heap size in bytes.
 ///
 /// # Errors
 /// If the processes run on several machines, if there are too many, or if the manager or the system refuses.
@@ -190,8 +190,8 @@ fn listen_anywhere() -> Result<(OwnedFd, String)> {
     Ok((listener, name))
 }
 
-/// Accepts connections of the other PEs and hands their sockets to the hub. Returns when all PEs have
-/// connected.
+/// Accepts connections of the other PEs and hands their sockets to the hub (the owner of the twin bridge).
+/// Returns when all PEs have connected.
 fn admit(hub: &Hub, listener: &OwnedFd, size: u32) {
     let mut missing: Vec<u32> = (1..size).collect();
     while !missing.is_empty() {
@@ -200,7 +200,7 @@ fn admit(hub: &Hub, listener: &OwnedFd, size: u32) {
             Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => continue,
             Err(_) => return,
         };
-        // Any process of this network namespace can connect, so check the user.
+        // Any process of this network namespace can connect, so accept only processes of this process's user.
         let own = rustix::process::geteuid();
         let Some(number) =
             number(&socket).filter(|_| socket_peercred(&socket).is_ok_and(|peer| peer.uid == own))
@@ -222,8 +222,8 @@ fn number(socket: &OwnedFd) -> Option<u32> {
     (length == bytes.len()).then(|| u32::from_ne_bytes(bytes))
 }
 
-/// Handles the hub's events until the hub ends: records which PEs have finished or ended. If a PE asks to
-/// end the job, asks all PEs to end.
+/// Handles the events of the hub or TCP server ([`JobHub`]) until it ends: records which PEs have finished or
+/// ended. If a PE asks to end the job, asks all PEs to end.
 fn watch(hub: &JobHub, ends: &Ends) {
     let Some(events) = hub.events() else { return };
     for (pe, event) in events {
@@ -239,8 +239,8 @@ fn watch(hub: &JobHub, ends: &Ends) {
 }
 
 impl Member {
-    /// Leaves the job. PE 0 waits until every other PE has finished or ended, because the hub of the job ends
-    /// with PE 0.
+    /// Leaves the job. PE 0 waits until every other PE has finished or ended, because the job's hub (the
+    /// owner of the twin bridge) or TCP server ends with PE 0.
     pub fn finish(&self) {
         if let Some((_, ends)) = &self.hub {
             let mut ended = ends.lock();

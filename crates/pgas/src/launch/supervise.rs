@@ -49,8 +49,8 @@ impl Running {
     }
 }
 
-/// Records an event that the hub reported or the end of a process in `running`. If the event is a PE's
-/// request to end all PEs, returns the requested exit status.
+/// Records an event that the hub ([`JobHub`]) reported, or the end of a process, in `running`. If the event
+/// is a PE's request to end all PEs, returns the requested exit status.
 fn record(running: &mut [Running], events: JobEvent) -> Option<i32> {
     match events {
         JobEvent::Ended(pe, status) => running[pe as usize].ended = Some((status, Instant::now())),
@@ -63,7 +63,7 @@ fn record(running: &mut [Running], events: JobEvent) -> Option<i32> {
     None
 }
 
-/// Returns why PE `pe` failed and the job's status for it, or `None` if it has not failed.
+/// Returns the job's exit status and the reason if PE `pe` has failed, or `None` if it has not.
 fn failure(pe: usize, process: &Running) -> Option<(i32, String)> {
     let (status, _) = process.ended?;
     if let Some(signal) = status.signal() {
@@ -105,7 +105,7 @@ pub(super) fn supervise(
     hub: &JobHub,
 ) -> (i32, Option<String>) {
     loop {
-        // After a process has ended, the hub may still have events of that process, so look again soon.
+        // After a process has ended, events of that process may still arrive, so look again soon.
         let some_ended = running.iter().any(|process| process.ended.is_some());
         let limit = Duration::from_millis(if some_ended { 50 } else { 3_600_000 });
         match events.recv_timeout(limit) {

@@ -200,7 +200,8 @@ pub(super) struct Timers {
     pub(super) window_probes: u8,
 }
 
-/// What was negotiated, and what waits to be sent.
+/// The flags of a connection's state: which TCP options were negotiated, which segments must be sent, and
+/// others.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Flags {
     pub(super) timestamps: bool,

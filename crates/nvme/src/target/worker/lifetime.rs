@@ -104,7 +104,7 @@ impl Worker {
         link.discard = vec![0; 16 << 10].into_boxed_slice();
     }
 
-    /// Ends a connection at once. Its requests in flight end soon.
+    /// Shuts down a connection's socket at once, so that its requests in flight end soon.
     pub(super) fn close(&mut self, index: usize) {
         let link = self.link(index);
         if link.closing != Closing::Yes {

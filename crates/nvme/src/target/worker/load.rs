@@ -1,4 +1,4 @@
-//! How busy the workers are, by which the acceptor chooses the worker of a new connection.
+//! Counts each worker's connections. A new connection goes to the worker with the fewest.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

@@ -71,8 +71,9 @@ pub struct Worker {
     links: Vec<Option<Box<Link>>>,
     /// The indices of `links` without a connection.
     free: Vec<usize>,
-    /// How many connections this worker serves.
+    /// The number of this worker's connections, and of those with an admin queue.
     load: Arc<Load>,
+    /// The accepted connections that may still have no queue, the oldest first.
     half_open: VecDeque<ConnectionId>,
     max_half_open: usize,
     /// The indices of the connections to serve in this round.
@@ -203,7 +204,8 @@ impl Worker {
         }
     }
 
-    /// Returns the link of a request in flight.
+    /// Returns the link with this index, which must exist. A link exists as long as it has requests in
+    /// flight.
     fn link(&mut self, index: usize) -> &mut Link {
         self.links[index].as_mut().expect("a link stays while its requests are in flight")
     }
@@ -248,7 +250,7 @@ impl Worker {
         }
     }
 
-    /// If buffers were given back since the last call, continues with the connections that wait for buffers.
+    /// If buffers were given back since the last call, resumes the connections that wait for buffers.
     fn feed_starved(&mut self) {
         let returned = self.pool.returned();
         if returned == self.returned_buffers {
