@@ -65,8 +65,8 @@ pub enum PathChoice {
     /// The path with the least calibrated time for the transfer's size.
     #[default]
     Auto,
-    /// Takes this path if it can be opened. If not, takes the cheapest other path and reports why.
+    /// This path if it can be opened. Otherwise the cheapest other path, and the result says why.
     Prefer(Path),
-    /// Takes this path. Fails if it cannot be opened.
+    /// This path. If it cannot be opened, opening fails.
     Require(Path),
 }

@@ -93,7 +93,8 @@ impl CodeCache {
         (only_this_user_writes(&path) && found().is_ok_and(|bytes| bytes == expected)).then_some(path)
     }
 
-    /// Returns the code for `key`, under the same conditions as [`CodeCache::find`].
+    /// Returns the code for `key`. `None` if [`CodeCache::find`] returns `None`, or if the code is empty or
+    /// cannot be read.
     pub fn read(&self, key: &[u8]) -> Option<Vec<u8>> {
         let mut code = fs::read(self.find(key)?).ok()?;
         code.truncate(code.len().checked_sub(trailer(key).len()).filter(|&length| length > 0)?);

@@ -185,8 +185,9 @@ struct State {
     /// delivered; later epochs wait until it is empty.
     epochs: VecDeque<BinaryHeap<Piece>>,
     random: Random,
-    /// The time at which the wire was made. Each rank begins with this time if the plan has no `reorder` or
-    /// no delay. These ranks differ only in their second part: the order of sending, or a random number.
+    /// The time at which the wire was made. It is the first part of every [`Piece::rank`], unless the plan
+    /// has both `reorder` and a delay. Ranks with this first part are ordered by the second part: the number
+    /// of the piece, or a random number.
     start: Instant,
     sent: u64,
     mapped: Vec<Region>,

@@ -19,8 +19,8 @@ const MOST_AREAS_OF_PROCESS: usize = 2;
 /// The most leases at once. They are limited because the engine checks each of them in every round.
 const MOST_LEASES: usize = 128;
 
-/// How often the engine checks all leases, in nanoseconds. In between, it checks only those whose programs have
-/// done something.
+/// The interval at which the engine checks all leases, in nanoseconds. In other rounds, it checks only leases
+/// whose send word has changed or that have an offer.
 const CHECK_NS: u64 = 100_000;
 
 /// A connection whose program may use shared memory now.

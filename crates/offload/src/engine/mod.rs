@@ -54,7 +54,7 @@ pub use threads::Threads;
 const BURST: usize = 64;
 /// The most connections in TIME-WAIT. If there are more, the oldest is forgotten.
 const MOST_TIME_WAITS: usize = 65536;
-/// The longest sleep, in nanoseconds: how late a stop request is seen at most.
+/// The longest sleep, in nanoseconds. A request to stop is noticed at most this late.
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
 /// The length of the first sleep in nanoseconds, if epoll cannot watch the port and so packets do not wake
 /// the engine. Without work, each further sleep is twice as long as the one before.

@@ -1,4 +1,4 @@
-//! What a thread does for the others: packets, requests and sockets that they pass to it.
+//! Passes packets, requests and sockets between the threads of an engine.
 //!
 //! The packets of a flow usually arrive on one queue. A connection that a peer opens therefore begins on the
 //! thread where it stays. A connection that a program opens moves to the thread on which the SYN,ACK arrives.
@@ -63,7 +63,7 @@ impl Engine {
         self.pass_bytes(to, packet.whole, packet.arrival);
     }
 
-    /// As [`Engine::pass`], for a packet that was not parsed.
+    /// Like [`Engine::pass`], but for a packet that was not parsed.
     pub(super) fn pass_bytes(&mut self, to: usize, bytes: &[u8], arrival: Arrival) {
         let Some(shared) = &self.shared else { return };
         let packet = PassedPacket {
@@ -139,8 +139,9 @@ impl Engine {
         true
     }
 
-    /// Passes an acknowledgment that this thread's copy of a listener does not know to the next thread, because
-    /// the SYN may have arrived there. Returns false if all threads have seen the packet.
+    /// Passes an acknowledgment to the next thread. Use it if this thread's copy of a listener has no
+    /// handshake for the acknowledgment, because the SYN may have arrived on another thread. Returns false if
+    /// all threads have received the packet.
     pub(super) fn pass_to_next(&mut self, packet: &Received<'_>) -> bool {
         let threads = self.threads();
         if packet.arrival.hops + 1 >= threads {

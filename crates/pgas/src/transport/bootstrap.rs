@@ -21,7 +21,7 @@ pub trait Exchange: Send + Sync {
     fn lost(&self) -> Option<u32>;
 }
 
-/// What a PE tells its launcher.
+/// A PE's connection to its launcher, by which the PE reports how it ends.
 pub trait JobControl: Send + Sync {
     /// Reports that this PE has finished. The launcher then does not count the end of this process as a
     /// failure.

@@ -41,7 +41,7 @@ extern "C" fn completed(request: *mut c_void, status: Status, peer: *mut c_void)
     release(request, status, peer);
 }
 
-/// The operand and the unwanted result of an atomic that nobody waits for.
+/// The operand and the unwanted result of an atomic that no thread waits for.
 struct Operands {
     peer: *const Peer,
     operand: u64,
