@@ -73,7 +73,9 @@ impl Output {
         if let Some(svg) = self.svg {
             match figure(document) {
                 Some(figure) => svg.text(&figure)?,
-                None => crate::print_to_stderr("inlane: --svg: nothing to draw; no point has a finite value"),
+                None => crate::print_to_stderr(
+                    "inlane: --svg: no file was written, because no row has a value that the figure shows",
+                ),
             }
         }
         Ok(())

@@ -102,7 +102,9 @@ impl<'a> Rule<'a> {
                 ("address", range) => rule.address = Some(Prefix::parse(range)?),
                 ("port", range) => {
                     let (first, last) = range.split_once('-').unwrap_or((range, range));
-                    rule.ports = Some((first.parse().ok()?, last.parse().ok()?));
+                    let (first, last): (u16, u16) = (first.parse().ok()?, last.parse().ok()?);
+                    rule.ports = Some((first, last)).filter(|_| first <= last);
+                    rule.ports?;
                 }
                 ("use", "listen") => rule.usage = Some(Use::Listen),
                 ("use", "connect") => rule.usage = Some(Use::Connect),
@@ -206,6 +208,7 @@ mod tests {
         #[test]
         fn rules_read_back_as_written(kernel: bool, ports: Option<(u16, u16)>, datagrams: Option<bool>, address: [u8; 4], length in 0u8..=32) {
             let action = if kernel { Action::Kernel } else { Action::Engine };
+            let ports = ports.map(|(one, other)| (one.min(other), one.max(other)));
             let address = Some(Prefix { address: address.into(), length });
             let rule = Rule { action, program: Some("curl"), datagrams, address, ports, usage: Some(Use::Listen) };
             let text = rule.to_string();

@@ -118,6 +118,7 @@ mod tests {
             ("[[rule]]\nrun_by = \"kernel\"\naddress = \"10/8\"\n", "rule 1: address = \"10/8\": give"),
             ("[[rule]]\nrun_by = \"kernel\"\naddress = \"::1 port=1\"\n", "rule 1: address"),
             ("[[rule]]\nrun_by = \"kernel\"\nport = 65536\n", "port = 65536: give a port or a range"),
+            ("[[rule]]\nrun_by = \"kernel\"\nport = \"90-80\"\n", "port = \"90-80\": give a port or a range"),
             ("[[rule]]\nrun_by = \"kernel\"\nprotocol = true\n", "protocol = true: give \"tcp\""),
             ("[[rule]]\nrun_by = \"kernel\"\nhost = \"x\"\n", "the key 'host' is unknown; choose among"),
             ("[[rule]]\n", "rule 1: run_by is missing; write run_by ="),

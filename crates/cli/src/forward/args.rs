@@ -262,7 +262,7 @@ pub(super) struct RunArgs {
 #[command(next_help_heading = "Experiments")]
 pub(super) struct ExperimentArgs {
     /// Find the highest rate without loss. Each trial takes --duration; RFC 2544 asks for 60s
-    #[arg(long, conflicts_with_all = ["rate", "load"])]
+    #[arg(long, conflicts_with_all = ["rate", "load", "packets"])]
     pub(super) zero_loss: bool,
     /// Measure latency at these percentages of the highest rate without loss. Without a value:
     /// 10,30,50,70,80,90,95,100
@@ -275,8 +275,8 @@ pub(super) struct ExperimentArgs {
     /// Run each point this many times, in turns, and report median, minimum and maximum
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = count::<u32>(1, 1000))]
     pub(super) repeats: u32,
-    /// Run a competing job on the same GPU, or with --on cpu on the same cores, and report what each costs
-    /// the other. --compete alone means --compete=compute
+    /// Run a competing job on the same GPU, or with --on cpu on the same cores, and report which share
+    /// of its speed the job keeps. --compete alone means --compete=compute
     #[arg(long, value_enum, default_value_t = Compete::None, default_missing_value = "compute", num_args = 0..=1, require_equals = true, value_name = "JOB")]
     pub(super) compete: Compete,
     /// Measure the latency of each stage of a pipeline (queue, process, send) and in total

@@ -29,7 +29,10 @@ pub(super) enum Wrong {
 impl fmt::Display for Wrong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Wrong::Foreign => write!(f, "it was not written with --verify"),
+            Wrong::Foreign => write!(
+                f,
+                "it was not written with --verify; write the range first, by --rw write --verify crc32c"
+            ),
             Wrong::Misplaced(offset) => write!(f, "it contains the block of offset {offset}"),
             Wrong::Altered => write!(f, "its checksum is wrong"),
             Wrong::Stale { expected, found } => {
