@@ -26,7 +26,8 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// How flags are set without the command line, and the exit statuses.
+/// The text at the end of `inlane --help`: how to set flags without the command line, and what the exit
+/// statuses mean.
 const SETTINGS: &str = "\
 Settings:
   Every flag can be set in a TOML file (--config FILE or INLANE_CONFIG), which has a table for each

@@ -1,5 +1,6 @@
 //! Ports on DPDK devices (ethdevs): opens, configures, starts and stops a device, and splits it into queues.
-//! Stopping a port closes its device, and frees the buffers that some drivers then lose.
+//! Stopping a port closes its device. Some drivers do not free all their packet buffers when they close. The
+//! port then returns these buffers to their pools.
 
 mod configure;
 mod wait;

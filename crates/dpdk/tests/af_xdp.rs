@@ -291,8 +291,9 @@ fn a_port_that_only_sends_counts_nothing_as_missed() {
     let _tx = port.take_tx(0, pool).unwrap();
     port.start().unwrap();
     let socket = other_end();
-    // Send 100 frames that the kernel drops because they do not fit the buffers, and more frames than the
-    // ring can hold. A port that only sends must not count the dropped frames.
+    // From the other end of the link, send the port 100 frames that do not fit its receive buffers, and then
+    // more frames than its receive ring can hold. The kernel drops the first 100 and the excess. The port
+    // must not count them as missed, because it only sends.
     for size in [1914; 100].into_iter().chain([60; 6000]) {
         socket.send(&frame(size, 1));
     }

@@ -1,8 +1,9 @@
 //! Requests and replies on the engine's control socket, a UNIX socket of type SOCK_SEQPACKET.
 //!
 //! A process opens a connection when it first needs the engine. Messages have one fixed size. A request may
-//! carry the program's end of an offloaded socket, which proves that the sender has the socket. A reply may
-//! carry a new program's end.
+//! carry the program's end of an offloaded socket, which proves that the sender has the socket. The reply to
+//! [`Operation::Bind`] or [`Operation::Connect`] may carry the program's end of a socket that the engine has
+//! just created. Other replies may carry the descriptor of a file.
 
 use crate::address;
 use std::net::SocketAddr;

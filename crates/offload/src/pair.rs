@@ -47,7 +47,8 @@ pub fn set_end(engine_end: &OwnedFd, end: End, engine: u64, socket: u64) {
 #[derive(Debug)]
 pub struct Filled {
     program: OwnedFd,
-    /// The number of filler bytes in the pair. They are not the program's data, and are discarded on release.
+    /// The number of filler bytes in the pair. They are not the program's data. [`Self::release`] discards
+    /// them.
     bytes: usize,
     /// The SO_SNDBUF that the program's end gets on release: its original value, unless changed since.
     capacity: i32,

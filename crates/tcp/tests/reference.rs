@@ -27,7 +27,8 @@ const LIMIT: u64 = 240 * SECOND;
 const CLIENT_PORTS: u16 = 20_000;
 const SERVER_PORTS: u16 = 10_000;
 
-/// Which stack the client and the server use.
+/// The pairs of TCP stacks. Each has a name and two values, for the client and the server: true for inlane's
+/// stack, false for Linux's.
 const PAIRS: [(&str, [bool; 2]); 3] = [
     ("Linux with Linux", [false, false]),
     ("Linux with inlane", [false, true]),

@@ -346,8 +346,9 @@ impl<'a> Bench<'a> {
         let what = self.args.measure;
         let single =
             if what == Measured::Stream { None } else { Some(latency(selector, buffers, size, &plan)?) };
-        // Skip the stream with `--measure latency`. Also skip it if only one transfer is in flight at a time,
-        // because it would repeat the latency measurement.
+        // With `--measure latency`, do not measure the rate of successive transfers. With `--measure all`, do
+        // not measure it if only one transfer can be in flight, because that would repeat the latency
+        // measurement.
         let one_in_flight = what == Measured::Latency
             || self.args.in_flight == Some(1)
             || selector.is_synchronous_for(size as u64);

@@ -32,8 +32,8 @@ pub(super) const ENDED: usize = size_of::<Control>();
 const FAILED: usize = offset_of!(Control, failed);
 /// The offset in bytes of the word by which the host tells all kernels to leave at once.
 const LEAVE_NOW: usize = offset_of!(Control, leave);
-/// The offset in bytes, within a channel's words, of `seen`: the number of the newest command that the
-/// pusher's block of this channel has read.
+/// The offset in bytes of the field `seen` in [`Channel`]. Each channel is served by one thread block of the
+/// kernel on the source GPU. The block stores in `seen` the number of the newest command that it has read.
 const SEEN: usize = offset_of!(Channel, seen);
 /// The value of `Control::failed` after a kernel waited too long for a command.
 const NO_COMMAND: u64 = 1;
@@ -58,7 +58,8 @@ impl Layout {
         self.tuning.channels as usize
     }
 
-    /// Returns the offset of the first ring of commands, on a cache line of its own.
+    /// Returns the offset of the first ring of commands in the pinned span. It is a multiple of 128 bytes, so
+    /// the ring shares no cache line with the `ended` words before it.
     pub fn commands(&self) -> usize {
         (ENDED + self.channels() * 8).next_multiple_of(128)
     }

@@ -65,7 +65,7 @@ pub const LINE: usize = 128;
 pub const ENTRIES: usize = 16;
 /// The number of descriptors that share a line with their item's word.
 pub const DESCRIPTORS_WITH_WORD: usize = (LINE - ENTRIES) / size_of::<Descriptor>();
-/// The largest number of packets in an item.
+/// The largest number of packets in an item of the burst ring.
 pub const MAX_BURST: usize = 1024;
 /// The largest number of slots.
 pub const MAX_SLOTS: usize = 1 << 16;

@@ -235,7 +235,8 @@ impl Engine {
         client.reply(&reply, descriptor.as_ref());
     }
 
-    /// Moves a connection to the thread `to`, on which its packets arrive. `packet` is the SYN,ACK.
+    /// Moves a connection to the thread `to`, on which its packets arrive. Passes `packet` on with it,
+    /// usually the SYN,ACK, which that thread then processes.
     fn move_socket(&mut self, key: Key, to: usize, packet: &Received<'_>) {
         let Some(shared) = self.shared.clone() else { return };
         let Some(mut socket) = self.sockets.remove(key) else { return };
@@ -256,9 +257,10 @@ impl Engine {
         shared.move_socket(to, flow, MovedSocket { socket: Box::new(socket), packet });
     }
 
-    /// Moves the connection `key` to the thread that has passed its SYN,ACK. Returns false if the connection
-    /// stays: the packet arrived here, the connection is established, or its socket is bound to a port, whose
-    /// conflicts this thread decides.
+    /// Moves the connection `key` to the thread that received `packet` from the port and passed it to this
+    /// thread. Returns false if the connection stays here. It stays if this thread itself received the
+    /// packet, if the connection is not in SYN-SENT, if it leads to the engine's own address, or if its
+    /// socket got its port by a bind. A bound socket stays because this thread checks its port for conflicts.
     pub(super) fn follow_packets(&mut self, key: Key, packet: &Received<'_>) -> bool {
         let Some(from) = packet.arrival.from.filter(|&from| from != self.thread) else { return false };
         let moves = self.sockets.get(key).is_some_and(|socket| {
