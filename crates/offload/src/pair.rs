@@ -3,6 +3,8 @@
 use inlane_offload_protocol::name::{End, SocketName, UnixAddress};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
 
 /// The value of SO_PRIORITY of a program's end whose connection is being established (`inlane_preload::socket::Flags::CONNECTING`).
 const CONNECTING: i32 = 4;
@@ -256,10 +258,46 @@ pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Opt
     }
 }
 
-/// Returns a socket's inode number, which identifies it on this system.
+/// Returns a socket's inode number, which identifies it among the sockets of this system.
 ///
 /// # Errors
+/// `EBADF` if the descriptor is no socket: a file of another file system may have the same inode number.
 /// Errors of the system.
 pub fn inode(fd: &OwnedFd) -> io::Result<u64> {
-    Ok(rustix::fs::fstat(fd)?.st_ino)
+    static SOCKETS: OnceLock<u64> = OnceLock::new();
+    let sockets = match SOCKETS.get() {
+        Some(device) => *device,
+        None => {
+            let (socket, _) = UnixStream::pair()?;
+            *SOCKETS.get_or_init(|| rustix::fs::fstat(&socket).map_or(u64::MAX, |status| status.st_dev))
+        }
+    };
+    let status = rustix::fs::fstat(fd)?;
+    match status.st_dev == sockets {
+        true => Ok(status.st_ino),
+        false => Err(io::Error::from_raw_os_error(libc::EBADF)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    #[test]
+    fn only_sockets_have_an_inode_that_identifies_them() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let (one, other) = (OwnedFd::from(one), OwnedFd::from(other));
+        assert_ne!(inode(&one).unwrap(), inode(&other).unwrap());
+        assert_eq!(inode(&one).unwrap(), inode(&one.try_clone().unwrap()).unwrap());
+        let file = OwnedFd::from(tempfile::tempfile().unwrap());
+        assert_eq!(inode(&file).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let named = OwnedFd::from(
+            std::fs::OpenOptions::new().custom_flags(libc::O_PATH).read(true).open(path).unwrap(),
+        );
+        assert_eq!(inode(&named).unwrap_err().raw_os_error(), Some(libc::EBADF));
+    }
 }

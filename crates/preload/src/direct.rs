@@ -104,7 +104,7 @@ pub fn note_received(fd: RawFd, len: usize) {
 fn count(calls: &AtomicU32) -> bool {
     let count = calls.load(Ordering::Relaxed);
     calls.store(count.wrapping_add(1), Ordering::Relaxed);
-    count == ENOUGH || count == AGAIN
+    count == ENOUGH || (count > 0 && count.is_multiple_of(AGAIN))
 }
 
 #[cold]

@@ -35,6 +35,17 @@ macro_rules! hooks {
     )*};
 }
 
+/// Ends the program if an array of `count` descriptors does not fit `room` bytes, as the C library's checks do.
+unsafe fn check_room(count: nfds_t, room: size_t) {
+    unsafe extern "C" {
+        fn __chk_fail() -> !;
+    }
+    if count > (room / size_of::<pollfd>()) as nfds_t {
+        // SAFETY: the C library's function ends the program.
+        unsafe { __chk_fail() }
+    }
+}
+
 hooks! {
     fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
         if let Some(wanted) = read_sockaddr(address, len) {
@@ -343,7 +354,8 @@ hooks! {
     }
 
     fn __poll_chk(descriptors: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
-        wait::poll(descriptors, count.min((room / size_of::<pollfd>()) as nfds_t), timeout)
+        check_room(count, room);
+        wait::poll(descriptors, count, timeout)
     }
 
     fn ppoll(descriptors: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
@@ -351,7 +363,8 @@ hooks! {
     }
 
     fn __ppoll_chk(descriptors: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t) -> c_int {
-        wait::ppoll(descriptors, count.min((room / size_of::<pollfd>()) as nfds_t), timeout, mask)
+        check_room(count, room);
+        wait::ppoll(descriptors, count, timeout, mask)
     }
 
     fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int {

@@ -50,24 +50,48 @@ impl Held {
         interrupts
     }
 
-    fn interrupts(&self) -> bool {
-        let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: sigpending(2) fills the set if it succeeds. The set is read only in that case.
-        let pending = unsafe {
-            if libc::sigpending(pending.as_mut_ptr()) != 0 {
-                return false;
+    /// Discards the blocked signals that the process ignores, if no other signal is pending.
+    ///
+    /// The kernel discards an ignored signal when it arrives, but keeps it while it is blocked. Calls such as
+    /// epoll_pwait(2) then fail with EINTR, although no handler runs.
+    pub fn discard_ignored(&self) {
+        let mut any = false;
+        let only_ignored = self.pending().all(|action| {
+            any = true;
+            matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
+        });
+        if any && only_ignored {
+            let mut held = MaybeUninit::<libc::sigset_t>::uninit();
+            // SAFETY: `new` has initialised `before`. The first call stores the present mask in `held`, which the
+            // second call restores.
+            unsafe {
+                libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, held.as_mut_ptr());
+                libc::pthread_sigmask(libc::SIG_SETMASK, held.as_ptr(), std::ptr::null_mut());
             }
+        }
+    }
+
+    fn interrupts(&self) -> bool {
+        self.pending().any(|action| interrupts(&action))
+    }
+
+    /// Returns the actions of the pending signals that were not blocked before [`Held::new`].
+    fn pending(&self) -> impl Iterator<Item = libc::sigaction> {
+        let mut pending = MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: sigpending(2) fills the set. If it fails, the set stays all zero, which is an empty set.
+        let pending = unsafe {
+            libc::sigpending(pending.as_mut_ptr());
             pending.assume_init()
         };
-        (1..libc::SIGRTMAX()).any(|signal| {
+        (1..=libc::SIGRTMAX()).filter_map(move |signal| {
             let mut action = MaybeUninit::<libc::sigaction>::uninit();
             // SAFETY: both sets are initialised. sigaction(2) fills the structure if it succeeds, and the
             // structure is read only in that case.
             unsafe {
-                libc::sigismember(&pending, signal) == 1
+                let is_held = libc::sigismember(&pending, signal) == 1
                     && libc::sigismember(&self.before, signal) == 0
-                    && libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0
-                    && interrupts(&action.assume_init())
+                    && libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0;
+                is_held.then(|| action.assume_init())
             }
         })
     }

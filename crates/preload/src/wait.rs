@@ -134,6 +134,7 @@ fn poll_then_sleep(
     }
     patience.note(found != 0);
     if found == 0 {
+        signals.discard_ignored();
         found = sleep(signals.before(), passed);
     }
     let failure = errno();
@@ -180,7 +181,13 @@ pub unsafe fn epoll(
             &entry.patience,
             of_milliseconds(timeout),
             || wait(0, null()),
-            |before, _| wait(timeout, if mask.is_null() { before } else { mask }),
+            |before, passed| {
+                let rest = of_milliseconds(timeout).saturating_sub(passed).div_ceil(1_000_000);
+                wait(
+                    if timeout > 0 { rest as c_int } else { timeout },
+                    if mask.is_null() { before } else { mask },
+                )
+            },
         ),
         _ => wait(timeout, mask),
     }

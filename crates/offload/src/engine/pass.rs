@@ -200,16 +200,18 @@ impl Engine {
 
     /// Returns the thread that must process a request.
     pub(super) fn thread_of_request(&self, shared: &Shared, request: &Request) -> usize {
-        if let Some(attached) = &request.attached {
-            let Ok(inode) = pair::inode(attached) else { return self.thread };
-            return match self.inodes.contains_key(&inode) {
-                true => self.thread,
-                false => shared.inodes.get(&inode).unwrap_or(self.thread),
+        // A bind ignores a descriptor that comes with it, so the port alone decides.
+        if request.message.operation == Operation::Bind {
+            return match request.message.local {
+                Some(local) if local.port() != 0 => shared.thread_of_port(local.port()),
+                _ => self.thread,
             };
         }
-        match (request.message.operation, request.message.local) {
-            (Operation::Bind, Some(local)) if local.port() != 0 => shared.thread_of_port(local.port()),
-            _ => self.thread,
+        let Some(attached) = &request.attached else { return self.thread };
+        let Ok(inode) = pair::inode(attached) else { return self.thread };
+        match self.inodes.contains_key(&inode) {
+            true => self.thread,
+            false => shared.inodes.get(&inode).unwrap_or(self.thread),
         }
     }
 
@@ -266,7 +268,10 @@ impl Engine {
         let moves = self.sockets.get(key).is_some_and(|socket| {
             !socket.holds_port
                 && socket.stream().is_some_and(|stream| {
-                    stream.connection.state() == State::SynSent && stream.route != Route::Own
+                    // A socket whose SYN is held moves later, because its timer is armed on this thread.
+                    stream.connection.state() == State::SynSent
+                        && stream.route != Route::Own
+                        && stream.held_until.is_none()
                 })
         });
         if moves {

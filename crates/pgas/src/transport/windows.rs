@@ -398,6 +398,8 @@ impl PeContext {
             // reconnects with another epoch.
             let another = handshake::epoch_in_row(&*self.ntb, pe) != peer.theirs.load(Ordering::Acquire);
             if another || !link.up || link.generation != peer.generation.load(Ordering::Acquire) {
+                // Let the next get check the link, too.
+                peer.loads.store(0, Ordering::Relaxed);
                 return Err(Error::LinkLost { peer: pe, lost: peer.lost() });
             }
         }
@@ -409,11 +411,11 @@ impl PeContext {
     #[inline(always)]
     fn check_load(&self, pe: u32, peer: &Peer) -> Result<()> {
         let loads = peer.loads.load(Ordering::Relaxed);
-        peer.loads.store(loads.wrapping_add(1), Ordering::Relaxed);
-        match self.coherent && !loads.is_multiple_of(CHECK_EVERY) {
-            true => Ok(()),
-            false => self.check(FailureScope::Peer(pe)),
+        if !self.coherent || loads.is_multiple_of(CHECK_EVERY) {
+            self.check(FailureScope::Peer(pe))?;
         }
+        peer.loads.store(loads.wrapping_add(1), Ordering::Relaxed);
+        Ok(())
     }
 
     pub(super) fn wait_options(&self, what: &'static str) -> WaitOptions {

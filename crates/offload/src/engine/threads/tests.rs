@@ -199,6 +199,30 @@ fn a_connection_that_a_program_opens_moves_to_the_queue_of_its_packets() {
     trio.assert_empty();
 }
 
+/// The timer that ends the hold of the SYN is armed on the thread that has the socket.
+#[test]
+fn a_connection_whose_syn_is_held_does_not_move() {
+    let mut trio = Trio::new();
+    let program = trio.program();
+    let mut message = Message::new(Operation::Connect);
+    message.remote = Some(SocketAddr::new(PEER.into(), 80));
+    let (reply, end) = trio.ask(&program, message, None);
+    let end = end.unwrap();
+    let (port, before) = (reply.local.unwrap().port(), trio.flows());
+    for queue in 0..THREADS {
+        trio.segment(queue, &header(1000, 0, tcp::ACK), (80, port), &[]);
+    }
+    assert_eq!(trio.flows(), before);
+    trio.sent();
+    trio.ask(&program, Message::new(Operation::Start), Some(&end));
+    assert_eq!(trio.flows(), before);
+    let sent = trio.sent();
+    let (syn, _) = sent.iter().find(|(header, _)| header.flags == tcp::SYN).unwrap();
+    trio.segment(0, &header(0, syn.sequence.wrapping_add(1), tcp::RST | tcp::ACK), (80, port), &[]);
+    drop(end);
+    trio.assert_empty();
+}
+
 #[test]
 fn a_bound_connection_stays_and_its_packets_are_passed() {
     let mut trio = Trio::new();
