@@ -27,7 +27,8 @@ use std::time::Duration;
 pub(super) const REQUEST: u64 = 1;
 /// The doorbell bit for sleeping waiters.
 pub(super) const WAKE: u64 = 1 << 32;
-/// How many gets from a peer share one check of the link, if the window is coherent. The peer's memory stays
+/// How many gets from a peer share one check of the link, if the window is coherent. After a check that fails,
+/// the next get checks again. The peer's memory stays
 /// mapped after the link is lost, so these gets still return what the peer has stored.
 const CHECK_EVERY: u32 = 16;
 
@@ -98,8 +99,8 @@ pub(super) struct Peer {
     pub unanswered: AtomicU64,
     pub refused: AtomicBool,
     pub requests: Requests,
-    /// True if a caller has given the mover copies to this peer, and neither waits for them nor wakes the
-    /// peer. `PeContext::finish` waits for the copies and then wakes the peer.
+    /// True if the mover got copies to this peer from a caller that does not wait for their end, so the peer
+    /// was not woken. `PeContext::finish` waits for the copies and then wakes the peer.
     unwoken: AtomicBool,
     /// The approximate number of gets by loads from this peer. Threads that count at the same time may lose
     /// counts.

@@ -8,7 +8,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// What an application does. It ends once it has written and read what it plans.
+/// The plan of an application: which bytes it writes and reads. The application ends when all are done.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub write: u64,
