@@ -1,19 +1,21 @@
 //! A connected controller: its admin queue, properties, namespaces, keep-alive and events.
 
+mod connect_queue;
+mod events;
+mod namespaces;
+
+pub use namespaces::NamespaceInfo;
+
 use super::connection::{Done, Request};
 use super::host::check_nqn;
 use super::{Address, Buffer, HostIdentity, Queue, QueueOptions};
-use crate::command::{
-    Cap, Command, ConnectData, DISCOVERY_NQN, Status, admin, async_event, cc, connect, csts, feature, log,
-    property,
-};
-use crate::identify::{
-    self, Controller as IdentifyController, Namespace, NamespaceDescriptor, cns, controller_type, oncs,
-};
+use crate::command::{Cap, Command, ConnectData, DISCOVERY_NQN, admin, cc, connect, csts, feature, property};
+use crate::identify::{Controller as IdentifyController, cns, controller_type};
 use crate::{Error, Result};
+use connect_queue::connect_queue;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromZeros, IntoBytes};
 
 /// The entries of the admin queue. Linux uses the same number.
 const ADMIN_ENTRIES: u32 = 32;
@@ -34,37 +36,6 @@ pub struct ConnectOptions {
     /// The keep-alive timeout; zero turns keep-alive off. The initiator ends the connection if a Keep Alive
     /// is not answered within this time. The target ends it if the host is silent for this time.
     pub keep_alive: Duration,
-}
-
-/// The properties of a namespace that an initiator uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NamespaceInfo {
-    /// The namespace's identifier.
-    pub nsid: u32,
-    /// The number of blocks.
-    pub blocks: u64,
-    /// The size of a block, in bytes.
-    pub block_bytes: u32,
-    /// Writes are refused.
-    pub read_only: bool,
-    /// Write Zeroes is supported.
-    pub write_zeroes: bool,
-    /// True if the controller supports Dataset Management, so blocks can be deallocated. False otherwise.
-    pub deallocate: bool,
-    /// True if there is a volatile write cache, so a flush is needed to make data durable.
-    pub volatile_cache: bool,
-    /// The most data of one command, in bytes. A multiple of the block size.
-    pub max_transfer: u32,
-    /// The UUID, else the NGUID, else the EUI64 followed by zeros. `None` if the namespace has none of them.
-    /// Two namespaces with different identities have different contents.
-    pub identity: Option<[u8; 16]>,
-}
-
-impl NamespaceInfo {
-    /// Returns the size in bytes.
-    pub fn bytes(&self) -> u64 {
-        self.blocks * u64::from(self.block_bytes)
-    }
 }
 
 /// A connected controller.
@@ -239,27 +210,6 @@ impl Controller {
         }
     }
 
-    fn take_background(&mut self) {
-        while let Some(done) = self.admin.next_done() {
-            self.background(&done);
-        }
-    }
-
-    fn background(&mut self, done: &Done) {
-        match done.token {
-            TOKEN_KEEP_ALIVE => self.keep_alive_in_flight = false,
-            TOKEN_EVENT => {
-                self.admin.held_completed();
-                self.event_armed = false;
-                if done.status().is_success() {
-                    self.events.push(done.completion.dw0.get());
-                    self.arm_event();
-                }
-            }
-            _ => {}
-        }
-    }
-
     /// Sends a keep-alive if one is due, and receives what has arrived. Does not block. Call it at least
     /// every 100 ms.
     ///
@@ -287,155 +237,6 @@ impl Controller {
         self.admin.progress(false)?;
         self.take_background();
         Ok(())
-    }
-
-    /// Asks the controller to report changes of namespaces, or of the discovery log.
-    /// [`Controller::next_event`] returns them.
-    ///
-    /// # Errors
-    /// If the connection failed.
-    pub fn watch_events(&mut self) -> Result<()> {
-        let notices =
-            if self.is_discovery() { async_event::DISCOVERY_NOTICES } else { async_event::NAMESPACE_NOTICES };
-        let supported = self.identify.oaes.get() & notices;
-        if supported == 0 {
-            return Ok(());
-        }
-        let mut command = Command::new(admin::SET_FEATURES, 0);
-        command.cdw10 = u32::from(feature::ASYNC_EVENT_CONFIGURATION).into();
-        command.cdw11 = supported.into();
-        match self.admin(command, None, "enabling events") {
-            Ok(_) => self.arm_event(),
-            // Ignore a refusal of this command, because the controller may still report events that the host
-            // cannot choose.
-            Err(Error::Status { .. }) => {}
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    fn arm_event(&mut self) {
-        if !self.event_armed {
-            let command = Command::new(admin::ASYNC_EVENT_REQUEST, 0);
-            self.admin.submit_held(Request { token: TOKEN_EVENT, command, buffer: None });
-            self.event_armed = true;
-        }
-    }
-
-    /// Returns the next event that the controller reported: dword 0 of the completion, see [`async_event`].
-    pub fn next_event(&mut self) -> Option<u32> {
-        (!self.events.is_empty()).then(|| self.events.remove(0))
-    }
-
-    fn identify_page(&mut self, cns: u8, nsid: u32) -> Result<Buffer> {
-        let mut command = Command::new(admin::IDENTIFY, nsid);
-        command.cdw10 = u32::from(cns).into();
-        let buffer = Buffer::new(identify::IDENTIFY_BYTES)?;
-        let done = self.admin(command, Some(buffer), &format!("Identify {cns:02x}h of namespace {nsid}"))?;
-        Ok(done.buffer.expect("the command had a buffer"))
-    }
-
-    /// Returns the identifiers of the active namespaces, in ascending order.
-    ///
-    /// # Errors
-    /// If the controller refuses or the connection fails.
-    pub fn namespace_ids(&mut self) -> Result<Vec<u32>> {
-        let mut ids: Vec<u32> = Vec::new();
-        loop {
-            let after = ids.last().copied().unwrap_or(0);
-            let page = self.identify_page(cns::ACTIVE_NAMESPACES, after)?;
-            let words = page.bytes().chunks_exact(4);
-            let list = words.map(|word| u32::from_le_bytes(word.try_into().expect("4 bytes")));
-            let before = ids.len();
-            for id in list.take_while(|id| *id != 0) {
-                if id <= ids.last().copied().unwrap_or(0) {
-                    return Err(self.unusable("its list of namespaces is not in ascending order"));
-                }
-                ids.push(id);
-            }
-            if ids.len() - before < identify::IDENTIFY_BYTES / 4 {
-                return Ok(ids);
-            }
-        }
-    }
-
-    /// Identifies a namespace.
-    ///
-    /// # Errors
-    /// If the namespace does not exist or its format is unsupported, or the connection fails.
-    pub fn namespace(&mut self, nsid: u32) -> Result<NamespaceInfo> {
-        let page = self.identify_page(cns::NAMESPACE, nsid)?;
-        let namespace = Namespace::ref_from_bytes(page.bytes()).expect("4096 bytes");
-        let what = || format!("namespace {nsid} of {}", self.admin.peer());
-        let blocks = namespace.nsze.get();
-        if blocks == 0 {
-            let why = "it does not exist or is inactive; choose another with --namespace".into();
-            return Err(Error::Invalid { what: what(), why });
-        }
-        let block_bytes = namespace.block_bytes().filter(|bytes| {
-            blocks.checked_mul((*bytes).into()).is_some() && u64::from(*bytes) <= UNLIMITED_TRANSFER
-        });
-        let Some(block_bytes) = block_bytes else {
-            let why = "its format is unsupported: metadata, or an impossible block size or capacity".into();
-            return Err(Error::Invalid { what: what(), why });
-        };
-        let limit = self.identify.max_transfer_bytes().unwrap_or(u64::MAX);
-        // A command has at most 65,536 blocks.
-        let limit = limit.min(UNLIMITED_TRANSFER).min(u64::from(block_bytes) << 16) as u32;
-        let optional = self.identify.oncs.get();
-        let identity = self.identity(nsid, namespace)?;
-        Ok(NamespaceInfo {
-            nsid,
-            blocks,
-            block_bytes,
-            read_only: namespace.nsattr & 1 != 0,
-            write_zeroes: optional & oncs::WRITE_ZEROES != 0,
-            deallocate: optional & oncs::DATASET_MANAGEMENT != 0,
-            volatile_cache: self.identify.vwc & 1 != 0,
-            max_transfer: (limit / block_bytes).max(1) * block_bytes,
-            identity,
-        })
-    }
-
-    /// Returns what [`NamespaceInfo::identity`] describes.
-    fn identity(&mut self, nsid: u32, namespace: &Namespace) -> Result<Option<[u8; 16]>> {
-        let descriptors = match self.identify_page(cns::NAMESPACE_DESCRIPTORS, nsid) {
-            Ok(page) => NamespaceDescriptor::decode_all(page.bytes()),
-            // Controllers of NVMe 1.2 and older do not have the list.
-            Err(Error::Status { .. }) => Vec::new(),
-            Err(error) => return Err(error),
-        };
-        let uuid = descriptors.iter().find_map(|descriptor| match descriptor {
-            NamespaceDescriptor::Uuid(id) => Some(*id),
-            _ => None,
-        });
-        let mut eui64 = [0; 16];
-        eui64[..8].copy_from_slice(&namespace.eui64);
-        Ok([uuid, Some(namespace.nguid), Some(eui64)].into_iter().flatten().find(|id| *id != [0; 16]))
-    }
-
-    /// Reads a part of a log page. `offset` and the buffer's length are multiples of 4.
-    ///
-    /// # Errors
-    /// If the controller refuses or the connection fails.
-    pub fn log_page(&mut self, page: u8, offset: u64, buffer: Buffer) -> Result<Buffer> {
-        let mut command = Command::new(admin::GET_LOG_PAGE, 0);
-        let dwords = (buffer.len() / 4 - 1) as u32;
-        command.cdw10 = (u32::from(page) | dwords << 16).into();
-        command.cdw11 = (dwords >> 16).into();
-        command.cdw12 = (offset as u32).into();
-        command.cdw13 = ((offset >> 32) as u32).into();
-        let done = self.admin(command, Some(buffer), &format!("reading log page {page:02x}h"))?;
-        Ok(done.buffer.expect("the command had a buffer"))
-    }
-
-    /// Reads the list of changed namespaces, and ignores it. The controller reports the next change only
-    /// after this read.
-    ///
-    /// # Errors
-    /// If the controller refuses or the connection fails.
-    pub fn clear_changed_namespaces(&mut self) -> Result<()> {
-        self.log_page(log::CHANGED_NAMESPACES, 0, Buffer::new(4096)?).map(|_| ())
     }
 
     /// Connects an I/O queue.
@@ -487,53 +288,5 @@ impl Controller {
                 _ => return,
             }
         }
-    }
-}
-
-/// Sends a Connect and returns the controller's identifier.
-fn connect_queue(
-    queue: &mut Queue,
-    command: Command,
-    controller: u16,
-    options: &ConnectOptions,
-) -> Result<u16> {
-    let ConnectOptions { subsystem, host, .. } = options;
-    let mut buffer = Buffer::new(size_of::<ConnectData>())?;
-    let data = ConnectData::new(host.id, controller, subsystem, &host.nqn);
-    buffer.bytes_mut().copy_from_slice(data.as_bytes());
-    let request = Request { token: TOKEN_COMMAND, command, buffer: Some(buffer) };
-    queue.submit(request).unwrap_or_else(|_| unreachable!("the queue is empty"));
-    let done = loop {
-        let result = queue.progress(true);
-        if let Some(done) = queue.next_done() {
-            break done;
-        }
-        result?;
-    };
-    let (status, dw0) = (done.status(), done.completion.dw0.get());
-    if status.is_success() {
-        return Ok(dw0 as u16);
-    }
-    let peer = queue.peer();
-    let hint = match (Status(status.0 & 0x7FF), dw0 >> 16 & 1, dw0 & 0xFFFF) {
-        (Status::CONNECT_INVALID_PARAMETERS, 1, 256) => {
-            let what = format!("subsystem {subsystem}");
-            let why = format!(
-                "{peer} does not have it ({status}); 'inlane nvme discover {peer}' lists those that it has"
-            );
-            return Err(Error::Invalid { what, why });
-        }
-        (Status::CONNECT_INVALID_HOST, ..) | (Status::CONNECT_INVALID_PARAMETERS, 1, 512) => {
-            "; the target does not allow this host: add its NQN there, or give another with --host-nqn"
-        }
-        (Status::AUTHENTICATION_REQUIRED, ..) => "; authentication is unsupported",
-        _ => "",
-    };
-    match hint {
-        "" => Err(Error::Status { what: format!("{peer}: connecting to {subsystem}"), status }),
-        _ => Err(Error::Disconnected {
-            peer: peer.into(),
-            why: format!("connecting to {subsystem} as {}: {status}{hint}", host.nqn),
-        }),
     }
 }

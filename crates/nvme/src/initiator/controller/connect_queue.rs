@@ -1,0 +1,56 @@
+//! Sends the Connect command of a queue, and explains why a target refuses it.
+
+use super::{ConnectOptions, TOKEN_COMMAND};
+use crate::command::{Command, ConnectData, Status};
+use crate::initiator::connection::Request;
+use crate::initiator::{Buffer, Queue};
+use crate::{Error, Result};
+use zerocopy::IntoBytes;
+
+/// Sends a Connect and returns the controller's identifier.
+pub(super) fn connect_queue(
+    queue: &mut Queue,
+    command: Command,
+    controller: u16,
+    options: &ConnectOptions,
+) -> Result<u16> {
+    let ConnectOptions { subsystem, host, .. } = options;
+    let mut buffer = Buffer::new(size_of::<ConnectData>())?;
+    let data = ConnectData::new(host.id, controller, subsystem, &host.nqn);
+    buffer.bytes_mut().copy_from_slice(data.as_bytes());
+    let request = Request { token: TOKEN_COMMAND, command, buffer: Some(buffer) };
+    queue.submit(request).unwrap_or_else(|_| unreachable!("the queue is empty"));
+    let done = loop {
+        let result = queue.progress(true);
+        if let Some(done) = queue.next_done() {
+            break done;
+        }
+        result?;
+    };
+    let (status, dw0) = (done.status(), done.completion.dw0.get());
+    if status.is_success() {
+        return Ok(dw0 as u16);
+    }
+    let peer = queue.peer();
+    let hint = match (Status(status.0 & 0x7FF), dw0 >> 16 & 1, dw0 & 0xFFFF) {
+        (Status::CONNECT_INVALID_PARAMETERS, 1, 256) => {
+            let what = format!("subsystem {subsystem}");
+            let why = format!(
+                "{peer} does not have it ({status}); 'inlane nvme discover {peer}' lists those that it has"
+            );
+            return Err(Error::Invalid { what, why });
+        }
+        (Status::CONNECT_INVALID_HOST, ..) | (Status::CONNECT_INVALID_PARAMETERS, 1, 512) => {
+            "; the target does not allow this host: add its NQN there, or give another with --host-nqn"
+        }
+        (Status::AUTHENTICATION_REQUIRED, ..) => "; authentication is unsupported",
+        _ => "",
+    };
+    match hint {
+        "" => Err(Error::Status { what: format!("{peer}: connecting to {subsystem}"), status }),
+        _ => Err(Error::Disconnected {
+            peer: peer.into(),
+            why: format!("connecting to {subsystem} as {}: {status}{hint}", host.nqn),
+        }),
+    }
+}

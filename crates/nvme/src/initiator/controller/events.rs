@@ -1,0 +1,92 @@
+//! The events that a controller reports, and its log pages.
+
+use super::{Controller, TOKEN_EVENT, TOKEN_KEEP_ALIVE};
+use crate::command::{Command, admin, async_event, feature, log};
+use crate::initiator::Buffer;
+use crate::initiator::connection::{Done, Request};
+use crate::{Error, Result};
+
+impl Controller {
+    pub(super) fn take_background(&mut self) {
+        while let Some(done) = self.admin.next_done() {
+            self.background(&done);
+        }
+    }
+
+    pub(super) fn background(&mut self, done: &Done) {
+        match done.token {
+            TOKEN_KEEP_ALIVE => self.keep_alive_in_flight = false,
+            TOKEN_EVENT => {
+                self.admin.held_completed();
+                self.event_armed = false;
+                if done.status().is_success() {
+                    self.events.push(done.completion.dw0.get());
+                    self.arm_event();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Asks the controller to report changes of namespaces, or of the discovery log.
+    /// [`Controller::next_event`] returns them.
+    ///
+    /// # Errors
+    /// If the connection failed.
+    pub fn watch_events(&mut self) -> Result<()> {
+        let notices =
+            if self.is_discovery() { async_event::DISCOVERY_NOTICES } else { async_event::NAMESPACE_NOTICES };
+        let supported = self.identify.oaes.get() & notices;
+        if supported == 0 {
+            return Ok(());
+        }
+        let mut command = Command::new(admin::SET_FEATURES, 0);
+        command.cdw10 = u32::from(feature::ASYNC_EVENT_CONFIGURATION).into();
+        command.cdw11 = supported.into();
+        match self.admin(command, None, "enabling events") {
+            Ok(_) => self.arm_event(),
+            // Ignore a refusal of this command, because the controller may still report events that the host
+            // cannot choose.
+            Err(Error::Status { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn arm_event(&mut self) {
+        if !self.event_armed {
+            let command = Command::new(admin::ASYNC_EVENT_REQUEST, 0);
+            self.admin.submit_held(Request { token: TOKEN_EVENT, command, buffer: None });
+            self.event_armed = true;
+        }
+    }
+
+    /// Returns the next event that the controller reported: dword 0 of the completion, see [`async_event`].
+    pub fn next_event(&mut self) -> Option<u32> {
+        (!self.events.is_empty()).then(|| self.events.remove(0))
+    }
+
+    /// Reads a part of a log page. `offset` and the buffer's length are multiples of 4.
+    ///
+    /// # Errors
+    /// If the controller refuses or the connection fails.
+    pub fn log_page(&mut self, page: u8, offset: u64, buffer: Buffer) -> Result<Buffer> {
+        let mut command = Command::new(admin::GET_LOG_PAGE, 0);
+        let dwords = (buffer.len() / 4 - 1) as u32;
+        command.cdw10 = (u32::from(page) | dwords << 16).into();
+        command.cdw11 = (dwords >> 16).into();
+        command.cdw12 = (offset as u32).into();
+        command.cdw13 = ((offset >> 32) as u32).into();
+        let done = self.admin(command, Some(buffer), &format!("reading log page {page:02x}h"))?;
+        Ok(done.buffer.expect("the command had a buffer"))
+    }
+
+    /// Reads the list of changed namespaces, and ignores it. The controller reports the next change only
+    /// after this read.
+    ///
+    /// # Errors
+    /// If the controller refuses or the connection fails.
+    pub fn clear_changed_namespaces(&mut self) -> Result<()> {
+        self.log_page(log::CHANGED_NAMESPACES, 0, Buffer::new(4096)?).map(|_| ())
+    }
+}

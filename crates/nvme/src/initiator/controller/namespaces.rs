@@ -1,0 +1,128 @@
+//! The namespaces of a controller.
+
+use super::{Controller, UNLIMITED_TRANSFER};
+use crate::command::{Command, admin};
+use crate::identify::{self, Namespace, NamespaceDescriptor, cns, oncs};
+use crate::initiator::Buffer;
+use crate::{Error, Result};
+use zerocopy::FromBytes;
+
+/// The properties of a namespace that an initiator uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamespaceInfo {
+    /// The namespace's identifier.
+    pub nsid: u32,
+    /// The number of blocks.
+    pub blocks: u64,
+    /// The size of a block, in bytes.
+    pub block_bytes: u32,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Write Zeroes is supported.
+    pub write_zeroes: bool,
+    /// True if the controller supports Dataset Management, so blocks can be deallocated. False otherwise.
+    pub deallocate: bool,
+    /// True if there is a volatile write cache, so a flush is needed to make data durable.
+    pub volatile_cache: bool,
+    /// The most data of one command, in bytes. A multiple of the block size.
+    pub max_transfer: u32,
+    /// The UUID, else the NGUID, else the EUI64 followed by zeros. `None` if the namespace has none of them.
+    /// Two namespaces with different identities have different contents.
+    pub identity: Option<[u8; 16]>,
+}
+
+impl NamespaceInfo {
+    /// Returns the size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.blocks * u64::from(self.block_bytes)
+    }
+}
+
+impl Controller {
+    pub(super) fn identify_page(&mut self, cns: u8, nsid: u32) -> Result<Buffer> {
+        let mut command = Command::new(admin::IDENTIFY, nsid);
+        command.cdw10 = u32::from(cns).into();
+        let buffer = Buffer::new(identify::IDENTIFY_BYTES)?;
+        let done = self.admin(command, Some(buffer), &format!("Identify {cns:02x}h of namespace {nsid}"))?;
+        Ok(done.buffer.expect("the command had a buffer"))
+    }
+
+    /// Returns the identifiers of the active namespaces, in ascending order.
+    ///
+    /// # Errors
+    /// If the controller refuses or the connection fails.
+    pub fn namespace_ids(&mut self) -> Result<Vec<u32>> {
+        let mut ids: Vec<u32> = Vec::new();
+        loop {
+            let after = ids.last().copied().unwrap_or(0);
+            let page = self.identify_page(cns::ACTIVE_NAMESPACES, after)?;
+            let words = page.bytes().chunks_exact(4);
+            let list = words.map(|word| u32::from_le_bytes(word.try_into().expect("4 bytes")));
+            let before = ids.len();
+            for id in list.take_while(|id| *id != 0) {
+                if id <= ids.last().copied().unwrap_or(0) {
+                    return Err(self.unusable("its list of namespaces is not in ascending order"));
+                }
+                ids.push(id);
+            }
+            if ids.len() - before < identify::IDENTIFY_BYTES / 4 {
+                return Ok(ids);
+            }
+        }
+    }
+
+    /// Identifies a namespace.
+    ///
+    /// # Errors
+    /// If the namespace does not exist or its format is unsupported, or the connection fails.
+    pub fn namespace(&mut self, nsid: u32) -> Result<NamespaceInfo> {
+        let page = self.identify_page(cns::NAMESPACE, nsid)?;
+        let namespace = Namespace::ref_from_bytes(page.bytes()).expect("4096 bytes");
+        let what = || format!("namespace {nsid} of {}", self.admin.peer());
+        let blocks = namespace.nsze.get();
+        if blocks == 0 {
+            let why = "it does not exist or is inactive; choose another with --namespace".into();
+            return Err(Error::Invalid { what: what(), why });
+        }
+        let block_bytes = namespace.block_bytes().filter(|bytes| {
+            blocks.checked_mul((*bytes).into()).is_some() && u64::from(*bytes) <= UNLIMITED_TRANSFER
+        });
+        let Some(block_bytes) = block_bytes else {
+            let why = "its format is unsupported: metadata, or an impossible block size or capacity".into();
+            return Err(Error::Invalid { what: what(), why });
+        };
+        let limit = self.identify.max_transfer_bytes().unwrap_or(u64::MAX);
+        // A command has at most 65,536 blocks.
+        let limit = limit.min(UNLIMITED_TRANSFER).min(u64::from(block_bytes) << 16) as u32;
+        let optional = self.identify.oncs.get();
+        let identity = self.identity(nsid, namespace)?;
+        Ok(NamespaceInfo {
+            nsid,
+            blocks,
+            block_bytes,
+            read_only: namespace.nsattr & 1 != 0,
+            write_zeroes: optional & oncs::WRITE_ZEROES != 0,
+            deallocate: optional & oncs::DATASET_MANAGEMENT != 0,
+            volatile_cache: self.identify.vwc & 1 != 0,
+            max_transfer: (limit / block_bytes).max(1) * block_bytes,
+            identity,
+        })
+    }
+
+    /// Returns what [`NamespaceInfo::identity`] describes.
+    fn identity(&mut self, nsid: u32, namespace: &Namespace) -> Result<Option<[u8; 16]>> {
+        let descriptors = match self.identify_page(cns::NAMESPACE_DESCRIPTORS, nsid) {
+            Ok(page) => NamespaceDescriptor::decode_all(page.bytes()),
+            // Controllers of NVMe 1.2 and older do not have the list.
+            Err(Error::Status { .. }) => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        let uuid = descriptors.iter().find_map(|descriptor| match descriptor {
+            NamespaceDescriptor::Uuid(id) => Some(*id),
+            _ => None,
+        });
+        let mut eui64 = [0; 16];
+        eui64[..8].copy_from_slice(&namespace.eui64);
+        Ok([uuid, Some(namespace.nguid), Some(eui64)].into_iter().flatten().find(|id| *id != [0; 16]))
+    }
+}

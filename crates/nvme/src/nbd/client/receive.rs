@@ -1,0 +1,104 @@
+//! Reads the requests of a client, and the data of its writes.
+
+use super::{Client, lost};
+use crate::Result;
+use crate::initiator::Buffer;
+use crate::nbd::protocol::{NbdRequest, REQUEST, parse_request};
+use std::io::{ErrorKind, Read};
+
+/// What the server reads next from the client: a request, the data of a write, or data to discard.
+pub(super) enum Reading {
+    Request,
+    /// Data of a write. It is received into these buffers.
+    Data {
+        request: NbdRequest,
+        buffers: Vec<Buffer>,
+        part: usize,
+        at: usize,
+    },
+    /// The number of bytes of a refused request's data that are still to be read and discarded.
+    Skip(usize),
+}
+
+impl Client<'_> {
+    /// Reads from the client. Returns true if something arrived.
+    pub(super) fn receive(&mut self) -> Result<bool> {
+        let received = match &mut self.reading {
+            // Receive directly into the buffer of the write command, because no earlier bytes wait in the
+            // input buffer.
+            Reading::Data { buffers, part, at, .. } if self.start == self.end => {
+                let result = self.stream.read(&mut buffers[*part].bytes_mut()[*at..]);
+                if let Ok(bytes) = &result {
+                    *at += bytes;
+                }
+                result
+            }
+            _ => {
+                self.input.copy_within(self.start..self.end, 0);
+                (self.start, self.end) = (0, self.end - self.start);
+                let result = self.stream.read(&mut self.input[self.end..]);
+                if let Ok(bytes) = &result {
+                    self.end += bytes;
+                }
+                result
+            }
+        };
+        match received {
+            Ok(0) => {
+                (self.closing, self.gone) = (true, true);
+                Ok(true)
+            }
+            Ok(_) => self.parse().map(|()| true),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(false),
+            Err(source) => Err(lost(source)),
+        }
+    }
+
+    fn parse(&mut self) -> Result<()> {
+        loop {
+            match &mut self.reading {
+                Reading::Request => {
+                    let Some(bytes) = self.input[self.start..self.end].first_chunk::<REQUEST>() else {
+                        return Ok(());
+                    };
+                    let Some(request) = parse_request(bytes) else {
+                        let text = "a request without its magic number";
+                        return Err(lost(std::io::Error::new(ErrorKind::InvalidData, text)));
+                    };
+                    self.start += REQUEST;
+                    self.begin(request)?;
+                    if self.closing {
+                        return Ok(());
+                    }
+                }
+                Reading::Skip(rest) => {
+                    let skipped = (*rest).min(self.end - self.start);
+                    self.start += skipped;
+                    *rest -= skipped;
+                    if *rest > 0 {
+                        return Ok(());
+                    }
+                    self.reading = Reading::Request;
+                }
+                Reading::Data { buffers, part, at, .. } => {
+                    let buffer = &mut buffers[*part];
+                    let len = (buffer.len() - *at).min(self.end - self.start);
+                    let bytes = &self.input[self.start..self.start + len];
+                    buffer.bytes_mut()[*at..*at + len].copy_from_slice(bytes);
+                    self.start += len;
+                    *at += len;
+                    if *at < buffer.len() {
+                        return Ok(());
+                    }
+                    (*part, *at) = (*part + 1, 0);
+                    if *part == buffers.len() {
+                        let data = std::mem::replace(&mut self.reading, Reading::Request);
+                        if let Reading::Data { request, buffers, .. } = data {
+                            self.write(&request, buffers);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

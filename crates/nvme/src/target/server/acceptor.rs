@@ -1,0 +1,171 @@
+//! Accepts connections, and checks timers, sizes of namespaces and the file of hosts.
+
+use super::Hosts;
+use crate::target::inbox::{Inbox, Message};
+use crate::target::subsystem::Subsystem;
+use crate::target::worker::Load;
+use crate::{Error, Result};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// How often keep-alive timers are checked.
+const TIMER: Duration = Duration::from_millis(250);
+/// How often the target reads the sizes of its namespaces and the file that lists the allowed hosts.
+const REFRESH: Duration = Duration::from_secs(1);
+/// How long no connection is accepted after the process ran out of file descriptors.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
+
+/// The thread that accepts connections and checks timers.
+pub(super) struct Acceptor {
+    pub(super) listeners: Vec<TcpListener>,
+    pub(super) hosts: Hosts,
+    pub(super) subsystem: Arc<Subsystem>,
+    pub(super) workers: Vec<(Arc<Inbox>, Arc<Load>)>,
+    pub(super) stop: Arc<AtomicBool>,
+}
+
+impl Acceptor {
+    pub(super) fn run(self) {
+        let mut polled: Vec<_> = self
+            .listeners
+            .iter()
+            .map(|listener| libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 })
+            .collect();
+        let (mut timers_at, mut refresh_at) = (Instant::now(), Instant::now() + REFRESH);
+        let mut last_failure = String::new();
+        while !self.stop.load(Relaxed) {
+            // SAFETY: the pointer and the length describe the array `polled`.
+            let ready =
+                unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as _, TIMER.as_millis() as i32) };
+            if ready > 0 {
+                for (entry, listener) in polled.iter().zip(&self.listeners) {
+                    if entry.revents != 0 {
+                        self.accept(listener);
+                    }
+                }
+            }
+            let now = Instant::now();
+            if now >= timers_at {
+                timers_at = now + TIMER;
+                for controller in self.subsystem.end_expired() {
+                    tracing::warn!(
+                        "{}: the keep-alive timer expired; its controller ends",
+                        controller.host.nqn
+                    );
+                }
+            }
+            if now >= refresh_at {
+                refresh_at = now + REFRESH;
+                let failure = self.refresh().err().map(|error| error.to_string()).unwrap_or_default();
+                // Report a failure only if it differs from the last one, because the check runs every second.
+                if failure != last_failure && !failure.is_empty() {
+                    tracing::warn!("{failure}");
+                }
+                last_failure = failure;
+            }
+        }
+    }
+
+    /// Reads the sizes of the namespaces and the file of hosts again, and applies the changes.
+    fn refresh(&self) -> Result<()> {
+        let (changed, failure) = self.subsystem.refresh();
+        for namespace in changed.iter().filter_map(|id| self.subsystem.namespace(*id)) {
+            tracing::info!(
+                "namespace {}: {} now has {} bytes",
+                namespace.id,
+                namespace.name,
+                namespace.bytes()
+            );
+        }
+        if matches!(self.hosts, Hosts::File(..)) {
+            self.subsystem.set_hosts(self.hosts.read()?)?;
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Accepts all connections that are pending at a listening socket. Hands each to the worker thread with
+    /// the fewest I/O queues.
+    fn accept(&self, listener: &TcpListener) {
+        loop {
+            match listener.accept() {
+                Ok((stream, peer)) => self.hand_over(stream, peer),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    // The process may be out of file descriptors. Wait for connections to end and release
+                    // some.
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)
+                    ) {
+                        std::thread::sleep(EXHAUSTED_PAUSE);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn hand_over(&self, stream: TcpStream, peer: SocketAddr) {
+        let counters = &self.subsystem.counters;
+        counters.connections.fetch_add(1, Relaxed);
+        let total: usize = self.workers.iter().map(|(_, load)| load.connections.load(Relaxed)).sum();
+        let Ok(local) = stream.local_addr() else { return };
+        if total >= self.subsystem.limits.connections {
+            counters.refused.fetch_add(1, Relaxed);
+            return;
+        }
+        set_options(&stream);
+        let least = self.workers.iter().min_by_key(|(_, load)| load.rank());
+        let Some((inbox, load)) = least else { return };
+        load.connections.fetch_add(1, Relaxed);
+        inbox.send(Message::Accept { socket: stream.into(), peer, local });
+    }
+}
+
+/// Sets the options of an accepted socket: sends small responses at once, and detects vanished hosts.
+fn set_options(stream: &TcpStream) {
+    let set = |level: i32, name: i32, value: i32| {
+        // SAFETY: the value is an int, as these options want.
+        unsafe {
+            libc::setsockopt(
+                stream.as_raw_fd(),
+                level,
+                name,
+                (&raw const value).cast(),
+                size_of::<i32>() as u32,
+            )
+        };
+    };
+    set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 60);
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10);
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3);
+}
+
+/// Opens a socket that listens on an address and does not block.
+pub(super) fn listen(address: &SocketAddr) -> Result<TcpListener> {
+    let os = |source: std::io::Error| {
+        let remedy = match source.raw_os_error() {
+            Some(libc::EADDRINUSE) => "another program listens there; choose another port",
+            Some(libc::EADDRNOTAVAIL) => {
+                "no interface of this machine has this address; list them: ip address"
+            }
+            Some(libc::EACCES) => "ports below 1024 need privileges; choose a higher port",
+            _ => "",
+        };
+        Error::with_remedy(format!("cannot listen on {address}"), source, remedy)
+    };
+    let listener = TcpListener::bind(address).map_err(os)?;
+    listener.set_nonblocking(true).map_err(os)?;
+    // Raise the most connections that may wait for acceptance, because the standard library sets only 128.
+    // SAFETY: the call only takes a listening socket.
+    if unsafe { libc::listen(listener.as_raw_fd(), 4096) } != 0 {
+        return Err(os(std::io::Error::last_os_error()));
+    }
+    Ok(listener)
+}
