@@ -2,6 +2,7 @@
 //! submodules run the measurements and list the paths.
 
 mod bench;
+mod effects;
 mod list;
 mod run;
 
@@ -64,9 +65,9 @@ Examples:
   # The experiment of a paper, on models of its accelerators
   inlane copy --published
 
-Exit status: 0 done; 1 a measurement or a check failed; 2 wrong usage or settings; 3 the machine is
-not ready (run 'inlane doctor' to see how to fix it). Ctrl-C ends the run after the transfers in
-flight: it writes what was measured, with status 1.";
+Exit status: 0 done; 1 a measurement or a check failed; 2 wrong usage or settings; 3 a device, file or
+right is missing or in use ('inlane doctor' checks devices and rights). Ctrl-C ends the run after the
+transfers in flight: it writes what was measured, with status 1.";
 
 /// Measures transfers between accelerators, host memory and BARs, checks the bytes, and explains the path
 #[derive(Args, Debug)]
@@ -327,6 +328,17 @@ impl Copy {
         self.allow_device.iter().fold(permission, |permission, address| permission.device(*address))
     }
 
+    fn sms(&self) -> SmTuning {
+        SmTuning {
+            channels: self.sm_channels,
+            threads: self.sm_threads,
+            chunk: self.sm_chunk,
+            slots: self.sm_slots,
+            turns: self.sm_turns,
+            lines: self.sm_lines,
+        }
+    }
+
     fn options(&self) -> Result<PathOptions, Error> {
         let largest = self.sizes.0.iter().copied().max().unwrap_or(1);
         let given = self.chunk.is_some() || self.slots.is_some() || self.streams.is_some();
@@ -347,14 +359,7 @@ impl Copy {
             largest,
             access: self.access,
             engines: given.then_some(engines),
-            sms: SmTuning {
-                channels: self.sm_channels,
-                threads: self.sm_threads,
-                chunk: self.sm_chunk,
-                slots: self.sm_slots,
-                turns: self.sm_turns,
-                lines: self.sm_lines,
-            },
+            sms: self.sms(),
             resident: !self.sm_launch,
             blocks: self.sm_blocks,
             without: self.without.clone(),

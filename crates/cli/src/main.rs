@@ -36,8 +36,8 @@ Settings:
     [forward]                  INLANE_FORWARD_BURST=32
     burst = 32                 INLANE_NTB_BENCH_REPEATS=9
 
-Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
-(run 'inlane doctor' to see how to fix it).";
+Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 a device, file,
+program, right or peer is missing or in use ('inlane doctor' checks devices and rights).";
 
 /// Moves bytes between network, host memory, accelerators and other machines over the fastest path of this
 /// machine, and shows why that path is the fastest.

@@ -60,10 +60,9 @@ pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]
             };
             let (names, missing) = (names.join(" and "), missing.join(" "));
             match needed_by {
-                Some(flag) => format!(
-                    "{names} {verb} missing, which {flag} needs; give {missing}, or leave out {flag}\n{}",
-                    usage(error)
-                ),
+                Some(flag) => {
+                    format!("{names} {verb} missing, which {flag} needs; give {missing}\n{}", usage(error))
+                }
                 None => format!("{names} {verb} missing; give {missing}\n{}", usage(error)),
             }
         }

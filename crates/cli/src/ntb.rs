@@ -49,8 +49,8 @@ Examples:
   inlane ntb check --ivshmem 0000:00:01.0
                                           in each of two virtual machines that share the device
 
-Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
-(run 'inlane doctor' to see how to fix it).
+Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 a device, file,
+program, right or peer is missing or in use ('inlane doctor' checks devices and rights).
 'ntb run' exits as its program does. Ctrl-C ends a measurement without a result.")]
 pub struct Ntb {
     #[command(subcommand)]

@@ -29,8 +29,8 @@ Examples:
   inlane nvme export nbd 10.0.0.2 --listen unix:/tmp/disk.sock
                                           give any program a block device
 
-Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
-(run 'inlane doctor' to see how to fix it).")]
+Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 a device, file,
+program, right or peer is missing or in use ('inlane doctor' checks devices and rights).")]
 pub struct Nvme {
     #[command(subcommand)]
     command: NvmeCommand,

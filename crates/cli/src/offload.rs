@@ -19,8 +19,8 @@ Examples:
   inlane offload status                   sockets, rates, retransmissions
   inlane offload status --watch 1s        the same, every second
 
-Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
-(run 'inlane doctor' to see how to fix it).
+Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 a device, file,
+program, right or peer is missing or in use ('inlane doctor' checks devices and rights).
 'offload run' exits as its program does.")]
 pub struct Offload {
     #[command(subcommand)]

@@ -53,7 +53,7 @@ impl Output {
     /// written first, so it is shown even if a file cannot be written.
     ///
     /// # Errors
-    /// If an output cannot be written.
+    /// If an output cannot be written, or no row has a value that the figure shows.
     pub fn write<T: Serialize>(
         self,
         document: &mut Document<T>,
@@ -73,8 +73,8 @@ impl Output {
         if let Some(svg) = self.svg {
             match figure(document) {
                 Some(figure) => svg.text(&figure)?,
-                None => crate::print_to_stderr(
-                    "inlane: --svg: no file was written, because no row has a value that the figure shows",
+                None => anyhow::bail!(
+                    "--svg: no file was written, because no row has a value that the figure shows"
                 ),
             }
         }

@@ -29,8 +29,8 @@ Columns:
   node      NUMA node
   group     IOMMU group
 
-Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
-(run 'inlane doctor' to see how to fix it).";
+Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 a device, file,
+program, right or peer is missing or in use ('inlane doctor' checks devices and rights).";
 
 /// Shows the PCI devices, links and memory nodes of this machine
 #[derive(clap::Args)]

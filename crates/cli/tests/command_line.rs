@@ -124,7 +124,17 @@ fn mistakes_are_answered_with_a_remedy() {
         (
             "copy --from host",
             2,
-            "--to is missing, which --from needs; give --to <ENDPOINT>, or leave out --from",
+            "--to is missing, which --from needs; give --to <ENDPOINT>\nUsage: inlane copy",
+        ),
+        (
+            "copy --from twin:0 --to twin:1 --sm-slots 4",
+            2,
+            "--sm-slots: it needs path staged-sm between two GPUs;",
+        ),
+        (
+            "copy --matrix --devices host,twin:0 --allow-bar-read",
+            2,
+            "--allow-bar-read: it needs a BAR as endpoint, such as",
         ),
         ("report", 2, "--schema is missing; give --schema <DOCUMENT>"),
         ("ntb run -n 4", 2, "PROGRAM is missing; give <PROGRAM>..."),

@@ -147,6 +147,23 @@ fn bench_rows_count_what_was_moved_and_what_was_compared() {
 }
 
 #[test]
+fn a_figure_of_puts_alone_compares_them_with_a_plain_copy() {
+    if std::thread::available_parallelism().map_or(1, |count| count.get()) < 2 {
+        eprintln!("SKIPPED: a bench needs two processors");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let figure = folder.path().join("figure.svg");
+    let arguments = ["ntb", "bench", "--only", "puts", "--sizes", "8,4K", "--duration", "500us", "--svg"];
+    let output = inlane(&[&arguments[..], &[figure.to_str().unwrap()]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let figure = std::fs::read_to_string(figure).unwrap();
+    for text in ["puts, issued", "put, issued", "plain copy"] {
+        assert!(figure.contains(text), "{text}");
+    }
+}
+
+#[test]
 fn a_bench_opens_its_outputs_first_and_leaves_none_empty() {
     for flag in ["--json", "--csv", "--svg"] {
         let output = inlane(&["ntb", "bench", flag, "/nonexistent/file"]);
@@ -158,8 +175,11 @@ fn a_bench_opens_its_outputs_first_and_leaves_none_empty() {
     let mut command = Command::new(INLANE);
     command.args(["ntb", "bench", "--repeats", "1000", "--json"]).arg(&result);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    std::thread::sleep(Duration::from_secs(1));
-    assert!(result.exists());
+    let start = std::time::Instant::now();
+    while !result.exists() {
+        assert!(start.elapsed() < Duration::from_secs(60), "the bench has not opened its output");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     // SAFETY: the child was not yet waited for, so the id is still its own.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
     assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGINT));

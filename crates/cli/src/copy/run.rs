@@ -28,6 +28,9 @@ impl Copy {
             return Err(Error::invalid("--measure latency", why).into());
         }
         let options = self.options()?;
+        if let (Some(from), Some(to)) = (&self.from, &self.to) {
+            self.check_effects(&[(from, to)])?;
+        }
         if let (true, Some(from), Some(to)) = (self.list, &self.from, &self.to) {
             return self.list_paths(from, to, &options);
         }
@@ -115,6 +118,8 @@ impl Copy {
         failures: &mut Failures,
     ) -> Result<(), Error> {
         let mut endpoints = self.devices_of_matrix(report)?;
+        let pairs = endpoints.iter().flat_map(|from| endpoints.iter().map(move |to| (from, to)));
+        self.check_effects(&pairs.filter(|(from, to)| is_pair(from, to)).collect::<Vec<_>>())?;
         endpoints.push(Endpoint::Host);
         let mut devices = self.open(&endpoints)?;
         let host = devices.pop().expect("the host was opened last");

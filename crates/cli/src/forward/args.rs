@@ -73,8 +73,9 @@ Examples:
 
 INLANE_LOG=debug shows DPDK's own messages.
 
-Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
-(run 'inlane doctor' to see how to fix it). Ctrl-C ends the run with its result and status 0.";
+Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 a device, file,
+program, right or peer is missing or in use ('inlane doctor' checks devices and rights). Ctrl-C
+ends the run with its result and status 0.";
 
 /// Receives packets, runs a packet function on them, and sends them
 #[derive(Args, Debug)]

@@ -83,7 +83,7 @@ pub struct Bench {
     /// Write the result as CSV to a file, or to standard output for -, one line per row
     #[arg(long, value_name = "FILE|-")]
     csv: Option<PathBuf>,
-    /// Draw bandwidth against size by completion mode to an SVG file
+    /// Draw bandwidth against size to an SVG file: by completion mode, or with --only puts by operation
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -225,8 +225,8 @@ impl Bench {
             transport: self.transport,
             only: self.only,
         };
-        let output = Output::open(self.json.as_deref(), self.csv.as_deref(), self.svg.as_deref())?;
         signal::on_signal(|signal, _| signal::end_by(signal)).context("cannot watch for Ctrl-C")?;
+        let output = Output::open(self.json.as_deref(), self.csv.as_deref(), self.svg.as_deref())?;
         let mut bridge = None;
         let measured = match self.ivshmem {
             None if is_in_job() => {
@@ -254,7 +254,10 @@ impl Bench {
             out.write_all(inlane_report::text(document).as_bytes())
         };
         output.write(&mut document, text, |document| {
-            inlane_report::figure(&[plot(points, document.twin, measured.ucx.is_some())], &document.source())
+            inlane_report::figure(
+                &[plot(points, self.only, document.twin, measured.ucx.is_some())],
+                &document.source(),
+            )
         })
     }
 
@@ -318,24 +321,33 @@ impl Bench {
     }
 }
 
-fn plot(points: &[Point], twin: bool, ucx: bool) -> Plot {
-    let mut lines = Vec::new();
-    for (operation, name) in
-        [(Operation::PutByMover, "by mover"), (Operation::PutDelivered, "put, delivered")]
-    {
-        for (completion, points) in figure(points, operation) {
-            let points =
-                points.into_iter().map(|(x, y)| inlane_report::Point { x, y, spread: None }).collect();
-            lines.push(Line { points, ..Line::new(completion, name) });
-        }
-    }
+fn plot(points: &[Point], only: Option<Part>, twin: bool, ucx: bool) -> Plot {
+    let line = |points: Vec<(f64, f64)>, name: String, panel: &str| {
+        let points = points.into_iter().map(|(x, y)| inlane_report::Point { x, y, spread: None }).collect();
+        Line { points, ..Line::new(name, panel) }
+    };
+    let lines = if only == Some(Part::Puts) {
+        let operations = [Operation::Put, Operation::PlainCopy, Operation::PeerPut];
+        let of = |operation: Operation| {
+            let points = figure(points, operation).into_iter().flat_map(|(_, points)| points).collect();
+            line(points, operation.name().into(), "puts, issued")
+        };
+        operations.into_iter().map(of).filter(|line| !line.points.is_empty()).collect()
+    } else {
+        let panels = [(Operation::PutByMover, "by mover"), (Operation::PutDelivered, "put, delivered")];
+        let of = |(operation, panel)| {
+            let modes = figure(points, operation).into_iter();
+            modes.map(move |(completion, points)| line(points, completion, panel))
+        };
+        panels.into_iter().flat_map(of).collect()
+    };
     let what = match (ucx, twin) {
         (true, _) => "UCX",
         (false, true) => "twin, a model",
         (false, false) => "ivshmem, a model",
     };
     Plot {
-        title: format!("Bandwidth against transfer size by completion mode ({what})"),
+        title: format!("Bandwidth against transfer size ({what})"),
         x: "bytes".into(),
         y: "GB/s".into(),
         x_scale: Scale::Log,

@@ -132,16 +132,17 @@ impl Connect {
         })
     }
 
-    /// Asks the target for the NQN of its subsystem. Tries the target's addresses in order until one answers.
+    /// Asks the target for the NQN of its subsystem. Tries the target's addresses in order until one answers,
+    /// and prints a warning for each address that failed before another one is tried.
     fn resolve(&self, host: &HostIdentity, queue: &QueueOptions) -> Result<String> {
-        let mut failure = None;
-        for address in &self.addresses.0 {
+        let (last, others) = self.addresses.0.split_last().expect("clap requires an address");
+        for address in others {
             match resolve_subsystem(address, host, queue) {
                 Ok(subsystem) => return Ok(subsystem),
-                Err(error) => failure = Some(Error::of_paths(failure, error)),
+                Err(error) => crate::print_to_stderr(format_args!("inlane: warning: {error}")),
             }
         }
-        Err(failure.expect("clap requires an address"))
+        resolve_subsystem(last, host, queue)
     }
 }
 

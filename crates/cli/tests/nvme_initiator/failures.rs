@@ -49,6 +49,25 @@ fn a_peer_that_is_no_target_is_refused() {
 }
 
 #[test]
+fn every_path_that_fails_is_reported() {
+    let (_target, address) = target("memory:1M,ro");
+    // No process listens on port 1.
+    let paths = format!("127.0.0.1:1,{address}");
+    let output = inlane(&["nvme", "read", &paths, "--length", "4K", "-"]);
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{message}");
+    assert!(message.contains("warning: 127.0.0.1:1: cannot connect"), "{message}");
+
+    // Port 1 of 127.0.0.2 has no listener either.
+    let output = inlane(&["nvme", "read", "127.0.0.1:1,127.0.0.2:1", "--length", "4K", "-"]);
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{message}");
+    for path in ["warning: 127.0.0.1:1: cannot connect", "inlane: 127.0.0.2:1: cannot connect"] {
+        assert!(message.contains(path), "{message}");
+    }
+}
+
+#[test]
 fn wrong_usage_has_status_2() {
     let (_target, address) = target("memory:1M,ro");
     for arguments in [
