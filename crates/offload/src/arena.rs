@@ -14,6 +14,11 @@ impl Key {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
+    /// Returns the object's index in the table.
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+
     /// Returns the key that [`Key::to_u64`] has turned into `number`.
     pub fn from_u64(number: u64) -> Self {
         Self { index: number as u32, generation: (number >> 32) as u32 }

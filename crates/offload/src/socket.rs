@@ -36,7 +36,7 @@ pub struct Socket {
     pub end: Option<OwnedFd>,
     /// What the socket does.
     pub role: Role,
-    /// The deadline of the socket's entry in the timer wheel, or `u64::MAX` if it has no entry.
+    /// The deadline of the socket's timer in the wheel, or `u64::MAX` if it has none.
     pub armed: u64,
     /// True if the socket is this thread's copy of a listener that another thread has created. Requests of
     /// programs go to the other thread.

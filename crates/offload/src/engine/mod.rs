@@ -474,6 +474,7 @@ impl Engine {
     /// Removes a socket: closes its pair and frees its memory.
     fn remove(&mut self, key: Key) {
         let Some(socket) = self.sockets.remove(key) else { return };
+        self.wheel.remove(key);
         if socket.holds_port {
             self.release_port(key, socket.local.port(), matches!(socket.role, Role::Datagram(_)));
         }

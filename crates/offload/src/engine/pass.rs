@@ -158,10 +158,12 @@ impl Engine {
         }
     }
 
-    /// Adds a flow that this thread runs. Returns false if another thread runs it.
+    /// Adds a flow that this thread runs, and removes the flow's TIME-WAIT entry. Returns false if another
+    /// thread runs the flow.
     pub(super) fn claim_flow(&mut self, flow: Flow, key: Key) -> bool {
         let claimed = self.shared.as_ref().is_none_or(|shared| shared.claim(flow, self.thread));
         if claimed {
+            self.time_waits.remove(&flow);
             self.flows.insert(flow, key);
         }
         claimed
@@ -242,6 +244,7 @@ impl Engine {
     fn move_socket(&mut self, key: Key, to: usize, packet: &Received<'_>) {
         let Some(shared) = self.shared.clone() else { return };
         let Some(mut socket) = self.sockets.remove(key) else { return };
+        self.wheel.remove(key);
         self.inodes.remove(&socket.inode);
         if let Some(end) = &socket.end {
             let _ = epoll::delete(&self.epoll, end);

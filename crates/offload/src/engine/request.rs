@@ -338,14 +338,14 @@ impl Engine {
             return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
         }
         let mut stream = self.new_stream(now, flow, route, &options)?;
+        // Claim the flow before the socket changes. A socket that another thread beats to the flow stays bound.
+        if !self.claim_flow(flow, key) {
+            return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
+        }
         let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
         stream.limit_receive(&options, socket.end.as_ref());
         socket.local = local;
         socket.role = Role::Stream(Box::new(stream));
-        if !self.claim_flow(flow, key) {
-            self.remove(key);
-            return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
-        }
         self.fill(key, program)?;
         self.touch(key);
         Ok((Message::new(Operation::Connect), None))
@@ -363,7 +363,6 @@ impl Engine {
         let config = options.config(self.settings.buffer, mss);
         let mut connection = Connection::connect(now, &config, self.secrets.start(now, &flow))?;
         connection.set_cork(options.cork);
-        self.time_waits.remove(&flow);
         Ok(self.stream_of(now, flow, route, connection))
     }
 

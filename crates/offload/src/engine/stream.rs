@@ -88,8 +88,8 @@ impl Engine {
         self.touch(key);
     }
 
-    /// Runs the timers of a socket whose entry in the timer wheel is due. If the connection's deadline has
-    /// moved, adds a new entry instead.
+    /// Runs the timers of a socket whose timer in the wheel is due. If the connection's deadline has moved, sets
+    /// the timer again instead.
     pub(super) fn on_timer(&mut self, now: u64, key: Key) {
         let Some(socket) = self.sockets.get_mut(key) else { return };
         socket.armed = u64::MAX;
@@ -109,15 +109,15 @@ impl Engine {
         }
     }
 
-    /// Adds an entry for a socket to the timer wheel, due at `deadline`. Does nothing if the socket has an
-    /// entry that is due earlier, because `on_timer` then adds the later entry.
+    /// Sets the timer of a socket to `deadline`. Does nothing if the socket has a timer that is due earlier,
+    /// because `on_timer` then sets the later one.
     #[inline]
     pub(super) fn arm(&mut self, key: Key, deadline: u64) {
         if let Some(socket) = self.sockets.get_mut(key)
             && deadline < socket.armed
         {
             socket.armed = deadline;
-            self.wheel.add(deadline, key);
+            self.wheel.set(deadline, key);
         }
     }
 
