@@ -17,6 +17,7 @@
 //! program's own connections, and words that the engine checks.
 
 mod arena;
+mod budget;
 mod direct;
 pub mod engine;
 mod error;

@@ -7,7 +7,7 @@ mod send;
 
 pub use datagram::Datagram;
 pub use reassembly::{Outcome, Reassembly};
-pub use send::Payload;
+pub use send::{Heard, Payload};
 
 use crate::error::{Error, Result};
 use crate::settings::Settings;

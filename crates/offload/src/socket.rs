@@ -12,6 +12,8 @@ use inlane_tcp::{Config, Connection, Flow, Keepalive, Listener, SECOND};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 /// A socket of a program.
 pub struct Socket {
@@ -97,10 +99,16 @@ pub struct Datagram {
 pub struct Listening {
     /// The listener: its half-open connections, and the established connections that wait to be accepted.
     pub listener: Listener<Pending>,
-    /// The backlog that the program has set. It limits each thread's queues.
+    /// The backlog that the program has set. It limits the accept queues of all threads together, and the SYN
+    /// queue of each thread.
     pub backlog: usize,
-    /// True if the pair is full of connections that the program has not accepted.
+    /// The number of connections in the accept queues of the listener and of its copies on other threads.
+    pub waiting: Arc<AtomicUsize>,
+    /// True if the pair is full of connections that the program has not accepted, or did not accept one for
+    /// another reason.
     pub full: bool,
+    /// The number of failed attempts to send a connection to the program since the last one that succeeded.
+    pub failures: u32,
     /// True if epoll has reported that the program closed its end.
     pub hung_up: bool,
     /// True if the program may have written to the pair. The engine drops these bytes, because a program has

@@ -158,6 +158,12 @@ impl Stepped {
         &self.threads
     }
 
+    /// As [`Stepped::parts`], for changes.
+    #[cfg(test)]
+    pub(crate) fn parts_mut(&mut self) -> &mut Threads {
+        &mut self.threads
+    }
+
     /// Returns what the engine holds now, in all its threads.
     pub fn held(&self) -> Held {
         let mut held = Held::default();

@@ -82,6 +82,8 @@ pub struct Listener<C> {
     deadlines: [VecDeque<(u64, Flow)>; RETRIES + 1],
     accepted: VecDeque<C>,
     backlog: usize,
+    /// The number of connections in other accept queues to which `backlog` applies as well.
+    elsewhere: usize,
     /// When all sent cookies have expired, in nanoseconds. Until then, an acknowledgment from an unknown peer
     /// may hold a valid cookie.
     cookies_until: u64,
@@ -103,6 +105,7 @@ impl<C> Listener<C> {
             deadlines: Default::default(),
             accepted: VecDeque::new(),
             backlog: backlog.max(1),
+            elsewhere: 0,
             cookies_until: 0,
             counters: ListenerCounters::default(),
         })
@@ -133,6 +136,12 @@ impl<C> Listener<C> {
         self.backlog = backlog.max(1);
     }
 
+    /// Sets how many connections wait in the accept queues of other listeners on the same address. They count
+    /// against this listener's backlog.
+    pub fn set_elsewhere(&mut self, connections: usize) {
+        self.elsewhere = connections;
+    }
+
     /// Appends an established connection to the accept queue.
     pub fn queue(&mut self, connection: C) {
         self.accepted.push_back(connection);
@@ -149,7 +158,7 @@ impl<C> Listener<C> {
     }
 
     fn full(&self) -> bool {
-        self.accepted.len() >= self.backlog
+        self.accepted.len() + self.elsewhere >= self.backlog
     }
 
     /// Processes a segment for which there is no connection. `previous` is the TIME-WAIT entry that answered [`crate::TimeWaitAction::Reopen`].

@@ -10,7 +10,13 @@ use crate::socket::{Pending, Role, Socket};
 use inlane_offload_protocol::message::accept;
 use inlane_tcp::{Connection, Flow, Header, Segment, TimeWait, Verdict};
 use inlane_wire::tcp::RST;
+use std::io;
 use std::os::fd::AsRawFd;
+
+/// The time in nanoseconds after which a thread first tries again to send a connection to the program. Each
+/// further attempt waits twice as long, until the wait is 2 to the power of `MOST_DOUBLINGS` times this time.
+const RETRY_NS: u64 = 2_000_000;
+const MOST_DOUBLINGS: u32 = 6;
 
 impl Engine {
     /// Hands a segment to a listener. Returns true if the listener replied or completed a handshake. The
@@ -28,6 +34,7 @@ impl Engine {
         let Some(Socket { role: Role::Listening(listening), .. }) = self.sockets.get_mut(key) else {
             return false;
         };
+        listening.note_elsewhere();
         let verdict = listening.listener.on_segment(now, flow, segment, previous);
         let deadline = listening.listener.next_deadline();
         if let Some(deadline) = deadline {
@@ -89,7 +96,7 @@ impl Engine {
             return;
         }
         if let Some(Socket { role: Role::Listening(listening), .. }) = self.sockets.get_mut(listener) {
-            listening.listener.queue(Pending { key, program: program_end, remote: flow.remote });
+            listening.queue(Pending { key, program: program_end, remote: flow.remote });
         }
         self.totals.accepted += 1;
         self.touch(listener);
@@ -97,8 +104,11 @@ impl Engine {
     }
 
     /// Sends the listener's queued connections to the program until the listener's pair is full. Removes the
-    /// listener if the program has closed it.
-    pub(super) fn serve_listener(&mut self, key: Key) {
+    /// listener if the program has closed it. After another error, such as too little memory or too many
+    /// descriptors in flight, tries again later.
+    pub(super) fn serve_listener(&mut self, now: u64, key: Key) {
+        let jitter = self.random() % RETRY_NS;
+        let several = self.shared.is_some();
         let Some(socket) = self.sockets.get_mut(key) else { return };
         let fd = socket.fd();
         let Role::Listening(listening) = &mut socket.role else { return };
@@ -110,15 +120,23 @@ impl Engine {
             listening.unread = pair::discard(fd);
         }
         let again = listening.unread;
+        let mut retry = None;
         while !listening.full
-            && let Some(pending) = listening.listener.accept()
+            && let Some(pending) = listening.take()
         {
             let record = accept::encode(pending.remote);
             match pair::send_descriptor(fd, &record, Some(pending.program.as_raw_fd())) {
-                Ok(_) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                Ok(_) => listening.failures = 0,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock || !pair::hung_up(fd) => {
                     listening.full = true;
-                    listening.listener.requeue(pending);
+                    listening.requeue(pending);
+                    // Epoll reports room only once most of the pair is empty. While other threads keep the pair
+                    // part full, this one must try by itself.
+                    if several || error.kind() != io::ErrorKind::WouldBlock {
+                        let wait = RETRY_NS << listening.failures.min(MOST_DOUBLINGS);
+                        listening.failures += 1;
+                        retry = Some(now + wait + jitter);
+                    }
                 }
                 Err(_) => {
                     // The program has closed the listener. Dropping `pending` closes the program's end of the
@@ -130,6 +148,9 @@ impl Engine {
                     return;
                 }
             }
+        }
+        if let Some(retry) = retry {
+            self.arm(key, retry);
         }
         if again {
             self.touch(key);
@@ -143,14 +164,18 @@ impl Engine {
         self.network.send(now, route, flow.local.ip(), flow.remote.ip(), 0, &segment);
     }
 
-    /// Retransmits unanswered SYN,ACKs of a listener.
+    /// Retransmits unanswered SYN,ACKs of a listener. Tries again to send the queued connections to the program.
     pub(super) fn on_listener_timer(&mut self, now: u64, key: Key) {
         let Some(Socket { role: Role::Listening(listening), .. }) = self.sockets.get_mut(key) else { return };
         let mut replies: Vec<(Flow, Header)> = Vec::new();
         listening.listener.on_timer(now, |flow, header| replies.push((*flow, header)));
         let deadline = listening.listener.next_deadline();
+        let waits = std::mem::take(&mut listening.full) && listening.listener.acceptable() > 0;
         for (flow, header) in replies {
             self.send_header(now, &flow, &header);
+        }
+        if waits {
+            self.touch(key);
         }
         if let Some(deadline) = deadline {
             self.arm(key, deadline);

@@ -14,6 +14,7 @@ use rustix::event::epoll;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::HashMap;
 use std::io;
+use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,10 @@ const MOST_CLIENTS: usize = 16384;
 /// engine.
 const MOST_REQUESTS: usize = 32;
 /// The most requests of one client that other threads process at once. Then the engine reads no further ones.
-const MOST_PASSED: usize = 64;
+pub(super) const MOST_PASSED: usize = 64;
+/// The most clients of one process, so that one program cannot keep others from the engine. Threads whose requests
+/// meet have a client each.
+const MOST_OF_PROCESS: usize = 1024;
 
 /// A process that has connected to the control socket. One thread receives its requests. Other threads reply to
 /// requests that were passed to them.
@@ -42,8 +46,49 @@ pub(super) struct Client {
     pub user: u32,
     /// The memory that the engine shares with the process. `None` until the process asks for it.
     pub area: Mutex<Option<Arc<SharedArea>>>,
-    /// The number of requests that were passed to other threads and not processed yet.
+    /// The number of requests on which other threads work.
     passed: AtomicUsize,
+}
+
+/// Work of other threads for a client. Counts as `weight` of the client's requests until it is dropped.
+pub(super) struct Outstanding {
+    client: Arc<Client>,
+    weight: usize,
+}
+
+impl Outstanding {
+    pub fn new(client: &Arc<Client>, weight: usize) -> Self {
+        client.passed.fetch_add(weight, Ordering::Relaxed);
+        Self { client: client.clone(), weight }
+    }
+}
+
+impl Deref for Outstanding {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl Drop for Outstanding {
+    fn drop(&mut self) {
+        self.client.passed.fetch_sub(self.weight, Ordering::Relaxed);
+    }
+}
+
+/// A request for a thread that did not receive it.
+pub(super) struct PassedRequest {
+    request: Request,
+    /// Counts the request until it is processed.
+    _outstanding: Outstanding,
+}
+
+/// What a process has on the engine.
+#[derive(Default)]
+struct Usage {
+    sockets: usize,
+    clients: usize,
 }
 
 impl Client {
@@ -81,8 +126,8 @@ pub(super) struct Control {
     clients: Arena<Arc<Client>>,
     /// The thread that serves the next client.
     next: usize,
-    /// The number of sockets of each process, by process ID. All threads share this table.
-    sockets: Arc<Mutex<HashMap<i32, usize>>>,
+    /// What each process has, by process ID. All threads share this table.
+    usage: Arc<Mutex<HashMap<i32, Usage>>>,
     limit: usize,
 }
 
@@ -124,7 +169,7 @@ impl Control {
             listener: Some(ControlListener { fd: listener, path, _folders: folders }),
             clients: Arena::default(),
             next: 0,
-            sockets: Arc::default(),
+            usage: Arc::default(),
             limit: settings.sockets_per_program,
         })
     }
@@ -132,8 +177,8 @@ impl Control {
     /// Creates the part of the control socket for a thread that does not accept clients. It shares the limits
     /// of sockets.
     pub fn share(&self) -> Self {
-        let (sockets, limit) = (self.sockets.clone(), self.limit);
-        Self { listener: None, clients: Arena::default(), next: 0, sockets, limit }
+        let (usage, limit) = (self.usage.clone(), self.limit);
+        Self { listener: None, clients: Arena::default(), next: 0, usage, limit }
     }
 
     /// Returns the listening socket, or `None` if another thread accepts the clients.
@@ -144,27 +189,54 @@ impl Control {
     /// Counts a new socket of a process. Returns false, without counting, if the process already has the most
     /// sockets that are allowed.
     pub fn admit(&self, process: i32) -> bool {
-        let mut sockets = lock(&self.sockets);
-        let count = sockets.entry(process).or_default();
-        let admitted = *count < self.limit;
-        *count += usize::from(admitted);
-        admitted
+        self.count(process, |usage| {
+            let admitted = usage.sockets < self.limit;
+            usage.sockets += usize::from(admitted);
+            admitted
+        })
+    }
+
+    /// Counts a new client of a process. Returns false, without counting, if the process already has the most
+    /// clients that are allowed.
+    pub fn admit_client(&self, process: i32) -> bool {
+        self.count(process, |usage| {
+            let admitted = usage.clients < MOST_OF_PROCESS;
+            usage.clients += usize::from(admitted);
+            admitted
+        })
+    }
+
+    /// Changes what is counted for a process. Forgets a process that has nothing any more.
+    fn count<T>(&self, process: i32, change: impl FnOnce(&mut Usage) -> T) -> T {
+        let mut processes = lock(&self.usage);
+        let usage = processes.entry(process).or_default();
+        let outcome = change(usage);
+        if usage.sockets + usage.clients == 0 {
+            processes.remove(&process);
+        }
+        outcome
     }
 
     /// Returns the number of processes that have at least one socket.
     pub fn processes(&self) -> usize {
-        lock(&self.sockets).len()
+        lock(&self.usage).values().filter(|usage| usage.sockets > 0).count()
     }
 
     /// Subtracts one socket from the count of a process.
     pub fn release(&self, process: i32) {
-        let mut sockets = lock(&self.sockets);
-        if let Some(count) = sockets.get_mut(&process) {
-            *count -= 1;
-            if *count == 0 {
-                sockets.remove(&process);
-            }
+        self.count(process, |usage| usage.sockets -= 1);
+    }
+
+    /// Removes a client.
+    fn remove_client(&mut self, key: Key) {
+        if let Some(client) = self.clients.remove(key) {
+            self.release_client(client.process);
         }
+    }
+
+    /// Subtracts one client from the count of a process.
+    fn release_client(&self, process: i32) {
+        self.count(process, |usage| usage.clients -= 1);
     }
 }
 
@@ -248,6 +320,9 @@ impl Engine {
             let Ok(fd) = net::accept_with(listener, flags) else { return };
             let Ok(peer) = net::sockopt::socket_peercred(&fd) else { continue };
             let client = Client::new(fd, peer.pid.as_raw_nonzero().get(), peer.uid.as_raw());
+            if !self.control.admit_client(client.process) {
+                continue;
+            }
             // Spread the clients over the threads, because a thread also runs the connections that its clients
             // open.
             let thread = self.control.next % self.threads();
@@ -262,12 +337,13 @@ impl Engine {
     /// Serves a client from now on.
     pub(super) fn add_client(&mut self, client: Client) {
         if self.control.clients.len() >= MOST_CLIENTS / self.threads() {
+            self.control.release_client(client.process);
             return;
         }
         let key = self.control.clients.insert_with(|_| Arc::new(client));
         let Some(client) = self.control.clients.get(key) else { return };
         if self.watch(&client.fd, CLIENT | key.to_u64(), epoll::EventFlags::IN).is_err() {
-            self.control.clients.remove(key);
+            self.control.remove_client(key);
         }
     }
 
@@ -318,12 +394,13 @@ impl Engine {
             };
             // Disconnect a client that has gone or does not speak the protocol.
             let Some(request) = request else {
-                self.control.clients.remove(key);
+                self.control.remove_client(key);
                 return;
             };
+            let operation = request.message.operation;
             match &self.shared {
                 None => {
-                    let (client, operation) = (request.client.clone(), request.message.operation);
+                    let client = request.client.clone();
                     let (mut reply, descriptor) = self.process(now, request);
                     reply.operation = operation;
                     client.reply(&reply, descriptor.as_ref());
@@ -333,24 +410,27 @@ impl Engine {
                     if thread == self.thread {
                         self.process_shared(now, request);
                     } else {
-                        request.client.passed.fetch_add(1, Ordering::Relaxed);
-                        shared.give(thread, Task::Request(Box::new(request)));
+                        let _outstanding = Outstanding::new(&request.client, 1);
+                        shared.give(thread, Task::Request(Box::new(PassedRequest { request, _outstanding })));
                     }
                 }
+            }
+            // Process one report a round, because a report of many sockets takes long.
+            if operation == Operation::Status {
+                return;
             }
         }
     }
 
     /// Processes a request that another thread has passed to this one.
-    pub(super) fn on_passed_request(&mut self, now: u64, request: Request) {
+    pub(super) fn on_passed_request(&mut self, now: u64, passed: Box<PassedRequest>) {
         let Some(shared) = self.shared.clone() else { return };
         // The socket may have moved since. Its new thread then has it in its inbox already.
-        let thread = self.thread_of_request(&shared, &request);
+        let thread = self.thread_of_request(&shared, &passed.request);
         if thread != self.thread {
-            return shared.give(thread, Task::Request(Box::new(request)));
+            return shared.give(thread, Task::Request(passed));
         }
-        let client = request.client.clone();
+        let PassedRequest { request, _outstanding } = *passed;
         self.process_shared(now, request);
-        client.passed.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -2,10 +2,10 @@
 //! has a copy, because SYNs arrive on every queue. All of them hand their connections to the same pair.
 
 use super::Engine;
-use super::control::Client;
+use super::control::{Client, Outstanding};
 use super::shared::Task;
 use crate::arena::Key;
-use crate::socket::{Listening, Options, Role, Socket};
+use crate::socket::{Listening, Options, Pending, Role, Socket};
 use inlane_offload_protocol::message::Message;
 use inlane_tcp::Listener;
 use std::net::SocketAddr;
@@ -23,9 +23,11 @@ pub(super) struct Announcement {
     local: SocketAddr,
     options: Options,
     backlog: usize,
+    waiting: Arc<AtomicUsize>,
     /// The engine's end of the pair.
     end: OwnedFd,
-    client: Arc<Client>,
+    /// Counts the announcement until all threads have processed it.
+    client: Outstanding,
     reply: Message,
     /// The number of threads that have not processed the announcement. The last one sends the reply.
     remaining: AtomicUsize,
@@ -58,8 +60,9 @@ impl Engine {
             local: socket.local,
             options: socket.options.clone(),
             backlog: listening.backlog,
+            waiting: listening.waiting.clone(),
             end,
-            client: client.clone(),
+            client: Outstanding::new(client, 1),
             reply,
             remaining: AtomicUsize::new(shared.threads() - 1),
             errno: AtomicI32::new(0),
@@ -95,7 +98,8 @@ impl Engine {
         let end =
             announcement.end.try_clone().map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
         let Announcement { local, options, backlog, .. } = announcement;
-        let listening = self.new_listening(*local, options, *backlog)?;
+        let mut listening = self.new_listening(*local, options, *backlog)?;
+        listening.waiting = announcement.waiting.clone();
         let key = self.sockets.insert_with(|_| Socket {
             id: announcement.id,
             inode: announcement.inode,
@@ -132,7 +136,15 @@ impl Engine {
         let mss = self.network.mss(route, local.is_ipv6());
         let config = options.config(self.settings.buffer, mss);
         let listener = Listener::new(&config, self.secrets.clone(), backlog).map_err(|_| libc::EINVAL)?;
-        Ok(Listening { listener, backlog, full: false, hung_up: false, unread: true })
+        Ok(Listening {
+            listener,
+            backlog,
+            waiting: Arc::default(),
+            full: false,
+            failures: 0,
+            hung_up: false,
+            unread: true,
+        })
     }
 }
 
@@ -141,5 +153,30 @@ impl Listening {
     pub(super) fn set_backlog(&mut self, backlog: usize) {
         self.backlog = backlog;
         self.listener.set_backlog(backlog);
+    }
+
+    /// Tells the listener how many connections wait in the accept queues of its copies on other threads.
+    pub(super) fn note_elsewhere(&mut self) {
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        self.listener.set_elsewhere(waiting.saturating_sub(self.listener.acceptable()));
+    }
+
+    /// Appends a connection to the accept queue.
+    pub(super) fn queue(&mut self, pending: Pending) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.listener.queue(pending);
+    }
+
+    /// Puts a connection back in front of the accept queue.
+    pub(super) fn requeue(&mut self, pending: Pending) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.listener.requeue(pending);
+    }
+
+    /// Takes the oldest connection from the accept queue.
+    pub(super) fn take(&mut self) -> Option<Pending> {
+        let pending = self.listener.accept()?;
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        Some(pending)
     }
 }

@@ -30,30 +30,11 @@ const MOST_QUOTED_V4: usize = 548;
 /// most 1280 bytes long, IPv6's least MTU (RFC 4443, section 2.4).
 const MOST_QUOTED_V6: usize = 1232;
 /// The number of ICMP errors that the engine may send to other hosts in a burst. The budget regains one error
-/// every `ICMP_NS` nanoseconds. Linux has the same limits.
+/// every `ICMP_NS` nanoseconds. Linux has the same limits. The engine's threads have equal shares.
 const ICMP_BURST: u64 = 50;
 const ICMP_NS: u64 = 1_000_000;
 /// TTL and hop limit of sockets without an option for them.
 const HOPS: u8 = 64;
-
-/// The budget of ICMP errors that the engine may send: a token bucket of `ICMP_BURST` errors.
-#[derive(Default)]
-pub(super) struct Budget {
-    /// The time at which the budget has its full `ICMP_BURST` errors again, in nanoseconds.
-    full_at: u64,
-}
-
-impl Budget {
-    /// Takes one ICMP error from the budget. Returns false if the budget is used up.
-    fn take(&mut self, now: u64) -> bool {
-        let full_at = self.full_at.max(now) + ICMP_NS;
-        let granted = full_at <= now + ICMP_BURST * ICMP_NS;
-        if granted {
-            self.full_at = full_at;
-        }
-        granted
-    }
-}
 
 /// Returns the errno of a connected UDP socket for an ICMP message of type `UNREACHABLE`, or `None` if UDP
 /// ignores the code.
@@ -532,10 +513,16 @@ impl Engine {
         }
     }
 
+    /// Takes one ICMP error from this thread's share of the engine's budget. Returns false if the share is used up.
+    fn may_send_icmp_error(&mut self, now: u64) -> bool {
+        let threads = self.threads() as u64;
+        self.icmp_budget.take(now, ICMP_BURST.div_ceil(threads), ICMP_NS * threads)
+    }
+
     /// Answers a datagram to a port without a socket by an ICMP error (RFC 1122, section 4.1.3.1), unless the
     /// budget of ICMP errors is used up or there is no route.
     fn refuse(&mut self, now: u64, packet: &Received<'_>) {
-        if !packet.arrival.trusted && !self.icmp_budget.take(now) {
+        if !packet.arrival.trusted && !self.may_send_icmp_error(now) {
             return;
         }
         let Some(route) = self.network.route(packet.source) else { return };

@@ -64,8 +64,8 @@ impl Engine {
                 self.on_ip(now, &bytes[ethernet::HEADER..], Arrival::default())
             }
             ethernet::ARP => {
-                if let Some((address, mac, add)) = self.network.on_arp(now, &bytes[ethernet::HEADER..]) {
-                    self.spread_neighbour(address, mac, add);
+                if let Some(heard) = self.network.on_arp(now, &bytes[ethernet::HEADER..]) {
+                    self.spread_neighbour(now, &heard);
                 }
             }
             _ => self.network.counters.ignored += 1,
@@ -298,9 +298,10 @@ impl Engine {
         match message.kind() {
             icmp::ECHO_REQUEST_V6 => self.reply_echo(now, packet, icmp::ECHO_REPLY_V6),
             ndp::SOLICITATION | ndp::ADVERTISEMENT => {
-                let learned = self.network.on_discovery(now, packet.source, packet.hops, packet.payload);
-                if let Some((address, mac, add)) = learned {
-                    self.spread_neighbour(address, mac, add);
+                let addresses = (packet.source, packet.destination);
+                let heard = self.network.on_discovery(now, addresses, packet.hops, packet.payload);
+                if let Some(heard) = heard {
+                    self.spread_neighbour(now, &heard);
                 }
             }
             icmp::UNREACHABLE_V6 | icmp::TOO_BIG_V6 if self.pass_icmp_error(&packet) => {}

@@ -29,6 +29,7 @@ mod tests;
 mod threads;
 
 use crate::arena::{Arena, Key};
+use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::network::Network;
 use crate::pair;
@@ -96,7 +97,10 @@ pub struct Engine {
     /// Memory for the datagram that is being read from a pair.
     datagram_buffer: Vec<u8>,
     /// How many ICMP errors the engine may send now.
-    icmp_budget: datagram::Budget,
+    icmp_budget: Budget,
+    /// How many neighbours this thread may pass on to the other threads now: those that answered a request or
+    /// asked the engine, and those that announced themselves to all hosts.
+    neighbour_budgets: [Budget; 2],
     /// The sockets by the inode of the program's end.
     inodes: HashMap<u64, Key>,
     time_waits: HashMap<Flow, TimeWait>,
@@ -192,7 +196,8 @@ impl Engine {
             ports: HashMap::new(),
             datagram_ports: HashMap::new(),
             datagram_buffer: Vec::new(),
-            icmp_budget: datagram::Budget::default(),
+            icmp_budget: Budget::default(),
+            neighbour_budgets: Default::default(),
             inodes: HashMap::new(),
             time_waits: HashMap::new(),
             time_wait_order: VecDeque::new(),
@@ -432,7 +437,7 @@ impl Engine {
         let Some(socket) = self.sockets.get(key) else { return };
         match socket.role {
             Role::Stream(_) => self.serve_stream(now, key),
-            Role::Listening(_) => self.serve_listener(key),
+            Role::Listening(_) => self.serve_listener(now, key),
             Role::Datagram(_) => self.serve_datagrams(now, key),
             Role::Bound => {
                 let more = socket.fd().is_some_and(pair::discard);
@@ -500,7 +505,7 @@ impl Engine {
             Role::Listening(mut listening) => {
                 // Close the program's ends of connections that were not accepted, because the engine then
                 // resets the connections.
-                while let Some(pending) = listening.listener.accept() {
+                while let Some(pending) = listening.take() {
                     drop(pending.program);
                     self.touch(pending.key);
                 }

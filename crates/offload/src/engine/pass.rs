@@ -9,12 +9,11 @@ use super::control::Request;
 use super::input::{Arrival, Received, original};
 use super::shared::{MovedSocket, Owner, PassedPacket, Shared, Task};
 use crate::arena::Key;
-use crate::network::Route;
+use crate::network::{Heard, Route};
 use crate::pair;
 use crate::socket::{Role, Socket};
 use inlane_offload_protocol::message::Operation;
 use inlane_tcp::{Flow, State};
-use inlane_wire::ethernet::Mac;
 use inlane_wire::{icmp, ipv4};
 use rustix::event::epoll;
 use std::net::IpAddr;
@@ -22,6 +21,10 @@ use std::net::IpAddr;
 /// The most threads that pass one packet on while its socket moves. Then the packet is dropped, and its sender
 /// repeats it.
 const MOST_HOPS: usize = 4;
+/// The number of neighbours of which a thread may tell the others in a burst. Its budget regains one every
+/// `NEIGHBOUR_NS` nanoseconds.
+const NEIGHBOUR_BURST: u64 = 256;
+const NEIGHBOUR_NS: u64 = 1_000_000;
 
 impl Engine {
     /// Notes that this thread is about to sleep. Returns false if its inbox contains something.
@@ -40,7 +43,7 @@ impl Engine {
         for task in tasks {
             match task {
                 Task::Client(client) => self.add_client(client),
-                Task::Request(request) => self.on_passed_request(now, *request),
+                Task::Request(request) => self.on_passed_request(now, request),
                 Task::Listen(announcement) => self.on_announcement(&announcement),
                 Task::Report(report) => self.add_to_report(now, &report),
                 Task::Forget(flow) => drop(self.time_waits.remove(&flow)),
@@ -151,9 +154,14 @@ impl Engine {
         true
     }
 
-    /// Tells the other threads a neighbour's MAC address, because its answer arrives on one queue only.
-    pub(super) fn spread_neighbour(&self, address: IpAddr, mac: Mac, add: bool) {
-        if let Some(shared) = &self.shared {
+    /// Tells the other threads a neighbour's MAC address, because its answer arrives on one queue only. Does
+    /// nothing if this thread has told of too many neighbours, because anybody on the link can claim addresses.
+    /// A thread that waits for the answer asks again.
+    pub(super) fn spread_neighbour(&mut self, now: u64, heard: &Heard) {
+        let Some(shared) = &self.shared else { return };
+        let budget = &mut self.neighbour_budgets[usize::from(heard.asked)];
+        if budget.take(now, NEIGHBOUR_BURST, NEIGHBOUR_NS) {
+            let &Heard { address, mac, add, .. } = heard;
             shared.give_others(self.thread, || Task::Learn { address, mac, add });
         }
     }

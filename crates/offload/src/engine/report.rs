@@ -2,7 +2,7 @@
 //! connection.
 
 use super::Engine;
-use super::control::{Client, Request};
+use super::control::{MOST_PASSED, Outstanding, Request};
 use super::request::Refusal;
 use super::shared::{Task, lock};
 use crate::socket::{Role, Socket, Stream};
@@ -246,7 +246,7 @@ impl Engine {
         let report = Arc::new(Report {
             whole: Mutex::new(self.part(now)),
             remaining: AtomicUsize::new(shared.threads() - 1),
-            client: request.client.clone(),
+            client: Outstanding::new(&request.client, MOST_PASSED),
         });
         shared.give_others(self.thread, || Task::Report(report.clone()));
     }
@@ -287,7 +287,8 @@ pub(super) struct Report {
     whole: Mutex<Part>,
     /// The number of threads that have not added their parts.
     remaining: AtomicUsize,
-    client: Arc<Client>,
+    /// Keeps the engine from reading further requests of the client until the report is sent.
+    client: Outstanding,
 }
 
 /// The state of some of the engine's threads.

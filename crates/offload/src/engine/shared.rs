@@ -11,7 +11,7 @@
 //!
 //! An engine with one thread has no such state.
 
-use super::control::{Client, Request};
+use super::control::{Client, PassedRequest};
 use super::copies::Announcement;
 use super::report::Report;
 use crate::error::{Error, Result};
@@ -85,7 +85,7 @@ pub(super) enum Task {
     /// Serve a client of the control socket.
     Client(Client),
     /// Process a request about a socket of this thread.
-    Request(Box<Request>),
+    Request(Box<PassedRequest>),
     /// Add or change this thread's copy of a listener.
     Listen(Arc<Announcement>),
     /// Add this thread's part to a report.
@@ -177,6 +177,12 @@ impl Inbox {
     /// Notes that the thread does not sleep any more.
     pub fn wakes_up(&self) {
         self.asleep.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns the number of tasks in the inbox.
+    #[cfg(test)]
+    pub fn tasks(&self) -> usize {
+        lock(&self.letters).tasks.len()
     }
 
     /// Resets the eventfd, after epoll has reported it.

@@ -14,6 +14,9 @@ const MOST_PENDING: usize = 64;
 const RETRY_NS: u64 = 1_000_000_000;
 /// After this number of requests without an answer, the packets that wait for a neighbour are dropped.
 const TRIES: u32 = 3;
+/// The least time between two reports of an unchanged MAC address to other threads, in nanoseconds. It is shorter
+/// than `RETRY_NS`, so a thread that has missed a report gets one when it asks again.
+const TELL_NS: u64 = RETRY_NS / 2;
 /// How long an answer is used before the neighbour is asked again, in nanoseconds.
 const LIFETIME_NS: u64 = 60_000_000_000;
 
@@ -26,6 +29,8 @@ struct Neighbour {
     /// When the neighbour was last asked, in nanoseconds of the engine's clock.
     asked: u64,
     tries: u32,
+    /// When this thread last told the other threads of the neighbour, in nanoseconds of the engine's clock.
+    told: Option<u64>,
     pending: Vec<Packet>,
 }
 
@@ -110,6 +115,20 @@ impl Neighbours {
         let waited = std::mem::take(&mut neighbour.pending);
         self.asking -= usize::from(!waited.is_empty());
         waited
+    }
+
+    /// Returns true if other threads must be told that a neighbour has this MAC address: this thread had another
+    /// one or none, or it told them `TELL_NS` ago or earlier. Call this before [`Neighbours::learn`].
+    pub fn is_news(&self, now: u64, address: IpAddr, mac: Mac) -> bool {
+        self.by_address.get(&address).is_none_or(|neighbour| {
+            neighbour.mac != Some(mac) || neighbour.told.is_none_or(|told| now >= told + TELL_NS)
+        })
+    }
+
+    /// Notes that the other threads are told of a neighbour. Returns true if the table contains the neighbour.
+    pub fn note_told(&mut self, now: u64, address: IpAddr) -> bool {
+        let neighbour = self.by_address.get_mut(&address);
+        neighbour.map(|neighbour| neighbour.told = Some(now)).is_some()
     }
 
     /// Returns the neighbours to ask again. Also returns the neighbours that did not answer, with the packets

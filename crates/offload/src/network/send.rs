@@ -201,30 +201,30 @@ impl Network {
         self.send_frame(to, &packet);
     }
 
-    /// Processes an ARP packet. Returns what it says of a neighbour, as the arguments of [`Network::learn`].
-    pub fn on_arp(&mut self, now: u64, bytes: &[u8]) -> Option<(IpAddr, Mac, bool)> {
+    /// Processes an ARP packet. Returns what the other threads must be told of a neighbour.
+    pub fn on_arp(&mut self, now: u64, bytes: &[u8]) -> Option<Heard> {
         let Ok(packet) = arp::Packet::new(bytes) else {
             self.counters.malformed += 1;
             return None;
         };
         let for_us = self.addresses.iter().any(|prefix| prefix.address == IpAddr::V4(packet.target()));
-        self.learn(now, packet.sender().into(), packet.sender_mac(), for_us);
+        let heard = self.hear(now, packet.sender().into(), packet.sender_mac(), for_us, for_us);
         if for_us && packet.operation() == arp::REQUEST {
             let (mac, sender) = (packet.sender_mac(), packet.sender());
             self.send_arp(arp::REPLY, mac, packet.target(), mac, sender);
         }
-        Some((packet.sender().into(), packet.sender_mac(), for_us))
+        heard
     }
 
-    /// Processes a message of neighbour discovery. The caller has verified the checksum. Returns what the message
-    /// says of a neighbour, as the arguments of [`Network::learn`].
+    /// Processes a message of neighbour discovery. The caller has verified the checksum. Returns what the other
+    /// threads must be told of a neighbour.
     pub fn on_discovery(
         &mut self,
         now: u64,
-        source: IpAddr,
+        (source, destination): (IpAddr, IpAddr),
         hop_limit: u8,
         bytes: &[u8],
-    ) -> Option<(IpAddr, Mac, bool)> {
+    ) -> Option<Heard> {
         let message = ndp::Message::new(bytes).ok().filter(|_| hop_limit == ndp::HOP_LIMIT);
         let (Some(message), IpAddr::V6(asker)) = (message, source) else {
             self.counters.malformed += 1;
@@ -233,17 +233,14 @@ impl Network {
         let target = IpAddr::V6(message.target());
         if message.kind() == ndp::ADVERTISEMENT {
             let mac = message.link_address(ndp::TARGET_LINK_ADDRESS)?;
-            self.learn(now, target, mac, false);
-            return Some((target, mac, false));
+            return self.hear(now, target, mac, false, self.is_own(destination));
         }
         if !self.addresses.iter().any(|prefix| prefix.address == target) {
             return None;
         }
         let mac = message.link_address(ndp::SOURCE_LINK_ADDRESS);
         let asking = mac.filter(|_| !asker.is_unspecified());
-        if let Some(mac) = asking {
-            self.learn(now, source, mac, true);
-        }
+        let heard = asking.and_then(|mac| self.hear(now, source, mac, true, true));
         // Multicast the answer to all nodes: a host that checks whether a new address is in use asks from the
         // unspecified address, to which no answer can be sent (RFC 4862).
         let (destination, flags) = match asker.is_unspecified() {
@@ -259,13 +256,30 @@ impl Network {
             mac: self.mac,
         };
         self.send_discovery(to, target, destination.into(), &answer);
-        asking.map(|mac| (source, mac, true))
+        heard
+    }
+
+    /// Records a neighbour's MAC address like [`Network::learn`]. Returns what the other threads must be told, or
+    /// `None` if it is no news. `asked` is true if the neighbour sent the message to this host.
+    fn hear(&mut self, now: u64, address: IpAddr, mac: Mac, add: bool, asked: bool) -> Option<Heard> {
+        if !self.is_neighbour(address) || mac.is_multicast() {
+            return None;
+        }
+        let is_news = self.neighbours.is_news(now, address, mac);
+        self.learn(now, address, mac, add);
+        // Let the other threads add a neighbour that this thread has, because they get no later report of it
+        // while nothing changes.
+        is_news.then(|| Heard { address, mac, add: self.neighbours.note_told(now, address), asked })
+    }
+
+    fn is_neighbour(&self, address: IpAddr) -> bool {
+        !self.is_own(address) && !address.is_unspecified() && !address.is_multicast()
     }
 
     /// Records a neighbour's MAC address, and sends the packets that wait for it. If the neighbour is unknown,
     /// adds it only if `add` is set.
     pub(crate) fn learn(&mut self, now: u64, address: IpAddr, mac: Mac, add: bool) {
-        if self.is_own(address) || address.is_unspecified() || address.is_multicast() {
+        if !self.is_neighbour(address) {
             return;
         }
         for packet in self.neighbours.learn(now, address, mac, add) {
@@ -301,6 +315,18 @@ impl Network {
     pub fn has_timer(&self) -> bool {
         self.neighbours.is_asking()
     }
+}
+
+/// A neighbour's MAC address of which the other threads of the engine must be told.
+pub struct Heard {
+    /// The neighbour's IP address.
+    pub address: IpAddr,
+    /// The neighbour's MAC address.
+    pub mac: Mac,
+    /// True if the other threads must add the neighbour if they do not have it.
+    pub add: bool,
+    /// True if the neighbour sent the message to this host. False if the neighbour announced itself to all hosts.
+    pub asked: bool,
 }
 
 fn write_ethernet(bytes: &mut [u8], source: Mac, ethertype: u16) {

@@ -14,6 +14,8 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+mod limits;
+
 const THREADS: usize = 3;
 /// More rounds than any step of these tests needs.
 const MOST_ROUNDS: usize = 1000;

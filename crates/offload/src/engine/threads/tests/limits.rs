@@ -1,0 +1,228 @@
+//! What a hostile program, a hostile link and a busy thread can do to the other threads of an engine.
+
+use super::*;
+use crate::arena::Key;
+use crate::engine::control::MOST_PASSED;
+use crate::socket::{Listening, Role, Socket};
+use inlane_offload_protocol::message::accept;
+
+impl Trio {
+    fn tasks(&self, thread: usize) -> usize {
+        self.threads().engines()[0].shared.as_ref().unwrap().inboxes[thread].tasks()
+    }
+
+    /// Runs one thread of the engine, as if the others were busy.
+    fn run_alone(&mut self, thread: usize) {
+        for _ in 0..100 {
+            self.now += 1_000_000;
+            let now = self.now;
+            self.engine.parts_mut().engines_mut()[thread].round(now).unwrap();
+        }
+    }
+
+    /// Sends requests of one client while only thread 0, which serves it, runs.
+    fn flood(&mut self, program: &Program, message: Message, attached: Option<&OwnedFd>) {
+        for _ in 0..10 {
+            let attached = attached.map(AsRawFd::as_raw_fd);
+            while pair::send_descriptor(program.0.as_raw_fd(), &message.encode(), attached).is_ok() {}
+            self.run_alone(0);
+        }
+    }
+
+    fn listener(&self, thread: usize) -> (Key, &Listening) {
+        let mut listeners = self.threads().engines()[thread].listeners();
+        let (key, socket) = listeners.next().unwrap();
+        let Role::Listening(listening) = &socket.role else { unreachable!() };
+        (key, listening)
+    }
+
+    /// Completes the handshake of a connection from `port` to 8080 on one queue. Returns false if the engine does
+    /// not answer the SYN.
+    fn handshake(&mut self, queue: usize, port: u16) -> bool {
+        self.segment(queue, &header(1000, 0, tcp::SYN), (port, 8080), &[]);
+        let Some(&(syn_ack, _)) = self.sent().first() else { return false };
+        let acknowledgment = syn_ack.sequence.wrapping_add(1);
+        self.segment(queue, &header(1001, acknowledgment, tcp::ACK), (port, 8080), &[]);
+        self.sent();
+        true
+    }
+}
+
+/// Returns the remote port of the next connection that the program accepts, and its end.
+fn accepted(listener: &OwnedFd) -> Option<(u16, OwnedFd)> {
+    let mut record = [0; 64];
+    let (len, end) = pair::receive_descriptor(listener.as_raw_fd(), &mut record).ok()?;
+    Some((accept::decode(&record[..len]).unwrap().port(), end.unwrap()))
+}
+
+#[test]
+fn one_client_cannot_fill_the_inboxes_of_busy_threads() {
+    let mut trio = Trio::new();
+    let program = trio.program();
+    let listener = trio.listening(&program, 8079);
+    let mut option = Message::new(Operation::SetOptionNow);
+    (option.level, option.name) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);
+    option.set_value(&1i32.to_ne_bytes());
+    trio.flood(&program, option, Some(&listener));
+    assert_eq!((trio.tasks(1), trio.tasks(2)), (MOST_PASSED, MOST_PASSED));
+    trio.settle();
+    assert_eq!((trio.tasks(1), trio.tasks(2)), (0, 0));
+
+    let _second = (trio.program(), trio.program());
+    let reporter = trio.program();
+    trio.flood(&reporter, Message::new(Operation::Status), None);
+    assert_eq!((trio.tasks(1), trio.tasks(2)), (1, 1));
+    trio.settle();
+    let mut bytes = [0; message::LEN];
+    assert!(pair::receive_descriptor(reporter.0.as_raw_fd(), &mut bytes).unwrap().1.is_some());
+}
+
+#[test]
+fn a_process_has_a_limited_number_of_clients() {
+    let trio = Trio::new();
+    let controls = trio.threads().engines().iter().map(|engine| &engine.control);
+    let admitted: usize = controls.map(|control| (0..2000).filter(|_| control.admit_client(7)).count()).sum();
+    assert_eq!(admitted, 1024);
+    let control = &trio.threads().engines()[1].control;
+    assert!(!control.admit_client(7) && control.admit_client(8));
+}
+
+#[test]
+fn an_error_of_the_system_does_not_end_a_listener() {
+    let mut trio = Trio::new();
+    let program = trio.program();
+    let listener = trio.listening(&program, 8080);
+    let (key, _) = trio.listener(0);
+    let replace = |trio: &mut Trio, end: OwnedFd| {
+        let socket: &mut Socket = trio.engine.parts_mut().engines_mut()[0].sockets.get_mut(key).unwrap();
+        socket.end.replace(end).unwrap()
+    };
+    // Sending fails on a file, as it does while the system has too many descriptors in flight.
+    let file = OwnedFd::from(tempfile::tempfile().unwrap());
+    let end = replace(&mut trio, file);
+    assert!(trio.handshake(0, 4000));
+    assert!(accepted(&listener).is_none());
+    replace(&mut trio, end);
+    let port = (0..1000).find_map(|_| {
+        trio.settle();
+        accepted(&listener)
+    });
+    assert_eq!(port.unwrap().0, 4000);
+    assert!(trio.handshake(0, 4001) && accepted(&listener).unwrap().0 == 4001);
+}
+
+#[test]
+fn a_thread_gets_room_in_a_pair_that_another_thread_keeps_part_full() {
+    let mut trio = Trio::new();
+    let program = trio.program();
+    let listener = trio.listening(&program, 8080);
+    let waiting = (4000..5000).find(|&port| {
+        assert!(trio.handshake(0, port));
+        trio.listener(0).1.listener.acceptable() > 0
+    });
+    let mut ends = Vec::new();
+    let found = (5000..6000).any(|port| {
+        let (accepted, end) = accepted(&listener).unwrap();
+        ends.push(end);
+        trio.handshake(2, port);
+        Some(accepted) == waiting
+    });
+    assert!(found, "the connection of thread 0 never came");
+}
+
+#[test]
+fn the_backlog_limits_the_accept_queues_of_all_threads_together() {
+    let mut trio = Trio::new();
+    let program = trio.program();
+    let listener = trio.listening(&program, 8080);
+    let mut refused = 0;
+    for port in 4000..4200 {
+        refused += usize::from(!trio.handshake(usize::from(port) % THREADS, port));
+    }
+    let waiting: usize = (0..THREADS).map(|thread| trio.listener(thread).1.listener.acceptable()).sum();
+    assert!(waiting == 16 && refused > 0, "{waiting} connections wait, {refused} were refused");
+    // Every established connection reaches the program.
+    let mut count = 0;
+    for _ in 0..1000 {
+        trio.settle();
+        count += usize::from(accepted(&listener).is_some());
+    }
+    assert_eq!(count, 200 - refused);
+    assert_eq!(trio.listener(0).1.waiting.load(std::sync::atomic::Ordering::Relaxed), 0);
+}
+
+fn arp_reply(sender: std::net::Ipv4Addr, mac: ethernet::Mac, target: std::net::Ipv4Addr) -> Vec<u8> {
+    let mut bytes = vec![0; ethernet::HEADER + arp::HEADER];
+    let mut frame = Frame::new(&mut bytes[..]).unwrap();
+    frame.set_destination(MAC);
+    frame.set_ethertype(ethernet::ARP);
+    let mut packet = arp::Packet::init(frame.payload_mut()).unwrap();
+    packet.set_operation(arp::REPLY);
+    packet.set_sender_mac(mac);
+    packet.set_sender(sender);
+    packet.set_target(target);
+    bytes
+}
+
+#[test]
+fn other_threads_hear_of_neighbours_when_they_change_and_not_too_often() {
+    let mut trio = Trio::new();
+    let host = std::net::Ipv4Addr::new(10, 0, 0, 77);
+    let other_mac = ethernet::Mac([2, 0, 0, 0, 0, 9]);
+    for mac in [MAC, other_mac] {
+        for _ in 0..1000 {
+            trio.engine.receive_on(1, trio.now, &arp_reply(host, mac, OURS));
+        }
+        assert_eq!((trio.tasks(0), trio.tasks(2)), (1, 1));
+        trio.settle();
+    }
+    // An unchanged address is confirmed in time for a thread that asks again.
+    trio.now += 1_000_000_000;
+    trio.engine.receive_on(1, trio.now, &arp_reply(host, other_mac, OURS));
+    assert_eq!(trio.tasks(0), 1);
+    trio.settle();
+    // Many hosts announce themselves to all others. An answer to the engine's own request still gets through.
+    for n in 0..10_000 {
+        let host = std::net::Ipv4Addr::from(0x0a00_1000 + n);
+        trio.engine.receive_on(1, trio.now, &arp_reply(host, MAC, host));
+    }
+    assert_eq!(trio.tasks(0), 256);
+    trio.engine.receive_on(1, trio.now, &arp_reply(PEER, other_mac, OURS));
+    assert_eq!(trio.tasks(0), 257);
+}
+
+#[test]
+fn a_failed_connect_leaves_the_time_wait_of_its_flow_as_it_was() {
+    let mut trio = Trio::new();
+    let program = trio.program();
+    let listener = trio.listening(&program, 8080);
+    // Thread 0 closes a connection first, so that it has a TIME-WAIT entry.
+    assert!(trio.handshake(0, 4000));
+    drop(accepted(&listener));
+    trio.settle();
+    let fin = trio.sent().iter().find(|(header, _)| header.flags & tcp::FIN != 0).unwrap().0;
+    let acknowledgment = fin.sequence.wrapping_add(1);
+    trio.segment(0, &header(1001, acknowledgment, tcp::FIN | tcp::ACK), (4000, 8080), &[]);
+    let remote = SocketAddr::new(PEER.into(), 80);
+    let now = trio.now;
+    let engine = &mut trio.engine.parts_mut().engines_mut()[0];
+    let entry = *engine.time_waits.values().next().unwrap();
+    // Every port that thread 0 could choose is in TIME-WAIT, and the process may have no more sockets.
+    for port in (32768..=60999).filter(|&port| usize::from(port) % THREADS == 0) {
+        let flow = inlane_tcp::Flow { local: SocketAddr::new(OURS.into(), port), remote };
+        engine.time_waits.insert(flow, entry);
+        engine.time_wait_order.push_back((entry.until(), flow));
+        engine.note_time_wait(flow);
+    }
+    let process = std::process::id() as i32;
+    while engine.control.admit(process) {}
+    let mut message = Message::new(Operation::Connect);
+    message.remote = Some(remote);
+    assert_eq!(trio.ask(&program, message, None).0.status, libc::ENFILE);
+    assert_shared_matches(trio.threads().engines());
+    // All entries expire, on this thread and in the shared table.
+    trio.now = now + 120_000_000_000;
+    trio.settle();
+    assert_eq!(trio.engine.held().time_waits, 0);
+    assert_shared_matches(trio.threads().engines());
+}
