@@ -191,6 +191,26 @@ pub fn hung_up(fd: RawFd) -> bool {
     unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents & (libc::POLLHUP | libc::POLLERR) != 0 }
 }
 
+/// Returns true if no process has the program's end any more. [`hung_up`] does not tell a closed end from one
+/// whose two directions are shut down. This function costs several system calls.
+pub fn is_closed(engine_end: RawFd) -> bool {
+    // SAFETY: an all-zero address is valid. The address and its length live through the calls.
+    unsafe {
+        let mut name: libc::sockaddr_un = std::mem::zeroed();
+        let mut len = size_of_val(&name) as libc::socklen_t;
+        if libc::getpeername(engine_end, (&raw mut name).cast(), &mut len) != 0 {
+            return true;
+        }
+        let probe = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        if probe < 0 {
+            return false;
+        }
+        // The kernel frees the name of a socket when its last descriptor is closed.
+        let probe = OwnedFd::from_raw_fd(probe);
+        libc::bind(probe.as_raw_fd(), (&raw const name).cast(), len) == 0
+    }
+}
+
 /// The space for one descriptor in a message's control data.
 #[repr(C, align(8))]
 struct Control([u8; 32]);
@@ -282,7 +302,24 @@ pub fn inode(fd: &OwnedFd) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use inlane_offload_protocol::name::Kind;
     use std::os::unix::fs::OpenOptionsExt;
+
+    #[test]
+    fn an_end_is_closed_when_its_last_descriptor_is() {
+        let local = "10.0.0.1:80".parse().unwrap();
+        let name =
+            SocketName { engine: 0x1234_5678, socket: 9, kind: Kind::StreamV4, local, remote: Some(local) };
+        let (engine, program) = create(&name).unwrap();
+        let fd = engine.as_raw_fd();
+        // SAFETY: has no preconditions.
+        assert_eq!(unsafe { libc::shutdown(program.as_raw_fd(), libc::SHUT_RDWR) }, 0);
+        let other = program.try_clone().unwrap();
+        drop(program);
+        assert!(hung_up(fd) && !is_closed(fd));
+        drop(other);
+        assert!(hung_up(fd) && is_closed(fd) && is_closed(fd));
+    }
 
     #[test]
     fn only_sockets_have_an_inode_that_identifies_them() {

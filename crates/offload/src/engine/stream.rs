@@ -376,7 +376,7 @@ impl Stream {
             let used = self.written - self.connection.acknowledged();
             let room = share.saturating_sub(used);
             if room == 0 {
-                if self.hung_up {
+                if self.hung_up && pair::is_closed(fd) {
                     // The rest of the pair may never fit, if the peer keeps its window closed.
                     self.connection.abandon();
                 }
@@ -391,7 +391,7 @@ impl Stream {
                 Ok((0, _)) => {
                     self.program_finished = true;
                     match self.hung_up || pair::hung_up(fd) {
-                        true if options.linger == Some(0) => self.connection.abort(),
+                        true if options.linger == Some(0) && pair::is_closed(fd) => self.connection.abort(),
                         true => self.close(now),
                         false => self.connection.shutdown_write(),
                     }

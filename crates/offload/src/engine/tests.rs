@@ -345,6 +345,45 @@ fn a_peer_that_never_reads_keeps_no_closed_socket() {
     assert_eq!(connected(&bench), 0);
 }
 
+/// The peer's FIN has arrived and the program has shut down sending, so both directions of the pair are shut down.
+#[test]
+fn a_socket_that_its_program_holds_sends_all_its_data_however_slowly_the_peer_reads() {
+    let mut bench = Bench::new(100);
+    let listener = bench.listening("10.0.0.1:8080");
+    let client = bench.connecting("10.0.0.1:8080").1.unwrap();
+    bench.turn();
+    let mut record = [0; 64];
+    let accepted = pair::receive_descriptor(listener.as_raw_fd(), &mut record).unwrap().1.unwrap();
+    let mut sent = 0;
+    for _ in 0..50 {
+        while let Ok(len) = pair::send(client.as_raw_fd(), &[7; 10_000], &[]) {
+            sent += len;
+        }
+        bench.turn();
+    }
+    for end in [&accepted, &client] {
+        // SAFETY: has no preconditions.
+        assert_eq!(unsafe { libc::shutdown(end.as_raw_fd(), libc::SHUT_WR) }, 0);
+        bench.turn();
+    }
+    for _ in 0..200 {
+        bench.now += 10_000_000_000;
+        bench.turn();
+    }
+    let (mut received, mut buffer) = (0, vec![0; 65536]);
+    for _ in 0..1000 {
+        while let Ok(len @ 1..) = pair::receive(accepted.as_raw_fd(), &mut buffer, &mut []) {
+            received += len;
+        }
+        bench.now += 1_000_000_000;
+        bench.turn();
+    }
+    assert_eq!(received, sent);
+    drop((accepted, client, listener));
+    bench.turn();
+    assert_eq!(bench.engine.sockets.len(), 0);
+}
+
 #[test]
 fn a_client_of_another_version_is_told_this_version_and_is_listed() {
     use rustix::net::{self, AddressFamily, SocketFlags, SocketType};

@@ -354,8 +354,12 @@ impl Connection {
         self.snd.next = start + len as u64;
         self.snd.last_sent = now;
         self.recovery.prr_out += len as u64;
-        if !len.is_multiple_of(size) {
+        let small = !len.is_multiple_of(size);
+        if small {
             self.snd.small_end = self.snd.next;
+        }
+        if small || self.snd.next == self.snd.end() {
+            // No bytes wait for the cork any more.
             self.flags.cork_expired = false;
             self.timers.cork_at = NEVER;
         }

@@ -46,6 +46,29 @@ fn a_cork_holds_small_segments_for_200_ms_at_most() {
     assert_eq!(script.ranges(), [(2000, 2010)]);
 }
 
+/// Nagle's algorithm holds the bytes back when the cork's time has passed. Then further bytes complete the segment.
+#[test]
+fn an_expired_cork_holds_again_after_the_bytes_have_filled_a_segment() {
+    let mut script = Script::open(&config(), plain());
+    let mut written = 0;
+    script.write(10, &mut written);
+    assert_eq!(script.ranges(), [(0, 10)]);
+    script.connection.set_cork(true);
+    script.write(460, &mut written);
+    script.silent();
+    script.sleep(200 * MILLISECOND);
+    script.write(1000, &mut written);
+    script.receive(ack(10));
+    let ranges = script.ranges();
+    assert_eq!(ranges.last(), Some(&(10, 1470)), "{ranges:?}");
+    script.receive(ack(1470));
+    script.write(10, &mut written);
+    script.silent();
+    // The time of the cork begins when the cork holds the new bytes.
+    assert_eq!(script.next_timer(), 200 * MILLISECOND);
+    assert_eq!(script.ranges(), [(1470, 1480)]);
+}
+
 #[test]
 fn no_delay_sends_what_a_cork_held_and_leaves_the_cork() {
     let mut script = Script::open(&config(), plain());
