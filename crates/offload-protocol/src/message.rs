@@ -14,7 +14,7 @@ pub const LEN: usize = 512;
 pub const MAX_VALUE: usize = 384;
 /// The version of the messages. It is the first byte of a message in every version, so that both sides can
 /// name the version that they refuse.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// Where the value begins.
 const VALUE: usize = 96;
 

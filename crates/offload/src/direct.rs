@@ -27,6 +27,12 @@ const LEAST_PART: u64 = 4096;
 /// How long the engine keeps received bytes after the program has taken an offer, in nanoseconds. A program
 /// that receives again and again posts its next receive within this time.
 const HOLD_NS: u64 = 5_000;
+/// How long the engine makes no offers to a standing receive after it has withdrawn one, in nanoseconds. The
+/// time doubles with each further offer in a row that is withdrawn, at most `MOST_DOUBLINGS` times. The program
+/// probably waits for events in a way that the preloaded library does not see.
+const SHUN_NS: u64 = 1_000_000;
+/// The most times that `SHUN_NS` is doubled.
+const MOST_DOUBLINGS: u32 = 10;
 /// How long a lease lasts without use before the engine ends it, in nanoseconds.
 const IDLE_NS: u64 = 1_000_000;
 /// The interval at which the engine writes the time into a leased slot, in nanoseconds.
@@ -85,6 +91,12 @@ impl SharedArea {
         // SAFETY: the area is mapped while this value lives, and the slot's `Direct` refers to it.
         let slot = unsafe { Area::new(self.start) }.slot(index)?;
         Some((index, slot))
+    }
+
+    /// Sets the bit of slot `index` in the ready word, so that the program finds the bytes offered there.
+    fn announce(&self, index: usize) {
+        // SAFETY: the area is mapped while this value lives.
+        unsafe { Area::new(self.start) }.ready().fetch_or(1 << index, Ordering::Release);
     }
 
     fn release(&self, index: usize) {
@@ -151,6 +163,14 @@ pub struct Direct {
     claimed_since: Option<u64>,
     /// The offer that the program has not answered yet, and when it was made, in nanoseconds.
     offer: Option<(Offer, u64)>,
+    /// True if the bytes of a withdrawn offer were not written to the pair yet.
+    moving: bool,
+    /// True if more bytes, or the end of the stream, wait until the program has answered the offer.
+    waits: bool,
+    /// The number of offers to standing receives that were withdrawn in a row.
+    withdrawn: u32,
+    /// Until when the engine makes no offers to a standing receive, in nanoseconds.
+    shunned_until: u64,
     /// When the program last took an offer, in nanoseconds. `None` if it never did.
     taken_at: Option<u64>,
     /// True if the engine found the pair empty and has written nothing to it since. If false, the engine
@@ -196,6 +216,10 @@ impl Direct {
             copied: 0,
             claimed_since: None,
             offer: None,
+            moving: false,
+            waits: false,
+            withdrawn: 0,
+            shunned_until: 0,
             taken_at: None,
             pair_empty: false,
             used_at: 0,
@@ -227,11 +251,14 @@ impl Direct {
     }
 
     /// Returns true if the connection has work: the program has committed bytes for which there may be room,
-    /// has answered an offer, or has left an offer unanswered for too long.
+    /// has answered an offer, or has left an offer unanswered for too long. If `all` is false, leaves out an
+    /// answered offer behind which no bytes wait.
     #[inline]
-    pub fn has_work(&self, now: u64) -> bool {
+    pub fn has_work(&self, now: u64, all: bool) -> bool {
         let answered = self.offer.is_some_and(|(offer, since)| {
-            now >= since + OFFER_LIMIT_NS || !self.slot.receive().is_pending(offer)
+            let receive = self.slot.receive();
+            now >= since + OFFER_LIMIT_NS
+                || !receive.is_pending(offer) && (all || self.waits || !receive.is_renewed(offer))
         });
         answered || !self.stalled && self.slot.send().committed() != self.copied
     }
@@ -319,7 +346,8 @@ impl Direct {
     pub fn offer(&mut self, now: u64, fd: RawFd, first: &[u8], second: &[u8]) -> bool {
         let len = first.len() + second.len();
         let Some((post, room)) = self.slot.receive().posted() else { return false };
-        if len == 0 || len as u64 > room && room < LEAST_PART {
+        let shunned = post.is_standing() && now < self.shunned_until;
+        if shunned || len == 0 || len as u64 > room && room < LEAST_PART {
             return false;
         }
         let room = (room as usize).min(RECEIVE);
@@ -333,51 +361,86 @@ impl Direct {
         self.slot.write_received(first, second);
         self.offer = self.slot.receive().offer(post, len as u64).map(|offer| (offer, now));
         self.used_at = now;
+        if self.offer.is_some() && post.is_standing() {
+            self.area.announce(self.index);
+        }
         self.offer.is_some()
+    }
+
+    /// Records whether more bytes, or the end of the stream, wait until the program has answered the offer.
+    pub fn set_waits(&mut self, waits: bool) {
+        self.waits = waits;
+    }
+
+    /// Returns the number of bytes in the offer that waits for an answer, or 0 if there is none.
+    pub fn offered(&self) -> u64 {
+        self.offer.map_or(0, |(offer, _)| offer.len)
+    }
+
+    /// Returns true if the program has left offered bytes unread.
+    pub fn has_unread(&self) -> bool {
+        self.offer.is_some_and(|(offer, _)| self.slot.receive().is_pending(offer))
     }
 
     /// Returns true if the program will probably post a receive soon: it has just taken an offer, and the pair
     /// is empty. The received bytes should then wait in the engine.
     pub fn expects_post(&self, now: u64) -> bool {
         self.pair_empty
+            && !self.moving
             && self.taken_at.is_some_and(|taken_at| now < taken_at + HOLD_NS)
             && self.slot.receive().posted().is_none()
     }
 
     /// Returns how many of the offered bytes the program has taken, or `None` if the program has not answered
-    /// yet. Withdraws an offer that is too old. If the result is 0, the bytes must go through the pair.
+    /// yet. Withdraws an offer that is too old, or that the program wants through the pair. If fewer bytes were
+    /// taken than offered, write the rest to the pair, then call [`Direct::note_pair_written`].
     ///
     /// # Errors
     /// If the program broke the protocol.
     pub fn settle(&mut self, now: u64) -> Result<Option<u64>, Hostile> {
         let Some((offer, since)) = self.offer else { return Ok(Some(0)) };
         let receive = self.slot.receive();
+        let mut rest = None;
         let answer = match receive.settle(offer) {
             Answer::Pending if now < since + OFFER_LIMIT_NS => return Ok(None),
-            Answer::Pending if receive.withdraw(offer) => Answer::Pending,
-            Answer::Pending => receive.settle(offer),
+            Answer::Pending | Answer::Asked => {
+                rest = receive.withdraw(offer);
+                self.moving = rest.is_some();
+                match rest {
+                    Some(_) => Answer::Pending,
+                    None => receive.settle(offer),
+                }
+            }
             answer => answer,
         };
         self.offer = None;
         self.used_at = now;
-        match answer {
-            Answer::Pending | Answer::Declined => Ok(Some(0)),
-            Answer::Taken => {
-                self.received += offer.len;
-                self.taken_at = Some(now);
-                Ok(Some(offer.len))
+        let taken = match answer {
+            Answer::Taken => offer.len,
+            Answer::Pending => {
+                self.shunned_until = now + (SHUN_NS << self.withdrawn);
+                self.withdrawn = (self.withdrawn + 1).min(MOST_DOUBLINGS);
+                offer.len - rest.unwrap_or(offer.len)
             }
-            Answer::Invalid => Err(Hostile),
+            Answer::Declined => 0,
+            Answer::Asked | Answer::Invalid => return Err(Hostile),
+        };
+        if answer == Answer::Taken {
+            self.withdrawn = 0;
+            self.taken_at = Some(now);
         }
+        self.received += taken;
+        Ok(Some(taken))
     }
 
     /// Ends the offer that waits for an answer, if there is one, whatever the program answers. Call this when
     /// the received bytes are discarded.
     pub fn forget_offer(&mut self) {
-        if let Some((offer, _)) = self.offer.take()
-            && !self.slot.receive().withdraw(offer)
-        {
-            let _ = self.slot.receive().settle(offer);
+        if let Some((offer, _)) = self.offer.take() {
+            match self.slot.receive().withdraw(offer) {
+                Some(_) => self.slot.receive().end_move(),
+                None => drop(self.slot.receive().settle(offer)),
+            }
         }
     }
 
@@ -385,6 +448,9 @@ impl Direct {
     /// empty.
     pub fn note_pair_written(&mut self) {
         self.pair_empty = false;
+        if std::mem::take(&mut self.moving) {
+            self.slot.receive().end_move();
+        }
     }
 }
 
@@ -450,7 +516,7 @@ mod tests {
         direct.grant(1);
         commit(&direct, &[3; 5000]);
         assert_eq!(direct.copy(1, &mut ring, 0, 4096), Ok(4096));
-        assert!(direct.is_stalled() && !direct.has_work(1));
+        assert!(direct.is_stalled() && !direct.has_work(1, true));
         assert_eq!(direct.end_lease(1), Ok(Turn::Behind));
         assert_eq!(direct.copy(1, &mut ring, 4096, 4096), Ok(904));
         assert_eq!(direct.end_lease(1), Ok(Turn::Pair));
@@ -493,6 +559,40 @@ mod tests {
     }
 
     #[test]
+    fn a_standing_receive_is_announced_renewed_and_shunned_when_nobody_answers() {
+        let (engine, program) = std::os::unix::net::UnixStream::pair().unwrap();
+        let fd = engine.as_raw_fd();
+        let mut direct = connection();
+        let ready = |direct: &Direct| {
+            // SAFETY: the area is mapped while the connection lives.
+            unsafe { Area::new(direct.area.start) }.ready().swap(0, Ordering::Acquire)
+        };
+        assert!(direct.slot.receive().post_standing());
+        assert!(direct.offer(1, fd, &[1; 8], &[]) && ready(&direct) == 1 && direct.has_unread());
+        let offer = direct.slot.receive().offered().unwrap();
+        assert!(direct.slot.receive().take_part(offer, 3) && direct.has_unread());
+        assert!(!direct.has_work(2, true) && direct.settle(2) == Ok(None));
+        let offer = direct.slot.receive().offered().unwrap();
+        assert!(direct.slot.receive().take_part(offer, 5) && !direct.has_unread());
+        assert!(!direct.has_work(2, false) && direct.has_work(2, true));
+        direct.set_waits(true);
+        assert!(direct.has_work(2, false));
+        assert_eq!(direct.settle(2), Ok(Some(8)));
+        assert!(direct.offer(3, fd, &[1; 5], &[]) && ready(&direct) == 1);
+        let offer = direct.slot.receive().offered().unwrap();
+        assert!(direct.slot.receive().take_part(offer, 4));
+        let end = 3 + OFFER_LIMIT_NS;
+        assert!(direct.has_work(end, false));
+        assert_eq!(direct.settle(end), Ok(Some(4)));
+        assert!(direct.slot.receive().is_moving() && !direct.slot.receive().post_standing());
+        direct.note_pair_written();
+        assert!(direct.slot.receive().post_standing());
+        assert!(!direct.offer(end, fd, &[1; 5], &[]), "the program did not look at its slot");
+        assert!(direct.offer(end + SHUN_NS, fd, &[1; 5], &[]));
+        drop(program);
+    }
+
+    #[test]
     fn an_unanswered_offer_is_withdrawn() {
         let (engine, program) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut direct = connection();
@@ -502,10 +602,11 @@ mod tests {
         assert_eq!(direct.settle(2), Ok(None));
         assert_eq!(direct.settle(1 + OFFER_LIMIT_NS), Ok(Some(0)));
         assert_eq!(direct.slot.receive().state(post), Posted::Ended);
+        direct.note_pair_written();
         let post = direct.slot.receive().post(10).unwrap();
         assert!(direct.offer(1, engine.as_raw_fd(), &[1; 4], &[2; 4]));
         assert!(direct.slot.receive().take(post, 8));
-        assert!(direct.has_work(2));
+        assert!(direct.has_work(2, false));
         assert_eq!(direct.settle(2), Ok(Some(8)));
         assert!(direct.expects_post(1 + HOLD_NS) && !direct.expects_post(2 + HOLD_NS));
         let post = direct.slot.receive().post(10).unwrap();
@@ -547,7 +648,7 @@ mod tests {
                     direct.offer(now, engine.as_raw_fd(), &[1; 100], &[2; 100]);
                 }
                 match direct.settle(now) {
-                    Ok(taken) => prop_assert!(taken.is_none_or(|taken| taken == 0 || taken == 200)),
+                    Ok(taken) => prop_assert!(taken.is_none_or(|taken| taken <= 200)),
                     Err(Hostile) => break,
                 }
             }

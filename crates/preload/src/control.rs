@@ -214,7 +214,7 @@ fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, i32), c_int> {
         };
         AREA_INODE.store(inode, Ordering::Relaxed);
         let start = if start == libc::MAP_FAILED { std::ptr::null_mut() } else { start };
-        AREA.store(start.cast(), Ordering::Relaxed);
+        AREA.store(start.cast(), Ordering::Release);
     }
     if reply.status != 0 {
         return Err(reply.status);
@@ -223,6 +223,13 @@ fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, i32), c_int> {
     // SAFETY: the area was mapped above or by an earlier call, and it is never unmapped.
     let slot = unsafe { Area::new(area) }.slot(usize::try_from(reply.number).unwrap_or(usize::MAX));
     slot.map(|slot| (slot, reply.name)).ok_or(libc::EPROTO)
+}
+
+/// Returns the memory that the engine shares with this process, or `None` if there is none yet.
+pub fn area() -> Option<Area> {
+    let start = NonNull::new(AREA.load(Ordering::Acquire))?;
+    // SAFETY: the area was mapped before its address was stored, and it is never unmapped.
+    Some(unsafe { Area::new(start) })
 }
 
 fn drop_kept() {

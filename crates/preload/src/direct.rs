@@ -8,7 +8,7 @@
 
 use crate::signals::Held;
 use crate::wait::{self, Patience};
-use crate::{control, errno, fail, real, set_errno, socket};
+use crate::{control, errno, fail, ready, real, set_errno, socket};
 use inlane_offload_protocol::lease::{Post, Posted, SEND, Slot};
 use libc::{c_int, c_void, iovec, ssize_t};
 use std::mem::MaybeUninit;
@@ -71,7 +71,8 @@ pub fn forget(fd: RawFd) {
 
 /// Returns the slot of a descriptor in the table, or `None` if there is none. The slot may be outdated, so
 /// check it with `is_same`.
-fn slot(fd: RawFd) -> Option<Slot> {
+#[inline]
+pub fn slot(fd: RawFd) -> Option<Slot> {
     // SAFETY: all slots in the table lie in shared memory that stays mapped.
     unsafe { Slot::from_ptr(entry(fd)?.slot.load(Ordering::Acquire)) }
 }
@@ -90,10 +91,13 @@ pub fn note_sent(fd: RawFd) {
 /// an offloaded connection often receives many bytes at once. Call this after each such receive.
 #[inline]
 pub fn note_received(fd: RawFd, len: usize) {
+    let Some(entry) = entry(fd) else { return };
+    if let Some(slot) = slot(fd) {
+        ready::note_received(fd, slot);
+    }
     if len < LEAST_COUNTED {
         return;
     }
-    let Some(entry) = entry(fd) else { return };
     if count(&entry.receives) && wait::is_offloaded(fd) && socket::blocks(fd) {
         adopt(fd, entry);
     }
@@ -122,14 +126,15 @@ fn adopt(fd: RawFd, entry: &Entry) {
                 slot.header().low_water.store(1, Ordering::Relaxed);
             }
             entry.slot.store(slot.as_ptr(), Ordering::Release);
+            ready::note_adopted(fd, slot);
         }
         Err(libc::EOPNOTSUPP) => UNAVAILABLE.store(true, Ordering::Relaxed),
         Err(_) => {}
     }
 }
 
-/// Returns true if the slot belongs to the socket `fd`, and false if the table is outdated.
-fn is_same(fd: RawFd, slot: Slot) -> bool {
+/// Returns true if the slot belongs to the socket `fd`, and false if the table is outdated. May change errno.
+pub fn is_same(fd: RawFd, slot: Slot) -> bool {
     let mut status = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: fstat(2) fills the structure if it succeeds. The structure is read only in that case.
     let status = unsafe {
@@ -141,6 +146,14 @@ fn is_same(fd: RawFd, slot: Slot) -> bool {
     let header = slot.header();
     status.st_ino == header.inode.load(Ordering::Acquire)
         && status.st_dev == header.device.load(Ordering::Relaxed)
+}
+
+/// Like [`is_same`], but leaves errno unchanged.
+pub fn is_same_quietly(fd: RawFd, slot: Slot) -> bool {
+    let before = errno();
+    let same = is_same(fd, slot);
+    set_errno(before);
+    same
 }
 
 /// Returns true if the engine has read all bytes that the program has sent through the pair. Returns false if
@@ -161,7 +174,7 @@ pub fn now_ns() -> u64 {
 
 /// Returns true if the engine's last heartbeat is less than `ALIVE_NS` ago. Returns false if the engine may
 /// have ended.
-fn is_alive(slot: Slot) -> bool {
+pub fn is_alive(slot: Slot) -> bool {
     now_ns() < slot.header().alive_ns.load(Ordering::Relaxed).wrapping_add(ALIVE_NS)
 }
 
@@ -217,7 +230,83 @@ pub fn shut(fd: RawFd) {
 pub fn note_low_water(fd: RawFd) {
     if let Some(slot) = slot(fd).filter(|&slot| is_same(fd, slot)) {
         slot.header().low_water.store(1, Ordering::Relaxed);
+        slot.receive().ask();
     }
+}
+
+/// The longest wait until the engine has moved offered bytes to the pair, in nanoseconds. The engine usually
+/// needs a few microseconds.
+const MOVE_NS: u64 = 1_000_000;
+
+/// Ends the standing receive of `fd`, and lets the engine move offered bytes to the pair. Call this before a
+/// system call that looks at the received bytes of the descriptor.
+#[inline]
+pub fn withdraw(fd: RawFd) {
+    if let Some(slot) = slot(fd)
+        && slot.receive().ask()
+    {
+        await_move(slot);
+    }
+}
+
+/// Waits briefly while the engine moves offered bytes to the pair.
+fn await_move(slot: Slot) {
+    let start = now_ns();
+    while slot.receive().is_moving() && now_ns() < start + MOVE_NS {
+        // Yield, because the engine may be waiting for this processor.
+        // SAFETY: has no preconditions.
+        unsafe { libc::sched_yield() };
+    }
+}
+
+/// Returns the number of received bytes that are offered in shared memory, or `None` if there are none.
+pub fn offered(fd: RawFd) -> Option<usize> {
+    let slot = slot(fd)?;
+    let offer = slot.receive().offered()?;
+    is_same_quietly(fd, slot).then_some(offer.len as usize)
+}
+
+/// Implements a receive of bytes that the engine has already offered in shared memory. If `takes` is false, only
+/// looks at the bytes (MSG_PEEK). Returns their number, or `None` if there are none. Leaves errno unchanged.
+///
+/// # Safety
+/// `parts` points to `count` buffers with as many writable bytes as their lengths say.
+#[inline]
+pub unsafe fn receive_offered(fd: RawFd, parts: *const iovec, count: usize, takes: bool) -> Option<ssize_t> {
+    let slot = slot(fd)?;
+    let Some(offer) = slot.receive().offered() else {
+        if slot.receive().is_moving() {
+            await_move(slot);
+        }
+        return None;
+    };
+    if parts.is_null() || !is_same_quietly(fd, slot) {
+        return None;
+    }
+    // SAFETY: the caller promises `count` buffers.
+    let parts = unsafe { std::slice::from_raw_parts(parts, count) };
+    let mut copied = 0;
+    for part in parts {
+        let len = part.iov_len.min(offer.len as usize - copied);
+        // SAFETY: the caller promises that the buffer has room.
+        unsafe { slot.read_offered(offer, copied, part.iov_base.cast(), len) };
+        copied += len;
+    }
+    let got = copied > 0 && if takes { slot.receive().take_part(offer, copied as u64) } else { true };
+    got.then_some(copied as ssize_t)
+}
+
+/// Checks after a receive was posted in `slot` that the slot still belongs to the connection with this inode.
+/// Otherwise ends the standing receive. Returns true if the slot belongs to the connection.
+pub fn check_post(slot: Slot, inode: u64) -> bool {
+    // The engine clears the inode before it closes the slot, with a fence in between. So this thread sees the
+    // cleared inode, or the engine sees the post.
+    fence(Ordering::SeqCst);
+    let same = slot.header().inode.load(Ordering::Acquire) == inode;
+    if !same {
+        slot.receive().ask();
+    }
+    same
 }
 
 /// Implements recv(2) without flags. Polls for a short time, because sleeping and waking up costs more.
@@ -239,6 +328,11 @@ unsafe fn receive_from(
     buffer: *mut c_void,
     len: usize,
 ) -> Option<ssize_t> {
+    let part = iovec { iov_base: buffer, iov_len: len };
+    // SAFETY: the program's arguments.
+    if let Some(bytes) = unsafe { receive_offered(fd, &part, 1, true) } {
+        return Some(bytes);
+    }
     let wait_ns = wait::time_ns();
     if entry.patience.skips() {
         return None;
@@ -250,6 +344,7 @@ unsafe fn receive_from(
     // SAFETY: the program's arguments.
     let receive = || unsafe { real::recv(fd, buffer, len, libc::MSG_DONTWAIT) };
     match receive() {
+        -1 if errno() == libc::EAGAIN && !socket::blocks(fd) => return Some(fail(libc::EAGAIN)),
         -1 if errno() == libc::EAGAIN => {}
         -1 if errno() == libc::ENOTSOCK => {
             set_errno(before);
@@ -258,13 +353,14 @@ unsafe fn receive_from(
         result => return Some(result),
     }
     let signals = Held::new();
-    let blocks = socket::blocks(fd);
     let inode = slot.header().inode.load(Ordering::Relaxed);
-    if !blocks || !is_same(fd, slot) || inode == 0 {
+    if !is_same(fd, slot) || inode == 0 {
         signals.release(false);
         set_errno(before);
-        return if blocks { None } else { Some(fail(libc::EAGAIN)) };
+        return None;
     }
+    // This thread posts a receive of its own. If bytes are offered already, the loop below takes them.
+    slot.receive().stop();
     let mut post = None;
     let start = now_ns();
     let (mut looked, mut now) = (start, start);
@@ -272,6 +368,12 @@ unsafe fn receive_from(
         // SAFETY: the program's arguments.
         if let Some(bytes) = unsafe { poll_post(slot, &mut post, buffer, len) } {
             break Some(bytes as ssize_t);
+        }
+        if post.is_none() {
+            // SAFETY: the program's arguments.
+            if let Some(bytes) = unsafe { receive_offered(fd, &part, 1, true) } {
+                break Some(bytes);
+            }
         }
         if now >= start + wait_ns {
             break None;

@@ -45,6 +45,27 @@ pub fn remember(epoll: c_int, fd: c_int, event: epoll_event) {
     }
 }
 
+/// Forgets the registration of `fd` in `epoll`. Call this when the program has removed it.
+pub fn forget(epoll: c_int, fd: c_int) {
+    if let Some(entry) = entry(fd)
+        && entry.fd.load(Ordering::Relaxed) == fd.saturating_add(1)
+        && entry.epoll.load(Ordering::Relaxed) == epoll
+    {
+        entry.fd.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Returns the epoll instance in which `fd` is registered, and its events and data. Returns `None` if there is no
+/// registration, or if it has flags that `supported` lacks.
+pub fn registered(fd: c_int, supported: u32) -> Option<(c_int, epoll_event)> {
+    let entry = entry(fd)?;
+    let plain = entry.events.load(Ordering::Relaxed) & !supported == 0;
+    // Check the flags first, because `of` changes the registration in the kernel to the same value, which would
+    // make a one-shot registration report again.
+    let registration = if plain { Registration::of(fd) } else { None };
+    registration.map(|registration| (registration.epoll, registration.event))
+}
+
 /// A registration.
 pub struct Registration {
     epoll: c_int,

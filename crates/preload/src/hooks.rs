@@ -5,7 +5,9 @@
 
 use crate::convert::{self, Outcome};
 use crate::socket::name_of;
-use crate::{datagram, direct, epoll, errno, exec, fail, real, receive, send, set_errno, socket, wait};
+use crate::{
+    datagram, direct, epoll, errno, exec, fail, ready, real, receive, send, set_errno, socket, wait,
+};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::name::SocketName;
 use inlane_offload_protocol::rules::Use;
@@ -173,6 +175,9 @@ hooks! {
             let parts = std::slice::from_raw_parts(parts, count as usize);
             return datagram::receive_from(fd, &name, parts, 0, null_mut(), null_mut());
         }
+        if let Some(result) = receive_offered(fd, parts, count.max(0) as usize, 0) {
+            return result;
+        }
         let result = real::readv(fd, parts, count);
         receive::finish(fd, if result == 0 { bytes(parts, count.max(0) as usize) } else { 1 }, result)
     }
@@ -181,7 +186,10 @@ hooks! {
         if let Some(name) = datagram::name_of(fd) {
             return datagram::receive_from(fd, &name, &[datagram::part(buffer, len)], flags, null_mut(), null_mut());
         }
-        let direct = if flags == 0 { direct::receive(fd, buffer, len) } else { None };
+        let direct = match flags {
+            0 => direct::receive(fd, buffer, len),
+            _ => receive_offered(fd, &datagram::part(buffer, len), 1, flags),
+        };
         receive::finish(fd, len, direct.unwrap_or_else(|| real::recv(fd, buffer, len, flags)))
     }
 
@@ -197,6 +205,12 @@ hooks! {
         if flags == 0 && address.is_null() && let Some(result) = direct::receive(fd, buffer, len) {
             return receive::finish(fd, len, result);
         }
+        if let Some(result) = receive_offered(fd, &datagram::part(buffer, len), 1, flags) {
+            if !address.is_null() && !address_len.is_null() {
+                *address_len = 0;
+            }
+            return result;
+        }
         let result = real::recvfrom(fd, buffer, len, flags, address, address_len);
         receive::hide_name(fd, result, address, address_len);
         receive::finish(fd, len, result)
@@ -209,6 +223,10 @@ hooks! {
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
         if !message.is_null() && let Some(name) = datagram::name_of(fd) {
             return datagram::receive(fd, &name, &mut *message, flags);
+        }
+        if !message.is_null() && let Some(result) = receive_offered(fd, (*message).msg_iov, (*message).msg_iovlen as _, flags) {
+            ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0);
+            return result;
         }
         let result = real::recvmsg(fd, message, flags);
         if message.is_null() {
@@ -225,7 +243,10 @@ hooks! {
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
         match datagram::name_of(fd) {
             Some(name) => datagram::receive_many(fd, &name, messages, count, flags, timeout),
-            None => real::recvmmsg(fd, messages, count, flags, timeout),
+            None => {
+                direct::withdraw(fd);
+                real::recvmmsg(fd, messages, count, flags, timeout)
+            }
         }
     }
 
@@ -329,16 +350,38 @@ hooks! {
             argument.cast::<c_int>().write_unaligned(datagram::next_length(fd, &name));
             return 0;
         }
+        if request == libc::FIONREAD && !argument.is_null() && let Some(bytes) = direct::offered(fd) {
+            argument.cast::<c_int>().write_unaligned(bytes as c_int);
+            return 0;
+        }
         real::ioctl(fd, request, argument)
     }
 
     fn epoll_ctl(instance: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
         let result = real::epoll_ctl(instance, operation, fd, event);
         if result == 0 && matches!(operation, libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) && !event.is_null() {
-            epoll::remember(instance, fd, event.read());
+            let event = event.read_unaligned();
+            epoll::remember(instance, fd, event);
             wait::note_watched(instance, fd);
+            ready::note_registered(instance, fd, event);
+        }
+        if result == 0 && operation == libc::EPOLL_CTL_DEL {
+            epoll::forget(instance, fd);
+            ready::note_removed(instance, fd);
         }
         result
+    }
+
+    fn epoll_create(size: c_int) -> c_int {
+        let instance = real::epoll_create(size);
+        ready::forget_instance(instance);
+        instance
+    }
+
+    fn epoll_create1(flags: c_int) -> c_int {
+        let instance = real::epoll_create1(flags);
+        ready::forget_instance(instance);
+        instance
     }
 
     fn epoll_wait(instance: c_int, events: *mut epoll_event, room: c_int, timeout: c_int) -> c_int {
@@ -428,6 +471,7 @@ hooks! {
             libc::SYS_write => write(fd, b as *const _, c as size_t) as c_long,
             libc::SYS_writev => writev(fd, b as *const _, c as c_int) as c_long,
             libc::SYS_ioctl => ioctl(fd, b as c_ulong, c as *mut _) as c_long,
+            libc::SYS_epoll_create1 => epoll_create1(fd) as c_long,
             libc::SYS_epoll_ctl => epoll_ctl(fd, b as c_int, c as c_int, d as *mut _) as c_long,
             _ => real::syscall(number, a, b, c, d, e, f),
         }
@@ -454,6 +498,18 @@ unsafe fn send_directly(fd: c_int, parts: *const iovec, count: usize, flags: c_i
     }
     // SAFETY: the program's arguments.
     unsafe { direct::send(fd, std::slice::from_raw_parts(parts, count)) }
+}
+
+/// Receives bytes that the engine has already offered in shared memory into `count` buffers. Returns the number
+/// of bytes, or `None` if the kernel must receive them because there are none or the flags need it.
+unsafe fn receive_offered(fd: c_int, parts: *const iovec, count: usize, flags: c_int) -> Option<ssize_t> {
+    let simple = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_PEEK | libc::MSG_CMSG_CLOEXEC;
+    if flags & !simple != 0 || count > MOST_PARTS {
+        direct::withdraw(fd);
+        return None;
+    }
+    // SAFETY: the program's arguments.
+    unsafe { direct::receive_offered(fd, parts, count, flags & libc::MSG_PEEK == 0) }
 }
 
 /// Corrects the result of the kernel's accept, which fails with EINVAL on the program's end of a pair. In

@@ -28,6 +28,7 @@ mod direct;
 mod epoll;
 mod exec;
 mod hooks;
+mod ready;
 mod real;
 mod receive;
 mod send;

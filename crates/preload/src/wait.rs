@@ -6,7 +6,7 @@
 
 use crate::direct::now_ns;
 use crate::signals::Held;
-use crate::{errno, real, set_errno};
+use crate::{direct, errno, ready, real, set_errno};
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use std::os::fd::RawFd;
 use std::ptr::{null, null_mut};
@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 const MOST: usize = 1024;
 /// The most descriptors of a poll or select that polls. With more, each look at all of them takes too long.
 const MOST_POLLED: usize = 64;
+/// While a thread polls, each look of this many at shared memory also asks the kernel for events.
+const LOOKS: u32 = 16;
 /// Limits how many waits go straight to the kernel after active waits in which nothing arrived: at most 63,
 /// which is 2 to this power, minus 1.
 const MOST_SKIPPED: u32 = 6;
@@ -176,21 +178,65 @@ pub unsafe fn epoll(
             false => real::epoll_pwait(instance, events, room, timeout, mask),
         }
     };
-    match offloaded(instance) {
-        Some(entry) if timeout != 0 && time_ns() > 0 && !entry.patience.skips() => poll_then_sleep(
-            &entry.patience,
-            of_milliseconds(timeout),
-            || wait(0, null()),
-            |before, passed| {
-                let rest = of_milliseconds(timeout).saturating_sub(passed).div_ceil(1_000_000);
-                wait(
-                    if timeout > 0 { rest as c_int } else { timeout },
-                    if mask.is_null() { before } else { mask },
-                )
-            },
-        ),
-        _ => wait(timeout, mask),
+    let Some(entry) = offloaded(instance) else { return wait(timeout, mask) };
+    // SAFETY: the program's array, which this call fills.
+    let shared = unsafe { ready::begin(instance, events, room, timeout != 0) };
+    // Looks at shared memory, and then asks the kernel if `asks` is true or nothing was found. In this order,
+    // bytes that the engine moves from a slot to the pair meanwhile are found.
+    let look = |asks: bool, mask| {
+        let found = shared.map_or(0, |shared| shared.look());
+        if found > 0 && !asks {
+            return found;
+        }
+        if let Some(shared) = shared {
+            shared.note_kernel();
+        }
+        match wait(0, mask) {
+            // The kernel has found nothing, so the events of shared memory are still in the program's array.
+            0 => found,
+            result => result,
+        }
+    };
+    let asks = shared.is_some_and(|shared| shared.needs_kernel());
+    if timeout == 0 {
+        return look(asks, mask);
     }
+    let stop = || shared.map_or(0, |shared| shared.stop());
+    if let Some(shared) = shared {
+        let found = if asks { look(true, null()) } else { shared.look() };
+        if found != 0 {
+            return found;
+        }
+    }
+    if time_ns() == 0 || entry.patience.skips() {
+        let found = stop();
+        return if found > 0 { found } else { wait(timeout, mask) };
+    }
+    let mut looks = 0u32;
+    poll_then_sleep(
+        &entry.patience,
+        of_milliseconds(timeout),
+        || {
+            // A look at shared memory costs far less than a system call.
+            let asks = looks.is_multiple_of(LOOKS);
+            looks = looks.wrapping_add(1);
+            match shared {
+                Some(shared) if !asks => shared.look(),
+                _ => look(asks, null()),
+            }
+        },
+        |before, passed| {
+            let found = stop();
+            if found > 0 {
+                return found;
+            }
+            let rest = of_milliseconds(timeout).saturating_sub(passed).div_ceil(1_000_000);
+            wait(
+                if timeout > 0 { rest as c_int } else { timeout },
+                if mask.is_null() { before } else { mask },
+            )
+        },
+    )
 }
 
 /// Returns the entry of the first offloaded socket among the polled descriptors. Returns `None` if the wait
@@ -205,6 +251,15 @@ unsafe fn polled(descriptors: *const pollfd, count: nfds_t) -> Option<&'static E
     (!entry.patience.skips()).then_some(entry)
 }
 
+/// Lets the kernel find the events of all polled descriptors.
+unsafe fn withdraw_polled(descriptors: *const pollfd, count: nfds_t) {
+    if time_ns() > 0 && !descriptors.is_null() {
+        // SAFETY: the caller guarantees `count` readable structures.
+        let descriptors = unsafe { std::slice::from_raw_parts(descriptors, count as usize) };
+        descriptors.iter().for_each(|descriptor| direct::withdraw(descriptor.fd));
+    }
+}
+
 /// Implements poll(2).
 ///
 /// # Safety
@@ -212,6 +267,7 @@ unsafe fn polled(descriptors: *const pollfd, count: nfds_t) -> Option<&'static E
 pub unsafe fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: the program's arguments. The timeout of ppoll lives through its call.
     unsafe {
+        withdraw_polled(descriptors, count);
         let entry = if timeout == 0 { None } else { polled(descriptors, count) };
         let Some(entry) = entry else { return real::poll(descriptors, count, timeout) };
         let timeout_ns = of_milliseconds(timeout);
@@ -240,6 +296,7 @@ pub unsafe fn ppoll(
 ) -> c_int {
     // SAFETY: the program's arguments. The timeout of ppoll lives through its call.
     unsafe {
+        withdraw_polled(descriptors, count);
         let timeout_ns = match timeout.is_null() {
             true => Some(u64::MAX),
             false => of_parts((*timeout).tv_sec, (*timeout).tv_nsec),
@@ -264,6 +321,19 @@ pub unsafe fn ppoll(
 
 /// The descriptor sets of a select: those to read, those to write, and those with exceptions.
 type Sets = [*mut fd_set; 3];
+
+/// Lets the kernel find the events of all descriptors in the sets of a select.
+unsafe fn withdraw_selected(count: c_int, sets: Sets) {
+    if time_ns() == 0 {
+        return;
+    }
+    for fd in 0..count.clamp(0, libc::FD_SETSIZE as c_int) {
+        // SAFETY: the caller guarantees that each set that is not null has at least `count` bits.
+        if sets.iter().any(|&set| !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }) {
+            direct::withdraw(fd);
+        }
+    }
+}
 
 /// Returns the entry of the first offloaded socket in the sets of a select. Returns `None` if the wait must
 /// not poll.
@@ -328,6 +398,7 @@ pub unsafe fn select(count: c_int, sets: Sets, timeout: *mut timeval) -> c_int {
     let [read, write, except] = sets;
     // SAFETY: the program's arguments.
     unsafe {
+        withdraw_selected(count, sets);
         let limit = match timeout.is_null() {
             true => Some(u64::MAX),
             false => of_parts((*timeout).tv_sec, (*timeout).tv_usec.saturating_mul(1000)),
@@ -355,6 +426,7 @@ pub unsafe fn pselect(count: c_int, sets: Sets, timeout: *const timespec, mask: 
     let [read, write, except] = sets;
     // SAFETY: the program's arguments.
     unsafe {
+        withdraw_selected(count, sets);
         let limit = match timeout.is_null() {
             true => Some(u64::MAX),
             false => of_parts((*timeout).tv_sec, (*timeout).tv_nsec),

@@ -49,8 +49,26 @@
 //! to the pair. A late take fails, because the receive word contains a sequence number that tells the offer
 //! from later ones.
 //!
-//! A receive is posted only during a receive call of the program. After the call, all unread bytes are in the
-//! pair or in the engine, so poll and other system calls work as usual.
+//! A receive call of the program posts a receive and ends it before it returns. Then all unread bytes are in
+//! the pair or in the engine, so poll and other system calls work as usual.
+//!
+//! # Standing receive
+//!
+//! A program that waits in epoll_wait posts a standing receive ([`PostedReceive::post_standing`]). It outlives
+//! the call, and accepts up to [`RECEIVE`] bytes. The engine sets the slot's bit in [`Area::ready`] when it
+//! offers bytes, and epoll_wait reports the bytes as an event. The program may take the bytes in several parts.
+//!
+//! ```text
+//!       OFFERED --- take the last bytes (program) ---> RENEWED --- settle (engine) ---> POSTED
+//!          |                                              |
+//!          +-- ask (program) --> ASKED                    +-- stop (program) --> TAKEN
+//!          |                       |
+//!          +---- withdraw (engine) +--> MOVING --- the bytes are in the pair (engine) ---> IDLE
+//! ```
+//!
+//! A thread stops all its standing receives before it sleeps in the kernel, so the engine then wakes it through
+//! the pair. A program that does not look at its slots leaves offers unanswered. The engine moves these bytes to
+//! the pair, so they only come later. Until they are there, the slot shows that bytes are left to read.
 
 mod slot;
 #[cfg(test)]
@@ -200,6 +218,13 @@ impl<W: Word> SendLease<'_, W> {
             .then_some(Claim { position: word & POSITION })
     }
 
+    /// Returns the position from which a claim would write now, or `None` if it would fail.
+    #[inline]
+    pub fn granted(&self) -> Option<u64> {
+        let word = self.0.load();
+        (word >> STATE_SHIFT == GRANTED).then_some(word & POSITION)
+    }
+
     /// Ends a claim and commits the `len` bytes that the thread wrote into the ring. Returns false if the
     /// engine has ended the claim meanwhile. The bytes must then go through the pair.
     #[inline]
@@ -213,7 +238,7 @@ impl<W: Word> SendLease<'_, W> {
 ///
 /// ```text
 ///  63   61 60             32 31           0
-/// | state | sequence number | length, bytes |
+/// | state | sequence number | length, bytes |     bit 31: a standing receive
 /// ```
 const KIND_SHIFT: u32 = 61;
 const IDLE: u64 = 0;
@@ -221,12 +246,22 @@ const POSTED: u64 = 1;
 const OFFERED: u64 = 2;
 const TAKEN: u64 = 3;
 const CLOSED: u64 = 4;
+const RENEWED: u64 = 5;
+const MOVING: u64 = 6;
+const ASKED: u64 = 7;
 const SEQUENCE_SHIFT: u32 = 32;
 const SEQUENCE: u64 = (1 << (KIND_SHIFT - SEQUENCE_SHIFT)) - 1;
-const LENGTH: u64 = u32::MAX as u64;
+const LENGTH: u64 = STANDING - 1;
+/// The bit of a receive word that marks a standing receive, in the states POSTED and OFFERED.
+const STANDING: u64 = 1 << 31;
 
 fn receive_word(kind: u64, sequence: u64, len: u64) -> u64 {
     kind << KIND_SHIFT | (sequence & SEQUENCE) << SEQUENCE_SHIFT | len & LENGTH
+}
+
+/// Returns the word of a standing receive that waits for bytes.
+fn standing_word(sequence: u64) -> u64 {
+    receive_word(POSTED, sequence, RECEIVE as u64) | STANDING
 }
 
 fn sequence(word: u64) -> u64 {
@@ -245,6 +280,13 @@ pub struct Post {
     word: u64,
 }
 
+impl Post {
+    /// Returns true for a standing receive.
+    pub fn is_standing(self) -> bool {
+        self.word & STANDING != 0
+    }
+}
+
 /// The state of a posted receive, as the program sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
@@ -261,7 +303,7 @@ pub enum Posted {
 #[must_use]
 pub struct Offer {
     word: u64,
-    /// The number of bytes.
+    /// The number of bytes. For the program, those that are left to read.
     pub len: u64,
 }
 
@@ -274,6 +316,8 @@ pub enum Answer {
     Taken,
     /// The program has declined the bytes. The engine must send them through the pair.
     Declined,
+    /// The program wants the bytes that it has not taken through the pair. Call [`PostedReceive::withdraw`].
+    Asked,
     /// The program changed the word in a way that the protocol does not allow.
     Invalid,
 }
@@ -326,14 +370,14 @@ impl<W: Word> PostedReceive<'_, W> {
     #[must_use]
     pub fn take(&self, post: Post, len: usize) -> bool {
         let sequence = sequence(post.word);
-        self.0
-            .exchange(receive_word(OFFERED, sequence, len as u64), receive_word(TAKEN, sequence, len as u64))
+        let offered = receive_word(OFFERED, sequence, len as u64) | post.word & STANDING;
+        self.0.exchange(offered, receive_word(TAKEN, sequence, 0))
     }
 
     /// Declines an offer of `len` bytes. The engine then sends these bytes through the pair.
     pub fn decline(&self, post: Post, len: usize) {
-        let sequence = sequence(post.word);
-        self.0.exchange(receive_word(OFFERED, sequence, len as u64), receive_word(IDLE, sequence, 0));
+        let offered = receive_word(OFFERED, sequence(post.word), len as u64) | post.word & STANDING;
+        self.0.exchange(offered, receive_word(IDLE, sequence(post.word), 0));
     }
 
     /// Ends a posted receive without taking bytes: cancels the receive, or declines the offer if the engine
@@ -344,6 +388,85 @@ impl<W: Word> PostedReceive<'_, W> {
         {
             self.decline(post, len);
         }
+    }
+
+    /// Posts a standing receive. Returns false under the same conditions as [`PostedReceive::post`].
+    pub fn post_standing(&self) -> bool {
+        let word = self.0.load();
+        word >> KIND_SHIFT == IDLE && self.0.exchange(word, standing_word(sequence(word) + 1))
+    }
+
+    /// Returns true if no receive is posted, and no offer waits to be settled.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.0.load() >> KIND_SHIFT == IDLE
+    }
+
+    /// Returns the bytes that the engine has offered, whichever thread has posted the receive. Returns `None` if
+    /// no offer waits for an answer.
+    #[inline]
+    pub fn offered(&self) -> Option<Offer> {
+        let word = self.0.load();
+        (word >> KIND_SHIFT == OFFERED && word & LENGTH <= RECEIVE as u64)
+            .then_some(Offer { word, len: word & LENGTH })
+    }
+
+    /// Takes the first `len` bytes of an offer, which the program has copied. A standing receive stays posted.
+    /// Returns true if the program keeps the bytes. Returns false if the engine has withdrawn the offer or another
+    /// thread has taken bytes: discard the copy.
+    #[must_use]
+    pub fn take_part(&self, offer: Offer, len: u64) -> bool {
+        let standing = offer.word & STANDING;
+        let rest = offer.len.saturating_sub(len);
+        let next = match rest {
+            0 if standing != 0 => receive_word(RENEWED, sequence(offer.word), 0),
+            0 => receive_word(TAKEN, sequence(offer.word), 0),
+            _ => receive_word(OFFERED, sequence(offer.word), rest) | standing,
+        };
+        self.0.exchange(offer.word, next)
+    }
+
+    /// Returns true while the engine moves offered bytes to the pair.
+    #[inline]
+    pub fn is_moving(&self) -> bool {
+        matches!(self.0.load() >> KIND_SHIFT, MOVING | ASKED)
+    }
+
+    /// Ends a standing receive. Returns true if no offer waits for an answer now, and false if one does.
+    pub fn stop(&self) -> bool {
+        for _ in 0..ATTEMPTS {
+            let word = self.0.load();
+            let ended = match word >> KIND_SHIFT {
+                POSTED if word & STANDING != 0 => IDLE,
+                RENEWED => TAKEN,
+                OFFERED | MOVING | ASKED => return false,
+                _ => return true,
+            };
+            if self.0.exchange(word, receive_word(ended, sequence(word), 0)) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Ends a standing receive. If bytes are offered, asks the engine to move them to the pair. Returns true
+    /// while the engine moves bytes.
+    pub fn ask(&self) -> bool {
+        for _ in 0..ATTEMPTS {
+            if self.stop() {
+                return false;
+            }
+            match self.offered() {
+                Some(offer) if offer.word & STANDING == 0 => return false,
+                Some(offer) => {
+                    if self.0.exchange(offer.word, receive_word(ASKED, sequence(offer.word), offer.len)) {
+                        return true;
+                    }
+                }
+                None => return self.is_moving(),
+            }
+        }
+        false
     }
 
     /// Returns the receive that the program has posted, and the most bytes that the receive accepts. Returns
@@ -358,40 +481,73 @@ impl<W: Word> PostedReceive<'_, W> {
     /// Offers the program `len` bytes, which the engine has already copied into the slot. Returns `None` if
     /// the program has cancelled the receive.
     pub fn offer(&self, post: Post, len: u64) -> Option<Offer> {
-        let word = receive_word(OFFERED, sequence(post.word), len);
+        let word = receive_word(OFFERED, sequence(post.word), len) | post.word & STANDING;
         self.0.exchange(post.word, word).then_some(Offer { word, len })
     }
 
-    /// Returns what became of an offer. If the program has taken it, frees the slot for the next post.
+    /// Returns what became of an offer. If the program has taken it, frees the slot for the next receive, or
+    /// posts the standing receive again.
     pub fn settle(&self, offer: Offer) -> Answer {
-        let word = self.0.load();
-        let taken = receive_word(TAKEN, sequence(offer.word), offer.len);
-        match word {
-            word if word == offer.word => Answer::Pending,
-            word if word == taken => {
-                match self.0.exchange(taken, receive_word(IDLE, sequence(offer.word), 0)) {
-                    true => Answer::Taken,
-                    false => Answer::Invalid,
-                }
+        for _ in 0..ATTEMPTS {
+            let word = self.0.load();
+            let is_answer = sequence(word) == sequence(offer.word);
+            let next = match word >> KIND_SHIFT {
+                OFFERED if is_answer && word & LENGTH <= offer.len => return Answer::Pending,
+                TAKEN if is_answer => receive_word(IDLE, sequence(word), 0),
+                RENEWED if is_answer => standing_word(sequence(word) + 1),
+                ASKED if is_answer && word & LENGTH <= offer.len => return Answer::Asked,
+                // The program has declined the offer, which made the word IDLE. The word is POSTED if the
+                // program has posted another receive since.
+                IDLE | POSTED => return Answer::Declined,
+                _ => return Answer::Invalid,
+            };
+            // The program may end a standing receive at the same time. Then look at the word again.
+            if self.0.exchange(word, next) {
+                return Answer::Taken;
             }
-            // The program has declined the offer, which made the word IDLE. The word is POSTED if the program
-            // has posted another receive since.
-            _ if matches!(word >> KIND_SHIFT, IDLE | POSTED) => Answer::Declined,
-            _ => Answer::Invalid,
         }
+        Answer::Invalid
     }
 
-    /// Returns true if the program has not answered an offer yet. Returns false if the program has answered,
-    /// or has broken the protocol.
+    /// Returns true if the program has taken all bytes of an offer and posted its standing receive again. The
+    /// engine need not settle such an offer before it has more bytes.
+    #[inline]
+    pub fn is_renewed(&self, offer: Offer) -> bool {
+        self.0.load() == receive_word(RENEWED, sequence(offer.word), 0)
+    }
+
+    /// Returns true if the program has not answered an offer yet, or has taken only a part. Returns false if the
+    /// program has answered, or has broken the protocol.
     #[inline]
     pub fn is_pending(&self, offer: Offer) -> bool {
-        self.0.load() == offer.word
+        let word = self.0.load();
+        word >> KIND_SHIFT == OFFERED && sequence(word) == sequence(offer.word)
     }
 
-    /// Withdraws an offer. Returns false if the program has already answered it or has broken the protocol.
-    /// Then call [`PostedReceive::settle`] for the answer.
+    /// Withdraws an offer, and returns how many of its bytes the program has not taken. Write them to the pair,
+    /// then call [`PostedReceive::end_move`]. Returns `None` if the program has already answered the offer or has
+    /// broken the protocol. Then call [`PostedReceive::settle`] for the answer.
     #[must_use]
-    pub fn withdraw(&self, offer: Offer) -> bool {
-        self.0.exchange(offer.word, receive_word(IDLE, sequence(offer.word), 0))
+    pub fn withdraw(&self, offer: Offer) -> Option<u64> {
+        for _ in 0..ATTEMPTS {
+            let word = self.0.load();
+            let (kind, rest) = (word >> KIND_SHIFT, word & LENGTH);
+            if sequence(word) != sequence(offer.word) || rest > offer.len || !matches!(kind, OFFERED | ASKED)
+            {
+                return None;
+            }
+            if self.0.exchange(word, receive_word(MOVING, sequence(word), rest)) {
+                return Some(rest);
+            }
+        }
+        None
+    }
+
+    /// Lets the program post receives again, after the bytes of a withdrawn offer were written to the pair.
+    pub fn end_move(&self) {
+        let word = self.0.load();
+        if word >> KIND_SHIFT == MOVING {
+            self.0.exchange(word, receive_word(IDLE, sequence(word), 0));
+        }
     }
 }

@@ -1,13 +1,13 @@
 //! The layout of the shared memory.
 //!
 //! ```text
-//! area:  slot 0 | slot 1 | ... | slot 63
+//! area:  slot 0 | slot 1 | ... | slot 63 | ready word (4096 bytes)
 //! slot:  header (4096 bytes) | send ring (SEND bytes) | received bytes (RECEIVE bytes)
 //! ```
 
-use super::{PostedReceive, RECEIVE, SEND, SLOTS, SendLease};
+use super::{Offer, PostedReceive, RECEIVE, SEND, SLOTS, SendLease};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A 64-bit word on a cache line of its own.
 #[repr(C, align(64))]
@@ -25,6 +25,8 @@ pub struct Header {
     pub receive: Line,
     /// The position up to which the engine has copied bytes out of the send ring. Only the engine writes it.
     pub copied: Line,
+    /// The number of bytes that the engine has put into the slot for the present offer. Only the engine writes it.
+    pub offered: AtomicU64,
     /// The last time at which the engine recorded that it was running, in nanoseconds of CLOCK_MONOTONIC.
     /// Only the engine writes it.
     pub alive_ns: AtomicU64,
@@ -60,7 +62,7 @@ pub struct Area(NonNull<u8>);
 
 impl Area {
     /// The length of an area, in bytes.
-    pub const LEN: usize = LEN * SLOTS;
+    pub const LEN: usize = LEN * SLOTS + 4096;
 
     /// Creates a handle of the area that is mapped at `start`.
     ///
@@ -69,6 +71,20 @@ impl Area {
     /// and the slots made from it are used.
     pub unsafe fn new(start: NonNull<u8>) -> Self {
         Self(start)
+    }
+
+    /// Returns the ready word. The engine sets bit n when it offers bytes to the standing receive of slot n, and
+    /// never reads the word. The program clears the bit when it finds no offer in the slot.
+    pub fn ready(&self) -> &AtomicU64 {
+        // SAFETY: the word lies in the mapped area, behind the slots. An atomic is valid for any bytes and may be
+        // shared with other processes.
+        unsafe { self.0.add(LEN * SLOTS).cast().as_ref() }
+    }
+
+    /// Returns the index of a slot of this area, or `None` if the slot belongs to another area.
+    pub fn index_of(self, slot: Slot) -> Option<usize> {
+        let offset = (slot.0.as_ptr() as usize).checked_sub(self.0.as_ptr() as usize)?;
+        Some(offset / LEN).filter(|&index| self.slot(index) == Some(slot))
     }
 
     /// Returns the slot with this index, or `None` if `index` is not below [`SLOTS`].
@@ -158,6 +174,7 @@ impl Slot {
     /// If `first` and `second` together are longer than [`RECEIVE`].
     pub fn write_received(self, first: &[u8], second: &[u8]) {
         assert!(first.len() + second.len() <= RECEIVE);
+        self.header().offered.store((first.len() + second.len()) as u64, Ordering::Relaxed);
         // SAFETY: the bytes lie within the slot.
         unsafe {
             let to = self.0.as_ptr().add(RECEIVE_AT);
@@ -171,7 +188,31 @@ impl Slot {
     /// # Safety
     /// `to` has room for `len` bytes.
     pub unsafe fn read_received(self, to: *mut u8, len: usize) {
+        // SAFETY: the caller promises room for the bytes.
+        unsafe { self.read_received_at(0, to, len) };
+    }
+
+    /// Copies the first `len` of the bytes that an offer leaves to read to `to`, from the offset `from` on.
+    ///
+    /// # Safety
+    /// `to` has room for `len` bytes.
+    pub unsafe fn read_offered(self, offer: Offer, from: usize, to: *mut u8, len: usize) {
+        let start = self.header().offered.load(Ordering::Relaxed).saturating_sub(offer.len);
+        // SAFETY: the caller promises room for the bytes.
+        unsafe { self.read_received_at((start as usize).saturating_add(from), to, len) };
+    }
+
+    /// Copies received bytes of the slot to `to`: `len` bytes from the offset `from` on, but none behind the
+    /// first [`RECEIVE`] bytes.
+    ///
+    /// # Safety
+    /// `to` has room for `len` bytes.
+    unsafe fn read_received_at(self, from: usize, to: *mut u8, len: usize) {
+        let from = from.min(RECEIVE);
         // SAFETY: the bytes lie within the slot, and the caller promises that `to` has room for them.
-        unsafe { std::ptr::copy_nonoverlapping(self.0.as_ptr().add(RECEIVE_AT), to, len.min(RECEIVE)) };
+        unsafe {
+            let bytes = self.0.as_ptr().add(RECEIVE_AT + from);
+            std::ptr::copy_nonoverlapping(bytes, to, len.min(RECEIVE - from));
+        }
     }
 }

@@ -235,7 +235,7 @@ fn receives_once(declines: bool) {
             }
         }
         if let Some(offer) = offer {
-            delivered = !receive.withdraw(offer) && receive.settle(offer) == Answer::Taken;
+            delivered = receive.withdraw(offer).is_none() && receive.settle(offer) == Answer::Taken;
         }
         if !delivered {
             connection.pair.lock().unwrap().push(7);
@@ -244,6 +244,99 @@ fn receives_once(declines: bool) {
         assert_eq!(taken, delivered.then_some(7));
         assert_eq!(connection.pair.lock().unwrap().len(), usize::from(!delivered));
     });
+}
+
+/// Takes the next offered byte of a standing receive and keeps the receive posted.
+fn take_standing(connection: &Receiving) -> Option<u64> {
+    let receive = PostedReceive(&connection.word);
+    let offer = receive.offered()?;
+    let byte = connection.offered.load(Ordering::Relaxed);
+    receive.take_part(offer, 1).then_some(byte)
+}
+
+#[test]
+fn model_a_standing_receive_gets_each_byte_once_and_in_order() {
+    model(3, || {
+        let connection = Arc::new(Receiving {
+            word: Modelled::new(0),
+            offered: Modelled::new(0),
+            pair: Mutex::new(Vec::new()),
+        });
+        let program = {
+            let connection = connection.clone();
+            loom::thread::spawn(move || {
+                let receive = PostedReceive(&connection.word);
+                assert!(receive.post_standing());
+                let mut taken: Vec<u64> = take_standing(&connection).into_iter().collect();
+                // As before the thread sleeps: no offer may be left in the slot.
+                while !receive.stop() {
+                    taken.extend(take_standing(&connection));
+                }
+                taken
+            })
+        };
+        let receive = PostedReceive(&connection.word);
+        let (mut direct, mut byte, mut offer) = (Vec::new(), 1, None);
+        for _ in 0..3 {
+            if let Some(offered) = offer {
+                match receive.settle(offered) {
+                    Answer::Pending => continue,
+                    Answer::Taken => {
+                        direct.push(byte);
+                        byte += 1;
+                    }
+                    other => panic!("{other:?}"),
+                }
+                offer = None;
+            }
+            if let Some((post, RECEIVE_BYTES)) = receive.posted().filter(|_| byte <= 2) {
+                assert!(post.is_standing());
+                connection.offered.store(byte, Ordering::Relaxed);
+                offer = receive.offer(post, 1);
+            }
+        }
+        let taken = program.join().unwrap();
+        if let Some(offered) = offer
+            && receive.settle(offered) == Answer::Taken
+        {
+            direct.push(byte);
+        }
+        assert_eq!(taken, direct);
+        assert_eq!(taken, (1..=taken.len() as u64).collect::<Vec<_>>());
+        assert!(receive.offered().is_none() && receive.posted().is_none());
+    });
+}
+
+/// [`RECEIVE`] as the engine sees it.
+const RECEIVE_BYTES: u64 = RECEIVE as u64;
+
+#[test]
+fn a_part_of_an_offer_can_be_taken_and_a_standing_receive_withdrawn() {
+    let word = AtomicU64::new(0);
+    let receive = PostedReceive(&word);
+    assert!(receive.post_standing() && !receive.post_standing() && receive.post(1).is_none());
+    let (post, room) = receive.posted().unwrap();
+    assert!(post.is_standing() && room == RECEIVE_BYTES);
+    let offer = receive.offer(post, 10).unwrap();
+    let seen = receive.offered().unwrap();
+    assert_eq!((seen, seen.len), (offer, 10));
+    assert!(receive.take_part(seen, 4) && !receive.take_part(seen, 4) && receive.is_pending(offer));
+    assert_eq!((receive.settle(offer), receive.offered().unwrap().len), (Answer::Pending, 6));
+    assert!(receive.take_part(receive.offered().unwrap(), 6) && receive.is_renewed(offer));
+    assert_eq!(receive.settle(offer), Answer::Taken);
+    let (post, _) = receive.posted().unwrap();
+    let offer = receive.offer(post, 6).unwrap();
+    assert!(receive.take_part(offer, 1) && !receive.stop() && receive.ask());
+    assert_eq!((receive.settle(offer), receive.offered()), (Answer::Asked, None));
+    assert_eq!((receive.withdraw(offer), receive.is_moving()), (Some(5), true));
+    receive.end_move();
+    assert!(receive.post_standing());
+    let offer = receive.posted().and_then(|(post, _)| receive.offer(post, 6)).unwrap();
+    assert!(receive.take_part(offer, 6) && receive.stop(), "the receive was not posted again");
+    assert_eq!((receive.settle(offer), receive.posted()), (Answer::Taken, None));
+    let post = receive.post(5).unwrap();
+    assert!(!receive.ask());
+    assert_eq!(receive.posted(), Some((post, 5)), "a receive that is not standing stays");
 }
 
 #[test]
@@ -256,13 +349,15 @@ fn a_late_take_fails() {
     let offer = receive.offer(first, 4).unwrap();
     assert_eq!(receive.state(first), Posted::Offered(4));
     assert_eq!(receive.settle(offer), Answer::Pending);
-    assert!(receive.withdraw(offer));
+    assert_eq!(receive.withdraw(offer), Some(4));
+    assert!(receive.is_moving() && receive.post(1).is_none());
+    receive.end_move();
     let second = receive.post(10).unwrap();
     let offer = receive.offer(second, 4).unwrap();
     assert!(!receive.take(first, 4), "an offer that was withdrawn");
     assert_eq!(receive.state(first), Posted::Ended);
     assert!(receive.take(second, 4));
-    assert!(!receive.withdraw(offer));
+    assert_eq!(receive.withdraw(offer), None);
     assert_eq!(receive.settle(offer), Answer::Taken);
     receive.close();
     assert!(receive.post(1).is_none());
@@ -320,6 +415,9 @@ proptest! {
             let area = Area::new(std::ptr::NonNull::new(start).unwrap());
             prop_assert!(area.slot(SLOTS).is_none());
             let slot = area.slot(SLOTS - 1).unwrap();
+            prop_assert_eq!((0..SLOTS).map(|index| area.index_of(area.slot(index).unwrap())).position(|index| index.is_none()), None);
+            prop_assert_eq!(area.index_of(slot), Some(SLOTS - 1));
+            prop_assert_eq!(area.ready().load(Ordering::Relaxed), 0);
             slot.write_send(position, bytes.as_ptr(), bytes.len());
             let mut read = vec![0; bytes.len()];
             slot.read_send(position, &mut read);

@@ -168,7 +168,7 @@ impl Engine {
             };
             listed.offered = direct.has_offer();
             direct.refresh(now);
-            let mut work = direct.has_work(now);
+            let mut work = direct.has_work(now, all);
             if !work && !direct.has_offer() && (sleeps || direct.is_idle(now)) {
                 match direct.end_lease(now) {
                     Ok(turn) if turn == Turn::Pair || direct.is_stalled() && turn == Turn::Behind => {

@@ -166,6 +166,10 @@ impl Engine {
         let (all_delivered, reason) =
             (stream.delivered == stream.connection.received(), stream.connection.reason());
         let peer_closed = stream.connection.peer_closed();
+        let undelivered = stream.connection.received() - stream.delivered;
+        if let Some(direct) = &mut stream.direct {
+            direct.set_waits(peer_closed || undelivered > direct.offered());
+        }
         if peer_closed && all_delivered && !stream.end_passed {
             stream.end_passed = true;
             if !stream.hung_up
@@ -391,7 +395,7 @@ impl Stream {
                 Ok((0, _)) => {
                     self.program_finished = true;
                     match self.hung_up || pair::hung_up(fd) {
-                        true if options.linger == Some(0) && pair::is_closed(fd) => self.connection.abort(),
+                        true if self.resets(options) && pair::is_closed(fd) => self.connection.abort(),
                         true => self.close(now),
                         false => self.connection.shutdown_write(),
                     }
@@ -423,12 +427,18 @@ impl Stream {
             // The program shut down its sending direction earlier, and has now closed the socket. Clear
             // `readable`, so that the connection is closed or aborted only once.
             self.readable = false;
-            match options.linger == Some(0) {
+            match self.resets(options) {
                 true => self.connection.abort(),
                 false => self.close(now),
             }
         }
         Ok(false)
+    }
+
+    /// Returns true if a close resets the connection: the program has set SO_LINGER to 0, or has left bytes unread
+    /// in shared memory.
+    fn resets(&self, options: &Options) -> bool {
+        options.linger == Some(0) || self.direct.as_ref().is_some_and(|direct| direct.has_unread())
     }
 
     fn close(&mut self, now: u64) {

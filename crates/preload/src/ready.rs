@@ -1,0 +1,341 @@
+//! Reports bytes in shared memory as events of epoll_wait.
+//!
+//! The engine offers received bytes to the standing receive of a slot
+//! ([`inlane_offload_protocol::lease`]). So the kernel does not know that the descriptor is readable. This module
+//! keeps a copy of the registrations whose events it can find itself: level-triggered ones of connections with a
+//! slot. The kernel has all registrations, too, and finds all other events.
+//!
+//! ```text
+//! epoll_wait:  offers in slots, and room in send rings ---> events, without a system call
+//!              otherwise, and in each 8th call          ---> the kernel's events
+//!              before the thread sleeps                 ---> stop all standing receives
+//! ```
+//!
+//! One call returns events of one source only, so that no descriptor is in its result twice. A copy can become
+//! outdated by calls that the library does not see. So each event is reported only if the descriptor's inode is
+//! the slot's. Only one thread can use the standing receives of an epoll instance. With several threads, one of
+//! them could wait for the engine's offers to another.
+
+use crate::{control, direct, epoll, errno, set_errno};
+use inlane_offload_protocol::lease::{SEND, SLOTS, Slot};
+use libc::{c_int, epoll_event};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// The number of descriptors in the table of instances. Higher epoll instances find all events in the kernel.
+const MOST: usize = 1024;
+/// Each call of this many asks the kernel for events even if there are offers, because other descriptors may
+/// have events, too.
+const CALLS: u32 = 8;
+/// The flags of registrations whose events the library can find: level-triggered, and not one-shot or exclusive.
+const SUPPORTED: u32 =
+    (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLPRI | libc::EPOLLRDHUP | libc::EPOLLERR | libc::EPOLLHUP)
+        as u32;
+
+/// The copy of a registration: that of the connection that uses the slot with the same index.
+struct Watched {
+    /// The descriptor plus 1; 0 if there is no copy.
+    fd: AtomicI32,
+    instance: AtomicI32,
+    data: AtomicU64,
+}
+
+static WATCHED: [Watched; SLOTS] =
+    [const { Watched { fd: AtomicI32::new(0), instance: AtomicI32::new(0), data: AtomicU64::new(0) } };
+        SLOTS];
+
+/// An epoll instance. Bit n of its masks belongs to slot n.
+struct Instance {
+    /// The slots of connections that are watched for input.
+    readers: AtomicU64,
+    /// The slots of connections that are watched for output.
+    writers: AtomicU64,
+    /// The thread that waits for events: 0 if none has, [`SEVERAL`] if several threads have.
+    waiter: AtomicUsize,
+    /// The approximate number of calls since the last that asked the kernel.
+    calls: AtomicU32,
+    /// The slot whose event is reported first. It changes, so that all connections get their turn when a program
+    /// asks for few events.
+    first: AtomicU32,
+}
+
+/// The waiter of an epoll instance on which several threads have waited.
+const SEVERAL: usize = usize::MAX;
+
+static INSTANCES: [Instance; MOST] = [const {
+    Instance {
+        readers: AtomicU64::new(0),
+        writers: AtomicU64::new(0),
+        waiter: AtomicUsize::new(0),
+        calls: AtomicU32::new(0),
+        first: AtomicU32::new(0),
+    }
+}; MOST];
+
+fn instance(fd: RawFd) -> Option<&'static Instance> {
+    usize::try_from(fd).ok().and_then(|fd| INSTANCES.get(fd))
+}
+
+/// Returns a number that identifies the calling thread among the running threads of the process.
+fn thread() -> usize {
+    // SAFETY: has no preconditions. Each thread has an errno of its own.
+    unsafe { libc::__errno_location() as usize }
+}
+
+/// Returns the index of a slot, or `None` if it lies in an area of an earlier control connection.
+fn index_of(slot: Slot) -> Option<usize> {
+    control::area()?.index_of(slot)
+}
+
+fn set(mask: &AtomicU64, bit: u64, value: bool) {
+    // Avoid the locked operation if the bit already has this value, which is frequent.
+    if (mask.load(Ordering::Relaxed) & bit != 0) != value {
+        match value {
+            true => mask.fetch_or(bit, Ordering::Relaxed),
+            false => mask.fetch_and(!bit, Ordering::Relaxed),
+        };
+    }
+}
+
+/// Forgets what was registered with the epoll instance `fd`. Call this when `fd` is a new instance.
+pub fn forget_instance(fd: RawFd) {
+    if let Some(instance) = instance(fd) {
+        instance.readers.store(0, Ordering::Relaxed);
+        instance.writers.store(0, Ordering::Relaxed);
+        instance.waiter.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Records that `fd` was registered in the epoll instance `epoll`, or that its registration was changed.
+pub fn note_registered(epoll: RawFd, fd: RawFd, event: epoll_event) {
+    if let Some(slot) = direct::slot(fd)
+        && let Some(index) = index_of(slot)
+    {
+        register(epoll, fd, event, slot, index);
+    }
+}
+
+fn register(epoll: RawFd, fd: RawFd, event: epoll_event, slot: Slot, index: usize) {
+    let (watched, bit) = (&WATCHED[index], 1u64 << index);
+    let same =
+        watched.fd.load(Ordering::Relaxed) == fd + 1 && watched.instance.load(Ordering::Relaxed) == epoll;
+    if !same {
+        if !direct::is_same_quietly(fd, slot) {
+            return;
+        }
+        remove(index);
+    }
+    let Some(instance) = instance(epoll).filter(|_| event.events & !SUPPORTED == 0) else {
+        return remove(index);
+    };
+    watched.data.store(event.u64, Ordering::Relaxed);
+    watched.instance.store(epoll, Ordering::Relaxed);
+    watched.fd.store(fd + 1, Ordering::Release);
+    let reads = event.events & libc::EPOLLIN as u32 != 0;
+    set(&instance.readers, bit, reads);
+    set(&instance.writers, bit, event.events & libc::EPOLLOUT as u32 != 0);
+    if reads && !same {
+        post(instance, slot);
+    }
+}
+
+/// Removes the copy of a registration. The kernel finds the events of the connection from now on.
+fn remove(index: usize) {
+    let (watched, bit) = (&WATCHED[index], 1u64 << index);
+    if watched.fd.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    direct::withdraw(watched.fd.swap(0, Ordering::Relaxed) - 1);
+    if let Some(instance) = instance(watched.instance.load(Ordering::Relaxed)) {
+        set(&instance.readers, bit, false);
+        set(&instance.writers, bit, false);
+    }
+}
+
+/// Records that `fd` was removed from the epoll instance `epoll`.
+pub fn note_removed(epoll: RawFd, fd: RawFd) {
+    let index = direct::slot(fd).and_then(index_of);
+    if let Some(index) = index
+        && WATCHED[index].fd.load(Ordering::Relaxed) == fd + 1
+        && WATCHED[index].instance.load(Ordering::Relaxed) == epoll
+        && let Some(instance) = instance(epoll)
+    {
+        // Keep the copy, because many programs register the descriptor again.
+        set(&instance.readers, 1 << index, false);
+        set(&instance.writers, 1 << index, false);
+    }
+}
+
+/// Records that the connection `fd` has got the slot `slot`.
+pub fn note_adopted(fd: RawFd, slot: Slot) {
+    let before = errno();
+    if let Some(index) = index_of(slot)
+        && let Some((instance, event)) = epoll::registered(fd, SUPPORTED)
+    {
+        register(instance, fd, event, slot, index);
+    }
+    set_errno(before);
+}
+
+/// Posts the standing receive of a slot, if the calling thread waits for the events of the epoll instance.
+fn post(instance: &Instance, slot: Slot) {
+    let header = slot.header();
+    let inode = header.inode.load(Ordering::Acquire);
+    if instance.waiter.load(Ordering::Relaxed) != thread()
+        || inode == 0
+        || header.low_water.load(Ordering::Relaxed) != 0
+        || !slot.receive().post_standing()
+    {
+        return;
+    }
+    direct::check_post(slot, inode);
+}
+
+/// Posts the standing receive of a connection again, if it is watched for input. Call this after the kernel's
+/// receive on `fd` has returned bytes.
+pub fn note_received(fd: RawFd, slot: Slot) {
+    if let Some(index) = index_of(slot)
+        && WATCHED[index].fd.load(Ordering::Relaxed) == fd + 1
+        && let Some(instance) = instance(WATCHED[index].instance.load(Ordering::Relaxed))
+        && instance.readers.load(Ordering::Relaxed) & 1 << index != 0
+        && slot.receive().is_idle()
+        && instance.waiter.load(Ordering::Relaxed) == thread()
+        && direct::is_same_quietly(fd, slot)
+    {
+        post(instance, slot);
+    }
+}
+
+/// The epoll instance of a wait, if the library can find events for it.
+#[derive(Clone, Copy)]
+pub struct Waiting {
+    instance: &'static Instance,
+    fd: RawFd,
+    events: *mut epoll_event,
+    room: usize,
+}
+
+/// Begins a wait for events of the epoll instance `fd`, with room for `room` events. Returns `None` if the
+/// library finds no events for it. `sleeps` is false for a wait that does not sleep. An instance that no thread
+/// sleeps on may be watched by another instance, so its events must come from the kernel.
+///
+/// # Safety
+/// `events` has room for `room` events during the program's call.
+pub unsafe fn begin(fd: RawFd, events: *mut epoll_event, room: c_int, sleeps: bool) -> Option<Waiting> {
+    let instance = instance(fd)?;
+    let thread = thread();
+    let waiter = instance.waiter.load(Ordering::Relaxed);
+    if waiter != thread {
+        if !sleeps {
+            return None;
+        }
+        let waiter = if waiter == 0 { thread } else { SEVERAL };
+        instance.waiter.store(waiter, Ordering::Relaxed);
+    }
+    let used = instance.readers.load(Ordering::Relaxed) | instance.writers.load(Ordering::Relaxed) != 0;
+    let room = usize::try_from(room).ok().filter(|&room| room > 0 && used && !events.is_null())?;
+    Some(Waiting { instance, fd, events, room })
+}
+
+impl Waiting {
+    /// Returns true if this call must ask the kernel, too.
+    pub fn needs_kernel(self) -> bool {
+        self.instance.calls.load(Ordering::Relaxed) >= CALLS
+    }
+
+    /// Records that the kernel was asked for events.
+    pub fn note_kernel(self) {
+        self.instance.calls.store(0, Ordering::Relaxed);
+    }
+
+    /// Stores the events that shared memory shows. Returns their number. Leaves errno unchanged.
+    pub fn look(self) -> c_int {
+        let Some(area) = control::area() else { return 0 };
+        let ready = area.ready().load(Ordering::Acquire) & self.instance.readers.load(Ordering::Relaxed);
+        let writers = self.instance.writers.load(Ordering::Relaxed);
+        let mut rest = ready | writers;
+        if rest == 0 {
+            return 0;
+        }
+        let before = errno();
+        let first = self.instance.first.load(Ordering::Relaxed) % SLOTS as u32;
+        rest = rest.rotate_right(first);
+        let mut count = 0;
+        while rest != 0 && count < self.room {
+            let index = (rest.trailing_zeros() + first) as usize % SLOTS;
+            rest &= rest - 1;
+            let Some(slot) = area.slot(index) else { continue };
+            let bit = 1u64 << index;
+            let mut found = 0;
+            if ready & bit != 0 {
+                let mut readable = is_readable(slot);
+                if !readable {
+                    area.ready().fetch_and(!bit, Ordering::AcqRel);
+                    // The engine may have offered bytes since, before the bit was cleared.
+                    readable = is_readable(slot);
+                    if readable {
+                        area.ready().fetch_or(bit, Ordering::AcqRel);
+                    }
+                }
+                if readable {
+                    found |= libc::EPOLLIN as u32;
+                }
+            }
+            if writers & bit != 0 && has_room(slot) {
+                found |= libc::EPOLLOUT as u32;
+            }
+            let watched = &WATCHED[index];
+            let fd = watched.fd.load(Ordering::Acquire) - 1;
+            if found == 0 || fd < 0 || watched.instance.load(Ordering::Relaxed) != self.fd {
+                continue;
+            }
+            if !direct::is_same(fd, slot) {
+                remove(index);
+                continue;
+            }
+            let event = epoll_event { events: found, u64: watched.data.load(Ordering::Relaxed) };
+            // SAFETY: `count` is below the room that the caller of `begin` has promised. The program's array may
+            // be unaligned on architectures where the structure is packed.
+            unsafe { self.events.add(count).write_unaligned(event) };
+            count += 1;
+            self.instance.first.store(index as u32 + 1, Ordering::Relaxed);
+        }
+        set_errno(before);
+        if count > 0 {
+            let calls = self.instance.calls.load(Ordering::Relaxed);
+            self.instance.calls.store(calls.saturating_add(1), Ordering::Relaxed);
+        }
+        count as c_int
+    }
+
+    /// Stops the standing receives of all watched connections, because the thread is about to sleep in the
+    /// kernel. Then stores the events of bytes that were offered before, and returns their number.
+    pub fn stop(self) -> c_int {
+        let Some(area) = control::area() else { return 0 };
+        let mut rest = self.instance.readers.load(Ordering::Relaxed);
+        while rest != 0 {
+            let index = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            if let Some(slot) = area.slot(index)
+                && !slot.receive().stop()
+            {
+                // The engine sets this bit after its offer. Set it now, so that `look` finds the offer.
+                area.ready().fetch_or(1 << index, Ordering::AcqRel);
+            }
+        }
+        self.look()
+    }
+}
+
+/// Returns true if a slot has offered bytes, or bytes that the engine is moving to the pair.
+fn is_readable(slot: Slot) -> bool {
+    slot.receive().offered().is_some() || slot.receive().is_moving()
+}
+
+/// Returns true if the send ring of a slot accepts bytes, and at least half of it is free.
+fn has_room(slot: Slot) -> bool {
+    let header = slot.header();
+    let Some(position) = slot.send().granted() else { return false };
+    let used = position.wrapping_sub(header.copied.0.load(Ordering::Acquire));
+    used <= SEND as u64 / 2 && header.shut.load(Ordering::Relaxed) == 0 && direct::is_alive(slot)
+}
