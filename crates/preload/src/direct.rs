@@ -236,7 +236,7 @@ pub fn note_low_water(fd: RawFd) {
 
 /// The longest wait until the engine has moved offered bytes to the pair, in nanoseconds. The engine usually
 /// needs a few microseconds.
-const MOVE_NS: u64 = 1_000_000;
+const MOVE_NS: u64 = 20_000_000;
 
 /// Ends the standing receive of `fd`, and lets the engine move offered bytes to the pair. Call this before a
 /// system call that looks at the received bytes of the descriptor.
@@ -262,6 +262,9 @@ fn await_move(slot: Slot) {
 /// Returns the number of received bytes that are offered in shared memory, or `None` if there are none.
 pub fn offered(fd: RawFd) -> Option<usize> {
     let slot = slot(fd)?;
+    if slot.receive().is_moving() {
+        await_move(slot);
+    }
     let offer = slot.receive().offered()?;
     is_same_quietly(fd, slot).then_some(offer.len as usize)
 }

@@ -84,6 +84,13 @@ fn waits_for_connections_with_shared_memory_report_what_the_kernels_do() {
 }
 
 #[test]
+fn event_driven_programs_get_each_byte_once_and_see_the_events_of_the_kernel() {
+    let Some(lab) = start("direct-events") else { return };
+    check(&lab, &["events", "crowded"]);
+    exchange_directly(&lab);
+}
+
+#[test]
 fn a_hostile_program_harms_only_its_own_connections() {
     let Some(lab) = start("direct-hostile") else { return };
     let before = lab.status()["connections"]["hostile"].as_u64().unwrap();

@@ -7,6 +7,7 @@
 import array
 import ctypes
 import errno
+import fcntl
 import os
 import random
 import select
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 
@@ -355,6 +357,130 @@ def waits(port):
         waiter.close()
     client.socket.setblocking(True)
     client.finish()
+
+
+def events(port):
+    """Serves several connections from one epoll instance, as event-driven programs do."""
+    clients = {}
+    epoll = select.epoll()
+    for _ in range(6):
+        client = Client(port)
+        client.socket.setblocking(False)
+        clients[client.socket.fileno()] = client
+        epoll.register(client.socket, select.EPOLLIN)
+    room, count = bytearray(150), array.array("i", [0])
+
+    def into(client, function):
+        """Receives by a function that fills `room`, and checks the bytes."""
+        length = function()
+        assert 0 < length and room[:length] == client.sent[client.checked:client.checked + length]
+        client.checked += length
+
+    for step in range(240):
+        for client in clients.values():
+            client.socket.send(client.next(100))
+        while any(client.checked < len(client.sent) for client in clients.values()):
+            found = epoll.poll()
+            assert len(dict(found)) == len(found), f"a descriptor is in the result twice: {found}"
+            for fd, flags in found:
+                client = clients[fd]
+                assert flags == select.EPOLLIN and client.checked < len(client.sent), (flags, step)
+                try:
+                    if step % 6 == 0:
+                        client.check()
+                    elif step % 6 == 1:
+                        fcntl.ioctl(fd, termios.FIONREAD, count)
+                        assert count[0] <= len(client.sent) - client.checked
+                        into(client, lambda: client.socket.recv_into(room))
+                    elif step % 6 == 2:
+                        into(client, lambda: client.socket.recv_into(room, 10))
+                        seen = client.socket.recv(7, socket.MSG_PEEK)
+                        assert seen == client.sent[client.checked:client.checked + len(seen)]
+                    elif step % 6 == 3:
+                        into(client, lambda: os.readv(fd, [memoryview(room)[:3], memoryview(room)[3:50]]))
+                    elif step % 6 == 4:
+                        into(client, lambda: client.socket.recvmsg_into([room])[0])
+                    else:
+                        client.check(1)
+                except BlockingIOError:
+                    pass
+        if step % 40 == 0:
+            assert not epoll.poll(0)
+            for fd in clients:
+                epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
+            found = epoll.poll()
+            assert found and all(flags == select.EPOLLOUT for _, flags in found), found
+            for fd, client in clients.items():
+                epoll.modify(fd, select.EPOLLIN)
+                epoll.unregister(fd)
+                client.socket.send(client.next(10))
+            assert not epoll.poll(0.002), "an event of a removed descriptor"
+            for fd in clients:
+                epoll.register(fd, select.EPOLLIN)
+    # A descriptor that is closed reports nothing, also if a duplicate keeps the connection.
+    closed = next(iter(clients.values()))
+    duplicate = socket.socket(fileno=os.dup(closed.socket.fileno()))
+    epoll.unregister(closed.socket)
+    os.close(closed.socket.detach())
+    closed.socket = duplicate
+    duplicate.send(closed.next(100))
+    assert not epoll.poll(0.002)
+    for client in clients.values():
+        client.socket.setblocking(True)
+        client.finish()
+
+
+def crowded(port):
+    """Several threads, and then a forked child, wait for the same connection. Each message wakes one of them."""
+    client = Client(port)
+    client.socket.setblocking(False)
+    epoll = select.epoll()
+    epoll.register(client.socket, select.EPOLLIN)
+    lock, rounds = threading.Lock(), 300
+
+    def exchange():
+        while True:
+            epoll.poll()
+            with lock:
+                try:
+                    while client.checked < len(client.sent):
+                        client.check(1 + len(client.sent) % 50)
+                except BlockingIOError:
+                    continue
+                if len(client.sent) >= start + 100 * rounds:
+                    # The other threads see the last message unread until all have ended.
+                    return
+                client.socket.send(client.next(100))
+
+    start = len(client.sent)
+    client.socket.send(client.next(100))
+    waiters = [threading.Thread(target=exchange, daemon=True) for _ in range(3)]
+    for waiter in waiters:
+        waiter.start()
+    while len(client.sent) < start + 100 * rounds or client.checked < len(client.sent):
+        time.sleep(0.001)
+    child = os.fork()
+    if child == 0:
+        client.socket.send(b"x" * 100)
+        for _ in range(100):
+            epoll.poll()
+            try:
+                if data := client.socket.recv(100):
+                    client.socket.send(data)
+            except BlockingIOError:
+                pass
+        client.socket.send(b"end")
+        os._exit(0)
+    os.waitpid(child, 0)
+    received = b""
+    while not received.endswith(b"end"):
+        epoll.poll()
+        try:
+            received += client.socket.recv(1000)
+        except BlockingIOError:
+            pass
+    assert not received.strip(b"xend"), received
+    client.socket.close()
 
 
 def signalled(port):
