@@ -1,5 +1,5 @@
 # Runs in a guest. Starts a Linux NVMe/TCP target with a 64 MiB drive at port 4420 of all addresses, then runs
-# a command.
+# a command. The target grants at most 4 I/O queues.
 #
 #   lab/vm/run.py --module nvmet_tcp --module nvme_tcp --module loop --file lab/guest/nvmet.sh -- sh /bin/nvmet.sh COMMAND...
 #
@@ -13,6 +13,7 @@ mount -t configfs config /sys/kernel/config
 cd /sys/kernel/config/nvmet
 mkdir subsystems/$nqn subsystems/$nqn/namespaces/1 ports/1
 echo 1 >subsystems/$nqn/attr_allow_any_host
+echo 4 >subsystems/$nqn/attr_qid_max
 echo /dev/loop0 >subsystems/$nqn/namespaces/1/device_path
 echo 1 >subsystems/$nqn/namespaces/1/enable
 echo ipv4 >ports/1/addr_adrfam

@@ -16,6 +16,10 @@ for digests in none header data both; do
     cmp /tmp/in /tmp/out && echo \"$digests: read back\"
     inlane nvme bench 127.0.0.1:4420 --digests $digests --rw randrw --bs 16K --iodepth 8 --size 1M --verify crc32c || exit 1
 done
+inlane nvme bench 127.0.0.1:4420 --queues 2 --rw randrw --bs 4K --iodepth 16 --size 1M --verify crc32c --json /tmp/two || exit 1
+grep io_queues /tmp/two
+inlane nvme bench 127.0.0.1:4420 --queues 128 --rw randread --bs 4K --size 256K --json /tmp/many || exit 1
+grep -o 'the target granted [0-9]* of 128 I/O queues' /tmp/many
 inlane nvme read 127.0.0.1:4420 --subsystem nqn.2024-01.wrong:x --length 4K /tmp/out
 echo status $?
 ";
@@ -53,6 +57,8 @@ fn the_initiator_uses_the_target_of_linux() {
         assert!(out.contains(&format!("{digests}: the target has the bytes")), "{out}\n{errors}");
         assert!(out.contains(&format!("{digests}: read back")), "{out}\n{errors}");
     }
+    assert!(out.contains("\"io_queues\": 2"), "{out}\n{errors}");
+    assert!(out.contains("the target granted 4 of 128 I/O queues"), "{out}\n{errors}");
     assert!(
         out.contains("status 2") && format!("{out}{errors}").contains("does not have it"),
         "{out}\n{errors}"

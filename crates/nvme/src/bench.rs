@@ -109,11 +109,16 @@ fn path(options: &SessionOptions, outcomes: &[Outcome]) -> PathExplanation {
         0 => String::new(),
         us => format!("; polls for {us} us before it sleeps"),
     };
+    let asked = u32::from(options.io_queues);
+    let fewer = match outcomes.iter().map(|outcome| outcome.io_queues).min() {
+        Some(granted) if granted < asked => format!("; the target granted {granted} of {asked} I/O queues"),
+        _ => String::new(),
+    };
     let target = outcomes.first().map_or_else(String::new, |outcome| outcome.path.clone());
     PathExplanation {
         name: "tcp".into(),
         hops: vec![vec!["host".into(), "kernel TCP sockets".into(), target]],
-        reason: format!("NVMe over TCP {digests}; data is received into the commands' buffers{polls}"),
+        reason: format!("NVMe over TCP {digests}; data is received into the commands' buffers{polls}{fewer}"),
         not_taken: Vec::new(),
     }
 }

@@ -3,8 +3,9 @@
 //! ```text
 //!   Session      one thread's access to a namespace over one or several paths; retries on another path
 //!     Controller   the association with a controller: admin queue, properties, identify, keep-alive, events
-//!     Queue        a connection with its socket
-//!       Connection   the protocol as a state machine without I/O: commands to bytes, bytes to completions
+//!     Queues       the I/O queues of a session; commands go to them in turn
+//!       Queue        a connection with its socket
+//!         Connection   the protocol as a state machine without I/O: commands to bytes, bytes to completions
 //! ```
 //!
 //! A session starts a thread to reconnect. No other layer starts threads. Requests may complete in any order.
@@ -18,6 +19,7 @@ mod controller;
 mod discover;
 mod host;
 mod queue;
+mod queues;
 mod session;
 mod transfer;
 
@@ -28,5 +30,6 @@ pub use controller::{ConnectOptions, Controller, NamespaceInfo};
 pub use discover::{Discovered, discover, resolve_subsystem};
 pub use host::HostIdentity;
 pub use queue::{Queue, QueueOptions};
+pub use queues::Queues;
 pub use session::{Session, SessionOptions};
 pub use transfer::{Sink, Source, check_range, flush, read_range, read_to, write_from, write_range};

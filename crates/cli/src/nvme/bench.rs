@@ -21,7 +21,7 @@ enum Verify {
 
 /// Measures a namespace with fio's workloads
 ///
-/// Workloads that write overwrite the namespace. Each job is a thread with its own connection and its own
+/// Workloads that write overwrite the namespace. Each job is a thread with its own connections and its own
 /// part of the range.
 #[derive(Args)]
 #[command(after_help = "\
@@ -44,7 +44,7 @@ pub struct Bench {
     /// Operations that each job keeps in flight, 1 to 4094
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = count::<u32>(1, 4094))]
     iodepth: u32,
-    /// Number of jobs, 1 to 256. Each job is a thread with a connection of its own
+    /// Number of jobs, 1 to 256. Each job is a thread with --queues connections of its own
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count::<u32>(1, 256))]
     numjobs: u32,
     /// Share of reads in rw and randrw, 0 to 100 percent [default: 50]

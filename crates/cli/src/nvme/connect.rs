@@ -106,6 +106,10 @@ pub struct Connect {
     /// Time after which either side gives up a silent peer; 0 turns the check off
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = units::parse_time)]
     keep_alive: Duration,
+    /// I/O queues, 1 to 128. Each is a TCP connection, and commands take turns. A target may serve each queue
+    /// on another core
+    #[arg(long, alias = "nr-io-queues", value_name = "N", default_value_t = 1, value_parser = count::<u16>(1, 128))]
+    queues: u16,
     /// How long to try to reconnect after a path has failed; 0 fails at once
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::parse_time)]
     reconnect: Duration,
@@ -128,6 +132,7 @@ impl Connect {
             paths: self.addresses.0.clone(),
             connect: ConnectOptions { subsystem, host, queue, keep_alive: self.keep_alive },
             nsid: self.namespace,
+            io_queues: self.queues,
             reconnect: self.reconnect,
         })
     }

@@ -8,23 +8,24 @@ use std::time::Instant;
 #[test]
 fn workloads_are_verified() {
     let (_target, address) = target("memory:16M");
-    for (rw, bs, digests, spin) in [
-        ("write", "64K", "none", "0"),
-        ("read", "64K", "both", "50us"),
-        ("randrw", "4K", "data", "0"),
-        ("rw", "512", "header", "50us"),
-        ("randwrite", "128K", "both", "0"),
+    for (rw, bs, digests, spin, queues) in [
+        ("write", "64K", "none", "0", "1"),
+        ("read", "64K", "both", "50us", "2"),
+        ("randrw", "4K", "data", "0", "3"),
+        ("rw", "512", "header", "50us", "1"),
+        ("randwrite", "128K", "both", "0", "2"),
     ] {
         let size = if bs == "512" { "256K" } else { "8M" };
         let bench = ["nvme", "bench", &address, "--rw", rw, "--bs", bs, "--iodepth", "16", "--numjobs", "2"];
         let rest = ["--size", size, "--verify", "crc32c", "--digests", digests, "--json", "-"];
-        let document = succeeds(&[&bench[..], &rest, &["--spin", spin]].concat());
+        let document = succeeds(&[&bench[..], &rest, &["--spin", spin, "--queues", queues]].concat());
         let document: serde_json::Value = serde_json::from_str(&document).expect("JSON");
         let rows = document["results"].as_array().unwrap();
         assert_eq!(rows.len(), if rw.ends_with("rw") { 2 } else { 1 }, "{rw}");
         for row in rows {
             assert_eq!(row["verification"]["altered_bytes"], 0, "{rw}: {row}");
             assert!(row["operations"].as_u64().unwrap() > 0, "{rw}: {row}");
+            assert_eq!(row["io_queues"].to_string(), queues, "{rw}");
             assert_eq!(row["latency_percentiles"].as_array().unwrap().len(), 17, "{rw}");
         }
         let verified: u64 =

@@ -36,6 +36,7 @@ pub(super) struct Outcome {
     pub(super) duration: Duration,
     pub(super) cpu: Duration,
     pub(super) path: String,
+    pub(super) io_queues: u32,
     pub(super) failovers: u64,
     pub(super) error: Option<String>,
 }
@@ -112,6 +113,7 @@ impl<'a> Job<'a> {
     }
 
     pub(super) fn run(mut self, counters: &Counters, stop: &AtomicBool) -> Outcome {
+        let io_queues = self.session.io_queues() as u32;
         let (started, cpu) = (Instant::now(), cpu_time());
         let mut error = self.measure(started, counters, stop).err();
         let (duration, cpu) = (started.elapsed(), cpu_time().saturating_sub(cpu));
@@ -125,6 +127,7 @@ impl<'a> Job<'a> {
             duration,
             cpu,
             path: self.session.path().to_string(),
+            io_queues,
             failovers: self.session.failovers(),
             error: error.map(|error| error.to_string()).or(self.wrong),
         };

@@ -25,8 +25,11 @@ pub struct IoResult {
     pub block_bytes: u64,
     /// The most operations that each job keeps in flight.
     pub iodepth: u32,
-    /// The number of jobs: threads with a connection each.
+    /// The number of jobs: threads with connections of their own.
     pub jobs: u32,
+    /// The number of I/O queues of each job. If the target granted some jobs fewer than others, the smallest
+    /// number.
+    pub io_queues: u32,
     /// The share of reads in a mixed workload, in percent. Null for other workloads.
     pub read_percent: Option<u32>,
     /// The identifier of the namespace.
@@ -81,6 +84,7 @@ pub(super) fn rows(
     let run = outcomes.iter().map(|outcome| outcome.duration).max().unwrap_or_default();
     let run_total: Duration = outcomes.iter().map(|outcome| outcome.duration).sum();
     let cpu: Duration = outcomes.iter().map(|outcome| outcome.cpu).sum();
+    let io_queues = outcomes.iter().map(|outcome| outcome.io_queues).min().unwrap_or_default();
     let failovers = outcomes.iter().map(|outcome| outcome.failovers).sum();
     let error = outcomes.into_iter().find_map(|outcome| outcome.error);
     let seconds = run.as_secs_f64().max(1e-9);
@@ -91,6 +95,7 @@ pub(super) fn rows(
         block_bytes: workload.block_bytes,
         iodepth: workload.depth,
         jobs: workload.jobs,
+        io_queues,
         read_percent: (pattern.reads() && pattern.writes()).then_some(workload.read_percent),
         namespace_id: namespace.nsid,
         namespace_bytes: namespace.bytes(),
@@ -133,6 +138,7 @@ impl Row for IoResult {
             Cell::new("bs", units::bytes(self.block_bytes)),
             Cell::new("iodepth", self.iodepth.to_string()),
             Cell::new("jobs", self.jobs.to_string()),
+            Cell::new("queues", self.io_queues.to_string()),
         ]
     }
 

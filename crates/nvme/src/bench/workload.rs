@@ -93,7 +93,7 @@ pub struct Workload {
     pub block_bytes: u64,
     /// The number of operations that each job keeps in flight: fio's `iodepth`.
     pub depth: u32,
-    /// The number of jobs: threads with a connection each.
+    /// The number of jobs: threads with connections of their own.
     pub jobs: u32,
     /// The share of reads in mixed workloads, in percent.
     pub read_percent: u32,

@@ -47,8 +47,6 @@ pub struct Controller {
     id: u16,
     identify: Box<IdentifyController>,
     cap: Cap,
-    queues: u16,
-    io_queues: u16,
     last_keep_alive: Instant,
     keep_alive_in_flight: bool,
     event_armed: bool,
@@ -96,8 +94,6 @@ impl Controller {
             id,
             identify: Box::new(IdentifyController::new_zeroed()),
             cap: Cap(0),
-            queues: 0,
-            io_queues: 0,
             last_keep_alive: Instant::now(),
             keep_alive_in_flight: false,
             event_armed: false,
@@ -239,23 +235,27 @@ impl Controller {
         Ok(())
     }
 
-    /// Connects an I/O queue.
+    /// Asks for `count` I/O queues and connects as many of them as the controller grants, at least one. Call
+    /// it once, because a controller grants queues only before the first one is connected (Base section
+    /// 5.27.1.5).
     ///
     /// # Errors
-    /// If the controller has no more queues, or the connection fails.
-    pub fn open_queue(&mut self) -> Result<Queue> {
-        if self.queues == 0 {
-            let asked = 64_u32;
-            let mut command = Command::new(admin::SET_FEATURES, 0);
-            command.cdw10 = u32::from(feature::NUMBER_OF_QUEUES).into();
-            command.cdw11 = ((asked - 1) << 16 | (asked - 1)).into();
-            let granted = self.admin(command, None, "asking for I/O queues")?.completion.dw0.get();
-            self.queues = ((granted & 0xFFFF).min(granted >> 16) + 1).min(asked) as u16;
-        }
-        if self.io_queues == self.queues {
-            let why = format!("it has only {} I/O queues; use fewer", self.queues);
-            return Err(Error::Disconnected { peer: self.admin.peer().into(), why });
-        }
+    /// If the controller refuses the request or a queue, or the connection fails.
+    ///
+    /// # Panics
+    /// If `count` is 0.
+    pub fn open_queues(&mut self, count: u16) -> Result<Vec<Queue>> {
+        let last = u32::from(count.checked_sub(1).expect("at least one queue"));
+        let mut command = Command::new(admin::SET_FEATURES, 0);
+        command.cdw10 = u32::from(feature::NUMBER_OF_QUEUES).into();
+        command.cdw11 = (last << 16 | last).into();
+        let granted = self.admin(command, None, "asking for I/O queues")?.completion.dw0.get();
+        // The controller may grant more than the host asked for.
+        let last = (granted & 0xFFFF).min(granted >> 16).min(last) as u16;
+        (1..=last + 1).map(|id| self.open_queue(id)).collect()
+    }
+
+    fn open_queue(&self, qid: u16) -> Result<Queue> {
         let most = match self.identify.maxcmd.get() {
             0 => u32::MAX,
             commands => u32::from(commands),
@@ -263,10 +263,8 @@ impl Controller {
         let entries = self.options.queue.entries.min(self.cap.max_entries()).min(most).max(2);
         let options = QueueOptions { entries, ..self.options.queue };
         let mut queue = Queue::connect(self.address, &options, size_of::<ConnectData>() as u32)?;
-        let qid = self.io_queues + 1;
         connect_queue(&mut queue, Command::connect(qid, entries, 0, 0), self.id, &self.options)?;
         queue.set_max_capsule_data(self.identify.max_capsule_data());
-        self.io_queues = qid;
         Ok(queue)
     }
 

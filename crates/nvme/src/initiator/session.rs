@@ -13,7 +13,7 @@
 mod reconnect;
 
 use super::connection::{Done, Request};
-use super::{Address, ConnectOptions, Controller, NamespaceInfo, Queue};
+use super::{Address, ConnectOptions, Controller, NamespaceInfo, Queue, Queues};
 use crate::command::async_event;
 use crate::{Error, Result};
 use reconnect::{Reconnected, check_is_same};
@@ -36,6 +36,8 @@ pub struct SessionOptions {
     pub connect: ConnectOptions,
     /// The identifier of the namespace. `None`: the first namespace.
     pub nsid: Option<u32>,
+    /// The most I/O queues, at least 1. Each is a TCP connection. Commands go to them in turn.
+    pub io_queues: u16,
     /// How long the session tries to reconnect after a path has failed. Then it gives up, even if an attempt
     /// is still in progress.
     pub reconnect: Duration,
@@ -44,7 +46,7 @@ pub struct SessionOptions {
 #[derive(Debug)]
 struct Live {
     controller: Controller,
-    queue: Queue,
+    queues: Queues,
 }
 
 /// Access to a namespace.
@@ -124,9 +126,10 @@ impl Session {
             }
             Err(error) => return Err(error),
         };
-        let queue = controller.open_queue()?;
+        let spin = options.connect.queue.spin;
+        let queues = Queues::open(&mut controller, options.io_queues, spin)?;
         controller.watch_events()?;
-        Ok((Live { controller, queue }, namespace))
+        Ok((Live { controller, queues }, namespace))
     }
 
     /// Returns the namespace. Its size changes if the target resizes it.
@@ -150,22 +153,30 @@ impl Session {
         if !self.pending.is_empty() {
             return 0;
         }
-        self.live.as_ref().map_or(0, |live| live.queue.available())
+        self.live.as_ref().map_or(0, |live| live.queues.available())
     }
 
     /// Returns the most commands that can be in flight on the path in use; 0 while no path works.
     pub fn depth(&self) -> usize {
-        self.live.as_ref().map_or(0, |live| live.queue.available() + live.queue.in_flight())
+        self.live.as_ref().map_or(0, |live| live.queues.available() + live.queues.in_flight())
     }
 
     /// Returns the number of commands that have not completed.
     pub fn in_flight(&self) -> usize {
-        self.pending.len() + self.live.as_ref().map_or(0, |live| live.queue.in_flight())
+        self.pending.len() + self.live.as_ref().map_or(0, |live| live.queues.in_flight())
     }
 
-    /// Returns the I/O queue and the admin queue, to wait for their sockets, or `None` while no path works.
-    pub fn queues(&self) -> Option<[&Queue; 2]> {
-        self.live.as_ref().map(|live| [&live.queue, live.controller.admin_queue()])
+    /// Returns the I/O queues and then the admin queue, to wait for their sockets. Returns none while no path
+    /// works.
+    pub fn queues(&self) -> impl Iterator<Item = &Queue> {
+        let live = self.live.iter();
+        live.flat_map(|live| live.queues.all().iter().chain([live.controller.admin_queue()]))
+    }
+
+    /// Returns the number of I/O queues of the path in use; 0 while no path works. It is smaller than
+    /// [`SessionOptions::io_queues`] if the controller granted fewer.
+    pub fn io_queues(&self) -> usize {
+        self.live.as_ref().map_or(0, |live| live.queues.all().len())
     }
 
     /// Queues a command. Its token must differ from those of the commands in flight.
@@ -175,7 +186,7 @@ impl Session {
     #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
     pub fn submit(&mut self, request: Request) -> Result<(), Request> {
         match &mut self.live {
-            Some(live) if self.pending.is_empty() => live.queue.submit(request),
+            Some(live) if self.pending.is_empty() => live.queues.submit(request),
             _ => Err(request),
         }
     }
@@ -185,7 +196,7 @@ impl Session {
         if let Some(done) = self.done.pop_front() {
             return Some(done);
         }
-        while let Some(done) = self.live.as_mut()?.queue.next_done() {
+        while let Some(done) = self.live.as_mut()?.queues.next_done() {
             if let Some(done) = self.settled(done) {
                 return Some(done);
             }
@@ -226,12 +237,12 @@ impl Session {
     pub fn progress(&mut self, wait: bool) -> Result<()> {
         let Some(live) = &mut self.live else { return self.reconnect(wait) };
         while let Some(request) = self.pending.pop_front() {
-            if let Err(request) = live.queue.submit(request) {
+            if let Err(request) = live.queues.submit(request) {
                 self.pending.push_front(request);
                 break;
             }
         }
-        let mut result = live.queue.progress(wait);
+        let mut result = live.queues.progress(wait);
         if result.is_ok() && self.last_tick.elapsed() >= TICK {
             self.last_tick = Instant::now();
             result = live.controller.tick();

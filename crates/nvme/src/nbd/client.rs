@@ -133,9 +133,9 @@ impl<'a> Client<'a> {
             client |= PollFlags::OUT;
         }
         let mut sockets = vec![PollFd::new(&self.stream, client)];
-        let queues = self.session.queues();
-        let fds = queues.map(|queues| queues.map(|queue| (queue.socket(), queue.has_output())));
-        for (socket, has_output) in fds.iter().flatten() {
+        let queues: Vec<_> =
+            self.session.queues().map(|queue| (queue.socket(), queue.has_output())).collect();
+        for (socket, has_output) in &queues {
             let flags = if *has_output { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
             sockets.push(PollFd::new(socket, flags));
         }

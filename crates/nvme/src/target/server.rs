@@ -171,7 +171,7 @@ impl Target {
     /// Returns, for each worker thread, the number of its connections without an admin queue. These carry an
     /// I/O queue, or may still get one.
     #[cfg(test)]
-    pub(super) fn io_queues(&self) -> Vec<usize> {
+    pub(crate) fn io_queues(&self) -> Vec<usize> {
         self.workers.iter().map(|worker| worker.load.rank().0).collect()
     }
 

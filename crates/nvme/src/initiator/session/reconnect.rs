@@ -21,8 +21,8 @@ impl Session {
     /// Returns `error` if the session must give up, too.
     pub(super) fn lost(&mut self, error: Error) -> Result<()> {
         let Some(mut live) = self.live.take() else { return Err(error) };
-        live.queue.fail();
-        while let Some(done) = live.queue.next_done() {
+        live.queues.fail();
+        while let Some(done) = live.queues.next_done() {
             if done.status() == Status::HOST_PATH_ERROR {
                 self.pending.push_back(again(done));
             } else if let Some(done) = self.settled(done) {

@@ -10,15 +10,19 @@ const NQN: &str = "nqn.2026-11.inlane:session-test";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn target(listen: &str, namespace: &str) -> Target {
+    target_with(listen, namespace, 1, Limits::default())
+}
+
+fn target_with(listen: &str, namespace: &str, threads: usize, limits: Limits) -> Target {
     let config = Config {
         listen: vec![listen.parse().unwrap()],
         namespaces: vec![namespace.parse().unwrap()],
         nqn: Some(NQN.into()),
         hosts: Hosts::Any,
         cores: Vec::new(),
-        threads: 1,
+        threads,
         spin: Duration::ZERO,
-        limits: Limits::default(),
+        limits,
     };
     Target::start(config).unwrap()
 }
@@ -33,6 +37,7 @@ fn options(address: SocketAddr) -> SessionOptions {
             keep_alive: Duration::ZERO,
         },
         nsid: None,
+        io_queues: 1,
         reconnect: PATIENCE,
     }
 }
@@ -165,5 +170,98 @@ fn a_session_ends_if_the_target_has_another_namespace_after_a_restart() {
         assert!(start.elapsed() < PATIENCE, "the session did not reconnect");
     };
     assert!(error.to_string().contains("is another one than before"), "{error}");
+    second.stop().unwrap();
+}
+
+/// Waits for `count` completions, and returns their tokens in ascending order.
+fn completions(session: &mut Session, count: usize) -> Vec<u64> {
+    let start = Instant::now();
+    let mut tokens = Vec::new();
+    while tokens.len() < count {
+        session.progress(true).unwrap();
+        while let Some(done) = session.next_done() {
+            assert!(done.status().is_success(), "{}", done.status());
+            tokens.push(done.token);
+        }
+        assert!(start.elapsed() < PATIENCE, "{} of {count} commands completed", tokens.len());
+    }
+    tokens.sort_unstable();
+    tokens
+}
+
+/// Submits reads of the first block until the session takes no more. Returns their number.
+fn submit_reads(session: &mut Session) -> u64 {
+    let mut token = 0;
+    while session.available() > 0 {
+        let command =
+            crate::command::Command::blocks(crate::command::io::READ, 1, 0, 1, crate::command::Sgl::NONE);
+        let buffer = Some(crate::initiator::Buffer::new(512).unwrap());
+        session.submit(Request { token, command, buffer }).unwrap();
+        token += 1;
+    }
+    token
+}
+
+#[test]
+fn commands_take_turns_over_the_queues_and_each_thread_of_the_target_serves_one() {
+    let limits = Limits { io_queues: 4, ..Limits::default() };
+    let target = target_with("127.0.0.1:0", "memory:1M", 4, limits);
+    let mut options = options(target.subsystem().listeners()[0]);
+    options.io_queues = 4;
+    options.connect.queue.entries = 3;
+    for spin in [Duration::ZERO, Duration::from_micros(200)] {
+        options.connect.queue.spin = spin;
+        let mut session = Session::open(&options).unwrap();
+        assert_eq!((session.io_queues(), session.depth()), (4, 8));
+        let mut queues = target.io_queues();
+        queues.sort_unstable();
+        assert_eq!(queues, [1, 1, 1, 1]);
+        assert_eq!(submit_reads(&mut session), 8);
+        // The last queue is the admin queue.
+        let in_flight: Vec<_> = session.queues().take(4).map(Queue::in_flight).collect();
+        assert_eq!(in_flight, [2, 2, 2, 2]);
+        assert_eq!(completions(&mut session, 8), (0..8).collect::<Vec<_>>());
+        session.close();
+        let start = Instant::now();
+        while target.connections() > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+            assert!(start.elapsed() < PATIENCE, "the connections did not end");
+        }
+    }
+    target.stop().unwrap();
+}
+
+#[test]
+fn a_session_uses_as_many_queues_as_the_controller_grants() {
+    let limits = Limits { io_queues: 2, ..Limits::default() };
+    let target = target_with("127.0.0.1:0", "memory:1M", 1, limits);
+    let mut options = options(target.subsystem().listeners()[0]);
+    options.io_queues = 5;
+    let mut session = Session::open(&options).unwrap();
+    assert_eq!(session.io_queues(), 2);
+    let count = submit_reads(&mut session);
+    assert_eq!(completions(&mut session, count as usize).len() as u64, count);
+    session.close();
+    target.stop().unwrap();
+}
+
+/// Commands are in flight on all queues when the target ends. All of them must complete on the queues of the
+/// next connection.
+#[test]
+fn all_queues_of_a_failed_path_are_replaced_and_no_command_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let namespace = format!("file:{},size=1M", folder.path().join("disk").display());
+    let first = target_with("127.0.77.7:0", &namespace, 2, Limits::default());
+    let address = first.subsystem().listeners()[0];
+    let mut options = options(address);
+    options.io_queues = 3;
+    let mut session = Session::open(&options).unwrap();
+    let count = submit_reads(&mut session);
+    session.progress(false).unwrap();
+    first.stop().unwrap();
+    let second = target_with(&address.to_string(), &namespace, 2, Limits::default());
+    assert_eq!(completions(&mut session, count as usize), (0..count).collect::<Vec<_>>());
+    assert_eq!((session.failovers(), session.io_queues()), (1, 3));
+    session.close();
     second.stop().unwrap();
 }

@@ -1,0 +1,118 @@
+//! The I/O queues of a session: spreads commands over them, and waits for all of them together.
+
+use super::connection::{Done, Request};
+use super::{Controller, Queue};
+use crate::Result;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// The longest time that [`Queues::progress`] blocks.
+const TICK: Duration = Duration::from_millis(100);
+
+/// The I/O queues of one controller. Commands go to the queues in turn. The target may serve each queue on
+/// another core. Only one thread uses the queues.
+#[derive(Debug)]
+pub struct Queues {
+    queues: Vec<Queue>,
+    /// The index of the queue that gets the next command.
+    next: usize,
+    /// Completed commands that [`Queues::progress`] found while it looked for a reason to return.
+    done: VecDeque<Done>,
+    /// How long [`Queues::progress`] polls the sockets before it sleeps.
+    spin: Duration,
+}
+
+impl Queues {
+    /// Connects up to `count` I/O queues: as many as the controller grants. With several queues,
+    /// [`Queues::progress`] polls for `spin` before it sleeps.
+    ///
+    /// # Errors
+    /// If the controller refuses a queue, or the connection fails.
+    pub fn open(controller: &mut Controller, count: u16, spin: Duration) -> Result<Self> {
+        Ok(Self { queues: controller.open_queues(count)?, next: 0, done: VecDeque::new(), spin })
+    }
+
+    /// Returns the queues.
+    pub fn all(&self) -> &[Queue] {
+        &self.queues
+    }
+
+    /// Returns the number of commands that can be submitted now.
+    pub fn available(&self) -> usize {
+        self.queues.iter().map(Queue::available).sum()
+    }
+
+    /// Returns the number of commands in flight.
+    pub fn in_flight(&self) -> usize {
+        self.done.len() + self.queues.iter().map(Queue::in_flight).sum::<usize>()
+    }
+
+    /// Queues a command on the next queue that can take it. [`Queues::progress`] sends it.
+    ///
+    /// # Errors
+    /// Returns the request if [`Queues::available`] is 0.
+    #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
+    pub fn submit(&mut self, mut request: Request) -> Result<(), Request> {
+        for _ in 0..self.queues.len() {
+            let index = self.next;
+            self.next = (index + 1) % self.queues.len();
+            match self.queues[index].submit(request) {
+                Ok(()) => return Ok(()),
+                Err(back) => request = back,
+            }
+        }
+        Err(request)
+    }
+
+    /// Removes and returns the next completed command, or `None` if no further command has completed.
+    pub fn next_done(&mut self) -> Option<Done> {
+        self.done.pop_front().or_else(|| self.queues.iter_mut().find_map(Queue::next_done))
+    }
+
+    /// Sends queued bytes and receives what has arrived. With `wait`, blocks for up to 100 ms until a command
+    /// completes.
+    ///
+    /// # Errors
+    /// If a queue failed, as [`Queue::progress`]. All queues should then be given up.
+    pub fn progress(&mut self, wait: bool) -> Result<()> {
+        if let [queue] = &mut self.queues[..] {
+            return queue.progress(wait);
+        }
+        let start = Instant::now();
+        loop {
+            for queue in &mut self.queues {
+                queue.progress(false)?;
+                self.done.extend(std::iter::from_fn(|| queue.next_done()));
+            }
+            let elapsed = start.elapsed();
+            if !wait || !self.done.is_empty() || elapsed >= TICK {
+                return Ok(());
+            }
+            if elapsed < self.spin {
+                std::hint::spin_loop();
+            } else {
+                self.sleep(TICK - elapsed);
+            }
+        }
+    }
+
+    /// Sleeps until a socket is ready, for at most `time`.
+    fn sleep(&self, time: Duration) {
+        let polled = |queue: &'_ Queue| match queue.has_output() {
+            true => PollFlags::IN | PollFlags::OUT,
+            false => PollFlags::IN,
+        };
+        let sockets: Vec<_> = self.queues.iter().map(|queue| (queue.socket(), polled(queue))).collect();
+        let mut sockets: Vec<_> = sockets.iter().map(|(socket, flags)| PollFd::new(socket, *flags)).collect();
+        let time = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos() as _ };
+        // Ignore an error, because the caller checks all sockets again.
+        let _ = poll(&mut sockets, Some(&time));
+    }
+
+    /// Ends all queues. The commands in flight complete with
+    /// [`crate::command::Status::HOST_PATH_ERROR`].
+    pub fn fail(&mut self) {
+        self.queues.iter_mut().for_each(Queue::fail);
+    }
+}
