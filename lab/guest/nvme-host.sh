@@ -34,7 +34,7 @@ await() { # SECONDS COMMAND...: repeats a command until it succeeds
 }
 
 start() { # starts the target on two ports
-    inlane nvme target --listen 127.0.0.1:4420 --listen 127.0.0.1:4421 --namespace memory:64M --namespace file:/tmp/disk \
+    inlane nvme target --listen 127.0.0.1:4420 --listen 127.0.0.1:4421 --namespace memory:64M,lba=4096 --namespace file:/tmp/disk \
         --namespace file:/tmp/readonly,ro --nqn $nqn --hosts-file /tmp/hosts --threads 2 --json /tmp/result.json \
         2>>/tmp/target.log >/tmp/result.txt &
     target=$!
@@ -80,20 +80,32 @@ echo read-only: ok
 dd if=/dev/urandom of=/tmp/block bs=4096 count=1 2>/tmp/err
 dd if=/tmp/block of=/dev/nvme0n2 bs=4096 count=2 conv=fsync 2>/tmp/err
 for n in 1 2; do
+    # The first namespace has blocks of 4096 bytes, the second one blocks of 512 bytes. NVMe counts blocks less one.
+    blocks=$((4096 / $(cat /sys/block/nvme0n$n/queue/logical_block_size)))
+    range="--start-block 0 --block-count $((blocks - 1)) --data-size 4096"
     dd if=/tmp/block of=/dev/nvme0n$n bs=4096 count=1 conv=fsync 2>/tmp/err
-    nvme compare /dev/nvme0n$n --start-block 0 --block-count 7 --data-size 4096 --data /tmp/block >/tmp/out
-    nvme write-zeroes /dev/nvme0n$n --start-block 0 --block-count 3 >/tmp/out
-    ! nvme compare /dev/nvme0n$n --start-block 0 --block-count 7 --data-size 4096 --data /tmp/block >/tmp/out 2>&1
-    nvme dsm /dev/nvme0n$n --ad --slbs 0 --blocks 8 >/tmp/out
+    nvme compare /dev/nvme0n$n $range --data /tmp/block >/tmp/out
+    nvme write-zeroes /dev/nvme0n$n --start-block 0 --block-count 0 >/tmp/out
+    ! nvme compare /dev/nvme0n$n $range --data /tmp/block >/tmp/out 2>&1
+    nvme dsm /dev/nvme0n$n --ad --slbs 0 --blocks $blocks >/tmp/out
     nvme flush /dev/nvme0n$n >/tmp/out
-    nvme read /dev/nvme0n$n --start-block 0 --block-count 7 --data-size 4096 --data /tmp/read 2>/tmp/out
+    nvme read /dev/nvme0n$n $range --data /tmp/read 2>/tmp/out
     dd if=/dev/zero bs=4096 count=1 2>/tmp/err | cmp - /tmp/read
 done
 ! nvme resv-register /dev/nvme0n1 --nrkey 1 >/tmp/out 2>&1
 nvme id-ctrl /dev/nvme0 >/tmp/out
-nvme effects-log /dev/nvme0 >/tmp/out
+nvme effects-log /dev/nvme0 --csi 0 >/tmp/out
+grep -q "Write Zeroes" /tmp/out || fail "$(cat /tmp/out)"
+nvme show-regs /dev/nvme0 >/tmp/out
+grep -q "^version *: 10400" /tmp/out || fail "$(cat /tmp/out)"
 nvme fw-log /dev/nvme0 >/tmp/out
 nvme error-log /dev/nvme0 >/tmp/out
+grep -q "Invalid Command Opcode" /tmp/out || fail "$(cat /tmp/out)"
+nvme smart-log /dev/nvme0 --namespace-id 3 >/tmp/out
+grep -q "host_write_commands.*: 0" /tmp/out || fail "$(cat /tmp/out)"
+! nvme smart-log /dev/nvme0 --namespace-id 9 >/tmp/out 2>&1
+! nvme set-feature /dev/nvme0n1 --feature-id 0xf --value 5000 >/tmp/out 2>&1
+grep -qi "not namespace specific" /tmp/out || fail "$(cat /tmp/out)"
 echo commands: ok
 
 truncate -s 96M /tmp/disk

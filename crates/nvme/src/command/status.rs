@@ -101,6 +101,8 @@ statuses! {
     FEATURE_NOT_SAVEABLE = 1, 0x0D, "Feature Identifier Not Saveable";
     /// The feature cannot be changed.
     FEATURE_NOT_CHANGEABLE = 1, 0x0E, "Feature Not Changeable";
+    /// The feature belongs to the controller, and the command names a namespace.
+    FEATURE_NOT_NAMESPACE_SPECIFIC = 1, 0x0F, "Feature Not Namespace Specific";
     /// The I/O command set is not supported.
     COMMAND_SET_NOT_SUPPORTED = 1, 0x29, "I/O Command Set Not Supported";
     /// Connect: the record format (RECFMT) is not supported. Other commands use the same code for other

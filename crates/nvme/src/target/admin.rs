@@ -40,6 +40,9 @@ pub enum Reply {
     Abort(u16),
     /// Complete the command with success, then make the data of all namespaces durable.
     Shutdown,
+    /// Complete the command with success, and drop the Asynchronous Event Requests that wait for an event. The
+    /// controller was reset, which ends them without a completion.
+    Reset,
 }
 
 /// Carries out an admin command. None of the supported admin commands takes data from the host.
@@ -91,7 +94,8 @@ fn fabrics_command(context: &Context<'_>, command: &Command) -> Result<Reply, St
             done(fabrics_commands::property_get(context.subsystem, context.controller, command)?)
         }
         fabrics::PROPERTY_SET => Ok(match fabrics_commands::property_set(context.controller, command)? {
-            Transition::None | Transition::Reset => Reply::Done(Status::SUCCESS, 0),
+            Transition::None => Reply::Done(Status::SUCCESS, 0),
+            Transition::Reset => Reply::Reset,
             Transition::Shutdown => Reply::Shutdown,
         }),
         _ => Err(Status::INVALID_OPCODE.dnr()),
@@ -130,7 +134,14 @@ fn get_log_page(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
     {
         return Err(Status::INVALID_FIELD.dnr());
     }
-    let page = logs::page(context.subsystem, context.controller, context.local, id, retain_events)?;
+    let page = logs::page(
+        context.subsystem,
+        context.controller,
+        context.local,
+        id,
+        command.nsid.get(),
+        retain_events,
+    )?;
     let start = usize::try_from(offset).ok().filter(|start| *start <= page.len());
     let rest = &page[start.ok_or(Status::INVALID_FIELD.dnr())?..];
     let length = length as usize;
@@ -146,6 +157,10 @@ fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
     let value = command.cdw11.get();
     if save {
         return Err(Status::FEATURE_NOT_SAVEABLE.dnr());
+    }
+    let names_one_namespace = !matches!(command.nsid.get(), 0 | u32::MAX);
+    if names_one_namespace && CONTROLLER_SCOPE.contains(&id) {
+        return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.dnr());
     }
     match id {
         feature::KEEP_ALIVE_TIMER => {
@@ -185,6 +200,8 @@ fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
             _ => Err(Status::FEATURE_NOT_CHANGEABLE.dnr()),
         },
         feature::POWER_MANAGEMENT if value & 0x1F != 0 => Err(Status::INVALID_FIELD.dnr()),
+        // DULBE, bit 16, asks for an error when deallocated blocks are read. They read as zero here.
+        feature::ERROR_RECOVERY if value & 1 << 16 != 0 => Err(Status::INVALID_FIELD.dnr()),
         feature::HOST_IDENTIFIER => Err(Status::FEATURE_NOT_CHANGEABLE.dnr()),
         id if STORED.contains(&id) => {
             controller.set_feature(id, value);
@@ -193,6 +210,19 @@ fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
         _ => Err(Status::INVALID_FIELD.dnr()),
     }
 }
+
+/// Features that apply to the whole controller.
+const CONTROLLER_SCOPE: [u8; 9] = [
+    feature::ARBITRATION,
+    feature::POWER_MANAGEMENT,
+    feature::TEMPERATURE_THRESHOLD,
+    feature::VOLATILE_WRITE_CACHE,
+    feature::NUMBER_OF_QUEUES,
+    feature::WRITE_ATOMICITY,
+    feature::ASYNC_EVENT_CONFIGURATION,
+    feature::KEEP_ALIVE_TIMER,
+    feature::HOST_IDENTIFIER,
+];
 
 /// Mandatory features that have no effect on this target. Their values are stored.
 const STORED: [u8; 5] = [

@@ -5,6 +5,7 @@
 //! controller ends when the admin queue's connection ends or the keep-alive timer expires. Then all its
 //! connections are closed.
 
+use super::error_log::ErrorLog;
 use super::inbox::{ConnectionId, Inbox, Message};
 use crate::command::{async_event, cc, csts};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The value of SHST in CSTS while a shutdown is in progress.
 const SHUTDOWN_IN_PROGRESS: u32 = 1 << 2;
+
+/// The granularity of the keep-alive timer (KAS), in milliseconds.
+pub const KEEP_ALIVE_UNIT_MS: u64 = 100;
 
 /// A host, as it identifies itself when it connects.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +62,7 @@ pub struct Controller {
     /// lock.
     ready: AtomicBool,
     state: Mutex<State>,
+    errors: Mutex<ErrorLog>,
 }
 
 #[derive(Debug, Default)]
@@ -97,6 +102,13 @@ pub enum Transition {
     Shutdown,
 }
 
+/// Returns the keep-alive timeout in use if the host asks for `asked_ms`: rounded up to the timer's
+/// granularity, and at most what the feature's 32 bits hold.
+fn keep_alive_of(asked_ms: u64) -> u64 {
+    let most = u64::from(u32::MAX) / KEEP_ALIVE_UNIT_MS * KEEP_ALIVE_UNIT_MS;
+    asked_ms.min(most).next_multiple_of(KEEP_ALIVE_UNIT_MS)
+}
+
 impl Controller {
     /// Creates a controller for a host.
     pub fn new(id: u16, host: Host, discovery: bool, keep_alive_ms: u64, now_ms: u64) -> Self {
@@ -106,14 +118,20 @@ impl Controller {
             discovery,
             alive: AtomicBool::new(true),
             heard_at_ms: AtomicU64::new(now_ms),
-            keep_alive_ms: AtomicU64::new(keep_alive_ms),
+            keep_alive_ms: AtomicU64::new(keep_alive_of(keep_alive_ms)),
             ready: AtomicBool::new(false),
             state: Mutex::default(),
+            errors: Mutex::default(),
         }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the log of the commands that completed with an error.
+    pub fn errors(&self) -> MutexGuard<'_, ErrorLog> {
+        self.errors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns false once the controller has ended.
@@ -175,10 +193,11 @@ impl Controller {
         self.keep_alive_ms.load(Relaxed)
     }
 
-    /// Sets the keep-alive timeout and restarts the timer.
+    /// Sets the keep-alive timeout, rounded up to a multiple of [`KEEP_ALIVE_UNIT_MS`], and restarts the
+    /// timer.
     pub fn set_keep_alive_ms(&self, timeout_ms: u64, now_ms: u64) {
         self.heard(now_ms);
-        self.keep_alive_ms.store(timeout_ms, Relaxed);
+        self.keep_alive_ms.store(keep_alive_of(timeout_ms), Relaxed);
     }
 
     /// Returns true if the host has sent no command for longer than the keep-alive timeout.

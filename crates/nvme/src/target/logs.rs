@@ -4,12 +4,14 @@ use super::controller::{Controller, Event};
 use super::subsystem::Subsystem;
 use crate::command::{DISCOVERY_NQN, Status, admin, io, log};
 use crate::identify::{DiscoveryEntry, DiscoveryHeader, padded, subsystem_type, terminated};
+use crate::namespace::{Counters, Namespace};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Returns a whole log page. `local` is the address at which the host reached the target. Unless
-/// `retain_events` (RAE) is set, the controller may then report the next event about this page.
+/// Returns a whole log page. `nsid` is the namespace that the command names. `local` is the address at which
+/// the host reached the target. Unless `retain_events` (RAE) is set, the controller may then report the next
+/// event about this page.
 ///
 /// # Errors
 /// The status of the command, if the controller does not have the page.
@@ -18,6 +20,7 @@ pub fn page(
     controller: &Controller,
     local: SocketAddr,
     id: u8,
+    nsid: u32,
     retain_events: bool,
 ) -> Result<Vec<u8>, Status> {
     Ok(match id {
@@ -28,10 +31,9 @@ pub fn page(
             }
             page
         }
-        // One entry of zeros, because errors are not recorded.
-        log::ERROR_INFORMATION => vec![0; 64],
+        log::ERROR_INFORMATION => controller.errors().page(),
         _ if controller.discovery => return Err(Status::INVALID_LOG_PAGE.dnr()),
-        log::HEALTH => health(subsystem),
+        log::HEALTH => health(subsystem, controller, nsid)?,
         log::FIRMWARE_SLOT => firmware(),
         log::CHANGED_NAMESPACES => {
             let changed = controller.changed_namespaces(!retain_events);
@@ -91,11 +93,19 @@ fn discovery(subsystem: &Subsystem, host_nqn: &str, local: SocketAddr) -> Vec<u8
     page
 }
 
-/// Returns the SMART / Health Information (Base section 5.16.1.3), added up over all namespaces.
-fn health(subsystem: &Subsystem) -> Vec<u8> {
+/// Returns the SMART / Health Information (Base section 5.16.1.3) of a namespace, or added up over all
+/// namespaces if `nsid` is 0 or FFFFFFFFh.
+///
+/// # Errors
+/// The status of the command, if there is no such namespace.
+fn health(subsystem: &Subsystem, controller: &Controller, nsid: u32) -> Result<Vec<u8>, Status> {
+    let namespaces = match nsid {
+        0 | u32::MAX => &subsystem.namespaces[..],
+        id => std::slice::from_ref(subsystem.namespace(id).ok_or(Status::INVALID_NAMESPACE.dnr())?),
+    };
     let mut page = vec![0; 512];
-    let sum = |counter: fn(&crate::namespace::Counters) -> &std::sync::atomic::AtomicU64| -> u64 {
-        subsystem.namespaces.iter().map(|namespace| counter(&namespace.counters).load(Relaxed)).sum()
+    let sum = |counter: fn(&Counters) -> &AtomicU64| -> u64 {
+        namespaces.iter().map(|namespace| counter(&namespace.counters).load(Relaxed)).sum()
     };
     let mut set = |offset: usize, value: u64| page[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
     // Data units are thousands of 512 bytes, rounded up.
@@ -103,11 +113,13 @@ fn health(subsystem: &Subsystem) -> Vec<u8> {
     set(48, sum(|it| &it.written_bytes).div_ceil(512_000));
     set(64, sum(|it| &it.reads));
     set(80, sum(|it| &it.writes));
+    set(128, subsystem.now_ms() / 3_600_000);
+    set(176, controller.errors().count());
     // Critical warning, bit 3: the medium is read-only, because a flush failed.
-    page[0] = u8::from(subsystem.namespaces.iter().any(|it| it.flush_failed())) << 3;
+    page[0] = u8::from(namespaces.iter().any(Namespace::flush_failed)) << 3;
     // The temperature is 0 K (not reported). All spare capacity is available; the threshold is 10 %.
     (page[3], page[4]) = (100, 10);
-    page
+    Ok(page)
 }
 
 /// Returns the Firmware Slot Information.

@@ -15,6 +15,7 @@ pub mod admin;
 pub mod buffer;
 pub mod connection;
 pub mod controller;
+mod error_log;
 pub mod fabrics;
 pub mod inbox;
 pub mod io;

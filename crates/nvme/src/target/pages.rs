@@ -1,7 +1,8 @@
 //! Builds the data structures that Identify returns (Base section 5.17, NVM section 4.1.5).
 
 use super::admin::MAX_EVENT_REQUESTS;
-use super::controller::Controller;
+use super::controller::{Controller, KEEP_ALIVE_UNIT_MS};
+use super::error_log;
 use super::fabrics::VERSION;
 use super::subsystem::Subsystem;
 use crate::command::{DISCOVERY_NQN, async_event};
@@ -37,10 +38,12 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
     page.aerl = (MAX_EVENT_REQUESTS - 1) as u8;
     // One firmware slot, read-only.
     page.frmw = 1 | 1 << 1;
-    // Bit 1: the log of supported commands. Bit 2: offsets in log pages.
-    page.lpa = 1 << 1 | 1 << 2;
-    // The keep-alive timer counts in steps of 100 ms.
-    page.kas = 1.into();
+    // Bit 0: the health of single namespaces. Bit 1: the log of supported commands. Bit 2: offsets in log
+    // pages.
+    page.lpa = 1 | 1 << 1 | 1 << 2;
+    page.elpe = (error_log::ENTRIES - 1) as u8;
+    // KAS is in units of 100 ms.
+    page.kas = ((KEEP_ALIVE_UNIT_MS / 100) as u16).into();
     page.maxcmd = limits.queue_entries.into();
     // The supported SGLs. Bit 0: SGLs at all. Bit 20: offsets in the capsule. Bit 21: descriptors of data
     // outside the capsule.

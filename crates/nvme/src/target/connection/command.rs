@@ -312,6 +312,12 @@ impl Connection {
                 self.complete(held, Status::ABORT_REQUESTED, 0);
                 self.finish(slot, Status::SUCCESS, 0);
             }
+            Reply::Reset => {
+                for held in std::mem::take(&mut queue.held) {
+                    self.forget_identifier(held);
+                }
+                self.finish(slot, Status::SUCCESS, 0);
+            }
             Reply::Shutdown => {
                 self.finish(slot, Status::SUCCESS, 0);
                 self.flush_for_shutdown();

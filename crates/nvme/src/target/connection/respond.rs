@@ -1,7 +1,7 @@
 //! Sends responses to the host: the data of reads, and completions.
 
 use super::{Connection, Queue};
-use crate::command::{Completion, Status};
+use crate::command::{Completion, Status, io};
 use crate::namespace::{Memory, Storage};
 use crate::pdu::{CapsuleResp, Data, Kind, MAX_HEADER, RunningDigest, data_flags, digest, encode};
 use crate::target::fabrics::Connected;
@@ -58,8 +58,22 @@ impl Connection {
     /// Sends the completion of a command and frees its slot.
     #[inline]
     pub(super) fn finish(&mut self, slot: u16, status: Status, result: u64) {
+        if !status.is_success() {
+            self.log_error(slot, status);
+        }
         let cid = self.release(slot, status);
         self.respond(cid, status, result);
+    }
+
+    /// Adds a command that fails to the controller's error log.
+    #[cold]
+    fn log_error(&self, slot: u16, status: Status) {
+        let Some(queue) = &self.queue else { return };
+        let entry = self.slots.get(slot);
+        let has_range = queue.id != 0
+            && matches!(entry.command.opcode, io::READ | io::WRITE | io::COMPARE | io::WRITE_ZEROES);
+        let lba = if has_range { entry.command.lba() } else { 0 };
+        queue.controller.errors().add(queue.id, &entry.command, status, lba);
     }
 
     /// Counts a command and frees its slot. Returns the command's identifier.

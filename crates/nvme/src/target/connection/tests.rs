@@ -1,6 +1,7 @@
 //! Tests of a connection without sockets: the test plays the host, and passes bytes to and from the
 //! connection in memory.
 
+mod admin_commands;
 mod data;
 mod dissect;
 mod flow;
@@ -16,6 +17,7 @@ use crate::identify::{self, DiscoveryHeader, cns};
 use crate::namespace::Namespace;
 use crate::pdu::{CapsuleCmd, Data, Header, IcReq, Kind, Layout, MAX_HEADER, data_flags, digest, encode};
 use crate::target::buffer::Pool;
+use crate::target::error_log::{self, ErrorEntry};
 use crate::target::inbox::{ConnectionId, Inbox, Message};
 use crate::target::storage;
 use crate::target::subsystem::{Definition, Limits};
