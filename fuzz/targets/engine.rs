@@ -602,13 +602,12 @@ impl World {
         assert_eq!(self.ask(true, &message, Some(listener)).expect("a reply to a listen").status, 0);
         let mut message = Message::new(Operation::Connect);
         message.remote = bound.local;
-        assert_eq!(
-            self.ask(true, &message, None).expect("a reply to a connect").status,
-            0,
-            "an honest connect"
-        );
+        let reply = self.ask(true, &message, None).expect("a reply to a connect");
+        assert_eq!(reply.status, 0, "an honest connect");
         let client = self.honest.ends.len() - 1;
-        self.ask(true, &Message::new(Operation::Start), Some(client));
+        let mut start = Message::new(Operation::Start);
+        start.set_handle(reply.handle().expect("the handle of a new connection"));
+        self.ask(true, &start, None);
         let mut record = [0; accept::LEN];
         let accepted =
             receive(self.honest.ends[listener].as_fd(), &mut record).and_then(|(_, descriptor)| descriptor);

@@ -29,6 +29,9 @@ pub enum Operation {
     /// Connects a socket to [`Message::remote`]. The request carries the program's end. Without one, the
     /// engine creates a socket, and the reply carries the program's end. The program's end becomes writable
     /// when the connection is established or has failed. `name` of the reply is as for [`Operation::Bind`].
+    ///
+    /// If the engine creates the socket, it sends the SYN at once if `number` of the request is 1. Otherwise the
+    /// SYN waits for [`Operation::Start`], and the reply carries a [`Handle`].
     Connect = 2,
     /// Makes a bound socket listen. The request carries the program's end. `number` is the backlog.
     Listen = 3,
@@ -44,7 +47,8 @@ pub enum Operation {
     /// Asks for the engine's state. The reply carries the descriptor of a file with the state as JSON.
     Status = 8,
     /// Says that the program's end of a new connection has replaced the kernel's socket in the program, so
-    /// the SYN can be sent. There is no reply.
+    /// the SYN can be sent. The request carries the [`Handle`] that the reply to [`Operation::Connect`] had.
+    /// There is no reply.
     Start = 9,
     /// Like [`Operation::SetOption`], but with a reply: status 0 when the option is in effect, otherwise an
     /// errno.
@@ -83,6 +87,16 @@ impl Operation {
     pub fn has_reply(self) -> bool {
         !matches!(self, Self::SetOption | Self::Kernel | Self::Start)
     }
+}
+
+/// Identifies a socket in a request without its descriptor. The engine accepts it only from the process that
+/// created the socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handle {
+    /// The socket's number in the engine.
+    pub socket: u64,
+    /// Where the engine finds the socket.
+    pub key: u64,
 }
 
 /// The status of a reply that leaves the socket with the kernel. No other status is negative.
@@ -145,6 +159,21 @@ impl Message {
     /// Returns the value.
     pub fn value(&self) -> &[u8] {
         &self.value[..self.value_len]
+    }
+
+    /// Sets the value to a socket's handle.
+    pub fn set_handle(&mut self, handle: Handle) {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&handle.socket.to_le_bytes());
+        bytes[8..].copy_from_slice(&handle.key.to_le_bytes());
+        self.set_value(&bytes);
+    }
+
+    /// Returns the handle in the value, or `None` if the value has another length.
+    pub fn handle(&self) -> Option<Handle> {
+        let bytes: [u8; 16] = self.value().try_into().ok()?;
+        let number = u128::from_le_bytes(bytes);
+        Some(Handle { socket: number as u64, key: (number >> 64) as u64 })
     }
 
     /// Returns the program's name as text.
@@ -260,7 +289,7 @@ mod tests {
             if let Some(message) = Message::decode(&bytes) {
                 prop_assert_eq!(Message::decode(&message.encode()), Some(message));
                 prop_assert!(message.value().len() <= MAX_VALUE);
-                let _ = message.program();
+                let _ = (message.program(), message.handle());
                 prop_assert!(read_options(message.value()).count() <= MAX_VALUE / 12);
             }
         }
@@ -285,6 +314,15 @@ mod tests {
         bytes[0] = VERSION + 1;
         assert_eq!((Message::decode(&bytes), other_version(&bytes)), (None, Some(VERSION + 1)));
         assert_eq!(other_version(&bytes[1..]), None);
+    }
+
+    #[test]
+    fn handles_read_back_as_written() {
+        let mut message = Message::new(Operation::Start);
+        assert_eq!(message.handle(), None);
+        let handle = Handle { socket: 1 << 40 | 7, key: u64::MAX - 1 };
+        message.set_handle(handle);
+        assert_eq!(Message::decode(&message.encode()).and_then(|message| message.handle()), Some(handle));
     }
 
     #[test]

@@ -185,6 +185,39 @@ impl SocketName {
     }
 }
 
+/// What the local address of a socket says about the socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Local {
+    /// The socket is offloaded and has this name.
+    Offloaded(SocketName),
+    /// The socket is the kernel's, of family AF_INET or AF_INET6.
+    Kernel {
+        /// True for family AF_INET6.
+        v6: bool,
+        /// The local port, or 0 if the socket has none.
+        port: u16,
+    },
+    /// The descriptor is of another kind.
+    Other,
+}
+
+impl Local {
+    /// Returns what the local address of `fd` says. Makes one system call.
+    pub fn of(fd: i32, asking: Asking) -> Self {
+        let Some(address) = UnixAddress::ask(fd, asking.own) else { return Self::Other };
+        let kernel = |v6| {
+            // The port of a socket address follows the family, in network byte order.
+            let port = [address.raw.sun_path[0] as u8, address.raw.sun_path[1] as u8];
+            Self::Kernel { v6, port: u16::from_be_bytes(port) }
+        };
+        match i32::from(address.raw.sun_family) {
+            libc::AF_INET => kernel(false),
+            libc::AF_INET6 => kernel(true),
+            _ => SocketName::from_address(&address).map_or(Self::Other, Self::Offloaded),
+        }
+    }
+}
+
 /// How a connection ended. The preloaded library reads this from the name of the engine's end of the pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -267,6 +300,7 @@ mod tests {
             let duplicate = program.try_clone().unwrap();
             drop(program);
             assert_eq!(SocketName::of(duplicate.as_raw_fd(), ASKING), Some(name));
+            assert_eq!(Local::of(duplicate.as_raw_fd(), ASKING), Local::Offloaded(name));
             assert_eq!(End::of(duplicate.as_raw_fd(), ASKING), end);
         }
     }
@@ -276,8 +310,11 @@ mod tests {
         let (plain, _other) = UnixStream::pair().unwrap();
         assert_eq!(SocketName::of(plain.as_raw_fd(), ASKING), None);
         assert_eq!(SocketName::of(-1, ASKING), None);
+        assert_eq!(Local::of(plain.as_raw_fd(), ASKING), Local::Other);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         assert_eq!(SocketName::of(listener.as_raw_fd(), ASKING), None);
+        let port = listener.local_addr().unwrap().port();
+        assert_eq!(Local::of(listener.as_raw_fd(), ASKING), Local::Kernel { v6: false, port });
         for name in [&b"\0inlane\x01s"[..], &[0; 108], b"", b"\0inlane\x01Exxxxxxxxxxxxxxxxxx"] {
             let address = UnixAddress::of(name);
             assert_eq!(SocketName::from_address(&address), None);

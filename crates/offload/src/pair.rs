@@ -4,7 +4,7 @@ use inlane_offload_protocol::name::{End, SocketName, UnixAddress};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// The value of SO_PRIORITY of a program's end whose connection is being established (`inlane_preload::socket::Flags::CONNECTING`).
 const CONNECTING: i32 = 4;
@@ -45,10 +45,14 @@ pub fn set_end(engine_end: &OwnedFd, end: End, engine: u64, socket: u64) {
     let _ = bind(engine_end, &end.to_address(engine, socket));
 }
 
+/// The most filler bytes that one system call writes or discards. A pair whose program's end has the smallest
+/// send buffer holds fewer.
+const FILLER: usize = 8192;
+
 /// A program's end that is kept full, so that it is not writable during the handshake.
 #[derive(Debug)]
 pub struct Filled {
-    program: OwnedFd,
+    program: Arc<OwnedFd>,
     /// The number of filler bytes in the pair. They are not the program's data. [`Self::release`] discards
     /// them.
     bytes: usize,
@@ -57,19 +61,32 @@ pub struct Filled {
 }
 
 impl Filled {
-    /// Fills the pair from the program's end, so that this end is not writable. Keeps a descriptor of this
-    /// end, to restore its SO_SNDBUF later.
+    /// Fills the pair from the program's end, so that this end is not writable. Keeps this end open, to restore
+    /// its SO_SNDBUF later. `usual` is true if nobody has set that option.
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn new(program: OwnedFd) -> io::Result<Self> {
-        let capacity = option(&program, libc::SO_SNDBUF)?;
+    pub fn new(program: Arc<OwnedFd>, usual: bool) -> io::Result<Self> {
+        // The size that new sockets have. An administrator seldom changes it while the engine runs.
+        static USUAL: OnceLock<i32> = OnceLock::new();
+        let capacity = match USUAL.get() {
+            Some(capacity) if usual => *capacity,
+            _ => option(&program, libc::SO_SNDBUF)?,
+        };
+        if usual {
+            USUAL.get_or_init(|| capacity);
+        }
         set_option(&program, libc::SO_SNDBUF, 1)?;
         set_option(&program, libc::SO_PRIORITY, CONNECTING)?;
         let mut bytes = 0;
         loop {
-            match send(program.as_raw_fd(), &[0; 1024], &[]) {
-                Ok(sent) => bytes += sent,
+            match send(program.as_raw_fd(), &[0; FILLER], &[]) {
+                Ok(sent) => {
+                    bytes += sent;
+                    if sent < FILLER {
+                        break;
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             }
@@ -96,7 +113,7 @@ impl Filled {
         // Set half of the original value, because the kernel doubles the value that is set.
         let _ = set_option(&self.program, libc::SO_SNDBUF, self.capacity / 2);
         let mut rest = self.bytes;
-        let mut scrap = [0; 1024];
+        let mut scrap = [0; FILLER];
         while rest > 0 {
             let part = rest.min(scrap.len());
             match receive(engine_end.as_raw_fd(), &mut scrap[..part], &mut []) {

@@ -149,13 +149,17 @@ pub struct Stream {
     pub readable: bool,
     /// True if a write to the pair may succeed. If false, the engine waits until epoll reports room.
     pub writable: bool,
-    /// The number of reads from the pair that returned data.
-    pub reads: u32,
+    /// The number of further reads from the pair after which the engine checks whether the program has finished
+    /// sending.
+    pub checked_reads: u32,
     /// True if the engine must read again even after a short read, because epoll has reported urgent data or
     /// the end of the program's data. A read stops before urgent data.
     pub more: bool,
     /// True if epoll has reported that the program closed its end or shut down both directions.
     pub hung_up: bool,
+    /// True if a short read returns the last bytes of the pair. This is so once the program has closed its end
+    /// without leaving received data unread, and the pair has no urgent data.
+    pub closed: bool,
     /// True if the program has closed its end, or shut down its sending direction.
     pub program_finished: bool,
     /// True if the program does not read any more. Received data is then discarded.

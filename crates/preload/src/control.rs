@@ -5,7 +5,8 @@
 //! may be running a signal handler that interrupted the connection's user. A child of vfork also opens
 //! another connection, because it shares its parent's variables.
 
-use crate::{real, settings};
+use crate::direct::now_ns;
+use crate::{real, settings, wait};
 use inlane_offload_protocol::lease::{Area, Slot};
 use inlane_offload_protocol::message::{self, Message, Operation};
 use libc::c_int;
@@ -248,8 +249,9 @@ fn exchange(fd: RawFd, message: &Message, attached: RawFd) -> Option<(Message, O
         return Some((*message, None));
     }
     let mut bytes = [0; message::LEN];
+    let early = poll_reply(fd, &mut bytes);
     let (len, passed) = loop {
-        match receive(fd, &mut bytes, libc::MSG_CMSG_CLOEXEC) {
+        match early.unwrap_or_else(|| receive(fd, &mut bytes, libc::MSG_CMSG_CLOEXEC)) {
             (len, _) if len < 0 && crate::errno() == libc::EINTR => {}
             outcome => break outcome,
         }
@@ -267,6 +269,23 @@ fn exchange(fd: RawFd, message: &Message, attached: RawFd) -> Option<(Message, O
             None
         }
     }
+}
+
+/// Receives a reply without sleeping, because the engine would have to wake this thread. Returns `None` if no
+/// reply arrives within the time of active waits.
+fn poll_reply(fd: RawFd, bytes: &mut [u8]) -> Option<(isize, Option<RawFd>)> {
+    let limit = wait::time_ns();
+    let start = if limit > 0 { now_ns() } else { 0 };
+    while limit > 0 && now_ns().saturating_sub(start) < limit {
+        match receive(fd, bytes, libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT) {
+            // Yield, because the engine may be waiting for this processor.
+            // SAFETY: has no preconditions.
+            (-1, _) if crate::errno() == libc::EAGAIN => drop(unsafe { libc::sched_yield() }),
+            (-1, _) => return None,
+            reply => return Some(reply),
+        }
+    }
+    None
 }
 
 /// The space for one descriptor in a message's control data.

@@ -4,8 +4,9 @@ use crate::epoll::Registration;
 use crate::{control, datagram, direct, errno, real, set_errno, settings, socket, wait};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::message::{KERNEL, Message, NumberOption, Operation, VERSION, write_options};
+use inlane_offload_protocol::name::Local;
 use inlane_offload_protocol::rules::{Action, Use};
-use libc::{c_int, socklen_t};
+use libc::{c_int, c_void, socklen_t};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,6 +63,11 @@ const DATAGRAM_OPTIONS: [NumberOption; 13] = [
 /// The most options that are sent with a request.
 const MOST_OPTIONS: usize = 16;
 
+/// Linux's socket option SO_NOFCS. It has no effect on TCP and UDP sockets. The library sets it on a socket
+/// without a port whose options the program has set. So the kernel keeps this fact with the socket, and other
+/// sockets are connected without reading each option.
+const OPTIONS_SET: c_int = 43;
+
 /// A socket of the kernel that the engine may run.
 #[derive(Clone, Copy)]
 struct Candidate {
@@ -73,23 +79,50 @@ struct Candidate {
 /// Returns the IP version and the protocol of the kernel's socket `fd`, or `None` if the engine cannot run
 /// such sockets.
 fn candidate(fd: RawFd) -> Option<Candidate> {
-    let option = |name| real::option(fd, libc::SOL_SOCKET, name);
-    let datagrams = match (option(libc::SO_TYPE)?, option(libc::SO_PROTOCOL)?) {
-        (libc::SOCK_STREAM, libc::IPPROTO_TCP) => false,
-        (libc::SOCK_DGRAM, libc::IPPROTO_UDP) => true,
-        _ => return None,
-    };
-    let v6 = match option(libc::SO_DOMAIN)? {
+    let v6 = match real::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN)? {
         libc::AF_INET => false,
         libc::AF_INET6 => true,
         _ => return None,
     };
-    Some(Candidate { v6, datagrams })
+    Some(Candidate { v6, datagrams: has_datagrams(fd)? })
 }
 
-/// Returns true if `fd` is a TCP socket of the kernel.
+/// Returns true for a UDP socket and false for a TCP socket. `fd` is a socket of the kernel, of family AF_INET
+/// or AF_INET6. Returns `None` if the engine cannot run such sockets.
+fn has_datagrams(fd: RawFd) -> Option<bool> {
+    let option = |name| real::option(fd, libc::SOL_SOCKET, name);
+    match (option(libc::SO_TYPE)?, option(libc::SO_PROTOCOL)?) {
+        (libc::SOCK_STREAM, libc::IPPROTO_TCP) => Some(false),
+        (libc::SOCK_DGRAM, libc::IPPROTO_UDP) => Some(true),
+        _ => None,
+    }
+}
+
+/// Returns true if `fd` is a TCP socket. `fd` is a socket of the kernel, of family AF_INET or AF_INET6.
 pub fn is_stream(fd: RawFd) -> bool {
-    candidate(fd).is_some_and(|socket| !socket.datagrams)
+    has_datagrams(fd) == Some(false)
+}
+
+/// Sets an option of the kernel's socket `fd`, which has no port yet. Records in the kernel that the program
+/// has set an option. Returns the result of setsockopt(2).
+///
+/// # Safety
+/// `value` is null or points to `len` readable bytes.
+pub unsafe fn set_option(
+    fd: RawFd,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let code = unsafe { real::setsockopt(fd, level, name, value, len) };
+    let before = errno();
+    if code == 0 {
+        real::set_option(fd, libc::SOL_SOCKET, OPTIONS_SET, 1);
+    }
+    set_errno(before);
+    code
 }
 
 /// Returns true if the kernel's socket `fd` has a local port.
@@ -104,10 +137,17 @@ pub fn has_port(fd: RawFd) -> bool {
     }
 }
 
-/// Offers the kernel's socket `fd` to the engine.
-pub fn offer(fd: RawFd, usage: Use, address: SocketAddr) -> Outcome {
+/// Offers the kernel's socket `fd` to the engine. `local` is what the socket's local address says.
+pub fn offer(fd: RawFd, local: Local, usage: Use, address: SocketAddr) -> Outcome {
+    let Local::Kernel { v6, port: 0 } = local else { return Outcome::Kernel };
+    if address.is_ipv6() != v6 {
+        return Outcome::Kernel;
+    }
     let before = errno();
-    let outcome = offer_socket(fd, usage, address);
+    let outcome = match has_datagrams(fd) {
+        Some(datagrams) => offer_socket(fd, Candidate { v6, datagrams }, usage, address),
+        None => Outcome::Kernel,
+    };
     set_errno(before);
     outcome
 }
@@ -133,11 +173,7 @@ pub fn offer_unbound(fd: RawFd, remote: SocketAddr) -> Outcome {
     outcome
 }
 
-fn offer_socket(fd: RawFd, usage: Use, address: SocketAddr) -> Outcome {
-    let Some(socket) = candidate(fd) else { return Outcome::Kernel };
-    if address.is_ipv6() != socket.v6 || has_port(fd) {
-        return Outcome::Kernel;
-    }
+fn offer_socket(fd: RawFd, socket: Candidate, usage: Use, address: SocketAddr) -> Outcome {
     let mut message = Message::new(Operation::Bind);
     match usage {
         Use::Listen => message.local = Some(address),
@@ -164,7 +200,13 @@ fn offer_candidate(
     {
         return stays(&message, reason, true);
     }
-    add_options(&mut message, fd);
+    let connects = message.operation == Operation::Connect && !socket.datagrams;
+    let plain = connects && real::option(fd, libc::SOL_SOCKET, OPTIONS_SET) == Some(0);
+    if !plain {
+        add_options(&mut message, fd);
+    }
+    // Without other threads, nobody uses the kernel's socket before this call has replaced it.
+    message.number = c_int::from(connects && real::is_single_threaded());
     let Some((reply, passed)) = control::request(&mut message, -1) else {
         return match control::other_version() {
             Some(engine) => refused_version(engine),
@@ -175,14 +217,14 @@ fn offer_candidate(
         wait::set_time(reply.name);
     }
     match (reply.status, passed) {
-        (0, Some(new)) => match replace(fd, new, socket.datagrams) {
+        (0, Some(new)) => match replace(fd, new, socket.datagrams, plain) {
             true => {
-                match (socket.datagrams, message.operation) {
-                    (false, Operation::Connect) => {
-                        control::request(&mut Message::new(Operation::Start), fd);
-                    }
-                    (true, Operation::Connect) => datagram::set_connected(fd),
-                    _ => {}
+                if let Some(handle) = reply.handle() {
+                    let mut start = Message::new(Operation::Start);
+                    start.set_handle(handle);
+                    control::request(&mut start, -1);
+                } else if message.operation == Operation::Connect && socket.datagrams {
+                    datagram::set_connected(fd);
                 }
                 Outcome::Engine
             }
@@ -303,19 +345,24 @@ fn add_options(message: &mut Message, fd: RawFd) {
 }
 
 /// Makes the descriptor `fd` refer to the socket `new`. Keeps the flags, timeouts and epoll registration of
-/// the old socket. Closes the descriptor `new`. Returns false if the replacement failed.
-fn replace(fd: RawFd, new: RawFd, datagrams: bool) -> bool {
+/// the old socket. Closes the descriptor `new`. Returns false if the replacement failed. If `plain` is set, the
+/// program has set no option of the old socket.
+fn replace(fd: RawFd, new: RawFd, datagrams: bool, plain: bool) -> bool {
     let registration = Registration::of(fd);
     direct::forget(fd);
     wait::note_offloaded(fd);
-    copy_options(fd, new);
+    if !plain {
+        copy_options(fd, new);
+    }
     if datagrams {
         datagram::note();
     }
     // SAFETY: both descriptors are open; dup3 replaces `fd` atomically.
     let replaced = unsafe {
         let status = libc::fcntl(fd, libc::F_GETFL);
-        libc::fcntl(new, libc::F_SETFL, status & (libc::O_NONBLOCK | libc::O_ASYNC));
+        if status & (libc::O_NONBLOCK | libc::O_ASYNC) != 0 {
+            libc::fcntl(new, libc::F_SETFL, status & (libc::O_NONBLOCK | libc::O_ASYNC));
+        }
         if status & libc::O_ASYNC != 0 {
             libc::fcntl(new, libc::F_SETOWN, libc::fcntl(fd, libc::F_GETOWN));
         }

@@ -4,12 +4,12 @@
 //! calls the C library first, and checks for an offloaded socket only if that call fails.
 
 use crate::convert::{self, Outcome};
-use crate::socket::name_of;
+use crate::socket::{local_of, name_of};
 use crate::{
     datagram, direct, epoll, errno, exec, fail, ready, real, receive, send, set_errno, socket, wait,
 };
 use inlane_offload_protocol::address::read_sockaddr;
-use inlane_offload_protocol::name::SocketName;
+use inlane_offload_protocol::name::{Local, SocketName};
 use inlane_offload_protocol::rules::Use;
 use libc::{
     c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t,
@@ -51,10 +51,11 @@ unsafe fn check_room(count: nfds_t, room: size_t) {
 hooks! {
     fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
         if let Some(wanted) = read_sockaddr(address, len) {
-            if name_of(fd).is_some() {
+            let local = local_of(fd);
+            if let Local::Offloaded(_) = local {
                 return fail(libc::EINVAL);
             }
-            match convert::offer(fd, Use::Listen, wanted) {
+            match convert::offer(fd, local, Use::Listen, wanted) {
                 Outcome::Kernel => {}
                 Outcome::Engine => return 0,
                 Outcome::Failed(error) => return fail(error),
@@ -65,13 +66,14 @@ hooks! {
 
     fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
         if let Some(remote) = read_sockaddr(address, len) {
-            if let Some(name) = name_of(fd) {
+            let local = local_of(fd);
+            if let Local::Offloaded(name) = local {
                 return match name.kind.is_datagram() {
                     true => datagram::connect(fd, &name, remote),
                     false => socket::connect(fd, &name, address, len),
                 };
             }
-            match convert::offer(fd, Use::Connect, remote) {
+            match convert::offer(fd, local, Use::Connect, remote) {
                 Outcome::Kernel => {}
                 Outcome::Engine => return convert::finish_connect(fd),
                 Outcome::Failed(error) => return fail(error),
@@ -83,18 +85,16 @@ hooks! {
     }
 
     fn listen(fd: c_int, backlog: c_int) -> c_int {
-        if name_of(fd).is_some() {
-            return socket::listen(fd, backlog);
-        }
         // `listen` gives a port to a socket that was never bound, so offer such a socket to the engine now.
-        let domain = real::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN);
-        let any = match domain {
-            Some(libc::AF_INET) => Some(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))),
-            Some(libc::AF_INET6) => Some(SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))),
-            _ => None,
+        let local = local_of(fd);
+        let any = match local {
+            Local::Offloaded(_) => return socket::listen(fd, backlog),
+            Local::Kernel { v6: false, port: 0 } => Some(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))),
+            Local::Kernel { v6: true, port: 0 } => Some(SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))),
+            Local::Kernel { .. } | Local::Other => None,
         };
-        if let Some(any) = any.filter(|_| convert::is_stream(fd) && !convert::has_port(fd)) {
-            match convert::offer(fd, Use::Listen, any) {
+        if let Some(any) = any.filter(|_| convert::is_stream(fd)) {
+            match convert::offer(fd, local, Use::Listen, any) {
                 Outcome::Kernel => {}
                 Outcome::Engine => return socket::listen(fd, backlog),
                 Outcome::Failed(error) => return fail(error),
@@ -142,10 +142,11 @@ hooks! {
     }
 
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
-        match name_of(fd) {
-            Some(socket) if socket.kind.is_datagram() => datagram::setsockopt(fd, level, name, value, len),
-            Some(_) => socket::setsockopt(fd, level, name, value, len),
-            None => real::setsockopt(fd, level, name, value, len),
+        match local_of(fd) {
+            Local::Offloaded(socket) if socket.kind.is_datagram() => datagram::setsockopt(fd, level, name, value, len),
+            Local::Offloaded(_) => socket::setsockopt(fd, level, name, value, len),
+            Local::Kernel { port: 0, .. } => convert::set_option(fd, level, name, value, len),
+            Local::Kernel { .. } | Local::Other => real::setsockopt(fd, level, name, value, len),
         }
     }
 

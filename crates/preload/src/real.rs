@@ -88,6 +88,15 @@ real! {
     syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
 }
 
+/// Returns true if the process has only one thread, as far as the C library can tell. Returns false if the C
+/// library does not tell, as musl.
+pub fn is_single_threaded() -> bool {
+    static CACHE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    let variable = look_up(c"__libc_single_threaded", &CACHE);
+    // SAFETY: glibc's variable of this name is one byte, which stays mapped.
+    !variable.is_null() && unsafe { variable.cast::<c_char>().read_volatile() } != 0
+}
+
 /// Asks the kernel for the names of sockets. Calls the C library's functions, not those of this library that
 /// replace them.
 pub const ASKING: Asking = Asking { own: getsockname, peer: getpeername };

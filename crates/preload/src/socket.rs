@@ -4,7 +4,7 @@
 use crate::{control, datagram, direct, errno, fail, real, set_errno, wait};
 use inlane_offload_protocol::address::{read_sockaddr, write_sockaddr};
 use inlane_offload_protocol::message::{Message, Operation, accept};
-use inlane_offload_protocol::name::{End, SocketName};
+use inlane_offload_protocol::name::{End, Local, SocketName};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,6 +44,14 @@ pub fn name_of(fd: RawFd) -> Option<SocketName> {
     let name = SocketName::of(fd, real::ASKING);
     set_errno(before);
     name
+}
+
+/// Returns what the local address of `fd` says about the socket. Leaves errno unchanged.
+pub fn local_of(fd: RawFd) -> Local {
+    let before = errno();
+    let local = Local::of(fd, real::ASKING);
+    set_errno(before);
+    local
 }
 
 fn poll(fd: RawFd, events: i16, timeout: c_int) -> Result<i16, c_int> {

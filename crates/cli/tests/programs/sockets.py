@@ -7,6 +7,7 @@ import resource
 import select
 import socket
 import struct
+import threading
 import time
 
 LIMIT = 60
@@ -106,6 +107,59 @@ def registered_before_connect():
                 poll.modify(descriptor, 0)
 
 
+def options():
+    """Options that are set before connect are in effect after it, whichever descriptor or process sets them."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def direct(client):
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 33)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 50, 0))
+
+    def duplicate(client):
+        with client.dup() as other:
+            direct(other)
+
+    def child(client):
+        process = os.fork()
+        if process == 0:
+            direct(client)
+            os._exit(0)
+        assert os.waitpid(process, 0)[1] == 0
+
+    def values(client):
+        read = (
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY), (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+            (socket.SOL_SOCKET, socket.SO_RCVTIMEO), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE))
+        return [client.getsockopt(*option) for option in read]
+
+    def check(change, expected):
+        client = socket.socket()
+        if change:
+            change(client)
+        client.connect(server.getsockname())
+        assert values(client)[:len(expected)] == expected, (change, values(client))
+        peer = server.accept()[0]
+        client.send(b"x")
+        assert peer.recv(2) == b"x"
+
+    def all_ways():
+        for change in (direct, duplicate, child):
+            check(change, [1, 1, 50, 33])
+        check(None, [0, 0, 0])
+
+    all_ways()
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    try:
+        all_ways()
+    finally:
+        end.set()
+        other.join()
+
+
 def reset():
     """The first send after a reset fails with ECONNRESET, the next one with EPIPE."""
     server = socket.create_server(("127.0.0.1", 0))
@@ -122,6 +176,6 @@ def reset():
                 pass
 
 
-for test in (buffers, no_descriptor, registered_before_connect, reset):
+for test in (buffers, no_descriptor, registered_before_connect, options, reset):
     test()
     print(test.__name__, "ok", flush=True)

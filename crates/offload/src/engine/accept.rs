@@ -4,6 +4,7 @@
 use super::Engine;
 use super::input::Received;
 use super::request::Owner;
+use super::stream::CHECKED_READS;
 use crate::arena::Key;
 use crate::pair;
 use crate::socket::{Pending, Role, Socket};
@@ -80,6 +81,7 @@ impl Engine {
         // The pair is empty, because the program has not received its end yet. Epoll will report the first
         // data.
         stream.readable = false;
+        stream.checked_reads = CHECKED_READS;
         let owner = Owner { process, program: &program, v6 };
         let role = Role::Stream(Box::new(stream));
         let created = self.create(owner, flow.local, Some(flow.remote), options, role);

@@ -403,7 +403,7 @@ impl Engine {
                     let client = request.client.clone();
                     let (mut reply, descriptor) = self.process(now, request);
                     reply.operation = operation;
-                    client.reply(&reply, descriptor.as_ref());
+                    client.reply(&reply, descriptor.as_deref());
                 }
                 Some(shared) => {
                     let thread = self.thread_of_request(shared, &request);
@@ -415,8 +415,8 @@ impl Engine {
                     }
                 }
             }
-            // Process one report a round, because a report of many sockets takes long.
-            if operation == Operation::Status {
+            // Such a request is usually the last one. If another one waits, epoll reports it in the next round.
+            if operation.has_reply() || operation == Operation::Start {
                 return;
             }
         }

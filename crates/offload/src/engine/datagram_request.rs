@@ -7,6 +7,7 @@ use crate::arena::Key;
 use crate::socket::{Datagram, Role, Socket};
 use inlane_offload_protocol::message::{Message, Operation};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
 impl Engine {
     /// Creates a bound UDP socket. If the request has a remote address, the program is about to send to that
@@ -42,7 +43,7 @@ impl Engine {
         self.apply_datagram_options(key);
         let mut reply = Message::new(Operation::Bind);
         reply.local = Some(local);
-        Ok((reply, Some(program)))
+        Ok((reply, Some(Arc::new(program))))
     }
 
     /// Connects the UDP socket whose program's end came with the request. Without one, creates a connected
@@ -69,7 +70,7 @@ impl Engine {
         self.apply_datagram_options(key);
         let mut reply = Message::new(Operation::Connect);
         reply.local = Some(local);
-        Ok((reply, Some(program)))
+        Ok((reply, Some(Arc::new(program))))
     }
 
     fn apply_datagram_options(&mut self, key: Key) {

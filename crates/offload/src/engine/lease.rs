@@ -90,7 +90,7 @@ impl Engine {
         let mut reply = Message::new(Operation::Adopt);
         reply.number = index as i32;
         reply.name = self.spin_us();
-        let file = if new { Some(area.file().try_clone_to_owned()?) } else { None };
+        let file = if new { Some(Arc::new(area.file().try_clone_to_owned()?)) } else { None };
         self.touch(key);
         Ok((reply, file))
     }

@@ -390,7 +390,10 @@ impl Engine {
         let Some(socket) = self.sockets.get_mut(key) else { return };
         match &mut socket.role {
             Role::Stream(stream) => {
-                stream.readable |= flags.intersects(Flags::IN | Flags::RDHUP | Flags::HUP | Flags::ERR);
+                // While the pair is filled, its data is not the program's.
+                let data = if stream.filled.is_some() { Flags::empty() } else { Flags::IN };
+                stream.readable |= flags.intersects(data | Flags::RDHUP | Flags::HUP | Flags::ERR);
+                stream.closed |= flags.contains(Flags::HUP) && !flags.intersects(Flags::ERR | Flags::PRI);
                 stream.writable |= flags.intersects(Flags::OUT | Flags::HUP | Flags::ERR);
                 stream.more |= flags.intersects(Flags::PRI | Flags::RDHUP | Flags::HUP | Flags::ERR);
                 stream.hung_up |= flags.intersects(Flags::HUP | Flags::ERR);

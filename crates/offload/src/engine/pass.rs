@@ -217,6 +217,11 @@ impl Engine {
                 _ => self.thread,
             };
         }
+        if request.message.operation == Operation::Start
+            && let Some(handle) = request.message.handle()
+        {
+            return (handle.socket % shared.threads() as u64) as usize;
+        }
         let Some(attached) = &request.attached else { return self.thread };
         let Ok(inode) = pair::inode(attached) else { return self.thread };
         match self.inodes.contains_key(&inode) {
@@ -244,7 +249,7 @@ impl Engine {
         {
             return;
         }
-        client.reply(&reply, descriptor.as_ref());
+        client.reply(&reply, descriptor.as_deref());
     }
 
     /// Moves a connection to the thread `to`, on which its packets arrive. Passes `packet` on with it,

@@ -3,7 +3,7 @@
 
 use super::Engine;
 use super::control::{MOST_PASSED, Outstanding, Request};
-use super::request::Refusal;
+use super::request::{Answer, Refusal};
 use super::shared::{Task, lock};
 use crate::socket::{Role, Socket, Stream};
 use crate::status::{
@@ -14,7 +14,6 @@ use inlane_tcp::State;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -234,7 +233,7 @@ impl Engine {
     }
 
     /// Returns a file with the state of an engine that has one thread.
-    pub(super) fn status_file(&self, now: u64) -> Result<(Message, Option<OwnedFd>), Refusal> {
+    pub(super) fn status_file(&self, now: u64) -> Answer {
         status_file(&self.part(now).status)
     }
 
@@ -262,7 +261,7 @@ impl Engine {
         whole.status.threads.sort_by_key(|thread| thread.thread);
         whole.status.kernel.truncate(KEPT);
         match status_file(&whole.status) {
-            Ok((reply, file)) => report.client.reply(&reply, file.as_ref()),
+            Ok((reply, file)) => report.client.reply(&reply, file.as_deref()),
             Err(_) => {
                 let mut reply = Message::new(Operation::Status);
                 reply.status = libc::EIO;
@@ -273,13 +272,13 @@ impl Engine {
 }
 
 /// Writes an engine's state to a file as JSON. Returns the reply and the file to send with it.
-fn status_file(status: &EngineStatus) -> Result<(Message, Option<OwnedFd>), Refusal> {
+fn status_file(status: &EngineStatus) -> Answer {
     let text = serde_json::to_vec(status).map_err(|_| Refusal::Errno(libc::EIO))?;
     let fd = rustix::fs::memfd_create("inlane-status", rustix::fs::MemfdFlags::CLOEXEC)
         .map_err(|error| Refusal::Errno(error.raw_os_error()))?;
     let mut file = File::from(fd);
     file.write_all(&text)?;
-    Ok((Message::new(Operation::Status), Some(file.into())))
+    Ok((Message::new(Operation::Status), Some(Arc::new(file.into()))))
 }
 
 /// A report of the engine's state, to which each thread adds its part.

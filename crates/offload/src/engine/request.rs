@@ -8,11 +8,12 @@ use crate::pair::{self, Filled};
 use crate::socket::{Options, Role, Socket, Stream};
 use crate::status;
 use inlane_offload_protocol::datagram::LEAST_BUFFER as LEAST_DATAGRAM_BUFFER;
-use inlane_offload_protocol::message::{KERNEL, Message, Operation, read_options};
+use inlane_offload_protocol::message::{Handle, KERNEL, Message, Operation, read_options};
 use inlane_offload_protocol::name::{Kind, SocketName};
 use inlane_tcp::{Connection, Flow};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// How long a new connection holds back its SYN until the program's request Start arrives, in nanoseconds.
 /// Then the connection sends its SYN anyway, because the program may have been killed.
@@ -56,7 +57,8 @@ pub(super) fn owner(request: &Request) -> Owner<'_> {
     Owner { process: request.process, program: request.message.program(), v6: request.message.v6 }
 }
 
-pub(super) type Answer = Result<(Message, Option<OwnedFd>), Refusal>;
+/// The reply to a request and the descriptor to send with it, or why the request fails.
+pub(super) type Answer = Result<(Message, Option<Arc<OwnedFd>>), Refusal>;
 
 /// Converts an IPv4-mapped IPv6 address to the IPv4 address. Returns other addresses unchanged.
 pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
@@ -77,7 +79,7 @@ pub(super) fn this_host(mut remote: SocketAddr) -> SocketAddr {
 
 impl Engine {
     /// Processes a request. Returns the reply and the descriptor to send with it.
-    pub(super) fn process(&mut self, now: u64, request: Request) -> (Message, Option<OwnedFd>) {
+    pub(super) fn process(&mut self, now: u64, request: Request) -> (Message, Option<Arc<OwnedFd>>) {
         let operation = request.message.operation;
         self.totals.requests += 1;
         let mut answer = match operation {
@@ -229,7 +231,7 @@ impl Engine {
         self.hold_port(key, port);
         let mut reply = Message::new(Operation::Bind);
         reply.local = Some(local);
-        Ok((reply, Some(program)))
+        Ok((reply, Some(Arc::new(program))))
     }
 
     fn connect(&mut self, now: u64, request: &Request) -> Answer {
@@ -252,7 +254,7 @@ impl Engine {
         match existing {
             Some(key) => {
                 let program = request.attached.as_ref().ok_or(libc::EBADF)?.try_clone()?;
-                self.connect_bound(now, key, remote, route, &program)
+                self.connect_bound(now, key, remote, route, program)
             }
             None => {
                 let source = self.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
@@ -260,7 +262,11 @@ impl Engine {
                 let flow = Flow { local, remote };
                 let options = initial_options(message);
                 let mut stream = self.new_stream(now, flow, route, &options)?;
-                stream.held_until = Some(now + LONGEST_HOLD_NS);
+                let holds = message.number != 1;
+                stream.held_until = holds.then_some(now + LONGEST_HOLD_NS);
+                // The pair holds no data of the program before the connection is established. Epoll will report
+                // the first data.
+                stream.readable = false;
                 let (key, program) = self.create(
                     owner(request),
                     local,
@@ -272,10 +278,17 @@ impl Engine {
                     self.remove(key);
                     return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
                 }
-                self.fill(key, &program)?;
-                self.arm(key, now + LONGEST_HOLD_NS);
+                let program = Arc::new(program);
+                self.fill(key, program.clone())?;
                 let mut reply = Message::new(Operation::Connect);
                 reply.local = Some(local);
+                if holds {
+                    self.arm(key, now + LONGEST_HOLD_NS);
+                    let socket = self.sockets.get(key).map_or(0, |socket| socket.id);
+                    reply.set_handle(Handle { socket, key: key.to_u64() });
+                } else {
+                    self.touch(key);
+                }
                 Ok((reply, Some(program)))
             }
         }
@@ -285,18 +298,25 @@ impl Engine {
     /// program. If the SYN were sent earlier, the peer might answer while other threads of the program still
     /// use the kernel's socket.
     fn start(&mut self, request: &Request) -> Answer {
-        let key = self.attached(request)?;
-        if let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) {
-            stream.held_until = None;
-            self.touch(key);
+        let handle = request.message.handle().ok_or(libc::EINVAL)?;
+        let key = Key::from_u64(handle.key);
+        match self.sockets.get_mut(key) {
+            Some(Socket { id, process, role: Role::Stream(stream), .. })
+                if *id == handle.socket && *process == request.process =>
+            {
+                stream.held_until = None;
+                self.touch(key);
+                Ok((Message::new(Operation::Start), None))
+            }
+            _ => Err(Refusal::Errno(libc::EBADF)),
         }
-        Ok((Message::new(Operation::Start), None))
     }
 
     /// Fills the pair, because the program's end must not be writable during the handshake. Removes the
     /// socket on failure.
-    fn fill(&mut self, key: Key, program: &OwnedFd) -> Result<(), Refusal> {
-        let filled = program.try_clone().and_then(Filled::new);
+    fn fill(&mut self, key: Key, program: Arc<OwnedFd>) -> Result<(), Refusal> {
+        let size = self.sockets.get(key).and_then(|socket| socket.options.send_buffer);
+        let filled = Filled::new(program, size.is_none());
         match (filled, self.sockets.get_mut(key)) {
             (Ok(filled), Some(Socket { role: Role::Stream(stream), .. })) => {
                 stream.filled = Some(filled);
@@ -316,7 +336,7 @@ impl Engine {
         key: Key,
         remote: SocketAddr,
         route: Route,
-        program: &OwnedFd,
+        program: OwnedFd,
     ) -> Answer {
         let source = self.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
         let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
@@ -346,7 +366,7 @@ impl Engine {
         stream.limit_receive(&options, socket.end.as_ref());
         socket.local = local;
         socket.role = Role::Stream(Box::new(stream));
-        self.fill(key, program)?;
+        self.fill(key, Arc::new(program))?;
         self.touch(key);
         Ok((Message::new(Operation::Connect), None))
     }
@@ -378,9 +398,10 @@ impl Engine {
             delivered: 0,
             readable: true,
             writable: true,
-            reads: 0,
+            checked_reads: 0,
             more: false,
             hung_up: false,
+            closed: false,
             program_finished: false,
             discards: false,
             end_passed: false,

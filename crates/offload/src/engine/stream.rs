@@ -19,10 +19,10 @@ use std::os::fd::{OwnedFd, RawFd};
 /// The most bytes that one connection moves in each direction before other connections have their turn.
 const TURN: u64 = 256 << 10;
 
-/// After each of the first 4 reads of a pair, the engine checks whether the program has finished sending, so
-/// that the FIN travels with the data. Later reads are not checked, because a longer connection seldom ends
-/// right after a given read.
-const FIRST_READS: u32 = 4;
+/// After each of the first 4 reads of an accepted connection's pair, the engine checks whether the program has
+/// finished sending, so that the FIN travels with the data. Later reads are not checked, because a longer
+/// connection seldom ends right after a given read.
+pub(super) const CHECKED_READS: u32 = 4;
 
 /// A TCP segment to send.
 pub(super) struct Outgoing<'a> {
@@ -392,26 +392,22 @@ impl Stream {
             let (first, second) = self.send.parts_mut(self.written..self.written + room.min(TURN));
             let wanted = first.len() + second.len();
             match pair::receive_with_flags(fd, first, second) {
-                Ok((0, _)) => {
-                    self.program_finished = true;
-                    match self.hung_up || pair::hung_up(fd) {
-                        true if self.resets(options) && pair::is_closed(fd) => self.connection.abort(),
-                        true => self.close(now),
-                        false => self.connection.shutdown_write(),
-                    }
-                }
+                Ok((0, _)) => self.finish_sending(now, fd, options),
                 Ok((len, cut)) => {
                     moved += len as u64;
                     self.written += len as u64;
-                    self.reads = self.reads.saturating_add(1);
-                    // A read of fewer bytes than wanted has emptied the pair. Then wait until epoll reports
-                    // new data, unless the read stopped early or the pair has ended.
-                    self.readable = len == wanted
-                        || cut
-                        || self.more
-                        || (self.reads <= FIRST_READS && pair_may_have_ended(fd));
                     let outcome = self.connection.set_written(self.written);
                     debug_assert!(outcome.is_ok(), "{outcome:?}");
+                    // A read of fewer bytes than wanted has emptied the pair, unless the read stopped early.
+                    let emptied = len < wanted && !cut;
+                    if emptied && self.closed {
+                        self.finish_sending(now, fd, options);
+                    } else {
+                        // Wait until epoll reports new data, unless the pair may have more data or has ended.
+                        let checks = self.checked_reads > 0;
+                        self.checked_reads -= u32::from(checks);
+                        self.readable = !emptied || self.more || checks && pair_may_have_ended(fd);
+                    }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -439,6 +435,17 @@ impl Stream {
     /// in shared memory.
     fn resets(&self, options: &Options) -> bool {
         options.linger == Some(0) || self.direct.as_ref().is_some_and(|direct| direct.has_unread())
+    }
+
+    /// Ends the connection's sending direction, because the engine has read all data of the program. Closes or
+    /// resets the connection if the program has also closed the socket.
+    fn finish_sending(&mut self, now: u64, fd: RawFd, options: &Options) {
+        self.program_finished = true;
+        match self.hung_up || pair::hung_up(fd) {
+            true if self.resets(options) && pair::is_closed(fd) => self.connection.abort(),
+            true => self.close(now),
+            false => self.connection.shutdown_write(),
+        }
     }
 
     fn close(&mut self, now: u64) {

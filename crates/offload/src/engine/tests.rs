@@ -4,7 +4,8 @@ use super::control::{Client, Request};
 use super::{Engine, Threads};
 use crate::pair;
 use crate::settings::Settings;
-use inlane_offload_protocol::message::{Message, Operation};
+use inlane_offload_protocol::message::{Handle, Message, Operation};
+use inlane_offload_protocol::name::{Asking, End};
 use inlane_offload_protocol::rules::Prefix;
 use inlane_tcp::Header;
 use inlane_wire::ethernet::Mac;
@@ -94,9 +95,21 @@ impl Bench {
     }
 
     pub fn ask(&mut self, message: Message, attached: Option<OwnedFd>) -> (Message, Option<OwnedFd>) {
+        self.ask_as(1, message, attached)
+    }
+
+    /// Processes a request of the process with the ID `process`.
+    fn ask_as(
+        &mut self,
+        process: i32,
+        message: Message,
+        attached: Option<OwnedFd>,
+    ) -> (Message, Option<OwnedFd>) {
         let (fd, _) = std::os::unix::net::UnixStream::pair().unwrap();
-        let client = std::sync::Arc::new(Client::new(fd.into(), 1, 1000));
-        self.engine.process(self.now, Request { message, attached, process: 1, user: 1000, client })
+        let client = std::sync::Arc::new(Client::new(fd.into(), process, 1000));
+        let request = Request { message, attached, process, user: 1000, client };
+        let (reply, descriptor) = self.engine.process(self.now, request);
+        (reply, descriptor.map(|descriptor| descriptor.try_clone().unwrap()))
     }
 
     /// Runs 20 rounds of the engine's loop, 1 ms apart on its clock, without sleeping. Receives only packets
@@ -132,8 +145,10 @@ impl Bench {
         let mut message = Message::new(Operation::Connect);
         message.remote = Some(address.parse().unwrap());
         let (reply, program) = self.ask(message, None);
-        if let Some(program) = &program {
-            self.ask(Message::new(Operation::Start), Some(program.try_clone().unwrap()));
+        if let Some(handle) = reply.handle() {
+            let mut start = Message::new(Operation::Start);
+            start.set_handle(handle);
+            self.ask(start, None);
         }
         (reply, program)
     }
@@ -281,6 +296,82 @@ fn a_connection_within_the_engine_carries_data_and_its_end() {
     bench.turn();
     assert_eq!(bench.engine.sockets.len(), 0, "sockets are left");
     assert_eq!(bench.engine.flows.len() + bench.engine.inodes.len() + bench.engine.ports.len(), 0);
+}
+
+#[test]
+fn only_the_process_that_opened_a_connection_lets_it_send_its_syn() {
+    let mut bench = Bench::new(100);
+    let listener = bench.listening("10.0.0.1:8080");
+    let held = |bench: &Bench| {
+        let streams = bench.engine.sockets.iter().filter_map(|(_, socket)| socket.stream());
+        streams.filter(|stream| stream.held_until.is_some()).count()
+    };
+    let mut message = Message::new(Operation::Connect);
+    message.remote = Some("10.0.0.1:8080".parse().unwrap());
+    let (reply, first) = bench.ask(message, None);
+    let handle = reply.handle().unwrap();
+    assert_eq!(held(&bench), 1);
+    let wrong = [
+        (2, handle),
+        (1, Handle { socket: handle.socket + 1, ..handle }),
+        (1, Handle { key: handle.key + 1, ..handle }),
+        (1, Handle { key: handle.key + (1 << 32), ..handle }),
+    ];
+    for (process, wrong) in wrong {
+        let mut start = Message::new(Operation::Start);
+        start.set_handle(wrong);
+        assert_eq!(bench.ask_as(process, start, None).0.status, libc::EBADF);
+    }
+    assert_eq!(bench.ask(Message::new(Operation::Start), None).0.status, libc::EINVAL);
+    assert_eq!(held(&bench), 1);
+    let mut start = Message::new(Operation::Start);
+    start.set_handle(handle);
+    assert_eq!(bench.ask(start, None).0.status, 0);
+    assert_eq!(held(&bench), 0);
+
+    // A program with one thread lets the engine send the SYN at once.
+    message.number = 1;
+    let (reply, second) = bench.ask(message, None);
+    assert_eq!((reply.status, reply.handle(), held(&bench)), (0, None, 0));
+    let blocks = |end: &Option<OwnedFd>| pair::send(end.as_ref().unwrap().as_raw_fd(), b"x", &[]).is_err();
+    assert!(blocks(&first) && blocks(&second), "a connection that is being established is not writable");
+    bench.turn();
+    assert!(!blocks(&first) && !blocks(&second), "an established connection is writable");
+    drop((listener, first, second));
+}
+
+/// A program closes its end right after its last bytes, so one event reports both.
+#[test]
+fn bytes_before_a_close_arrive_whatever_the_program_left_unread() {
+    for unread in [false, true] {
+        let mut bench = Bench::new(100);
+        let listener = bench.listening("127.0.0.1:8080");
+        let client = bench.connecting("127.0.0.1:8080").1.unwrap();
+        bench.turn();
+        let server = pair::receive_descriptor(listener.as_raw_fd(), &mut [0; 64]).unwrap().1.unwrap();
+        if unread {
+            pair::send(client.as_raw_fd(), b"unread", &[]).unwrap();
+            bench.turn();
+        }
+        pair::send(server.as_raw_fd(), b"first", &[]).unwrap();
+        pair::send(server.as_raw_fd(), b"second", &[]).unwrap();
+        drop(server);
+        bench.turn();
+        let mut bytes = [0; 64];
+        // As with the kernel's TCP, the peer is reset if bytes that it sent were left unread.
+        match unread {
+            true => {
+                let name =
+                    End::of(client.as_raw_fd(), Asking { own: libc::getsockname, peer: libc::getpeername });
+                assert_eq!(name, End::Failed(libc::ECONNRESET));
+            }
+            false => {
+                assert_eq!(pair::receive(client.as_raw_fd(), &mut bytes, &mut []).unwrap(), 11);
+                assert_eq!(bytes[..11], *b"firstsecond");
+                assert_eq!(pair::receive(client.as_raw_fd(), &mut bytes, &mut []).unwrap(), 0);
+            }
+        }
+    }
 }
 
 /// A flood of SYNs with forged sources: the listener's memory stays bounded, and a real client still gets in.

@@ -78,6 +78,13 @@ impl Trio {
         (Message::decode(&bytes[..len]).unwrap(), descriptor)
     }
 
+    /// Lets a new connection send its SYN. `reply` is the reply to the request that created it.
+    fn start(&mut self, program: &Program, reply: &Message) {
+        let mut message = Message::new(Operation::Start);
+        message.set_handle(reply.handle().unwrap());
+        self.ask(program, message, None);
+    }
+
     fn bound(&mut self, program: &Program, datagrams: bool, port: u16) -> (Message, Option<OwnedFd>) {
         let mut message = Message::new(Operation::Bind);
         message.datagrams = datagrams;
@@ -174,7 +181,7 @@ fn a_connection_that_a_program_opens_moves_to_the_queue_of_its_packets() {
     let (reply, end) = trio.ask(&program, message, None);
     assert_eq!(reply.status, 0);
     let end = end.unwrap();
-    trio.ask(&program, Message::new(Operation::Start), Some(&end));
+    trio.start(&program, &reply);
     let (syn, port) = trio.sent()[0];
     assert_eq!(syn.flags & tcp::SYN, tcp::SYN);
     assert_eq!((usize::from(port) % THREADS, trio.flows()), (0, vec![1, 0, 0]));
@@ -216,7 +223,7 @@ fn a_connection_whose_syn_is_held_does_not_move() {
     }
     assert_eq!(trio.flows(), before);
     trio.sent();
-    trio.ask(&program, Message::new(Operation::Start), Some(&end));
+    trio.start(&program, &reply);
     assert_eq!(trio.flows(), before);
     let sent = trio.sent();
     let (syn, _) = sent.iter().find(|(header, _)| header.flags == tcp::SYN).unwrap();
@@ -349,8 +356,8 @@ fn a_neighbours_answer_on_one_queue_reaches_all_threads() {
         let program = trio.program();
         let mut message = Message::new(Operation::Connect);
         message.remote = Some(SocketAddr::new(host.into(), 80));
-        let (_, end) = trio.ask(&program, message, None);
-        trio.ask(&program, Message::new(Operation::Start), end.as_ref());
+        let (reply, end) = trio.ask(&program, message, None);
+        trio.start(&program, &reply);
         std::mem::forget((program, end));
     }
     while trio.engine.sent().is_some() {}
