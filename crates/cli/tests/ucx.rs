@@ -260,7 +260,10 @@ fn bench_and_info_name_what_ucx_takes() {
     let found = &info["results"][0];
     assert_eq!(found["capabilities"]["methods"], serde_json::json!(["tcp"]), "{found}");
     assert_eq!(found["variables"], serde_json::json!(["UCX_TLS=tcp,self"]), "{found}");
+    assert_eq!(found["capabilities"]["mapped_pes"], 1, "only PE 0's own memory: {found}");
     assert_eq!(info["twin"], false);
+    let info = json(&["ntb", "info", "--transport", "ucx"], "shm,self");
+    assert_eq!(info["results"][0]["capabilities"]["mapped_pes"], 2, "{info}");
     let quick =
         ["ntb", "bench", "--transport", "ucx", "--sizes", "8,4K", "--duration", "1ms", "--repeats", "1"];
     for (methods, mapped) in [("tcp,self", false), ("shm,self", true)] {

@@ -10,11 +10,12 @@ use std::process::{Command, Output};
 
 /// The launchers: the program's name, its options, and its package. The options let a launcher run as root
 /// and start more processes than there are processors.
-const LAUNCHERS: [(&str, &[&str], &str); 4] = [
+const LAUNCHERS: [(&str, &[&str], &str); 5] = [
     ("mpirun.openmpi", &["--allow-run-as-root", "--oversubscribe"], "openmpi-bin"),
     ("mpiexec.hydra", &[], "mpich"),
     ("prterun", &["--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE"], "prrte"),
     ("srun", &["--mpi=pmi2", "--overcommit"], "slurm-wlm"),
+    ("srun", &["--mpi=pmix", "--overcommit"], "slurm-wlm libpmix-dev"),
 ];
 
 /// Runs a launcher with arguments. Kills a job that hangs.
@@ -39,7 +40,7 @@ fn with_each_launcher(check: impl Fn(&str, &[&str])) {
             Some(output) if output.status.success() => check(launcher, options),
             Some(output) if output.status.code() != Some(127) => {
                 let why = String::from_utf8_lossy(&output.stderr).to_string();
-                eprintln!("SKIPPED {launcher}: it does not start 'true' here: {why}");
+                eprintln!("SKIPPED {launcher} {}: it does not start 'true' here: {why}", options.join(" "));
             }
             _ => eprintln!("SKIPPED {launcher}: the program is missing; apt-get install {package}"),
         }

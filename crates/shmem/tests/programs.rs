@@ -76,6 +76,11 @@ fn locks_are_granted_in_the_order_of_the_calls() {
 }
 
 #[test]
+fn forked_children_reach_the_parents_memory() {
+    run("forked.c", &[1, 3]);
+}
+
+#[test]
 fn signals_names_and_forked_children() {
     let directory = tempfile::tempdir().unwrap();
     let Some(program) = compile(directory.path(), "signals.c") else { return };

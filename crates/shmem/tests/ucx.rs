@@ -50,9 +50,11 @@ fn forked_children_are_no_pes() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let Some(program) = compile(directory.path(), "signals.c") else { return };
-    for methods in METHODS {
-        assert_eq!(run(&program, methods, 2, &[]), (0, None), "{methods}");
+    for source in ["signals.c", "forked.c"] {
+        let Some(program) = compile(directory.path(), source) else { return };
+        for methods in METHODS {
+            assert_eq!(run(&program, methods, 2, &[]), (0, None), "{source} over {methods}");
+        }
     }
 }
 

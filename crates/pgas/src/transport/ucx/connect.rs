@@ -2,6 +2,7 @@
 //! is created when the PE first accesses that peer.
 
 use super::card::Card;
+use super::fork;
 use super::library::{self, Library, OperationParameters, Status};
 use super::{ALIGNMENT, Endpoint, Handles, NOTIFICATION, Peer, Settings, Shared, Ucx};
 use crate::error::{Error, Result};
@@ -169,6 +170,10 @@ impl Ucx {
         unsafe { std::ptr::write_bytes(memory, 0, private_bytes) };
         if let Some(statics) = &statics {
             unfinished.handles.statics = Some(unfinished.map(statics.address as *mut c_void, statics.bytes)?);
+        }
+        fork::let_children_inherit(allocated as usize, length);
+        if let Some(statics) = &statics {
+            fork::let_children_inherit(statics.address, statics.bytes);
         }
         let card = Card {
             symmetric_bytes: bytes as u64,

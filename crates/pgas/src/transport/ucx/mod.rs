@@ -22,6 +22,7 @@
 
 pub mod card;
 mod connect;
+mod fork;
 mod library;
 mod operations;
 mod service;

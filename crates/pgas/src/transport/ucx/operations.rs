@@ -391,11 +391,14 @@ impl Transport for Ucx {
 
     fn capabilities(&self) -> Capabilities {
         let shared = &*self.shared;
-        let mapped = |peer: &Peer| !peer.direct.load(Ordering::Relaxed).is_null();
+        // The pointer of this PE's own memory is set only once the PE has made an endpoint to itself.
+        let mapped = |(pe, peer): &(u32, &Peer)| {
+            *pe == shared.me || !peer.direct.load(Ordering::Relaxed).is_null()
+        };
         Capabilities {
             name: "ucx".into(),
             methods: shared.methods(),
-            mapped_pes: shared.peers.iter().filter(|peer| mapped(peer)).count() as u32,
+            mapped_pes: (0..).zip(&shared.peers).filter(mapped).count() as u32,
             atomics: "UCX (UCX_ATOMIC_MODE chooses the processor or the network device)".into(),
             nonblocking: true,
         }

@@ -1,0 +1,118 @@
+//! OpenSHMEM programs over UCX by RDMA, between two virtual machines with Linux's software RoCEv2. Skipped with
+//! a message if QEMU, a kernel, UCX or a part of rdma-core is missing.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+const TEST: &str = "openshmem_runs_by_rdma_between_two_machines";
+
+/// What the machines need besides programs: patterns of the file names, with a `*` for the architecture, and
+/// the packages. The machines get these files at the same paths. UCX and libibverbs load them at run time.
+const LOADED: [(&str, &str); 4] = [
+    ("/usr/lib/*/libucp.so.0", "libucx0"),
+    ("/usr/lib/*/ucx/libuct_ib.so.0", "libucx0"),
+    ("/usr/lib/*/libibverbs/librxe-rdmav*.so", "ibverbs-providers"),
+    ("/etc/libibverbs.d/rxe.driver", "ibverbs-providers"),
+];
+
+/// The first file whose name matches the pattern. A `*` stands for any part of one component of the path.
+fn find(pattern: &str) -> Option<PathBuf> {
+    let mut found = vec![PathBuf::from("/")];
+    for part in pattern.split('/').skip(1) {
+        let matching = |folder: PathBuf| -> Vec<PathBuf> {
+            let Some((start, end)) = part.split_once('*') else { return vec![folder.join(part)] };
+            let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+            let names = entries.filter(|entry| {
+                let name = entry.file_name();
+                let name = name.to_string_lossy();
+                name.starts_with(start) && name.ends_with(end)
+            });
+            names.map(|entry| entry.path()).collect()
+        };
+        found = found.into_iter().flat_map(matching).filter(|path| path.exists()).collect();
+    }
+    found.into_iter().next()
+}
+
+/// Compiles an OpenSHMEM program of the crate `shmem`. Returns `None` if there is no compiler.
+fn compile(folder: &Path, name: &str, library: &Path) -> Option<PathBuf> {
+    let shmem = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/shmem");
+    let program = folder.join(name);
+    let output = Command::new("cc")
+        .args(["-std=gnu99", "-O2", "-o"])
+        .arg(&program)
+        .arg(shmem.join(format!("tests/programs/{name}.c")))
+        .arg("-I")
+        .arg(shmem.join("include"))
+        .arg(library)
+        .arg("-pthread")
+        // run.py asks the loader for each program's libraries, so the loader must find this one here, too.
+        .arg(format!("-Wl,-rpath,{}", folder.display()))
+        .output()
+        .ok()?;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(program)
+}
+
+#[test]
+fn openshmem_runs_by_rdma_between_two_machines() {
+    let skip = |why: String| eprintln!("SKIPPED {TEST}: {why}");
+    let built = Path::new(env!("CARGO_BIN_EXE_pci-check"));
+    let (inlane, library) =
+        (built.with_file_name("inlane"), built.with_file_name("deps").join("libinlane_shmem.so"));
+    for (path, package) in [(&inlane, "inlane"), (&library, "inlane-shmem")] {
+        if !path.exists() {
+            return skip(format!("no {}; build it with: cargo build -p {package}", path.display()));
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let soname = folder.path().join("libinlane_shmem.so.0");
+    std::os::unix::fs::symlink(&library, &soname).unwrap();
+    let mut files = vec![format!("{}:/lib/libinlane_shmem.so.0", library.display())];
+    for (pattern, package) in LOADED {
+        let Some(path) = find(pattern) else {
+            return skip(format!("no {pattern}; install the package {package}"));
+        };
+        files.push(format!("{0}:{0}", path.display()));
+    }
+    let Some(rdma) = ["/usr/bin/rdma", "/usr/sbin/rdma", "/sbin/rdma"].map(find).into_iter().flatten().next()
+    else {
+        return skip("no rdma; install the package iproute2".into());
+    };
+    let lab = Path::new(env!("CARGO_MANIFEST_DIR"));
+    files.extend([&inlane, &rdma].map(|path| path.display().to_string()));
+    files.extend(["rxe.sh", "openshmem.sh"].map(|name| lab.join("guest").join(name).display().to_string()));
+    for name in ["basics", "forked"] {
+        let Some(program) = compile(folder.path(), name, &soname) else { return skip("no compiler cc".into()) };
+        files.push(program.display().to_string());
+    }
+    let cable = folder.path().join("cable");
+    let start = |name: &str, command: &[&str]| -> Child {
+        let mut machine = Command::new(lab.join("vm/run.py"));
+        machine.args(["--name", name, "--memory", "1G", "--timeout", "300", "--link"]).arg(&cable);
+        machine.args(["--module", "rdma_rxe", "--module", "crc32_generic"]);
+        for file in &files {
+            machine.args(["--file", file]);
+        }
+        machine.args(["--", "sh", "/bin/rxe.sh"]).args(command);
+        machine.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut first = start("first", &["10.0.0.1/24", "sh", "/bin/openshmem.sh", "run"]);
+    // The first machine's QEMU creates the socket of the cable. The second machine connects to it.
+    while !cable.exists() && first.try_wait().unwrap().is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let second = start("second", &["10.0.0.2/24", "sh", "/bin/openshmem.sh", "serve"]);
+    let [first, second] = [first, second].map(|machine| machine.wait_with_output().unwrap());
+    let (text, errors) = (String::from_utf8_lossy(&first.stdout), String::from_utf8_lossy(&first.stderr));
+    // run.py exits with status 3 if it cannot start the machine.
+    if first.status.code() == Some(3) && errors.contains("virtual machines need") {
+        return skip(errors.trim().replace('\n', "; "));
+    }
+    let others = String::from_utf8_lossy(&second.stderr);
+    assert!(first.status.success(), "{}\n{text}\n{errors}\n{others}", first.status);
+    for step in ["basics over rc: ok", "forked over rc: ok", "basics over ud: ok"] {
+        assert!(text.contains(step), "{step} is missing\n{text}\n{errors}\n{others}");
+    }
+    assert!(second.status.success(), "{}\n{others}", second.status);
+}
