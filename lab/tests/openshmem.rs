@@ -83,7 +83,9 @@ fn openshmem_runs_by_rdma_between_two_machines() {
     files.extend([&inlane, &rdma].map(|path| path.display().to_string()));
     files.extend(["rxe.sh", "openshmem.sh"].map(|name| lab.join("guest").join(name).display().to_string()));
     for name in ["basics", "forked"] {
-        let Some(program) = compile(folder.path(), name, &soname) else { return skip("no compiler cc".into()) };
+        let Some(program) = compile(folder.path(), name, &soname) else {
+            return skip("no compiler cc".into());
+        };
         files.push(program.display().to_string());
     }
     let cable = folder.path().join("cable");

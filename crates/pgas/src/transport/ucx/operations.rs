@@ -392,9 +392,8 @@ impl Transport for Ucx {
     fn capabilities(&self) -> Capabilities {
         let shared = &*self.shared;
         // The pointer of this PE's own memory is set only once the PE has made an endpoint to itself.
-        let mapped = |(pe, peer): &(u32, &Peer)| {
-            *pe == shared.me || !peer.direct.load(Ordering::Relaxed).is_null()
-        };
+        let mapped =
+            |(pe, peer): &(u32, &Peer)| *pe == shared.me || !peer.direct.load(Ordering::Relaxed).is_null();
         Capabilities {
             name: "ucx".into(),
             methods: shared.methods(),
