@@ -106,7 +106,7 @@ impl NvmeTransfer {
         if let (Some(device), Some(checked)) = (&self.device, &self.verification) {
             let model = if self.twin { ", a model" } else { "" };
             lines.push(format!("path: {} ({device}{model})", self.path.hops_text()));
-            lines.push(self.path.reason.clone());
+            lines.push(format!("because: {}", self.path.reason));
             lines.push(format!("verified: {} ({})", units::bytes(checked.verified_bytes), checked.method));
         }
         lines
