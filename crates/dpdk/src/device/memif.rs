@@ -64,10 +64,11 @@ fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
     }
     // DPDK's driver requires read and write access to the directory at both ends.
     if rustix::fs::access(directory, Access::READ_OK | Access::WRITE_OK).is_err() {
-        return Err(invalid(
-            spec,
-            format!("cannot write to directory {}; name a socket elsewhere", directory.display()),
-        ));
+        return Err(Error::Unavailable {
+            port: spec.text.clone(),
+            why: format!("cannot read and write directory {}", directory.display()),
+            remedy: "name a socket elsewhere, or run as a user who may write there".into(),
+        });
     }
     let Ok(metadata) = std::fs::symlink_metadata(path) else {
         return if server { check_bind(spec, path) } else { Ok(()) };
