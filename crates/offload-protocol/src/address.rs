@@ -40,13 +40,21 @@ pub fn decode(bytes: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
-/// Returns the internet address at `address`. Returns `None` for other families and for lengths that are too
-/// short.
+/// Returns false if a program's memory can never lie at these addresses: below the first page, or in the kernel's
+/// half. Programs pass such pointers, like null and -1, to get the error EFAULT from the kernel.
+pub fn is_possible<T>(start: *const T, len: usize) -> bool {
+    const FIRST: usize = 4096;
+    let start = start as usize;
+    start >= FIRST && start.checked_add(len).is_some_and(|end| end <= isize::MAX as usize)
+}
+
+/// Returns the internet address at `address`. Returns `None` for other families, for lengths that are too short,
+/// and for pointers that are not possible.
 ///
 /// # Safety
-/// `len` bytes at `address` are readable, or `address` is null.
+/// `len` bytes at `address` are readable, or the pointer is not possible.
 pub unsafe fn read_sockaddr(address: *const libc::sockaddr, len: libc::socklen_t) -> Option<SocketAddr> {
-    if address.is_null() || (len as usize) < size_of::<libc::sa_family_t>() {
+    if !is_possible(address, len as usize) || (len as usize) < size_of::<libc::sa_family_t>() {
         return None;
     }
     // SAFETY: the family's bytes are readable. Each structure below is read only if `len` covers it.

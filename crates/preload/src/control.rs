@@ -94,9 +94,26 @@ pub fn request(message: &mut Message, attached: RawFd) -> Option<(Message, Optio
     let program = settings::program();
     let len = program.len().min(message.program.len());
     message.program[..len].copy_from_slice(&program[..len]);
-    let reply = send_request(message, attached);
+    let reply = without_cancellation(|| send_request(message, attached));
     crate::set_errno(before);
     reply
+}
+
+/// Calls `exchange`. Defers a pthread_cancel of this thread until afterwards, because the connection to the engine
+/// would otherwise stay in use for good.
+fn without_cancellation<T>(exchange: impl FnOnce() -> T) -> T {
+    unsafe extern "C" {
+        fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    }
+    /// PTHREAD_CANCEL_DISABLE of glibc and of musl.
+    const DISABLE: c_int = 1;
+    let mut before = 0;
+    // SAFETY: the number lives through both calls.
+    unsafe { pthread_setcancelstate(DISABLE, &mut before) };
+    let outcome = exchange();
+    // SAFETY: as above.
+    unsafe { pthread_setcancelstate(before, &mut before) };
+    outcome
 }
 
 /// The protocol version of an engine that has refused this library's version, or 0.
@@ -177,7 +194,7 @@ static AREA_INODE: AtomicU64 = AtomicU64::new(0);
 /// EOPNOTSUPP if the engine never shares memory. Any other errno if only this connection gets no slot now.
 pub fn adopt(fd: RawFd) -> Result<(Slot, i32), c_int> {
     let before = crate::errno();
-    let adopted = adopt_kept(fd);
+    let adopted = without_cancellation(|| adopt_kept(fd));
     crate::set_errno(before);
     adopted
 }

@@ -9,6 +9,7 @@
 use crate::signals::Held;
 use crate::wait::{self, Patience};
 use crate::{control, errno, fail, ready, real, set_errno, socket};
+use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::lease::{Post, Posted, SEND, Slot};
 use libc::{c_int, c_void, iovec, ssize_t};
 use std::mem::MaybeUninit;
@@ -190,9 +191,14 @@ pub unsafe fn send(fd: RawFd, parts: &[iovec]) -> Option<ssize_t> {
     unsafe { send_to(fd, slot, parts) }
 }
 
+/// Returns false if the kernel certainly refuses one of the buffers.
+fn are_possible(parts: &[iovec]) -> bool {
+    parts.iter().all(|part| part.iov_len == 0 || is_possible(part.iov_base, part.iov_len))
+}
+
 unsafe fn send_to(fd: RawFd, slot: Slot, parts: &[iovec]) -> Option<ssize_t> {
     let len = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))?;
-    if len == 0 || len > SEND {
+    if len == 0 || len > SEND || !are_possible(parts) {
         return None;
     }
     let claim = slot.send().claim()?;
@@ -283,11 +289,16 @@ pub unsafe fn receive_offered(fd: RawFd, parts: *const iovec, count: usize, take
         }
         return None;
     };
-    if parts.is_null() || !is_same_quietly(fd, slot) {
+    if !is_possible(parts, 0) || !is_same_quietly(fd, slot) {
         return None;
     }
     // SAFETY: the caller promises `count` buffers.
     let parts = unsafe { std::slice::from_raw_parts(parts, count) };
+    if !are_possible(parts) {
+        // Let the kernel refuse them.
+        withdraw(fd);
+        return None;
+    }
     let mut copied = 0;
     for part in parts {
         let len = part.iov_len.min(offer.len as usize - copied);
@@ -340,7 +351,11 @@ unsafe fn receive_from(
     if entry.patience.skips() {
         return None;
     }
-    if len == 0 || wait_ns == 0 || slot.header().low_water.load(Ordering::Relaxed) != 0 {
+    if len == 0
+        || wait_ns == 0
+        || !is_possible(buffer, len)
+        || slot.header().low_water.load(Ordering::Relaxed) != 0
+    {
         return None;
     }
     let before = errno();

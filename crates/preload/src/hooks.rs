@@ -8,7 +8,7 @@ use crate::socket::{local_of, name_of};
 use crate::{
     datagram, direct, epoll, errno, exec, fail, ready, real, receive, send, set_errno, socket, wait,
 };
-use inlane_offload_protocol::address::read_sockaddr;
+use inlane_offload_protocol::address::{is_possible, read_sockaddr};
 use inlane_offload_protocol::name::{Local, SocketName};
 use inlane_offload_protocol::rules::Use;
 use libc::{
@@ -494,7 +494,8 @@ unsafe fn accept_from_engine(
 /// Sends `count` buffers through memory shared with the engine. Returns the number of bytes, or `None` if the
 /// kernel must send them because the socket or the flags do not allow shared memory.
 unsafe fn send_directly(fd: c_int, parts: *const iovec, count: usize, flags: c_int) -> Option<ssize_t> {
-    if flags & !(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) != 0 || parts.is_null() || count > MOST_PARTS {
+    if flags & !(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) != 0 || !is_possible(parts, 0) || count > MOST_PARTS
+    {
         return None;
     }
     // SAFETY: the program's arguments.
@@ -557,7 +558,7 @@ unsafe fn before_send(
 /// Returns true for an address of family AF_UNSPEC, which disconnects a UDP socket.
 unsafe fn is_unspecified(address: *const sockaddr, len: socklen_t) -> bool {
     // SAFETY: the program passes `len` bytes at `address`.
-    !address.is_null()
+    is_possible(address, 2)
         && len >= 2
         && unsafe { address.cast::<u16>().read_unaligned() } == libc::AF_UNSPEC as u16
 }

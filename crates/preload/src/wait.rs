@@ -7,6 +7,7 @@
 use crate::direct::now_ns;
 use crate::signals::Held;
 use crate::{direct, errno, ready, real, set_errno};
+use inlane_offload_protocol::address::is_possible;
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use std::os::fd::RawFd;
 use std::ptr::{null, null_mut};
@@ -178,7 +179,9 @@ pub unsafe fn epoll(
             false => real::epoll_pwait(instance, events, room, timeout, mask),
         }
     };
-    let Some(entry) = offloaded(instance) else { return wait(timeout, mask) };
+    // The kernel refuses arrays that this function must not write to.
+    let usable = room > 0 && is_possible(events, room as usize * size_of::<epoll_event>());
+    let Some(entry) = offloaded(instance).filter(|_| usable) else { return wait(timeout, mask) };
     // SAFETY: the program's array, which this call fills.
     let shared = unsafe { ready::begin(instance, events, room, timeout != 0) };
     // Looks at shared memory, and then asks the kernel if `asks` is true or nothing was found. In this order,
@@ -242,7 +245,7 @@ pub unsafe fn epoll(
 /// Returns the entry of the first offloaded socket among the polled descriptors. Returns `None` if the wait
 /// must not poll.
 unsafe fn polled(descriptors: *const pollfd, count: nfds_t) -> Option<&'static Entry> {
-    if time_ns() == 0 || descriptors.is_null() || count as usize > MOST_POLLED {
+    if time_ns() == 0 || count as usize > MOST_POLLED || !is_array(descriptors, count) {
         return None;
     }
     // SAFETY: the caller guarantees `count` readable structures.
@@ -251,9 +254,15 @@ unsafe fn polled(descriptors: *const pollfd, count: nfds_t) -> Option<&'static E
     (!entry.patience.skips()).then_some(entry)
 }
 
+/// Returns false if the kernel certainly refuses these arguments of a poll.
+fn is_array(descriptors: *const pollfd, count: nfds_t) -> bool {
+    let bytes = usize::try_from(count).ok().and_then(|count| count.checked_mul(size_of::<pollfd>()));
+    bytes.is_some_and(|bytes| is_possible(descriptors, bytes))
+}
+
 /// Lets the kernel find the events of all polled descriptors.
 unsafe fn withdraw_polled(descriptors: *const pollfd, count: nfds_t) {
-    if time_ns() > 0 && !descriptors.is_null() {
+    if time_ns() > 0 && is_array(descriptors, count) {
         // SAFETY: the caller guarantees `count` readable structures.
         let descriptors = unsafe { std::slice::from_raw_parts(descriptors, count as usize) };
         descriptors.iter().for_each(|descriptor| direct::withdraw(descriptor.fd));
@@ -322,9 +331,14 @@ pub unsafe fn ppoll(
 /// The descriptor sets of a select: those to read, those to write, and those with exceptions.
 type Sets = [*mut fd_set; 3];
 
+/// Returns false if the kernel certainly refuses one of these sets.
+fn are_possible(sets: Sets) -> bool {
+    sets.iter().all(|&set| set.is_null() || is_possible(set, size_of::<u64>()))
+}
+
 /// Lets the kernel find the events of all descriptors in the sets of a select.
 unsafe fn withdraw_selected(count: c_int, sets: Sets) {
-    if time_ns() == 0 {
+    if time_ns() == 0 || !are_possible(sets) {
         return;
     }
     for fd in 0..count.clamp(0, libc::FD_SETSIZE as c_int) {
@@ -338,7 +352,8 @@ unsafe fn withdraw_selected(count: c_int, sets: Sets) {
 /// Returns the entry of the first offloaded socket in the sets of a select. Returns `None` if the wait must
 /// not poll.
 unsafe fn selected(count: c_int, sets: Sets) -> Option<&'static Entry> {
-    if time_ns() == 0 || !usize::try_from(count).is_ok_and(|count| count <= MOST_POLLED) {
+    let few = usize::try_from(count).is_ok_and(|count| count <= MOST_POLLED);
+    if time_ns() == 0 || !few || !are_possible(sets) {
         return None;
     }
     // SAFETY: the caller guarantees that each set that is not null has at least `count` bits.

@@ -8,9 +8,15 @@ use std::time::{Duration, Instant};
 
 const PEER: &str = include_str!("peer.py");
 const PYTHON: &str = "/usr/bin/python3";
+const CANCEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/cancel.c");
 
 fn start(test: &str) -> Option<Lab> {
-    let mut lab = Lab::new(test, &[("python3", "python3")])?;
+    start_with(test, &[])
+}
+
+/// As [`start`], for a test that needs further programs. Each has the name of its package.
+fn start_with(test: &str, programs: &[(&str, &str)]) -> Option<Lab> {
+    let mut lab = Lab::new(test, &[&[("python3", "python3")], programs].concat())?;
     lab.serve(&["--loopback", "--spin", "300us"]);
     Some(lab)
 }
@@ -114,4 +120,14 @@ fn a_program_that_sends_through_shared_memory_notices_the_engines_death() {
     engine.wait().unwrap();
     assert_eq!(lines.next().unwrap().unwrap(), "all right");
     assert!(client.wait().unwrap().success());
+}
+
+#[test]
+fn cancelled_threads_end_in_every_wait_and_bad_pointers_are_errors() {
+    let Some(lab) = start_with("direct-cancel", &[("cc", "gcc")]) else { return };
+    let program = lab.folder.path().join("cancel");
+    must(std::process::Command::new("cc").args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(CANCEL));
+    let _server = serve(&lab, "5000");
+    let said = must(lab.offloaded(program.to_str().unwrap()).args(["127.0.0.1", "5000"]));
+    assert_eq!(String::from_utf8_lossy(&said), "all right\n");
 }
