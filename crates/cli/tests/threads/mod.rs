@@ -1,7 +1,7 @@
 //! Tests of an engine with two threads, each with a queue of a veth. `peer.py` runs on the engine and on the
 //! kernel's stack, and checks every byte.
 
-use super::{ENGINE, KERNEL, Lab, Running, must};
+use super::{ENGINE, KERNEL, Lab, Running, build_library, must};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
@@ -95,6 +95,67 @@ fn sockets_of_two_threads_behave_as_programs_expect() {
     unsafe { libc::kill(engine.id() as i32, libc::SIGTERM) };
     assert!(engine.wait().unwrap().success());
     assert!(!lab.socket().exists());
+}
+
+/// Two clients run at once, usually one on each thread of their engine, so both queues of the link carry connections.
+#[test]
+fn two_engines_with_two_threads_each_carry_streams_over_memif_with_faults() {
+    if !std::path::Path::new(PYTHON).exists() {
+        eprintln!("SKIPPED threads-memif: the program python3 is missing; apt-get install python3");
+        return;
+    }
+    build_library();
+    let folder = tempfile::tempdir().unwrap();
+    let control = |side: usize| folder.path().join(format!("control{side}"));
+    let inlane = || {
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after", "5", "100", env!("CARGO_BIN_EXE_inlane"), "offload"]);
+        command
+    };
+    let mut engines: Vec<_> = ["server", "client"]
+        .iter()
+        .enumerate()
+        .map(|(side, role)| {
+            let mut command = inlane();
+            command.args([
+                "serve",
+                "--threads",
+                "2",
+                "--faults",
+                "drop=0.5%,duplicate=1%,reorder=1%:3,seed=5",
+            ]);
+            command.arg("--port").arg(format!("memif:{},role={role}", folder.path().join("link").display()));
+            command.args(["--mac", &format!("02:00:00:00:00:0{}", side + 1)]);
+            command.args(["--address", &format!("10.79.0.{}/24", side + 1), "--socket"]).arg(control(side));
+            Running(command.stderr(Stdio::piped()).spawn().unwrap())
+        })
+        .collect();
+    let mut logs = Vec::new();
+    for engine in &mut engines {
+        let mut log = BufReader::new(engine.0.stderr.take().unwrap());
+        let mut line = String::new();
+        log.read_line(&mut line).unwrap();
+        assert!(line.contains("engine ready"), "{line}");
+        // The engine may write more lines, so keep the pipe open.
+        logs.push(log);
+    }
+    let offloaded = |side: usize| {
+        let mut command = inlane();
+        command.args(["run", "--require", "--socket"]).arg(control(side)).args(["--", PYTHON]);
+        command
+    };
+    let _server = serve(offloaded(0), ENGINE);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| check(offloaded(1), "streams", ENGINE));
+        }
+    });
+    for side in 0..2 {
+        let said = must(inlane().args(["status", "--json", "-", "--socket"]).arg(control(side)));
+        let status = serde_json::from_slice::<serde_json::Value>(&said).unwrap()["results"][0].clone();
+        assert_eq!(status["threads"].as_array().unwrap().len(), 2);
+        assert!(status["connections"]["retransmitted_bytes"].as_u64().unwrap() > 0, "{status}");
+    }
 }
 
 #[test]

@@ -124,8 +124,6 @@ pub(super) struct Control {
     /// `None` unless the thread accepts the clients.
     listener: Option<ControlListener>,
     clients: Arena<Arc<Client>>,
-    /// The thread that serves the next client.
-    next: usize,
     /// What each process has, by process ID. All threads share this table.
     usage: Arc<Mutex<HashMap<i32, Usage>>>,
     limit: usize,
@@ -168,7 +166,6 @@ impl Control {
         Ok(Self {
             listener: Some(ControlListener { fd: listener, path, _folders: folders }),
             clients: Arena::default(),
-            next: 0,
             usage: Arc::default(),
             limit: settings.sockets_per_program,
         })
@@ -178,7 +175,7 @@ impl Control {
     /// of sockets.
     pub fn share(&self) -> Self {
         let (usage, limit) = (self.usage.clone(), self.limit);
-        Self { listener: None, clients: Arena::default(), next: 0, usage, limit }
+        Self { listener: None, clients: Arena::default(), usage, limit }
     }
 
     /// Returns the listening socket, or `None` if another thread accepts the clients.
@@ -194,6 +191,12 @@ impl Control {
             usage.sockets += usize::from(admitted);
             admitted
         })
+    }
+
+    /// Returns the number of clients that this thread serves.
+    #[cfg(test)]
+    pub fn clients(&self) -> usize {
+        self.clients.len()
     }
 
     /// Counts a new client of a process. Returns false, without counting, if the process already has the most
@@ -225,13 +228,6 @@ impl Control {
     /// Subtracts one socket from the count of a process.
     pub fn release(&self, process: i32) {
         self.count(process, |usage| usage.sockets -= 1);
-    }
-
-    /// Removes a client.
-    fn remove_client(&mut self, key: Key) {
-        if let Some(client) = self.clients.remove(key) {
-            self.release_client(client.process);
-        }
     }
 
     /// Subtracts one client from the count of a process.
@@ -325,11 +321,12 @@ impl Engine {
             }
             // Spread the clients over the threads, because a thread also runs the connections that its clients
             // open.
-            let thread = self.control.next % self.threads();
-            self.control.next = thread + 1;
             match &self.shared {
-                Some(shared) if thread != self.thread => shared.give(thread, Task::Client(client)),
-                _ => self.add_client(client),
+                Some(shared) => {
+                    let thread = shared.choose_for_client();
+                    shared.give(thread, Task::Client(client));
+                }
+                None => self.add_client(client),
             }
         }
     }
@@ -337,13 +334,28 @@ impl Engine {
     /// Serves a client from now on.
     pub(super) fn add_client(&mut self, client: Client) {
         if self.control.clients.len() >= MOST_CLIENTS / self.threads() {
-            self.control.release_client(client.process);
+            self.release_client(client.process);
             return;
         }
         let key = self.control.clients.insert_with(|_| Arc::new(client));
         let Some(client) = self.control.clients.get(key) else { return };
         if self.watch(&client.fd, CLIENT | key.to_u64(), epoll::EventFlags::IN).is_err() {
-            self.control.remove_client(key);
+            self.remove_client(key);
+        }
+    }
+
+    /// Removes a client of this thread.
+    fn remove_client(&mut self, key: Key) {
+        if let Some(client) = self.control.clients.remove(key) {
+            self.release_client(client.process);
+        }
+    }
+
+    /// Subtracts one client from the counts of its process and of this thread.
+    fn release_client(&self, process: i32) {
+        self.control.release_client(process);
+        if let Some(shared) = &self.shared {
+            shared.clients[self.thread].fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -394,7 +406,7 @@ impl Engine {
             };
             // Disconnect a client that has gone or does not speak the protocol.
             let Some(request) = request else {
-                self.control.remove_client(key);
+                self.remove_client(key);
                 return;
             };
             let operation = request.message.operation;

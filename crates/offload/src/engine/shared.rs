@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The number of parts of a [`Shards`], each with a lock of its own.
@@ -219,6 +219,8 @@ pub(super) struct Shared {
     pub flows: Shards<Flow, Owner>,
     /// The thread of each socket, by the inode of the program's end.
     pub inodes: Shards<u64, usize>,
+    /// The number of clients of the control socket that each thread serves.
+    pub clients: Vec<AtomicUsize>,
 }
 
 impl Shared {
@@ -228,7 +230,16 @@ impl Shared {
     /// If the system has no descriptor left.
     pub fn new(threads: usize) -> Result<Self> {
         let inboxes = (0..threads).map(|_| Inbox::new()).collect::<Result<_>>()?;
-        Ok(Self { inboxes, flows: Shards::new(), inodes: Shards::new() })
+        let clients = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+        Ok(Self { inboxes, flows: Shards::new(), inodes: Shards::new(), clients })
+    }
+
+    /// Returns the thread with the fewest clients, and counts one more for it.
+    pub fn choose_for_client(&self) -> usize {
+        let fewest = self.clients.iter().enumerate().min_by_key(|(_, count)| count.load(Ordering::Relaxed));
+        let (thread, count) = fewest.expect("an engine has a thread");
+        count.fetch_add(1, Ordering::Relaxed);
+        thread
     }
 
     /// Returns the number of threads.

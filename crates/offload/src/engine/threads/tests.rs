@@ -51,7 +51,8 @@ impl Trio {
         self.engine.parts()
     }
 
-    /// Connects to the control socket. Thread 0 serves the first program, thread 1 the second, and so on.
+    /// Connects to the control socket. The thread with the fewest programs serves it: thread 0 the first, thread 1
+    /// the second, and so on.
     fn program(&mut self) -> Program {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();

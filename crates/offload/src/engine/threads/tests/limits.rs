@@ -68,7 +68,7 @@ fn one_client_cannot_fill_the_inboxes_of_busy_threads() {
     trio.settle();
     assert_eq!((trio.tasks(1), trio.tasks(2)), (0, 0));
 
-    let _second = (trio.program(), trio.program());
+    let mut trio = Trio::new();
     let reporter = trio.program();
     trio.flood(&reporter, Message::new(Operation::Status), None);
     assert_eq!((trio.tasks(1), trio.tasks(2)), (1, 1));
@@ -85,6 +85,24 @@ fn a_process_has_a_limited_number_of_clients() {
     assert_eq!(admitted, 1024);
     let control = &trio.threads().engines()[1].control;
     assert!(!control.admit_client(7) && control.admit_client(8));
+}
+
+/// `inlane offload run` connects to the control socket, too, and closes the connection before its program connects.
+#[test]
+fn programs_spread_over_the_threads_whatever_connects_in_between() {
+    let mut trio = Trio::new();
+    let mut programs = Vec::new();
+    for expected in [[1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 1, 1]] {
+        drop(trio.program());
+        trio.settle();
+        programs.push(trio.program());
+        let counts: Vec<_> = trio.threads().engines().iter().map(|engine| engine.control.clients()).collect();
+        assert_eq!(counts, expected);
+    }
+    programs.clear();
+    trio.settle();
+    let shared = trio.threads().engines()[0].shared.clone().unwrap();
+    assert!(shared.clients.iter().all(|count| count.load(std::sync::atomic::Ordering::Relaxed) == 0));
 }
 
 #[test]
