@@ -7,6 +7,7 @@
 
 pub mod bootstrap;
 pub mod layout;
+mod poll_limit;
 mod record;
 pub mod rendezvous;
 mod requests;
@@ -19,6 +20,7 @@ pub mod ucx;
 pub mod wait;
 pub mod wakeup;
 pub mod windows;
+mod word;
 
 use crate::error::{Error, Result};
 
@@ -76,8 +78,8 @@ pub struct Capabilities {
     pub methods: Vec<String>,
     /// Number of PEs, this PE included, whose memory plain loads and stores reach.
     pub mapped_pes: u32,
-    /// What executes atomic operations, such as the processor of the calling PE. It is the same for all PEs and
-    /// all words.
+    /// What executes atomic operations, such as the processor of the calling PE. It is the same for all PEs
+    /// and all words.
     pub atomics: String,
     /// True if a started put, get or atomic may still be in flight when its function returns.
     pub nonblocking: bool,
@@ -97,6 +99,11 @@ pub trait Transport: Send + Sync + 'static {
     /// alignment on all PEs.
     fn alignment(&self) -> usize {
         4096
+    }
+    /// Returns the size in bytes from which a reduction is cut into slices, each of which one PE combines.
+    /// All PEs of a job return the same size, because those of one reduction must cut it alike.
+    fn slices_from(&self) -> usize {
+        64 << 10
     }
     /// Returns the address at which plain loads and stores reach the byte at `offset` of `pe`'s symmetric
     /// memory. Returns `None` if they cannot reach it.

@@ -87,6 +87,10 @@ impl Transport for AnyTransport {
         either!(self, transport => transport.alignment())
     }
 
+    fn slices_from(&self) -> usize {
+        either!(self, transport => transport.slices_from())
+    }
+
     fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8> {
         either!(self, transport => transport.direct(pe, offset))
     }

@@ -8,10 +8,10 @@ use super::record::{self, CONTENTS};
 use super::requests::{DONE, REFUSED, sequence};
 use super::wakeup::{Stored, Word, concerns};
 use super::windows::{PeContext, REQUEST};
-use super::{Atomic, Operation};
+use super::{Atomic, Operation, word};
 use inlane_ntb::device::Event;
 use rustix::event::{PollFd, PollFlags, poll};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicU64, Ordering, compiler_fence, fence};
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -120,33 +120,13 @@ impl PeContext {
     /// is the address at which this process has mapped that PE's inbound memory. The mapping must be
     /// coherent. Returns `None` if the word is misaligned or lies outside symmetric memory.
     pub(super) fn apply_at(&self, base: *mut u8, atomic: &Atomic) -> Option<u64> {
-        let Atomic { operation, offset, width, operand, comparand } = *atomic;
+        let Atomic { offset, width, .. } = *atomic;
         let end = offset.checked_add(width)?;
-        if !matches!(width, 4 | 8) || !offset.is_multiple_of(width) || end > self.layout.symmetric_bytes() {
+        if end > self.layout.symmetric_bytes() || !offset.is_multiple_of(width.max(1)) {
             return None;
         }
-        let address = base.wrapping_add(self.layout.symmetric() + offset);
-        use Ordering::{AcqRel, Acquire, SeqCst};
-        macro_rules! apply {
-            ($atomic:ty, $word:ty) => {{
-                // SAFETY: the word is aligned and inside symmetric memory, as checked above. All PEs access
-                // it as an atomic.
-                let word = unsafe { <$atomic>::from_ptr(address.cast()) };
-                let operand = operand as $word;
-                (match operation {
-                    Operation::Fetch => word.load(Acquire),
-                    Operation::Swap => word.swap(operand, AcqRel),
-                    Operation::CompareSwap => word
-                        .compare_exchange(comparand as $word, operand, SeqCst, Acquire)
-                        .unwrap_or_else(|now| now),
-                    Operation::Add => word.fetch_add(operand, AcqRel),
-                    Operation::And => word.fetch_and(operand, AcqRel),
-                    Operation::Or => word.fetch_or(operand, AcqRel),
-                    Operation::Xor => word.fetch_xor(operand, AcqRel),
-                }) as u64
-            }};
-        }
-        Some(if width == 4 { apply!(AtomicU32, u32) } else { apply!(AtomicU64, u64) })
+        // SAFETY: the word lies inside symmetric memory, as checked above. All PEs access it as an atomic.
+        unsafe { word::apply(base.wrapping_add(self.layout.symmetric() + offset), atomic) }
     }
 
     fn push(&self, pe: u32, contents: &[u64; CONTENTS]) -> Option<u64> {

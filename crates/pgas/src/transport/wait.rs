@@ -1,6 +1,7 @@
 //! Waits for a condition by polling, by sleeping until a doorbell, or adaptively. Each wait chooses its
 //! completion mode.
 
+use super::poll_limit::PollLimit;
 use super::wakeup::{BACKSTOP, Interest, LAST_LOOK, LostDoorbells, Waiter, barrier_everywhere};
 use super::windows::{PeContext, WAKE};
 use crate::error::{Error, Result};
@@ -49,6 +50,7 @@ pub(super) struct Waits {
     others: Mutex<()>,
     woken: Condvar,
     lost: LostDoorbells,
+    poll_limit: PollLimit,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -57,9 +59,6 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// The longest first sleep of an adaptive wait. A longer expected duration does not extend it.
 const LONGEST: Duration = Duration::from_millis(20);
-/// How long an adaptive wait polls beyond the expected duration before it sleeps. It is about twice the cost
-/// of a wake-up.
-const POLL_FOR: Duration = Duration::from_micros(50);
 
 /// How long a thread that waits for words of memory sleeps before it checks them again. The kernel may add
 /// its timer slack of 50 us.
@@ -73,6 +72,11 @@ struct OneWait<'a, F> {
     done: F,
     /// How long the next sleep lasts if no doorbell ends it. Doorbells can be lost.
     backstop: Duration,
+    /// How long this wait polled before its first sleep, and when that sleep began. `None` before the first
+    /// sleep.
+    slept: Option<(Duration, Instant)>,
+    /// How long this wait polls before it sleeps. `None` if another rule chose the time.
+    poll_for: Option<Duration>,
 }
 
 impl<F: FnMut() -> bool> OneWait<'_, F> {
@@ -94,7 +98,7 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
 
     fn plan(&mut self) -> WaitPlan {
         // If PEs share processors, block at once, because the other PE may need this processor.
-        let poll_for = if self.context.yields { Duration::ZERO } else { POLL_FOR };
+        let limit = if self.context.yields { Duration::ZERO } else { self.context.waits.poll_limit.get() };
         match self.options.mode {
             CompletionMode::Poll => WaitPlan::POLL,
             CompletionMode::Interrupt => WaitPlan::BLOCK,
@@ -103,10 +107,13 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
                 let expected = expectation.expected(self.options.bytes).unwrap_or_default();
                 WaitPlan {
                     sleep: expectation.sleep(self.options.bytes).min(LONGEST),
-                    poll_for: if poll_for.is_zero() { poll_for } else { poll_for + expected.min(LONGEST) },
+                    poll_for: if limit.is_zero() { limit } else { limit + expected.min(LONGEST) },
                 }
             }
-            CompletionMode::Adaptive => WaitPlan { sleep: Duration::ZERO, poll_for },
+            CompletionMode::Adaptive => {
+                self.poll_for = Some(limit).filter(|limit| !limit.is_zero());
+                WaitPlan { sleep: Duration::ZERO, poll_for: limit }
+            }
         }
     }
 
@@ -135,6 +142,9 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     }
 
     fn block(&mut self) -> Result<()> {
+        if self.slept.is_none() {
+            self.slept = self.poll_for.map(|polled| (polled, Instant::now()));
+        }
         self.context.sleep_announced(self.backstop, self.options.interest, &mut self.done);
         self.backstop = (self.backstop * 2).min(self.context.backstop.1);
         Ok(())
@@ -168,8 +178,11 @@ impl PeContext {
         done: impl FnMut() -> bool,
     ) -> Result<()> {
         let backstop = self.waits.lost.first_sleep(self.backstop.0, answer);
-        let mut wait = OneWait { context: self, options, scope, done, backstop };
+        let mut wait = OneWait { context: self, options, scope, done, backstop, slept: None, poll_for: None };
         let waited = wait.run()?;
+        if let Some((polled, since)) = wait.slept {
+            self.waits.poll_limit.learn(polled, since.elapsed());
+        }
         if wait.is_adaptive()
             && let Some(took) = waited.took()
         {

@@ -27,9 +27,9 @@ use std::time::Duration;
 pub(super) const REQUEST: u64 = 1;
 /// The doorbell bit for sleeping waiters.
 pub(super) const WAKE: u64 = 1 << 32;
-/// How many gets from a peer share one check of the link, if the window is coherent. After a check that fails,
-/// the next get checks again. The peer's memory stays
-/// mapped after the link is lost, so these gets still return what the peer has stored.
+/// How many gets from a peer share one check of the link, if the window is coherent. After a check that
+/// fails, the next get checks again. The peer's memory stays mapped after the link is lost, so these gets
+/// still return what the peer has stored.
 const CHECK_EVERY: u32 = 16;
 
 /// The settings of the transport.
@@ -126,6 +126,9 @@ pub(super) struct PeContext {
     completion: CompletionMode,
     request_timeout: Option<Duration>,
     push_from: usize,
+    /// True if the bridge's windows are coherent memory, so that reading through them is fast. Equal on all
+    /// PEs.
+    reads_are_fast: bool,
     /// True if all windows are coherent and no faults are injected. A store is then delivered once it has
     /// left the store buffer.
     pub coherent: bool,
@@ -231,6 +234,7 @@ impl Windows {
         // A load through a coherent window is as fast as the owner's own load, so gets always use loads.
         // Through a posted window, loading 8 bytes costs a round trip, so larger gets ask the owner to push
         // the bytes.
+        let reads_are_fast = ntb.capabilities().ordering == inlane_ntb::device::Ordering::Coherent;
         let push_from = settings.push_from.unwrap_or(if coherent { usize::MAX } else { 256 });
         let (mover, mover_from) = match settings.mover {
             Some((mut mover, from)) => {
@@ -267,6 +271,7 @@ impl Windows {
             completion: settings.completion,
             request_timeout: settings.request_timeout,
             push_from,
+            reads_are_fast,
             coherent,
             direct_atomics,
             alignment,
@@ -407,8 +412,8 @@ impl PeContext {
         Ok(())
     }
 
-    /// Returns an error if a check of the link to `pe` is due and finds it down. Gets through coherent windows
-    /// check it once in [`CHECK_EVERY`] times, because the check takes as long as a copy of 1 KiB.
+    /// Returns an error if a check of the link to `pe` is due and finds it down. Gets through coherent
+    /// windows check it once in [`CHECK_EVERY`] times, because the check takes as long as a copy of 1 KiB.
     #[inline(always)]
     fn check_load(&self, pe: u32, peer: &Peer) -> Result<()> {
         let loads = peer.loads.load(Ordering::Relaxed);

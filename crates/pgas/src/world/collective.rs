@@ -9,9 +9,10 @@ use super::{CHUNK, World};
 use crate::error::{Error, Result};
 use crate::transport::Transport;
 
-/// Size in bytes from which a reduction is cut into slices, each of which one PE reduces. Smaller reductions
-/// use a binomial tree, which takes fewer messages.
-pub(super) const SLICED_FROM: usize = 64 << 10;
+/// Size in bytes and number of PEs from which a broadcast is cut into slices. The root sends each slice to
+/// one PE, which sends it to the others, so the root need not send all bytes several times. Smaller
+/// broadcasts use a binomial tree, which takes fewer messages.
+pub(super) const SCATTERED_FROM: (usize, u32) = (256 << 10, 8);
 
 /// A regular set of PEs: `start`, `start + stride`, and so on, `size` of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,8 +157,55 @@ impl<T: Transport> World<T> {
             ));
         }
         let offset = self.offset_of(destination, bytes)?;
-        // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.send_down_tree(&entered, root, offset, source, bytes) }
+        // SAFETY: the caller keeps the promises that these calls need.
+        unsafe {
+            match bytes >= SCATTERED_FROM.0 && set.size >= SCATTERED_FROM.1 {
+                true => self.scatter(&entered, root, offset, source, bytes),
+                false => self.send_down_tree(&entered, root, offset, source, bytes),
+            }
+        }
+    }
+
+    /// Broadcasts by slices: PE i of the others receives slice i from the root, and sends it to the rest.
+    ///
+    /// # Safety
+    /// At the root, `source` is readable for `bytes`.
+    unsafe fn scatter(
+        &self,
+        entered: &Entered<'_>,
+        root: u32,
+        offset: usize,
+        source: *const u8,
+        bytes: usize,
+    ) -> Result<()> {
+        let Entered { set, index, .. } = entered;
+        let receivers = set.size - 1;
+        // Slices are whole cache lines, because two PEs that write one line at once delay each other.
+        let share = bytes.div_ceil(receivers as usize).next_multiple_of(64);
+        let pe = |receiver: u32| set.pe((root + 1 + receiver) % set.size);
+        let slice = |receiver: u32| {
+            let first = bytes.min(share * receiver as usize);
+            (first, share.min(bytes - first))
+        };
+        if *index == root {
+            for receiver in 0..receivers {
+                let (first, length) = slice(receiver);
+                // SAFETY: the slice lies inside the source, and the destination was checked.
+                unsafe { self.transport.put(pe(receiver), offset + first, source.add(first), length)? };
+                self.notify(entered, pe(receiver))?;
+            }
+            return Ok(());
+        }
+        let own = (index + set.size - root - 1) % set.size;
+        self.take_notification(entered, set.pe(root))?;
+        let (first, length) = slice(own);
+        let others = || (1..receivers).map(|distance| pe((own + distance) % receivers));
+        for other in others() {
+            // SAFETY: the slice lies inside the destination, which was checked.
+            unsafe { self.transport.put(other, offset + first, self.address_of(offset + first), length)? };
+            self.notify(entered, other)?;
+        }
+        others().try_for_each(|other| self.take_notification(entered, other))
     }
 
     unsafe fn send_down_tree(
@@ -347,7 +395,7 @@ impl<T: Transport> World<T> {
         let (set, index) = (entered.set, entered.index);
         let bytes = count.saturating_mul(width);
         let offset = self.offset_of(destination, bytes)?;
-        if bytes >= SLICED_FROM
+        if bytes >= self.transport.slices_from()
             && set.size > 1
             && let Ok(from) = self.offset_of(source as usize, bytes)
         {
@@ -412,7 +460,7 @@ impl<T: Transport> World<T> {
         self.exchange(entered)?;
         let share = count.div_ceil(set.size as usize);
         let (first, last) = (count.min(share * *index as usize), count.min(share * (*index as usize + 1)));
-        let elements = (CHUNK / width.max(1)).max(1);
+        let elements = (CHUNK / width.max(1)).min(share).max(1);
         // Allocate words of 16 bytes, so that the buffers are aligned for every element type.
         let mut buffers = [(); 2].map(|()| vec![0u128; (elements * width).div_ceil(16)]);
         let [sum, other] = buffers.each_mut().map(|buffer| buffer.as_mut_ptr().cast::<u8>());
@@ -424,13 +472,19 @@ impl<T: Transport> World<T> {
                 // Combine in the order of the set, so that the rounding does not depend on which PE combines
                 // an element.
                 for one in 0..set.size {
-                    let into = if one == 0 { sum } else { other };
-                    match set.pe(one) == self.me() {
-                        true => std::ptr::copy_nonoverlapping(self.address_of(source + at), into, piece),
-                        false => self.transport.get(set.pe(one), source + at, into, piece)?,
-                    }
-                    if one > 0 {
-                        reduce(sum, other, number);
+                    let pe = set.pe(one);
+                    let mapped = match pe == self.me() {
+                        true => Some(self.address_of(source + at)),
+                        false => self.transport.direct(pe, source + at),
+                    };
+                    match (one, mapped) {
+                        (0, Some(elements)) => std::ptr::copy_nonoverlapping(elements, sum, piece),
+                        (0, None) => self.transport.get(pe, source + at, sum, piece)?,
+                        (_, Some(elements)) => reduce(sum, elements, number),
+                        (_, None) => {
+                            self.transport.get(pe, source + at, other, piece)?;
+                            reduce(sum, other, number);
+                        }
                     }
                 }
                 // Overwrite this slice of the destination even if destination and source are the same memory,

@@ -1,6 +1,6 @@
 //! Tests of the library, with and without faults. Each thread is a PE of one twin.
 
-use super::collective::SLICED_FROM;
+use super::collective::SCATTERED_FROM;
 use super::*;
 use crate::transport::layout::Layout;
 use crate::transport::windows::{Settings, Windows};
@@ -222,12 +222,42 @@ fn addresses_outside_symmetric_memory_are_refused() {
 }
 
 #[test]
+fn large_broadcasts_are_cut_into_slices() {
+    let (bytes, pes) = SCATTERED_FROM;
+    for (pes, faults) in [(pes, ""), (pes + 1, "reorder")] {
+        run(pes, faults, CompletionMode::Adaptive, None, move |world| {
+            let length = bytes / 8 + 11;
+            let values = world.array::<u64>(length).unwrap();
+            for root in [0, pes - 2] {
+                let value = |pe: u32, index: usize| (pe + 1) as u64 * 1_000_000 + index as u64 + root as u64;
+                for index in 0..length {
+                    // SAFETY: the element lies in this PE's own copy, and all PEs wait before the broadcast.
+                    unsafe { values.as_ptr().add(index).write(value(world.me(), index)) };
+                }
+                world.barrier_all().unwrap();
+                let at = values.as_ptr();
+                // SAFETY: the source is this PE's own copy of the array.
+                unsafe { world.broadcast(world.all(), root, at as usize, at.cast(), length * 8).unwrap() };
+                world.barrier_all().unwrap();
+                for index in 0..length {
+                    assert_eq!(world.load(values, index).unwrap(), value(root, index), "{root} {index}");
+                }
+                world.barrier_all().unwrap();
+            }
+        });
+    }
+}
+
+#[test]
 fn large_reductions_are_cut_into_slices() {
-    for (pes, faults) in [(1, ""), (2, ""), (3, ""), (3, "delay=5us,reorder")] {
+    let cases =
+        [(1, "", 4096), (2, "", 65536), (3, "", 4096), (3, "", 65536), (3, "delay=5us,reorder", 65536)];
+    for (pes, faults, bytes) in cases {
         run(pes, faults, CompletionMode::Adaptive, None, move |world| {
             // Choose a length that is no multiple of the number of PEs, so that the slices have different
             // lengths.
-            let length = SLICED_FROM / 8 + 11;
+            assert!(bytes >= world.transport.slices_from());
+            let length = bytes / 8 + 11;
             let (terms, sums) = (world.array::<u64>(length).unwrap(), world.array::<u64>(length).unwrap());
             for round in 0..2u64 {
                 for index in 0..length {

@@ -8,6 +8,7 @@ use super::{ALIGNMENT, Endpoint, Handles, NOTIFICATION, Peer, Settings, Shared, 
 use crate::error::{Error, Result};
 use crate::transport::Statics;
 use crate::transport::bootstrap::Exchange;
+use crate::transport::poll_limit::PollLimit;
 use rustix::event::{EventfdFlags, eventfd};
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
@@ -226,6 +227,7 @@ impl Ucx {
             started: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
             broken: AtomicBool::new(false),
+            poll_limit: PollLimit::default(),
         });
         stop_at_exit(&shared);
         let theirs = shared.clone();
@@ -259,6 +261,7 @@ fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
         statics: card.statics,
         statics_key: card.statics_key,
         direct: AtomicPtr::new(null_mut()),
+        direct_atomics: AtomicBool::new(false),
         overtakable: AtomicU64::new(0),
         failed: AtomicI32::new(0),
         notified: AtomicU32::new(0),
@@ -332,6 +335,7 @@ impl Shared {
         };
         let endpoint = Endpoint { handle, memory, statics };
         handles.endpoints[pe as usize] = Some(endpoint);
+        peer.direct_atomics.store(atomics_use_processor(&self.describe(&endpoint)), Ordering::Relaxed);
         peer.direct.store(self.mapped(pe, peer, memory), Ordering::Release);
         Ok(endpoint)
     }
@@ -373,10 +377,9 @@ impl Shared {
             let text = self.describe(endpoint);
             // UCX prints a line such as `lane[0]: 2:tcp/eth0.0 md[1] -> md[1]/tcp` for each lane.
             for line in text.lines().filter(|line| line.contains("lane[")) {
-                let name = line.split_once("]:").map(|(_, rest)| rest.trim_start());
-                let name =
-                    name.and_then(|rest| rest.split_once(':')).and_then(|(_, rest)| rest.split('/').next());
-                if let Some(name) = name.filter(|name| !methods.iter().any(|known| known == name)) {
+                if let Some(name) =
+                    transport_of_lane(line).filter(|name| !methods.iter().any(|known| known == name))
+                {
                     methods.push(name.to_string());
                 }
             }
@@ -403,4 +406,36 @@ impl Shared {
     }
 }
 
+/// Returns true if UCX's description of an endpoint says that the calling processor carries out atomics: all
+/// lanes for atomics are transports over shared memory. UCX prints a line such as `lane[0]: 0:sysv/memory.0
+/// md[0] -> md[0]/sysv amo#0 am` for each lane.
+fn atomics_use_processor(description: &str) -> bool {
+    let lanes = description.lines().filter(|line| line.contains("lane[") && line.contains(" amo#"));
+    let mut transports = lanes.map(transport_of_lane).peekable();
+    transports.peek().is_some()
+        && transports.all(|name| matches!(name, Some("self" | "sysv" | "posix" | "xpmem")))
+}
+
+/// Returns the name of the transport in UCX's description of a lane.
+fn transport_of_lane(line: &str) -> Option<&str> {
+    line.split_once("]:")?.1.trim_start().split_once(':')?.1.split('/').next()
+}
+
 const _: () = assert!(size_of::<OperationParameters>() == 72);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processor_carries_out_atomics_only_over_shared_memory() {
+        let shared = "# lane[0]:  0:sysv/memory.0 md[0] -> md[0]/sysv/sysdev[255] amo#0 am am_bw#0\n\
+                      # lane[1]:  1:posix/memory.0 md[1] -> md[1]/posix/sysdev[255] amo#1\n";
+        assert!(atomics_use_processor(shared));
+        let device = "# lane[1]:  5:rc_mlx5/mlx5_0:1.0 md[4] -> md[4]/ib/sysdev[0] amo#1\n";
+        assert!(!atomics_use_processor(device));
+        assert!(!atomics_use_processor(&format!("{shared}{device}")), "one of several lanes is a device");
+        assert!(!atomics_use_processor("# lane[0]:  2:tcp/lo.0 md[2] -> md[2]/tcp/sysdev[255] am am_bw#0\n"));
+        assert!(!atomics_use_processor(""));
+    }
+}

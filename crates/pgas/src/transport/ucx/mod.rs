@@ -13,8 +13,10 @@
 //!
 //! * **Puts and gets** between PEs of one machine are plain copies if UCX can map the peer's memory. All
 //!   others are UCX's operations.
-//! * **Atomics** are UCX's, even on the PE's own memory, because UCX decides whether the processor or a
-//!   network device carries them out, and the two must not mix on one word.
+//! * **Atomics**: UCX decides whether the processor or a network device carries them out, even on the PE's
+//!   own
+//!   memory, because the two must not mix on one word. If UCX uses the calling processor for mapped memory, this
+//!   transport does the same without UCX.
 //! * **Progress.** Over TCP, an access to a PE's memory completes only if a thread of that PE calls UCX's
 //!   progress function. Waiting threads call it. If no thread waits, the service thread does.
 //!
@@ -31,6 +33,7 @@ mod tests;
 
 use super::Statics;
 use super::bootstrap::Exchange;
+use super::poll_limit::PollLimit;
 use crate::error::{Error, Lost, Result};
 use inlane_core::completion::CompletionMode;
 use library::{EndpointHandle, KeyHandle, Library, MemoryHandle, OK, Status};
@@ -103,6 +106,7 @@ struct Shared {
     /// True after an error. UCX is not called any more, because it could still access the buffers of
     /// unfinished operations, which the program may reuse after the error.
     broken: AtomicBool,
+    poll_limit: PollLimit,
 }
 
 // SAFETY: `memory` stays mapped until the value is dropped. Other processes write it, so its words are
@@ -140,6 +144,9 @@ struct Peer {
     statics_key: Vec<u8>,
     /// Address at which this process has mapped the PE's symmetric memory, or null.
     direct: AtomicPtr<u8>,
+    /// True if UCX carries out atomics on the PE's mapped memory by this PE's processor. This PE then does so
+    /// without UCX.
+    direct_atomics: AtomicBool,
     /// The value of `Shared::started` at the last UCX operation to this PE, if the PE's memory is mapped.
     /// Later plain copies could overtake this operation, so a fence must flush until `Shared::flushed`
     /// reaches it.

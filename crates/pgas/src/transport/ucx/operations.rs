@@ -3,7 +3,7 @@
 use super::library::{self, OperationParameters, RequestPointer, Status};
 use super::{ALIGNMENT, Endpoint, Handles, NOTIFICATION, Peer, Place, Shared, Ucx};
 use crate::error::{Error, Result};
-use crate::transport::{Atomic, Capabilities, Operation, Transport};
+use crate::transport::{Atomic, Capabilities, Operation, Transport, word};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -340,6 +340,28 @@ impl Shared {
         }
     }
 
+    /// Carries out an atomic by this processor and returns the previous value, if UCX would do so, too.
+    /// Otherwise returns `None`.
+    #[inline]
+    fn atomic_directly(&self, pe: u32, atomic: &Atomic) -> Result<Option<u64>> {
+        let (peer, place) = (self.peer(pe)?, self.place(atomic.offset, atomic.width)?);
+        let mut base = peer.direct.load(Ordering::Acquire);
+        if base.is_null() {
+            let mut handles = self.handles();
+            if handles.endpoints[pe as usize].is_none() {
+                self.endpoint(&mut handles, pe)?;
+            }
+            base = peer.direct.load(Ordering::Acquire);
+        }
+        let direct = peer.direct_atomics.load(Ordering::Relaxed) && !self.broken.load(Ordering::Relaxed);
+        if base.is_null() || !direct || matches!(place, Place::Statics) {
+            return Ok(None);
+        }
+        // SAFETY: the word lies in mapped symmetric memory. The program accesses it only by atomics.
+        let before = unsafe { word::apply(base.wrapping_add(atomic.offset), atomic) };
+        before.map(Some).ok_or(Error::Refused { peer: pe, what: ATOMIC })
+    }
+
     /// Makes `pe` carry out an atomic by compare-and-swaps, and returns the previous value.
     fn atomic_by_swaps(&self, pe: u32, atomic: &Atomic) -> Result<u64> {
         let mut seen = self.atomic_once(pe, &Atomic { operation: Operation::Fetch, ..*atomic })?;
@@ -425,6 +447,9 @@ impl Transport for Ucx {
     }
 
     fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64> {
+        if let Some(before) = self.shared.atomic_directly(pe, &atomic)? {
+            return Ok(before);
+        }
         match needs_swaps(atomic.operation) {
             true => self.shared.atomic_by_swaps(pe, &atomic),
             false => self.shared.atomic_once(pe, &atomic),
@@ -433,6 +458,9 @@ impl Transport for Ucx {
 
     fn atomic_nbi(&self, pe: u32, atomic: Atomic) -> Result<()> {
         let shared = &*self.shared;
+        if shared.atomic_directly(pe, &atomic)?.is_some() {
+            return Ok(());
+        }
         let peer = shared.peer(pe)?;
         let operands = Box::into_raw(Box::new(Operands { peer, operand: 0, result: 0 }));
         // UCX has no fetches and swaps without a result. Give them memory for the result, which is not read.
@@ -455,8 +483,11 @@ impl Transport for Ucx {
 
     unsafe fn atomic_fetch_nbi(&self, pe: u32, atomic: Atomic, result: *mut u8) -> Result<()> {
         let shared = &*self.shared;
-        if needs_swaps(atomic.operation) {
-            let before = self.atomic(pe, atomic)?.to_le_bytes();
+        let before = match shared.atomic_directly(pe, &atomic)? {
+            None if needs_swaps(atomic.operation) => Some(self.atomic(pe, atomic)?),
+            before => before,
+        };
+        if let Some(before) = before.map(u64::to_le_bytes) {
             // SAFETY: the caller promises the result. The width was checked for the atomic.
             unsafe { std::ptr::copy_nonoverlapping(before.as_ptr(), result, atomic.width) };
             return Ok(());

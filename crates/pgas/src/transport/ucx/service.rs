@@ -13,8 +13,6 @@ use std::time::{Duration, Instant};
 
 /// How many times a thread polls a request before it waits by [`Wait::run`], which can also sleep.
 const FIRST_POLLS: u32 = 32;
-/// How long a wait polls before it sleeps. It is about twice the cost of a wake-up.
-const POLL_FOR: Duration = Duration::from_micros(50);
 /// The longest single sleep of a waiting thread. Stores of PEs on this machine raise no event, and the
 /// system's timers are up to 50 us late. The waiting thread then notices such a store within 100 us.
 const NAP: Duration = Duration::from_micros(30);
@@ -42,7 +40,14 @@ impl Shared {
     /// Calls UCX's progress function, unless another thread is using UCX at the moment. Returns true if any
     /// communication progressed. Returns false if none did, or if the function was not called.
     pub(super) fn progress_once(&self) -> bool {
-        self.handles.try_lock().is_ok_and(|mut handles| self.progress_with(&mut handles))
+        match self.handles.try_lock() {
+            Ok(mut handles) => self.progress_with(&mut handles),
+            Err(_) => {
+                // The thread that holds the lock may be waiting for this processor.
+                std::thread::yield_now();
+                false
+            }
+        }
     }
 
     /// Records that this thread calls UCX, so that the service thread sleeps and leaves UCX's progress to
@@ -60,9 +65,9 @@ impl Shared {
         unsafe { (self.library.request_check_status)(request) }
     }
 
-    /// Polls for the completion of a put, at intervals that grow to [`LONGEST_INTERVAL`]. Over TCP, such a put
-    /// waits for room in the socket. Polls without intervals would receive each of the peer's answers by a
-    /// system call of its own. Returns after [`INTERVALS_FOR`] at the latest.
+    /// Polls for the completion of a put, at intervals that grow to [`LONGEST_INTERVAL`]. Over TCP, such a
+    /// put waits for room in the socket. Polls without intervals would receive each of the peer's answers by
+    /// a system call of its own. Returns after [`INTERVALS_FOR`] at the latest.
     pub(super) fn poll_at_intervals(&self, request: RequestPointer) {
         // If PEs share processors, leave this processor to the other PE.
         if self.settings.yields {
@@ -134,7 +139,13 @@ impl Shared {
         limit: Option<(Duration, &'static str)>,
         done: impl FnMut() -> bool,
     ) -> Result<()> {
-        OneWait { shared: self, mode, peer, limit, done, last_event: None }.run().map(drop)
+        let mut wait =
+            OneWait { shared: self, mode, peer, limit, done, last_event: None, poll_for: None, slept: None };
+        wait.run()?;
+        if let Some((polled, since)) = wait.slept {
+            self.poll_limit.learn(polled, since.elapsed());
+        }
+        Ok(())
     }
 
     /// Runs the service thread: sleeps until UCX has events, then progresses UCX.
@@ -151,7 +162,12 @@ impl Shared {
                 self.sleep_until_event(true, None);
             }
             let mut last = Instant::now();
-            while last.elapsed() < STAY_AWAKE && !self.stop.load(Ordering::Acquire) {
+            // Stop at once when another thread waits. On a processor that both share, the scheduler would let
+            // this thread keep the lock for milliseconds, while the other thread can only poll for it.
+            while last.elapsed() < STAY_AWAKE
+                && self.activity.load(Ordering::Relaxed) == seen
+                && !self.stop.load(Ordering::Acquire)
+            {
                 let mut handles = self.handles();
                 if self.progress_with(&mut handles) {
                     last = Instant::now();
@@ -210,6 +226,12 @@ struct OneWait<'a, F> {
     done: F,
     /// When a poll last found an event of UCX.
     last_event: Option<Instant>,
+    /// How long this wait polls before it sleeps. `None` if another rule chose
+    /// the time.
+    poll_for: Option<Duration>,
+    /// How long this wait polled before its first sleep, and when that sleep began. `None` before the first
+    /// sleep.
+    slept: Option<(Duration, Instant)>,
 }
 
 impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
@@ -235,7 +257,11 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
         match self.mode {
             CompletionMode::Poll => WaitPlan::POLL,
             CompletionMode::Interrupt => WaitPlan::BLOCK,
-            CompletionMode::Adaptive => WaitPlan { sleep: Duration::ZERO, poll_for: POLL_FOR },
+            CompletionMode::Adaptive => {
+                let poll_for = self.shared.poll_limit.get();
+                self.poll_for = Some(poll_for);
+                WaitPlan { sleep: Duration::ZERO, poll_for }
+            }
         }
     }
 
@@ -261,6 +287,9 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
         let awake = self.mode == CompletionMode::Adaptive && !self.shared.settings.yields;
         if awake && self.last_event.is_some_and(|event| event.elapsed() < AWAKE_AFTER_EVENT) {
             return Ok(());
+        }
+        if self.slept.is_none() {
+            self.slept = self.poll_for.map(|polled| (polled, Instant::now()));
         }
         if self.shared.arm() && !(self.done)() {
             self.shared.sleep_until_event(true, Some(NAP));

@@ -28,6 +28,15 @@ impl Transport for Windows {
         self.context.alignment
     }
 
+    fn slices_from(&self) -> usize {
+        // Slices are read from other PEs, which is fast where gets are loads. Injected faults, which may
+        // differ between PEs, must not change the answer.
+        match self.context.reads_are_fast {
+            true => 4 << 10,
+            false => 64 << 10,
+        }
+    }
+
     fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8> {
         let base = self.context.peers.get(pe as usize)?.window.coherent_base()?;
         Some(base.wrapping_add(self.context.layout.symmetric() + offset))
