@@ -20,6 +20,9 @@ inlane nvme bench 127.0.0.1:4420 --queues 2 --rw randrw --bs 4K --iodepth 16 --s
 grep io_queues /tmp/two
 inlane nvme bench 127.0.0.1:4420 --queues 128 --rw randread --bs 4K --size 256K --json /tmp/many || exit 1
 grep -o 'the target granted [0-9]* of 128 I/O queues' /tmp/many
+inlane nvme bench 127.0.0.1:4421,127.0.0.1:4420 --queues 2 --rw randrw --bs 4K --size 256K --verify crc32c --json /tmp/paths || exit 1
+grep -m 1 failovers /tmp/paths
+inlane nvme read 127.0.0.1:4421 --reconnect 1s --length 4K /tmp/out && exit 1
 inlane nvme read 127.0.0.1:4420 --subsystem nqn.2024-01.wrong:x --length 4K /tmp/out
 echo status $?
 ";
@@ -59,6 +62,8 @@ fn the_initiator_uses_the_target_of_linux() {
     }
     assert!(out.contains("\"io_queues\": 2"), "{out}\n{errors}");
     assert!(out.contains("the target granted 4 of 128 I/O queues"), "{out}\n{errors}");
+    assert!(out.contains("\"failovers\": ") && !out.contains("\"failovers\": 0"), "{out}\n{errors}");
+    assert!(format!("{out}{errors}").contains("Asymmetric Access Inaccessible"), "{out}\n{errors}");
     assert!(
         out.contains("status 2") && format!("{out}{errors}").contains("does not have it"),
         "{out}\n{errors}"

@@ -20,6 +20,8 @@ pub mod cns {
     pub const ACTIVE_NAMESPACES: u8 = 0x02;
     /// Namespace Identification Descriptors.
     pub const NAMESPACE_DESCRIPTORS: u8 = 0x03;
+    /// Identify Controller for an I/O command set. Bits 31:24 of dword 11 name the set; 0 is NVM.
+    pub const COMMAND_SET_CONTROLLER: u8 = 0x06;
 }
 
 /// The length of the data of Identify, in bytes.

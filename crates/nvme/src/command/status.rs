@@ -161,6 +161,13 @@ impl Status {
         self.0 & 0x7FF == 0
     }
 
+    /// Returns true if the controller cannot access the namespace, but another controller of the subsystem may:
+    /// an error of type 3 that the controller reports (Base section 8.1.3).
+    pub fn is_path_error(self) -> bool {
+        let by_host = matches!(Status(self.0 & 0x7FF), Self::HOST_PATH_ERROR | Self::ABORTED_BY_HOST);
+        self.0 & Self::DO_NOT_RETRY == 0 && self.0 >> 8 & 7 == 3 && !by_host
+    }
+
     /// Returns true if a retry or another path may succeed: Do Not Retry is not set, and the status is a path
     /// error (type 3) or one of the temporary errors below.
     pub fn is_retryable(self) -> bool {

@@ -14,9 +14,9 @@ mod reconnect;
 
 use super::connection::{Done, Request};
 use super::{Address, ConnectOptions, Controller, NamespaceInfo, Queue, Queues};
-use crate::command::async_event;
+use crate::command::{Status, async_event};
 use crate::{Error, Result};
-use reconnect::{Reconnected, check_is_same};
+use reconnect::{Reconnected, check_is_same, no_access};
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -69,6 +69,11 @@ pub struct Session {
     failed_at: Option<Instant>,
     /// When a path first failed after the last successful command. `None` if no path has failed since then.
     lost_since: Option<Instant>,
+    /// The status of a command that failed because of its path. The next [`Session::progress`] gives up the
+    /// path in use.
+    path_error: Option<Status>,
+    /// The last path error since a command succeeded.
+    last_path_error: Option<Status>,
     failovers: u64,
 }
 
@@ -98,6 +103,8 @@ impl Session {
                         attempt: None,
                         failed_at: None,
                         lost_since: None,
+                        path_error: None,
+                        last_path_error: None,
                         failovers: 0,
                     });
                 }
@@ -205,14 +212,19 @@ impl Session {
     }
 
     /// Returns a completed command for the caller. If the command failed with a transient error and has
-    /// retries left, queues it to be sent again and returns `None`.
+    /// retries left, or failed because of its path, queues it to be sent again and returns `None`.
     fn settled(&mut self, done: Done) -> Option<Done> {
         if done.status().is_success() {
-            self.lost_since = None;
+            (self.lost_since, self.last_path_error) = (None, None);
             if !self.retries.is_empty() {
                 self.retries.remove(&done.token);
             }
             return Some(done);
+        }
+        if done.status().is_path_error() {
+            (self.path_error, self.last_path_error) = (Some(done.status()), Some(done.status()));
+            self.pending.push_back(again(done));
+            return None;
         }
         if done.status().is_retryable() {
             let retries = self.retries.entry(done.token).or_default();
@@ -232,9 +244,13 @@ impl Session {
     /// # Errors
     /// The session cannot be used any more after an error. Errors are:
     ///
-    /// * a path failed, and no command has succeeded for [`SessionOptions::reconnect`] since then;
+    /// * a path failed, or its controller cannot access the namespace, and no command has succeeded for [`SessionOptions::reconnect`] since then;
     /// * the target has another namespace under the same number, or with another block size.
     pub fn progress(&mut self, wait: bool) -> Result<()> {
+        if let Some(status) = self.path_error {
+            let error = Error::Disconnected { peer: self.path().to_string(), why: no_access(status) };
+            self.lost(error)?;
+        }
         let Some(live) = &mut self.live else { return self.reconnect(wait) };
         while let Some(request) = self.pending.pop_front() {
             if let Err(request) = live.queues.submit(request) {

@@ -108,6 +108,7 @@ fn identify(context: &Context<'_>, command: &Command) -> Result<Reply, Status> {
     let page = match command.cdw10.get() as u8 {
         cns::CONTROLLER => pages::controller(subsystem, controller),
         _ if controller.discovery => return Err(Status::INVALID_FIELD.dnr()),
+        cns::COMMAND_SET_CONTROLLER if command.cdw11.get() >> 24 == 0 => pages::nvm_controller(),
         cns::NAMESPACE if id == u32::MAX => pages::common_namespace(),
         cns::NAMESPACE => pages::namespace(subsystem.namespace(id).ok_or(Status::INVALID_NAMESPACE.dnr())?),
         cns::ACTIVE_NAMESPACES if id >= u32::MAX - 1 => return Err(Status::INVALID_NAMESPACE.dnr()),

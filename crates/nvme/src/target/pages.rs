@@ -72,6 +72,16 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
     page.as_bytes().to_vec()
 }
 
+/// Returns Identify Controller for the NVM command set (NVM section 4.1.5.2).
+pub fn nvm_controller() -> Vec<u8> {
+    // WZSL, the most blocks of a Write Zeroes, as a power of two of pages: 32 MiB, which is 65,536 blocks of 512
+    // bytes. Without this limit, Linux divides Write Zeroes as it divides transfers of data.
+    const WRITE_ZEROES_SHIFT: u8 = 13;
+    let mut page = vec![0; IDENTIFY_BYTES];
+    page[1] = WRITE_ZEROES_SHIFT;
+    page
+}
+
 /// Returns Identify Namespace.
 pub fn namespace(namespace: &Namespace) -> Vec<u8> {
     let mut page = identify::Namespace::new_zeroed();

@@ -29,6 +29,12 @@ impl Session {
                 self.done.push_back(done);
             }
         }
+        self.path_error = None;
+        if self.lost_since.is_some() {
+            // Wait before the next attempt, because a path that connects and then fails each time would cause
+            // one connection after the other.
+            self.failed_at = Some(Instant::now());
+        }
         let since = *self.lost_since.get_or_insert_with(Instant::now);
         // Return the error if no command has succeeded for too long, because a path that connects and then
         // fails each time must not be tried forever.
@@ -76,6 +82,10 @@ impl Session {
 
     fn not_restored(&self, why: &str) -> Error {
         let seconds = self.options.reconnect.as_secs_f64();
+        let why = match self.last_path_error {
+            Some(status) => no_access(status),
+            None => why.into(),
+        };
         let why = format!("the connection was lost and not restored within {seconds} s: {why}");
         Error::Disconnected { peer: self.options.connect.subsystem.clone(), why }
     }
@@ -154,6 +164,11 @@ fn spawn(run: impl FnOnce() + Send + 'static) -> Result<()> {
         .spawn(run)
         .map(drop)
         .map_err(|source| Error::Os { what: "cannot start a thread to reconnect".into(), source })
+}
+
+/// Describes a path error that a controller reported.
+pub(super) fn no_access(status: Status) -> String {
+    format!("the controller cannot access the namespace: {status}; give another path to the subsystem")
 }
 
 /// Returns an error if the target at `path` has another namespace now (`now`) than before (`before`).

@@ -1,8 +1,10 @@
 use super::*;
 use crate::initiator::{HostIdentity, QueueOptions};
+use crate::pdu::Kind;
 use crate::target::subsystem::Limits;
 use crate::target::{Config, Hosts, Target};
-use std::net::{SocketAddr, TcpListener};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -264,4 +266,96 @@ fn all_queues_of_a_failed_path_are_replaced_and_no_command_is_lost() {
     assert_eq!((session.failovers(), session.io_queues()), (1, 3));
     session.close();
     second.stop().unwrap();
+}
+
+/// Starts a proxy of a target that answers every command on I/O queues with *Asymmetric Access Inaccessible*.
+/// Returns its address. Its threads end with their connections.
+fn inaccessible_path(target: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for host in listener.incoming() {
+            let (mut host, mut controller) = (host.unwrap(), TcpStream::connect(target).unwrap());
+            let (mut commands, mut to) = (host.try_clone().unwrap(), controller.try_clone().unwrap());
+            let carries_io = Arc::new(AtomicBool::new(false));
+            let is_io = carries_io.clone();
+            std::thread::spawn(move || {
+                // The ICReq, then the capsule of Connect. The queue's identifier is in bytes 42 and 43 of the
+                // command, which follows the header of 8 bytes.
+                let mut start = [0; 128 + 72];
+                for part in [0..128, 128..200] {
+                    if commands.read_exact(&mut start[part.clone()]).is_err() {
+                        return;
+                    }
+                    carries_io.store(start[128 + 8 + 42..][..2] != [0, 0], Ordering::SeqCst);
+                    let _ = to.write_all(&start[part]);
+                }
+                let _ = std::io::copy(&mut commands, &mut to);
+                let _ = to.shutdown(Shutdown::Both);
+            });
+            std::thread::spawn(move || {
+                let (mut header, mut responses) = ([0; 8], 0);
+                while controller.read_exact(&mut header).is_ok() {
+                    let length = u32::from_le_bytes(header[4..].try_into().unwrap()) as usize;
+                    let mut pdu = vec![0; length];
+                    pdu[..8].copy_from_slice(&header);
+                    controller.read_exact(&mut pdu[8..]).unwrap();
+                    if header[0] == Kind::CapsuleResp as u8 {
+                        responses += 1;
+                        // The first response is that of Connect.
+                        if is_io.load(Ordering::SeqCst) && responses > 1 {
+                            let status = Status::ANA_INACCESSIBLE.0 << 1;
+                            pdu[22..].copy_from_slice(&status.to_le_bytes());
+                        }
+                    }
+                    if host.write_all(&pdu).is_err() {
+                        break;
+                    }
+                }
+                let _ = host.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    address
+}
+
+fn submit_flushes(session: &mut Session, count: u64) {
+    for token in 0..count {
+        let command = crate::command::Command::new(crate::command::io::FLUSH, 1);
+        session.submit(Request { token, command, buffer: None }).unwrap();
+    }
+}
+
+#[test]
+fn a_path_that_cannot_access_the_namespace_is_replaced() {
+    let target = target("127.0.0.1:0", "memory:1M");
+    let direct = target.subsystem().listeners()[0];
+    let mut options = options(inaccessible_path(direct));
+    options.paths.push(direct.to_string().parse().unwrap());
+    let mut session = Session::open(&options).unwrap();
+    submit_flushes(&mut session, 20);
+    assert_eq!(completions(&mut session, 20), (0..20).collect::<Vec<_>>());
+    assert_eq!(session.path().to_string(), direct.to_string());
+    assert!(session.failovers() > 0);
+    session.close();
+    target.stop().unwrap();
+}
+
+#[test]
+fn a_session_gives_up_if_no_path_can_access_the_namespace() {
+    let target = target("127.0.0.1:0", "memory:1M");
+    let mut options = options(inaccessible_path(target.subsystem().listeners()[0]));
+    options.reconnect = Duration::from_millis(500);
+    let mut session = Session::open(&options).unwrap();
+    submit_flushes(&mut session, 20);
+    let start = Instant::now();
+    let error = loop {
+        assert!(session.next_done().is_none(), "a command completed");
+        match session.progress(true) {
+            Ok(()) => assert!(start.elapsed() < PATIENCE, "the session did not give up"),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.contains("Asymmetric Access Inaccessible"), "{error}");
+    target.stop().unwrap();
 }
