@@ -78,6 +78,7 @@ connect --hdr-digest --data-digest
 echo read-only: ok
 
 dd if=/dev/urandom of=/tmp/block bs=4096 count=1 2>/tmp/err
+[ "$(cat /sys/block/nvme0n1/queue/write_zeroes_max_bytes)" = $((32 << 20)) ]
 dd if=/tmp/block of=/dev/nvme0n2 bs=4096 count=2 conv=fsync 2>/tmp/err
 for n in 1 2; do
     # The first namespace has blocks of 4096 bytes, the second one blocks of 512 bytes. NVMe counts blocks less one.
