@@ -20,14 +20,10 @@ const CLAIM_LIMIT_NS: u64 = 100_000_000;
 /// How long a program may leave an offer of received bytes unanswered, in nanoseconds. Then the engine
 /// withdraws the offer. Normally an answer takes less than a microsecond.
 const OFFER_LIMIT_NS: u64 = 500_000;
-/// The fewest bytes that a posted receive must accept to be offered only a part of the bytes that have
-/// arrived. A program with a smaller buffer gets them through the pair, and reads them without further work
-/// of the engine.
-const LEAST_PART: u64 = 4096;
 /// How long the engine keeps received bytes after the program has taken an offer, in nanoseconds. A program
 /// that receives again and again posts its next receive within this time.
 const HOLD_NS: u64 = 5_000;
-/// How long the engine makes no offers to a standing receive after it has withdrawn one, in nanoseconds. The
+/// How long the engine makes no offers to a posted receive after it has withdrawn one, in nanoseconds. The
 /// time doubles with each further offer in a row that is withdrawn, at most `MOST_DOUBLINGS` times. The program
 /// probably waits for events in a way that the preloaded library does not see.
 const SHUN_NS: u64 = 1_000_000;
@@ -167,9 +163,9 @@ pub struct Direct {
     moving: bool,
     /// True if more bytes, or the end of the stream, wait until the program has answered the offer.
     waits: bool,
-    /// The number of offers to standing receives that were withdrawn in a row.
+    /// The number of offers to posted receives that were withdrawn in a row.
     withdrawn: u32,
-    /// Until when the engine makes no offers to a standing receive, in nanoseconds.
+    /// Until when the engine makes no offers to a posted receive, in nanoseconds.
     shunned_until: u64,
     /// When the program last took an offer, in nanoseconds. `None` if it never did.
     taken_at: Option<u64>,
@@ -339,15 +335,12 @@ impl Direct {
         self.offer.is_some()
     }
 
-    /// Offers the received bytes `first` and `second` to the thread of the program that has posted a receive,
-    /// or as many of the bytes as the receive accepts. Returns false if the bytes must go through the pair:
-    /// no receive is posted, the pair holds earlier bytes, or the bytes are more than a short receive (below
-    /// `LEAST_PART`) has room for.
+    /// Offers the received bytes `first` and `second` to the program, or as many of the bytes as the posted
+    /// receive accepts. Returns false if the bytes must go through the pair: no receive is posted, the pair holds
+    /// earlier bytes, or the program has left an offer unanswered.
     pub fn offer(&mut self, now: u64, fd: RawFd, first: &[u8], second: &[u8]) -> bool {
-        let len = first.len() + second.len();
         let Some((post, room)) = self.slot.receive().posted() else { return false };
-        let shunned = post.is_standing() && now < self.shunned_until;
-        if shunned || len == 0 || len as u64 > room && room < LEAST_PART {
+        if now < self.shunned_until || first.is_empty() && second.is_empty() {
             return false;
         }
         let room = (room as usize).min(RECEIVE);
@@ -355,13 +348,13 @@ impl Direct {
         let second = &second[..second.len().min(room - first.len())];
         let len = first.len() + second.len();
         self.pair_empty = self.pair_empty || is_empty(fd);
-        if !self.pair_empty {
+        if !self.pair_empty || len == 0 {
             return false;
         }
         self.slot.write_received(first, second);
         self.offer = self.slot.receive().offer(post, len as u64).map(|offer| (offer, now));
         self.used_at = now;
-        if self.offer.is_some() && post.is_standing() {
+        if self.offer.is_some() {
             self.area.announce(self.index);
         }
         self.offer.is_some()
@@ -422,7 +415,6 @@ impl Direct {
                 self.withdrawn = (self.withdrawn + 1).min(MOST_DOUBLINGS);
                 offer.len - rest.unwrap_or(offer.len)
             }
-            Answer::Declined => 0,
             Answer::Asked | Answer::Invalid => return Err(Hostile),
         };
         if answer == Answer::Taken {
@@ -490,7 +482,6 @@ fn is_empty(fd: RawFd) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use inlane_offload_protocol::lease::Posted;
     use proptest::prelude::*;
     use std::os::fd::AsRawFd;
 
@@ -542,24 +533,21 @@ mod tests {
     }
 
     #[test]
-    fn a_receive_that_is_not_short_is_offered_a_part() {
+    fn a_receive_is_offered_as_much_as_fits() {
         let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut direct = connection();
-        let most = LEAST_PART as usize;
-        let short = direct.slot.receive().post(most - 1).unwrap();
-        assert!(!direct.offer(1, engine.as_raw_fd(), &[1; 3000], &[2; 3000]));
-        direct.slot.receive().give_up(short);
-        let post = direct.slot.receive().post(most).unwrap();
-        assert!(direct.offer(1, engine.as_raw_fd(), &[1; 3000], &[2; 3000]));
-        assert_eq!(direct.slot.receive().state(post), Posted::Offered(most));
-        let mut bytes = vec![0; most];
+        assert!(direct.slot.receive().post());
+        assert!(direct.offer(1, engine.as_raw_fd(), &[1; 3000], &[2; RECEIVE]));
+        let offer = direct.slot.receive().offered().unwrap();
+        assert_eq!(offer.len, RECEIVE as u64);
+        let mut bytes = vec![0; RECEIVE];
         // SAFETY: the vector has room for the bytes.
-        unsafe { direct.slot.read_received(bytes.as_mut_ptr(), most) };
-        assert_eq!((&bytes[..3000], &bytes[3000..]), (&[1; 3000][..], &[2; 1096][..]));
+        unsafe { direct.slot.read_offered(offer, 0, bytes.as_mut_ptr(), RECEIVE) };
+        assert_eq!((&bytes[..3000], &bytes[3000..]), (&[1; 3000][..], &[2; RECEIVE - 3000][..]));
     }
 
     #[test]
-    fn a_standing_receive_is_announced_renewed_and_shunned_when_nobody_answers() {
+    fn an_offer_is_announced_renewed_and_shunned_when_nobody_answers() {
         let (engine, program) = std::os::unix::net::UnixStream::pair().unwrap();
         let fd = engine.as_raw_fd();
         let mut direct = connection();
@@ -567,55 +555,47 @@ mod tests {
             // SAFETY: the area is mapped while the connection lives.
             unsafe { Area::new(direct.area.start) }.ready().swap(0, Ordering::Acquire)
         };
-        assert!(direct.slot.receive().post_standing());
+        assert!(direct.slot.receive().post());
         assert!(direct.offer(1, fd, &[1; 8], &[]) && ready(&direct) == 1 && direct.has_unread());
         let offer = direct.slot.receive().offered().unwrap();
-        assert!(direct.slot.receive().take_part(offer, 3) && direct.has_unread());
+        assert!(direct.slot.receive().take(offer, 3) && direct.has_unread());
         assert!(!direct.has_work(2, true) && direct.settle(2) == Ok(None));
         let offer = direct.slot.receive().offered().unwrap();
-        assert!(direct.slot.receive().take_part(offer, 5) && !direct.has_unread());
+        assert!(direct.slot.receive().take(offer, 5) && !direct.has_unread());
         assert!(!direct.has_work(2, false) && direct.has_work(2, true));
         direct.set_waits(true);
         assert!(direct.has_work(2, false));
         assert_eq!(direct.settle(2), Ok(Some(8)));
         assert!(direct.offer(3, fd, &[1; 5], &[]) && ready(&direct) == 1);
         let offer = direct.slot.receive().offered().unwrap();
-        assert!(direct.slot.receive().take_part(offer, 4));
+        assert!(direct.slot.receive().take(offer, 4));
         let end = 3 + OFFER_LIMIT_NS;
         assert!(direct.has_work(end, false));
         assert_eq!(direct.settle(end), Ok(Some(4)));
-        assert!(direct.slot.receive().is_moving() && !direct.slot.receive().post_standing());
+        assert!(direct.slot.receive().is_moving() && !direct.slot.receive().post());
         direct.note_pair_written();
-        assert!(direct.slot.receive().post_standing());
+        assert!(direct.slot.receive().post());
         assert!(!direct.offer(end, fd, &[1; 5], &[]), "the program did not look at its slot");
         assert!(direct.offer(end + SHUN_NS, fd, &[1; 5], &[]));
         drop(program);
     }
 
     #[test]
-    fn an_unanswered_offer_is_withdrawn() {
+    fn bytes_wait_for_the_next_receive_unless_the_pair_has_earlier_ones() {
         let (engine, program) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut direct = connection();
-        let post = direct.slot.receive().post(10).unwrap();
-        assert!(!direct.offer(1, engine.as_raw_fd(), &[1; 8], &[1; 8]), "too many bytes");
+        assert!(direct.slot.receive().post());
         assert!(direct.offer(1, engine.as_raw_fd(), &[1; 4], &[2; 4]));
         assert_eq!(direct.settle(2), Ok(None));
-        assert_eq!(direct.settle(1 + OFFER_LIMIT_NS), Ok(Some(0)));
-        assert_eq!(direct.slot.receive().state(post), Posted::Ended);
-        direct.note_pair_written();
-        let post = direct.slot.receive().post(10).unwrap();
-        assert!(direct.offer(1, engine.as_raw_fd(), &[1; 4], &[2; 4]));
-        assert!(direct.slot.receive().take(post, 8));
-        assert!(direct.has_work(2, false));
+        assert!(direct.slot.receive().take(direct.slot.receive().offered().unwrap(), 8));
+        assert!(direct.slot.receive().stop() && direct.has_work(2, false));
         assert_eq!(direct.settle(2), Ok(Some(8)));
         assert!(direct.expects_post(1 + HOLD_NS) && !direct.expects_post(2 + HOLD_NS));
-        let post = direct.slot.receive().post(10).unwrap();
-        assert!(!direct.expects_post(3));
-        direct.slot.receive().give_up(post);
+        assert!(direct.slot.receive().post() && !direct.expects_post(3));
+        assert!(direct.slot.receive().stop());
         std::io::Write::write_all(&mut &engine, b"earlier").unwrap();
         direct.note_pair_written();
-        assert!(!direct.expects_post(3));
-        let _post = direct.slot.receive().post(10).unwrap();
+        assert!(!direct.expects_post(3) && direct.slot.receive().post());
         assert!(!direct.offer(3, engine.as_raw_fd(), &[1], &[]), "the pair has earlier bytes");
         drop(program);
     }

@@ -10,7 +10,7 @@ use crate::signals::Held;
 use crate::wait::{self, Patience};
 use crate::{control, errno, fail, ready, real, set_errno, socket};
 use inlane_offload_protocol::address::is_possible;
-use inlane_offload_protocol::lease::{Post, Posted, SEND, Slot};
+use inlane_offload_protocol::lease::{SEND, Slot};
 use libc::{c_int, c_void, iovec, ssize_t};
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
@@ -198,29 +198,94 @@ fn are_possible(parts: &[iovec]) -> bool {
 
 unsafe fn send_to(fd: RawFd, slot: Slot, parts: &[iovec]) -> Option<ssize_t> {
     let len = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))?;
-    if len == 0 || len > SEND || !are_possible(parts) {
+    if !are_possible(parts) {
+        return None;
+    }
+    if let ([part], true) = (parts, len > SEND) {
+        // SAFETY: the caller promises that the buffer is readable.
+        return unsafe { send_large(fd, slot, part.iov_base.cast(), len) };
+    }
+    if len == 0 || len > SEND {
         return None;
     }
     let claim = slot.send().claim()?;
-    let (before, position, header) = (errno(), claim.position, slot.header());
-    let used = position.wrapping_sub(header.copied.0.load(Ordering::Acquire));
-    let possible = used <= (SEND - len) as u64
-        && header.shut.load(Ordering::Relaxed) == 0
-        && is_alive(slot)
-        && is_same(fd, slot)
-        && pair_is_empty(fd);
-    set_errno(before);
-    if !possible {
+    if room(slot, claim.position) < len || !may_send(fd, slot) {
         let _ = slot.send().commit(claim, 0);
         return None;
     }
-    let mut at = position;
+    let mut at = claim.position;
     for part in parts {
         // SAFETY: the caller promises readable bytes. This thread has claimed the ring, and the bytes fit.
         unsafe { slot.write_send(at, part.iov_base.cast(), part.iov_len) };
         at += part.iov_len as u64;
     }
     slot.send().commit(claim, len as u64).then_some(len as ssize_t)
+}
+
+/// Returns the free bytes of the send ring, if a claim has returned `position`.
+fn room(slot: Slot, position: u64) -> usize {
+    let used = position.wrapping_sub(slot.header().copied.0.load(Ordering::Acquire));
+    (SEND as u64).saturating_sub(used) as usize
+}
+
+/// Returns true if a thread that has claimed the send ring may write into it. Leaves errno unchanged.
+fn may_send(fd: RawFd, slot: Slot) -> bool {
+    let before = errno();
+    let may = slot.header().shut.load(Ordering::Relaxed) == 0
+        && is_alive(slot)
+        && is_same(fd, slot)
+        && pair_is_empty(fd);
+    set_errno(before);
+    may
+}
+
+/// The longest time without free bytes in the send ring before the kernel sends the rest, in nanoseconds.
+const ROOM_NS: u64 = 20_000;
+
+/// Sends `len` bytes, more than the send ring holds, in several parts. On a blocking descriptor, the kernel sends
+/// the bytes for which the ring gets no room in time. The engine reads them from the pair after those in the ring.
+///
+/// # Safety
+/// `from` has `len` readable bytes.
+unsafe fn send_large(fd: RawFd, slot: Slot, from: *const u8, len: usize) -> Option<ssize_t> {
+    let mut sent = 0;
+    let mut since = 0;
+    while sent < len {
+        let Some(claim) = slot.send().claim() else { break };
+        let part = room(slot, claim.position).min(len - sent);
+        if part == 0 || (sent == 0 && !may_send(fd, slot)) {
+            let _ = slot.send().commit(claim, 0);
+            let now = now_ns();
+            if part > 0 || (since > 0 && now >= since + ROOM_NS) {
+                break;
+            }
+            if since == 0 {
+                if !socket::blocks(fd) {
+                    break;
+                }
+                since = now;
+            }
+            std::hint::spin_loop();
+            continue;
+        }
+        // SAFETY: the caller promises readable bytes. This thread has claimed the ring, and the bytes fit.
+        unsafe { slot.write_send(claim.position, from.add(sent), part) };
+        if !slot.send().commit(claim, part as u64) {
+            break;
+        }
+        (sent, since) = (sent + part, 0);
+    }
+    if sent == 0 {
+        return None;
+    }
+    let before = errno();
+    if sent < len && socket::blocks(fd) {
+        // SAFETY: the caller promises readable bytes.
+        let rest = unsafe { real::send(fd, from.add(sent).cast(), len - sent, libc::MSG_NOSIGNAL) };
+        sent += usize::try_from(rest).unwrap_or(0);
+    }
+    set_errno(before);
+    Some(sent as ssize_t)
 }
 
 /// Makes later sends on `fd` go to the kernel, which refuses them. Call this before the program shuts down
@@ -244,7 +309,7 @@ pub fn note_low_water(fd: RawFd) {
 /// needs a few microseconds.
 const MOVE_NS: u64 = 20_000_000;
 
-/// Ends the standing receive of `fd`, and lets the engine move offered bytes to the pair. Call this before a
+/// Ends the posted receive of `fd`, and lets the engine move offered bytes to the pair. Call this before a
 /// system call that looks at the received bytes of the descriptor.
 #[inline]
 pub fn withdraw(fd: RawFd) {
@@ -252,6 +317,21 @@ pub fn withdraw(fd: RawFd) {
         && slot.receive().ask()
     {
         await_move(slot);
+    }
+}
+
+/// Ends the posted receive of `fd` if the descriptor blocks, so that the engine wakes a thread that sleeps in the
+/// kernel. Call this before a receive through the kernel, if shared memory has no bytes.
+#[inline]
+pub fn note_kernel_receives(fd: RawFd) {
+    if let Some(slot) = slot(fd)
+        && !slot.receive().is_idle()
+    {
+        let before = errno();
+        if socket::blocks(fd) {
+            withdraw(fd);
+        }
+        set_errno(before);
     }
 }
 
@@ -306,12 +386,12 @@ pub unsafe fn receive_offered(fd: RawFd, parts: *const iovec, count: usize, take
         unsafe { slot.read_offered(offer, copied, part.iov_base.cast(), len) };
         copied += len;
     }
-    let got = copied > 0 && if takes { slot.receive().take_part(offer, copied as u64) } else { true };
+    let got = copied > 0 && if takes { slot.receive().take(offer, copied as u64) } else { true };
     got.then_some(copied as ssize_t)
 }
 
 /// Checks after a receive was posted in `slot` that the slot still belongs to the connection with this inode.
-/// Otherwise ends the standing receive. Returns true if the slot belongs to the connection.
+/// Otherwise ends the posted receive. Returns true if the slot belongs to the connection.
 pub fn check_post(slot: Slot, inode: u64) -> bool {
     // The engine clears the inode before it closes the slot, with a fence in between. So this thread sees the
     // cleared inode, or the engine sees the post.
@@ -344,12 +424,14 @@ unsafe fn receive_from(
 ) -> Option<ssize_t> {
     let part = iovec { iov_base: buffer, iov_len: len };
     // SAFETY: the program's arguments.
-    if let Some(bytes) = unsafe { receive_offered(fd, &part, 1, true) } {
+    let take = || unsafe { receive_offered(fd, &part, 1, true) };
+    if let Some(bytes) = take() {
         return Some(bytes);
     }
     let wait_ns = wait::time_ns();
     if entry.patience.skips() {
-        return None;
+        // The engine wakes a thread that sleeps in the kernel only through the pair.
+        return if stop(slot) { None } else { take() };
     }
     if len == 0
         || wait_ns == 0
@@ -377,21 +459,11 @@ unsafe fn receive_from(
         set_errno(before);
         return None;
     }
-    // This thread posts a receive of its own. If bytes are offered already, the loop below takes them.
-    slot.receive().stop();
-    let mut post = None;
     let start = now_ns();
     let (mut looked, mut now) = (start, start);
-    let received = loop {
-        // SAFETY: the program's arguments.
-        if let Some(bytes) = unsafe { poll_post(slot, &mut post, buffer, len) } {
-            break Some(bytes as ssize_t);
-        }
-        if post.is_none() {
-            // SAFETY: the program's arguments.
-            if let Some(bytes) = unsafe { receive_offered(fd, &part, 1, true) } {
-                break Some(bytes);
-            }
+    let mut received = loop {
+        if let Some(bytes) = take() {
+            break Some(bytes);
         }
         if now >= start + wait_ns {
             break None;
@@ -406,18 +478,11 @@ unsafe fn receive_from(
             // SAFETY: has no preconditions.
             unsafe { libc::sched_yield() };
         }
-        // Post a receive only while the slot belongs to this connection. Check the slot again afterwards,
-        // because the engine may have given it to another connection in between. Then do not take an offer,
-        // because the bytes are the other connection's.
-        if post.is_none() && slot.header().inode.load(Ordering::Relaxed) == inode {
-            post = slot.receive().post(len);
-            // The engine clears the inode before it closes the slot, with a fence in between. So this thread
-            // sees the cleared inode, or the engine sees the post.
-            fence(Ordering::SeqCst);
-            if slot.header().inode.load(Ordering::Acquire) != inode {
-                if let Some(post) = post.take() {
-                    slot.receive().give_up(post);
-                }
+        // Keep a receive posted while the slot belongs to this connection. It outlives this call, so
+        // that the next call finds bytes without a system call.
+        if slot.receive().is_idle() && slot.header().inode.load(Ordering::Relaxed) == inode {
+            let posted = slot.receive().post();
+            if posted && !check_post(slot, inode) {
                 break None;
             }
         }
@@ -425,11 +490,9 @@ unsafe fn receive_from(
         now = now_ns();
     };
     let failure = errno();
-    let received = match (post, received) {
-        // SAFETY: the program's arguments.
-        (Some(post), received) => unsafe { end_post(slot, post, received, buffer, len) },
-        (None, received) => received,
-    };
+    if received.is_none() && !stop(slot) {
+        received = take();
+    }
     entry.patience.note(received.is_some());
     let interrupts = signals.release(received.is_none());
     set_errno(if received == Some(-1) { failure } else { before });
@@ -439,43 +502,10 @@ unsafe fn receive_from(
     }
 }
 
-/// Copies the bytes that the engine offers for the posted receive `post` to `buffer`, and tells the engine
-/// that they were taken. Returns the number of bytes, or `None` if the engine has offered none or has
-/// withdrawn them. Sets `post` to `None`, unless the receive still waits for bytes.
-unsafe fn poll_post(slot: Slot, post: &mut Option<Post>, buffer: *mut c_void, len: usize) -> Option<usize> {
-    let current = (*post)?;
-    match slot.receive().state(current) {
-        Posted::Waiting => None,
-        Posted::Ended => {
-            *post = None;
-            None
-        }
-        Posted::Offered(bytes) => {
-            *post = None;
-            let bytes = bytes.min(len);
-            // SAFETY: the caller promises room for `len` bytes, and `bytes` is at most `len`.
-            unsafe { slot.read_received(buffer.cast(), bytes) };
-            slot.receive().take(current, bytes).then_some(bytes)
-        }
+/// Ends the posted receive of a slot before its thread sleeps in the kernel. Returns false if bytes are offered.
+fn stop(slot: Slot) -> bool {
+    slot.receive().stop() || {
+        await_move(slot);
+        slot.receive().offered().is_none()
     }
-}
-
-/// Cancels a posted receive. If the engine has already offered bytes for it, takes the bytes if `received` is
-/// `None`, and otherwise declines them. Returns the result of the program's call, or `None` if there is none.
-unsafe fn end_post(
-    slot: Slot,
-    post: Post,
-    received: Option<ssize_t>,
-    buffer: *mut c_void,
-    len: usize,
-) -> Option<ssize_t> {
-    if received.is_some() {
-        slot.receive().give_up(post);
-        return received;
-    }
-    if slot.receive().cancel(post) {
-        return None;
-    }
-    // SAFETY: the caller gives the same promises for `buffer` and `len`.
-    unsafe { poll_post(slot, &mut Some(post), buffer, len) }.map(|bytes| bytes as ssize_t)
 }

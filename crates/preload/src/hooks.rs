@@ -511,7 +511,11 @@ unsafe fn receive_offered(fd: c_int, parts: *const iovec, count: usize, flags: c
         return None;
     }
     // SAFETY: the program's arguments.
-    unsafe { direct::receive_offered(fd, parts, count, flags & libc::MSG_PEEK == 0) }
+    let received = unsafe { direct::receive_offered(fd, parts, count, flags & libc::MSG_PEEK == 0) };
+    if received.is_none() && flags & libc::MSG_DONTWAIT == 0 {
+        direct::note_kernel_receives(fd);
+    }
+    received
 }
 
 /// Corrects the result of the kernel's accept, which fails with EINVAL on the program's end of a pair. In

@@ -1,6 +1,6 @@
 //! Reports bytes in shared memory as events of epoll_wait.
 //!
-//! The engine offers received bytes to the standing receive of a slot
+//! The engine offers received bytes to the posted receive of a slot
 //! ([`inlane_offload_protocol::lease`]). So the kernel does not know that the descriptor is readable. This module
 //! keeps a copy of the registrations whose events it can find itself: level-triggered ones of connections with a
 //! slot. The kernel has all registrations, too, and finds all other events.
@@ -8,12 +8,12 @@
 //! ```text
 //! epoll_wait:  offers in slots, and room in send rings ---> events, without a system call
 //!              otherwise, and in each 8th call          ---> the kernel's events
-//!              before the thread sleeps                 ---> stop all standing receives
+//!              before the thread sleeps                 ---> stop all posted receives
 //! ```
 //!
 //! One call returns events of one source only, so that no descriptor is in its result twice. A copy can become
 //! outdated by calls that the library does not see. So each event is reported only if the descriptor's inode is
-//! the slot's. Only one thread can use the standing receives of an epoll instance. With several threads, one of
+//! the slot's. Only one thread can use the posted receives of an epoll instance. With several threads, one of
 //! them could wait for the engine's offers to another.
 
 use crate::{control, direct, epoll, errno, set_errno};
@@ -177,21 +177,21 @@ pub fn note_adopted(fd: RawFd, slot: Slot) {
     set_errno(before);
 }
 
-/// Posts the standing receive of a slot, if the calling thread waits for the events of the epoll instance.
+/// Posts the receive of a slot, if the calling thread waits for the events of the epoll instance.
 fn post(instance: &Instance, slot: Slot) {
     let header = slot.header();
     let inode = header.inode.load(Ordering::Acquire);
     if instance.waiter.load(Ordering::Relaxed) != thread()
         || inode == 0
         || header.low_water.load(Ordering::Relaxed) != 0
-        || !slot.receive().post_standing()
+        || !slot.receive().post()
     {
         return;
     }
     direct::check_post(slot, inode);
 }
 
-/// Posts the standing receive of a connection again, if it is watched for input. Call this after the kernel's
+/// Posts the receive of a connection again, if it is watched for input. Call this after the kernel's
 /// receive on `fd` has returned bytes.
 pub fn note_received(fd: RawFd, slot: Slot) {
     if let Some(index) = index_of(slot)
@@ -308,7 +308,7 @@ impl Waiting {
         count as c_int
     }
 
-    /// Stops the standing receives of all watched connections, because the thread is about to sleep in the
+    /// Stops the posted receives of all watched connections, because the thread is about to sleep in the
     /// kernel. Then stores the events of bytes that were offered before, and returns their number.
     pub fn stop(self) -> c_int {
         let Some(area) = control::area() else { return 0 };

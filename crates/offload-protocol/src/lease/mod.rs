@@ -37,38 +37,26 @@
 //! # Posted receive
 //!
 //! ```text
-//!              post (program)               offer (engine)               take (program)
-//!       IDLE ------------------> POSTED ---------------------> OFFERED ------------------> TAKEN
-//!        ^                         |                              |                          |
-//!        +---- cancel (program) ---+------- withdraw (engine), ---+---- settle (engine) -----+
-//!                                            decline (program)
+//!            post (program)           offer (engine)              take the last bytes (program)
+//!       IDLE --------------> POSTED ----------------> OFFERED -------------------> RENEWED
+//!        ^                   | ^                       |   |                         |  |
+//!        +- stop (program) --+ +-----------------------|---|--- settle (engine) -----+  |
+//!        |                                             |   +-- ask (program) -> ASKED   |
+//!        +- the bytes are in the pair -- MOVING <------+-- withdraw (engine) -----+     |
+//!        |                                                                              |
+//!        +- settle (engine) ------------ TAKEN <------------ stop (program) ------------+
 //! ```
 //!
-//! The engine offers bytes only if the pair is empty, and keeps a copy until the program has taken them. If
-//! the program is killed or stopped before it takes them, the engine withdraws the offer and writes the bytes
-//! to the pair. A late take fails, because the receive word contains a sequence number that tells the offer
-//! from later ones.
+//! The engine offers bytes only if the pair is empty, and keeps a copy until the program has taken them. The
+//! program may take them in several parts, and the receive then stays posted. When the engine offers bytes, it
+//! sets the slot's bit in [`Area::ready`], so epoll_wait finds them without a system call.
 //!
-//! A receive call of the program posts a receive and ends it before it returns. Then all unread bytes are in
-//! the pair or in the engine, so poll and other system calls work as usual.
+//! A thread ends its posted receives before it sleeps in the kernel, so the engine then wakes it through the pair.
+//! A program that does not look at its slot leaves an offer unanswered: it was killed, or uses calls that the
+//! preloaded library does not see. The engine withdraws such an offer and moves the bytes to the pair. They come
+//! later, but none is lost. Until they are in the pair, the slot shows that bytes are left to read.
 //!
-//! # Standing receive
-//!
-//! A program that waits in epoll_wait posts a standing receive ([`PostedReceive::post_standing`]). It outlives
-//! the call, and accepts up to [`RECEIVE`] bytes. The engine sets the slot's bit in [`Area::ready`] when it
-//! offers bytes, and epoll_wait reports the bytes as an event. The program may take the bytes in several parts.
-//!
-//! ```text
-//!       OFFERED --- take the last bytes (program) ---> RENEWED --- settle (engine) ---> POSTED
-//!          |                                              |
-//!          +-- ask (program) --> ASKED                    +-- stop (program) --> TAKEN
-//!          |                       |
-//!          +---- withdraw (engine) +--> MOVING --- the bytes are in the pair (engine) ---> IDLE
-//! ```
-//!
-//! A thread stops all its standing receives before it sleeps in the kernel, so the engine then wakes it through
-//! the pair. A program that does not look at its slots leaves offers unanswered. The engine moves these bytes to
-//! the pair, so they only come later. Until they are there, the slot shows that bytes are left to read.
+//! A late take fails, because the receive word contains a sequence number that tells the offer from later ones.
 
 mod slot;
 #[cfg(test)]
@@ -238,7 +226,7 @@ impl<W: Word> SendLease<'_, W> {
 ///
 /// ```text
 ///  63   61 60             32 31           0
-/// | state | sequence number | length, bytes |     bit 31: a standing receive
+/// | state | sequence number | length, bytes |
 /// ```
 const KIND_SHIFT: u32 = 61;
 const IDLE: u64 = 0;
@@ -251,17 +239,10 @@ const MOVING: u64 = 6;
 const ASKED: u64 = 7;
 const SEQUENCE_SHIFT: u32 = 32;
 const SEQUENCE: u64 = (1 << (KIND_SHIFT - SEQUENCE_SHIFT)) - 1;
-const LENGTH: u64 = STANDING - 1;
-/// The bit of a receive word that marks a standing receive, in the states POSTED and OFFERED.
-const STANDING: u64 = 1 << 31;
+const LENGTH: u64 = u32::MAX as u64;
 
 fn receive_word(kind: u64, sequence: u64, len: u64) -> u64 {
     kind << KIND_SHIFT | (sequence & SEQUENCE) << SEQUENCE_SHIFT | len & LENGTH
-}
-
-/// Returns the word of a standing receive that waits for bytes.
-fn standing_word(sequence: u64) -> u64 {
-    receive_word(POSTED, sequence, RECEIVE as u64) | STANDING
 }
 
 fn sequence(word: u64) -> u64 {
@@ -272,33 +253,14 @@ fn sequence(word: u64) -> u64 {
 /// slot's receive word.
 pub struct PostedReceive<'a, W>(pub &'a W);
 
-/// A receive that the program has posted. The program ends it by [`PostedReceive::cancel`],
-/// [`PostedReceive::take`] or [`PostedReceive::decline`].
+/// A receive that the program has posted, as the engine sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Post {
     word: u64,
 }
 
-impl Post {
-    /// Returns true for a standing receive.
-    pub fn is_standing(self) -> bool {
-        self.word & STANDING != 0
-    }
-}
-
-/// The state of a posted receive, as the program sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Posted {
-    /// Nothing has arrived yet.
-    Waiting,
-    /// The engine has put this many bytes into the slot. Copy them, then call [`PostedReceive::take`].
-    Offered(usize),
-    /// The receive has ended without bytes in the slot. Read from the pair.
-    Ended,
-}
-
-/// Bytes that the engine has put into a slot for a posted receive. The program can take or decline them.
+/// Bytes that the engine has put into a slot for a posted receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Offer {
@@ -310,12 +272,10 @@ pub struct Offer {
 /// What the program did with the bytes that the engine offered in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The program has neither taken nor declined the bytes yet.
+    /// The program has not taken the bytes yet, or only a part of them.
     Pending,
     /// The program has taken the bytes.
     Taken,
-    /// The program has declined the bytes. The engine must send them through the pair.
-    Declined,
     /// The program wants the bytes that it has not taken through the pair. Call [`PostedReceive::withdraw`].
     Asked,
     /// The program changed the word in a way that the protocol does not allow.
@@ -335,65 +295,12 @@ impl<W: Word> PostedReceive<'_, W> {
         self.0.store(receive_word(CLOSED, sequence(word), 0));
     }
 
-    /// Posts a receive of at most `len` bytes. Returns `None` if a receive is already posted, if the engine
-    /// has not yet settled the last offer, or if the slot is closed.
-    pub fn post(&self, len: usize) -> Option<Post> {
+    /// Posts a receive of at most [`RECEIVE`] bytes. Returns false if one is already posted, if the engine has
+    /// not yet settled the last offer, or if the slot is closed.
+    pub fn post(&self) -> bool {
         let word = self.0.load();
-        let next = receive_word(POSTED, sequence(word) + 1, len.min(RECEIVE) as u64);
-        (word >> KIND_SHIFT == IDLE && self.0.exchange(word, next)).then_some(Post { word: next })
-    }
-
-    /// Returns the state of a posted receive.
-    #[inline]
-    pub fn state(&self, post: Post) -> Posted {
-        let word = self.0.load();
-        match word >> KIND_SHIFT {
-            _ if word == post.word => Posted::Waiting,
-            OFFERED if sequence(word) == sequence(post.word) && word & LENGTH <= post.word & LENGTH => {
-                Posted::Offered((word & LENGTH) as usize)
-            }
-            _ => Posted::Ended,
-        }
-    }
-
-    /// Cancels a posted receive. Returns true if the receive has ended. Returns false if the engine has
-    /// offered bytes meanwhile: take or decline the bytes.
-    #[must_use]
-    pub fn cancel(&self, post: Post) -> bool {
-        self.0.exchange(post.word, receive_word(IDLE, sequence(post.word), 0))
-            || self.state(post) == Posted::Ended
-    }
-
-    /// Takes an offer of `len` bytes, which the program has copied. Returns true if the program keeps them.
-    /// Returns false if the engine has withdrawn the offer: discard the copy, because the bytes come through
-    /// the pair again.
-    #[must_use]
-    pub fn take(&self, post: Post, len: usize) -> bool {
-        let sequence = sequence(post.word);
-        let offered = receive_word(OFFERED, sequence, len as u64) | post.word & STANDING;
-        self.0.exchange(offered, receive_word(TAKEN, sequence, 0))
-    }
-
-    /// Declines an offer of `len` bytes. The engine then sends these bytes through the pair.
-    pub fn decline(&self, post: Post, len: usize) {
-        let offered = receive_word(OFFERED, sequence(post.word), len as u64) | post.word & STANDING;
-        self.0.exchange(offered, receive_word(IDLE, sequence(post.word), 0));
-    }
-
-    /// Ends a posted receive without taking bytes: cancels the receive, or declines the offer if the engine
-    /// has made one meanwhile.
-    pub fn give_up(&self, post: Post) {
-        if !self.cancel(post)
-            && let Posted::Offered(len) = self.state(post)
-        {
-            self.decline(post, len);
-        }
-    }
-
-    /// Posts a standing receive. Returns false under the same conditions as [`PostedReceive::post`].
-    pub fn post_standing(&self) -> bool {
-        let word = self.0.load();
-        word >> KIND_SHIFT == IDLE && self.0.exchange(word, standing_word(sequence(word) + 1))
+        let posted = receive_word(POSTED, sequence(word) + 1, RECEIVE as u64);
+        word >> KIND_SHIFT == IDLE && self.0.exchange(word, posted)
     }
 
     /// Returns true if no receive is posted, and no offer waits to be settled.
@@ -411,17 +318,14 @@ impl<W: Word> PostedReceive<'_, W> {
             .then_some(Offer { word, len: word & LENGTH })
     }
 
-    /// Takes the first `len` bytes of an offer, which the program has copied. A standing receive stays posted.
-    /// Returns true if the program keeps the bytes. Returns false if the engine has withdrawn the offer or another
-    /// thread has taken bytes: discard the copy.
+    /// Takes the first `len` bytes of an offer, which the program has copied. The receive stays posted. Returns
+    /// true if the program keeps the bytes. Returns false if the engine has withdrawn the offer or another thread
+    /// has taken bytes: discard the copy.
     #[must_use]
-    pub fn take_part(&self, offer: Offer, len: u64) -> bool {
-        let standing = offer.word & STANDING;
-        let rest = offer.len.saturating_sub(len);
-        let next = match rest {
-            0 if standing != 0 => receive_word(RENEWED, sequence(offer.word), 0),
-            0 => receive_word(TAKEN, sequence(offer.word), 0),
-            _ => receive_word(OFFERED, sequence(offer.word), rest) | standing,
+    pub fn take(&self, offer: Offer, len: u64) -> bool {
+        let next = match offer.len.saturating_sub(len) {
+            0 => receive_word(RENEWED, sequence(offer.word), 0),
+            rest => receive_word(OFFERED, sequence(offer.word), rest),
         };
         self.0.exchange(offer.word, next)
     }
@@ -432,12 +336,12 @@ impl<W: Word> PostedReceive<'_, W> {
         matches!(self.0.load() >> KIND_SHIFT, MOVING | ASKED)
     }
 
-    /// Ends a standing receive. Returns true if no offer waits for an answer now, and false if one does.
+    /// Ends a posted receive. Returns true if no offer waits for an answer now, and false if one does.
     pub fn stop(&self) -> bool {
         for _ in 0..ATTEMPTS {
             let word = self.0.load();
             let ended = match word >> KIND_SHIFT {
-                POSTED if word & STANDING != 0 => IDLE,
+                POSTED => IDLE,
                 RENEWED => TAKEN,
                 OFFERED | MOVING | ASKED => return false,
                 _ => return true,
@@ -449,7 +353,7 @@ impl<W: Word> PostedReceive<'_, W> {
         false
     }
 
-    /// Ends a standing receive. If bytes are offered, asks the engine to move them to the pair. Returns true
+    /// Ends a posted receive. If bytes are offered, asks the engine to move them to the pair. Returns true
     /// while the engine moves bytes.
     pub fn ask(&self) -> bool {
         for _ in 0..ATTEMPTS {
@@ -457,7 +361,6 @@ impl<W: Word> PostedReceive<'_, W> {
                 return false;
             }
             match self.offered() {
-                Some(offer) if offer.word & STANDING == 0 => return false,
                 Some(offer) => {
                     if self.0.exchange(offer.word, receive_word(ASKED, sequence(offer.word), offer.len)) {
                         return true;
@@ -481,12 +384,12 @@ impl<W: Word> PostedReceive<'_, W> {
     /// Offers the program `len` bytes, which the engine has already copied into the slot. Returns `None` if
     /// the program has cancelled the receive.
     pub fn offer(&self, post: Post, len: u64) -> Option<Offer> {
-        let word = receive_word(OFFERED, sequence(post.word), len) | post.word & STANDING;
+        let word = receive_word(OFFERED, sequence(post.word), len);
         self.0.exchange(post.word, word).then_some(Offer { word, len })
     }
 
-    /// Returns what became of an offer. If the program has taken it, frees the slot for the next receive, or
-    /// posts the standing receive again.
+    /// Returns what became of an offer. If the program has taken it, posts the receive again, unless the
+    /// program has ended it.
     pub fn settle(&self, offer: Offer) -> Answer {
         for _ in 0..ATTEMPTS {
             let word = self.0.load();
@@ -494,14 +397,11 @@ impl<W: Word> PostedReceive<'_, W> {
             let next = match word >> KIND_SHIFT {
                 OFFERED if is_answer && word & LENGTH <= offer.len => return Answer::Pending,
                 TAKEN if is_answer => receive_word(IDLE, sequence(word), 0),
-                RENEWED if is_answer => standing_word(sequence(word) + 1),
+                RENEWED if is_answer => receive_word(POSTED, sequence(word) + 1, RECEIVE as u64),
                 ASKED if is_answer && word & LENGTH <= offer.len => return Answer::Asked,
-                // The program has declined the offer, which made the word IDLE. The word is POSTED if the
-                // program has posted another receive since.
-                IDLE | POSTED => return Answer::Declined,
                 _ => return Answer::Invalid,
             };
-            // The program may end a standing receive at the same time. Then look at the word again.
+            // The program may end the receive at the same time. Then look at the word again.
             if self.0.exchange(word, next) {
                 return Answer::Taken;
             }
@@ -509,8 +409,8 @@ impl<W: Word> PostedReceive<'_, W> {
         Answer::Invalid
     }
 
-    /// Returns true if the program has taken all bytes of an offer and posted its standing receive again. The
-    /// engine need not settle such an offer before it has more bytes.
+    /// Returns true if the program has taken all bytes of an offer and has not ended its receive. The engine
+    /// need not settle such an offer before it has more bytes.
     #[inline]
     pub fn is_renewed(&self, offer: Offer) -> bool {
         self.0.load() == receive_word(RENEWED, sequence(offer.word), 0)

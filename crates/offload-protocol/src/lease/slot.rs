@@ -73,7 +73,7 @@ impl Area {
         Self(start)
     }
 
-    /// Returns the ready word. The engine sets bit n when it offers bytes to the standing receive of slot n, and
+    /// Returns the ready word. The engine sets bit n when it offers bytes to the posted receive of slot n, and
     /// never reads the word. The program clears the bit when it finds no offer in the slot.
     pub fn ready(&self) -> &AtomicU64 {
         // SAFETY: the word lies in the mapped area, behind the slots. An atomic is valid for any bytes and may be

@@ -192,11 +192,6 @@ struct Receiving {
 
 #[test]
 fn model_a_byte_is_received_exactly_once() {
-    receives_once(false);
-    receives_once(true);
-}
-
-fn receives_once(declines: bool) {
     model(4, move || {
         let connection = Arc::new(Receiving {
             word: Modelled::new(0),
@@ -207,29 +202,19 @@ fn receives_once(declines: bool) {
             let connection = connection.clone();
             loom::thread::spawn(move || {
                 let receive = PostedReceive(&connection.word);
-                let post = receive.post(1).unwrap();
-                for last in [false, true] {
-                    if receive.state(post) == Posted::Waiting && last && receive.cancel(post) {
-                        return None;
-                    }
-                    if receive.state(post) == Posted::Offered(1) {
-                        if declines {
-                            receive.decline(post, 1);
-                            return None;
-                        }
-                        let byte = connection.offered.load(Ordering::Relaxed);
-                        return receive.take(post, 1).then_some(byte);
-                    }
+                assert!(receive.post());
+                let taken = take(&connection);
+                if taken.is_none() {
+                    receive.ask();
                 }
-                // The engine has withdrawn the offer, so the byte comes through the pair.
-                None
+                taken
             })
         };
         let receive = PostedReceive(&connection.word);
         let mut delivered = false;
         let mut offer = None;
         for _ in 0..2 {
-            if let (None, Some((post, 1))) = (offer, receive.posted()) {
+            if let (None, Some((post, RECEIVE_BYTES))) = (offer, receive.posted()) {
                 connection.offered.store(7, Ordering::Relaxed);
                 offer = receive.offer(post, 1);
             }
@@ -239,6 +224,7 @@ fn receives_once(declines: bool) {
         }
         if !delivered {
             connection.pair.lock().unwrap().push(7);
+            receive.end_move();
         }
         let taken = program.join().unwrap();
         assert_eq!(taken, delivered.then_some(7));
@@ -246,16 +232,16 @@ fn receives_once(declines: bool) {
     });
 }
 
-/// Takes the next offered byte of a standing receive and keeps the receive posted.
-fn take_standing(connection: &Receiving) -> Option<u64> {
+/// Takes the next offered byte and keeps the receive posted.
+fn take(connection: &Receiving) -> Option<u64> {
     let receive = PostedReceive(&connection.word);
     let offer = receive.offered()?;
     let byte = connection.offered.load(Ordering::Relaxed);
-    receive.take_part(offer, 1).then_some(byte)
+    receive.take(offer, 1).then_some(byte)
 }
 
 #[test]
-fn model_a_standing_receive_gets_each_byte_once_and_in_order() {
+fn model_a_receive_that_stays_posted_gets_each_byte_once_and_in_order() {
     model(3, || {
         let connection = Arc::new(Receiving {
             word: Modelled::new(0),
@@ -266,11 +252,11 @@ fn model_a_standing_receive_gets_each_byte_once_and_in_order() {
             let connection = connection.clone();
             loom::thread::spawn(move || {
                 let receive = PostedReceive(&connection.word);
-                assert!(receive.post_standing());
-                let mut taken: Vec<u64> = take_standing(&connection).into_iter().collect();
+                assert!(receive.post());
+                let mut taken: Vec<u64> = take(&connection).into_iter().collect();
                 // As before the thread sleeps: no offer may be left in the slot.
                 while !receive.stop() {
-                    taken.extend(take_standing(&connection));
+                    taken.extend(take(&connection));
                 }
                 taken
             })
@@ -290,7 +276,6 @@ fn model_a_standing_receive_gets_each_byte_once_and_in_order() {
                 offer = None;
             }
             if let Some((post, RECEIVE_BYTES)) = receive.posted().filter(|_| byte <= 2) {
-                assert!(post.is_standing());
                 connection.offered.store(byte, Ordering::Relaxed);
                 offer = receive.offer(post, 1);
             }
@@ -311,76 +296,50 @@ fn model_a_standing_receive_gets_each_byte_once_and_in_order() {
 const RECEIVE_BYTES: u64 = RECEIVE as u64;
 
 #[test]
-fn a_part_of_an_offer_can_be_taken_and_a_standing_receive_withdrawn() {
+fn an_offer_is_taken_in_parts_and_the_rest_can_be_moved_to_the_pair() {
     let word = AtomicU64::new(0);
     let receive = PostedReceive(&word);
-    assert!(receive.post_standing() && !receive.post_standing() && receive.post(1).is_none());
+    assert!(receive.post() && !receive.post());
     let (post, room) = receive.posted().unwrap();
-    assert!(post.is_standing() && room == RECEIVE_BYTES);
+    assert_eq!(room, RECEIVE_BYTES);
     let offer = receive.offer(post, 10).unwrap();
     let seen = receive.offered().unwrap();
     assert_eq!((seen, seen.len), (offer, 10));
-    assert!(receive.take_part(seen, 4) && !receive.take_part(seen, 4) && receive.is_pending(offer));
+    assert!(receive.take(seen, 4) && !receive.take(seen, 4) && receive.is_pending(offer));
     assert_eq!((receive.settle(offer), receive.offered().unwrap().len), (Answer::Pending, 6));
-    assert!(receive.take_part(receive.offered().unwrap(), 6) && receive.is_renewed(offer));
+    assert!(receive.take(receive.offered().unwrap(), 6) && receive.is_renewed(offer));
     assert_eq!(receive.settle(offer), Answer::Taken);
     let (post, _) = receive.posted().unwrap();
     let offer = receive.offer(post, 6).unwrap();
-    assert!(receive.take_part(offer, 1) && !receive.stop() && receive.ask());
+    assert!(receive.take(offer, 1) && !receive.stop() && receive.ask());
     assert_eq!((receive.settle(offer), receive.offered()), (Answer::Asked, None));
     assert_eq!((receive.withdraw(offer), receive.is_moving()), (Some(5), true));
+    assert!(!receive.post());
     receive.end_move();
-    assert!(receive.post_standing());
+    assert!(receive.post());
     let offer = receive.posted().and_then(|(post, _)| receive.offer(post, 6)).unwrap();
-    assert!(receive.take_part(offer, 6) && receive.stop(), "the receive was not posted again");
+    assert!(receive.take(offer, 6) && receive.stop() && !receive.is_renewed(offer));
     assert_eq!((receive.settle(offer), receive.posted()), (Answer::Taken, None));
-    let post = receive.post(5).unwrap();
-    assert!(!receive.ask());
-    assert_eq!(receive.posted(), Some((post, 5)), "a receive that is not standing stays");
 }
 
 #[test]
 fn a_late_take_fails() {
     let word = AtomicU64::new(0);
     let receive = PostedReceive(&word);
-    let first = receive.post(10).unwrap();
-    let (seen, len) = receive.posted().unwrap();
-    assert_eq!((seen, len), (first, 10));
-    let offer = receive.offer(first, 4).unwrap();
-    assert_eq!(receive.state(first), Posted::Offered(4));
-    assert_eq!(receive.settle(offer), Answer::Pending);
-    assert_eq!(receive.withdraw(offer), Some(4));
-    assert!(receive.is_moving() && receive.post(1).is_none());
+    assert!(receive.post());
+    let (post, _) = receive.posted().unwrap();
+    let first = receive.offer(post, 4).unwrap();
+    assert_eq!(receive.settle(first), Answer::Pending);
+    assert_eq!(receive.withdraw(first), Some(4));
     receive.end_move();
-    let second = receive.post(10).unwrap();
-    let offer = receive.offer(second, 4).unwrap();
+    assert!(receive.post());
+    let (post, _) = receive.posted().unwrap();
+    let second = receive.offer(post, 4).unwrap();
     assert!(!receive.take(first, 4), "an offer that was withdrawn");
-    assert_eq!(receive.state(first), Posted::Ended);
     assert!(receive.take(second, 4));
-    assert_eq!(receive.withdraw(offer), None);
-    assert_eq!(receive.settle(offer), Answer::Taken);
+    assert_eq!((receive.withdraw(second), receive.settle(second)), (None, Answer::Taken));
     receive.close();
-    assert!(receive.post(1).is_none());
-}
-
-#[test]
-fn a_program_may_post_and_cancel_again_before_the_engine_sees_that_it_declined() {
-    let word = AtomicU64::new(0);
-    let receive = PostedReceive(&word);
-    for posts in 0..3 {
-        let post = receive.post(10).unwrap();
-        let offer = receive.offer(post, 4).unwrap();
-        receive.give_up(post);
-        for _ in 0..posts {
-            let later = receive.post(10).unwrap();
-            assert!(receive.cancel(later));
-        }
-        assert_eq!(receive.settle(offer), Answer::Declined, "{posts} later posts");
-        let waiting = receive.post(10).unwrap();
-        assert_eq!(receive.settle(offer), Answer::Declined, "a later post waits");
-        receive.give_up(waiting);
-        assert_eq!(receive.posted(), None);
-    }
+    assert!(!receive.post());
 }
 
 proptest! {
