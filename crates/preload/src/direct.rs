@@ -443,14 +443,18 @@ unsafe fn receive_from(
     let before = errno();
     // SAFETY: the program's arguments.
     let receive = || unsafe { real::recv(fd, buffer, len, libc::MSG_DONTWAIT) };
-    match receive() {
-        -1 if errno() == libc::EAGAIN && !socket::blocks(fd) => return Some(fail(libc::EAGAIN)),
-        -1 if errno() == libc::EAGAIN => {}
-        -1 if errno() == libc::ENOTSOCK => {
-            set_errno(before);
-            return None;
+    // If a receive is posted, the pair is probably empty, so look at the slot first.
+    let waits = !slot.receive().is_idle() && socket::blocks(fd);
+    if !waits {
+        match receive() {
+            -1 if errno() == libc::EAGAIN && !socket::blocks(fd) => return Some(fail(libc::EAGAIN)),
+            -1 if errno() == libc::EAGAIN => {}
+            -1 if errno() == libc::ENOTSOCK => {
+                set_errno(before);
+                return None;
+            }
+            result => return Some(result),
         }
-        result => return Some(result),
     }
     let signals = Held::new();
     let inode = slot.header().inode.load(Ordering::Relaxed);

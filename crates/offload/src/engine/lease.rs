@@ -23,6 +23,11 @@ const MOST_LEASES: usize = 128;
 /// whose send word has changed or that have an offer.
 const CHECK_NS: u64 = 100_000;
 
+/// The most leases with which the engine settles each offer at once. With more, it settles an offer that the
+/// program has taken when it has more bytes, because that saves work. With few, the engine has time to do so
+/// before more bytes arrive.
+const FEW_LEASES: usize = 4;
+
 /// A connection whose program may use shared memory now.
 struct Listed {
     key: Key,
@@ -149,6 +154,7 @@ impl Engine {
         if all {
             self.leases.check_at = now + CHECK_NS;
         }
+        let few = self.leases.listed.len() <= FEW_LEASES;
         let mut worked = false;
         let mut index = 0;
         while let Some(listed) = self.leases.listed.get_mut(index) {
@@ -168,7 +174,7 @@ impl Engine {
             };
             listed.offered = direct.has_offer();
             direct.refresh(now);
-            let mut work = direct.has_work(now, all);
+            let mut work = direct.has_work(now, all || few);
             if !work && !direct.has_offer() && (sleeps || direct.is_idle(now)) {
                 match direct.end_lease(now) {
                     Ok(turn) if turn == Turn::Pair || direct.is_stalled() && turn == Turn::Behind => {
