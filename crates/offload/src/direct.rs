@@ -425,14 +425,28 @@ impl Direct {
         Ok(Some(taken))
     }
 
-    /// Ends the offer that waits for an answer, if there is one, whatever the program answers. Call this when
-    /// the received bytes are discarded.
-    pub fn forget_offer(&mut self) {
-        if let Some((offer, _)) = self.offer.take() {
-            match self.slot.receive().withdraw(offer) {
-                Some(_) => self.slot.receive().end_move(),
-                None => drop(self.slot.receive().settle(offer)),
+    /// Ends the offer that waits for an answer, and returns how many of its bytes the program has taken. Returns
+    /// `None` if there is no offer.
+    pub fn end_offer(&mut self) -> Option<u64> {
+        let (offer, _) = self.offer.take()?;
+        let receive = self.slot.receive();
+        match receive.withdraw(offer) {
+            Some(rest) => {
+                self.moving = true;
+                Some(offer.len - rest)
             }
+            // The program has taken all bytes, or has broken the protocol and loses them.
+            None => {
+                let _ = receive.settle(offer);
+                Some(offer.len)
+            }
+        }
+    }
+
+    /// Ends the offer that waits for an answer, if there is one. Call this when the received bytes are discarded.
+    pub fn forget_offer(&mut self) {
+        if self.end_offer().is_some() && std::mem::take(&mut self.moving) {
+            self.slot.receive().end_move();
         }
     }
 

@@ -92,7 +92,7 @@ fn waits_for_connections_with_shared_memory_report_what_the_kernels_do() {
 #[test]
 fn event_driven_programs_get_each_byte_once_and_see_the_events_of_the_kernel() {
     let Some(lab) = start("direct-events") else { return };
-    check(&lab, &["events", "crowded"]);
+    check(&lab, &["events", "crowded", "reset"]);
     exchange_directly(&lab);
 }
 

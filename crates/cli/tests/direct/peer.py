@@ -13,6 +13,7 @@ import random
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -481,6 +482,44 @@ def crowded(port):
             pass
     assert not received.strip(b"xend"), received
     client.socket.close()
+
+
+def reset(_):
+    """Connections are reset while received bytes are unread. The program still gets these bytes, and then the error."""
+    server = socket.create_server((ADDRESS, 0))
+    for _ in range(20):
+        client = socket.create_connection(server.getsockname())
+        peer = server.accept()[0]
+        client.setblocking(False)
+        epoll = select.epoll()
+        epoll.register(client, select.EPOLLIN)
+
+        def receive(count):
+            data = b""
+            while len(data) < count:
+                epoll.poll()
+                try:
+                    data += client.recv(count - len(data))
+                except BlockingIOError:
+                    pass
+            return data
+
+        for _ in range(40):
+            peer.sendall(b"x" * 50)
+            assert receive(50) == b"x" * 50
+            client.send(b"y" * 50)
+            assert peer.recv(50, socket.MSG_WAITALL) == b"y" * 50
+        peer.sendall(b"z" * 100)
+        epoll.poll()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+        while not epoll.poll()[0][1] & (select.EPOLLHUP | select.EPOLLERR):
+            pass
+        assert receive(100) == b"z" * 100
+        try:
+            raise AssertionError(f"received {client.recv(1)} after a reset")
+        except ConnectionResetError:
+            pass
 
 
 def signalled(port):

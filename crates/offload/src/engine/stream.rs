@@ -185,7 +185,12 @@ impl Engine {
             socket.end = None;
         }
         match (state, reason) {
-            (State::Closed, Some(reason)) => self.finish(key, End::Failed(errno(reason))),
+            (State::Closed, Some(reason)) => {
+                if let Some(fd) = fd {
+                    stream.move_offer(fd);
+                }
+                self.finish(key, End::Failed(errno(reason)));
+            }
             (State::Closed | State::TimeWait, _) if all_delivered || fd.is_none() || hung_up => {
                 self.enter_time_wait(key);
                 self.finish(key, End::Finished);
@@ -306,6 +311,17 @@ impl Stream {
         }
         self.publish_consumed();
         Ok(self.writable && self.delivered < received)
+    }
+
+    /// Moves the bytes that the program has not taken out of its slot to the pair, with all later ones. Call this
+    /// before the connection is removed because of an error. The program reads these bytes before it gets the error.
+    fn move_offer(&mut self, fd: RawFd) {
+        let Some(taken) = self.direct.as_mut().and_then(|direct| direct.end_offer()) else { return };
+        self.delivered += taken;
+        let (first, second) = self.receive.parts(self.delivered..self.connection.received());
+        if let Ok(sent) = pair::send(fd, first, second) {
+            self.delivered += sent as u64;
+        }
     }
 
     /// Drops all received data, because the program does not read any more.
