@@ -15,6 +15,10 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
+/// How long the acknowledgment of a request on a new connection waits for the answer, in nanoseconds. A program
+/// answers within microseconds if it has not gone to sleep.
+const QUICK_ACK_NS: u64 = inlane_tcp::MILLISECOND / 5;
+
 /// A socket of a program.
 pub struct Socket {
     /// The socket's number, which is never used again.
@@ -348,6 +352,7 @@ impl Options {
             no_delay: self.no_delay,
             keepalive: self.keepalive(),
             user_timeout: self.user_timeout(),
+            quick_ack: QUICK_ACK_NS,
             ..usual
         }
     }

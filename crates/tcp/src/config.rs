@@ -68,6 +68,10 @@ pub struct Config {
     /// How long an acknowledgment may be delayed, in nanoseconds. RFC 9293, section 3.8.6.3, demands less
     /// than 500 ms.
     pub delayed_ack: u64,
+    /// How long the acknowledgment of a short segment may be delayed while the connection is new, in nanoseconds.
+    /// A short segment (less than half of the MSS) often is a request, and the answer can then carry the
+    /// acknowledgment. 0 acknowledges such segments at once.
+    pub quick_ack: u64,
     /// The number of SYN retransmissions after which a connection attempt fails.
     pub syn_retries: u8,
     /// The number of retransmissions of one segment after which the connection is aborted.
@@ -104,6 +108,7 @@ impl Default for Config {
             min_rto: 200 * MILLISECOND,
             max_rto: 120 * SECOND,
             delayed_ack: 40 * MILLISECOND,
+            quick_ack: 0,
             syn_retries: 6,
             retries: 15,
             user_timeout: None,
@@ -141,6 +146,7 @@ impl Config {
         range("max_rto", self.max_rto, MILLISECOND, 3600 * SECOND)?;
         range("initial_rto", self.initial_rto, MILLISECOND, self.max_rto)?;
         range("min_rto", self.min_rto, MILLISECOND, self.max_rto)?;
+        range("quick_ack", self.quick_ack, 0, 500 * MILLISECOND)?;
         range("delayed_ack", self.delayed_ack, 0, 500 * MILLISECOND)
     }
 

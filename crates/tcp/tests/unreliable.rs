@@ -54,6 +54,7 @@ fn draw_config(random: &mut Random) -> Config {
         ecn: [EcnMode::Off, EcnMode::Accept, EcnMode::Request][random.below(3) as usize],
         no_delay: random.below(2) == 0,
         delayed_ack: random.below(100) * MILLISECOND,
+        quick_ack: random.below(3) * MILLISECOND / 5,
         retries: 40,
         max_rto: 2 * SECOND,
         ..Config::default()

@@ -362,11 +362,14 @@ impl Connection {
     #[inline]
     fn schedule_ack(&mut self, now: u64, len: u32) {
         self.ack.pending += len;
-        if self.ack.pending > self.rcv.mss as u32 || self.ack.quick > 0 {
-            self.ack.quick = self.ack.quick.saturating_sub(1);
+        let quick = self.ack.quick > 0;
+        self.ack.quick = self.ack.quick.saturating_sub(1);
+        let long = len > self.config.mss as u32 / 2;
+        if self.ack.pending > self.rcv.mss as u32 || quick && (long || self.config.quick_ack == 0) {
             self.ack.now = true;
         } else if self.timers.ack_at == NEVER {
-            self.timers.ack_at = now + self.config.delayed_ack;
+            let Config { delayed_ack, quick_ack, .. } = self.config;
+            self.timers.ack_at = now + if quick { quick_ack.min(delayed_ack) } else { delayed_ack };
         }
     }
 

@@ -65,8 +65,8 @@ pub struct Connection {
 // state of its connection from memory.
 const _: () = assert!(size_of::<Connection>() <= 1152);
 
-/// The number of segments at the start of a connection that are acknowledged without delay, because the peer
-/// is probably in slow start.
+/// The number of segments at the start of a connection that are acknowledged soon, because the peer is
+/// probably in slow start.
 const QUICK_ACKS: u8 = 16;
 /// The MSS of a peer that does not announce one (RFC 9293, section 3.7.1).
 pub(crate) const DEFAULT_MSS: u16 = 536;

@@ -94,8 +94,8 @@ pub(super) struct AckState {
     /// The number of further acknowledgments to send for segments that were received out of order. A peer
     /// without SACK detects losses by counting duplicate acknowledgments.
     pub(super) duplicates: u8,
-    /// The number of further segments to acknowledge without delay. It starts at `QUICK_ACKS`, because the
-    /// peer is probably in slow start, and becomes 0 when data that is sent carries an acknowledgment.
+    /// The number of further segments to acknowledge soon. It starts at `QUICK_ACKS`, because the peer is
+    /// probably in slow start, and becomes 0 when data that is sent carries an acknowledgment.
     pub(super) quick: u8,
     /// The range of a duplicate segment that the next acknowledgment must report (DSACK, RFC 2883).
     pub(super) dsack: Option<(u32, u32)>,

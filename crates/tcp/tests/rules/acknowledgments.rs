@@ -47,6 +47,25 @@ fn rfc9293_data_carries_the_delayed_acknowledgment() {
 }
 
 #[test]
+fn rfc9293_a_short_segment_of_a_new_connection_waits_for_the_answer() {
+    let config = Config { quick_ack: MILLISECOND / 5, ..config() };
+    let mut script = Script::open(&config, plain());
+    script.receive(data(0, 100));
+    script.silent();
+    assert_eq!(script.next_timer(), MILLISECOND / 5);
+    script.acknowledges(100);
+    let long = config.mss as usize / 2 + 1;
+    script.receive(data(100, long));
+    script.acknowledges(100 + long as u64);
+    script.receive(data(100 + long as i64, 100));
+    script.silent();
+    script.connection.set_written(10).unwrap();
+    let sent = script.one();
+    assert_eq!(sent.header.acknowledgment, IRS.wrapping_add(1 + 100 + long as u32 + 100));
+    assert_eq!(sent.payload, 0..10);
+}
+
+#[test]
 fn rfc5681_out_of_order_data_is_acknowledged_at_once() {
     let (mut script, at) = settled(modern());
     script.receive(data(at + 100, 100));

@@ -211,5 +211,6 @@ fn settings_out_of_range_are_refused() {
         "TCP setting receive_capacity is 0; it must be from 1 to 1073741824"
     );
     assert!(refused(Config { mss: 10, ..Config::default() }).contains("mss is 10"));
+    assert!(refused(Config { quick_ack: SECOND, ..Config::default() }).contains("quick_ack"));
     assert!(refused(Config { delayed_ack: SECOND, ..Config::default() }).contains("delayed_ack"));
 }
