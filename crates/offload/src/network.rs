@@ -35,7 +35,7 @@ pub const OWN_MTU: u16 = 65535;
 const MOST_WAITING: usize = 1024;
 
 /// Where packets for a destination go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Route {
     /// To the engine itself.
     Own,

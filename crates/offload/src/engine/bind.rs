@@ -13,6 +13,10 @@ const EPHEMERAL: std::ops::RangeInclusive<u16> = 32768..=60999;
 /// Only root may bind ports below this number.
 const FIRST_UNPRIVILEGED: u16 = 1024;
 
+/// The most sockets of a port that are checked for a closed end at once. A program can bind very many sockets to
+/// one port, and each check is a system call.
+const MOST_CHECKED: usize = 64;
+
 /// Returns true if a socket bound to `a` receives connections to `b`, or the reverse. A socket bound to `::`
 /// also receives IPv4 connections, unless its `v6_only` is set.
 fn overlap(a: IpAddr, a_v6_only: bool, b: IpAddr, b_v6_only: bool) -> bool {
@@ -61,7 +65,8 @@ impl Engine {
     }
 
     /// Removes the bound and listening sockets on `port` that their programs have closed. Their ports are
-    /// then free at once, although epoll may not have reported the closing yet.
+    /// then free at once, although epoll may not have reported the closing yet. Checks the first sockets only, if
+    /// the port has very many.
     pub(super) fn remove_closed(&mut self, port: u16, datagrams: bool) {
         let Some(holders) = self.ports_of(datagrams).get(&port) else { return };
         let closed = |&&key: &&Key| {
@@ -70,7 +75,7 @@ impl Engine {
                 socket.stream().is_none() && socket.fd().is_none_or(crate::pair::hung_up)
             })
         };
-        let closed: Vec<Key> = holders.iter().filter(closed).copied().collect();
+        let closed: Vec<Key> = holders.iter().take(MOST_CHECKED).filter(closed).copied().collect();
         let now = self.clock.now_ns();
         for key in closed {
             match datagrams {

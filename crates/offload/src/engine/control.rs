@@ -124,6 +124,9 @@ pub(super) struct Control {
     /// `None` unless the thread accepts the clients.
     listener: Option<ControlListener>,
     clients: Arena<Arc<Client>>,
+    /// True if this thread has processed a request for a report in this round. A report of many sockets takes long,
+    /// so all further requests then wait for the next round.
+    reported: bool,
     /// What each process has, by process ID. All threads share this table.
     usage: Arc<Mutex<HashMap<i32, Usage>>>,
     limit: usize,
@@ -166,6 +169,7 @@ impl Control {
         Ok(Self {
             listener: Some(ControlListener { fd: listener, path, _folders: folders }),
             clients: Arena::default(),
+            reported: false,
             usage: Arc::default(),
             limit: settings.sockets_per_program,
         })
@@ -175,7 +179,12 @@ impl Control {
     /// of sockets.
     pub fn share(&self) -> Self {
         let (usage, limit) = (self.usage.clone(), self.limit);
-        Self { listener: None, clients: Arena::default(), usage, limit }
+        Self { listener: None, clients: Arena::default(), reported: false, usage, limit }
+    }
+
+    /// Begins a round, in which this thread may process requests for one report.
+    pub fn begin_round(&mut self) {
+        self.reported = false;
     }
 
     /// Returns the listening socket, or `None` if another thread accepts the clients.
@@ -382,7 +391,7 @@ impl Engine {
     pub(super) fn serve_client(&mut self, now: u64, key: Key) {
         for _ in 0..MOST_REQUESTS {
             let Some(client) = self.control.clients.get(key) else { return };
-            if client.passed.load(Ordering::Relaxed) >= MOST_PASSED {
+            if client.passed.load(Ordering::Relaxed) >= MOST_PASSED || self.control.reported {
                 return;
             }
             // Receive up to one byte more than a message has, so that a longer message is noticed.
@@ -410,6 +419,7 @@ impl Engine {
                 return;
             };
             let operation = request.message.operation;
+            self.control.reported |= operation == Operation::Status;
             match &self.shared {
                 None => {
                     let client = request.client.clone();

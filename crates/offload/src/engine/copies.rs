@@ -87,7 +87,12 @@ impl Engine {
     fn copy_listener(&mut self, announcement: &Announcement) -> Result<(), i32> {
         // The program may have closed an earlier listener on this port, whose event still waits in epoll.
         self.remove_closed(announcement.local.port(), false);
-        let existing = self.listeners().find(|(_, socket)| socket.id == announcement.id).map(|(key, _)| key);
+        let holders = self.ports.get(&announcement.local.port()).into_iter().flatten();
+        let existing = holders.copied().find(|&key| {
+            self.sockets.get(key).is_some_and(|socket| {
+                socket.id == announcement.id && matches!(socket.role, Role::Listening(_))
+            })
+        });
         if let Some(socket) = existing.and_then(|key| self.sockets.get_mut(key)) {
             socket.options = announcement.options.clone();
             if let Role::Listening(listening) = &mut socket.role {

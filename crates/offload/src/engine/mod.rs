@@ -369,6 +369,7 @@ impl Engine {
         }
         let now = if sleep > 0 { self.clock.now_ns() } else { now };
         let mut worked = false;
+        self.control.begin_round();
         for event in events.iter() {
             let (token, flags) = (event.u64, epoll::EventFlags::from_bits_retain(event.events));
             match token {
@@ -472,8 +473,9 @@ impl Engine {
             }
         }
         if self.network.has_timer() {
-            for address in self.network.on_timer(now) {
-                self.on_silent_neighbour(address);
+            let silent = self.network.on_timer(now);
+            if !silent.is_empty() {
+                self.on_silent_neighbours(&silent);
             }
         }
         !due.is_empty()

@@ -11,7 +11,6 @@ use super::shared::{MovedSocket, Owner, PassedPacket, Shared, Task};
 use crate::arena::Key;
 use crate::network::{Heard, Route};
 use crate::pair;
-use crate::socket::{Role, Socket};
 use inlane_offload_protocol::message::Operation;
 use inlane_tcp::{Flow, State};
 use inlane_wire::{icmp, ipv4};
@@ -321,10 +320,5 @@ impl Engine {
         let end = self.sockets.get(key).and_then(|socket| socket.end.as_ref());
         let end = end.ok_or(rustix::io::Errno::BADF)?;
         epoll::add(&self.epoll, end, epoll::EventData::new_u64(key.to_u64()), flags)
-    }
-
-    /// Returns the listeners among the sockets, with their keys.
-    pub(super) fn listeners(&self) -> impl Iterator<Item = (Key, &Socket)> {
-        self.sockets.iter().filter(|(_, socket)| matches!(socket.role, Role::Listening(_)))
     }
 }

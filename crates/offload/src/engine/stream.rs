@@ -3,7 +3,7 @@
 use super::Engine;
 use crate::arena::Key;
 use crate::direct::{Hostile, Turn};
-use crate::network::{Network, Payload};
+use crate::network::{Network, Payload, Route};
 use crate::pair;
 use crate::ring::Ring;
 use crate::socket::{Options, Role, Socket, Stream};
@@ -11,6 +11,7 @@ use inlane_offload_protocol::name::End;
 use inlane_tcp::{Events, Flow, Header, Reason, Segment, State};
 use inlane_wire::checksum::Sum;
 use inlane_wire::{ipv4, tcp};
+use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
@@ -121,12 +122,12 @@ impl Engine {
         }
     }
 
-    /// Ends connections that are being established through a neighbour that does not answer.
-    pub(super) fn on_silent_neighbour(&mut self, address: IpAddr) {
+    /// Ends connections that are being established through neighbours that do not answer.
+    pub(super) fn on_silent_neighbours(&mut self, silent: &[IpAddr]) {
+        let silent: HashSet<_> = silent.iter().map(|&address| Route::Port(address)).collect();
         let affected = self.sockets.iter().filter(|(_, socket)| {
             socket.stream().is_some_and(|stream| {
-                stream.route == crate::network::Route::Port(address)
-                    && stream.connection.state() == State::SynSent
+                stream.connection.state() == State::SynSent && silent.contains(&stream.route)
             })
         });
         let keys: Vec<Key> = affected.map(|(key, _)| key).collect();

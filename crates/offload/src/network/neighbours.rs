@@ -40,6 +40,8 @@ pub struct Neighbours {
     by_address: HashMap<IpAddr, Neighbour>,
     /// The number of neighbours whose MAC address was requested and for which packets wait.
     asking: usize,
+    /// No neighbour must be asked again or given up before this time, in nanoseconds of the engine's clock.
+    due: u64,
 }
 
 /// What the sender must do with a packet.
@@ -84,6 +86,8 @@ impl Neighbours {
         let first = neighbour.pending.len() == 1;
         if first {
             (neighbour.asked, neighbour.tries) = (now, 1);
+            let due = now + RETRY_NS;
+            self.due = if self.asking == 0 { due } else { self.due.min(due) };
             self.asking += 1;
         }
         Lookup::Waits(first)
@@ -135,15 +139,20 @@ impl Neighbours {
     /// that waited for them and must be dropped.
     pub fn on_timer(&mut self, now: u64) -> (Vec<IpAddr>, Vec<(IpAddr, Vec<Packet>)>) {
         let (mut ask, mut silent) = (Vec::new(), Vec::new());
-        if self.asking == 0 {
+        // The engine calls this in every round, so look at the whole table only when an answer is overdue.
+        if self.asking == 0 || now < self.due {
             return (ask, silent);
         }
+        self.due = u64::MAX;
         for (&address, neighbour) in &mut self.by_address {
-            if neighbour.pending.is_empty() || now < neighbour.asked + RETRY_NS {
+            if neighbour.pending.is_empty() {
                 continue;
             }
-            if neighbour.tries < TRIES {
+            if now < neighbour.asked + RETRY_NS {
+                self.due = self.due.min(neighbour.asked + RETRY_NS);
+            } else if neighbour.tries < TRIES {
                 (neighbour.asked, neighbour.tries) = (now, neighbour.tries + 1);
+                self.due = self.due.min(now + RETRY_NS);
                 ask.push(address);
             } else {
                 silent.push((address, std::mem::take(&mut neighbour.pending)));
@@ -156,11 +165,10 @@ impl Neighbours {
         (ask, silent)
     }
 
-    /// Returns the time, in nanoseconds, at which a neighbour must be asked again or given up. Returns `None`
+    /// Returns a time, in nanoseconds, before which no neighbour must be asked again or given up. Returns `None`
     /// if no answer is awaited.
     pub fn next_timer(&self) -> Option<u64> {
-        let asked = self.by_address.values().filter(|neighbour| !neighbour.pending.is_empty());
-        asked.map(|neighbour| neighbour.asked + RETRY_NS).min()
+        self.is_asking().then_some(self.due)
     }
 
     /// Returns true while a neighbour's answer is awaited.
@@ -204,6 +212,25 @@ mod tests {
         let (ask, silent) = neighbours.on_timer(TRIES as u64 * RETRY_NS);
         assert!(ask.is_empty() && silent.len() == 1 && silent[0].1[0].cookie == 5);
         assert!(!neighbours.is_asking());
+    }
+
+    #[test]
+    fn each_neighbour_is_asked_again_in_its_own_time() {
+        let mut neighbours = Neighbours::default();
+        for n in 0..3 {
+            neighbours.look_up(u64::from(n) * 100, address(n), Packet::EMPTY);
+        }
+        neighbours.learn(250, address(0), MAC, true);
+        let mut asked = Vec::new();
+        while let Some(next) = neighbours.next_timer() {
+            assert!(neighbours.on_timer(next - 1).0.is_empty(), "asked before {next}");
+            let (ask, silent) = neighbours.on_timer(next);
+            asked.extend(ask.into_iter().map(|address| (next, address)));
+            asked.extend(silent.into_iter().map(|(address, _)| (next, address)));
+        }
+        let expected = (1..=TRIES as u64)
+            .flat_map(|round| [1, 2].map(|n| (round * RETRY_NS + n * 100, address(n as u32))));
+        assert_eq!(asked, expected.collect::<Vec<_>>());
     }
 
     #[test]

@@ -30,10 +30,12 @@ impl Trio {
     }
 
     fn listener(&self, thread: usize) -> (Key, &Listening) {
-        let mut listeners = self.threads().engines()[thread].listeners();
-        let (key, socket) = listeners.next().unwrap();
-        let Role::Listening(listening) = &socket.role else { unreachable!() };
-        (key, listening)
+        let mut sockets = self.threads().engines()[thread].sockets.iter();
+        let listener = sockets.find_map(|(key, socket)| match &socket.role {
+            Role::Listening(listening) => Some((key, &**listening)),
+            _ => None,
+        });
+        listener.unwrap()
     }
 
     /// Completes the handshake of a connection from `port` to 8080 on one queue. Returns false if the engine does
