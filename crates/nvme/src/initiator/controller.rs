@@ -262,8 +262,17 @@ impl Controller {
         };
         let entries = self.options.queue.entries.min(self.cap.max_entries()).min(most).max(2);
         let options = QueueOptions { entries, ..self.options.queue };
-        let mut queue = Queue::connect(self.address, &options, size_of::<ConnectData>() as u32)?;
-        connect_queue(&mut queue, Command::connect(qid, entries, 0, 0), self.id, &self.options)?;
+        let connect = |attributes| {
+            let mut queue = Queue::connect(self.address, &options, size_of::<ConnectData>() as u32)?;
+            let command = Command::connect(qid, entries, attributes, 0);
+            connect_queue(&mut queue, command, self.id, &self.options).map(|_| queue)
+        };
+        // Without flow control, the controller may omit the completions of successful reads. Connect again
+        // with flow control if the controller refuses, because support for its absence is optional.
+        let mut queue = match connect(connect::DISABLE_FLOW_CONTROL) {
+            Err(Error::Status { .. }) => connect(0)?,
+            result => result?,
+        };
         queue.set_max_capsule_data(self.identify.max_capsule_data());
         Ok(queue)
     }

@@ -1,3 +1,5 @@
+mod flow_control;
+
 use super::*;
 use crate::initiator::{HostIdentity, QueueOptions};
 use crate::pdu::Kind;

@@ -53,8 +53,14 @@ impl Connection {
                 if discard > 0 { Receiving::Discard { left: discard } } else { Receiving::Header };
             return;
         }
+        let plan = self.plan(&command, data_bytes);
+        if let Ok((Some(request), _)) = plan
+            && self.read_at_once(cid, request)
+        {
+            return;
+        }
         let slot = self.slots.insert(command);
-        let (request, expected) = match self.plan(&command, data_bytes) {
+        let (request, expected) = match plan {
             Ok(plan) => plan,
             Err(status) => {
                 self.finish(slot, status, 0);
@@ -72,6 +78,28 @@ impl Connection {
         } else {
             self.execute(slot);
         }
+    }
+
+    /// Completes a read from a namespace in memory without a slot. Returns false, and does nothing, if the
+    /// command is another one or must wait.
+    #[inline]
+    fn read_at_once(&mut self, cid: u16, request: Request) -> bool {
+        let done = request.operation == Operation::Read
+            && self.starved.is_empty()
+            && self.is_in_memory(request.namespace)
+            && self.send_memory(cid, request);
+        if done {
+            self.tally.count(&request, Status::SUCCESS, &self.setup.subsystem);
+            self.forget_identifier(cid);
+        }
+        done
+    }
+
+    /// Returns true if this is a namespace in memory.
+    #[inline]
+    fn is_in_memory(&self, namespace: u32) -> bool {
+        let namespace = self.setup.subsystem.namespace(namespace);
+        namespace.is_some_and(|namespace| matches!(namespace.storage, Storage::Memory(_)))
     }
 
     /// Validates a command and its SGL. `capsule_bytes` is the length of data in its capsule. Returns the
@@ -136,10 +164,7 @@ impl Connection {
     fn needs_buffer(&self, slot: u16) -> bool {
         let entry = self.slots.get(slot);
         let Some(request) = &entry.request else { return false };
-        let in_memory = match self.setup.subsystem.namespace(request.namespace) {
-            Some(namespace) => matches!(namespace.storage, Storage::Memory(_)),
-            None => false,
-        };
+        let in_memory = self.is_in_memory(request.namespace);
         entry.received < entry.expected
             || match request.operation {
                 Operation::Read => !in_memory || self.rules.digests.data,
@@ -181,7 +206,11 @@ impl Connection {
             return self.start_file_operation(slot, request);
         };
         if request.operation == Operation::Read {
-            return self.send_memory(slot, request);
+            let sent = self.send_memory(self.slots.get(slot).command.cid.get(), request);
+            if sent {
+                self.release(slot, Status::SUCCESS);
+            }
+            return sent;
         }
         let entry = self.slots.get(slot);
         let data = entry.buffer.as_deref().unwrap_or_default();

@@ -17,6 +17,10 @@ const COPY_WITH_DIGEST_BYTES: usize = 16 << 10;
 /// Data is copied in blocks of this length. After each block, the digest is updated from the
 /// first-level cache, while the next block is loaded from memory.
 const DIGEST_BLOCK_BYTES: usize = 16 << 10;
+/// The number of bytes that are prefetched when a read is processed. The kernel copies them later, together
+/// with the data of the other reads that have arrived. A longer prefetch would stall, because a core loads only
+/// a few cache lines at a time.
+const PREFETCHED_BYTES: usize = 1 << 10;
 
 impl Queue {
     pub(super) fn new(connected: Connected) -> Self {
@@ -78,7 +82,7 @@ impl Connection {
 
     /// Counts a command and frees its slot. Returns the command's identifier.
     #[inline]
-    fn release(&mut self, slot: u16, status: Status) -> u16 {
+    pub(super) fn release(&mut self, slot: u16, status: Status) -> u16 {
         let entry = self.slots.get(slot);
         let cid = entry.command.cid.get();
         if let Some(request) = &entry.request {
@@ -89,10 +93,10 @@ impl Connection {
         cid
     }
 
-    /// Sends the data and the completion of a read from a namespace in memory. Returns false, and sends
-    /// nothing, if the read needs a buffer and none is available.
+    /// Sends the data and the completion of a read from a namespace in memory. `cid` identifies the command.
+    /// Returns false, and sends nothing, if the read needs a buffer and none is available.
     #[inline]
-    pub(super) fn send_memory(&mut self, slot: u16, request: Request) -> bool {
+    pub(super) fn send_memory(&mut self, cid: u16, request: Request) -> bool {
         let length = request.length as usize;
         let with_digest = self.rules.digests.data;
         let most = match with_digest && self.output.keeps(length) {
@@ -100,7 +104,7 @@ impl Connection {
             false => COPY_BYTES,
         };
         if length <= most {
-            self.data_header(slot, length as u32);
+            self.data_header(cid, length as u32);
             let memory = memory_of(&self.setup.subsystem, &request);
             self.output.append(length + 4, |out| {
                 let (data, rest) = out.split_at_mut(length);
@@ -117,38 +121,42 @@ impl Connection {
             let Some(mut buffer) = self.setup.share.allocate(length) else { return false };
             let memory = memory_of(&self.setup.subsystem, &request);
             let bytes = read_with_digest(memory, request.offset, &mut buffer[..length]);
-            self.data_header(slot, length as u32);
+            self.data_header(cid, length as u32);
             self.output.append_buffer(buffer, length);
             self.data_digest(Some(bytes));
         } else {
-            self.data_header(slot, length as u32);
-            let address = memory_of(&self.setup.subsystem, &request).address(request.offset, length);
+            let memory = memory_of(&self.setup.subsystem, &request);
+            memory.prefetch(request.offset, PREFETCHED_BYTES);
+            let address = memory.address(request.offset, length);
+            self.data_header(cid, length as u32);
             // SAFETY: this connection keeps the subsystem, and with it the namespace's memory, alive.
             unsafe { self.output.append_memory(address, length) };
         }
-        self.data_end(slot);
+        self.data_end(cid);
         true
     }
 
     /// Completes a read with the first `length` bytes of the command's buffer.
     pub(super) fn send_buffer(&mut self, slot: u16, length: usize) {
-        self.data_header(slot, length as u32);
         let buffer = self.slots.get_mut(slot).buffer.take().expect("a buffer with the data");
+        let cid = self.release(slot, Status::SUCCESS);
+        self.data_header(cid, length as u32);
         let bytes = self.rules.digests.data.then(|| digest(&buffer[..length]));
         self.output.append_buffer(buffer, length);
         self.data_digest(bytes);
-        self.data_end(slot);
+        self.data_end(cid);
     }
 
     /// Completes a command with `bytes`.
     pub(super) fn send_bytes(&mut self, slot: u16, bytes: &[u8]) {
-        self.data_header(slot, bytes.len() as u32);
+        let cid = self.release(slot, Status::SUCCESS);
+        self.data_header(cid, bytes.len() as u32);
         self.output.append(bytes.len(), |out| {
             out.copy_from_slice(bytes);
             bytes.len()
         });
         self.data_digest(self.rules.digests.data.then(|| digest(bytes)));
-        self.data_end(slot);
+        self.data_end(cid);
     }
 
     fn data_digest(&mut self, bytes: Option<[u8; 4]>) {
@@ -160,10 +168,9 @@ impl Connection {
         }
     }
 
-    /// Appends the header of a C2HData PDU with `length` bytes of data for the command in `slot`.
+    /// Appends the header of a C2HData PDU with `length` bytes of data for the command `cid`.
     #[inline]
-    fn data_header(&mut self, slot: u16, length: u32) {
-        let cid = self.slots.get(slot).command.cid.get();
+    fn data_header(&mut self, cid: u16, length: u32) {
         let flags =
             if self.omits_completion() { data_flags::LAST | data_flags::SUCCESS } else { data_flags::LAST };
         let header = Data::new(Kind::C2hData, flags, cid, 0, 0, length);
@@ -171,11 +178,10 @@ impl Connection {
         self.output.append(MAX_HEADER, |out| encode(&header, length, digests, alignment, out));
     }
 
-    /// Ends a successful command whose data was appended to the output. Appends the completion, unless the
-    /// flag SUCCESS of the data replaces it.
+    /// Appends the completion of a successful command whose data was appended to the output, unless the flag
+    /// SUCCESS of the data replaces it.
     #[inline]
-    fn data_end(&mut self, slot: u16) {
-        let cid = self.release(slot, Status::SUCCESS);
+    fn data_end(&mut self, cid: u16) {
         if !self.omits_completion() {
             self.respond(cid, Status::SUCCESS, 0);
         }
