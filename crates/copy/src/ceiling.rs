@@ -57,7 +57,7 @@ type Link<'a> = (&'a Arc<Device>, bool);
 /// Keeps the measured rate of each link in each direction, driven alone. Use one value for all pairs of
 /// endpoints of a run: a link that several pairs share is then measured once.
 #[derive(Debug, Default)]
-pub struct Ceilings {
+pub struct LinkCeilings {
     alone: BTreeMap<(String, bool), f64>,
 }
 
@@ -75,7 +75,7 @@ pub fn none_for(path: Path, from: &Endpoint, to: &Endpoint) -> Option<&'static s
     }
 }
 
-impl Ceilings {
+impl LinkCeilings {
     /// Measures the ceilings from `from` to `to` and from `to` to `from`, with transfers through `host`
     /// memory.
     ///
@@ -244,7 +244,7 @@ mod tests {
             crate::open(&ends.map(|end| end.parse().unwrap()), &inlane_pci::Permission::default()).unwrap()
         };
         let ends = open(["twin:0", "twin:1", "host"]);
-        let mut ceilings = Ceilings::default();
+        let mut ceilings = LinkCeilings::default();
         let found = ceilings.measure(&ends[0], &ends[1], &ends[2], true, &Plan::default()).unwrap().unwrap();
         assert_eq!(found.map(|ceiling| ceiling.bytes_per_second), [Some(3.94e9); 2]);
         assert!(ceilings.measure(&ends[2], &ends[2], &ends[2], false, &Plan::default()).unwrap().is_none());

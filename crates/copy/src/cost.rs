@@ -179,7 +179,7 @@ fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[
 
 /// The costs of all paths between two devices.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Costs {
+pub struct PathCosts {
     /// The paths that work, with their times.
     pub paths: BTreeMap<Path, Curve>,
     /// The times of single stages: `out` from the source to the host, `cpu` from host to host by the CPU, and
@@ -189,7 +189,7 @@ pub struct Costs {
     pub refused: BTreeMap<Path, String>,
 }
 
-impl Costs {
+impl PathCosts {
     /// Measures all paths between two devices, except those that exist for comparison only: CUDA's own copy,
     /// and DPDK's software DMA device.
     ///

@@ -1,6 +1,6 @@
 //! Lists the paths between two endpoints, and why each is available or not.
 
-use crate::cost::Costs;
+use crate::cost::PathCosts;
 use crate::device::Device;
 use crate::open_path::open_path;
 use crate::path::Path;
@@ -13,7 +13,7 @@ pub fn list_paths(
     from: &Device,
     to: &Device,
     options: &PathOptions,
-    costs: Option<&Costs>,
+    costs: Option<&PathCosts>,
 ) -> Vec<ListedPath> {
     let candidates = Path::candidates(from.endpoint(), to.endpoint());
     // Open `p2p` last, because opening it enables peer access for the rest of the process. Path `cuda`

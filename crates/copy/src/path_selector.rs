@@ -1,6 +1,6 @@
 //! A mover between two devices that picks the cheapest path for each transfer.
 
-use crate::cost::Costs;
+use crate::cost::PathCosts;
 use crate::device::Device;
 use crate::open_path::{no_path_error, open_path};
 use crate::path::Path;
@@ -19,7 +19,7 @@ pub struct PathSelector {
     from: Arc<Device>,
     to: Arc<Device>,
     movers: Vec<(Path, Box<dyn Mover>)>,
-    costs: Option<Costs>,
+    costs: Option<PathCosts>,
     both_ways: bool,
     refused: BTreeMap<Path, String>,
     fallback: Option<String>,
@@ -47,7 +47,7 @@ impl PathSelector {
         to: &Arc<Device>,
         choice: PathChoice,
         options: &PathOptions,
-        costs: Option<Costs>,
+        costs: Option<PathCosts>,
     ) -> Result<Self> {
         let mut selector = Self {
             from: from.clone(),
@@ -79,7 +79,7 @@ impl PathSelector {
         }
         let costs = match costs {
             Some(costs) => costs,
-            None => Costs::calibrate(from, to, options)?,
+            None => PathCosts::calibrate(from, to, options)?,
         };
         selector.refused.extend(costs.refused.clone());
         let mut errors = Vec::new();
@@ -108,7 +108,7 @@ impl PathSelector {
 
     /// Returns the costs by which paths are chosen, if they were given or calibrated. Pass them to the
     /// selector of the opposite direction so that both take the same paths.
-    pub fn costs(&self) -> Option<&Costs> {
+    pub fn costs(&self) -> Option<&PathCosts> {
         self.costs.as_ref()
     }
 

@@ -5,7 +5,7 @@
 //! nothing new. Transfers between two devices show what these rates predict. The published device-to-device
 //! rates differ from these predictions.
 
-use crate::cost::Costs;
+use crate::cost::PathCosts;
 use crate::device::Device;
 use crate::endpoint::Endpoint;
 use crate::measure::{Buffers, Measurement, Plan, latency};
@@ -16,7 +16,7 @@ use inlane_core::Result;
 use std::sync::Arc;
 
 /// One line of the experiment's result: one path between two endpoints.
-pub struct Line {
+pub struct PublishedLine {
     /// The source.
     pub from: Endpoint,
     /// The destination.
@@ -57,9 +57,9 @@ const PUBLISHED: [(&str, &str, Path, Option<f64>); 12] = [
 ///
 /// # Errors
 /// The error of the first transfer that fails, which ends the experiment.
-pub fn run(large: usize, plan: &Plan, mut keep: impl FnMut(Line)) -> Result<()> {
+pub fn run(large: usize, plan: &Plan, mut keep: impl FnMut(PublishedLine)) -> Result<()> {
     let options = PathOptions { largest: large, stop: plan.stop.clone(), ..PathOptions::default() };
-    let mut costs: Vec<(String, Costs)> = Vec::new();
+    let mut costs: Vec<(String, PathCosts)> = Vec::new();
     for (from, to, path, published_mib) in PUBLISHED {
         let devices = crate::open(&[from.parse()?, to.parse()?], &inlane_pci::Permission::default())?;
         let (from, to) = (&devices[0], &devices[1]);
@@ -67,7 +67,7 @@ pub fn run(large: usize, plan: &Plan, mut keep: impl FnMut(Line)) -> Result<()> 
         let mut mover = open_path(path, from, to, &options)?;
         let mut buffers = Buffers::new(from, to, size, size)?;
         let measured = latency(&mut *mover, &mut buffers, size, plan)?;
-        keep(Line {
+        keep(PublishedLine {
             from: from.endpoint().clone(),
             to: to.endpoint().clone(),
             path,
@@ -90,7 +90,7 @@ fn predict(
     to: &Arc<Device>,
     size: usize,
     options: &PathOptions,
-    kept: &mut Vec<(String, Costs)>,
+    kept: &mut Vec<(String, PathCosts)>,
 ) -> Result<Option<f64>> {
     let twin = |device: &Device| match device.kind() {
         crate::device::Kind::Twin(twin) => Some(twin.costs().clone()),
@@ -113,7 +113,7 @@ fn predict(
         _ => {
             let key = format!("{} {}", from.endpoint(), to.endpoint());
             if !kept.iter().any(|(pair, _)| *pair == key) {
-                kept.push((key.clone(), Costs::calibrate(from, to, options)?));
+                kept.push((key.clone(), PathCosts::calibrate(from, to, options)?));
             }
             let costs = kept.iter().find(|(pair, _)| *pair == key).map(|(_, costs)| costs);
             match costs.and_then(|costs| costs.predict(path, size as u64)) {

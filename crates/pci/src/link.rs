@@ -10,14 +10,14 @@ pub const TLP_OVERHEAD_BYTES: u32 = 24;
 
 /// The speed and width of a PCIe link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct Rate {
+pub struct LinkRate {
     /// Millions of transfers per second on each lane: 2500 (Gen1) to 64000 (Gen6).
     pub megatransfers_per_second: u32,
     /// The number of PCIe lanes.
     pub lanes: u8,
 }
 
-impl Rate {
+impl LinkRate {
     /// Parses the texts of sysfs, such as `16.0 GT/s PCIe` and `8`. Returns `None` for other texts.
     pub fn parse(speed: &str, width: &str) -> Option<Self> {
         let gigatransfers: f64 = speed.split_whitespace().next()?.parse().ok()?;
@@ -62,7 +62,7 @@ impl Rate {
 }
 
 /// Writes the rate as `Gen4 x8`.
-impl fmt::Display for Rate {
+impl fmt::Display for LinkRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.generation() {
             Some(generation) => write!(f, "Gen{generation} x{}", self.lanes),
@@ -75,26 +75,26 @@ impl fmt::Display for Rate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Link {
     /// The current rate. An idle device may lower its rate to save power.
-    pub current: Rate,
+    pub current: LinkRate,
     /// The highest rate that the function's end of the link supports.
-    pub max: Rate,
+    pub max: LinkRate,
 }
 
 /// How far a link runs below the rate that its device supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Shortfall {
     /// The current rate.
-    pub current: Rate,
+    pub current: LinkRate,
     /// The highest rate that the device at the lower end supports.
-    pub device: Rate,
+    pub device: LinkRate,
     /// The highest rate that both ends support. If the upper end is unknown, the device's highest rate.
-    pub possible: Rate,
+    pub possible: LinkRate,
 }
 
 impl Shortfall {
     /// Compares a device's link with the rates that the device and the `slot` above it support. Returns
     /// `None` if the link runs at the device's highest rate.
-    pub fn of(link: Link, slot: Option<Rate>) -> Option<Self> {
+    pub fn of(link: Link, slot: Option<LinkRate>) -> Option<Self> {
         let possible = slot.map_or(link.max, |slot| slot.min(link.max));
         let shortfall = Self { current: link.current, device: link.max, possible };
         (shortfall.narrow() || shortfall.slow()).then_some(shortfall)
@@ -128,7 +128,7 @@ impl fmt::Display for Shortfall {
             }
         }
         if self.slow() {
-            let generation = |rate: Rate| rate.generation().map_or("?".into(), |n| n.to_string());
+            let generation = |rate: LinkRate| rate.generation().map_or("?".into(), |n| n.to_string());
             let separator = if self.narrow() { "; " } else { "" };
             write!(f, "{separator}Gen{} of Gen{}", generation(self.current), generation(self.device))?;
             if self.current.megatransfers_per_second < self.possible.megatransfers_per_second {
@@ -145,15 +145,15 @@ impl fmt::Display for Shortfall {
 mod tests {
     use super::*;
 
-    fn rate(generation: usize, lanes: u8) -> Rate {
-        Rate { megatransfers_per_second: [0, 2500, 5000, 8000, 16000, 32000, 64000][generation], lanes }
+    fn rate(generation: usize, lanes: u8) -> LinkRate {
+        LinkRate { megatransfers_per_second: [0, 2500, 5000, 8000, 16000, 32000, 64000][generation], lanes }
     }
 
     #[test]
     fn parses_the_texts_of_kernels() {
-        assert_eq!(Rate::parse("16.0 GT/s PCIe", "8"), Some(rate(4, 8)));
-        assert_eq!(Rate::parse("8 GT/s", "16"), Some(rate(3, 16)));
-        assert_eq!(Rate::parse("2.5 GT/s PCIe", "1"), Some(rate(1, 1)));
+        assert_eq!(LinkRate::parse("16.0 GT/s PCIe", "8"), Some(rate(4, 8)));
+        assert_eq!(LinkRate::parse("8 GT/s", "16"), Some(rate(3, 16)));
+        assert_eq!(LinkRate::parse("2.5 GT/s PCIe", "1"), Some(rate(1, 1)));
         for (speed, width) in [
             ("Unknown", "8"),
             ("Unknown speed", "0"),
@@ -163,7 +163,7 @@ mod tests {
             ("1e30", "4"),
             ("-8", "4"),
         ] {
-            assert_eq!(Rate::parse(speed, width), None, "{speed} {width}");
+            assert_eq!(LinkRate::parse(speed, width), None, "{speed} {width}");
         }
     }
 

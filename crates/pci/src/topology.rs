@@ -2,7 +2,7 @@
 
 use crate::address::Address;
 use crate::error::{Error, Result};
-use crate::link::{Link, Rate, Shortfall};
+use crate::link::{Link, LinkRate, Shortfall};
 use crate::sysfs::Sysfs;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -83,7 +83,7 @@ impl Device {
             return Err(Error::NoDevice { address });
         }
         let class = number("class").unwrap_or(0) as u32 & 0xff_ffff;
-        let rate = |speed, width| Rate::parse(&sysfs.text(address, speed)?, &sysfs.text(address, width)?);
+        let rate = |speed, width| LinkRate::parse(&sysfs.text(address, speed)?, &sysfs.text(address, width)?);
         let link = rate("current_link_speed", "current_link_width").map(|current| {
             // A maximum below the current rate is invalid. Use the current rate instead.
             let max = rate("max_link_speed", "max_link_width").filter(|max| max.min(current) == current);
@@ -219,7 +219,7 @@ impl Topology {
 
     /// Returns the slowest link between a device and the root complex: the device below the link, and the
     /// link's rate. This link limits the rate of the whole path.
-    pub fn narrowest(&self, address: Address) -> Option<(&Device, Rate)> {
+    pub fn narrowest(&self, address: Address) -> Option<(&Device, LinkRate)> {
         let device = self.get(address)?;
         std::iter::once(device)
             .chain(self.path(address))

@@ -2,7 +2,7 @@
 //! with its error, and the run continues with the next one.
 
 use super::{Copy, Direction, Measured};
-use inlane_copy::cost::{Cache, Costs};
+use inlane_copy::cost::{Cache, PathCosts};
 use inlane_copy::measure::{Buffers, Measurement, Plan, latency, stream, together};
 use inlane_copy::result::{StoreEnd, TransferResult};
 use inlane_copy::stop::check_stop;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// The result document of `inlane copy`: one row for each measurement.
-pub type Report = Document<TransferResult>;
+pub type TransferReport = Document<TransferResult>;
 
 /// The failed measurements of a run. They decide the exit status.
 #[derive(Debug, Default)]
@@ -31,11 +31,11 @@ pub struct Failures {
 pub struct Bench<'a> {
     args: &'a Copy,
     plan: &'a Plan,
-    report: &'a mut Report,
+    report: &'a mut TransferReport,
     failures: &'a mut Failures,
     host: &'a Arc<Device>,
     cache: Cache,
-    ceilings: ceiling::Ceilings,
+    ceilings: ceiling::LinkCeilings,
 }
 
 /// The buffers of one measurement, and the transfer sizes for which they are large enough.
@@ -87,11 +87,11 @@ impl<'a> Bench<'a> {
     pub fn new(
         args: &'a Copy,
         plan: &'a Plan,
-        report: &'a mut Report,
+        report: &'a mut TransferReport,
         failures: &'a mut Failures,
         host: &'a Arc<Device>,
     ) -> Self {
-        let (cache, ceilings) = (Cache::load(), ceiling::Ceilings::default());
+        let (cache, ceilings) = (Cache::load(), ceiling::LinkCeilings::default());
         Self { args, plan, report, failures, host, cache, ceilings }
     }
 
@@ -167,7 +167,7 @@ impl<'a> Bench<'a> {
     ///
     /// Call this before the buffers are allocated: on a BAR, calibration needs the memory that the buffers
     /// will occupy.
-    fn costs(&mut self, way: Way) -> Result<Option<Costs>> {
+    fn costs(&mut self, way: Way) -> Result<Option<PathCosts>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         let kept = self.cache.get(way.from, way.to, way.options).filter(|_| !self.args.calibrate).cloned();
         let chosen_by_cost = match way.choice {
@@ -179,7 +179,7 @@ impl<'a> Bench<'a> {
             return Ok(kept);
         }
         progress(&format!("{way}, calibration"));
-        let costs = Costs::calibrate(way.from, way.to, way.options)?;
+        let costs = PathCosts::calibrate(way.from, way.to, way.options)?;
         self.cache.put(way.from, way.to, way.options, costs.clone());
         Ok(Some(costs))
     }
@@ -187,7 +187,7 @@ impl<'a> Bench<'a> {
     /// Opens the paths of one direction. Prints a message if the requested path is not available and another
     /// one is taken. Call this after all buffers are allocated: opening a path may start a resident kernel,
     /// and a later allocation would wait until that kernel ends.
-    fn selector(&mut self, way: Way, costs: Option<Costs>) -> Result<PathSelector> {
+    fn selector(&mut self, way: Way, costs: Option<PathCosts>) -> Result<PathSelector> {
         let selector = PathSelector::open(way.from, way.to, way.choice, way.options, costs)?;
         if let Some(fallback) = selector.fallback() {
             let path = selector.path_for(way.options.largest as u64);
@@ -369,7 +369,7 @@ impl<'a> Bench<'a> {
 
     /// Opens the paths of each direction. Call this before any kernel is resident. A second direction uses
     /// the costs of the first, so that both directions take the same path.
-    fn selectors(&mut self, ways: &[Way], costs: Option<Costs>) -> Result<Vec<PathSelector>> {
+    fn selectors(&mut self, ways: &[Way], costs: Option<PathCosts>) -> Result<Vec<PathSelector>> {
         let mut selectors = vec![self.selector(ways[0], costs)?];
         for back in &ways[1..] {
             let costs = selectors[0].costs().cloned();

@@ -1,6 +1,6 @@
 //! Runs `inlane copy`: opens the endpoints, measures the pairs, and writes the result.
 
-use super::bench::{Bench, Failures, Report};
+use super::bench::{Bench, Failures, TransferReport};
 use super::{Copy, Direction, Measured};
 use crate::devices::gpu_count;
 use crate::output::Output;
@@ -51,7 +51,7 @@ impl Copy {
             stop,
         };
         let options = PathOptions { stop: plan.stop.clone(), ..options };
-        let mut report = Report::new("copy");
+        let mut report = TransferReport::new("copy");
         let mut failures = Failures::default();
         if self.published {
             published_experiment(&plan, &mut report, &mut failures);
@@ -88,7 +88,7 @@ impl Copy {
         &self,
         plan: &Plan,
         options: &PathOptions,
-        report: &mut Report,
+        report: &mut TransferReport,
         failures: &mut Failures,
     ) -> Result<(), Error> {
         let (Some(from), Some(to)) = (&self.from, &self.to) else {
@@ -114,7 +114,7 @@ impl Copy {
         &self,
         plan: &Plan,
         options: &PathOptions,
-        report: &mut Report,
+        report: &mut TransferReport,
         failures: &mut Failures,
     ) -> Result<(), Error> {
         let mut endpoints = self.devices_of_matrix(report)?;
@@ -135,7 +135,7 @@ impl Copy {
 
     /// Returns the devices that `--devices` names. Without the flag, returns the host and all GPUs, or the
     /// host and two twins if this machine has no GPU.
-    fn devices_of_matrix(&self, report: &mut Report) -> Result<Vec<Endpoint>, Error> {
+    fn devices_of_matrix(&self, report: &mut TransferReport) -> Result<Vec<Endpoint>, Error> {
         let mut endpoints: Vec<Endpoint> = Vec::new();
         for endpoint in &self.devices {
             if !endpoints.contains(endpoint) {
@@ -171,7 +171,7 @@ fn is_pair(from: &Endpoint, to: &Endpoint) -> bool {
 
 /// Measures the published experiment on twins of its accelerators. The first failed transfer ends the
 /// experiment.
-fn published_experiment(plan: &Plan, report: &mut Report, failures: &mut Failures) {
+fn published_experiment(plan: &Plan, report: &mut TransferReport, failures: &mut Failures) {
     report.twin = true;
     report.devices = [0, 1].map(|slot| inlane_twin::Costs::published(slot).name).into();
     report.notes.push("MiB/s is 2^20 bytes per second, as published".into());
@@ -218,7 +218,7 @@ fn failure_of(
     plan: &Plan,
     measured: usize,
     failures: Failures,
-    report: &mut Report,
+    report: &mut TransferReport,
 ) -> Result<Option<String>, Error> {
     let Failures { count, first } = failures;
     let stopped = plan.stop.load(Ordering::Relaxed);
@@ -249,7 +249,7 @@ fn failure_of(
 }
 
 /// Adds the run's devices to the report.
-fn describe(report: &mut Report, devices: &[Arc<Device>]) {
+fn describe(report: &mut TransferReport, devices: &[Arc<Device>]) {
     report.devices = devices.iter().map(|device| device.describe()).collect();
     report.devices.dedup();
     report.twin = devices.iter().any(|device| device.endpoint().is_twin());
@@ -270,7 +270,7 @@ fn unequal_links(from: &Device, to: &Device) -> Option<String> {
     })
 }
 
-fn plot(report: &Report) -> Plot {
+fn plot(report: &TransferReport) -> Plot {
     let mut lines: Vec<Line> = Vec::new();
     for result in &report.results {
         let Some(rate) = result.bytes_per_second else { continue };

@@ -8,7 +8,7 @@
 //! Commands and copies overlap: while the mover copies some buffers, further commands use the others. The
 //! buffers are pinned if the device is a GPU. The bytes are checked by a digest of each MiB.
 
-use inlane_copy::cost::{Cache, Costs};
+use inlane_copy::cost::{Cache, PathCosts};
 use inlane_copy::{Device, Endpoint, PathChoice, PathOptions, PathSelector};
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::result::{ByteVerification, PathExplanation};
@@ -137,7 +137,7 @@ impl DeviceMemory {
         let costs = match cache.get(from, to, &self.options).cloned() {
             Some(costs) => costs,
             None => {
-                let costs = Costs::calibrate(from, to, &self.options)?;
+                let costs = PathCosts::calibrate(from, to, &self.options)?;
                 cache.put(from, to, &self.options, costs.clone());
                 costs
             }

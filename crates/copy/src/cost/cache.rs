@@ -7,7 +7,7 @@
 //! The part before the arrow is the key. It contains nothing that changes between runs, such as the rate of
 //! an idle GPU's link.
 
-use super::Costs;
+use super::PathCosts;
 use crate::device::Device;
 use crate::path_options::PathOptions;
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ const MOST: usize = 256;
 struct Entry {
     /// The time of the measurement, in seconds since 1970.
     measured_s: u64,
-    costs: Costs,
+    costs: PathCosts,
 }
 
 type Entries = BTreeMap<String, Entry>;
@@ -58,13 +58,13 @@ impl Cache {
 
     /// Returns the stored costs of the paths between two devices with these options. `None` if there are
     /// none.
-    pub fn get(&self, from: &Device, to: &Device, options: &PathOptions) -> Option<&Costs> {
+    pub fn get(&self, from: &Device, to: &Device, options: &PathOptions) -> Option<&PathCosts> {
         self.entries.get(&key(from, to, options)).map(|entry| &entry.costs)
     }
 
     /// Stores costs in memory and in the file. Keeps the entries that other processes added to the file
     /// meanwhile. If the file cannot be written, logs a warning.
-    pub fn put(&mut self, from: &Device, to: &Device, options: &PathOptions, costs: Costs) {
+    pub fn put(&mut self, from: &Device, to: &Device, options: &PathOptions, costs: PathCosts) {
         let measured_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let entry = Entry { measured_s, costs };
         let key = key(from, to, options);
@@ -145,16 +145,16 @@ mod tests {
     use crate::path::Path;
     use inlane_core::CompletionMode;
     use inlane_core::mover::Access;
-    use inlane_twin::{Accelerator, Costs as TwinCosts};
+    use inlane_twin::{Accelerator, PathCosts as TwinCosts};
     use std::sync::Arc;
 
     fn twins() -> [Arc<Device>; 2] {
         [0, 1].map(|index| Device::twin(Accelerator::new(index, TwinCosts::published(index))))
     }
 
-    fn costs(nanoseconds: f64) -> Costs {
+    fn costs(nanoseconds: f64) -> PathCosts {
         let curve = Curve { points: vec![(4096, nanoseconds)] };
-        Costs { paths: [(Path::Bar, curve)].into(), ..Costs::default() }
+        PathCosts { paths: [(Path::Bar, curve)].into(), ..PathCosts::default() }
     }
 
     #[test]

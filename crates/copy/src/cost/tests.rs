@@ -19,7 +19,7 @@ fn curves_interpolate_between_points_and_extrapolate_beyond_them() {
 const BAR: &str = "pci:0000:00:04.0/bar2@0+64K";
 
 fn calibrate(from: &Arc<Device>, to: &Arc<Device>, options: &PathOptions) -> Error {
-    Costs::calibrate(from, to, options).unwrap_err()
+    PathCosts::calibrate(from, to, options).unwrap_err()
 }
 
 fn host() -> Arc<Device> {
@@ -93,14 +93,14 @@ fn the_gravest_of_several_errors_determines_the_class() {
 
 #[test]
 fn winners_are_the_paths_that_are_cheapest_for_some_size() {
-    let costs = Costs {
+    let costs = PathCosts {
         paths: [
             (Path::StagedSm, curve(&[(4096, 8e3), (16 << 20, 400e3)])),
             (Path::Staged, curve(&[(4096, 20e3), (16 << 20, 330e3)])),
             (Path::Hybrid, curve(&[(4096, 25e3), (16 << 20, 2e6)])),
         ]
         .into(),
-        ..Costs::default()
+        ..PathCosts::default()
     };
     assert_eq!(costs.winners(), [Path::StagedSm, Path::Staged]);
 }
@@ -110,7 +110,7 @@ fn hybrid_takes_the_sum_of_its_stages_and_staging_the_slower_one() {
     let stages = [("out", 2.0), ("cpu", 3.0), ("in", 1.0)];
     let stages =
         stages.map(|(name, slope)| (name.into(), curve(&[(1 << 20, slope * 1e5), (16 << 20, slope * 16e5)])));
-    let costs = Costs { stages: stages.into(), ..Costs::default() };
+    let costs = PathCosts { stages: stages.into(), ..PathCosts::default() };
     assert_eq!(costs.predict(Path::Hybrid, 16 << 20), Some(96e5));
     assert_eq!(costs.predict(Path::Staged, 16 << 20), Some(32e5 + 1e5));
     assert_eq!(costs.predict(Path::P2p, 16 << 20), None);

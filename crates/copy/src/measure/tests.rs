@@ -278,7 +278,7 @@ fn auto_takes_the_cheapest_path_and_says_why() {
         let points = [4096u64, 1 << 20, 16 << 20].map(|bytes| (bytes, fixed + bytes as f64 / rate));
         crate::cost::Curve { points: points.into() }
     };
-    let costs = crate::cost::Costs {
+    let costs = crate::cost::PathCosts {
         paths: [
             (Path::Bar, curve(1e3, 0.2)),
             (Path::Hybrid, curve(20e3, 0.7)),
@@ -365,7 +365,7 @@ fn dpdks_dma_device_copies_between_host_buffers() {
 fn calibration_finds_every_path_and_its_stages() {
     let (from, to) = (twin(0), twin(1));
     let options = PathOptions { largest: 1 << 20, ..PathOptions::default() };
-    let costs = crate::cost::Costs::calibrate(&from, &to, &options).unwrap();
+    let costs = crate::cost::PathCosts::calibrate(&from, &to, &options).unwrap();
     assert_eq!(costs.paths.len(), 3, "{costs:?}");
     // Check only a lower bound, because a busy machine makes a twin slower but never faster than its model.
     assert!(costs.time(Path::Bar, 1 << 20).unwrap() >= (1 << 20) as f64 * (1.0 / 0.4 + 1.0 / 0.2));
@@ -377,7 +377,7 @@ fn calibration_finds_every_path_and_its_stages() {
 fn calibration_both_ways_measures_paths_under_load() {
     let (from, to) = (twin(0), twin(1));
     let options = PathOptions { largest: 1 << 20, both_ways: true, ..PathOptions::default() };
-    let costs = crate::cost::Costs::calibrate(&from, &to, &options).unwrap();
+    let costs = crate::cost::PathCosts::calibrate(&from, &to, &options).unwrap();
     assert_eq!(costs.paths.len(), 3, "{costs:?}");
     assert!(costs.paths.values().all(|curve| !curve.points.is_empty()), "{costs:?}");
     let selector = PathSelector::open(&from, &to, PathChoice::Auto, &options, Some(costs)).unwrap();

@@ -18,12 +18,12 @@ pub enum Next<T> {
 /// One worker's end of the burst ring. The worker polls it for items, and completes them.
 pub struct Consumer {
     ring: Arc<Ring>,
-    cursor: protocol::Consumer,
+    cursor: protocol::ConsumerCursor,
 }
 
 impl Consumer {
     pub(super) fn new(ring: Arc<Ring>, index: u32, consumers: u32) -> Self {
-        Self { ring, cursor: protocol::Consumer::new(0, index, consumers) }
+        Self { ring, cursor: protocol::ConsumerCursor::new(0, index, consumers) }
     }
 
     /// Polls for this consumer's next item.

@@ -11,12 +11,12 @@ use std::sync::Arc;
 /// The dispatching thread's end of the ring. Dropping it closes the ring.
 pub struct Dispatcher {
     pub(super) ring: Arc<Ring>,
-    pub(super) cursor: protocol::Dispatcher,
+    pub(super) cursor: protocol::DispatcherCursor,
 }
 
 impl Dispatcher {
     pub(super) fn new(ring: Arc<Ring>) -> Self {
-        let cursor = protocol::Dispatcher::new(&RingWords(&ring), 0);
+        let cursor = protocol::DispatcherCursor::new(&RingWords(&ring), 0);
         Self { ring, cursor }
     }
 

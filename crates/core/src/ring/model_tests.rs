@@ -2,7 +2,9 @@
 //! of preemptions, and the outcomes of weak memory order. loom's cells find data races, the assertions lost
 //! or duplicated items.
 
-use crate::ring::protocol::{Consumer, Dispatcher, Polled, Word, Words, belongs, describe, lap_of};
+use crate::ring::protocol::{
+    ConsumerCursor, DispatcherCursor, Polled, Word, Words, belongs, describe, lap_of,
+};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -84,7 +86,7 @@ trait Side: 'static {
 }
 
 struct Dispatch {
-    cursor: Dispatcher,
+    cursor: DispatcherCursor,
     next: u64,
     taken_back: u64,
     items: u64,
@@ -114,7 +116,7 @@ impl Side for Dispatch {
 }
 
 struct Consume {
-    cursor: Consumer,
+    cursor: ConsumerCursor,
     index: u64,
     consumers: u64,
 }
@@ -145,7 +147,7 @@ fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preempt
         let ring = Small::new(slots, start);
         let sides: Vec<Box<dyn Side>> = (0..consumers)
             .map(|index| {
-                let cursor = Consumer::new(start, index, consumers);
+                let cursor = ConsumerCursor::new(start, index, consumers);
                 let (index, consumers) = (index as u64, consumers as u64);
                 Box::new(Consume { cursor, index, consumers }) as Box<dyn Side>
             })
@@ -161,7 +163,7 @@ fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preempt
                 loom::thread::spawn(move || take(side, ring))
             })
             .collect();
-        let cursor = Dispatcher::new(&*ring, start);
+        let cursor = DispatcherCursor::new(&*ring, start);
         let dispatcher = Dispatch { cursor, next: 0, taken_back: 0, items, closed: false };
         let mut rest = vec![take(Box::new(dispatcher), ring.clone())];
         rest.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
@@ -196,7 +198,7 @@ fn read_early(start: u64, items: u64, describe: Describe) {
         let consumer = {
             let (ring, words) = (ring.clone(), words.clone());
             loom::thread::spawn(move || {
-                let mut cursor = Consumer::new(start, 0, 1);
+                let mut cursor = ConsumerCursor::new(start, 0, 1);
                 let mut position = start;
                 for _ in 0..items + 1 {
                     let lap = lap_of(position, 1);
@@ -213,7 +215,7 @@ fn read_early(start: u64, items: u64, describe: Describe) {
                 }
             })
         };
-        let mut cursor = Dispatcher::new(&*ring, start);
+        let mut cursor = DispatcherCursor::new(&*ring, start);
         let mut position = start;
         for _ in 0..2 * items + 1 {
             if cursor.poll(&*ring).is_some() {

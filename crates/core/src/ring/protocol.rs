@@ -124,14 +124,14 @@ pub fn belongs(second: u64, lap: u32) -> bool {
 
 /// The dispatcher's cursor: the positions of the next item to publish and of the oldest item in flight.
 #[derive(Debug)]
-pub struct Dispatcher {
+pub struct DispatcherCursor {
     published: u64,
     freed: u64,
     /// How many items may be in flight: the number of slots, or 0 once the ring is closed.
     limit: u64,
 }
 
-impl Dispatcher {
+impl DispatcherCursor {
     /// Creates a cursor at `position`. All earlier items must be completed; for position 0, all words must be
     /// zero.
     pub fn new<W: Words>(words: &W, position: u64) -> Self {
@@ -145,7 +145,7 @@ impl Dispatcher {
         (self.in_flight() < self.limit).then(|| slot_of(words, self.published))
     }
 
-    /// Returns the word that [`Dispatcher::publish`] writes next. Its low half is the lap of the next item.
+    /// Returns the word that [`DispatcherCursor::publish`] writes next. Its low half is the lap of the next item.
     #[inline(always)]
     pub fn word<W: Words>(&self, words: &W, info: u32) -> u64 {
         word(lap_of(self.published, words.slots()), info)
@@ -202,19 +202,19 @@ impl Dispatcher {
 
 /// The cursor of one of a ring's n consumers: the position of the item that it takes next.
 #[derive(Debug)]
-pub struct Consumer {
+pub struct ConsumerCursor {
     position: u64,
     stride: u64,
 }
 
-impl Consumer {
+impl ConsumerCursor {
     /// Creates the cursor of consumer `index`, which takes positions start + index, start + index + consumers
     /// and so on.
     pub fn new(start: u64, index: u32, consumers: u32) -> Self {
         Self { position: start + index as u64, stride: consumers as u64 }
     }
 
-    /// Polls for this consumer's next item. Returns the same item again until [`Consumer::complete`] is
+    /// Polls for this consumer's next item. Returns the same item again until [`ConsumerCursor::complete`] is
     /// called.
     #[inline]
     pub fn poll<W: Words>(&self, words: &W) -> Polled {

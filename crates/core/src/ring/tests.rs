@@ -288,7 +288,7 @@ fn descriptors_have_the_lap_of_their_item_and_never_one_of_2_32_laps_ago() {
     // stays unused.
     let mut position = (u32::MAX as u64 - 1) * 2;
     let mut submit = |count: u64| {
-        dispatcher.cursor = protocol::Dispatcher::new(&RingWords(&ring), position);
+        dispatcher.cursor = protocol::DispatcherCursor::new(&RingWords(&ring), position);
         assert!(dispatcher.submit(&(0..count).map(packet).collect::<Vec<_>>()));
         position += 2;
         laps(&ring, 0)

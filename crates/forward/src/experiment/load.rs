@@ -185,11 +185,11 @@ pub fn against_load(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::Flow;
+    use crate::result::PacketTotals;
 
     /// Returns the outcome of a trial of `duration` in which `processed` packets were sent.
     fn outcome(duration: Duration, processed: u64) -> RunOutcome {
-        let flow = Flow { packets: processed, ..Flow::default() };
+        let flow = PacketTotals { packets: processed, ..PacketTotals::default() };
         let result = PacketResult {
             duration_ns: duration.as_nanos() as u64,
             rx: flow,

@@ -26,7 +26,7 @@ pub(super) fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
 
 /// The highest rates that one GPU and its PCIe link allow, measured on this machine.
 #[derive(Clone, Debug, Default, serde::Serialize)]
-pub struct Ceilings {
+pub struct GpuCeilings {
     /// The rate of a large copy from pinned memory by the copy engine. `None` if packets are in GPU memory.
     pub copy_engine_bytes_per_second: Option<f64>,
     /// For each burst size: the rate of a bare kernel that copies packets into the GPU (pulls them) and
@@ -59,7 +59,13 @@ pub struct Pull {
 ///
 /// # Errors
 /// If a driver call fails, or memory is short.
-pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &[u32]) -> Result<Ceilings> {
+pub fn ceilings(
+    gpu: &Arc<Gpu>,
+    memory: Memory,
+    size: u32,
+    moved: u32,
+    bursts: &[u32],
+) -> Result<GpuCeilings> {
     const BUFFER: usize = 64 << 20;
     // The bytes of memory that the kernel reads again and again: as many as a default pool has. Fewer would
     // stay in caches.
@@ -75,7 +81,7 @@ pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &
     let packets = if pooled { gpu.allocate(buffer)? } else { gpu.pinned(buffer)? };
     let device = gpu.allocate(buffer)?;
     let done = gpu.pinned(4096 * 128)?;
-    let mut found = Ceilings::default();
+    let mut found = GpuCeilings::default();
     if !pooled {
         let copy = timed(gpu, &stream, 5, || {
             for _ in 0..4 {

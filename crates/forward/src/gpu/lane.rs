@@ -17,7 +17,7 @@ use std::time::Duration;
 /// `inlane_lane` of `kernels/executor.cu`, which documents the fields. Kernels receive it by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Parameters {
+pub(super) struct LaneParameters {
     pub(super) submit: u64,
     pub(super) complete: u64,
     pub(super) control: u64,
@@ -42,11 +42,11 @@ pub(super) struct Parameters {
     pub(super) reserved: u32,
 }
 
-impl Parameters {
+impl LaneParameters {
     /// Returns C++ assertions that `inlane_lane` has this struct's layout. Append the text to the kernels'
     /// source.
     pub(super) fn layout_assertions() -> String {
-        inlane_core::struct_layout!(Parameters as "inlane_lane" {
+        inlane_core::struct_layout!(LaneParameters as "inlane_lane" {
             submit, complete, control, stage, shadow, state, output, relay, output_bytes, orphan_ns, submit_stride,
             complete_stride, slot_shift, burst, room, pull, stage_stride, shadow_stride, writes, pause_ns, work_ns, reserved
         })
@@ -56,7 +56,7 @@ impl Parameters {
 /// A persistent kernel without a heartbeat for this time ends, because the host process must be dead.
 const ORPHAN_AFTER: Duration = Duration::from_secs(10);
 
-/// Returns the bytes per packet of the buffers `stage` and `shadow` of [`Parameters`]. A packet's 16-byte
+/// Returns the bytes per packet of the buffers `stage` and `shadow` of [`LaneParameters`]. A packet's 16-byte
 /// chunks fit in at any address. 0 stands for no buffer.
 pub(super) fn strides(pull: u32, room: u32, writes: u32) -> [u32; 2] {
     let chunks = |bytes: u32| (bytes + 15).next_multiple_of(16);
@@ -74,7 +74,7 @@ pub struct Lane {
     pub(super) ring: Arc<Ring>,
     /// The ring's dispatcher. `None` once the pipeline runs.
     pub(super) dispatcher: Option<Dispatcher>,
-    pub(super) parameters: Parameters,
+    pub(super) parameters: LaneParameters,
     pub(super) shape: LaunchConfig,
     control: Region,
     state: Region,
@@ -163,7 +163,7 @@ impl Lane {
         let [stage_stride, shadow_stride] = strides(pull, room, info.writes);
         let stage = if stage_stride == 0 { 0 } else { room_for(stage_stride)? };
         let shadow = if shadow_stride == 0 { 0 } else { room_for(shadow_stride)? };
-        let parameters = Parameters {
+        let parameters = LaneParameters {
             submit: submit.address(),
             complete: complete.address(),
             control: control.address(),

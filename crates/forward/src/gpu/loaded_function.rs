@@ -1,6 +1,6 @@
 //! A packet function, compiled together with the executor's kernels and loaded on a GPU.
 
-use super::lane::Parameters;
+use super::lane::LaneParameters;
 use super::settings::{MOST_THREADS, Memory};
 use crate::error::{Error, Result};
 use inlane_cuda::{self as cuda, Gpu, Module};
@@ -173,7 +173,7 @@ pub(super) fn compile(
     arch: &str,
     more: &[&str],
 ) -> Result<cuda::CompiledProgram> {
-    let source = function.gpu_source() + EXECUTOR + &Parameters::layout_assertions();
+    let source = function.gpu_source() + EXECUTOR + &LaneParameters::layout_assertions();
     let threads = format!("-DINLANE_MOST_THREADS={MOST_THREADS}");
     let pulls = format!("-DINLANE_PULLS={}", pulls as u32);
     // -lineinfo gives profilers line numbers. -default-device compiles unannotated functions for the GPU.

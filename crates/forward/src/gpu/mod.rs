@@ -50,7 +50,7 @@ mod watchdog;
 #[cfg(not(feature = "cuda"))]
 pub(crate) use absent::{CompetingKernel, Gpu, Lane, LinkMeter, LinkSamples, LoadedFunction, open, run};
 #[cfg(feature = "cuda")]
-pub use ceilings::{Ceilings, Pull, RoundTrip, ceilings, round_trip};
+pub use ceilings::{GpuCeilings, Pull, RoundTrip, ceilings, round_trip};
 #[cfg(feature = "cuda")]
 pub(crate) use competing_kernel::CompetingKernel;
 #[cfg(feature = "cuda")]

@@ -14,7 +14,7 @@ pub use parameters::{Parameters, Quantity};
 
 /// The packets of one direction of a run: received or transmitted.
 #[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
-pub struct Flow {
+pub struct PacketTotals {
     /// The number of packets.
     pub packets: u64,
     /// The bytes of the packets' frames, without FCS.
@@ -29,7 +29,7 @@ pub struct Flow {
     pub errors: u64,
 }
 
-impl Flow {
+impl PacketTotals {
     /// Returns the mean rate on an Ethernet line. It includes each frame's FCS, preamble and gap.
     pub fn line_bits_per_second(&self) -> f64 {
         self.bits_per_second + self.packets_per_second * (Rate::LINE_OVERHEAD * 8) as f64
@@ -76,9 +76,9 @@ pub struct PacketResult {
     /// The time during which the pipelines received and sent packets.
     pub duration_ns: u64,
     /// The received packets.
-    pub rx: Flow,
+    pub rx: PacketTotals,
     /// The transmitted packets.
-    pub tx: Flow,
+    pub tx: PacketTotals,
     /// Packets dropped because the pipeline was full (`--overload drop`).
     pub dropped_overload: u64,
     /// Packets dropped by the packet function's verdict.
@@ -201,10 +201,11 @@ mod tests {
 
     #[test]
     fn rates_over_no_time_are_zero() {
-        let flow = Flow::over(&Counters { packets: 5, bytes: 320, ..Default::default() }, 0.0);
+        let flow = PacketTotals::over(&Counters { packets: 5, bytes: 320, ..Default::default() }, 0.0);
         assert_eq!((flow.packets, flow.packets_per_second), (5, 0.0));
         assert_eq!(
-            Flow::over(&Counters { packets: 5, bytes: 100, ..Default::default() }, 2.0).bits_per_second,
+            PacketTotals::over(&Counters { packets: 5, bytes: 100, ..Default::default() }, 2.0)
+                .bits_per_second,
             400.0
         );
     }

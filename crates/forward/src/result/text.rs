@@ -1,6 +1,6 @@
 //! Formats a packet result as columns of a table, or as lines of text if it is the only result.
 
-use super::{Competitor, Flow, PacketResult, Pcie, Repeats};
+use super::{Competitor, PacketResult, PacketTotals, Pcie, Repeats};
 use inlane_core::result::{Baseline, Ceiling, Cell, Row};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::units;
@@ -125,7 +125,7 @@ impl PacketResult {
     }
 }
 
-fn flow(flow: &Flow) -> String {
+fn flow(flow: &PacketTotals) -> String {
     let mut text = format!(
         "{} packets, {}, {}",
         flow.packets,

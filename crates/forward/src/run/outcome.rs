@@ -8,7 +8,7 @@ use crate::control::TimeShares;
 use crate::error::Error;
 use crate::gpu::{self, LinkSamples};
 use crate::pipeline::{StageHistograms, Tally};
-use crate::result::{Flow, PacketResult, Parameters, Pcie, PcieMeasured, Quantity, Stages};
+use crate::result::{PacketResult, PacketTotals, Parameters, Pcie, PcieMeasured, Quantity, Stages};
 use inlane_core::Port;
 use inlane_core::port::Counters;
 use inlane_core::result::PathExplanation;
@@ -117,8 +117,8 @@ impl RunOutcome {
                 sum
             }),
             duration_ns: nanoseconds,
-            rx: Flow::over(&sum.rx, elapsed.as_secs_f64()),
-            tx: Flow::over(&sum.tx, elapsed.as_secs_f64()),
+            rx: PacketTotals::over(&sum.rx, elapsed.as_secs_f64()),
+            tx: PacketTotals::over(&sum.tx, elapsed.as_secs_f64()),
             dropped_overload: sum.dropped_overload,
             dropped_verdict: sum.dropped_verdict,
             dropped_invalid: sum.dropped_invalid,

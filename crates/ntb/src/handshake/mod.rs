@@ -11,7 +11,7 @@ use crate::device::Ntb;
 use crate::error::{Error, Result};
 use crate::fault::Faults;
 use inlane_core::region::Region;
-use protocol::{Connection, Handshake, NextStep, ROW, VERSION};
+use protocol::{ConnectionEpochs, Handshake, NextStep, ROW, VERSION};
 use std::time::{Duration, Instant};
 
 /// The doorbell bit that tells the peer to read this side's row of scratchpads. [`protocol`] describes the
@@ -48,7 +48,7 @@ fn read_row(ntb: &dyn Ntb, peer: u32) -> [u32; ROW] {
 }
 
 /// Returns the epoch in the row of scratchpads that `peer` wrote. If this epoch differs from the epoch in the
-/// [`Connection`], the peer has restarted or is reconnecting.
+/// [`ConnectionEpochs`], the peer has restarted or is reconnecting.
 pub fn epoch_in_row(ntb: &dyn Ntb, peer: u32) -> u32 {
     ntb.scratchpad_read(peer * ROW as u32 + 1)
 }
@@ -72,7 +72,7 @@ fn write_row(ntb: &dyn Ntb, peer: u32, words: &[u32; ROW]) -> Result<()> {
 /// * [`Error::Handshake`] if the bridge has too few scratchpads, or if the peer does not answer in time or
 ///   only with garbage.
 /// * Errors of the bridge.
-pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> Result<Connection> {
+pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> Result<ConnectionEpochs> {
     let capabilities = ntb.capabilities();
     if capabilities.scratchpads < ntb.ports() * ROW as u32 {
         return Err(Error::Handshake {

@@ -77,14 +77,14 @@ impl Row {
 
 /// The epochs of both sides, which identify a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connection {
+pub struct ConnectionEpochs {
     /// This side's epoch.
     pub ours: u32,
     /// The peer's epoch.
     pub theirs: u32,
 }
 
-impl Connection {
+impl ConnectionEpochs {
     /// Returns the tag for words written over this connection. Both sides compute the same tag, which is
     /// never 0.
     pub fn tag(&self) -> u32 {
@@ -101,7 +101,7 @@ pub enum NextStep {
     /// Write this side's row, which has changed, and ring the doorbell.
     Write,
     /// The connection is established. Write this side's row, which may have changed, and ring the doorbell.
-    Connected(Connection),
+    Connected(ConnectionEpochs),
     /// The peer answers this side, but uses another protocol version.
     OtherVersion(u16),
 }
@@ -149,7 +149,7 @@ impl Handshake {
             return if ours { NextStep::OtherVersion(row.version) } else { self.changed(fresh) };
         }
         if row.seen == self.own.epoch && row.ready && self.own.ready {
-            return NextStep::Connected(Connection { ours: self.own.epoch, theirs: row.epoch });
+            return NextStep::Connected(ConnectionEpochs { ours: self.own.epoch, theirs: row.epoch });
         }
         self.changed(fresh)
     }

@@ -49,7 +49,7 @@ pub struct Playback {
 
 /// The result of scanning a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Summary {
+pub struct CaptureSummary {
     /// Number of packets before the end, or before the first damage.
     pub packets: u64,
     /// Length of the longest packet, in bytes.

@@ -3,7 +3,7 @@
 use super::file::FileId;
 use super::reader::{CaptureReader, Record, Resolution};
 use super::writer::{MAX_TIME_NS, SharedResolution};
-use super::{Pace, Playback, Summary, info, path_of};
+use super::{CaptureSummary, Pace, Playback, info, path_of};
 use crate::generate::require_cpu_memory;
 use inlane_core::clock::Clock;
 use inlane_core::packet::PacketMeta;
@@ -28,7 +28,7 @@ pub struct CaptureSource {
     /// The capture's file, whose position the reader shares. `None` for pipes and standard input.
     file: Option<File>,
     file_id: Option<FileId>,
-    summary: Option<Summary>,
+    summary: Option<CaptureSummary>,
     resolution: SharedResolution,
     reader: Option<CaptureReader>,
     playback: Playback,
@@ -95,7 +95,7 @@ impl CaptureSource {
             reader.consume();
         }
         let resolution = reader.resolution();
-        self.summary = Some(Summary { packets: reader.packets(), longest, latest_ns, resolution });
+        self.summary = Some(CaptureSummary { packets: reader.packets(), longest, latest_ns, resolution });
         let _ = self.resolution.set(resolution);
         reader.restart(&mut file)?;
         self.reader = Some(reader);
@@ -110,7 +110,7 @@ impl CaptureSource {
 
     /// Returns what scanning the file found, or `None` for a pipe.
     #[cfg(test)]
-    pub(super) fn summary(&self) -> Option<Summary> {
+    pub(super) fn summary(&self) -> Option<CaptureSummary> {
         self.summary
     }
 

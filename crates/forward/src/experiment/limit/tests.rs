@@ -1,7 +1,7 @@
 use super::*;
 use crate::config::Executor;
 use crate::gpu;
-use crate::result::Flow;
+use crate::result::PacketTotals;
 use inlane_core::result::Ceiling;
 
 fn config(rx: &str) -> Config {
@@ -22,12 +22,12 @@ fn on_gpu(method: Method, memory: Memory) -> Config {
 /// Returns the outcome of a 1 s run at 1 Mpps with packets of 1000 bytes. `busy` is each dispatching thread's
 /// share of time with work.
 fn outcome(config: &Config, busy: &[f64]) -> RunOutcome {
-    let flow = Flow {
+    let flow = PacketTotals {
         packets: 1_000_000,
         bytes: 1_000_000_000,
         packets_per_second: 1e6,
         bits_per_second: 8e9,
-        ..Flow::default()
+        ..PacketTotals::default()
     };
     let mut result =
         PacketResult { duration_ns: 1_000_000_000, rx: flow, tx: flow, ..PacketResult::default() };

@@ -1,7 +1,7 @@
 //! Tests of the executor's kernels without a GPU. Each block of GPU threads is emulated on a CPU thread
 //! (`crates/function/tests/emulated`). Its results must equal those of the function's CPU build.
 
-use super::lane::{Parameters, strides};
+use super::lane::{LaneParameters, strides};
 use super::loaded_function::EXECUTOR;
 use inlane_core::ring::layout::{self, DROP, FORWARD, PacketVerdict};
 use inlane_core::ring::{Dispatcher, Ring};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// The type of `emulated_launch` in `launch.h`: kernel, threads, seed, block, blocks, lane, and the kernel's
 /// two parameters after the lane. Kernels with fewer parameters ignore the rest.
-type LaunchBlock = unsafe extern "C" fn(u32, u32, u64, u32, u32, *const Parameters, u64, u32);
+type LaunchBlock = unsafe extern "C" fn(u32, u32, u64, u32, u32, *const LaneParameters, u64, u32);
 
 /// A kernel of `executor.cu`. The variants have the numbers by which `launch.h` selects kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl Block {
         shape: &Shape,
         seed: u64,
         block: u32,
-        lane: &Parameters,
+        lane: &LaneParameters,
         place: u64,
         more: u32,
     ) {
@@ -129,7 +129,7 @@ struct Shape {
 /// A lane in host memory, and an instance of the function on the CPU that gives the expected results.
 struct TestLane {
     shape: Shape,
-    lane: Parameters,
+    lane: LaneParameters,
     /// Keeps the ring's memory allocated, because blocks use it until they end.
     _ring: Arc<Ring>,
     dispatcher: Option<Dispatcher>,
@@ -188,7 +188,7 @@ impl TestLane {
         let [submit, complete] = [layout::submit_bytes(slots, burst), layout::complete_bytes(slots, burst)]
             .map(|size| region(size, 0));
         let (words, state) = ([region(256, 0), region(128, 0)], region(info.state_bytes as usize, 0));
-        let lane = Parameters {
+        let lane = LaneParameters {
             submit: submit.address(),
             complete: complete.address(),
             control: words[0].address(),

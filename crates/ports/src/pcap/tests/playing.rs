@@ -29,7 +29,7 @@ fn unusable_files_and_buffers_are_refused() {
     let mut source = open(&text).unwrap();
     assert_eq!(
         source.summary(),
-        Some(Summary { packets: 1, longest: 3000, latest_ns: SECOND, resolution: Resolution::Micro })
+        Some(CaptureSummary { packets: 1, longest: 3000, latest_ns: SECOND, resolution: Resolution::Micro })
     );
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(4, 2048).unwrap());
     let pools = std::slice::from_ref(&pool);
