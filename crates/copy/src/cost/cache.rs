@@ -145,11 +145,11 @@ mod tests {
     use crate::path::Path;
     use inlane_core::CompletionMode;
     use inlane_core::mover::Access;
-    use inlane_twin::{Accelerator, PathCosts as TwinCosts};
+    use inlane_twin::{Accelerator, Costs};
     use std::sync::Arc;
 
     fn twins() -> [Arc<Device>; 2] {
-        [0, 1].map(|index| Device::twin(Accelerator::new(index, TwinCosts::published(index))))
+        [0, 1].map(|index| Device::twin(Accelerator::new(index, Costs::published(index))))
     }
 
     fn costs(nanoseconds: f64) -> PathCosts {
@@ -182,7 +182,7 @@ mod tests {
             cache.put(&a, &b, options, costs(index as f64 + 2.0));
         }
         assert_eq!(cache.get(&b, &a, &asked), None, "the opposite direction has its own entry");
-        let other = Device::twin(Accelerator::new(1, TwinCosts { link: 1e9, ..TwinCosts::published(1) }));
+        let other = Device::twin(Accelerator::new(1, Costs { link: 1e9, ..Costs::published(1) }));
         assert_eq!(cache.get(&a, &other, &asked), None, "another device with the same number");
         // Store one more entry. A second cache that reads the same file must then find all entries.
         cache.put(&b, &a, &asked, costs(9.5));
