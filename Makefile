@@ -22,7 +22,7 @@ build: setup ## build the release binary, target/release/inlane, and the OpenSHM
 	@cp -P packaging/openshmem/osh* "$${CARGO_TARGET_DIR:-target}/release"
 
 install: build ## install inlane, its man pages, completions and the OpenSHMEM library under PREFIX (/usr/local)
-	@packaging/install "$(DESTDIR)$(PREFIX)"
+	@DESTDIR="$(DESTDIR)" packaging/install "$(PREFIX)"
 
 test: ## install what tests need and run every check (under 30 minutes on two cores)
 	@packaging/setup test

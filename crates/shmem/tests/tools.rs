@@ -41,7 +41,7 @@ fn oshrun_starts_the_job() {
 #[test]
 fn oshcc_adds_the_librarys_flags() {
     let folder = folder();
-    let run = |tool: &str, arguments: &[&str]| {
+    let run_with = |tool: &str, arguments: &[&str], compiler: &str| {
         let prefix = tempfile::tempdir().unwrap();
         let (bin, include) = (prefix.path().join("bin"), prefix.path().join("include"));
         for path in [&bin, &include, &prefix.path().join("lib")] {
@@ -49,15 +49,25 @@ fn oshcc_adds_the_librarys_flags() {
         }
         std::fs::write(include.join("shmem.h"), "").unwrap();
         std::fs::copy(folder.path().join(tool), bin.join(tool)).unwrap();
-        let mut command = Command::new(bin.join(tool));
-        let output = command.args(arguments).env("CC", "echo C").env("CXX", "echo C++").output().unwrap();
+        let mut command = Command::new("timeout");
+        command.arg("60").arg(bin.join(tool)).args(arguments).env("CC", compiler).env("CXX", compiler);
+        let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+        let output = command.env("PATH", path).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let prefix = prefix.path().canonicalize().unwrap();
         String::from_utf8(output.stdout).unwrap().replace(prefix.to_str().unwrap(), "PREFIX")
+    };
+    let run = |tool: &str, arguments: &[&str]| {
+        run_with(tool, arguments, if tool == "oshcc" { "echo C" } else { "echo C++" })
     };
     let link = "-LPREFIX/lib -Wl,-rpath,PREFIX/lib -linlane_shmem\n";
     assert_eq!(run("oshcc", &["a.c", "-o", "a"]), format!("C -IPREFIX/include a.c -o a {link}"));
     assert_eq!(run("oshc++", &["a.cc"]), format!("C++ -IPREFIX/include a.cc {link}"));
     assert_eq!(run("oshcc", &["-c", "a.c"]).trim_end(), "C -IPREFIX/include -c a.c");
     assert_eq!(run("oshcc", &["-show", "a.c"]), format!("echo C -IPREFIX/include a.c {link}"));
+    // A build system that compiles with oshcc may set CC to it.
+    assert_eq!(run_with("oshcc", &["-show", "a.c"], "oshcc"), format!("cc -IPREFIX/include a.c {link}"));
+    assert_eq!(run_with("oshc++", &["-show", "a.cc"], "oshc++"), format!("c++ -IPREFIX/include a.cc {link}"));
+    assert_eq!(run("oshcc", &["--showme:compile"]), "-IPREFIX/include\n");
+    assert_eq!(run("oshc++", &["--showme:link"]), link);
 }
