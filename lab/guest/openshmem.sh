@@ -13,7 +13,7 @@ other=10.0.0.2
 export UCX_RC_VERBS_TIMEOUT=10s UCX_UD_VERBS_TIMEOUT=5m
 # UCX finds another destination address in packets that rxe has received by UD than the sender gave, and would drop them.
 export UCX_UD_VERBS_ETH_DGID_CHECK=n
-export UCX_WARN_UNUSED_ENV_VARS=n SHMEM_SYMMETRIC_SIZE=64M SHMEM_DEBUG=1
+export UCX_WARN_UNUSED_ENV_VARS=n SHMEM_SYMMETRIC_SIZE=16M SHMEM_DEBUG=1
 
 there() { # COMMAND: runs a command on the other machine with this process's settings and prints what it prints
     {

@@ -91,7 +91,7 @@ fn openshmem_runs_by_rdma_between_two_machines() {
     let cable = folder.path().join("cable");
     let start = |name: &str, command: &[&str]| -> Child {
         let mut machine = Command::new(lab.join("vm/run.py"));
-        machine.args(["--name", name, "--memory", "1G", "--timeout", "300", "--link"]).arg(&cable);
+        machine.args(["--name", name, "--memory", "1G", "--timeout", "600", "--link"]).arg(&cable);
         machine.args(["--module", "rdma_rxe", "--module", "crc32_generic"]);
         for file in &files {
             machine.args(["--file", file]);

@@ -13,7 +13,7 @@ int main(void) {
     int before = (me + shmem_n_pes() - 1) % shmem_n_pes();
     long *heap = shmem_malloc(sizeof statics);
 
-    for (int round = 1; round <= 6; round++) {
+    for (int round = 1; round <= 3; round++) {
         for (int i = 0; i < 1000; i++) statics[i] = heap[i] = -1;
         shmem_barrier_all();
         pid_t child = fork();
