@@ -178,8 +178,8 @@ int main(int argc, char **argv) {
     remote = shmem_align(4096, 2 * largest);
     work = shmem_malloc(LARGEST_COLLECTIVE + 8 * SHMEM_REDUCE_MIN_WRKDATA_SIZE);
     word = shmem_calloc(1, sizeof *word);
-    /* The system backs private memory by large pages of 2 MiB. Otherwise the library would decide by chance how much of the
-     * first 2 MiB has small pages, which are slower. */
+    /* Where the system backs private memory by large pages of 2 MiB, all of it then has them. With another alignment, the
+     * first part would have small pages. */
     local = aligned_alloc(2 << 20, (largest + (2 << 20) - 1) >> 21 << 21);
     if (!remote || !work || !word || !local) return fprintf(stderr, "no memory\n"), 2;
     memset(remote, 0, 2 * largest);
