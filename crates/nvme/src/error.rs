@@ -86,6 +86,14 @@ pub enum Error {
         /// Why the transfer ended early, and how many bytes were copied.
         why: String,
     },
+    /// Several paths to a subsystem failed, and at least one of their targets answered.
+    #[error("{answered}; {others}")]
+    Paths {
+        /// The error of the first path whose target answered.
+        answered: Box<Error>,
+        /// The errors of the other paths.
+        others: String,
+    },
     /// The connection ended while commands were in flight, or the target refused it.
     #[error("{peer}: {why}")]
     Disconnected {
@@ -100,16 +108,22 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Combines the error of one more path, `second`, with that of the paths tried before, `first`. If no
-    /// path can be reached, the result names all of them. Otherwise returns `first`, or `second` if `first`
-    /// is `None`.
+    /// Combines the error of one more path, `second`, with that of the paths tried before, `first`. The result
+    /// names the errors of all paths. The error of the first path whose target answered comes first and
+    /// decides the class.
     pub fn of_paths(first: Option<Self>, second: Self) -> Self {
         match (first, second) {
             (None, error) => error,
             (Some(Error::Unreachable { peer, why }), other @ Error::Unreachable { .. }) => {
                 Error::Unreachable { peer, why: format!("{why}; {other}") }
             }
-            (Some(first), _) => first,
+            (Some(Error::Paths { answered, others }), second) => {
+                Error::Paths { answered, others: format!("{others}; {second}") }
+            }
+            (Some(first @ Error::Unreachable { .. }), second) => {
+                Error::Paths { answered: second.into(), others: first.to_string() }
+            }
+            (Some(first), second) => Error::Paths { answered: first.into(), others: second.to_string() },
         }
     }
 
@@ -125,6 +139,7 @@ impl Error {
     pub fn class(&self) -> Class {
         match self {
             Error::Core(error) => error.class(),
+            Error::Paths { answered, .. } => answered.class(),
             Error::Invalid { .. } => Class::Usage,
             Error::Environment { .. } | Error::Unreachable { .. } => Class::Environment,
             // The machine is not ready: a file, a device or a right is missing, or an address or device is in

@@ -48,6 +48,11 @@ impl Queues {
         self.done.len() + self.queues.iter().map(Queue::in_flight).sum::<usize>()
     }
 
+    /// Returns the most commands that can be in flight.
+    pub fn depth(&self) -> usize {
+        self.queues.iter().map(|queue| queue.available() + queue.in_flight()).sum()
+    }
+
     /// Queues a command on the next queue that can take it. [`Queues::progress`] sends it.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ use super::{Address, ConnectOptions, Controller, NamespaceInfo, Queue, Queues};
 use crate::command::{Status, async_event};
 use crate::{Error, Result};
 use reconnect::{Reconnected, check_is_same, no_access};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,15 @@ struct Live {
     queues: Queues,
 }
 
+/// Why a command was sent again, and how often.
+#[derive(Debug, Default)]
+struct Retries {
+    /// How many times the command was sent again because of a transient error.
+    transient: u32,
+    /// When the command first failed with a path error, and the value of [`Session::answers`] then.
+    path_error: Option<(Instant, u64)>,
+}
+
 /// Access to a namespace.
 #[derive(Debug)]
 pub struct Session {
@@ -60,20 +69,25 @@ pub struct Session {
     /// Requests to send again.
     pending: VecDeque<Request>,
     done: VecDeque<Done>,
-    /// How many times each command was sent again because of a transient error, by the command's token.
-    retries: HashMap<u64, u32>,
+    /// The commands that were sent again, by their tokens.
+    retries: HashMap<u64, Retries>,
+    /// How many commands a controller has answered, except with path errors and transient errors.
+    answers: u64,
     last_tick: Instant,
     /// The channel on which the reconnecting thread sends its result. `None` if no such thread runs.
     attempt: Option<Receiver<Reconnected>>,
-    /// When the last attempt to reconnect failed on all paths. The next one starts `PAUSE` later.
-    failed_at: Option<Instant>,
-    /// When a path first failed after the last successful command. `None` if no path has failed since then.
+    /// When the last attempt to reconnect ended. The next one starts `PAUSE` later or afterwards.
+    attempt_ended: Option<Instant>,
+    /// When a path first failed after the last answer. `None` if no path has failed since then, or if the
+    /// session has reconnected with no command to send again.
     lost_since: Option<Instant>,
     /// The status of a command that failed because of its path. The next [`Session::progress`] gives up the
     /// path in use.
     path_error: Option<Status>,
-    /// The last path error since a command succeeded.
-    last_path_error: Option<Status>,
+    /// The indices of paths that reported a path error after the last answer. They are tried last.
+    inaccessible: BTreeSet<usize>,
+    /// The last error of each path that failed after the last answer, by the index of the path.
+    errors: BTreeMap<usize, String>,
     failovers: u64,
 }
 
@@ -99,12 +113,14 @@ impl Session {
                         pending: VecDeque::new(),
                         done: VecDeque::new(),
                         retries: HashMap::new(),
+                        answers: 0,
                         last_tick: Instant::now(),
                         attempt: None,
-                        failed_at: None,
+                        attempt_ended: None,
                         lost_since: None,
                         path_error: None,
-                        last_path_error: None,
+                        inaccessible: BTreeSet::new(),
+                        errors: BTreeMap::new(),
                         failovers: 0,
                     });
                 }
@@ -165,7 +181,7 @@ impl Session {
 
     /// Returns the most commands that can be in flight on the path in use; 0 while no path works.
     pub fn depth(&self) -> usize {
-        self.live.as_ref().map_or(0, |live| live.queues.available() + live.queues.in_flight())
+        self.live.as_ref().map_or(0, |live| live.queues.depth())
     }
 
     /// Returns the number of commands that have not completed.
@@ -213,29 +229,46 @@ impl Session {
 
     /// Returns a completed command for the caller. If the command failed with a transient error and has
     /// retries left, or failed because of its path, queues it to be sent again and returns `None`.
+    ///
+    /// A command whose path errors last for [`SessionOptions::reconnect`] is returned if the controller
+    /// answered other commands meanwhile. Otherwise one command would make the session reconnect forever.
     fn settled(&mut self, done: Done) -> Option<Done> {
-        if done.status().is_success() {
-            (self.lost_since, self.last_path_error) = (None, None);
-            if !self.retries.is_empty() {
-                self.retries.remove(&done.token);
-            }
-            return Some(done);
-        }
-        if done.status().is_path_error() {
-            (self.path_error, self.last_path_error) = (Some(done.status()), Some(done.status()));
-            self.pending.push_back(again(done));
-            return None;
-        }
-        if done.status().is_retryable() {
+        let status = done.status();
+        if status.is_path_error() {
             let retries = self.retries.entry(done.token).or_default();
-            *retries += 1;
-            if *retries <= RETRIES {
+            let (since, answers) = *retries.path_error.get_or_insert((Instant::now(), self.answers));
+            if since.elapsed() < self.options.reconnect || answers == self.answers {
+                self.path_error = Some(status);
                 self.pending.push_back(again(done));
                 return None;
             }
+        } else if status.is_retryable() {
+            let retries = self.retries.entry(done.token).or_default();
+            retries.transient += 1;
+            if retries.transient <= RETRIES {
+                self.pending.push_back(again(done));
+                return None;
+            }
+        } else {
+            self.answers += 1;
+            if self.lost_since.is_some() {
+                self.recovered();
+            }
         }
-        self.retries.remove(&done.token);
+        if !self.retries.is_empty() {
+            self.retries.remove(&done.token);
+        }
         Some(done)
+    }
+
+    /// Returns true if the next [`Session::progress`] or [`Session::next_done`] has something to do although
+    /// no socket is ready. Then do not wait for the sockets of [`Session::queues`].
+    pub fn has_work(&self) -> bool {
+        let can_proceed = match &self.live {
+            Some(live) => !self.pending.is_empty() && live.queues.available() > 0,
+            None => self.attempt.is_none() && self.pause().is_zero(),
+        };
+        can_proceed || self.path_error.is_some() || !self.done.is_empty()
     }
 
     /// Sends queued bytes, receives what has arrived, and reconnects if the path failed. With `wait`, blocks
@@ -244,7 +277,8 @@ impl Session {
     /// # Errors
     /// The session cannot be used any more after an error. Errors are:
     ///
-    /// * a path failed, or its controller cannot access the namespace, and no command has succeeded for [`SessionOptions::reconnect`] since then;
+    /// * a path failed, or its controller cannot access the namespace, and no command was answered for
+    ///   [`SessionOptions::reconnect`] since then;
     /// * the target has another namespace under the same number, or with another block size.
     pub fn progress(&mut self, wait: bool) -> Result<()> {
         if let Some(status) = self.path_error {

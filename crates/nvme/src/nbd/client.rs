@@ -25,6 +25,10 @@ const TICK: Duration = Duration::from_millis(100);
 const MAX_HELD: usize = 64 << 20;
 /// The most unanswered requests of a client. Above it, reading from the client pauses.
 const MAX_REQUESTS: usize = 256;
+/// The most replies, and parts of replies, that wait to be sent. Above it, reading from the client pauses.
+const MAX_OUTPUT: usize = 4096;
+/// The longest sleep while the session reconnects. No socket shows the end of an attempt to reconnect.
+const RECONNECT_TICK: Duration = Duration::from_millis(5);
 
 /// A reply or a part of it.
 enum Output {
@@ -95,7 +99,7 @@ impl<'a> Client<'a> {
             self.closing |= stop.load(Ordering::Relaxed);
             let mut moved = false;
             if !self.closing && !self.is_full() {
-                moved |= self.receive()?;
+                moved |= self.parse_rest()? || self.receive()?;
             }
             while let Some(request) = self.waiting.pop_front() {
                 if let Err(request) = self.session.submit(request) {
@@ -113,14 +117,14 @@ impl<'a> Client<'a> {
                 self.session.close();
                 return Ok(());
             }
-            if !moved {
+            if !moved && !self.session.has_work() {
                 self.wait();
             }
         }
     }
 
     fn is_full(&self) -> bool {
-        self.held >= MAX_HELD || self.active.len() >= MAX_REQUESTS
+        self.held >= MAX_HELD || self.active.len() >= MAX_REQUESTS || self.output.len() >= MAX_OUTPUT
     }
 
     /// Blocks until a socket is ready, for at most `TICK`.
@@ -132,14 +136,19 @@ impl<'a> Client<'a> {
         if !self.output.is_empty() {
             client |= PollFlags::OUT;
         }
-        let mut sockets = vec![PollFd::new(&self.stream, client)];
+        // Leave the client out if nothing is awaited from it, because a closed connection is always ready.
+        let mut sockets = Vec::new();
+        if !client.is_empty() {
+            sockets.push(PollFd::new(&self.stream, client));
+        }
         let queues: Vec<_> =
             self.session.queues().map(|queue| (queue.socket(), queue.has_output())).collect();
         for (socket, has_output) in &queues {
             let flags = if *has_output { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
             sockets.push(PollFd::new(socket, flags));
         }
-        let tick = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as _ };
+        let tick = if queues.is_empty() { RECONNECT_TICK } else { TICK };
+        let tick = Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as _ };
         let _ = poll(&mut sockets, Some(&tick));
     }
 
@@ -186,3 +195,6 @@ impl<'a> Client<'a> {
 fn lost(source: std::io::Error) -> Error {
     Error::Os { what: "the client's connection failed".into(), source }
 }
+
+#[cfg(test)]
+mod tests;

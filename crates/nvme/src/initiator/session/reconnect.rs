@@ -5,16 +5,22 @@ use crate::command::Status;
 use crate::initiator::{Address, NamespaceInfo};
 use crate::{Error, Result};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
-/// The pause after all paths have failed, before they are tried again.
+/// The least time between the end of an attempt to reconnect and the start of the next one.
 const PAUSE: Duration = Duration::from_millis(200);
 /// How long an attempt to reconnect waits for a path before it also tries the next one.
 const HEAD_START: Duration = Duration::from_millis(500);
-/// The result of trying each path once: the index of the first path that works, the connection over it, and
-/// its namespace. If no path works, the error of the last path.
-pub(super) type Reconnected = Result<(usize, Live, NamespaceInfo)>;
+
+/// The result of an attempt to reconnect.
+pub(super) struct Reconnected {
+    /// The index of the first path that works, the connection over it, and its namespace. `None` if no path
+    /// works.
+    works: Option<(usize, Live, NamespaceInfo)>,
+    /// The error of each path that failed, with the index of the path.
+    failures: Vec<(usize, Error)>,
+}
 
 impl Session {
     /// Gives up the path in use and takes its unfinished commands back, to send them over the next path.
@@ -29,27 +35,42 @@ impl Session {
                 self.done.push_back(done);
             }
         }
-        self.path_error = None;
-        if self.lost_since.is_some() {
-            // Wait before the next attempt, because a path that connects and then fails each time would cause
-            // one connection after the other.
-            self.failed_at = Some(Instant::now());
+        if self.path_error.take().is_some() {
+            self.inaccessible.insert(self.path);
+            if self.inaccessible.len() == self.options.paths.len() {
+                // All paths have reported a path error. Try all of them again, this one last.
+                self.inaccessible.retain(|path| *path == self.path);
+            }
         }
+        self.errors.insert(self.path, error.to_string());
         let since = *self.lost_since.get_or_insert_with(Instant::now);
-        // Return the error if no command has succeeded for too long, because a path that connects and then
+        // Return the error if no command was answered for too long, because a path that connects and then
         // fails each time must not be tried forever.
         if since.elapsed() >= self.options.reconnect {
-            return Err(error);
+            return Err(if self.errors.len() > 1 { self.not_restored(None) } else { error });
         }
         self.path = (self.path + 1) % self.options.paths.len();
         Ok(())
+    }
+
+    /// Forgets the failures of paths, because the path in use works.
+    pub(super) fn recovered(&mut self) {
+        self.lost_since = None;
+        self.inaccessible.clear();
+        self.errors.clear();
+    }
+
+    /// Returns the time until the next attempt to reconnect may start. Without the pause, a path that connects
+    /// and then fails each time would cause one connection after the other.
+    pub(super) fn pause(&self) -> Duration {
+        self.attempt_ended.map_or(Duration::ZERO, |ended| PAUSE.saturating_sub(ended.elapsed()))
     }
 
     /// Starts a thread that tries each path once, or takes the thread's result. With `wait`, blocks for up
     /// to 100 ms. Returns an error if the time to reconnect is over.
     pub(super) fn reconnect(&mut self, wait: bool) -> Result<()> {
         self.lost_since.get_or_insert_with(Instant::now);
-        let pause = self.failed_at.map_or(Duration::ZERO, |failed| PAUSE.saturating_sub(failed.elapsed()));
+        let pause = self.pause();
         if self.attempt.is_none() && !pause.is_zero() {
             if wait {
                 std::thread::sleep(pause.min(TICK));
@@ -63,7 +84,8 @@ impl Session {
         let result = match attempt.recv_timeout(if wait { TICK } else { Duration::ZERO }) {
             Ok(result) => result,
             Err(RecvTimeoutError::Timeout) if self.is_too_late() => {
-                return Err(self.not_restored("no path has answered; check the target and the network"));
+                let why = "the last attempt got no answer; check the target and the network";
+                return Err(self.not_restored(Some(why)));
             }
             Err(RecvTimeoutError::Timeout) => return Ok(()),
             Err(RecvTimeoutError::Disconnected) => {
@@ -71,21 +93,21 @@ impl Session {
             }
         };
         self.attempt = None;
+        self.attempt_ended = Some(Instant::now());
         self.reconnected(result)
     }
 
-    /// Returns true if a path failed, and no command has succeeded for [`SessionOptions::reconnect`] since
+    /// Returns true if a path failed, and no command was answered for [`SessionOptions::reconnect`] since
     /// then.
     fn is_too_late(&self) -> bool {
         self.lost_since.is_some_and(|since| since.elapsed() >= self.options.reconnect)
     }
 
-    fn not_restored(&self, why: &str) -> Error {
+    /// Returns the error that ends the session: `why`, and the last error of each path.
+    fn not_restored(&self, why: Option<&str>) -> Error {
         let seconds = self.options.reconnect.as_secs_f64();
-        let why = match self.last_path_error {
-            Some(status) => no_access(status),
-            None => why.into(),
-        };
+        let why: Vec<_> = why.into_iter().chain(self.errors.values().map(String::as_str)).collect();
+        let why = why.join("; ");
         let why = format!("the connection was lost and not restored within {seconds} s: {why}");
         Error::Disconnected { peer: self.options.connect.subsystem.clone(), why }
     }
@@ -93,65 +115,107 @@ impl Session {
     /// Starts a thread that tries each path once, starting with the next one.
     fn start_attempt(&self) -> Result<Receiver<Reconnected>> {
         let (send, receive) = sync_channel(1);
-        let (options, first, nsid) = (self.options.clone(), self.path, self.namespace.nsid);
+        let count = self.options.paths.len();
+        let order = (self.path..count).chain(0..self.path);
+        let (last, first) = order.partition(|path| self.inaccessible.contains(path));
+        let (options, nsid) = (self.options.clone(), self.namespace.nsid);
         let attempt = move || {
             // The send fails if the session was dropped meanwhile. Dropping the result closes the new
             // connection.
-            let _ = send.send(Self::try_paths(options, first, nsid));
+            let _ = send.send(Attempt::new(options, nsid).run(first, last));
         };
         spawn(attempt)?;
         Ok(receive)
     }
 
-    /// Tries each path once, starting with `first`. If a path neither works nor fails within [`HEAD_START`],
-    /// also tries the next one. Returns the first path that works.
-    fn try_paths(options: SessionOptions, first: usize, nsid: u32) -> Reconnected {
-        let options = Arc::new(options);
-        let (send, results) = channel();
-        let (mut running, mut failure) = (0, None);
-        for path in (first..options.paths.len()).chain(0..first) {
-            let (options, send) = (options.clone(), send.clone());
-            spawn(move || {
-                let result = Self::connect(&options, path, Some(nsid));
-                // The send fails if another path was faster.
-                let _ = send.send(result.map(|(live, namespace)| (path, live, namespace)));
-            })?;
-            running += 1;
-            match results.recv_timeout(HEAD_START) {
-                Ok(Ok(works)) => return Ok(works),
-                Ok(Err(error)) => {
-                    running -= 1;
-                    failure = Some(error);
-                }
-                Err(_) => {}
-            }
-        }
-        for _ in 0..running {
-            match results.recv().expect("this function has a sender, too") {
-                Ok(works) => return Ok(works),
-                Err(error) => failure = Some(error),
-            }
-        }
-        Err(failure.expect("at least one path"))
-    }
-
     fn reconnected(&mut self, result: Reconnected) -> Result<()> {
-        match result {
-            Ok((path, live, namespace)) => {
+        let failures = result.failures.into_iter().map(|(path, error)| (path, error.to_string()));
+        self.errors.extend(failures);
+        match result.works {
+            Some((path, live, namespace)) => {
                 self.path = path;
                 check_is_same(self.path(), &self.namespace, &namespace)?;
                 self.namespace = namespace;
                 self.live = Some(live);
-                self.failed_at = None;
                 self.failovers += 1;
+                if self.pending.is_empty() {
+                    // No answer follows from a session without commands.
+                    self.recovered();
+                }
                 Ok(())
             }
-            Err(failure) => {
-                if self.is_too_late() {
-                    return Err(self.not_restored(&failure.to_string()));
+            None if self.is_too_late() => Err(self.not_restored(None)),
+            None => Ok(()),
+        }
+    }
+}
+
+type Connected = Result<(Live, NamespaceInfo)>;
+
+/// An attempt to reconnect, which tries each path once. Each path has a thread, because connecting blocks.
+struct Attempt {
+    options: Arc<SessionOptions>,
+    nsid: u32,
+    send: Sender<(usize, Connected)>,
+    results: Receiver<(usize, Connected)>,
+    /// The number of paths that have neither connected nor failed.
+    running: usize,
+    failures: Vec<(usize, Error)>,
+}
+
+impl Attempt {
+    fn new(options: SessionOptions, nsid: u32) -> Self {
+        let (send, results) = channel();
+        Self { options: Arc::new(options), nsid, send, results, running: 0, failures: Vec::new() }
+    }
+
+    /// Tries the paths in `first`. If they fail, or do not answer within half of
+    /// [`SessionOptions::reconnect`], also tries the paths in `last`. Those reported that they cannot access
+    /// the namespace, so they must not win only because they connect fast.
+    fn run(mut self, first: Vec<usize>, last: Vec<usize>) -> Reconnected {
+        let half = self.options.reconnect / 2;
+        for (paths, patience) in [(first, half), (last, Duration::MAX)] {
+            for path in paths {
+                self.start(path);
+                if let Some(works) = self.next_result(HEAD_START) {
+                    return Reconnected { works: Some(works), failures: self.failures };
                 }
-                self.failed_at = Some(Instant::now());
-                Ok(())
+            }
+            let start = Instant::now();
+            while self.running > 0 && start.elapsed() < patience {
+                if let Some(works) = self.next_result(patience.saturating_sub(start.elapsed())) {
+                    return Reconnected { works: Some(works), failures: self.failures };
+                }
+            }
+        }
+        Reconnected { works: None, failures: self.failures }
+    }
+
+    /// Starts to connect to a path.
+    fn start(&mut self, path: usize) {
+        let (options, nsid, send) = (self.options.clone(), self.nsid, self.send.clone());
+        let connect = move || {
+            // The send fails if another path was faster.
+            let _ = send.send((path, Session::connect(&options, path, Some(nsid))));
+        };
+        match spawn(connect) {
+            Ok(()) => self.running += 1,
+            Err(error) => self.failures.push((path, error)),
+        }
+    }
+
+    /// Waits for up to `time` until a path has connected or failed. Returns the path if it has connected.
+    fn next_result(&mut self, time: Duration) -> Option<(usize, Live, NamespaceInfo)> {
+        if self.running == 0 {
+            return None;
+        }
+        let (path, result) = self.results.recv_timeout(time).ok()?;
+        self.running -= 1;
+        match result {
+            Ok((live, namespace)) => Some((path, live, namespace)),
+            Err(error) => {
+                self.failures.push((path, error));
+                None
             }
         }
     }

@@ -1,4 +1,5 @@
 mod flow_control;
+mod recovery;
 
 use super::*;
 use crate::initiator::{HostIdentity, QueueOptions};
@@ -122,7 +123,7 @@ fn a_session_gives_up_in_time_although_the_target_does_not_answer() {
         }
     };
     assert!(start.elapsed() >= reconnect, "{error}");
-    assert!(error.to_string().contains("not restored within 1 s: no path has answered"), "{error}");
+    assert!(error.to_string().contains("not restored within 1 s: the last attempt got no answer"), "{error}");
     drop(silent);
 }
 

@@ -54,9 +54,21 @@ impl Client<'_> {
         }
     }
 
+    /// Begins requests that had arrived before reading from the client paused. Returns true if there were any.
+    pub(super) fn parse_rest(&mut self) -> Result<bool> {
+        if !matches!(self.reading, Reading::Request) || self.end - self.start < REQUEST {
+            return Ok(false);
+        }
+        self.parse().map(|()| true)
+    }
+
+    /// Processes the received bytes, until the client is full.
     fn parse(&mut self) -> Result<()> {
         loop {
+            let full = self.is_full();
             match &mut self.reading {
+                // One read of the socket may bring thousands of requests of 32 MiB each.
+                Reading::Request if full => return Ok(()),
                 Reading::Request => {
                     let Some(bytes) = self.input[self.start..self.end].first_chunk::<REQUEST>() else {
                         return Ok(());

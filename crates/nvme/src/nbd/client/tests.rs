@@ -1,0 +1,110 @@
+use super::receive::Reading;
+use super::*;
+use crate::initiator::{ConnectOptions, HostIdentity, QueueOptions, SessionOptions};
+use crate::target::subsystem::Limits;
+use crate::target::{Config, Hosts, Target};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+const NQN: &str = "nqn.2026-11.inlane:nbd-test";
+
+fn target() -> Target {
+    Target::start(Config {
+        listen: vec!["127.0.0.1:0".parse().unwrap()],
+        namespaces: vec!["memory:1M".parse().unwrap()],
+        nqn: Some(NQN.into()),
+        hosts: Hosts::Any,
+        cores: Vec::new(),
+        threads: 1,
+        spin: Duration::ZERO,
+        limits: Limits::default(),
+    })
+    .unwrap()
+}
+
+fn session(target: &Target) -> Session {
+    let timeout = Duration::from_secs(60);
+    let options = SessionOptions {
+        paths: vec![target.subsystem().listeners()[0].to_string().parse().unwrap()],
+        connect: ConnectOptions {
+            subsystem: NQN.into(),
+            host: HostIdentity::this_machine(),
+            queue: QueueOptions { timeout, ..QueueOptions::default() },
+            keep_alive: Duration::ZERO,
+        },
+        nsid: None,
+        io_queues: 1,
+        reconnect: timeout,
+    };
+    Session::open(&options).unwrap()
+}
+
+/// Returns a request of `length` bytes at offset 0.
+fn request(kind: u16, cookie: u64, length: u32) -> Vec<u8> {
+    let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
+    bytes.extend([0, 0]);
+    bytes.extend(kind.to_be_bytes());
+    bytes.extend(cookie.to_be_bytes());
+    bytes.extend(0_u64.to_be_bytes());
+    bytes.extend(length.to_be_bytes());
+    bytes
+}
+
+/// The input of 64 KiB has room for 2,340 requests, which may ask for 32 MiB each.
+#[test]
+fn requests_beyond_the_limits_wait_and_are_then_answered() {
+    const REQUESTS: u64 = 2000;
+    const READ: u16 = 0;
+    // This type of request does not exist, so the reply is an error.
+    const UNKNOWN: u16 = 77;
+    let target = target();
+    let (mut program, stream) = UnixStream::pair().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let counters = Counters::default();
+    let mut client = Client::new(Stream::Unix(stream), session(&target), Features::default(), &counters);
+    let kind = |cookie| if cookie % 3 == 0 { UNKNOWN } else { READ };
+    let requests: Vec<u8> = (0..REQUESTS).flat_map(|cookie| request(kind(cookie), cookie, 4096)).collect();
+    let mut rest = &requests[..];
+    // One read takes up to 64 KiB, if the socket holds that much.
+    program.set_nonblocking(true).unwrap();
+    while let Ok(bytes) = program.write(rest) {
+        rest = &rest[bytes..];
+        if rest.is_empty() {
+            break;
+        }
+    }
+    while client.active.len() < MAX_REQUESTS {
+        assert!(client.receive().unwrap(), "only {} requests have begun", client.active.len());
+        assert!(client.active.len() <= MAX_REQUESTS, "{} requests have begun", client.active.len());
+    }
+    assert!(matches!(client.reading, Reading::Request) && client.end - client.start > 0);
+    assert!(!client.parse_rest().unwrap() || client.active.len() <= MAX_REQUESTS);
+
+    program.set_nonblocking(false).unwrap();
+    program.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut writer = program.try_clone().unwrap();
+    let rest = rest.to_vec();
+    let written = std::thread::spawn(move || {
+        writer.write_all(&rest).unwrap();
+        // A disconnect ends the service after all replies were sent.
+        writer.write_all(&request(2, 0, 0)).unwrap();
+    });
+    let replies = std::thread::spawn(move || {
+        let mut cookies = Vec::new();
+        let mut header = [0; 16];
+        while program.read_exact(&mut header).is_ok() {
+            let cookie = u64::from_be_bytes(header[8..].try_into().unwrap());
+            assert_eq!(header[4..8] == [0; 4], kind(cookie) == READ, "request {cookie}");
+            if kind(cookie) == READ {
+                program.read_exact(&mut [0; 4096]).unwrap();
+            }
+            cookies.push(cookie);
+        }
+        cookies.sort_unstable();
+        cookies
+    });
+    client.serve(&AtomicBool::new(false)).unwrap();
+    written.join().unwrap();
+    assert_eq!(replies.join().unwrap(), (0..REQUESTS).collect::<Vec<_>>());
+    target.stop().unwrap();
+}
