@@ -71,6 +71,10 @@ pub struct Counters {
     pub written_bytes: AtomicU64,
     /// Flush commands.
     pub flushes: AtomicU64,
+    /// Compare commands. [`Counters::others`] includes them.
+    pub compares: AtomicU64,
+    /// Bytes compared.
+    pub compared_bytes: AtomicU64,
     /// Commands of other kinds: Write Zeroes, Dataset Management, Compare.
     pub others: AtomicU64,
     /// Commands that ended with an error status.

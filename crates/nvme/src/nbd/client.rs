@@ -25,8 +25,9 @@ const TICK: Duration = Duration::from_millis(100);
 const MAX_HELD: usize = 64 << 20;
 /// The most unanswered requests of a client. Above it, reading from the client pauses.
 const MAX_REQUESTS: usize = 256;
-/// The most replies, and parts of replies, that wait to be sent. Above it, reading from the client pauses.
-const MAX_OUTPUT: usize = 4096;
+/// The most parts of replies that wait to be sent, and the most NVMe commands that wait for the session. Above
+/// either, reading from the client pauses.
+const MAX_PARTS: usize = 4096;
 /// The longest sleep while the session reconnects. No socket shows the end of an attempt to reconnect.
 const RECONNECT_TICK: Duration = Duration::from_millis(5);
 
@@ -124,7 +125,9 @@ impl<'a> Client<'a> {
     }
 
     fn is_full(&self) -> bool {
-        self.held >= MAX_HELD || self.active.len() >= MAX_REQUESTS || self.output.len() >= MAX_OUTPUT
+        self.held >= MAX_HELD
+            || self.active.len() >= MAX_REQUESTS
+            || self.output.len().max(self.waiting.len()) >= MAX_PARTS
     }
 
     /// Blocks until a socket is ready, for at most `TICK`.

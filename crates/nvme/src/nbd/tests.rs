@@ -14,6 +14,7 @@ const NAMESPACE: NamespaceInfo = NamespaceInfo {
     deallocate: false,
     volatile_cache: true,
     max_transfer: 1 << 20,
+    max_write_zeroes: 1 << 25,
 };
 const EXPORT: Export<'static> = Export { namespace: &NAMESPACE, name: "nqn.2024-01.org.example:disk" };
 

@@ -38,11 +38,11 @@ pub enum Reply {
     /// The command is an Abort. Complete it with success, and complete the Asynchronous Event Request with
     /// this identifier as aborted.
     Abort(u16),
-    /// Complete the command with success, then make the data of all namespaces durable.
-    Shutdown,
-    /// Complete the command with success, and drop the Asynchronous Event Requests that wait for an event. The
-    /// controller was reset, which ends them without a completion.
-    Reset,
+    /// The command has set the property CC. Complete it with success.
+    ///
+    /// * After a reset, drop the Asynchronous Event Requests that wait for an event, without a completion.
+    /// * For a shutdown, make the data of all namespaces durable.
+    Configured(Transition),
 }
 
 /// Carries out an admin command. None of the supported admin commands takes data from the host.
@@ -93,11 +93,9 @@ fn fabrics_command(context: &Context<'_>, command: &Command) -> Result<Reply, St
         fabrics::PROPERTY_GET => {
             done(fabrics_commands::property_get(context.subsystem, context.controller, command)?)
         }
-        fabrics::PROPERTY_SET => Ok(match fabrics_commands::property_set(context.controller, command)? {
-            Transition::None => Reply::Done(Status::SUCCESS, 0),
-            Transition::Reset => Reply::Reset,
-            Transition::Shutdown => Reply::Shutdown,
-        }),
+        fabrics::PROPERTY_SET => {
+            fabrics_commands::property_set(context.controller, command).map(Reply::Configured)
+        }
         _ => Err(Status::INVALID_OPCODE.dnr()),
     }
 }
@@ -159,8 +157,8 @@ fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
     if save {
         return Err(Status::FEATURE_NOT_SAVEABLE.dnr());
     }
-    let names_one_namespace = !matches!(command.nsid.get(), 0 | u32::MAX);
-    if names_one_namespace && CONTROLLER_SCOPE.contains(&id) {
+    let namespace = named_namespace(command);
+    if namespace.is_some() && CONTROLLER_SCOPE.contains(&id) {
         return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.dnr());
     }
     match id {
@@ -205,10 +203,24 @@ fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
         feature::ERROR_RECOVERY if value & 1 << 16 != 0 => Err(Status::INVALID_FIELD.dnr()),
         feature::HOST_IDENTIFIER => Err(Status::FEATURE_NOT_CHANGEABLE.dnr()),
         id if STORED.contains(&id) => {
-            controller.set_feature(id, value);
+            check_namespace(subsystem, namespace)?;
+            controller.set_feature(id, namespace, value);
             done(0)
         }
         _ => Err(Status::INVALID_FIELD.dnr()),
+    }
+}
+
+/// Returns the identifier of the one namespace that a command names. Returns `None` for 0 and FFFFFFFFh, which
+/// stand for no namespace and for all namespaces.
+fn named_namespace(command: &Command) -> Option<u32> {
+    Some(command.nsid.get()).filter(|id| !matches!(*id, 0 | u32::MAX))
+}
+
+fn check_namespace(subsystem: &Subsystem, namespace: Option<u32>) -> Result<(), Status> {
+    match namespace {
+        Some(id) if subsystem.namespace(id).is_none() => Err(Status::INVALID_NAMESPACE.dnr()),
+        _ => Ok(()),
     }
 }
 
@@ -255,7 +267,11 @@ fn get_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
         feature::HOST_IDENTIFIER if command.cdw11.get() & 1 == 1 => {
             Ok(Reply::Data(controller.host.id.to_vec()))
         }
-        id if STORED.contains(&id) => done(controller.feature(id).into()),
+        id if STORED.contains(&id) => {
+            let namespace = named_namespace(command);
+            check_namespace(subsystem, namespace)?;
+            done(controller.feature(id, namespace).into())
+        }
         _ => Err(Status::INVALID_FIELD.dnr()),
     }
 }

@@ -79,8 +79,9 @@ struct State {
     namespaces: Pending,
     discovery: Pending,
     changed_namespaces: BTreeSet<u32>,
-    /// The values of features that have no effect on this target, such as the arbitration burst.
-    features: BTreeMap<u8, u32>,
+    /// The values of features that have no effect on this target, such as the arbitration burst. The keys are
+    /// the feature and the namespace's identifier, which is 0 for all namespaces.
+    features: BTreeMap<(u8, u32), u32>,
 }
 
 /// Whether an event waits to be reported, and whether further events of its kind are masked until the host
@@ -91,15 +92,15 @@ struct Pending {
     masked: bool,
 }
 
-/// What a write to the property CC asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transition {
-    /// No action is needed.
-    None,
-    /// The controller was disabled: its I/O queues end.
-    Reset,
-    /// The host shuts the controller down: written data must become durable, then [`Controller::shut_down`] is called.
-    Shutdown,
+/// What a write to the property CC asks for. One write may ask for both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Transition {
+    /// The controller was disabled: its I/O queues end, and so do Asynchronous Event Requests that wait for an
+    /// event.
+    pub reset: bool,
+    /// The host shuts the controller down: written data must become durable, then [`Controller::shut_down`] is
+    /// called.
+    pub shutdown: bool,
 }
 
 /// Returns the keep-alive timeout in use if the host asks for `asked_ms`: rounded up to the timer's
@@ -239,7 +240,7 @@ impl Controller {
         let before = std::mem::replace(&mut state.configuration, configuration);
         let was_set = |bit: u32| before & bit != 0;
         let is_set = |bit: u32| configuration & bit != 0;
-        let mut transition = Transition::None;
+        let mut transition = Transition::default();
         if is_set(cc::ENABLE) && !was_set(cc::ENABLE) {
             state.status = match Self::accepts(configuration, self.discovery) {
                 true => csts::READY,
@@ -252,20 +253,22 @@ impl Controller {
             for reach in io.iter().filter_map(|id| state.queues.remove(id)) {
                 reach.inbox.send(Message::Close(reach.connection));
             }
-            transition = Transition::Reset;
+            transition.reset = true;
         }
         if configuration & cc::SHUTDOWN_MASK != 0 && before & cc::SHUTDOWN_MASK == 0 {
             state.status = state.status & !csts::SHUTDOWN_MASK | SHUTDOWN_IN_PROGRESS;
-            transition = Transition::Shutdown;
+            transition.shutdown = true;
         }
         self.ready.store(state.status & csts::READY != 0, Relaxed);
         transition
     }
 
-    /// Reports that the shutdown is complete.
+    /// Reports that the shutdown is complete, unless a reset has ended the shutdown.
     pub fn shut_down(&self) {
         let mut state = self.state();
-        state.status = state.status & !csts::SHUTDOWN_MASK | csts::SHUTDOWN_COMPLETE;
+        if state.status & csts::SHUTDOWN_MASK == SHUTDOWN_IN_PROGRESS {
+            state.status = state.status & !csts::SHUTDOWN_MASK | csts::SHUTDOWN_COMPLETE;
+        }
     }
 
     /// Returns the number of I/O queues that the host may create.
@@ -279,13 +282,21 @@ impl Controller {
     }
 
     /// Returns the value of a feature without effect on this target, or 0 if the host has not set it.
-    pub fn feature(&self, id: u8) -> u32 {
-        self.state().features.get(&id).copied().unwrap_or(0)
+    /// `namespace` is `None` for the value that applies to all namespaces.
+    pub fn feature(&self, id: u8, namespace: Option<u32>) -> u32 {
+        let state = self.state();
+        let value = |namespace| state.features.get(&(id, namespace));
+        namespace.and_then(value).or_else(|| value(0)).copied().unwrap_or(0)
     }
 
-    /// Stores the value of a feature that has no effect on this target.
-    pub fn set_feature(&self, id: u8, value: u32) {
-        self.state().features.insert(id, value);
+    /// Stores the value of a feature that has no effect on this target: for one namespace, or for all if
+    /// `namespace` is `None`.
+    pub fn set_feature(&self, id: u8, namespace: Option<u32>, value: u32) {
+        let features = &mut self.state().features;
+        if namespace.is_none() {
+            features.retain(|(feature, _), _| *feature != id);
+        }
+        features.insert((id, namespace.unwrap_or(0)), value);
     }
 
     /// Returns the feature Asynchronous Event Configuration.

@@ -1,6 +1,6 @@
 //! The errors of a controller's commands, for the log page Error Information.
 
-use crate::command::{Command, Status};
+use crate::command::{Command, FABRICS, Status};
 use std::collections::VecDeque;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
@@ -43,6 +43,8 @@ impl ErrorLog {
     /// Adds a command that completed with an error.
     pub fn add(&mut self, queue: u16, command: &Command, status: Status, lba: u64) {
         self.count += 1;
+        // In a Fabrics command, the bytes of the namespace identifier have another meaning.
+        let nsid = if command.opcode == FABRICS { 0.into() } else { command.nsid };
         self.entries.truncate(ENTRIES - 1);
         self.entries.push_front(ErrorEntry {
             count: self.count.into(),
@@ -51,7 +53,7 @@ impl ErrorLog {
             status: (status.0 << 1).into(),
             location: u16::MAX.into(),
             lba: lba.into(),
-            nsid: command.nsid,
+            nsid,
             ..ErrorEntry::new_zeroed()
         });
     }

@@ -181,6 +181,8 @@ pub struct Tally {
     writes: u64,
     written_bytes: u64,
     flushes: u64,
+    compares: u64,
+    compared_bytes: u64,
     others: u64,
     errors: u64,
 }
@@ -204,6 +206,11 @@ impl Tally {
                 self.written_bytes += request.length;
             }
             Operation::Flush => self.flushes += 1,
+            Operation::Compare => {
+                self.others += 1;
+                self.compares += 1;
+                self.compared_bytes += request.length;
+            }
             _ => self.others += 1,
         }
     }
@@ -219,6 +226,8 @@ impl Tally {
             (&counters.writes, self.writes),
             (&counters.written_bytes, self.written_bytes),
             (&counters.flushes, self.flushes),
+            (&counters.compares, self.compares),
+            (&counters.compared_bytes, self.compared_bytes),
             (&counters.others, self.others),
             (&counters.errors, self.errors),
         ] {

@@ -109,9 +109,10 @@ fn health(subsystem: &Subsystem, controller: &Controller, nsid: u32) -> Result<V
     };
     let mut set = |offset: usize, value: u64| page[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
     // Data units are thousands of 512 bytes, rounded up.
-    set(32, sum(|it| &it.read_bytes).div_ceil(512_000));
+    // The NVM command set counts a Compare as a read.
+    set(32, (sum(|it| &it.read_bytes) + sum(|it| &it.compared_bytes)).div_ceil(512_000));
     set(48, sum(|it| &it.written_bytes).div_ceil(512_000));
-    set(64, sum(|it| &it.reads));
+    set(64, sum(|it| &it.reads) + sum(|it| &it.compares));
     set(80, sum(|it| &it.writes));
     set(128, subsystem.now_ms() / 3_600_000);
     set(176, controller.errors().count());

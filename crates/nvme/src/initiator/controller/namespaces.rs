@@ -26,6 +26,8 @@ pub struct NamespaceInfo {
     pub volatile_cache: bool,
     /// The most data of one command, in bytes. A multiple of the block size.
     pub max_transfer: u32,
+    /// The most bytes of one Write Zeroes command. A multiple of the block size.
+    pub max_write_zeroes: u64,
     /// The UUID, else the NGUID, else the EUI64 followed by zeros. `None` if the namespace has none of them.
     /// Two namespaces with different identities have different contents.
     pub identity: Option<[u8; 16]>,
@@ -96,17 +98,38 @@ impl Controller {
         let limit = limit.min(UNLIMITED_TRANSFER).min(u64::from(block_bytes) << 16) as u32;
         let optional = self.identify.oncs.get();
         let identity = self.identity(nsid, namespace)?;
+        let write_zeroes = optional & oncs::WRITE_ZEROES != 0;
+        let zeroed = if write_zeroes { self.max_write_zeroes()? } else { 0 };
+        let unit = u64::from(block_bytes);
         Ok(NamespaceInfo {
             nsid,
             blocks,
             block_bytes,
             read_only: namespace.nsattr & 1 != 0,
-            write_zeroes: optional & oncs::WRITE_ZEROES != 0,
+            write_zeroes,
             deallocate: optional & oncs::DATASET_MANAGEMENT != 0,
             volatile_cache: self.identify.vwc & 1 != 0,
             max_transfer: (limit / block_bytes).max(1) * block_bytes,
+            // A command has at most 65,536 blocks.
+            max_write_zeroes: (zeroed.min(unit << 16) / unit).max(1) * unit,
             identity,
         })
+    }
+
+    /// Returns the most bytes of one Write Zeroes command: WZSL in Identify Controller of the NVM command set
+    /// (NVM Command Set section 4.1.5). Returns `u64::MAX` if the controller reports no limit.
+    fn max_write_zeroes(&mut self) -> Result<u64> {
+        match self.identify_page(cns::COMMAND_SET_CONTROLLER, 0) {
+            Ok(page) => Ok(match page.bytes()[1] {
+                0 => u64::MAX,
+                // The unit is a page of 4096 bytes.
+                shift if shift < 52 => 4096 << shift,
+                _ => u64::MAX,
+            }),
+            // Controllers of NVMe 1.4 and older do not have the page.
+            Err(Error::Status { .. }) => Ok(u64::MAX),
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns what [`NamespaceInfo::identity`] describes.

@@ -225,6 +225,13 @@ fn commands_take_turns_over_the_queues_and_each_thread_of_the_target_serves_one(
         // The last queue is the admin queue.
         let in_flight: Vec<_> = session.queues().take(4).map(Queue::in_flight).collect();
         assert_eq!(in_flight, [2, 2, 2, 2]);
+        let start = Instant::now();
+        while session.live.as_ref().unwrap().queues.available() < 8 {
+            session.progress(true).unwrap();
+            assert!(start.elapsed() < PATIENCE, "the commands did not complete");
+        }
+        // Completed commands that the caller has not taken no longer occupy a queue.
+        assert_eq!((session.in_flight(), session.depth()), (8, 8));
         assert_eq!(completions(&mut session, 8), (0..8).collect::<Vec<_>>());
         session.close();
         let start = Instant::now();
@@ -360,5 +367,15 @@ fn a_session_gives_up_if_no_path_can_access_the_namespace() {
         }
     };
     assert!(error.contains("Asymmetric Access Inaccessible"), "{error}");
+    target.stop().unwrap();
+}
+
+/// With blocks of 4096 bytes, the command's block count alone would allow 256 MiB.
+#[test]
+fn the_limit_of_write_zeroes_is_that_of_the_controller() {
+    let target = target("127.0.0.1:0", "memory:1M,lba=4096");
+    let session = Session::open(&options(target.subsystem().listeners()[0])).unwrap();
+    assert_eq!(session.namespace().max_write_zeroes, 32 << 20);
+    session.close();
     target.stop().unwrap();
 }

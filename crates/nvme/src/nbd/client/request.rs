@@ -102,9 +102,8 @@ impl Client<'_> {
                 self.start_request(&request, vec![(command, Some(buffer))]);
             }
             Kind::WriteZeroes => {
-                // Write Zeroes transfers no data, so each command may cover 65,536 blocks, the most that its
-                // block count holds.
-                let most = u64::from(self.session.namespace().block_bytes) << 16;
+                // Write Zeroes transfers no data, so a command may cover more than one that transfers data.
+                let most = self.session.namespace().max_write_zeroes;
                 let mut commands = Vec::new();
                 let (mut at, end) = (request.offset, request.offset + u64::from(request.length));
                 while at < end {

@@ -341,15 +341,16 @@ impl Connection {
                 self.complete(held, Status::ABORT_REQUESTED, 0);
                 self.finish(slot, Status::SUCCESS, 0);
             }
-            Reply::Reset => {
-                for held in std::mem::take(&mut queue.held) {
-                    self.forget_identifier(held);
+            Reply::Configured(transition) => {
+                if transition.reset {
+                    for held in std::mem::take(&mut queue.held) {
+                        self.forget_identifier(held);
+                    }
                 }
                 self.finish(slot, Status::SUCCESS, 0);
-            }
-            Reply::Shutdown => {
-                self.finish(slot, Status::SUCCESS, 0);
-                self.flush_for_shutdown();
+                if transition.shutdown {
+                    self.flush_for_shutdown();
+                }
             }
         }
         self.report_events();

@@ -43,6 +43,11 @@ fn the_error_log_has_the_failed_commands_of_all_queues_the_newest_first() {
         nsid: nsid.into(),
         reserved: [0; 36],
     };
+    // A Fabrics command names no namespace: its bytes 4 to 7 have another meaning.
+    let mut fabrics_command = Command::property_get(0x44, false);
+    fabrics_command.cid = 79.into();
+    assert_eq!(status(&mut admin, fabrics_command), Status::INVALID_FIELD);
+    assert_eq!(errors(&mut admin)[0], entry(3, 0, 79, Status::INVALID_FIELD, 0, 0));
     assert_eq!(
         found,
         [
@@ -54,9 +59,9 @@ fn the_error_log_has_the_failed_commands_of_all_queues_the_newest_first() {
         status(&mut queue, beyond);
     }
     let found = errors(&mut admin);
-    assert_eq!((found.len(), found[0].count.get(), found[63].count.get()), (64, 66, 3));
+    assert_eq!((found.len(), found[0].count.get(), found[63].count.get()), (64, 67, 4));
     let health = admin.log_page(log::HEALTH, 512);
-    assert_eq!(number(&health, 176), 66, "the number of error log entries");
+    assert_eq!(number(&health, 176), 67, "the number of error log entries");
 }
 
 #[test]
@@ -128,4 +133,69 @@ fn a_reset_ends_waiting_event_requests() {
     assert!(status(&mut admin, enable).is_success());
     // The limit of 4 requests and the identifiers are free again.
     wait(&mut admin);
+}
+
+/// A host may shut the controller down and disable it with the same write to CC.
+#[test]
+fn a_reset_with_a_shutdown_also_ends_waiting_event_requests() {
+    let subsystem = subsystem(&["memory:1M"], |_| {});
+    let (mut admin, _queue) = connected(&subsystem, Digests::default());
+    let mut request = Command::new(admin::ASYNC_EVENT_REQUEST, 0);
+    request.cid = 100.into();
+    host_waits(&mut admin, request);
+    let end = Command::property_set(property::CC, cc::ENTRY_SIZES | cc::SHUTDOWN_NORMAL);
+    assert!(status(&mut admin, end).is_success());
+    let controller = admin.connection.queue.as_ref().unwrap().controller.clone();
+    assert_eq!(controller.status(), csts::SHUTDOWN_COMPLETE);
+    let enable = Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES);
+    assert!(status(&mut admin, enable).is_success());
+    // The identifier is free again.
+    host_waits(&mut admin, request);
+}
+
+fn host_waits(host: &mut Host, request: Command) {
+    host.command(request, &[]);
+    assert!(host.answer().is_none());
+}
+
+#[test]
+fn a_shutdown_that_a_reset_ends_is_not_reported_as_complete() {
+    let subsystem = subsystem(&["memory:1M"], |_| {});
+    let (admin, _queue) = connected(&subsystem, Digests::default());
+    let controller = admin.connection.queue.as_ref().unwrap().controller.clone();
+    controller.configure(cc::ENABLE | cc::ENTRY_SIZES | cc::SHUTDOWN_NORMAL);
+    controller.configure(cc::ENTRY_SIZES);
+    controller.configure(cc::ENABLE | cc::ENTRY_SIZES);
+    controller.shut_down();
+    assert_eq!(controller.status(), csts::READY);
+}
+
+#[test]
+fn the_error_recovery_feature_belongs_to_a_namespace() {
+    let subsystem = subsystem(&["memory:1M", "memory:1M"], |_| {});
+    let (mut admin, _queue) = connected(&subsystem, Digests::default());
+    let get = |host: &mut Host, nsid| {
+        let mut command = Command::new(admin::GET_FEATURES, nsid);
+        command.cdw10 = u32::from(feature::ERROR_RECOVERY).into();
+        let completion = host.call(command, &[]).0;
+        completion.status().is_success().then(|| completion.result()).ok_or(completion.status())
+    };
+    let set = |host: &mut Host, nsid, value| status(host, set_feature(feature::ERROR_RECOVERY, nsid, value));
+    assert_eq!(set(&mut admin, 3, 5), Status::INVALID_NAMESPACE.dnr());
+    assert_eq!(get(&mut admin, 3), Err(Status::INVALID_NAMESPACE.dnr()));
+    assert!(set(&mut admin, 1, 5).is_success());
+    assert_eq!([1, 2].map(|nsid| get(&mut admin, nsid)), [Ok(5), Ok(0)]);
+    assert!(set(&mut admin, u32::MAX, 7).is_success());
+    assert_eq!([1, 2].map(|nsid| get(&mut admin, nsid)), [Ok(7), Ok(7)]);
+}
+
+#[test]
+fn health_counts_a_compare_as_a_read() {
+    let subsystem = subsystem(&["memory:1M"], |_| {});
+    let (mut admin, mut queue) = connected(&subsystem, Digests::default());
+    assert!(read(&mut queue, 1, 0, 1, 512).0.is_success());
+    let compare = Command::blocks(io::COMPARE, 1, 0, 8, Sgl::in_capsule(4096));
+    assert!(queue.call(compare, &[0; 4096]).0.status().is_success());
+    let health = admin.log_page(log::HEALTH, 512);
+    assert_eq!((number(&health, 32), number(&health, 64)), (1, 2));
 }
