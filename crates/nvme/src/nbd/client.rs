@@ -130,15 +130,21 @@ impl<'a> Client<'a> {
             || self.output.len().max(self.waiting.len()) >= MAX_PARTS
     }
 
+    /// Returns the events of the client's socket for which the server waits.
+    fn client_events(&self) -> PollFlags {
+        let mut events = PollFlags::empty();
+        if !self.closing && !self.is_full() {
+            events |= PollFlags::IN;
+        }
+        if !self.output.is_empty() && !self.gone {
+            events |= PollFlags::OUT;
+        }
+        events
+    }
+
     /// Blocks until a socket is ready, for at most `TICK`.
     fn wait(&self) {
-        let mut client = PollFlags::empty();
-        if !self.closing && !self.is_full() {
-            client |= PollFlags::IN;
-        }
-        if !self.output.is_empty() {
-            client |= PollFlags::OUT;
-        }
+        let client = self.client_events();
         // Leave the client out if nothing is awaited from it, because a closed connection is always ready.
         let mut sockets = Vec::new();
         if !client.is_empty() {

@@ -108,3 +108,19 @@ fn requests_beyond_the_limits_wait_and_are_then_answered() {
     assert_eq!(replies.join().unwrap(), (0..REQUESTS).collect::<Vec<_>>());
     target.stop().unwrap();
 }
+
+/// The socket of a client that has ended is always ready, so a wait for it would return at once each time.
+#[test]
+fn the_server_does_not_wait_for_a_client_that_has_ended() {
+    let target = target();
+    let (program, stream) = UnixStream::pair().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let counters = Counters::default();
+    let mut client = Client::new(Stream::Unix(stream), session(&target), Features::default(), &counters);
+    assert_eq!(client.client_events(), PollFlags::IN);
+    drop(program);
+    assert!(client.receive().unwrap());
+    assert!(client.gone && client.client_events().is_empty());
+    client.serve(&AtomicBool::new(false)).unwrap();
+    target.stop().unwrap();
+}

@@ -218,3 +218,29 @@ fn each_step_of_a_recovery_that_needs_no_socket_is_reported() {
     session.close();
     target.stop().unwrap();
 }
+
+/// Without the pause, a path that answers one command and then fails each time would cause one connection after
+/// the other.
+#[test]
+fn the_pause_between_attempts_also_applies_after_an_answer() {
+    let target = target("127.0.0.1:0", "memory:1M");
+    let mut session = Session::open(&options(target.subsystem().listeners()[0])).unwrap();
+    // With an attempt that ends in the future, the pause lasts for the whole test.
+    session.attempt_ended = Some(Instant::now() + Duration::from_secs(3600));
+    submit_flushes(&mut session, 1);
+    assert_eq!(completions(&mut session, 1), [0]);
+    session.path_error = Some(Status::ANA_INACCESSIBLE);
+    for _ in 0..3 {
+        session.progress(true).unwrap();
+        assert!(session.live.is_none() && session.attempt.is_none());
+        assert!(!session.has_work());
+    }
+    session.attempt_ended = None;
+    let start = Instant::now();
+    while session.failovers() == 0 {
+        session.progress(true).unwrap();
+        assert!(start.elapsed() < PATIENCE, "the session did not reconnect");
+    }
+    session.close();
+    target.stop().unwrap();
+}
