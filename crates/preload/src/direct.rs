@@ -11,7 +11,7 @@ use crate::wait::{self, Patience};
 use crate::{control, errno, fail, ready, real, set_errno, socket};
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::lease::{SEND, Slot};
-use libc::{c_int, c_void, iovec, ssize_t};
+use libc::{c_int, c_long, c_void, iovec, ssize_t};
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
@@ -122,6 +122,7 @@ fn adopt(fd: RawFd, entry: &Entry) {
     }
     match control::adopt(fd) {
         Ok((slot, wait_us)) => {
+            ready::forget_outdated(slot);
             wait::set_time(wait_us);
             if real::option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT) != Some(1) {
                 slot.header().low_water.store(1, Ordering::Relaxed);
@@ -134,19 +135,24 @@ fn adopt(fd: RawFd, entry: &Entry) {
     }
 }
 
-/// Returns true if the slot belongs to the socket `fd`, and false if the table is outdated. May change errno.
-pub fn is_same(fd: RawFd, slot: Slot) -> bool {
+/// Returns the inode and the device number of a descriptor's file, or `None` if there is none. May change errno.
+fn identity(fd: RawFd) -> Option<(u64, u64)> {
     let mut status = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: fstat(2) fills the structure if it succeeds. The structure is read only in that case.
-    let status = unsafe {
-        if libc::fstat(fd, status.as_mut_ptr()) != 0 {
-            return false;
-        }
-        status.assume_init()
-    };
+    unsafe {
+        (libc::fstat(fd, status.as_mut_ptr()) == 0).then(|| {
+            let status = status.assume_init();
+            (status.st_ino, status.st_dev)
+        })
+    }
+}
+
+/// Returns true if the slot belongs to the socket `fd`, and false if the table is outdated. May change errno.
+pub fn is_same(fd: RawFd, slot: Slot) -> bool {
     let header = slot.header();
-    status.st_ino == header.inode.load(Ordering::Acquire)
-        && status.st_dev == header.device.load(Ordering::Relaxed)
+    identity(fd).is_some_and(|(inode, device)| {
+        inode == header.inode.load(Ordering::Acquire) && device == header.device.load(Ordering::Relaxed)
+    })
 }
 
 /// Like [`is_same`], but leaves errno unchanged.
@@ -179,16 +185,17 @@ pub fn is_alive(slot: Slot) -> bool {
     now_ns() < slot.header().alive_ns.load(Ordering::Relaxed).wrapping_add(ALIVE_NS)
 }
 
-/// Sends the bytes of `parts` through shared memory. Returns their number, or `None` if the caller must send
-/// them through the kernel. Leaves errno unchanged.
+/// Sends the bytes of `parts` through shared memory, with the `flags` of send(2). Of these, only MSG_DONTWAIT and
+/// MSG_NOSIGNAL are supported. Returns the number of sent bytes, or `None` if the caller must send them through the
+/// kernel. Leaves errno unchanged.
 ///
 /// # Safety
 /// Each element of `parts` points to as many readable bytes as its length says.
 #[inline]
-pub unsafe fn send(fd: RawFd, parts: &[iovec]) -> Option<ssize_t> {
+pub unsafe fn send(fd: RawFd, parts: &[iovec], flags: c_int) -> Option<ssize_t> {
     let slot = slot(fd)?;
     // SAFETY: the caller promises that the buffers in `parts` are readable.
-    unsafe { send_to(fd, slot, parts) }
+    unsafe { send_to(fd, slot, parts, flags) }
 }
 
 /// Returns false if the kernel certainly refuses one of the buffers.
@@ -196,14 +203,14 @@ fn are_possible(parts: &[iovec]) -> bool {
     parts.iter().all(|part| part.iov_len == 0 || is_possible(part.iov_base, part.iov_len))
 }
 
-unsafe fn send_to(fd: RawFd, slot: Slot, parts: &[iovec]) -> Option<ssize_t> {
+unsafe fn send_to(fd: RawFd, slot: Slot, parts: &[iovec], flags: c_int) -> Option<ssize_t> {
     let len = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))?;
     if !are_possible(parts) {
         return None;
     }
     if let ([part], true) = (parts, len > SEND) {
         // SAFETY: the caller promises that the buffer is readable.
-        return unsafe { send_large(fd, slot, part.iov_base.cast(), len) };
+        return unsafe { send_large(fd, slot, part.iov_base.cast(), len, flags) };
     }
     if len == 0 || len > SEND {
         return None;
@@ -242,25 +249,32 @@ fn may_send(fd: RawFd, slot: Slot) -> bool {
 /// The longest time without free bytes in the send ring before the kernel sends the rest, in nanoseconds.
 const ROOM_NS: u64 = 20_000;
 
-/// Sends `len` bytes, more than the send ring holds, in several parts. On a blocking descriptor, the kernel sends
-/// the bytes for which the ring gets no room in time. The engine reads them from the pair after those in the ring.
+/// Sends `len` bytes, more than the send ring holds, in several parts. The kernel sends the bytes for which the ring
+/// has no room. If the call may block, it first waits briefly for room. The engine reads the kernel's bytes after
+/// those in the ring.
 ///
 /// # Safety
 /// `from` has `len` readable bytes.
-unsafe fn send_large(fd: RawFd, slot: Slot, from: *const u8, len: usize) -> Option<ssize_t> {
+unsafe fn send_large(fd: RawFd, slot: Slot, from: *const u8, len: usize, flags: c_int) -> Option<ssize_t> {
+    let header = slot.header();
+    let inode = header.inode.load(Ordering::Acquire);
+    let device = header.device.load(Ordering::Relaxed);
     let mut sent = 0;
     let mut since = 0;
     while sent < len {
         let Some(claim) = slot.send().claim() else { break };
+        // Another thread may close the connection during this call, and its slot may get another connection.
+        let same = header.inode.load(Ordering::Acquire) == inode;
         let part = room(slot, claim.position).min(len - sent);
-        if part == 0 || (sent == 0 && !may_send(fd, slot)) {
+        let may = same && (part == 0 || sent > 0 || may_send(fd, slot));
+        if part == 0 || !may {
             let _ = slot.send().commit(claim, 0);
             let now = now_ns();
-            if part > 0 || (since > 0 && now >= since + ROOM_NS) {
+            if !may || (since > 0 && now >= since + ROOM_NS) {
                 break;
             }
             if since == 0 {
-                if !socket::blocks(fd) {
+                if flags & libc::MSG_DONTWAIT != 0 || !socket::blocks(fd) {
                     break;
                 }
                 since = now;
@@ -279,9 +293,11 @@ unsafe fn send_large(fd: RawFd, slot: Slot, from: *const u8, len: usize) -> Opti
         return None;
     }
     let before = errno();
-    if sent < len && socket::blocks(fd) {
+    if sent < len && identity(fd) == Some((inode, device)) {
+        // Also on a non-blocking descriptor: the kernel reports the next room to edge-triggered programs only after
+        // a send that found too little.
         // SAFETY: the caller promises readable bytes.
-        let rest = unsafe { real::send(fd, from.add(sent).cast(), len - sent, libc::MSG_NOSIGNAL) };
+        let rest = unsafe { real::send(fd, from.add(sent).cast(), len - sent, flags | libc::MSG_NOSIGNAL) };
         sent += usize::try_from(rest).unwrap_or(0);
     }
     set_errno(before);
@@ -306,17 +322,23 @@ pub fn note_low_water(fd: RawFd) {
 }
 
 /// The longest wait until the engine has moved offered bytes to the pair, in nanoseconds. The engine usually
-/// needs a few microseconds.
-const MOVE_NS: u64 = 20_000_000;
+/// needs a few microseconds, but may wait for a processor.
+const MOVE_NS: u64 = 200_000_000;
 
 /// Ends the posted receive of `fd`, and lets the engine move offered bytes to the pair. Call this before a
 /// system call that looks at the received bytes of the descriptor.
 #[inline]
 pub fn withdraw(fd: RawFd) {
-    if let Some(slot) = slot(fd)
-        && slot.receive().ask()
-    {
-        await_move(slot);
+    if let Some(slot) = slot(fd) {
+        withdraw_from(fd, slot);
+    }
+}
+
+/// Like [`withdraw`], for the descriptor `fd` that uses `slot`.
+#[inline]
+pub fn withdraw_from(fd: RawFd, slot: Slot) {
+    if slot.receive().ask() {
+        await_move(fd, slot);
     }
 }
 
@@ -335,21 +357,52 @@ pub fn note_kernel_receives(fd: RawFd) {
     }
 }
 
-/// Waits briefly while the engine moves offered bytes to the pair.
-fn await_move(slot: Slot) {
+/// Waits briefly while the engine moves offered bytes of `fd` to the pair. Removes the slot from the table if it is
+/// outdated or the engine does not finish, because each later call would wait again. Leaves errno unchanged.
+#[cold]
+fn await_move(fd: RawFd, slot: Slot) {
+    let before = errno();
     let start = now_ns();
-    while slot.receive().is_moving() && now_ns() < start + MOVE_NS {
+    let mut ends = is_same(fd, slot);
+    while ends && is_moving(fd, slot) {
+        ends = now_ns() < start + MOVE_NS;
         // Yield, because the engine may be waiting for this processor.
         // SAFETY: has no preconditions.
         unsafe { libc::sched_yield() };
     }
+    if let Some(entry) = entry(fd)
+        && (!ends || slot.receive().is_moving())
+    {
+        let slot = slot.as_ptr();
+        let none = std::ptr::null_mut();
+        let _ = entry.slot.compare_exchange(slot, none, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    set_errno(before);
+}
+
+/// Returns true if the engine is moving offered bytes of `fd` to the pair, and has not ended. May change errno.
+pub fn is_moving(fd: RawFd, slot: Slot) -> bool {
+    slot.receive().is_moving() && (is_alive(slot) || !is_hung_up(fd))
+}
+
+/// Returns true if the other end of the pair is closed.
+fn is_hung_up(fd: RawFd) -> bool {
+    let mut pair = libc::pollfd { fd, events: 0, revents: 0 };
+    let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // A raw system call, because pthread_cancel must not end the thread here.
+    // SAFETY: the structures live through the call.
+    let found = unsafe {
+        let (pair, none) = (&raw mut pair as c_long, &raw const none as c_long);
+        real::syscall(libc::SYS_ppoll, pair, 1, none, 0, 0, 0)
+    };
+    found == 1 && pair.revents & (libc::POLLHUP | libc::POLLNVAL) != 0
 }
 
 /// Returns the number of received bytes that are offered in shared memory, or `None` if there are none.
 pub fn offered(fd: RawFd) -> Option<usize> {
     let slot = slot(fd)?;
     if slot.receive().is_moving() {
-        await_move(slot);
+        await_move(fd, slot);
     }
     let offer = slot.receive().offered()?;
     is_same_quietly(fd, slot).then_some(offer.len as usize)
@@ -365,7 +418,7 @@ pub unsafe fn receive_offered(fd: RawFd, parts: *const iovec, count: usize, take
     let slot = slot(fd)?;
     let Some(offer) = slot.receive().offered() else {
         if slot.receive().is_moving() {
-            await_move(slot);
+            await_move(fd, slot);
         }
         return None;
     };
@@ -431,7 +484,7 @@ unsafe fn receive_from(
     let wait_ns = wait::time_ns();
     if entry.patience.skips() {
         // The engine wakes a thread that sleeps in the kernel only through the pair.
-        return if stop(slot) { None } else { take() };
+        return if stop(fd, slot) { None } else { take() };
     }
     if len == 0
         || wait_ns == 0
@@ -494,7 +547,7 @@ unsafe fn receive_from(
         now = now_ns();
     };
     let failure = errno();
-    if received.is_none() && !stop(slot) {
+    if received.is_none() && !stop(fd, slot) {
         received = take();
     }
     entry.patience.note(received.is_some());
@@ -507,9 +560,9 @@ unsafe fn receive_from(
 }
 
 /// Ends the posted receive of a slot before its thread sleeps in the kernel. Returns false if bytes are offered.
-fn stop(slot: Slot) -> bool {
+fn stop(fd: RawFd, slot: Slot) -> bool {
     slot.receive().stop() || {
-        await_move(slot);
+        await_move(fd, slot);
         slot.receive().offered().is_none()
     }
 }

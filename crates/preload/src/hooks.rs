@@ -206,9 +206,12 @@ hooks! {
         if flags == 0 && address.is_null() && let Some(result) = direct::receive(fd, buffer, len) {
             return receive::finish(fd, len, result);
         }
-        if let Some(result) = receive_offered(fd, &datagram::part(buffer, len), 1, flags) {
-            if !address.is_null() && !address_len.is_null() {
-                *address_len = 0;
+        if !address.is_null() && !is_possible(address_len, size_of::<socklen_t>()) {
+            // Let the kernel refuse the pointer.
+            direct::withdraw(fd);
+        } else if let Some(result) = receive_offered(fd, &datagram::part(buffer, len), 1, flags) {
+            if !address.is_null() {
+                address_len.write_unaligned(0);
             }
             return result;
         }
@@ -222,17 +225,17 @@ hooks! {
     }
 
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-        if !message.is_null() && let Some(name) = datagram::name_of(fd) {
+        if !is_possible(message, size_of::<msghdr>()) {
+            return real::recvmsg(fd, message, flags);
+        }
+        if let Some(name) = datagram::name_of(fd) {
             return datagram::receive(fd, &name, &mut *message, flags);
         }
-        if !message.is_null() && let Some(result) = receive_offered(fd, (*message).msg_iov, (*message).msg_iovlen as _, flags) {
+        if let Some(result) = receive_offered(fd, (*message).msg_iov, (*message).msg_iovlen as _, flags) {
             ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0);
             return result;
         }
         let result = real::recvmsg(fd, message, flags);
-        if message.is_null() {
-            return result;
-        }
         if result >= 0 {
             receive::note_passed(&*message);
         }
@@ -252,7 +255,7 @@ hooks! {
     }
 
     fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
-        if let Some(sent) = direct::send(fd, &[datagram::part(buffer, len)]) {
+        if let Some(sent) = direct::send(fd, &[datagram::part(buffer, len)], 0) {
             return sent;
         }
         match datagram::name_of(fd) {
@@ -308,7 +311,8 @@ hooks! {
     }
 
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-        if !message.is_null() {
+        let is_message = is_possible(message, size_of::<msghdr>());
+        if is_message {
             if (*message).msg_name.is_null()
                 && (*message).msg_controllen == 0
                 && let Some(sent) = send_directly(fd, (*message).msg_iov, (*message).msg_iovlen, flags)
@@ -323,7 +327,7 @@ hooks! {
         }
         let before = errno();
         let mut result = real::sendmsg(fd, message, flags | libc::MSG_NOSIGNAL);
-        if result == -1 && !message.is_null() && refuses_addresses((*message).msg_name) && name_of(fd).is_some() {
+        if result == -1 && is_message && refuses_addresses((*message).msg_name) && name_of(fd).is_some() {
             set_errno(before);
             let mut without = message.read();
             (without.msg_name, without.msg_namelen) = (std::ptr::null_mut(), 0);
@@ -333,7 +337,7 @@ hooks! {
     }
 
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-        if !messages.is_null() && count > 0 {
+        if count > 0 && is_possible(messages, size_of::<mmsghdr>()) {
             let first = &(*messages).msg_hdr;
             match before_send(fd, first.msg_name.cast(), first.msg_namelen) {
                 Ok(Some(name)) => return datagram::send_many(fd, &name, messages, count, flags),
@@ -499,7 +503,7 @@ unsafe fn send_directly(fd: c_int, parts: *const iovec, count: usize, flags: c_i
         return None;
     }
     // SAFETY: the program's arguments.
-    unsafe { direct::send(fd, std::slice::from_raw_parts(parts, count)) }
+    unsafe { direct::send(fd, std::slice::from_raw_parts(parts, count), flags) }
 }
 
 /// Receives bytes that the engine has already offered in shared memory into `count` buffers. Returns the number

@@ -20,7 +20,7 @@ use crate::{control, direct, epoll, errno, set_errno};
 use inlane_offload_protocol::lease::{SEND, SLOTS, Slot};
 use libc::{c_int, epoll_event};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// The number of descriptors in the table of instances. Higher epoll instances find all events in the kernel.
 const MOST: usize = 1024;
@@ -38,11 +38,35 @@ struct Watched {
     fd: AtomicI32,
     instance: AtomicI32,
     data: AtomicU64,
+    /// The inode of the connection; 0 while the other fields change. Numbers of descriptors and slots are reused,
+    /// but inodes are not.
+    inode: AtomicU64,
 }
 
-static WATCHED: [Watched; SLOTS] =
-    [const { Watched { fd: AtomicI32::new(0), instance: AtomicI32::new(0), data: AtomicU64::new(0) } };
-        SLOTS];
+static WATCHED: [Watched; SLOTS] = [const {
+    Watched {
+        fd: AtomicI32::new(0),
+        instance: AtomicI32::new(0),
+        data: AtomicU64::new(0),
+        inode: AtomicU64::new(0),
+    }
+}; SLOTS];
+
+impl Watched {
+    /// Returns the descriptor and the data of the registration in the epoll instance `epoll`. Returns `None` if
+    /// there is no such copy for the connection that uses `slot`.
+    fn of(&self, epoll: RawFd, slot: Slot) -> Option<(RawFd, u64)> {
+        let inode = self.inode.load(Ordering::Acquire);
+        let fd = self.fd.load(Ordering::Relaxed) - 1;
+        let instance = self.instance.load(Ordering::Relaxed);
+        let data = self.data.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        // An equal inode shows that no other thread has changed the fields since.
+        let whole = inode != 0 && inode == self.inode.load(Ordering::Relaxed);
+        let same = inode == slot.header().inode.load(Ordering::Acquire);
+        (whole && same && fd >= 0 && instance == epoll).then_some((fd, data))
+    }
+}
 
 /// An epoll instance. Bit n of its masks belongs to slot n.
 struct Instance {
@@ -117,8 +141,8 @@ pub fn note_registered(epoll: RawFd, fd: RawFd, event: epoll_event) {
 
 fn register(epoll: RawFd, fd: RawFd, event: epoll_event, slot: Slot, index: usize) {
     let (watched, bit) = (&WATCHED[index], 1u64 << index);
-    let same =
-        watched.fd.load(Ordering::Relaxed) == fd + 1 && watched.instance.load(Ordering::Relaxed) == epoll;
+    let inode = slot.header().inode.load(Ordering::Acquire);
+    let same = watched.of(epoll, slot).is_some_and(|(watched, _)| watched == fd);
     if !same {
         if !direct::is_same_quietly(fd, slot) {
             return;
@@ -126,11 +150,14 @@ fn register(epoll: RawFd, fd: RawFd, event: epoll_event, slot: Slot, index: usiz
         remove(index);
     }
     let Some(instance) = instance(epoll).filter(|_| event.events & !SUPPORTED == 0) else {
-        return remove(index);
+        remove(index);
+        // The kernel finds the events of this registration, so it needs the bytes of a posted receive.
+        return direct::withdraw_from(fd, slot);
     };
     watched.data.store(event.u64, Ordering::Relaxed);
     watched.instance.store(epoll, Ordering::Relaxed);
-    watched.fd.store(fd + 1, Ordering::Release);
+    watched.fd.store(fd + 1, Ordering::Relaxed);
+    watched.inode.store(inode, Ordering::Release);
     let reads = event.events & libc::EPOLLIN as u32 != 0;
     set(&instance.readers, bit, reads);
     set(&instance.writers, bit, event.events & libc::EPOLLOUT as u32 != 0);
@@ -145,7 +172,12 @@ fn remove(index: usize) {
     if watched.fd.load(Ordering::Relaxed) == 0 {
         return;
     }
-    direct::withdraw(watched.fd.swap(0, Ordering::Relaxed) - 1);
+    watched.inode.store(0, Ordering::Relaxed);
+    fence(Ordering::Release);
+    let fd = watched.fd.swap(0, Ordering::Relaxed) - 1;
+    if let Some(slot) = control::area().and_then(|area| area.slot(index)) {
+        direct::withdraw_from(fd, slot);
+    }
     if let Some(instance) = instance(watched.instance.load(Ordering::Relaxed)) {
         set(&instance.readers, bit, false);
         set(&instance.writers, bit, false);
@@ -163,6 +195,16 @@ pub fn note_removed(epoll: RawFd, fd: RawFd) {
         // Keep the copy, because many programs register the descriptor again.
         set(&instance.readers, 1 << index, false);
         set(&instance.writers, 1 << index, false);
+    }
+}
+
+/// Removes the copy of a registration of an earlier connection that used `slot`. Call this when a connection has
+/// got the slot.
+pub fn forget_outdated(slot: Slot) {
+    if let Some(index) = index_of(slot)
+        && WATCHED[index].inode.load(Ordering::Relaxed) != slot.header().inode.load(Ordering::Acquire)
+    {
+        remove(index);
     }
 }
 
@@ -266,13 +308,14 @@ impl Waiting {
             rest &= rest - 1;
             let Some(slot) = area.slot(index) else { continue };
             let bit = 1u64 << index;
+            let Some((fd, data)) = WATCHED[index].of(self.fd, slot) else { continue };
             let mut found = 0;
             if ready & bit != 0 {
-                let mut readable = is_readable(slot);
+                let mut readable = is_readable(fd, slot);
                 if !readable {
                     area.ready().fetch_and(!bit, Ordering::AcqRel);
                     // The engine may have offered bytes since, before the bit was cleared.
-                    readable = is_readable(slot);
+                    readable = is_readable(fd, slot);
                     if readable {
                         area.ready().fetch_or(bit, Ordering::AcqRel);
                     }
@@ -284,16 +327,14 @@ impl Waiting {
             if writers & bit != 0 && has_room(slot) {
                 found |= libc::EPOLLOUT as u32;
             }
-            let watched = &WATCHED[index];
-            let fd = watched.fd.load(Ordering::Acquire) - 1;
-            if found == 0 || fd < 0 || watched.instance.load(Ordering::Relaxed) != self.fd {
+            if found == 0 {
                 continue;
             }
-            if !direct::is_same(fd, slot) {
+            if direct::slot(fd) != Some(slot) || !direct::is_same(fd, slot) {
                 remove(index);
                 continue;
             }
-            let event = epoll_event { events: found, u64: watched.data.load(Ordering::Relaxed) };
+            let event = epoll_event { events: found, u64: data };
             // SAFETY: `count` is below the room that the caller of `begin` has promised. The program's array may
             // be unaligned on architectures where the structure is packed.
             unsafe { self.events.add(count).write_unaligned(event) };
@@ -327,9 +368,9 @@ impl Waiting {
     }
 }
 
-/// Returns true if a slot has offered bytes, or bytes that the engine is moving to the pair.
-fn is_readable(slot: Slot) -> bool {
-    slot.receive().offered().is_some() || slot.receive().is_moving()
+/// Returns true if a slot has offered bytes, or bytes that the engine is moving to the pair. May change errno.
+fn is_readable(fd: RawFd, slot: Slot) -> bool {
+    slot.receive().offered().is_some() || direct::is_moving(fd, slot)
 }
 
 /// Returns true if the send ring of a slot accepts bytes, and at least half of it is free.

@@ -157,6 +157,19 @@ fn of_parts(seconds: i64, nanoseconds: i64) -> Option<u64> {
     Some(u64::try_from(seconds).ok()?.saturating_mul(1_000_000_000).saturating_add(nanoseconds))
 }
 
+/// Returns the nanoseconds of a timeout that may be null for no limit. Returns `None` if the kernel refuses it.
+unsafe fn of_timespec(timeout: *const timespec) -> Option<u64> {
+    if timeout.is_null() {
+        return Some(u64::MAX);
+    }
+    if !is_possible(timeout, size_of::<timespec>()) {
+        return None;
+    }
+    // SAFETY: the program's pointer, which is not null.
+    let timeout = unsafe { timeout.read_unaligned() };
+    of_parts(timeout.tv_sec, timeout.tv_nsec)
+}
+
 fn to_timespec(nanoseconds: u64) -> timespec {
     timespec { tv_sec: (nanoseconds / 1_000_000_000) as i64, tv_nsec: (nanoseconds % 1_000_000_000) as i64 }
 }
@@ -306,11 +319,7 @@ pub unsafe fn ppoll(
     // SAFETY: the program's arguments. The timeout of ppoll lives through its call.
     unsafe {
         withdraw_polled(descriptors, count);
-        let timeout_ns = match timeout.is_null() {
-            true => Some(u64::MAX),
-            false => of_parts((*timeout).tv_sec, (*timeout).tv_nsec),
-        };
-        let timeout_ns = timeout_ns.filter(|&limit| limit > 0);
+        let timeout_ns = of_timespec(timeout).filter(|&limit| limit > 0);
         let (Some(limit), Some(entry)) = (timeout_ns, timeout_ns.and_then(|_| polled(descriptors, count)))
         else {
             return real::ppoll(descriptors, count, timeout, mask);
@@ -416,6 +425,7 @@ pub unsafe fn select(count: c_int, sets: Sets, timeout: *mut timeval) -> c_int {
         withdraw_selected(count, sets);
         let limit = match timeout.is_null() {
             true => Some(u64::MAX),
+            false if !is_possible(timeout, size_of::<timeval>()) => None,
             false => of_parts((*timeout).tv_sec, (*timeout).tv_usec.saturating_mul(1000)),
         };
         let limit = limit.filter(|&limit| limit > 0);
@@ -442,11 +452,7 @@ pub unsafe fn pselect(count: c_int, sets: Sets, timeout: *const timespec, mask: 
     // SAFETY: the program's arguments.
     unsafe {
         withdraw_selected(count, sets);
-        let limit = match timeout.is_null() {
-            true => Some(u64::MAX),
-            false => of_parts((*timeout).tv_sec, (*timeout).tv_nsec),
-        };
-        let limit = limit.filter(|&limit| limit > 0);
+        let limit = of_timespec(timeout).filter(|&limit| limit > 0);
         match limit.and_then(|limit| Some((limit, selected(count, sets)?))) {
             Some((limit, entry)) => wait_selected(entry, count, sets, limit, mask),
             None => real::pselect(count, read, write, except, timeout, mask),
