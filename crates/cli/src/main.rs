@@ -99,7 +99,7 @@ fn main() -> ExitCode {
         Command::Completion(args) => manual::completion(&args),
         Command::Man(args) => manual::man(&args),
         Command::Forward(forward) => forward.run(&arguments),
-        Command::Copy(copy) => copy.run(),
+        Command::Copy(copy) => copy.run(&origins),
         Command::Ntb(ntb) => ntb.run(),
         Command::Nvme(nvme) => nvme.run(),
         Command::Offload(offload) => offload.run(),

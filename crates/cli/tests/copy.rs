@@ -38,6 +38,24 @@ fn calibrated_ms(text: &str) -> f64 {
 }
 
 #[test]
+fn settings_that_change_nothing_are_no_error() {
+    let cache = tempfile::tempdir().unwrap();
+    let file = cache.path().join("inlane.toml");
+    std::fs::write(&file, "[copy]\nsm-slots = 4\nin-flight = 3\n").unwrap();
+    let run = |rest: &str| {
+        let line = "--from twin:0 --to twin:1 --sizes 4K --repeats 1 --duration 1ms --warm-up 1ms \
+                    --no-ceiling --measure latency";
+        let mut command = copy(cache.path(), &format!("{line} {rest}"));
+        command.env("INLANE_CONFIG", &file).env("INLANE_COPY_CHUNK", "1M").output().unwrap()
+    };
+    let output = run("");
+    assert!(output.status.success(), "{}", text(&output));
+    let refused = run("--sm-slots 5");
+    assert_eq!(refused.status.code(), Some(2), "{}", text(&refused));
+    assert!(text(&refused).contains("--sm-slots: it needs path staged-sm"), "{}", text(&refused));
+}
+
+#[test]
 fn calibration_is_kept_for_each_pair_and_covers_larger_sizes() {
     let cache = tempfile::tempdir().unwrap();
     let quick = "--repeats 1 --duration 1ms --warm-up 1ms --no-ceiling --measure latency";

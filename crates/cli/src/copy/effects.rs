@@ -6,12 +6,18 @@ use inlane_copy::{Endpoint, Path, PathChoice, PathOptions};
 use inlane_core::Error;
 
 impl Copy {
-    /// Checks that each given flag has an effect on at least one of these pairs of endpoints. A flag that was
-    /// given with its default value passes.
+    /// Checks that each flag of the command line has an effect on at least one of these pairs of endpoints. A
+    /// flag that was given with its default value passes. So do the flags in `origins`, which a settings file
+    /// or an environment variable set for all runs.
     ///
     /// # Errors
     /// Names the first flag without an effect, and what that flag needs.
-    pub(super) fn check_effects(&self, pairs: &[(&Endpoint, &Endpoint)]) -> Result<(), Error> {
+    pub(super) fn check_effects(
+        &self,
+        pairs: &[(&Endpoint, &Endpoint)],
+        origins: &[(String, String)],
+    ) -> Result<(), Error> {
+        let on_command_line = |flag: &str| !origins.iter().any(|(set, _)| set == flag);
         let endpoints = || pairs.iter().flat_map(|(from, to)| [*from, *to]);
         let bar = endpoints().any(|endpoint| matches!(endpoint, Endpoint::Bar(_)));
         let cpu = bar || pairs.contains(&(&Endpoint::Host, &Endpoint::Host));
@@ -48,10 +54,12 @@ impl Copy {
             ("--sm-launch", self.sm_launch, staged_sm, STAGED_SM),
             ("--sm-blocks", self.sm_blocks != PathOptions::default().blocks, sm, SM),
         ];
-        if let Some((flag, _, _, needs)) = flags.into_iter().find(|(_, given, effect, _)| *given && !effect) {
+        let refused =
+            |(flag, given, effect, _): &(&str, bool, bool, &str)| *given && !effect && on_command_line(flag);
+        if let Some((flag, _, _, needs)) = flags.into_iter().find(refused) {
             return Err(Error::invalid(flag, format!("it needs {needs}; leave it out")));
         }
-        if self.in_flight.is_some() && self.measure == Measured::Latency {
+        if self.in_flight.is_some() && self.measure == Measured::Latency && on_command_line("--in-flight") {
             let why = "it needs --measure stream or all, because --measure latency has one transfer in flight; \
                        leave it out";
             return Err(Error::invalid("--in-flight", why));
@@ -87,7 +95,7 @@ mod tests {
         let line = ["copy", "--from", from, "--to", to].into_iter().chain(flags.split_whitespace());
         let copy = Command::parse_from(line).copy;
         let (from, to) = (from.parse().unwrap(), to.parse().unwrap());
-        copy.check_effects(&[(&from, &to)]).err().map(|error| error.to_string()).unwrap_or_default()
+        copy.check_effects(&[(&from, &to)], &[]).err().map(|error| error.to_string()).unwrap_or_default()
     }
 
     #[test]

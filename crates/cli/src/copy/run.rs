@@ -18,18 +18,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 impl Copy {
-    /// Runs the subcommand.
+    /// Runs the subcommand. `origins` lists the flags that a settings file or an environment variable set.
     ///
     /// # Errors
     /// If the flags are wrong, a device fails, bytes arrive altered, or the result cannot be written.
-    pub fn run(&self) -> anyhow::Result<()> {
+    pub fn run(&self, origins: &[(String, String)]) -> anyhow::Result<()> {
         if self.measure == Measured::Latency && matches!(self.direction, Direction::Both | Direction::All) {
             let why = "both directions at once are streamed; give --measure stream or all";
             return Err(Error::invalid("--measure latency", why).into());
         }
         let options = self.options()?;
         if let (Some(from), Some(to)) = (&self.from, &self.to) {
-            self.check_effects(&[(from, to)])?;
+            self.check_effects(&[(from, to)], origins)?;
         }
         if let (true, Some(from), Some(to)) = (self.list, &self.from, &self.to) {
             return self.list_paths(from, to, &options);
@@ -56,7 +56,7 @@ impl Copy {
         if self.published {
             published_experiment(&plan, &mut report, &mut failures);
         } else if self.matrix {
-            self.matrix(&plan, &options, &mut report, &mut failures)?;
+            self.matrix(&plan, &options, origins, &mut report, &mut failures)?;
         } else {
             self.pair(&plan, &options, &mut report, &mut failures)?;
         }
@@ -114,12 +114,14 @@ impl Copy {
         &self,
         plan: &Plan,
         options: &PathOptions,
+        origins: &[(String, String)],
         report: &mut TransferReport,
         failures: &mut Failures,
     ) -> Result<(), Error> {
         let mut endpoints = self.devices_of_matrix(report)?;
         let pairs = endpoints.iter().flat_map(|from| endpoints.iter().map(move |to| (from, to)));
-        self.check_effects(&pairs.filter(|(from, to)| is_pair(from, to)).collect::<Vec<_>>())?;
+        let pairs = pairs.filter(|(from, to)| is_pair(from, to)).collect::<Vec<_>>();
+        self.check_effects(&pairs, origins)?;
         endpoints.push(Endpoint::Host);
         let mut devices = self.open(&endpoints)?;
         let host = devices.pop().expect("the host was opened last");
