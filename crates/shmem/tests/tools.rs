@@ -1,7 +1,13 @@
 //! Runs oshcc and oshrun with a compiler and an `inlane` that print their arguments.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
+
+/// Lets one test run at a time. A program that another test starts meanwhile inherits the open files of this
+/// process for a moment, and a script that is open for writing cannot be executed.
+static ONE_TEST: Mutex<()> = Mutex::new(());
 
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
@@ -21,6 +27,7 @@ fn oshrun(folder: &Path, arguments: &[&str]) -> Output {
 
 #[test]
 fn oshrun_starts_the_job() {
+    let _alone = ONE_TEST.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = folder();
     for (arguments, expected) in [
         (&["-np", "4", "./a.out", "-np", "7"][..], "ntb run -n 4 -- ./a.out -np 7\n"),
@@ -40,6 +47,7 @@ fn oshrun_starts_the_job() {
 
 #[test]
 fn oshcc_adds_the_librarys_flags() {
+    let _alone = ONE_TEST.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = folder();
     let run_with = |tool: &str, arguments: &[&str], compiler: &str| {
         let prefix = tempfile::tempdir().unwrap();
@@ -49,10 +57,16 @@ fn oshcc_adds_the_librarys_flags() {
         }
         std::fs::write(include.join("shmem.h"), "").unwrap();
         std::fs::copy(folder.path().join(tool), bin.join(tool)).unwrap();
+        for usual in ["cc", "c++"] {
+            let compiler = bin.join(usual);
+            std::fs::write(&compiler, format!("#!/bin/sh\necho usual {usual}\n")).unwrap();
+            std::fs::set_permissions(&compiler, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
         let mut command = Command::new("timeout");
         command.arg("60").arg(bin.join(tool)).args(arguments).env("CC", compiler).env("CXX", compiler);
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-        let output = command.env("PATH", path).output().unwrap();
+        // Tests may run below a compiler that sets this variable.
+        let output = command.env("PATH", path).env_remove("OSHCC_IS_RUNNING").output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let prefix = prefix.path().canonicalize().unwrap();
         String::from_utf8(output.stdout).unwrap().replace(prefix.to_str().unwrap(), "PREFIX")
@@ -68,6 +82,8 @@ fn oshcc_adds_the_librarys_flags() {
     // A build system that compiles with oshcc may set CC to it.
     assert_eq!(run_with("oshcc", &["-show", "a.c"], "oshcc"), format!("cc -IPREFIX/include a.c {link}"));
     assert_eq!(run_with("oshc++", &["-show", "a.cc"], "oshc++"), format!("c++ -IPREFIX/include a.cc {link}"));
+    assert_eq!(run_with("oshcc", &["a.c"], "env oshcc"), "usual cc\n");
+    assert_eq!(run_with("oshc++", &["a.cc"], "env oshc++"), "usual c++\n");
     assert_eq!(run("oshcc", &["--showme:compile"]), "-IPREFIX/include\n");
     assert_eq!(run("oshc++", &["--showme:link"]), link);
 }
