@@ -78,8 +78,8 @@ pub struct Capabilities {
     pub methods: Vec<String>,
     /// Number of PEs, this PE included, whose memory plain loads and stores reach.
     pub mapped_pes: u32,
-    /// What executes atomic operations, such as the processor of the calling PE. It is the same for all PEs
-    /// and all words.
+    /// What executes atomic operations, such as the processor of the calling PE. If it differs between PEs or
+    /// words, the text names each case.
     pub atomics: String,
     /// True if a started put, get or atomic may still be in flight when its function returns.
     pub nonblocking: bool,

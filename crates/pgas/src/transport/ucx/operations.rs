@@ -420,7 +420,9 @@ impl Transport for Ucx {
             name: "ucx".into(),
             methods: shared.methods(),
             mapped_pes: (0..).zip(&shared.peers).filter(mapped).count() as u32,
-            atomics: "UCX (UCX_ATOMIC_MODE chooses the processor or the network device)".into(),
+            atomics: "the calling PE's processor on mapped heaps, if UCX would use it, too; otherwise UCX \
+                      (UCX_ATOMIC_MODE chooses the processor or the network device)"
+                .into(),
             nonblocking: true,
         }
     }
