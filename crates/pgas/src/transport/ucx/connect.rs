@@ -81,9 +81,11 @@ impl Unfinished {
         Ok(memory)
     }
 
-    fn address_of(&self, memory: library::MemoryHandle) -> Result<*mut u8> {
+    /// Returns the address and the length in bytes of registered memory. Memory that UCX allocated may be
+    /// longer than requested, because UCX rounds it up to whole pages, which may be huge pages.
+    fn span_of(&self, memory: library::MemoryHandle) -> Result<(*mut u8, usize)> {
         let mut attributes = library::MemoryAttributes {
-            fields: library::MEMORY_ADDRESS,
+            fields: library::MEMORY_SPAN,
             address: null_mut(),
             length: 0,
             memory_type: 0,
@@ -91,7 +93,7 @@ impl Unfinished {
         // SAFETY: the memory was registered, and the attributes are a local variable.
         let status = unsafe { (self.library.mem_query)(memory, &mut attributes) };
         self.library.check(status, "the address of symmetric memory")?;
-        Ok(attributes.address.cast())
+        Ok((attributes.address.cast(), attributes.length))
     }
 
     /// Returns the packed remote key of registered memory, with which other PEs access it.
@@ -164,7 +166,7 @@ impl Ucx {
         let private_bytes = (pes as usize * NOTIFICATION).next_multiple_of(4096);
         let length = bytes.saturating_add(private_bytes).saturating_add(ALIGNMENT);
         unfinished.handles.memory = unfinished.map(null_mut(), length)?;
-        let allocated = unfinished.address_of(unfinished.handles.memory)?;
+        let (allocated, allocated_bytes) = unfinished.span_of(unfinished.handles.memory)?;
         let padding = allocated.wrapping_add(private_bytes).align_offset(ALIGNMENT);
         let memory = allocated.wrapping_add(padding);
         // SAFETY: UCX has just allocated the memory, and no peer has its key yet.
@@ -172,7 +174,7 @@ impl Ucx {
         if let Some(statics) = &statics {
             unfinished.handles.statics = Some(unfinished.map(statics.address as *mut c_void, statics.bytes)?);
         }
-        fork::let_children_inherit(allocated as usize, length);
+        fork::let_children_inherit(allocated as usize, allocated_bytes);
         if let Some(statics) = &statics {
             fork::let_children_inherit(statics.address, statics.bytes);
         }

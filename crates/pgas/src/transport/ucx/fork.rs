@@ -7,6 +7,8 @@
 const COPIES_PINNED_PAGES: (u32, u32) = (5, 12);
 
 /// Lets forked children inherit the pages of registered memory, if the kernel copies pinned pages at a fork.
+/// Memory in huge pages must be given from the start of its first to the end of its last huge page. Logs a
+/// warning if the kernel refuses, because a child that accesses this memory would then crash.
 pub(super) fn let_children_inherit(address: usize, length: usize) {
     let Ok(release) = std::fs::read_to_string("/proc/sys/kernel/osrelease") else { return };
     if version(&release).is_none_or(|version| version < COPIES_PINNED_PAGES) {
@@ -15,9 +17,15 @@ pub(super) fn let_children_inherit(address: usize, length: usize) {
     // SAFETY: the call has no preconditions.
     let Ok(page) = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }) else { return };
     let (start, end) = (address / page * page, (address + length).next_multiple_of(page));
-    // Ignore the result: the call fails only for memory that has no such setting, such as a device's.
     // SAFETY: the setting changes only what a later fork copies.
-    let _ = unsafe { libc::madvise(start as *mut _, end - start, libc::MADV_DOFORK) };
+    if unsafe { libc::madvise(start as *mut _, end - start, libc::MADV_DOFORK) } != 0 {
+        let error = std::io::Error::last_os_error();
+        tracing::warn!(
+            "children of fork() may crash when they access symmetric memory: the kernel does not let them \
+             inherit {} bytes at {start:#x}: {error}",
+            end - start
+        );
+    }
 }
 
 /// Returns the major and minor version at the start of a kernel's release name, such as `6.1.0-12-amd64`.

@@ -123,8 +123,8 @@ pub struct MapParameters {
     pub memory_type: c_int,
 }
 
-/// Bit of `MemoryAttributes::fields`: the address.
-pub const MEMORY_ADDRESS: u64 = 1 << 0;
+/// Bits of `MemoryAttributes::fields`: the address and the length.
+pub const MEMORY_SPAN: u64 = 1 << 0 | 1 << 1;
 
 /// C's `ucp_mem_attr_t`.
 #[repr(C)]
