@@ -159,7 +159,7 @@ impl<T: Transport> World<T> {
         let offset = self.offset_of(destination, bytes)?;
         // SAFETY: the caller keeps the promises that these calls need.
         unsafe {
-            match bytes >= SCATTERED_FROM.0 && set.size >= SCATTERED_FROM.1 {
+            match bytes >= self.scattered_from.0 && set.size >= self.scattered_from.1 {
                 true => self.scatter(&entered, root, offset, source, bytes),
                 false => self.send_down_tree(&entered, root, offset, source, bytes),
             }
@@ -395,7 +395,8 @@ impl<T: Transport> World<T> {
         let (set, index) = (entered.set, entered.index);
         let bytes = count.saturating_mul(width);
         let offset = self.offset_of(destination, bytes)?;
-        if bytes >= self.transport.slices_from()
+        // Slices are whole cache lines, so a smaller reduction would leave many PEs without a slice.
+        if bytes >= self.transport.slices_from().max(set.size as usize * 256)
             && set.size > 1
             && let Ok(from) = self.offset_of(source as usize, bytes)
         {
@@ -458,7 +459,8 @@ impl<T: Transport> World<T> {
     ) -> Result<()> {
         let Entered { set, index, .. } = entered;
         self.exchange(entered)?;
-        let share = count.div_ceil(set.size as usize);
+        // Slices are whole cache lines, because two PEs that write one line at once delay each other.
+        let share = count.div_ceil(set.size as usize).next_multiple_of((64 / width.max(1)).max(1));
         let (first, last) = (count.min(share * *index as usize), count.min(share * (*index as usize + 1)));
         let elements = (CHUNK / width.max(1)).min(share).max(1);
         // Allocate words of 16 bytes, so that the buffers are aligned for every element type.

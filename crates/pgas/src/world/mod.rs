@@ -80,6 +80,8 @@ pub struct World<T: Transport> {
     heap: Mutex<Heap>,
     collective: Mutex<()>,
     places: channel::Places,
+    /// Size in bytes and number of PEs from which a broadcast is cut into slices. Tests lower it.
+    pub(crate) scattered_from: (usize, u32),
 }
 
 /// Size in bytes of a chunk for collectives without a channel: the most that a reduction combines in one
@@ -129,6 +131,7 @@ impl<T: Transport> World<T> {
             heap: Mutex::new(Heap::new(heap_bytes, origin)),
             collective: Mutex::new(()),
             places: channel::Places::new(),
+            scattered_from: collective::SCATTERED_FROM,
         })
     }
 
