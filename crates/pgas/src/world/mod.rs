@@ -15,7 +15,7 @@ mod channel;
 mod collective;
 mod heap;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod typed;
 
 pub use channel::{Channel, Group};

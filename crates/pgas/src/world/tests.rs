@@ -1,5 +1,6 @@
 //! Tests of the library, with and without faults. Each thread is a PE of one twin.
 
+use super::channel::Group;
 use super::collective::SCATTERED_FROM;
 use super::*;
 use crate::transport::layout::Layout;
@@ -19,6 +20,17 @@ pub(crate) fn run(
     push_from: Option<usize>,
     body: impl Fn(&Pe) + Sync,
 ) {
+    run_scattered(pes, faults, completion, push_from, SCATTERED_FROM, body)
+}
+
+fn run_scattered(
+    pes: u32,
+    faults: &str,
+    completion: CompletionMode,
+    push_from: Option<usize>,
+    scattered_from: (usize, u32),
+    body: impl Fn(&Pe) + Sync,
+) {
     let heap = 8 << 20;
     let bytes = Layout::overhead(pes) + Pe::symmetric_bytes(pes, 0, heap);
     let hub = Hub::new(pes, bytes as u64).unwrap();
@@ -31,7 +43,8 @@ pub(crate) fn run(
                 let ntb: Arc<dyn Ntb> = Arc::new(Twin::attach(socket, &faults).unwrap());
                 let settings = Settings { completion, push_from, yields: true, ..Settings::default() };
                 let windows = Windows::connect(ntb, bytes, settings).unwrap();
-                let world = World::new(windows, 0, 0).unwrap();
+                let mut world = World::new(windows, 0, 0).unwrap();
+                world.scattered_from = scattered_from;
                 world.barrier_all().unwrap();
                 body(&world);
                 world.leave().unwrap();
@@ -245,6 +258,61 @@ fn large_broadcasts_are_cut_into_slices() {
                 world.barrier_all().unwrap();
             }
         });
+    }
+}
+
+/// The size in bytes and the number of PEs from which tests cut broadcasts into slices.
+pub(crate) const FEW: (usize, u32) = (64, 3);
+
+/// Broadcasts over sets of PEs and over channels. The world has at least 3 PEs and the threshold [`FEW`].
+pub(crate) fn broadcasts_in_slices<T: Transport>(world: &World<T>) {
+    let (me, pes) = (world.me(), world.pes());
+    let strided = Set { start: pes - 1, stride: -(i32::from(pes > 4) + 1), size: 3 };
+    // The last slice is shorter than the others, and of 65 bytes the last PEs get no slice.
+    for bytes in [65, 4096 + 13] {
+        let values = world.array::<u8>(bytes).unwrap();
+        for set in [world.all(), strided] {
+            if set.index(me).is_some() {
+                let channel = world.open_channel(set, set).unwrap().expect("a place is free");
+                for root in 0..set.size {
+                    broadcast_from(world, set, root, values);
+                    broadcast_from(world, &channel, root, values);
+                }
+            }
+            world.barrier_all().unwrap();
+        }
+    }
+}
+
+/// Broadcasts one array and checks the bytes at every PE of the group. `root` is a position in the group.
+fn broadcast_from<'a, T: Transport>(
+    world: &'a World<T>,
+    group: impl Into<Group<'a>>,
+    root: u32,
+    values: Symmetric<u8>,
+) {
+    let (group, at, bytes) = (group.into(), values.as_ptr(), values.len());
+    let value = |pe: u32, index: usize| (pe as usize * 50 + index) as u8;
+    for index in 0..bytes {
+        // SAFETY: the byte lies in this PE's own copy, and all PEs of the group wait before the broadcast.
+        unsafe { at.add(index).write_volatile(value(world.me(), index)) };
+    }
+    world.barrier(group).unwrap();
+    // SAFETY: the source is this PE's own copy of the array.
+    unsafe { world.broadcast(group, root, at as usize, at, bytes).unwrap() };
+    world.barrier(group).unwrap();
+    for index in 0..bytes {
+        // SAFETY: as above, and the broadcast has ended at all PEs.
+        let seen = unsafe { at.add(index).read_volatile() };
+        assert_eq!(seen, value(group.set().pe(root), index), "root {root}, byte {index} of {bytes}");
+    }
+    world.barrier(group).unwrap();
+}
+
+#[test]
+fn broadcasts_over_subsets_and_teams_are_cut_into_slices() {
+    for (pes, faults) in [(3, ""), (5, "reorder"), (6, "")] {
+        run_scattered(pes, faults, CompletionMode::Adaptive, None, FEW, broadcasts_in_slices);
     }
 }
 

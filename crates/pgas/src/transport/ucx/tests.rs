@@ -6,8 +6,10 @@ use crate::transport::bootstrap::{Exchange, JobControl};
 use crate::transport::rendezvous::{Client, Server};
 use crate::transport::{Statics, Transport};
 use crate::world::World;
+use crate::world::tests::{FEW, broadcasts_in_slices};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Runs `body` as each of `pes` PEs. Returns without a test if UCX is missing.
 fn job(name: &str, pes: u32, statics: bool, body: impl Fn(World<Ucx>) + Sync) {
@@ -44,13 +46,31 @@ fn job(name: &str, pes: u32, statics: bool, body: impl Fn(World<Ucx>) + Sync) {
     });
 }
 
+/// Checks that this PE's processor carries out atomics if all used transports are over shared memory.
+fn check_direct_atomics(ucx: &Ucx) {
+    let methods = ucx.shared.methods();
+    let shared_memory = |name: &String| ["self", "sysv", "posix", "xpmem"].contains(&name.as_str());
+    if methods.iter().all(shared_memory) {
+        for (pe, peer) in ucx.shared.peers.iter().enumerate() {
+            let reached = ucx.shared.handles().endpoints[pe].is_some();
+            assert!(!reached || peer.direct_atomics.load(Ordering::Relaxed), "PE {pe} over {methods:?}");
+        }
+    }
+}
+
 #[test]
 fn every_operation_gives_the_right_result() {
     for pes in [1, 2, 3] {
-        job("every_operation_gives_the_right_result", pes, false, |world| {
+        job("every_operation_gives_the_right_result", pes, false, |mut world| {
             if world.pes() > 1 {
                 crate::check::run(&world, 2).unwrap();
             }
+            if world.pes() >= FEW.1 {
+                world.scattered_from = FEW;
+                broadcasts_in_slices(&world);
+            }
+            world.barrier_all().unwrap();
+            check_direct_atomics(world.transport());
             world.leave().unwrap();
             eprintln!("{:?}", world.transport().capabilities());
         });
