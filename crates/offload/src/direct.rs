@@ -161,6 +161,8 @@ pub struct Direct {
     offer: Option<(Offer, u64)>,
     /// True if the bytes of a withdrawn offer were not written to the pair yet.
     moving: bool,
+    /// True if bytes of a withdrawn offer were discarded. The program has never read them.
+    unread: bool,
     /// True if more bytes, or the end of the stream, wait until the program has answered the offer.
     waits: bool,
     /// The number of offers to posted receives that were withdrawn in a row.
@@ -213,6 +215,7 @@ impl Direct {
             claimed_since: None,
             offer: None,
             moving: false,
+            unread: false,
             waits: false,
             withdrawn: 0,
             shunned_until: 0,
@@ -231,6 +234,12 @@ impl Direct {
     /// Returns the area that contains the slot, and the index of the slot.
     pub fn place(&self) -> (&Arc<SharedArea>, usize) {
         (&self.area, self.index)
+    }
+
+    /// Returns the slot, for tests that act as the program.
+    #[cfg(test)]
+    pub fn slot(&self) -> Slot {
+        self.slot
     }
 
     /// Returns a watch of the slot's send word.
@@ -370,9 +379,9 @@ impl Direct {
         self.offer.map_or(0, |(offer, _)| offer.len)
     }
 
-    /// Returns true if the program has left offered bytes unread.
+    /// Returns true if the program has left offered bytes unread, or if such bytes were discarded.
     pub fn has_unread(&self) -> bool {
-        self.offer.is_some_and(|(offer, _)| self.slot.receive().is_pending(offer))
+        self.unread || self.offer.is_some_and(|(offer, _)| self.slot.receive().is_pending(offer))
     }
 
     /// Returns true if the program will probably post a receive soon: it has just taken an offer, and the pair
@@ -443,9 +452,12 @@ impl Direct {
         }
     }
 
-    /// Ends the offer that waits for an answer, if there is one. Call this when the received bytes are discarded.
+    /// Ends the offer that waits for an answer, if there is one, and the move of a withdrawn offer. Call this when
+    /// the received bytes are discarded.
     pub fn forget_offer(&mut self) {
-        if self.end_offer().is_some() && std::mem::take(&mut self.moving) {
+        let _ = self.end_offer();
+        if std::mem::take(&mut self.moving) {
+            self.unread = true;
             self.slot.receive().end_move();
         }
     }
@@ -612,6 +624,26 @@ mod tests {
         assert!(!direct.expects_post(3) && direct.slot.receive().post());
         assert!(!direct.offer(3, engine.as_raw_fd(), &[1], &[]), "the pair has earlier bytes");
         drop(program);
+    }
+
+    #[test]
+    fn discarded_bytes_of_a_withdrawn_offer_end_the_move_and_count_as_unread() {
+        let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
+        for withdrawn_by_age in [true, false] {
+            let mut direct = connection();
+            assert!(direct.slot.receive().post() && direct.offer(1, engine.as_raw_fd(), &[1; 8], &[]));
+            if withdrawn_by_age {
+                assert_eq!(direct.settle(1 + OFFER_LIMIT_NS), Ok(Some(0)));
+                assert!(direct.slot.receive().is_moving());
+            }
+            direct.forget_offer();
+            assert!(direct.has_unread() && direct.slot.receive().post());
+        }
+        let mut direct = connection();
+        assert!(direct.slot.receive().post() && direct.offer(1, engine.as_raw_fd(), &[1; 8], &[]));
+        assert!(direct.slot.receive().take(direct.slot.receive().offered().unwrap(), 8));
+        direct.forget_offer();
+        assert!(!direct.has_unread(), "the program has taken all bytes");
     }
 
     proptest! {

@@ -168,6 +168,8 @@ pub struct Stream {
     pub program_finished: bool,
     /// True if the program does not read any more. Received data is then discarded.
     pub discards: bool,
+    /// True if the connection was closed because the program has closed its end.
+    pub closing: bool,
     /// True if the program was told the end of the peer's data: the engine has written all received data and
     /// shut down its end of the pair for writing.
     pub end_passed: bool,

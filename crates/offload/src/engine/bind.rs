@@ -65,8 +65,8 @@ impl Engine {
     }
 
     /// Removes the bound and listening sockets on `port` that their programs have closed. Their ports are
-    /// then free at once, although epoll may not have reported the closing yet. Checks the first sockets only, if
-    /// the port has very many.
+    /// then free at once, although epoll may not have reported the closing yet. If the port has very many
+    /// sockets, checks only the newest, because epoll has probably reported the older ones' closing.
     pub(super) fn remove_closed(&mut self, port: u16, datagrams: bool) {
         let Some(holders) = self.ports_of(datagrams).get(&port) else { return };
         let closed = |&&key: &&Key| {
@@ -75,7 +75,7 @@ impl Engine {
                 socket.stream().is_none() && socket.fd().is_none_or(crate::pair::hung_up)
             })
         };
-        let closed: Vec<Key> = holders.iter().take(MOST_CHECKED).filter(closed).copied().collect();
+        let closed: Vec<Key> = holders.iter().rev().take(MOST_CHECKED).filter(closed).copied().collect();
         let now = self.clock.now_ns();
         for key in closed {
             match datagrams {

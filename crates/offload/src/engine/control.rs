@@ -12,7 +12,7 @@ use crate::settings::Settings;
 use inlane_offload_protocol::message::{self, Message, Operation};
 use rustix::event::epoll;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -124,9 +124,8 @@ pub(super) struct Control {
     /// `None` unless the thread accepts the clients.
     listener: Option<ControlListener>,
     clients: Arena<Arc<Client>>,
-    /// True if this thread has processed a request for a report in this round. A report of many sockets takes long,
-    /// so all further requests then wait for the next round.
-    reported: bool,
+    /// The requests for a report that wait for their turn, the oldest first. Each client has at most one.
+    reports: VecDeque<PassedRequest>,
     /// What each process has, by process ID. All threads share this table.
     usage: Arc<Mutex<HashMap<i32, Usage>>>,
     limit: usize,
@@ -169,7 +168,7 @@ impl Control {
         Ok(Self {
             listener: Some(ControlListener { fd: listener, path, _folders: folders }),
             clients: Arena::default(),
-            reported: false,
+            reports: VecDeque::new(),
             usage: Arc::default(),
             limit: settings.sockets_per_program,
         })
@@ -179,12 +178,7 @@ impl Control {
     /// of sockets.
     pub fn share(&self) -> Self {
         let (usage, limit) = (self.usage.clone(), self.limit);
-        Self { listener: None, clients: Arena::default(), reported: false, usage, limit }
-    }
-
-    /// Begins a round, in which this thread may process requests for one report.
-    pub fn begin_round(&mut self) {
-        self.reported = false;
+        Self { listener: None, clients: Arena::default(), reports: VecDeque::new(), usage, limit }
     }
 
     /// Returns the listening socket, or `None` if another thread accepts the clients.
@@ -391,7 +385,7 @@ impl Engine {
     pub(super) fn serve_client(&mut self, now: u64, key: Key) {
         for _ in 0..MOST_REQUESTS {
             let Some(client) = self.control.clients.get(key) else { return };
-            if client.passed.load(Ordering::Relaxed) >= MOST_PASSED || self.control.reported {
+            if client.passed.load(Ordering::Relaxed) >= MOST_PASSED {
                 return;
             }
             // Receive up to one byte more than a message has, so that a longer message is noticed.
@@ -419,14 +413,14 @@ impl Engine {
                 return;
             };
             let operation = request.message.operation;
-            self.control.reported |= operation == Operation::Status;
+            if operation == Operation::Status {
+                // The weight keeps the engine from reading further requests of this client before it has the report.
+                let _outstanding = Outstanding::new(&request.client, MOST_PASSED);
+                self.control.reports.push_back(PassedRequest { request, _outstanding });
+                return;
+            }
             match &self.shared {
-                None => {
-                    let client = request.client.clone();
-                    let (mut reply, descriptor) = self.process(now, request);
-                    reply.operation = operation;
-                    client.reply(&reply, descriptor.as_deref());
-                }
+                None => self.process_alone(now, request),
                 Some(shared) => {
                     let thread = self.thread_of_request(shared, &request);
                     if thread == self.thread {
@@ -442,6 +436,30 @@ impl Engine {
                 return;
             }
         }
+    }
+
+    /// Processes a request, if the engine has one thread, and replies.
+    fn process_alone(&mut self, now: u64, request: Request) {
+        let operation = request.message.operation;
+        let client = request.client.clone();
+        let (mut reply, descriptor) = self.process(now, request);
+        reply.operation = operation;
+        client.reply(&reply, descriptor.as_deref());
+    }
+
+    /// Processes the oldest request for a report, after all other requests of the round. A report of many sockets
+    /// takes long, so the other clients have their turn before the next one.
+    pub(super) fn report_next(&mut self, now: u64) {
+        let Some(PassedRequest { request, _outstanding }) = self.control.reports.pop_front() else { return };
+        match self.shared {
+            None => self.process_alone(now, request),
+            Some(_) => self.process_shared(now, request),
+        }
+    }
+
+    /// Returns true if a request for a report waits for its turn.
+    pub(super) fn owes_report(&self) -> bool {
+        !self.control.reports.is_empty()
     }
 
     /// Processes a request that another thread has passed to this one.

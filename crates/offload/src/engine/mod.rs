@@ -276,7 +276,7 @@ impl Engine {
             worked |= self.receive_own(now);
             worked |= self.empty_inbox(now);
             worked |= self.poll_leases(now, false);
-            let idle = !worked && self.changed.is_empty();
+            let idle = !worked && self.changed.is_empty() && !self.owes_report();
             let may_sleep = idle && now >= last_work + spin_ns && self.network.flush();
             let sleep = if may_sleep && self.end_leases(now) && self.falls_asleep() {
                 self.sleep_ns(now, pause)
@@ -369,7 +369,6 @@ impl Engine {
         }
         let now = if sleep > 0 { self.clock.now_ns() } else { now };
         let mut worked = false;
-        self.control.begin_round();
         for event in events.iter() {
             let (token, flags) = (event.u64, epoll::EventFlags::from_bits_retain(event.events));
             match token {
@@ -381,7 +380,8 @@ impl Engine {
             }
             worked = true;
         }
-        Ok(worked)
+        self.report_next(now);
+        Ok(worked || self.owes_report())
     }
 
     /// Records whether a socket's pair is readable or writable, as epoll reported, and marks the socket as

@@ -404,6 +404,7 @@ impl Engine {
             closed: false,
             program_finished: false,
             discards: false,
+            closing: false,
             end_passed: false,
             held_until: None,
             filled: None,

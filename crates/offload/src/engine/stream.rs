@@ -188,7 +188,7 @@ impl Engine {
         match (state, reason) {
             (State::Closed, Some(reason)) => {
                 if let Some(fd) = fd {
-                    stream.move_offer(fd);
+                    stream.move_undelivered(fd);
                 }
                 self.finish(key, End::Failed(errno(reason)));
             }
@@ -316,9 +316,12 @@ impl Stream {
 
     /// Moves the bytes that the program has not taken out of its slot to the pair, with all later ones. Call this
     /// before the connection is removed because of an error. The program reads these bytes before it gets the error.
-    fn move_offer(&mut self, fd: RawFd) {
-        let Some(taken) = self.direct.as_mut().and_then(|direct| direct.end_offer()) else { return };
-        self.delivered += taken;
+    /// Bytes for which the pair has no room are lost.
+    fn move_undelivered(&mut self, fd: RawFd) {
+        self.delivered += self.direct.as_mut().and_then(|direct| direct.end_offer()).unwrap_or(0);
+        if self.discards || self.delivered == self.connection.received() {
+            return;
+        }
         let (first, second) = self.receive.parts(self.delivered..self.connection.received());
         if let Ok(sent) = pair::send(fd, first, second) {
             self.delivered += sent as u64;
@@ -436,14 +439,11 @@ impl Stream {
                 }
             }
         }
-        if self.program_finished && self.readable && !self.discards && (self.hung_up || pair::hung_up(fd)) {
+        if self.program_finished && self.readable && !self.closing && (self.hung_up || pair::hung_up(fd)) {
             // The program shut down its sending direction earlier, and has now closed the socket. Clear
             // `readable`, so that the connection is closed or aborted only once.
             self.readable = false;
-            match self.resets(options) {
-                true => self.connection.abort(),
-                false => self.close(now),
-            }
+            self.close_or_reset(now, fd, options);
         }
         Ok(false)
     }
@@ -459,15 +459,20 @@ impl Stream {
     fn finish_sending(&mut self, now: u64, fd: RawFd, options: &Options) {
         self.program_finished = true;
         match self.hung_up || pair::hung_up(fd) {
-            true if self.resets(options) && pair::is_closed(fd) => self.connection.abort(),
-            true => self.close(now),
+            true => self.close_or_reset(now, fd, options),
             false => self.connection.shutdown_write(),
         }
     }
 
-    fn close(&mut self, now: u64) {
-        self.discards = true;
-        self.connection.close(now);
+    /// Resets the connection if the program has closed its end and [`Stream::resets`] returns true. Closes it
+    /// otherwise.
+    fn close_or_reset(&mut self, now: u64, fd: RawFd, options: &Options) {
+        if self.resets(options) && pair::is_closed(fd) {
+            self.connection.abort();
+        } else {
+            (self.discards, self.closing) = (true, true);
+            self.connection.close(now);
+        }
     }
 
     /// Sends segments until TCP has none or the link is congested. Returns true if the link was congested:

@@ -269,6 +269,15 @@ fn binds_follow_the_rules_of_linux() {
 }
 
 #[test]
+fn the_newest_socket_of_a_port_frees_the_port_when_it_is_closed() {
+    let mut bench = Bench::new(100);
+    let others: Vec<_> = (1..=64).map(|n| bench.bound(&format!("127.0.0.{n}:8080"))).collect();
+    assert!(others.iter().all(|(reply, _)| reply.status == 0));
+    drop(bench.bound("10.0.0.1:8080").1.unwrap());
+    assert_eq!(bench.bound("10.0.0.1:8080").0.status, 0);
+}
+
+#[test]
 fn a_connection_within_the_engine_carries_data_and_its_end() {
     let mut bench = Bench::new(100);
     let listener = bench.listening("127.0.0.1:8080");
@@ -473,6 +482,38 @@ fn a_socket_that_its_program_holds_sends_all_its_data_however_slowly_the_peer_re
     drop((accepted, client, listener));
     bench.turn();
     assert_eq!(bench.engine.sockets.len(), 0);
+}
+
+fn client(bench: &mut Bench) -> OwnedFd {
+    use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let client = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    let path = bench._folder.path().join("control");
+    net::connect(&client, &net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+    bench.engine.round(bench.now).unwrap();
+    client
+}
+
+/// An engine with one thread sends one report in a round, after the replies to all other requests.
+#[test]
+fn requests_for_reports_wait_for_all_other_requests() {
+    let mut bench = Bench::new(10);
+    let clients: [_; 4] = std::array::from_fn(|_| client(&mut bench));
+    for (index, client) in clients.iter().enumerate() {
+        let operation = if index == 3 { Operation::Bind } else { Operation::Status };
+        let mut message = Message::new(operation);
+        message.local = Some("10.0.0.1:8080".parse().unwrap());
+        pair::send(client.as_raw_fd(), &message.encode(), &[]).unwrap();
+    }
+    let mut bytes = [0; 600];
+    let mut replied = |index: usize| pair::receive(clients[index].as_raw_fd(), &mut bytes, &mut []).is_ok();
+    assert!(bench.engine.round(bench.now).unwrap());
+    assert_eq!([0, 1, 2, 3].map(&mut replied), [true, false, false, true]);
+    assert!(bench.engine.round(bench.now).unwrap());
+    assert_eq!([0, 1, 2].map(&mut replied), [false, true, false]);
+    bench.engine.round(bench.now).unwrap();
+    assert_eq!([0, 1, 2].map(&mut replied), [false, false, true]);
+    assert!(!bench.engine.round(bench.now).unwrap(), "no request is left");
 }
 
 #[test]
