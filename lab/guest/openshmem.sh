@@ -26,6 +26,8 @@ case $1 in
 serve)
     nc -ll -p 9000 -e /bin/sh &
     until [ -e /tmp/end ]; do usleep 100000; done
+    # The command that made the file has yet to answer the first machine.
+    sleep 2
     ;;
 place) # PROGRAM...: starts a PE, those with an odd number on the other machine
     shift
@@ -55,7 +57,8 @@ run)
         }
         echo "$run: ok"
     done
-    there touch /tmp/end
+    # The second machine may end before its answer arrives, so the wait for the answer has a limit.
+    echo 'touch /tmp/end' | timeout 60 nc $other 9000
     exit $failed
     ;;
 esac
