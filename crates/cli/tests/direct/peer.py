@@ -541,8 +541,9 @@ def connected():
 
 def unread(_):
     """Sends without waiting to a peer that does not read. The peer then gets exactly the bytes that were sent."""
+    # More than all buffers on the way hold.
+    data = random.Random(3).randbytes(1 << 20) * 64
     client, peer = connected()
-    data = random.Random(3).randbytes(1 << 20)
     sent = bytearray()
     try:
         while True:
