@@ -17,7 +17,7 @@
 #define INLANE_ORAN_RECORDS 64u
 #define INLANE_ORAN_SYMBOLS 14u
 
-// The record of a delivered slot. src/builtins/oran.rs has the same struct for the host.
+// Describes one delivered radio slot. src/builtins/oran.rs has the same struct for the host.
 struct oran_record {
     uint64_t sequence;     // n + 1 for record n; written last
     uint64_t opened_ns;    // when the slot's first packet arrived, in nanoseconds of the executor's clock

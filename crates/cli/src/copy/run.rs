@@ -171,8 +171,8 @@ fn is_pair(from: &Endpoint, to: &Endpoint) -> bool {
     from != to || *from == Endpoint::Host
 }
 
-/// Measures the published experiment on twins of its accelerators. The first failed transfer ends the
-/// experiment.
+/// Repeats the experiment of the paper that `--published` names, with twins in place of its accelerators. The
+/// first failed transfer ends the experiment.
 fn published_experiment(plan: &Plan, report: &mut TransferReport, failures: &mut Failures) {
     report.twin = true;
     report.devices = [0, 1].map(|slot| inlane_twin::Costs::published(slot).name).into();

@@ -326,8 +326,8 @@ pub(super) struct ParkedWhenIdle {
 }
 
 impl ParkedWhenIdle {
-    /// Wraps `ring` and starts the timer thread, which parks kernels that were idle for `limit`. If `limit`
-    /// is `None`, starts no timer, and kernels are never parked.
+    /// Wraps `ring` and starts the timer thread. It tells resident kernels to end after they have been idle for
+    /// `limit`. If `limit` is `None`, starts no timer, and kernels stay resident.
     ///
     /// # Errors
     /// [`Error::Os`] if the system refuses a thread.

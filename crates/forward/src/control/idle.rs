@@ -228,7 +228,7 @@ mod tests {
     use super::super::{Progress, TimeShares};
     use super::*;
 
-    /// Runs `thread` on a new thread, because times are per thread. The test clock begins at 1000 ticks.
+    /// Runs `thread` on a new thread, where the thread-local `TIMES` is fresh. The test clock begins at 1000 ticks.
     fn on_a_thread(thread: impl FnOnce() + Send) {
         let thread = || {
             TEST_NOW.set(1000);

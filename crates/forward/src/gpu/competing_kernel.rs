@@ -58,7 +58,8 @@ impl CompetingKernel {
     /// Runs the competing job until `stop` is set. Returns the rounds of arithmetic per second of all blocks.
     ///
     /// # Errors
-    /// If a driver call fails, the GPU was abandoned, or a launch does not end.
+    /// If a driver call fails, if a kernel on this GPU is known never to end, or if a launch has not ended 10 s
+    /// after `stop` was set.
     pub(crate) fn run(&self, stop: &AtomicBool) -> Result<f64> {
         let begun = Instant::now();
         let mut rounds = 0;

@@ -158,18 +158,20 @@ pub struct Repeats {
 }
 
 impl PacketResult {
-    /// Returns the transmit rate in packets per second: the median over the repeats, if any.
+    /// Returns the transmit rate in packets per second. With repeats, it is the median of their rates.
     pub fn rate(&self) -> f64 {
         self.repeats.map_or(self.tx.packets_per_second, |repeats| repeats.packets_per_second.median)
     }
 
-    /// Returns the median latency in nanoseconds: the median over the repeats, if any.
+    /// Returns the median latency in nanoseconds. With repeats, it is the median of their medians; otherwise it
+    /// is that of [`PacketResult::total_latency`].
     pub fn p50_ns(&self) -> Option<f64> {
         let median = self.repeats.and_then(|repeats| repeats.p50_ns).map(|summary| summary.median);
         median.or(self.total_latency().map(|p| p.p50_ns))
     }
 
-    /// Returns the 99th percentile of the latency in nanoseconds: the median over the repeats, if any.
+    /// Returns the 99th percentile of the latency in nanoseconds. With repeats, it is the median of their
+    /// percentiles; otherwise it is that of [`PacketResult::total_latency`].
     pub fn p99_ns(&self) -> Option<f64> {
         let median = self.repeats.and_then(|repeats| repeats.p99_ns).map(|summary| summary.median);
         median.or(self.total_latency().map(|p| p.p99_ns))

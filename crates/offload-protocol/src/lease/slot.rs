@@ -45,8 +45,9 @@ pub struct Header {
 const SEND_AT: usize = 4096;
 /// The offset of the received bytes from the start of a slot, in bytes.
 const RECEIVE_AT: usize = SEND_AT + SEND;
-/// The size of the memory for each slot, in bytes: the slot, and room to shift its start.
-const LEN: usize = RECEIVE_AT + RECEIVE + SEND_AT;
+/// The distance between the memories of two slots, in bytes: the slot and a page, because slots start at
+/// different distances from the start of a page ([`SHIFTS`]).
+const LEN: usize = RECEIVE_AT + RECEIVE + 4096;
 /// The number of different distances of slots from the start of a page. With one distance, the headers of
 /// all slots would compete for the same few sets of a processor's first cache.
 const SHIFTS: usize = 16;

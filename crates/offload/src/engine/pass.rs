@@ -20,8 +20,8 @@ use std::net::IpAddr;
 /// The most threads that pass one packet on while its socket moves. Then the packet is dropped, and its sender
 /// repeats it.
 const MOST_HOPS: usize = 4;
-/// The number of neighbours of which a thread may tell the others in a burst. Its budget regains one every
-/// `NEIGHBOUR_NS` nanoseconds.
+/// The most MAC addresses of neighbours that a thread may pass to the other threads at once. Its budget regains
+/// one address every `NEIGHBOUR_NS` nanoseconds.
 const NEIGHBOUR_BURST: u64 = 256;
 const NEIGHBOUR_NS: u64 = 1_000_000;
 

@@ -85,11 +85,11 @@ pub(super) struct Peer {
     notifier: Mutex<Notifier>,
     /// The alignment in bytes of the address of the peer's inbound memory in the peer's process.
     alignment: usize,
-    /// True if a store to the peer needs a special wake-up:
+    /// True if this PE must do more than usual after a store to the peer:
     ///
-    /// * the peer is this PE, whose sleeping threads are woken directly;
-    /// * the peer is not registered for membarrier(2), or a window is not coherent. A barrier is then needed
-    ///   before the check for an announcement.
+    /// * the peer is this PE, which checks whether its own threads sleep, and rings its own doorbell for them;
+    /// * one of the two is not registered for membarrier(2), or the window is not coherent. A full barrier is
+    ///   then needed between the store and the check whether the peer has announced that it will sleep.
     pub is_exceptional: bool,
     /// The peer's last announcement that was answered by a doorbell: a copy of the value in `notifier`, to be
     /// read without the lock.

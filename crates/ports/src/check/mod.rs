@@ -52,8 +52,9 @@ struct Findings {
 }
 
 impl Checker {
-    /// Opens `check` for the packets of `source`, or `check:SIZE,...` for those of a generator in another
-    /// process, with the same options. Expects the packets that `reference` sends to port `number`.
+    /// Opens the checker that `text` names. `check` expects the packets of `source`. `check:SIZE,...` expects
+    /// those of a generator in another process, and needs that generator's options. Both expect them at port
+    /// `number`, after the packet function that `reference` models.
     ///
     /// Latency is measured against due times of `clock`, which `source` must use too.
     ///

@@ -387,9 +387,10 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_item
     process(lane, at, min(static_cast<uint32_t>(word >> 32), most), inlane_shared);
 }
 
-// Does for graphs what inlane_items does for single launches. A graph's parameters are fixed, so they name
-// slots, and the kernel takes the lap from the word. A block ends at once if the lowest bit of that lap is
-// not `odd`.
+// Does for graphs what inlane_items does for single launches. A graph is launched again with the same
+// parameters in later laps. So they name slots instead of positions, and the kernel takes the lap from the
+// slot's word. There is one graph for odd laps (`odd` is 1) and one for even laps (`odd` is 0). A block ends
+// at once if the word's lap is not of that kind.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slots(const __grid_constant__ inlane_lane lane, uint32_t index, uint32_t odd) {
     slot at = slot_of(lane, index + blockIdx.x);
     uint64_t word = inlane_system::load_acquire(at.submit);

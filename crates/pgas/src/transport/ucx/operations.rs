@@ -62,8 +62,8 @@ fn release(request: *mut c_void, status: Status, peer: &Peer) {
         peer.fail(status);
     }
     if let Ok(library) = library::Library::load() {
-        // SAFETY: the request is complete, and only this call frees it. UCX calls back under the lock of the
-        // handles.
+        // SAFETY: the request is complete, and only this call frees it. UCX runs this callback inside one of
+        // its calls, and all of them are made under one lock. So no other thread calls UCX now.
         unsafe { (library.request_free)(request) };
     }
 }
@@ -362,7 +362,8 @@ impl Shared {
         before.map(Some).ok_or(Error::Refused { peer: pe, what: ATOMIC })
     }
 
-    /// Makes `pe` carry out an atomic by compare-and-swaps, and returns the previous value.
+    /// Carries out an AND, OR or XOR on a word of `pe`: fetches the word, and sends compare-and-swaps until one
+    /// succeeds. Returns the previous value.
     fn atomic_by_swaps(&self, pe: u32, atomic: &Atomic) -> Result<u64> {
         let mut seen = self.atomic_once(pe, &Atomic { operation: Operation::Fetch, ..*atomic })?;
         loop {
