@@ -61,8 +61,8 @@ pub struct Filled {
 }
 
 impl Filled {
-    /// Fills the pair from the program's end, so that this end is not writable. Keeps this end open, to restore
-    /// its SO_SNDBUF later. `usual` is true if nobody has set that option.
+    /// Fills the pair from the program's end, so that the program's end is not writable. Keeps that end open, to
+    /// restore its SO_SNDBUF later. `usual` is true if SO_SNDBUF still has the system's default.
     ///
     /// # Errors
     /// Errors of the system.

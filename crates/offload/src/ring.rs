@@ -185,8 +185,8 @@ mod tests {
             rings.put(Ring::new(1 << 20), u64::MAX);
         }
         assert_eq!((rings.free.len(), rings.kept), (64, Rings::MOST_KEPT));
-        // Reuse a ring that was full once, for a connection that writes one byte. Its whole size must count
-        // again, because its pages stay in memory until it is dropped.
+        // A ring that was full before is used again, by a connection that writes one byte. Its whole size must
+        // count, because its pages stay in memory until the ring is dropped.
         let ring = rings.take();
         assert_eq!(rings.kept, Rings::MOST_KEPT - (1 << 20));
         rings.put(ring, 1);

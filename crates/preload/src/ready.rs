@@ -121,7 +121,8 @@ fn set(mask: &AtomicU64, bit: u64, value: bool) {
     }
 }
 
-/// Forgets what was registered with the epoll instance `fd`. Call this when `fd` is a new instance.
+/// Clears the copy of registrations of an earlier epoll instance with the number `fd`. Call this when the
+/// program has created an instance with this number.
 pub fn forget_instance(fd: RawFd) {
     if let Some(instance) = instance(fd) {
         instance.readers.store(0, Ordering::Relaxed);

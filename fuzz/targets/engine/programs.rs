@@ -1,4 +1,5 @@
-//! The hostile and the honest program: their requests, and what they do with their sockets.
+//! The two programs that use the engine under test, a hostile and an honest one: their requests, and what they
+//! do with their sockets.
 
 use crate::input::Input;
 use crate::world::World;

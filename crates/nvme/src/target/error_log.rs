@@ -1,4 +1,4 @@
-//! The errors of a controller's commands, for the log page Error Information.
+//! Keeps the last failed commands of a controller, for the log page Error Information.
 
 use crate::command::{Command, FABRICS, Status};
 use std::collections::VecDeque;

@@ -212,7 +212,7 @@ impl Control {
         })
     }
 
-    /// Changes what is counted for a process. Forgets a process that has nothing any more.
+    /// Lets `change` update the counts of a process. Removes the process from the table if all of them are 0.
     fn count<T>(&self, process: i32, change: impl FnOnce(&mut Usage) -> T) -> T {
         let mut processes = lock(&self.usage);
         let usage = processes.entry(process).or_default();

@@ -208,6 +208,10 @@ impl<T: Transport> World<T> {
         others().try_for_each(|other| self.take_notification(entered, other))
     }
 
+    /// Broadcasts by a binomial tree: each PE receives all bytes from its parent, and sends them to its children.
+    ///
+    /// # Safety
+    /// At the root, `source` is readable for `bytes`.
     unsafe fn send_down_tree(
         &self,
         entered: &Entered<'_>,

@@ -116,6 +116,21 @@ impl Shared {
         Ok((handles, endpoint, address, key))
     }
 
+    /// Returns the address at which this process has mapped `pe`'s symmetric heap, or null if it has not mapped
+    /// it. Connects to `pe` first, because only then is this known.
+    #[inline]
+    fn mapped_base(&self, pe: u32, peer: &Peer) -> Result<*mut u8> {
+        let base = peer.direct.load(Ordering::Acquire);
+        if !base.is_null() {
+            return Ok(base);
+        }
+        let mut handles = self.handles();
+        if handles.endpoints[pe as usize].is_none() {
+            self.endpoint(&mut handles, pe)?;
+        }
+        Ok(peer.direct.load(Ordering::Acquire))
+    }
+
     /// Returns the address at which this process has mapped a span of `pe`'s memory. Returns `None` if it has
     /// not mapped it.
     fn mapped_address(&self, pe: u32, peer: &Peer, place: Place, offset: usize) -> Result<Option<*mut u8>> {
@@ -125,14 +140,7 @@ impl Shared {
         if matches!(place, Place::Statics) {
             return Ok(None);
         }
-        let mut base = peer.direct.load(Ordering::Acquire);
-        if base.is_null() {
-            let mut handles = self.handles();
-            if handles.endpoints[pe as usize].is_none() {
-                self.endpoint(&mut handles, pe)?;
-            }
-            base = peer.direct.load(Ordering::Acquire);
-        }
+        let base = self.mapped_base(pe, peer)?;
         Ok((!base.is_null()).then(|| base.wrapping_add(offset)))
     }
 
@@ -345,14 +353,7 @@ impl Shared {
     #[inline]
     fn atomic_directly(&self, pe: u32, atomic: &Atomic) -> Result<Option<u64>> {
         let (peer, place) = (self.peer(pe)?, self.place(atomic.offset, atomic.width)?);
-        let mut base = peer.direct.load(Ordering::Acquire);
-        if base.is_null() {
-            let mut handles = self.handles();
-            if handles.endpoints[pe as usize].is_none() {
-                self.endpoint(&mut handles, pe)?;
-            }
-            base = peer.direct.load(Ordering::Acquire);
-        }
+        let base = self.mapped_base(pe, peer)?;
         let direct = peer.direct_atomics.load(Ordering::Relaxed) && !self.broken.load(Ordering::Relaxed);
         if base.is_null() || !direct || matches!(place, Place::Statics) {
             return Ok(None);
